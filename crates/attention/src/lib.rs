@@ -1,0 +1,1 @@
+//! Subquadratic and block-sparse attention kernels over paged K and V

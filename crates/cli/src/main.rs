@@ -1,0 +1,2 @@
+//! The `riffle` command.
+fn main() {}

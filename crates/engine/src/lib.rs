@@ -1,0 +1,1 @@
+//! Layer-major prefill, decode, sampling and the memory plan

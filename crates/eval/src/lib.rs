@@ -1,0 +1,1 @@
+//! Measurements of what a model and a policy keep, cost and lose

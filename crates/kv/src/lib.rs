@@ -1,0 +1,1 @@
+//! Paged KV cache of (layer, KV head) pages

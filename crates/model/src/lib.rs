@@ -1,0 +1,1 @@
+//! Language models: files, architectures, tokenizers, chat templates

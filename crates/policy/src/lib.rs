@@ -1,0 +1,1 @@
+//! Sparse attention policies: which tokens a query reads
