@@ -1,1 +1,75 @@
-//! Language models: files, architectures, tokenizers, chat templates
+//! Language models: files, architectures, tokenizers, chat templates.
+//!
+//! [`inspect`] describes a Hugging Face directory from its headers, [`load`] makes a [`LoadedModel`] of it. The weights
+//! are memory-mapped while they are packed and held once afterwards.
+//!
+//! A model is driven layer by layer over a batch of consecutive tokens: [`LanguageModel::embed`], then
+//! [`LanguageModel::layer`] for each layer, then [`LanguageModel::logits`]. Attention is not the model's affair: each
+//! layer hands queries, keys and values to the caller's [`AttentionStep`], which stores what it wants and attends to
+//! what it chooses. Linear and element-wise work runs in blocks of rows, so a [`Workspace`] grows with the batch only
+//! by what attention needs, and [`scratch_bytes`] says beforehand by how much.
+//!
+//! ```no_run
+//! use riffle_model::{AttentionInput, AttentionStep, Workspace, load};
+//!
+//! /// Every token sees only itself: its attention result is its value.
+//! struct SelfOnly;
+//!
+//! impl AttentionStep for SelfOnly {
+//!     fn attend(
+//!         &mut self,
+//!         input: AttentionInput<'_>,
+//!         output: &mut [f32],
+//!     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!         // With one query head per key/value head the shapes agree.
+//!         output.copy_from_slice(input.values);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let loaded = load("path/to/model")?;
+//! let model = loaded.model.as_ref();
+//! let tokens = [1, 2, 3];
+//! let mut hidden = vec![0.0; tokens.len() * model.config().hidden_size];
+//! let mut workspace = Workspace::new(model.config(), tokens.len());
+//! model.embed(&tokens, &mut hidden)?;
+//! for layer in 0..model.config().layers {
+//!     model.layer(layer, 0, &mut hidden, &mut SelfOnly, &mut workspace)?;
+//! }
+//! let last = &hidden[2 * model.config().hidden_size..];
+//! let mut logits = vec![0.0; model.config().vocab_size];
+//! model.logits(last, &mut logits, &mut workspace);
+//! # Ok::<(), riffle_model::ModelError>(())
+//! ```
+//!
+//! An architecture is one file of `families`, put together from the parts in `blocks`.
+
+mod blocks;
+mod calendar;
+mod chat;
+mod config;
+mod decoder;
+mod directory;
+mod error;
+mod families;
+mod fields;
+mod generation;
+mod info;
+mod language_model;
+mod python_json;
+mod stream;
+mod tokenizer;
+mod weights;
+mod workspace;
+
+pub use chat::{ChatMessage, ChatTemplate};
+pub use config::ModelConfig;
+pub use directory::{LoadedModel, inspect, load};
+pub use error::ModelError;
+pub use generation::GenerationDefaults;
+pub use info::{ModelInfo, TokenizerInfo};
+pub use language_model::{AttentionInput, AttentionStep, LanguageModel};
+pub use stream::StreamDecoder;
+pub use tokenizer::Tokenizer;
+pub use weights::{TensorInfo, TensorType};
+pub use workspace::{Workspace, scratch_bytes};

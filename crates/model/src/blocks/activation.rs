@@ -1,0 +1,138 @@
+//! Activations of the feed-forward block, written so that the compiler vectorises them.
+
+use super::rows::for_pairs;
+use crate::ModelError;
+use crate::fields::Fields;
+
+/// The non-linearity of a feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// x · sigmoid(x).
+    Silu,
+    /// The tanh form of x · Φ(x).
+    GeluTanh,
+}
+
+impl Activation {
+    /// The activation a setting names.
+    pub(crate) fn from_fields(fields: &Fields, setting: &str) -> Result<Activation, ModelError> {
+        match fields.text(setting)?.unwrap_or("silu") {
+            "silu" | "swish" => Ok(Activation::Silu),
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+            other => Err(fields.error(
+                setting,
+                format!("activation {other:?} is not supported; supported are silu, gelu_new, gelu_pytorch_tanh"),
+            )),
+        }
+    }
+
+    /// `values = activation(values)`.
+    pub(crate) fn apply(self, values: &mut [f32]) {
+        super::rows::for_rows(values, 1, |_, value| value[0] = self.of(value[0]));
+    }
+
+    /// `gate = activation(gate) * up`.
+    pub(crate) fn gate(self, gate: &mut [f32], up: &[f32]) {
+        match self {
+            Activation::Silu => for_pairs(gate, up, |gate, up| {
+                for (gate, up) in gate.iter_mut().zip(up) {
+                    *gate = silu(*gate) * up;
+                }
+            }),
+            Activation::GeluTanh => for_pairs(gate, up, |gate, up| {
+                for (gate, up) in gate.iter_mut().zip(up) {
+                    *gate = gelu_tanh(*gate) * up;
+                }
+            }),
+        }
+    }
+
+    fn of(self, value: f32) -> f32 {
+        match self {
+            Activation::Silu => silu(value),
+            Activation::GeluTanh => gelu_tanh(value),
+        }
+    }
+}
+
+#[inline(always)]
+fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn gelu_tanh(x: f32) -> f32 {
+    // 0.5 (1 + tanh u) = sigmoid(2u), which spares the cancellation in 1 + tanh u.
+    let u = 0.797_884_6 * (x + 0.044_715 * x * x * x);
+    x / (1.0 + exp(-2.0 * u))
+}
+
+/// e^x to about one unit in the last place, without branches or calls.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    // Adding 1.5 · 2^23 rounds to a whole number and leaves it in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let x = x.clamp(-87.0, 88.0);
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let whole = shifted - ROUND;
+    // ln 2 in two parts, the first exact in products with small whole numbers.
+    let r = x - whole * 0.693_359_4 - whole * -2.121_944_4e-4;
+    let power = 1.987_569_1e-4;
+    let power = power * r + 1.398_199_9e-3;
+    let power = power * r + 8.333_452e-3;
+    let power = power * r + 4.166_579_6e-2;
+    let power = power * r + 1.666_666_5e-1;
+    let power = power * r + 0.5;
+    let power = power * r * r + r + 1.0;
+    let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    power * f32::from_bits(exponent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sweep() -> impl Iterator<Item = f32> {
+        (-200_000..=200_000).map(|i| i as f32 * 4.3e-4)
+    }
+
+    #[test]
+    fn exp_is_accurate_over_its_range() {
+        for x in sweep() {
+            let exact = f64::from(x).clamp(-87.0, 88.0).exp();
+            let error = (f64::from(exp(x)) - exact).abs() / exact;
+            assert!(error < 2e-7, "exp({x}) is off by {error}");
+        }
+    }
+
+    #[test]
+    fn activations_follow_their_formulas() {
+        for x in sweep() {
+            let exact = f64::from(x);
+            let silu_exact = exact / (1.0 + (-exact).exp());
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (exact + 0.044715 * exact.powi(3));
+            let gelu_exact = 0.5 * exact * (1.0 + inner.tanh());
+            assert!(
+                (f64::from(silu(x)) - silu_exact).abs() <= 3e-7 * silu_exact.abs().max(1e-3),
+                "silu({x})"
+            );
+            assert!(
+                (f64::from(gelu_tanh(x)) - gelu_exact).abs() <= 2e-6 * gelu_exact.abs().max(1e-1),
+                "gelu({x})"
+            );
+        }
+    }
+
+    #[test]
+    fn gating_large_and_small_arrays_gives_the_same_bits() {
+        let gate: Vec<f32> = (0..100_003).map(|i| ((i * 37 % 1000) as f32 - 500.0) / 50.0).collect();
+        let up: Vec<f32> = (0..100_003).map(|i| ((i * 53 % 777) as f32 - 300.0) / 90.0).collect();
+        let mut whole = gate.clone();
+        Activation::Silu.gate(&mut whole, &up);
+        let mut pieces = gate;
+        for (gate, up) in pieces.chunks_mut(7).zip(up.chunks(7)) {
+            Activation::Silu.gate(gate, up);
+        }
+        assert_eq!(whole, pieces);
+    }
+}

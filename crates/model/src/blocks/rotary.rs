@@ -1,0 +1,380 @@
+//! Rotary position embedding: pairs (i, i + dim/2) of a head turn by position · frequency.
+
+use std::f64::consts::PI;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::rows::for_rows;
+use crate::ModelError;
+use crate::fields::Fields;
+
+/// How frequencies are stretched for contexts longer than the first training's.
+#[derive(Debug, Clone, PartialEq)]
+enum Scaling {
+    None,
+    Linear {
+        factor: f64,
+    },
+    Llama3 {
+        factor: f64,
+        low_frequency: f64,
+        high_frequency: f64,
+        original_max_position: f64,
+    },
+    Yarn(Yarn),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Yarn {
+    factor: f64,
+    attention_factor: f64,
+    beta_fast: f64,
+    beta_slow: f64,
+    original_max_position: f64,
+    truncate: bool,
+}
+
+/// What a rotation is made from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RotarySettings {
+    /// Leading dimensions of a head that turn.
+    pub(crate) dim: usize,
+    theta: f64,
+    scaling: Scaling,
+}
+
+impl RotarySettings {
+    /// Reads `rope_parameters`, or the older `rope_theta`, `rope_scaling` and `partial_rotary_factor`.
+    pub(crate) fn from_fields(
+        fields: &Fields,
+        head_dim: usize,
+        max_position: usize,
+    ) -> Result<RotarySettings, ModelError> {
+        let empty = Fields::new(fields.path(), serde_json::Value::Object(Default::default()))?;
+        let inner = match fields.object("rope_parameters")? {
+            Some(parameters) => parameters,
+            None => fields.object("rope_scaling")?.unwrap_or(empty),
+        };
+        let theta = match inner.optional_positive("rope_theta")? {
+            Some(theta) => theta,
+            None => fields.optional_positive("rope_theta")?.unwrap_or(10_000.0),
+        };
+        let partial = match inner.optional_positive("partial_rotary_factor")? {
+            Some(partial) => partial,
+            None => fields.optional_positive("partial_rotary_factor")?.unwrap_or(1.0),
+        };
+        let dim = (head_dim as f64 * partial) as usize;
+        if dim == 0 || dim > head_dim || dim % 2 != 0 {
+            return Err(fields.error(
+                "partial_rotary_factor",
+                format!(
+                    "{partial} of head_dim {head_dim} turns {dim} dimensions; it must be an even number up to head_dim"
+                ),
+            ));
+        }
+        let original_max_position = || -> Result<f64, ModelError> {
+            let size = match inner.optional_size("original_max_position_embeddings")? {
+                Some(size) => size,
+                None => fields
+                    .optional_size("original_max_position_embeddings")?
+                    .unwrap_or(max_position),
+            };
+            Ok(size as f64)
+        };
+        let kind = match inner.text("rope_type")? {
+            Some(kind) => kind,
+            None => inner.text("type")?.unwrap_or("default"),
+        };
+        let scaling = match kind {
+            "default" => Scaling::None,
+            "linear" => Scaling::Linear {
+                factor: inner.positive("factor")?,
+            },
+            "llama3" => {
+                let (low_frequency, high_frequency) =
+                    (inner.positive("low_freq_factor")?, inner.positive("high_freq_factor")?);
+                if low_frequency >= high_frequency {
+                    return Err(inner.error(
+                        "high_freq_factor",
+                        format!("must be above low_freq_factor {low_frequency}, found {high_frequency}"),
+                    ));
+                }
+                Scaling::Llama3 {
+                    factor: inner.positive("factor")?,
+                    low_frequency,
+                    high_frequency,
+                    original_max_position: original_max_position()?,
+                }
+            }
+            "yarn" => Scaling::Yarn(yarn(&inner, max_position, original_max_position()?)?),
+            other => {
+                return Err(inner.error(
+                    "rope_type",
+                    format!("{other:?} is not supported; supported are default, linear, llama3, yarn"),
+                ));
+            }
+        };
+        Ok(RotarySettings { dim, theta, scaling })
+    }
+}
+
+fn yarn(inner: &Fields, max_position: usize, original_max_position: f64) -> Result<Yarn, ModelError> {
+    let factor = match inner.optional_positive("factor")? {
+        Some(factor) => factor,
+        None => max_position as f64 / original_max_position,
+    };
+    let magnitude = |weight: f64| {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * weight * factor.ln() + 1.0
+        }
+    };
+    let attention_factor = match inner.optional_positive("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None => match (
+            inner.optional_number("mscale")?,
+            inner.optional_number("mscale_all_dim")?,
+        ) {
+            (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => magnitude(scale) / magnitude(all),
+            _ => magnitude(1.0),
+        },
+    };
+    Ok(Yarn {
+        factor,
+        attention_factor,
+        beta_fast: inner.optional_positive("beta_fast")?.unwrap_or(32.0),
+        beta_slow: inner.optional_positive("beta_slow")?.unwrap_or(1.0),
+        original_max_position,
+        truncate: inner.flag("truncate", true)?,
+    })
+}
+
+/// A rotation ready to be applied.
+#[derive(Debug)]
+pub(crate) struct Rotary {
+    /// Tells rotations apart, so that a table filled for one is not read for another.
+    id: u64,
+    /// Radians per position, `[dim / 2]`.
+    frequencies: Vec<f32>,
+    /// Factor on both cosine and sine.
+    magnitude: f32,
+}
+
+impl Rotary {
+    pub(crate) fn new(settings: &RotarySettings) -> Rotary {
+        let pairs = settings.dim / 2;
+        let base = (0..pairs).map(|pair| {
+            let exponent = 2.0 * pair as f32 / settings.dim as f32;
+            (1.0 / settings.theta.powf(f64::from(exponent)) as f32, pair)
+        });
+        let mut magnitude = 1.0;
+        let frequencies = match &settings.scaling {
+            Scaling::None => base.map(|(frequency, _)| frequency).collect(),
+            Scaling::Linear { factor } => base.map(|(frequency, _)| frequency / *factor as f32).collect(),
+            Scaling::Llama3 {
+                factor,
+                low_frequency,
+                high_frequency,
+                original_max_position,
+            } => base
+                .map(|(frequency, _)| {
+                    let exact = f64::from(frequency);
+                    // Turns over the original context: few turns are stretched, many are kept.
+                    let turns = original_max_position * exact / (2.0 * PI);
+                    let kept = ((turns - low_frequency) / (high_frequency - low_frequency)).clamp(0.0, 1.0);
+                    ((1.0 - kept) * exact / factor + kept * exact) as f32
+                })
+                .collect(),
+            Scaling::Yarn(yarn) => {
+                magnitude = yarn.attention_factor;
+                let (low, high) = yarn_range(yarn, settings);
+                base.map(|(frequency, pair)| {
+                    let exact = f64::from(frequency);
+                    let stretched = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    (stretched * exact / yarn.factor + (1.0 - stretched) * exact) as f32
+                })
+                .collect()
+            }
+        };
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        Rotary {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            frequencies,
+            magnitude: magnitude as f32,
+        }
+    }
+
+    /// Dimensions that turn.
+    pub(crate) fn dim(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+
+    /// Turns one head, `[head_dim]`, by the angles of one token, `[dim / 2]` each.
+    pub(crate) fn turn(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
+        let pairs = cosines.len();
+        let (first, second) = head[..2 * pairs].split_at_mut(pairs);
+        for (((first, second), cosine), sine) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+            let (a, b) = (*first, *second);
+            *first = a * cosine - b * sine;
+            *second = b * cosine + a * sine;
+        }
+    }
+
+    fn fill(&self, position: usize, angles: &mut [f32]) {
+        let (cosines, sines) = angles.split_at_mut(self.frequencies.len());
+        for ((frequency, cosine), sine) in self.frequencies.iter().zip(cosines).zip(sines) {
+            // The product is rounded to f32 because models are trained with it rounded so: at position 100,000 it is
+            // off by up to 0.004 radians, and more exact angles would be other angles than the trained ones.
+            let angle = f64::from(position as f32 * frequency);
+            *cosine = angle.cos() as f32 * self.magnitude;
+            *sine = angle.sin() as f32 * self.magnitude;
+        }
+    }
+}
+
+/// Pairs between which YaRN goes over from keeping to stretching.
+fn yarn_range(yarn: &Yarn, settings: &RotarySettings) -> (f64, f64) {
+    let dim = settings.dim as f64;
+    let pair_of =
+        |turns: f64| dim * (yarn.original_max_position / (turns * 2.0 * PI)).ln() / (2.0 * settings.theta.ln());
+    let (mut low, mut high) = (pair_of(yarn.beta_fast), pair_of(yarn.beta_slow));
+    if yarn.truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, high) = (low.max(0.0), high.min(dim - 1.0));
+    if low == high { (low, high + 0.001) } else { (low, high) }
+}
+
+/// Cosines and sines of a batch, kept from layer to layer.
+#[derive(Debug, Default)]
+pub(crate) struct RotaryTable {
+    // Which rotation, from which position on, how many tokens.
+    holds: (u64, usize, usize),
+    // [tokens, 2, dim / 2]: a token's cosines, then its sines
+    angles: Vec<f32>,
+}
+
+impl RotaryTable {
+    /// A table with room for a batch.
+    pub(crate) fn with_capacity(batch_tokens: usize, rotary_dim: usize) -> RotaryTable {
+        RotaryTable {
+            angles: vec![0.0; batch_tokens * rotary_dim],
+            ..RotaryTable::default()
+        }
+    }
+
+    /// Fills the table unless it holds these positions already.
+    pub(crate) fn prepare(&mut self, rotary: &Rotary, start_position: usize, tokens: usize) {
+        let wanted = (rotary.id, start_position, tokens);
+        if self.holds == wanted {
+            return;
+        }
+        let width = rotary.dim();
+        for_rows(&mut self.angles[..tokens * width], width, |row, angles| {
+            rotary.fill(start_position + row, angles)
+        });
+        self.holds = wanted;
+    }
+
+    /// Cosines and sines of the batch's tokens from `row` on, `[rows, 2, dim / 2]`.
+    pub(crate) fn angles(&self) -> &[f32] {
+        &self.angles
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        4 * self.angles.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn settings(value: serde_json::Value, head_dim: usize) -> Result<RotarySettings, ModelError> {
+        RotarySettings::from_fields(&Fields::new(Path::new("config.json"), value).unwrap(), head_dim, 2048)
+    }
+
+    #[test]
+    fn heads_turn_as_the_formula_says() {
+        for head_dim in [2usize, 6, 32, 80, 128] {
+            let rotary = Rotary::new(&settings(json!({"rope_theta": 5e5}), head_dim).unwrap());
+            for position in [0usize, 1, 17, 511, 4095] {
+                let mut table = RotaryTable::with_capacity(3, head_dim);
+                table.prepare(&rotary, position, 3);
+                for row in 0..3 {
+                    let head: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.7).sin()).collect();
+                    let mut turned = head.clone();
+                    let (cosines, sines) = table.angles()[row * head_dim..][..head_dim].split_at(head_dim / 2);
+                    Rotary::turn(&mut turned, cosines, sines);
+                    for pair in 0..head_dim / 2 {
+                        let angle = (position + row) as f64 / 5e5f64.powf(2.0 * pair as f64 / head_dim as f64);
+                        let (a, b) = (f64::from(head[pair]), f64::from(head[pair + head_dim / 2]));
+                        // Frequency and product are rounded to f32 once each, and so is the exponent of theta, which
+                        // weighs ln theta; a head of ones is as long as the square root of 2.
+                        let unit = f64::from(f32::EPSILON) / 2.0;
+                        let tolerance = 4.0 * unit + 2f64.sqrt() * angle * unit * (2.0 + 5e5f64.ln());
+                        assert!((f64::from(turned[pair]) - (a * angle.cos() - b * angle.sin())).abs() < tolerance);
+                        assert!(
+                            (f64::from(turned[pair + head_dim / 2]) - (b * angle.cos() + a * angle.sin())).abs()
+                                < tolerance
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_partial_rotation_leaves_the_rest_of_the_head_alone() {
+        let rotary = Rotary::new(&settings(json!({"partial_rotary_factor": 0.4}), 80).unwrap());
+        assert_eq!(rotary.dim(), 32);
+        let mut table = RotaryTable::with_capacity(1, 32);
+        table.prepare(&rotary, 9, 1);
+        let mut head = vec![1.0f32; 80];
+        Rotary::turn(&mut head, &table.angles()[..16], &table.angles()[16..]);
+        assert!(head[..32].iter().all(|x| *x != 1.0));
+        assert!(head[32..].iter().all(|x| *x == 1.0));
+    }
+
+    #[test]
+    fn linear_and_llama3_stretch_low_frequencies() {
+        let plain = Rotary::new(&settings(json!({}), 64).unwrap());
+        let linear = Rotary::new(&settings(json!({"rope_scaling": {"type": "linear", "factor": 4.0}}), 64).unwrap());
+        let llama3 = Rotary::new(
+            &settings(
+                json!({"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0, "original_max_position_embeddings": 512}}),
+                64,
+            )
+            .unwrap(),
+        );
+        for pair in 0..32 {
+            assert_eq!(linear.frequencies[pair], plain.frequencies[pair] / 4.0);
+        }
+        assert_eq!(llama3.frequencies[0], plain.frequencies[0]);
+        assert_eq!(llama3.frequencies[31], plain.frequencies[31] / 8.0);
+    }
+
+    #[test]
+    fn impossible_rotations_are_refused() {
+        for (value, word) in [
+            (json!({"partial_rotary_factor": 0.0001}), "partial_rotary_factor"),
+            (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor"),
+            (json!({"rope_theta": 0}), "rope_theta"),
+            (json!({"rope_theta": "x"}), "rope_theta"),
+            (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor"),
+            (
+                json!({"rope_scaling": {"type": "linear", "factor": -1}}),
+                "rope_scaling.factor",
+            ),
+            (json!({"rope_scaling": {"type": "spiral"}}), "spiral"),
+            (json!({"rope_scaling": 3}), "rope_scaling"),
+        ] {
+            let error = settings(value, 64).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

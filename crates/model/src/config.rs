@@ -1,0 +1,119 @@
+//! The sizes of a model, as the engine and the memory plan need them.
+
+use riffle_linear::WeightFormat;
+
+use crate::ModelError;
+use crate::fields::Fields;
+
+/// Largest number of layers, heads or dimensions of a head that is taken seriously.
+const LARGEST_COUNT: usize = 1 << 16;
+
+/// What a model is made of. Sizes are counts of values unless the name says bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The architecture's name in config.json, such as `LlamaForCausalLM`.
+    pub architecture: String,
+    /// Rows of the embedding: every token id lies below.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
+    /// Key and value heads of a layer; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Inner width of the feed-forward block.
+    pub intermediate_size: usize,
+    /// Tokens the model was made for.
+    pub max_position: usize,
+    /// Factor on query · key.
+    pub attention_scale: f32,
+    /// Attention logits are bent to cap · tanh(logit / cap), when given.
+    pub soft_cap: Option<f32>,
+    /// Tokens a sliding-window layer looks back, counting the token itself. Which layers slide is
+    /// [`LanguageModel::window`](crate::LanguageModel::window)'s answer.
+    pub sliding_window: Option<usize>,
+    /// Leading dimensions of a head that carry position.
+    pub rotary_dim: usize,
+    /// Different rotations in the model: 1, or 2 where local and global layers differ.
+    pub rotary_tables: usize,
+    /// Added to the variance in norms.
+    pub norm_epsilon: f32,
+    /// Whether the embedding serves as output head too.
+    pub tied_embeddings: bool,
+    /// The format that holds most of the weights.
+    pub weight_format: WeightFormat,
+    /// Bytes the weights take in memory.
+    pub weight_bytes: u64,
+}
+
+impl ModelConfig {
+    /// The settings nearly every decoder shares, under their Hugging Face names, checked.
+    pub(crate) fn from_fields(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+        let hidden_size = fields.size("hidden_size")?;
+        let heads = fields.size("num_attention_heads")?;
+        let kv_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(heads);
+        let head_dim = match fields.optional_size("head_dim")? {
+            Some(head_dim) => head_dim,
+            None if hidden_size % heads == 0 => hidden_size / heads,
+            None => {
+                return Err(fields.error(
+                    "num_attention_heads",
+                    format!("{heads} heads do not divide hidden_size {hidden_size}; give head_dim"),
+                ));
+            }
+        };
+        let config = ModelConfig {
+            architecture: architecture.to_owned(),
+            vocab_size: fields.size("vocab_size")?,
+            hidden_size,
+            layers: fields.size("num_hidden_layers")?,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate_size: fields.size("intermediate_size")?,
+            max_position: fields.size("max_position_embeddings")?,
+            attention_scale: (head_dim as f32).sqrt().recip(),
+            soft_cap: None,
+            sliding_window: None,
+            rotary_dim: head_dim,
+            rotary_tables: 1,
+            norm_epsilon: fields.optional_positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            tied_embeddings: fields.flag("tie_word_embeddings", false)?,
+            weight_format: WeightFormat::F32,
+            weight_bytes: 0,
+        };
+        for (name, count) in [
+            ("num_hidden_layers", config.layers),
+            ("num_attention_heads", heads),
+            ("head_dim", head_dim),
+        ] {
+            if count > LARGEST_COUNT {
+                return Err(fields.error(name, format!("{count} is not plausible, {LARGEST_COUNT} is the limit")));
+            }
+        }
+        if heads % kv_heads != 0 {
+            return Err(fields.error(
+                "num_key_value_heads",
+                format!("{kv_heads} key/value heads must divide the {heads} query heads"),
+            ));
+        }
+        if head_dim % 2 != 0 {
+            return Err(fields.error("head_dim", format!("{head_dim} is odd, rotation needs pairs")));
+        }
+        Ok(config)
+    }
+
+    /// Values of all query heads of a token.
+    pub(crate) fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Values of all key heads of a token, the same for values.
+    pub(crate) fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+}

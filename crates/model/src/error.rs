@@ -1,0 +1,221 @@
+//! Everything that can go wrong between a path and a logit.
+
+use std::path::PathBuf;
+
+use crate::weights::TensorType;
+
+/// One problem with a model, its files or a call: what was wrong and what to do, in one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The path does not exist.
+    #[error("{}: no such file or directory; give a Hugging Face model directory", path.display())]
+    NotFound {
+        /// The path as it was given.
+        path: PathBuf,
+    },
+    /// The path exists but is no model this crate can read.
+    #[error("{}: not a model ({problem}); give a directory that holds config.json and model.safetensors", path.display())]
+    NotAModel {
+        /// The path as it was given.
+        path: PathBuf,
+        /// Why it is none.
+        problem: String,
+    },
+    /// A file the model needs is not in its directory.
+    #[error("{}: {file} is missing; {hint}", directory.display())]
+    MissingFile {
+        /// The model's directory.
+        directory: PathBuf,
+        /// The file's name.
+        file: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// The operating system refused to read a file.
+    #[error("{}: cannot be read: {source}; check its permissions and the disk", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A JSON file does not parse.
+    #[error("{}: not valid JSON: {problem}; download the file again", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's words, with line and column.
+        problem: String,
+    },
+    /// The architecture is not one of those this crate knows.
+    #[error("architecture {found:?} is not supported; supported are {}", known.join(", "))]
+    UnknownArchitecture {
+        /// What the file names.
+        found: String,
+        /// What this crate knows.
+        known: Vec<&'static str>,
+    },
+    /// A setting of the model is missing, of the wrong type, or contradicts another.
+    #[error("{}: {field}: {problem}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// The setting.
+        field: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+    /// A weight file is truncated or damaged.
+    #[error("{}: damaged weight file: {problem}; download it again", path.display())]
+    CorruptWeights {
+        /// The file.
+        path: PathBuf,
+        /// What contradicts the format.
+        problem: String,
+    },
+    /// A shard that the index names is not there.
+    #[error("{}: shard {shard} is missing (it holds {tensor}); download every file the index names", index.display())]
+    MissingShard {
+        /// The index file.
+        index: PathBuf,
+        /// The shard's file name.
+        shard: String,
+        /// One of the tensors it should hold.
+        tensor: String,
+    },
+    /// Two files, or one file twice, hold a tensor of the same name.
+    #[error("tensor {tensor} stands twice: in {} and in {}; remove one of them", first.display(), second.display())]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+        /// The file that was read first.
+        first: PathBuf,
+        /// The file that holds it again.
+        second: PathBuf,
+    },
+    /// The architecture needs a tensor that no file holds.
+    #[error("tensor {tensor} is missing; the weights do not belong to this config.json or are incomplete")]
+    MissingTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor's shape is not the one config.json asks for.
+    #[error(
+        "tensor {tensor} has shape {found:?}, config.json asks for {expected:?}; the weights do not belong to this config.json"
+    )]
+    WrongShape {
+        /// The tensor.
+        tensor: String,
+        /// From config.json.
+        expected: Vec<usize>,
+        /// From the weight file.
+        found: Vec<usize>,
+    },
+    /// A tensor has an element type that its use does not allow.
+    #[error("tensor {tensor} has type {found}, expected {expected}; convert the weights to one of these")]
+    WrongType {
+        /// The tensor.
+        tensor: String,
+        /// The types that would do.
+        expected: &'static str,
+        /// From the weight file.
+        found: TensorType,
+    },
+    /// A weight is not a number or infinite.
+    #[error(
+        "tensor {tensor} holds {value} at element {element}; the weights are damaged, download or convert them again"
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// Index in row-major order.
+        element: usize,
+        /// NaN, inf or -inf.
+        value: f32,
+    },
+    /// The packed weights could not be made.
+    #[error("tensor {tensor} cannot be packed: {source}")]
+    Pack {
+        /// The tensor.
+        tensor: String,
+        /// The reason.
+        source: riffle_linear::LinearError,
+    },
+    /// tokenizer.json or tokenizer_config.json cannot be used.
+    #[error("{}: broken tokenizer: {problem}; download the tokenizer files again", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The tokenizer can produce ids for which the model has no embedding.
+    #[error("{}: the tokenizer knows {tokens} tokens but the model embeds only {embedded}; use the tokenizer the model was trained with", path.display())]
+    VocabularyTooLarge {
+        /// The tokenizer file.
+        path: PathBuf,
+        /// Highest token id + 1.
+        tokens: usize,
+        /// Rows of the embedding.
+        embedded: usize,
+    },
+    /// A token the configuration names is not in the vocabulary.
+    #[error("{}: {role} is {token:?}, which the tokenizer does not know; use the tokenizer the model was trained with", path.display())]
+    MissingToken {
+        /// The file that names it.
+        path: PathBuf,
+        /// What it is needed for, such as `bos_token`.
+        role: &'static str,
+        /// The token's text or id.
+        token: String,
+    },
+    /// Text could not be turned into tokens or back.
+    #[error("text cannot be tokenized: {0}")]
+    Tokenize(String),
+    /// The chat template is broken or refuses the messages.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// A token id lies outside the vocabulary.
+    #[error("token id {token} is outside the vocabulary of {vocab_size}; tokenize with the model's own tokenizer")]
+    TokenOutOfRange {
+        /// The id.
+        token: u32,
+        /// Rows of the embedding.
+        vocab_size: usize,
+    },
+    /// A buffer handed in does not have the length the call needs.
+    #[error("{buffer} holds {found} values, {expected} are needed")]
+    BufferLength {
+        /// Which one.
+        buffer: &'static str,
+        /// Values needed.
+        expected: usize,
+        /// Values found.
+        found: usize,
+    },
+    /// More tokens in one call than the workspace was made for.
+    #[error(
+        "a batch of {tokens} tokens does not fit a workspace made for {batch_tokens}; make a larger workspace or pass fewer tokens"
+    )]
+    BatchTooLarge {
+        /// Tokens in the call.
+        tokens: usize,
+        /// Tokens the workspace was made for.
+        batch_tokens: usize,
+    },
+    /// A workspace that was made for another model.
+    #[error("the workspace was made for another model; make it from this model's configuration")]
+    WrongWorkspace,
+    /// A layer the model does not have.
+    #[error("layer {layer} does not exist; the model has {layers}")]
+    NoSuchLayer {
+        /// The layer asked for.
+        layer: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// The attention step of the caller failed.
+    #[error("{0}")]
+    Attention(#[source] Box<dyn std::error::Error + Send + Sync>),
+}

@@ -1,0 +1,41 @@
+//! What a model's files say about it.
+
+use std::path::PathBuf;
+
+use crate::{GenerationDefaults, ModelConfig, TensorInfo};
+
+/// A model as its headers describe it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// How it is stored: `safetensors`.
+    pub format: &'static str,
+    /// Sizes and settings. `weight_bytes` is what the files hold; after loading it is what memory holds.
+    pub config: ModelConfig,
+    /// Every tensor of every file, by name.
+    pub tensors: Vec<TensorInfo>,
+    /// Bytes of all tensors in the files.
+    pub tensor_bytes: u64,
+    /// Tensors the architecture has no use for; known after loading, empty before.
+    pub unused_tensors: Vec<String>,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<TokenizerInfo>,
+    /// Stop tokens and sampling defaults.
+    pub generation: GenerationDefaults,
+    /// Whether the model has a chat template.
+    pub has_chat_template: bool,
+}
+
+/// Facts of a tokenizer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenizerInfo {
+    /// The algorithm: `BPE`, `Unigram`, `WordPiece` or `WordLevel`.
+    pub kind: String,
+    /// Highest token id + 1.
+    pub vocab_size: usize,
+    /// The text of the token that begins a text.
+    pub bos: Option<String>,
+    /// The text of the token that ends a text.
+    pub eos: Option<String>,
+}

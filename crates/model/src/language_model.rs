@@ -1,0 +1,62 @@
+//! The seam between a model and the engine that drives it.
+
+use std::error::Error;
+
+use crate::{ModelConfig, ModelError, Workspace};
+
+/// Queries, keys and values of one layer for a batch of consecutive tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionInput<'a> {
+    /// The layer.
+    pub layer: usize,
+    /// Absolute position of the first token.
+    pub start_position: usize,
+    /// Tokens in the batch.
+    pub tokens: usize,
+    /// `[tokens, heads, head_dim]`, rotated.
+    pub queries: &'a [f32],
+    /// `[tokens, kv_heads, head_dim]`, rotated.
+    pub keys: &'a [f32],
+    /// `[tokens, kv_heads, head_dim]`.
+    pub values: &'a [f32],
+}
+
+/// What a model asks of its caller in each layer: keep keys and values, and attend to those the caller chooses.
+pub trait AttentionStep {
+    /// Writes the attention result, `[tokens, heads, head_dim]`, to `output`.
+    fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// A decoder, driven layer by layer.
+///
+/// Results are the same to the bit for every split of a text into batches and for every number of threads, as far as
+/// the attention step's are.
+pub trait LanguageModel: Send + Sync {
+    /// Sizes and settings.
+    fn config(&self) -> &ModelConfig;
+
+    /// Tokens layer `layer` looks back, counting the token itself; `None` where it sees everything.
+    fn window(&self, _layer: usize) -> Option<usize> {
+        None
+    }
+
+    /// Writes the embeddings of `tokens` to `hidden`, `[tokens, hidden_size]`.
+    fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<(), ModelError>;
+
+    /// Takes `hidden`, `[tokens, hidden_size]`, through one layer.
+    fn layer(
+        &self,
+        layer: usize,
+        start_position: usize,
+        hidden: &mut [f32],
+        attention: &mut dyn AttentionStep,
+        workspace: &mut Workspace,
+    ) -> Result<(), ModelError>;
+
+    /// Writes the logits of `hidden`, `[tokens, hidden_size]`, to `out`, `[tokens, vocab_size]`.
+    ///
+    /// # Panics
+    ///
+    /// When `out` is not as long as the tokens of `hidden` need or the workspace is another model's.
+    fn logits(&self, hidden: &[f32], out: &mut [f32], workspace: &mut Workspace);
+}

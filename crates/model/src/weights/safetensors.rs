@@ -1,0 +1,177 @@
+//! The header of a safetensors file: which tensors it holds and where.
+//!
+//! The `safetensors` crate checks a header as a whole and keeps the last of two tensors with one name. A loader that
+//! tells the user which tensor is wrong needs each entry checked by itself, so the header is read here; the element
+//! type names are the crate's.
+
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+
+use super::tensor::{TensorInfo, TensorType};
+use crate::ModelError;
+
+/// The format's own limit.
+const LARGEST_HEADER_BYTES: u64 = 100_000_000;
+
+/// A tensor and the bytes of the file that hold it.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredTensor {
+    pub(crate) info: TensorInfo,
+    pub(crate) range: Range<usize>,
+}
+
+/// Reads and checks the table of contents; the data itself is not touched.
+pub(crate) fn read_header(path: &Path, file: &mut File) -> Result<Vec<StoredTensor>, ModelError> {
+    let io = |source| ModelError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let corrupt = |problem: String| ModelError::CorruptWeights {
+        path: path.to_owned(),
+        problem,
+    };
+    let file_bytes = file.metadata().map_err(io)?.len();
+    if file_bytes < 8 {
+        return Err(corrupt(format!("{file_bytes} bytes are too few for a header")));
+    }
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(io)?;
+    let header_bytes = u64::from_le_bytes(length);
+    if header_bytes > LARGEST_HEADER_BYTES {
+        return Err(corrupt(format!(
+            "its header claims {header_bytes} bytes, {LARGEST_HEADER_BYTES} is the format's limit"
+        )));
+    }
+    if header_bytes > file_bytes - 8 {
+        return Err(corrupt(format!(
+            "its header claims {header_bytes} bytes but the file has only {file_bytes}"
+        )));
+    }
+    let mut header = vec![0; header_bytes as usize];
+    file.read_exact(&mut header).map_err(io)?;
+    let header: Header = serde_json::from_slice(&header).map_err(|error| corrupt(format!("header: {error}")))?;
+
+    let data_start = 8 + header_bytes;
+    let data_bytes = file_bytes - data_start;
+    let mut tensors = Vec::with_capacity(header.entries.len());
+    for (name, entry) in header.entries {
+        tensors.push(check(name, entry, data_start, data_bytes).map_err(corrupt)?);
+    }
+    check_layout(&tensors, data_start as usize, file_bytes as usize).map_err(corrupt)?;
+    Ok(tensors)
+}
+
+fn check(name: String, entry: Entry, data_start: u64, data_bytes: u64) -> Result<StoredTensor, String> {
+    let Some(element_type) = TensorType::from_safetensors(&entry.dtype) else {
+        return Err(format!("tensor {name} has the unknown element type {:?}", entry.dtype));
+    };
+    let Entry {
+        shape,
+        data_offsets: (begin, end),
+        ..
+    } = entry;
+    if shape.contains(&0) {
+        return Err(format!("tensor {name} has a dimension of zero: {shape:?}"));
+    }
+    let bits = shape
+        .iter()
+        .try_fold(element_type.bits() as u64, |product, &dimension| {
+            product.checked_mul(dimension)
+        })
+        .ok_or_else(|| format!("tensor {name} has an impossible shape {shape:?}"))?;
+    if begin > end || end > data_bytes {
+        return Err(format!(
+            "tensor {name} claims bytes {begin} to {end} but the file holds {data_bytes} bytes of data"
+        ));
+    }
+    if !bits.is_multiple_of(8) || bits / 8 != end - begin {
+        return Err(format!(
+            "tensor {name} of shape {shape:?} and type {element_type} takes {} bytes but claims {}",
+            bits.div_ceil(8),
+            end - begin
+        ));
+    }
+    Ok(StoredTensor {
+        info: TensorInfo {
+            name,
+            element_type,
+            shape: shape.into_iter().map(|dimension| dimension as usize).collect(),
+            bytes: end - begin,
+        },
+        range: (data_start + begin) as usize..(data_start + end) as usize,
+    })
+}
+
+/// Tensors must follow each other without gap or overlap up to the end of the file.
+fn check_layout(tensors: &[StoredTensor], data_start: usize, file_bytes: usize) -> Result<(), String> {
+    let mut order: Vec<&StoredTensor> = tensors.iter().collect();
+    order.sort_by_key(|tensor| tensor.range.start);
+    let mut end = data_start;
+    for tensor in order {
+        let name = &tensor.info.name;
+        if tensor.range.start < end {
+            return Err(format!("tensor {name} overlaps the tensor before it"));
+        }
+        if tensor.range.start > end {
+            return Err(format!(
+                "{} unclaimed bytes lie before tensor {name}",
+                tensor.range.start - end
+            ));
+        }
+        end = tensor.range.end;
+    }
+    if end != file_bytes {
+        return Err(format!("{} bytes follow the last tensor", file_bytes - end));
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+/// Entries in file order, twice-named tensors refused.
+struct Header {
+    entries: Vec<(String, Entry)>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Header, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
+                let mut entries = Vec::new();
+                let mut names = std::collections::HashSet::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == "__metadata__" {
+                        map.next_value::<serde::de::IgnoredAny>()?;
+                        continue;
+                    }
+                    if !names.insert(name.clone()) {
+                        return Err(A::Error::custom(format!("tensor {name} stands twice")));
+                    }
+                    let entry = map
+                        .next_value()
+                        .map_err(|error| A::Error::custom(format!("tensor {name}: {error}")))?;
+                    entries.push((name, entry));
+                }
+                Ok(Header { entries })
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
