@@ -1,0 +1,125 @@
+//! The oracle: dense masked softmax in f64, one pair at a time. Slow and plain on purpose.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::layout::{key_at, value_at};
+use crate::math::{exp64, ln64, tanh64};
+use crate::{AttendError, AttendOptions, KvView, QueryTile, Selection, Span};
+
+/// A block mean that stands for the tokens of its block.
+#[derive(Debug, Clone)]
+pub struct ReferenceSummary {
+    /// The tokens it stands for.
+    pub block: Span,
+    /// Mean key, `[head_dim]`.
+    pub key: Vec<f32>,
+    /// Mean value, `[head_dim]`.
+    pub value: Vec<f32>,
+}
+
+/// What the reference computes.
+#[derive(Debug, Clone)]
+pub struct ReferenceOutput {
+    /// Normalised outputs, `[rows, group, head_dim]`; zero for a row that reads nothing.
+    pub output: Vec<f64>,
+    /// ln Σ exp(logit) without the sink, `[rows, group]`.
+    pub log_sum_exp: Vec<f64>,
+    /// Softmax weight each key receives, summed over rows and heads: pages' tokens in order.
+    pub column_mass: Vec<f64>,
+}
+
+/// Attends densely under the boolean mask of `selection`.
+///
+/// # Errors
+/// The same shapes are refused as by [`attend`](crate::attend).
+pub fn attend(
+    queries: &QueryTile,
+    kv: &KvView,
+    selection: &Selection,
+    options: &AttendOptions,
+    sinks: Option<&[f32]>,
+) -> Result<ReferenceOutput, AttendError> {
+    attend_with_summaries(queries, kv, selection, &[], options, sinks)
+}
+
+/// As [`attend`], with block means read where the selection's rows see them. Their mass is not part of
+/// the column mass.
+///
+/// # Errors
+/// As [`attend`].
+pub fn attend_with_summaries(
+    queries: &QueryTile,
+    kv: &KvView,
+    selection: &Selection,
+    summaries: &[ReferenceSummary],
+    options: &AttendOptions,
+    sinks: Option<&[f32]>,
+) -> Result<ReferenceOutput, AttendError> {
+    options.check()?;
+    queries.check()?;
+    kv.check()?;
+    let d = kv.head_dim;
+    let mut tokens = Vec::new();
+    for page in kv.pages {
+        for slot in 0..page.tokens {
+            let key = key_at(&page.keys, d, slot);
+            tokens.push((page.start + slot, key, value_at(&page.values, d, slot)));
+        }
+    }
+    let mut result = ReferenceOutput {
+        output: vec![0.0; queries.rows * queries.group * d],
+        log_sum_exp: vec![f64::NEG_INFINITY; queries.rows * queries.group],
+        column_mass: vec![0.0; tokens.len()],
+    };
+    for row in 0..queries.rows {
+        let position = queries.start + row;
+        for head in 0..queries.group {
+            let query = queries.query(row, head);
+            // (logit, value, column)
+            let mut read: Vec<(f64, &[f32], Option<usize>)> = Vec::new();
+            for (column, (key_position, key, value)) in tokens.iter().enumerate() {
+                if selection.contains_with(position, *key_position, options.causal) {
+                    read.push((logit(query, key, options), value, Some(column)));
+                }
+            }
+            for summary in summaries {
+                if selection.summaries().contains(&summary.block)
+                    && selection.sees_summary(position, summary.block, options.causal)
+                {
+                    let weight = ln64(summary.block.len() as f64);
+                    read.push((logit(query, &summary.key, options) + weight, &summary.value, None));
+                }
+            }
+            let top = read.iter().fold(f64::NEG_INFINITY, |m, r| m.max(r.0));
+            let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+            let total: f64 = read.iter().map(|r| exp64(r.0 - top)).sum();
+            if read.is_empty() {
+                continue;
+            }
+            let at = row * queries.group + head;
+            result.log_sum_exp[at] = top + ln64(total);
+            let shift = top.max(sink);
+            let denominator = total * exp64(top - shift) + exp64(sink - shift);
+            for (logit, value, column) in read {
+                let weight = exp64(logit - shift) / denominator;
+                for (o, v) in result.output[at * d..][..d].iter_mut().zip(value) {
+                    *o += weight * f64::from(*v);
+                }
+                if let Some(column) = column {
+                    result.column_mass[column] += weight;
+                }
+            }
+        }
+    }
+    Ok(result)
+}
+
+fn logit(query: &[f32], key: &[f32], options: &AttendOptions) -> f64 {
+    let dot: f64 = query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    let logit = dot * f64::from(options.scale);
+    match options.soft_cap {
+        Some(cap) => f64::from(cap) * tanh64(logit / f64::from(cap)),
+        None => logit,
+    }
+}

@@ -1,0 +1,340 @@
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// A half-open range of absolute token positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// First position.
+    pub start: usize,
+    /// One past the last position.
+    pub end: usize,
+}
+
+impl Span {
+    /// A span; empty when `end <= start`.
+    pub fn new(start: usize, end: usize) -> Self {
+        Self { start, end }
+    }
+
+    /// Positions in the span.
+    pub fn len(&self) -> usize {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Whether the span holds no position.
+    pub fn is_empty(&self) -> bool {
+        self.end <= self.start
+    }
+
+    /// The positions as a range.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.end
+    }
+
+    /// The positions in both.
+    pub fn intersect(&self, other: &Self) -> Self {
+        Self {
+            start: self.start.max(other.start),
+            end: self.end.min(other.end),
+        }
+    }
+}
+
+/// What one tile of queries reads of one KV head: the whole answer of a sparse policy.
+///
+/// Kept in a canonical form, so that selections that name the same tokens the same way are equal and
+/// hash alike: spans are sorted, disjoint and merged when they touch, extras are sorted per row.
+///
+/// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `j` is an extra of
+/// its row. A summary stands for a block of tokens; row `i` sees it only when the block ends at or
+/// before `i` and the row reads no token of the block in full.
+///
+/// ```
+/// use riffle_attention::{Selection, Span};
+///
+/// // 4 sink tokens and a window of 8: query 100 reads 0..4 and 93..=100.
+/// let selection = Selection::from_spans([Span::new(0, 4)]).with_row_window(8);
+/// assert!(selection.contains(100, 3) && !selection.contains(100, 4));
+/// assert!(selection.contains(100, 93) && !selection.contains(100, 92));
+/// assert_eq!(selection.pair_count(100, 1), 12);
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Selection {
+    spans: Vec<Span>,
+    row_window: usize,
+    extras_start: usize,
+    /// `extras[extra_ends[r - 1]..extra_ends[r]]` are the extras of query `extras_start + r`.
+    extra_ends: Vec<usize>,
+    extras: Vec<usize>,
+    summaries: Vec<Span>,
+}
+
+impl Selection {
+    /// Every token of `0..tokens`.
+    pub fn full(tokens: usize) -> Self {
+        Self::from_spans([Span::new(0, tokens)])
+    }
+
+    /// Nothing.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// The union of `spans`, in any order.
+    pub fn from_spans(spans: impl IntoIterator<Item = Span>) -> Self {
+        let mut spans: Vec<Span> = spans.into_iter().collect();
+        merge_spans(&mut spans);
+        Self {
+            spans,
+            ..Self::default()
+        }
+    }
+
+    /// Query `i` also reads its last `window` tokens, itself included: `i + 1 - window..=i`.
+    pub fn with_row_window(mut self, window: usize) -> Self {
+        self.row_window = window;
+        self
+    }
+
+    /// Query `first_query + r` also reads the tokens of `rows[r]`, given in any order.
+    pub fn with_row_extras(
+        mut self,
+        first_query: usize,
+        rows: impl IntoIterator<Item = impl IntoIterator<Item = usize>>,
+    ) -> Self {
+        self.extras.clear();
+        self.extra_ends.clear();
+        for row in rows {
+            let begin = self.extras.len();
+            self.extras.extend(row);
+            self.extras[begin..].sort_unstable();
+            let mut kept = begin;
+            for at in begin..self.extras.len() {
+                if kept == begin || self.extras[at] != self.extras[kept - 1] {
+                    self.extras[kept] = self.extras[at];
+                    kept += 1;
+                }
+            }
+            self.extras.truncate(kept);
+            self.extra_ends.push(kept);
+        }
+        // Rows without extras at either end carry no meaning; dropping them keeps the form canonical.
+        let leading = self.extra_ends.iter().take_while(|end| **end == 0).count();
+        self.extra_ends.drain(..leading);
+        let total = self.extras.len();
+        let used = self
+            .extra_ends
+            .iter()
+            .position(|end| *end == total)
+            .map_or(0, |at| at + 1);
+        self.extra_ends.truncate(used);
+        self.extras_start = if used == 0 { 0 } else { first_query + leading };
+        self
+    }
+
+    /// Blocks that are read as one mean each, by
+    /// [`attend_summaries`](crate::attend_summaries). Blocks should be disjoint.
+    pub fn with_summaries(mut self, blocks: impl IntoIterator<Item = Span>) -> Self {
+        self.summaries = blocks.into_iter().filter(|span| !span.is_empty()).collect();
+        self.summaries.sort_unstable();
+        self.summaries.dedup();
+        self
+    }
+
+    /// Spans read in full by every row: sorted, disjoint, not touching.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// How many of its latest tokens each row reads.
+    pub fn row_window(&self) -> usize {
+        self.row_window
+    }
+
+    /// Tokens that the query at this absolute position reads besides spans and window, ascending.
+    pub fn row_extras(&self, query: usize) -> &[usize] {
+        let Some(row) = query.checked_sub(self.extras_start) else {
+            return &[];
+        };
+        let Some(&end) = self.extra_ends.get(row) else {
+            return &[];
+        };
+        let begin = if row == 0 { 0 } else { self.extra_ends[row - 1] };
+        &self.extras[begin..end]
+    }
+
+    /// Whether any row has extras.
+    pub fn has_row_extras(&self) -> bool {
+        !self.extras.is_empty()
+    }
+
+    /// Blocks read as summaries, ascending.
+    pub fn summaries(&self) -> &[Span] {
+        &self.summaries
+    }
+
+    /// Whether the query at `query` reads the key at `key`, causally.
+    pub fn contains(&self, query: usize, key: usize) -> bool {
+        self.contains_with(query, key, true)
+    }
+
+    /// As [`contains`](Self::contains); without causality the window reaches both ways.
+    pub fn contains_with(&self, query: usize, key: usize, causal: bool) -> bool {
+        if causal && key > query {
+            return false;
+        }
+        query.abs_diff(key) < self.row_window
+            || self.in_spans(key)
+            || self.row_extras(query).binary_search(&key).is_ok()
+    }
+
+    /// Whether the query at `query` reads `block` as a summary: the block lies wholly before it (or,
+    /// without causality, does not hold it) and no token of it is read in full.
+    pub fn sees_summary(&self, query: usize, block: Span, causal: bool) -> bool {
+        let holds_query = block.start <= query && query < block.end;
+        if block.is_empty() || holds_query || (causal && block.end > query) {
+            return false;
+        }
+        let window = self.window_of(query, causal);
+        if !block.intersect(&window).is_empty() {
+            return false;
+        }
+        let after = self.spans.partition_point(|span| span.end <= block.start);
+        if self.spans.get(after).is_some_and(|span| span.start < block.end) {
+            return false;
+        }
+        let extras = self.row_extras(query);
+        let after = extras.partition_point(|token| *token < block.start);
+        extras.get(after).is_none_or(|token| *token >= block.end)
+    }
+
+    /// (query, key) pairs that the queries `start..start + rows` read causally, summaries not counted.
+    pub fn pair_count(&self, start: usize, rows: usize) -> usize {
+        (start..start.saturating_add(rows))
+            .map(|query| self.row_count(query))
+            .sum()
+    }
+
+    /// `[rows, tokens]`: whether the query at `start + r` reads key `j`, causally.
+    pub fn to_mask(&self, start: usize, rows: usize, tokens: usize) -> Vec<bool> {
+        let mut mask = Vec::with_capacity(rows * tokens);
+        for query in start..start + rows {
+            mask.extend((0..tokens).map(|key| self.contains(query, key)));
+        }
+        mask
+    }
+
+    /// The tokens of the row's window, not clipped at the end of the sequence.
+    pub(crate) fn window_of(&self, query: usize, causal: bool) -> Span {
+        if self.row_window == 0 {
+            return Span::new(0, 0);
+        }
+        let start = (query + 1).saturating_sub(self.row_window);
+        let end = if causal {
+            query + 1
+        } else {
+            query.saturating_add(self.row_window)
+        };
+        Span::new(start, end)
+    }
+
+    fn in_spans(&self, key: usize) -> bool {
+        let after = self.spans.partition_point(|span| span.end <= key);
+        self.spans.get(after).is_some_and(|span| span.start <= key)
+    }
+
+    fn row_count(&self, query: usize) -> usize {
+        let window = self.window_of(query, true);
+        let visible = Span::new(0, query + 1);
+        let mut count = window.len();
+        for span in &self.spans {
+            if span.start > query {
+                break;
+            }
+            let span = span.intersect(&visible);
+            count += span.len() - span.intersect(&window).len();
+        }
+        let extras = self.row_extras(query).iter();
+        count
+            + extras
+                .filter(|key| **key <= query && !window.range().contains(key) && !self.in_spans(**key))
+                .count()
+    }
+}
+
+/// Sorts, drops empty spans, and merges those that overlap or touch.
+pub(crate) fn merge_spans(spans: &mut Vec<Span>) {
+    spans.retain(|span| !span.is_empty());
+    spans.sort_unstable();
+    let mut kept = 0;
+    for at in 0..spans.len() {
+        let span = spans[at];
+        if kept > 0 && span.start <= spans[kept - 1].end {
+            spans[kept - 1].end = spans[kept - 1].end.max(span.end);
+        } else {
+            spans[kept] = span;
+            kept += 1;
+        }
+    }
+    spans.truncate(kept);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn spans_become_canonical() {
+        let a = Selection::from_spans([Span::new(8, 12), Span::new(0, 4), Span::new(3, 8), Span::new(9, 9)]);
+        assert_eq!(a, Selection::full(12));
+        assert_eq!(a.spans(), [Span::new(0, 12)]);
+    }
+
+    #[test]
+    fn extras_become_canonical() {
+        let rows = [vec![], vec![3, 1, 3], vec![], vec![2], vec![]];
+        let a = Selection::none().with_row_extras(10, rows);
+        let b = Selection::none().with_row_extras(11, [vec![1, 3], vec![], vec![2]]);
+        assert_eq!(a, b);
+        assert_eq!(a.row_extras(11), [1, 3]);
+        assert_eq!(a.row_extras(12), [0usize; 0]);
+        assert_eq!(a.row_extras(13), [2]);
+        assert_eq!(a.row_extras(14), [0usize; 0]);
+        assert_eq!(
+            Selection::none().with_row_extras(7, [vec![], vec![]]),
+            Selection::none()
+        );
+    }
+
+    #[test]
+    fn a_summary_yields_to_any_full_read() {
+        let block = Span::new(8, 16);
+        let selection = Selection::none().with_summaries([block]).with_row_window(4);
+        assert!(!selection.sees_summary(15, block, true));
+        assert!(!selection.sees_summary(18, block, true));
+        assert!(selection.sees_summary(19, block, true));
+        let with_span = Selection::from_spans([Span::new(15, 17)]);
+        assert!(!with_span.sees_summary(40, block, true));
+        let with_extra = Selection::none().with_row_extras(40, [[12]]);
+        assert!(!with_extra.sees_summary(40, block, true));
+        assert!(with_extra.sees_summary(41, block, true));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn pair_count_equals_the_mask(
+            spans in proptest::collection::vec((0usize..60, 0usize..60), 0..5),
+            window in 0usize..20,
+            extras in proptest::collection::vec(proptest::collection::vec(0usize..70, 0..4), 0..6),
+            start in 0usize..50,
+            rows in 0usize..8,
+        ) {
+            let selection = Selection::from_spans(spans.iter().map(|(a, b)| Span::new(*a, *b)))
+                .with_row_window(window)
+                .with_row_extras(start, extras);
+            let mask = selection.to_mask(start, rows, start + rows);
+            proptest::prop_assert_eq!(selection.pair_count(start, rows), mask.iter().filter(|x| **x).count());
+        }
+    }
+}

@@ -1,0 +1,104 @@
+use crate::format::check_head_dim;
+use crate::{AttendError, Plane};
+
+/// One page of K and V of one KV head.
+#[derive(Debug, Clone, Copy)]
+pub struct PageView<'a> {
+    /// Absolute position of the page's first token.
+    pub start: usize,
+    /// Valid tokens; what lies behind them in the planes is never used.
+    pub tokens: usize,
+    /// Keys, `[tokens / 16, head_dim, 16]`.
+    pub keys: Plane<'a>,
+    /// Values, `[tokens, head_dim]`.
+    pub values: Plane<'a>,
+}
+
+/// The K and V of one KV head: pages sorted by start, gaps allowed.
+#[derive(Debug, Clone, Copy)]
+pub struct KvView<'a> {
+    /// Elements of one key or value.
+    pub head_dim: usize,
+    /// Pages sorted by their absolute start.
+    pub pages: &'a [PageView<'a>],
+}
+
+/// Consecutive queries of all the query heads that share one KV head.
+///
+/// Row `r` stands at position `start + r`; its head `g` is `data[r * row_stride + g * head_dim..][..head_dim]`.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryTile<'a> {
+    /// The queries.
+    pub data: &'a [f32],
+    /// Query positions in the tile.
+    pub rows: usize,
+    /// Elements from one row to the next.
+    pub row_stride: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    /// Elements of one query.
+    pub head_dim: usize,
+    /// Absolute position of row 0.
+    pub start: usize,
+}
+
+impl<'a> QueryTile<'a> {
+    /// The query of row `row`, head `head`: `[head_dim]`.
+    pub fn query(&self, row: usize, head: usize) -> &'a [f32] {
+        &self.data[row * self.row_stride + head * self.head_dim..][..self.head_dim]
+    }
+
+    pub(crate) fn check(&self) -> Result<(), AttendError> {
+        check_head_dim(self.head_dim)?;
+        let too_large = AttendError::TooLarge { what: "query tile" };
+        let width = self.group.checked_mul(self.head_dim).ok_or(too_large.clone())?;
+        self.rows.checked_mul(width).ok_or(too_large.clone())?;
+        self.start.checked_add(self.rows).ok_or(too_large.clone())?;
+        if self.rows == 0 || self.group == 0 {
+            return Ok(());
+        }
+        if self.rows > 1 && self.row_stride < width {
+            return Err(AttendError::Mismatch {
+                what: "row stride and group × head_dim",
+                expected: width,
+                found: self.row_stride,
+            });
+        }
+        let needed = (self.rows - 1).checked_mul(self.row_stride);
+        let needed = needed.and_then(|n| n.checked_add(width)).ok_or(too_large)?;
+        if self.data.len() < needed {
+            let found = self.data.len();
+            return Err(AttendError::Short {
+                what: "queries",
+                needed,
+                found,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl KvView<'_> {
+    pub(crate) fn check(&self) -> Result<(), AttendError> {
+        check_head_dim(self.head_dim)?;
+        let mut end = 0;
+        for page in self.pages {
+            if page.start < end {
+                return Err(AttendError::PageOrder { start: page.start });
+            }
+            let too_large = AttendError::TooLarge { what: "page" };
+            end = page.start.checked_add(page.tokens).ok_or(too_large.clone())?;
+            if page.tokens > page.keys.len() || page.tokens > page.values.len() {
+                let found = page.keys.len().min(page.values.len());
+                return Err(AttendError::Short {
+                    what: "page",
+                    needed: page.tokens,
+                    found,
+                });
+            }
+            page.keys.check("keys of a page", page.tokens, self.head_dim)?;
+            page.values.check("values of a page", page.tokens, self.head_dim)?;
+        }
+        Ok(())
+    }
+}
