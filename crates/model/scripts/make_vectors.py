@@ -6,6 +6,7 @@ Needs torch, transformers and safetensors; runs on a CPU in a minute. Every case
 tests/vectors with an `expected.safetensors` of `tokens` [512] and `logits` [512, vocab_size].
 """
 
+import copy
 import pathlib
 import sys
 
@@ -53,11 +54,11 @@ def main():
             config._attn_implementation = "eager"
             model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
             randomise(model, 1000 + seed)
-            # Computed in f32 from the values as they are stored.
-            model = model.to(dtype)
+            # Computed in f32 from the values as they are stored; buffers such as rotary frequencies stay exact.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(dtype).float()
             directory = OUT / f"{family}-{seed}"
-            model.save_pretrained(directory)
-            model = model.float()
+            copy.deepcopy(model).to(dtype).save_pretrained(directory)
             tokens = torch.randint(0, config.get_text_config().vocab_size, (POSITIONS,), generator=torch.Generator().manual_seed(seed))
             with torch.no_grad():
                 logits = model(tokens[None]).logits[0]

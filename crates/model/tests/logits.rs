@@ -11,7 +11,11 @@ use testing::{Expected, cases, fixtures, largest_difference, logits_of, vectors}
 const TOLERANCE: f32 = 2e-4;
 
 fn check(case: &Path) {
-    let model = load(case)
+    check_against(case, case);
+}
+
+fn check_against(model: &Path, case: &Path) {
+    let model = load(model)
         .unwrap_or_else(|error| panic!("{}: {error}", case.display()))
         .model;
     let expected = Expected::read(&case.join("expected.safetensors"));
@@ -46,8 +50,13 @@ fn llama_logits_equal_the_reference_for_every_batch_size() {
 }
 
 #[test]
-fn fixture_logits_equal_the_reference_for_every_batch_size() {
-    cases(&fixtures().join("vectors"), "")
-        .iter()
-        .for_each(|case| check(case));
+fn random_llama_logits_equal_the_reference_for_every_batch_size() {
+    let cases = cases(&fixtures().join("vectors"), "");
+    assert!(!cases.is_empty(), "no vectors among the fixtures");
+    cases.iter().for_each(|case| check(case));
+}
+
+#[test]
+fn shipped_model_logits_equal_the_reference_for_every_batch_size() {
+    check_against(&fixtures().join("model"), &fixtures().join("vectors/shipped"));
 }

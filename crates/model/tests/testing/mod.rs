@@ -10,45 +10,50 @@ use safetensors::{Dtype, SafeTensors};
 /// Tokens and the logits the reference computes for them.
 pub struct Expected {
     pub tokens: Vec<u32>,
-    // [tokens, columns]
-    pub logits: Vec<f32>,
-    /// Which columns of the vocabulary were kept, `None` for all.
-    pub columns: Option<Vec<usize>>,
+    file: Vec<u8>,
 }
 
 impl Expected {
     pub fn read(path: &Path) -> Expected {
-        let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let logits = file.tensor("logits").unwrap();
-        assert_eq!(logits.dtype(), Dtype::F32);
+        let file = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let tokens = integers(&SafeTensors::deserialize(&file).unwrap(), "tokens").unwrap();
         Expected {
-            tokens: integers(&file, "tokens")
-                .unwrap()
-                .into_iter()
-                .map(|token| token as u32)
-                .collect(),
-            logits: logits
+            tokens: tokens.into_iter().map(|token| token as u32).collect(),
+            file,
+        }
+    }
+
+    /// The largest difference between the stored logits and `logits`, `[tokens, vocab_size]`.
+    pub fn largest_difference(&self, logits: &[f32], vocab_size: usize) -> f32 {
+        assert_eq!(logits.len(), self.tokens.len() * vocab_size);
+        let file = SafeTensors::deserialize(&self.file).unwrap();
+        let all_rows: Vec<usize> = (0..self.tokens.len()).collect();
+        let all_columns: Vec<usize> = (0..vocab_size).collect();
+        let mut largest: Option<f32> = None;
+        for (name, rows, columns) in [
+            ("logits", None, None),
+            ("logits_columns", None, integers(&file, "columns")),
+            ("logits_rows", integers(&file, "row_positions"), None),
+        ] {
+            let Ok(stored) = file.tensor(name) else { continue };
+            assert_eq!(stored.dtype(), Dtype::F32);
+            let stored: Vec<f32> = stored
                 .data()
                 .as_chunks()
                 .0
                 .iter()
                 .map(|bytes| f32::from_le_bytes(*bytes))
-                .collect(),
-            columns: integers(&file, "columns"),
+                .collect();
+            let rows = rows.as_ref().unwrap_or(&all_rows);
+            let columns = columns.as_ref().unwrap_or(&all_columns);
+            assert_eq!(stored.len(), rows.len() * columns.len());
+            let chosen = rows
+                .iter()
+                .flat_map(|row| columns.iter().map(move |column| logits[row * vocab_size + column]));
+            let difference = largest_difference(chosen, stored.iter().copied());
+            largest = Some(largest.unwrap_or(0.0).max(difference));
         }
-    }
-
-    /// The largest difference between these logits and `logits`, `[tokens, vocab_size]`.
-    pub fn largest_difference(&self, logits: &[f32], vocab_size: usize) -> f32 {
-        let all: Vec<usize> = (0..vocab_size).collect();
-        let columns = self.columns.as_ref().unwrap_or(&all);
-        assert_eq!(self.logits.len(), self.tokens.len() * columns.len());
-        assert_eq!(logits.len(), self.tokens.len() * vocab_size);
-        let chosen = logits
-            .chunks_exact(vocab_size)
-            .flat_map(|row| columns.iter().map(|&column| row[column]));
-        largest_difference(chosen, self.logits.iter().copied())
+        largest.expect("the file holds logits")
     }
 }
 
@@ -209,4 +214,131 @@ pub fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize)
         logits.extend(out);
     }
     logits
+}
+
+/// A tokenizer in the manner of Llama 2: `▁` for spaces, tokens `<0x00>` to `<0xFF>` for bytes outside the vocabulary.
+pub fn byte_fallback_tokenizer() -> String {
+    let mut vocabulary = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
+    vocabulary.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    vocabulary.extend(["▁", "a", "b", "é", "▁a", "▁b", "ab", "▁ab", ".", "\u{fffd}", "▁▁"].map(str::to_owned));
+    let vocabulary: serde_json::Map<String, serde_json::Value> = vocabulary
+        .into_iter()
+        .enumerate()
+        .map(|(id, token)| (token, id.into()))
+        .collect();
+    let special = |id: u32, token: &str| {
+        serde_json::json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": vocabulary, "merges": []}
+    })
+    .to_string()
+}
+
+/// A small model with this tokenizer.
+pub fn write_tokenizer(directory: &Path, tokenizer: &str, tokenizer_config: &str) {
+    TinyModel::default().write(directory);
+    std::fs::write(directory.join("tokenizer.json"), tokenizer).unwrap();
+    std::fs::write(directory.join("tokenizer_config.json"), tokenizer_config).unwrap();
+}
+
+/// A tensor to be written.
+#[derive(Clone)]
+pub struct Tensor {
+    pub name: String,
+    pub dtype: &'static str,
+    pub shape: Vec<usize>,
+    pub data: Vec<u8>,
+}
+
+impl Tensor {
+    pub fn f32(name: &str, shape: &[usize]) -> Tensor {
+        let count: usize = shape.iter().product();
+        let values = (0..count).map(|i| ((i * 7919 + name.len() * 31) % 199) as f32 / 400.0 - 0.25);
+        Tensor {
+            name: name.to_owned(),
+            dtype: "F32",
+            shape: shape.to_vec(),
+            data: values.flat_map(f32::to_le_bytes).collect(),
+        }
+    }
+}
+
+/// A one-layer Llama model that tests may bend before writing it.
+pub struct TinyModel {
+    pub config: serde_json::Value,
+    pub tensors: Vec<Tensor>,
+}
+
+impl Default for TinyModel {
+    fn default() -> TinyModel {
+        let layer = |part: &str| format!("model.layers.0.{part}.weight");
+        TinyModel {
+            config: serde_json::json!({
+                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 320, "hidden_size": 16,
+                "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": true
+            }),
+            tensors: vec![
+                Tensor::f32("model.embed_tokens.weight", &[320, 16]),
+                Tensor::f32(&layer("input_layernorm"), &[16]),
+                Tensor::f32(&layer("self_attn.q_proj"), &[16, 16]),
+                Tensor::f32(&layer("self_attn.k_proj"), &[8, 16]),
+                Tensor::f32(&layer("self_attn.v_proj"), &[8, 16]),
+                Tensor::f32(&layer("self_attn.o_proj"), &[16, 16]),
+                Tensor::f32(&layer("post_attention_layernorm"), &[16]),
+                Tensor::f32(&layer("mlp.gate_proj"), &[24, 16]),
+                Tensor::f32(&layer("mlp.up_proj"), &[24, 16]),
+                Tensor::f32(&layer("mlp.down_proj"), &[16, 24]),
+                Tensor::f32("model.norm.weight", &[16]),
+            ],
+        }
+    }
+}
+
+impl TinyModel {
+    pub fn write(&self, directory: &Path) {
+        std::fs::write(directory.join("config.json"), self.config.to_string()).unwrap();
+        std::fs::write(directory.join("model.safetensors"), safetensors_file(&self.tensors)).unwrap();
+    }
+
+    pub fn tensor(&mut self, name: &str) -> &mut Tensor {
+        self.tensors
+            .iter_mut()
+            .find(|tensor| tensor.name.contains(name))
+            .unwrap()
+    }
+}
+
+/// The bytes of a safetensors file.
+pub fn safetensors_file(tensors: &[Tensor]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
+    for tensor in tensors {
+        let begin = data.len();
+        data.extend_from_slice(&tensor.data);
+        header.insert(
+            tensor.name.clone(),
+            serde_json::json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, data.len()]}),
+        );
+    }
+    safetensors_bytes(&serde_json::Value::Object(header).to_string(), &data)
+}
+
+/// A safetensors file of any header.
+pub fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend_from_slice(data);
+    bytes
 }
