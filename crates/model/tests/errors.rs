@@ -1,0 +1,472 @@
+//! Every bad input gets one line that names what is wrong and what to do.
+
+mod testing;
+
+use std::error::Error;
+use std::path::Path;
+
+use riffle_model::{AttentionInput, AttentionStep, ModelError, Workspace, inspect, load};
+use serde_json::{Value, json};
+use testing::{TinyModel, byte_fallback_tokenizer, safetensors_bytes, write_tokenizer};
+
+/// Loads a directory that must be refused, with all of `words` in one line.
+#[track_caller]
+fn refused(directory: &Path, words: &[&str]) -> ModelError {
+    let error = load(directory).err().expect("the model must be refused");
+    let line = error.to_string();
+    assert!(!line.contains('\n'), "more than one line: {line}");
+    assert!(line.len() < 500, "not a line but an essay: {line}");
+    for word in words {
+        assert!(line.contains(word), "{word:?} is not in: {line}");
+    }
+    error
+}
+
+/// A tiny model bent by `bend`, refused.
+#[track_caller]
+fn bent(bend: impl FnOnce(&mut TinyModel), words: &[&str]) -> ModelError {
+    let directory = tempfile::tempdir().unwrap();
+    let mut model = TinyModel::default();
+    bend(&mut model);
+    model.write(directory.path());
+    refused(directory.path(), words)
+}
+
+/// A tiny model whose weight file is replaced, refused by `inspect` too.
+#[track_caller]
+fn weight_file(bytes: &[u8], words: &[&str]) {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel::default().write(directory.path());
+    std::fs::write(directory.path().join("model.safetensors"), bytes).unwrap();
+    let error = refused(directory.path(), words);
+    assert!(matches!(error, ModelError::CorruptWeights { .. }), "{error:?}");
+    assert!(inspect(directory.path()).is_err());
+}
+
+fn valid_file() -> Vec<u8> {
+    testing::safetensors_file(&TinyModel::default().tensors)
+}
+
+#[test]
+fn the_unbent_model_loads() {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel::default().write(directory.path());
+    let loaded = load(directory.path()).unwrap();
+    assert!(loaded.tokenizer.is_none() && loaded.chat_template.is_none());
+    assert!(loaded.info.unused_tensors.is_empty());
+}
+
+#[test]
+fn missing_paths_and_files_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    assert!(matches!(
+        refused(Path::new("/no/such/model"), &["/no/such/model", "no such"]),
+        ModelError::NotFound { .. }
+    ));
+    let file = directory.path().join("model.bin");
+    std::fs::write(&file, "x").unwrap();
+    assert!(matches!(
+        refused(&file, &["model.bin", "directory"]),
+        ModelError::NotAModel { .. }
+    ));
+    assert!(matches!(
+        refused(directory.path(), &["config.json is missing"]),
+        ModelError::MissingFile { .. }
+    ));
+    std::fs::write(
+        directory.path().join("config.json"),
+        TinyModel::default().config.to_string(),
+    )
+    .unwrap();
+    assert!(matches!(
+        refused(directory.path(), &["model.safetensors is missing"]),
+        ModelError::MissingFile { .. }
+    ));
+}
+
+#[test]
+fn truncated_weights_are_refused_wherever_they_end() {
+    let valid = valid_file();
+    for length in [0, 1, 7] {
+        weight_file(&valid[..length], &["model.safetensors", "too few"]);
+    }
+    for length in [8, 9, 100, 500] {
+        weight_file(&valid[..length], &["model.safetensors", "claims"]);
+    }
+    weight_file(
+        &valid[..valid.len() - 1],
+        &["model.safetensors", "model.norm.weight", "claims"],
+    );
+}
+
+#[test]
+fn hostile_weight_headers_are_refused_without_taking_their_word() {
+    let mut huge = valid_file();
+    huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    weight_file(&huge, &["18446744073709551615", "limit"]);
+    huge[..8].copy_from_slice(&99_999_999u64.to_le_bytes());
+    weight_file(&huge, &["99999999", "has only"]);
+    weight_file(&safetensors_bytes("[]", &[]), &["header"]);
+    weight_file(&safetensors_bytes("{", &[]), &["header"]);
+    weight_file(&safetensors_bytes(&"[".repeat(100_000), &[]), &["header"]);
+    weight_file(&safetensors_bytes("{\"a\":\u{1}}", &[]), &["header"]);
+    weight_file(&[8, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 1, 2, 3, 4, 5], &["header"]);
+    let entry = |dtype: &str, shape: &str, begin: u64, end: u64| {
+        format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
+    };
+    for (header, words) in [
+        (
+            format!(r#"{{"a":{}}}"#, entry("F32", "[2]", 0, 9999)),
+            vec!["tensor a", "9999"],
+        ),
+        (
+            format!(r#"{{"a":{}}}"#, entry("F32", "[2]", 8, 0)),
+            vec!["tensor a", "8 to 0"],
+        ),
+        (
+            format!(r#"{{"a":{}}}"#, entry("F32", "[3]", 0, 8)),
+            vec!["tensor a", "takes 12 bytes", "claims 8"],
+        ),
+        (
+            format!(r#"{{"a":{}}}"#, entry("F32", "[0]", 0, 0)),
+            vec!["tensor a", "zero"],
+        ),
+        (
+            format!(
+                r#"{{"a":{}}}"#,
+                entry("F32", "[4294967296,4294967296,4294967296]", 0, 8)
+            ),
+            vec!["tensor a", "impossible shape"],
+        ),
+        (
+            format!(r#"{{"a":{}}}"#, entry("F32", "[-1]", 0, 8)),
+            vec!["tensor a", "-1"],
+        ),
+        (
+            format!(r#"{{"a":{}}}"#, entry("F33", "[2]", 0, 8)),
+            vec!["tensor a", "F33"],
+        ),
+        (format!(r#"{{"a":{}}}"#, entry("F4", "[3]", 0, 8)), vec!["tensor a"]),
+        (
+            format!(
+                r#"{{"a":{},"b":{}}}"#,
+                entry("F32", "[1]", 0, 4),
+                entry("F32", "[2]", 0, 8)
+            ),
+            vec!["tensor b", "overlaps"],
+        ),
+        (
+            format!(r#"{{"a":{}}}"#, entry("F32", "[1]", 4, 8)),
+            vec!["tensor a", "unclaimed"],
+        ),
+        (
+            format!(r#"{{"a":{}}}"#, entry("F32", "[1]", 0, 4)),
+            vec!["follow the last tensor"],
+        ),
+        (
+            format!(
+                r#"{{"a":{},"a":{}}}"#,
+                entry("F32", "[1]", 0, 4),
+                entry("F32", "[1]", 4, 8)
+            ),
+            vec!["tensor a", "twice"],
+        ),
+        (
+            r#"{"a":{"dtype":"F32","shape":[2]}}"#.to_owned(),
+            vec!["tensor a", "data_offsets"],
+        ),
+    ] {
+        weight_file(&safetensors_bytes(&header, &[0; 8]), &words);
+    }
+}
+
+#[test]
+fn weights_that_do_not_belong_to_the_config_are_named() {
+    let error = bent(
+        |model| model.tensor("q_proj").shape = vec![8, 32],
+        &["q_proj", "[16, 16]", "[8, 32]"],
+    );
+    assert!(matches!(error, ModelError::WrongShape { .. }));
+    let error = bent(|model| model.tensor("q_proj").dtype = "I32", &["q_proj", "I32", "bf16"]);
+    assert!(matches!(error, ModelError::WrongType { .. }));
+    let error = bent(
+        |model| model.tensors.retain(|tensor| !tensor.name.contains("up_proj")),
+        &["model.layers.0.mlp.up_proj.weight is missing"],
+    );
+    assert!(matches!(error, ModelError::MissingTensor { .. }));
+    let error = bent(
+        |model| model.config["num_hidden_layers"] = json!(2),
+        &["model.layers.1", "missing"],
+    );
+    assert!(matches!(error, ModelError::MissingTensor { .. }));
+    let error = bent(
+        |model| model.config["tie_word_embeddings"] = json!(false),
+        &["lm_head.weight is missing"],
+    );
+    assert!(matches!(error, ModelError::MissingTensor { .. }));
+    // Sizes far beyond the file are a mismatch, never an allocation.
+    let error = bent(
+        |model| model.config["vocab_size"] = json!(2_000_000_000),
+        &["embed_tokens", "2000000000"],
+    );
+    assert!(matches!(error, ModelError::WrongShape { .. }));
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_named() {
+    for (value, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        for tensor in ["v_proj", "embed_tokens", "model.norm"] {
+            let error = bent(
+                |model| model.tensor(tensor).data[20..24].copy_from_slice(&value.to_le_bytes()),
+                &[tensor, shown, "element 5"],
+            );
+            assert!(matches!(error, ModelError::NotFinite { element: 5, .. }));
+        }
+    }
+}
+
+#[test]
+fn unknown_architectures_are_refused_with_the_known_ones() {
+    for (architectures, found) in [
+        (json!(["FooForCausalLM"]), "FooForCausalLM"),
+        (json!([]), "foo"),
+        (Value::Null, "foo"),
+    ] {
+        let error = bent(
+            |model| {
+                model.config["architectures"] = architectures;
+                model.config["model_type"] = json!("foo");
+            },
+            &[found, "LlamaForCausalLM"],
+        );
+        assert!(matches!(error, ModelError::UnknownArchitecture { .. }));
+    }
+    bent(
+        |model| model.config["architectures"] = json!("LlamaForCausalLM"),
+        &["architectures", "list"],
+    );
+}
+
+#[test]
+fn bad_settings_are_named_with_what_would_be_right() {
+    for (setting, value, words) in [
+        ("num_attention_heads", json!(0), vec!["from 1"]),
+        ("num_attention_heads", json!("four"), vec!["four"]),
+        ("num_attention_heads", json!(-4), vec!["-4"]),
+        ("num_attention_heads", json!(3), vec!["hidden_size 16", "head_dim"]),
+        ("num_attention_heads", Value::Null, vec!["missing"]),
+        ("num_key_value_heads", json!(3), vec!["divide", "4"]),
+        ("head_dim", json!(5), vec!["odd"]),
+        ("head_dim", json!(1_000_000), vec!["plausible"]),
+        ("num_hidden_layers", json!(1_000_000), vec!["plausible"]),
+        ("num_hidden_layers", json!(1.5), vec!["1.5"]),
+        ("hidden_size", json!(1e30), vec!["1e+30"]),
+        ("vocab_size", json!(u64::MAX), vec!["18446744073709551615"]),
+        ("intermediate_size", json!([1]), vec!["[1]"]),
+        ("rms_norm_eps", json!(0.0), vec!["above 0"]),
+        ("rms_norm_eps", json!("small"), vec!["small"]),
+        ("tie_word_embeddings", json!("yes"), vec!["true or false"]),
+        ("hidden_act", json!("cosine"), vec!["cosine", "silu"]),
+        ("rope_scaling", json!({"rope_type": "spiral"}), vec!["spiral", "llama3"]),
+        (
+            "rope_parameters",
+            json!({"rope_type": "linear"}),
+            vec!["factor", "missing"],
+        ),
+        ("eos_token_id", json!("</s>"), vec!["token id"]),
+    ] {
+        let error = bent(
+            |model| model.config[setting] = value,
+            &[&["config.json", setting], words.as_slice()].concat(),
+        );
+        assert!(matches!(error, ModelError::Config { .. }), "{error:?}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel::default().write(directory.path());
+    for broken in ["", "{", "[]", "\"x\"", "{\"a\":}", &"[".repeat(10_000)] {
+        std::fs::write(directory.path().join("config.json"), broken).unwrap();
+        assert!(matches!(
+            refused(directory.path(), &["config.json"]),
+            ModelError::Json { .. }
+        ));
+    }
+}
+
+#[test]
+fn broken_tokenizers_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |tokenizer: &str, config: &str| write_tokenizer(directory.path(), tokenizer, config);
+    let valid = byte_fallback_tokenizer();
+    for broken in [
+        "",
+        "{",
+        "{}",
+        "[]",
+        &valid[..valid.len() / 2],
+        &valid.replace("\"BPE\"", "\"Magic\""),
+    ] {
+        write(broken, "{}");
+        assert!(matches!(
+            refused(directory.path(), &["tokenizer.json"]),
+            ModelError::Tokenizer { .. }
+        ));
+    }
+    write(&valid, r#"{"bos_token": "<start>"}"#);
+    let error = refused(directory.path(), &["tokenizer_config.json", "bos_token", "<start>"]);
+    assert!(matches!(error, ModelError::MissingToken { .. }));
+    write(&valid, r#"{"eos_token": {"content": "<end>"}}"#);
+    let error = refused(directory.path(), &["eos_token", "<end>"]);
+    assert!(matches!(error, ModelError::MissingToken { .. }));
+    write(&valid, r#"{"bos_token": 7}"#);
+    refused(directory.path(), &["tokenizer_config.json", "bos_token", "7"]);
+    write(&valid, "nonsense");
+    assert!(matches!(
+        refused(directory.path(), &["tokenizer_config.json"]),
+        ModelError::Json { .. }
+    ));
+}
+
+#[test]
+fn a_vocabulary_larger_than_the_embedding_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    write_tokenizer(directory.path(), &byte_fallback_tokenizer(), "{}");
+    let mut model = TinyModel::default();
+    model.config["vocab_size"] = json!(260);
+    model.tensors[0] = testing::Tensor::f32("model.embed_tokens.weight", &[260, 16]);
+    model.write(directory.path());
+    let error = refused(directory.path(), &["tokenizer.json", "270", "260"]);
+    assert!(matches!(error, ModelError::VocabularyTooLarge { .. }));
+}
+
+#[test]
+fn stop_tokens_outside_the_vocabulary_are_refused() {
+    let error = bent(
+        |model| model.config["eos_token_id"] = json!([3, 320]),
+        &["eos_token_id", "320"],
+    );
+    assert!(matches!(error, ModelError::MissingToken { .. }));
+}
+
+#[test]
+fn broken_chat_templates_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel::default().write(directory.path());
+    std::fs::write(directory.path().join("chat_template.jinja"), "{% for x in %}").unwrap();
+    assert!(matches!(
+        refused(directory.path(), &["chat template", "line 1"]),
+        ModelError::Template(_)
+    ));
+}
+
+/// Splits the tiny model over two shards with an index; `bend` may alter the index.
+fn sharded(directory: &Path, bend: impl FnOnce(&mut Value)) {
+    let model = TinyModel::default();
+    let (first, second) = model.tensors.split_at(5);
+    std::fs::write(directory.join("config.json"), model.config.to_string()).unwrap();
+    let mut map = serde_json::Map::new();
+    for (name, tensors) in [("a.safetensors", first), ("b.safetensors", second)] {
+        std::fs::write(directory.join(name), testing::safetensors_file(tensors)).unwrap();
+        map.extend(tensors.iter().map(|tensor| (tensor.name.clone(), name.into())));
+    }
+    let mut index = json!({"metadata": {}, "weight_map": map});
+    bend(&mut index);
+    std::fs::write(directory.join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+#[test]
+fn broken_shards_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    sharded(path, |_| ());
+    load(path).unwrap();
+
+    sharded(path, |index| {
+        index["weight_map"]["model.norm.weight"] = json!("c.safetensors")
+    });
+    assert!(matches!(
+        refused(path, &["c.safetensors", "model.norm.weight"]),
+        ModelError::MissingShard { .. }
+    ));
+    for outside in ["../a.safetensors", "/etc/passwd", "", ".", "x/y"] {
+        sharded(path, |index| index["weight_map"]["model.norm.weight"] = json!(outside));
+        refused(path, &["weight_map", "model.norm.weight", "same directory"]);
+    }
+    sharded(path, |index| index["weight_map"]["extra"] = json!("a.safetensors"));
+    assert!(matches!(
+        refused(path, &["extra", "a.safetensors"]),
+        ModelError::CorruptWeights { .. }
+    ));
+    sharded(path, |index| index["weight_map"] = json!(3));
+    refused(path, &["weight_map"]);
+
+    sharded(path, |_| ());
+    std::fs::copy(path.join("a.safetensors"), path.join("b.safetensors")).unwrap();
+    assert!(matches!(
+        refused(path, &["twice", "a.safetensors", "b.safetensors"]),
+        ModelError::DuplicateTensor { .. }
+    ));
+}
+
+struct Failing;
+
+impl AttentionStep for Failing {
+    fn attend(&mut self, _: AttentionInput<'_>, _: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Err("the cache is full".into())
+    }
+}
+
+#[test]
+fn bad_calls_are_typed_errors() {
+    let directory = tempfile::tempdir().unwrap();
+    TinyModel::default().write(directory.path());
+    let loaded = load(directory.path()).unwrap();
+    let model = loaded.model.as_ref();
+    let mut workspace = Workspace::new(model.config(), 2);
+    let mut hidden = vec![0.0; 2 * 16];
+
+    let error = model.embed(&[1, 320], &mut hidden).unwrap_err();
+    assert!(matches!(
+        error,
+        ModelError::TokenOutOfRange {
+            token: 320,
+            vocab_size: 320
+        }
+    ));
+    let error = model.embed(&[1], &mut hidden).unwrap_err();
+    assert!(matches!(
+        error,
+        ModelError::BufferLength {
+            expected: 16,
+            found: 32,
+            ..
+        }
+    ));
+    let error = model
+        .layer(0, 0, &mut hidden[..17], &mut Failing, &mut workspace)
+        .unwrap_err();
+    assert!(matches!(error, ModelError::BufferLength { .. }));
+    let error = model
+        .layer(1, 0, &mut hidden, &mut Failing, &mut workspace)
+        .unwrap_err();
+    assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
+    let error = model
+        .layer(0, 0, &mut vec![0.0; 48], &mut Failing, &mut workspace)
+        .unwrap_err();
+    assert!(matches!(
+        error,
+        ModelError::BatchTooLarge {
+            tokens: 3,
+            batch_tokens: 2
+        }
+    ));
+    let mut other = model.config().clone();
+    other.intermediate_size += 1;
+    let error = model
+        .layer(0, 0, &mut hidden, &mut Failing, &mut Workspace::new(&other, 2))
+        .unwrap_err();
+    assert!(matches!(error, ModelError::WrongWorkspace));
+    let error = model
+        .layer(0, 0, &mut hidden, &mut Failing, &mut workspace)
+        .unwrap_err();
+    assert_eq!(error.to_string(), "the cache is full");
+}
