@@ -1,1 +1,45 @@
-//! Paged KV cache of (layer, KV head) pages
+//! A paged KV cache: keys and values of every (layer, KV head), in pages that are allocated as tokens arrive.
+//!
+//! A *page* holds a fixed number of tokens of one (layer, KV head). Keys and values are separate planes, each in its
+//! own element [`Format`](riffle_attention::Format), laid out as `riffle-attention` reads them. A page table per
+//! (layer, KV head) maps a sequence's pages to slots in memory, so a sequence grows without copying and without
+//! reserving its maximum length.
+//!
+//! The byte budget is hard: it is checked before anything is allocated, memory mapped for pages never exceeds it, and
+//! an append that is refused leaves the cache as it was. Pages that are freed go back to the operating system at once.
+//!
+//! ```
+//! use riffle_attention::Format;
+//! use riffle_kv::{CacheShape, KvCache};
+//!
+//! let shape = CacheShape {
+//!     layers: 1,
+//!     kv_heads: 2,
+//!     head_dim: 16,
+//!     page_tokens: 32,
+//!     key_format: Format::F16,
+//!     value_format: Format::F16,
+//! };
+//! let mut cache = KvCache::new(shape, Some(shape.bytes_for(64)))?;
+//! let tokens = vec![0.5; 40 * 2 * 16]; // [tokens, kv_heads, head_dim]
+//! cache.append(0, &tokens, &tokens)?;
+//!
+//! let pages: Vec<_> = cache.pages(0, 1).collect();
+//! assert_eq!((pages[0].tokens, pages[1].start, pages[1].tokens), (32, 32, 8));
+//! assert!(cache.append(0, &tokens, &tokens).unwrap_err().to_string().contains("64 tokens"));
+//! cache.truncate(10);
+//! assert_eq!(cache.usage().pages, 2);
+//! # Ok::<(), riffle_kv::KvError>(())
+//! ```
+
+mod arena;
+mod cache;
+mod error;
+mod reclaim;
+mod shape;
+mod usage;
+
+pub use cache::KvCache;
+pub use error::KvError;
+pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS};
+pub use usage::{KvUsage, TierBytes};

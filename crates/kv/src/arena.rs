@@ -1,0 +1,268 @@
+//! Slots of one plane each, in slabs mapped from the operating system.
+//!
+//! Slabs are few (the number of mappings is limited) and large (so that they lie on huge pages). The lowest free slot
+//! is taken first, so that late slabs run empty and are unmapped; free slots of slabs in use are given back as well.
+
+use std::ops::Range;
+
+use memmap2::MmapMut;
+use riffle_attention::{Format, Plane, PlaneMut};
+
+use crate::KvError;
+use crate::reclaim::{OS_PAGE_BYTES, release};
+
+/// Bytes of a slab, unless one plane is larger or the budget smaller.
+const SLAB_BYTES: usize = 16 << 20;
+
+/// Where a plane lies in an [`Arena`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot {
+    slab: u16,
+    index: u16,
+}
+
+/// The planes of one format and size.
+pub(crate) struct Arena {
+    format: Format,
+    plane_bytes: usize,
+    /// `None` where a slab ran empty and was unmapped.
+    slabs: Vec<Option<Slab>>,
+    free_slots: usize,
+    /// No slab before this one has a free slot.
+    first_free: usize,
+}
+
+struct Slab {
+    map: MmapMut,
+    /// One bit a slot, set while it is in use.
+    used: Vec<u64>,
+    slots: usize,
+    used_slots: usize,
+}
+
+impl Arena {
+    pub(crate) fn new(format: Format, page_tokens: usize, head_dim: usize) -> Self {
+        Self {
+            format,
+            plane_bytes: format.plane_bytes(page_tokens, head_dim),
+            slabs: Vec::new(),
+            free_slots: 0,
+            first_free: 0,
+        }
+    }
+
+    /// Sees to it that `slots` are free, with at most `most_slots` mapped in all; nothing is mapped on error.
+    pub(crate) fn reserve(&mut self, slots: usize, most_slots: usize) -> Result<(), KvError> {
+        while self.free_slots < slots {
+            let usual = (SLAB_BYTES / self.plane_bytes).clamp(1, 1 << 16);
+            let room = most_slots.saturating_sub(self.slots()).max(1);
+            if let Err(error) = self.map_slab(usual.min(room)) {
+                self.unmap_empty();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the lowest free slot; one must have been reserved.
+    pub(crate) fn take(&mut self) -> Slot {
+        for (number, slab) in self.slabs.iter_mut().enumerate().skip(self.first_free) {
+            self.first_free = number;
+            if let Some(index) = slab.as_mut().and_then(Slab::take) {
+                self.free_slots -= 1;
+                return Slot {
+                    slab: number as u16,
+                    index: index as u16,
+                };
+            }
+        }
+        unreachable!("slots are reserved before they are taken")
+    }
+
+    /// Frees slots and gives their memory back to the operating system.
+    pub(crate) fn free(&mut self, slots: &mut [Slot]) {
+        slots.sort_unstable();
+        for slot in slots.iter() {
+            let slab = self.slab_mut(*slot);
+            slab.used[usize::from(slot.index) / 64] &= !(1 << (slot.index % 64));
+            slab.used_slots -= 1;
+            self.free_slots += 1;
+            self.first_free = self.first_free.min(usize::from(slot.slab));
+        }
+        self.unmap_empty();
+        let plane_bytes = self.plane_bytes;
+        for run in slots.chunk_by(|a, b| a.slab == b.slab && a.index + 1 == b.index) {
+            let first = usize::from(run[0].index);
+            if let Some(Some(slab)) = self.slabs.get_mut(usize::from(run[0].slab)) {
+                slab.give_back(first..first + run.len(), plane_bytes);
+            }
+        }
+    }
+
+    pub(crate) fn plane(&self, slot: Slot) -> Plane<'_> {
+        let range = self.range(slot);
+        let slab = self.slabs[usize::from(slot.slab)].as_ref();
+        let bytes = &slab.expect("slots in use lie in mapped slabs").map[range];
+        match self.format {
+            Format::F32 => Plane::F32(bytemuck::cast_slice(bytes)),
+            Format::F16 => Plane::F16(bytemuck::cast_slice(bytes)),
+            Format::Bf16 => Plane::Bf16(bytemuck::cast_slice(bytes)),
+            Format::Q8_0 => Plane::Q8_0(bytes),
+            Format::Q4_0 => Plane::Q4_0(bytes),
+        }
+    }
+
+    pub(crate) fn plane_mut(&mut self, slot: Slot) -> PlaneMut<'_> {
+        let range = self.range(slot);
+        let format = self.format;
+        let bytes = &mut self.slab_mut(slot).map[range];
+        match format {
+            Format::F32 => PlaneMut::F32(bytemuck::cast_slice_mut(bytes)),
+            Format::F16 => PlaneMut::F16(bytemuck::cast_slice_mut(bytes)),
+            Format::Bf16 => PlaneMut::Bf16(bytemuck::cast_slice_mut(bytes)),
+            Format::Q8_0 => PlaneMut::Q8_0(bytes),
+            Format::Q4_0 => PlaneMut::Q4_0(bytes),
+        }
+    }
+
+    /// Bytes mapped, whether or not they are in use.
+    pub(crate) fn mapped_bytes(&self) -> usize {
+        self.slabs.iter().flatten().map(|slab| slab.map.len()).sum()
+    }
+
+    /// Bytes of slab records and bitmaps.
+    pub(crate) fn bookkeeping_bytes(&self) -> usize {
+        let bitmaps: usize = self.slabs.iter().flatten().map(|slab| slab.used.capacity() * 8).sum();
+        bitmaps + self.slabs.capacity() * size_of::<Option<Slab>>()
+    }
+
+    fn slots(&self) -> usize {
+        self.slabs.iter().flatten().map(|slab| slab.slots).sum()
+    }
+
+    fn range(&self, slot: Slot) -> Range<usize> {
+        let start = usize::from(slot.index) * self.plane_bytes;
+        start..start + self.plane_bytes
+    }
+
+    fn slab_mut(&mut self, slot: Slot) -> &mut Slab {
+        let slab = self.slabs[usize::from(slot.slab)].as_mut();
+        slab.expect("slots in use lie in mapped slabs")
+    }
+
+    fn map_slab(&mut self, slots: usize) -> Result<(), KvError> {
+        let bytes = slots * self.plane_bytes;
+        let number = self.slabs.iter().position(Option::is_none).unwrap_or(self.slabs.len());
+        if number > usize::from(u16::MAX) {
+            let source = std::io::ErrorKind::OutOfMemory.into();
+            return Err(KvError::Memory { bytes, source });
+        }
+        let map = MmapMut::map_anon(bytes).map_err(|source| KvError::Memory { bytes, source })?;
+        // Huge pages are a matter of speed alone: a system without them is as right.
+        #[cfg(target_os = "linux")]
+        map.advise(memmap2::Advice::HugePage).ok();
+        let slab = Slab {
+            map,
+            used: vec![0; slots.div_ceil(64)],
+            slots,
+            used_slots: 0,
+        };
+        if number == self.slabs.len() {
+            self.slabs.push(Some(slab));
+        } else {
+            self.slabs[number] = Some(slab);
+        }
+        self.free_slots += slots;
+        self.first_free = self.first_free.min(number);
+        Ok(())
+    }
+
+    fn unmap_empty(&mut self) {
+        for slab in &mut self.slabs {
+            if let Some(empty) = slab.take_if(|slab| slab.used_slots == 0) {
+                self.free_slots -= empty.slots;
+            }
+        }
+        let kept = self.slabs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.slabs.truncate(kept);
+    }
+}
+
+impl Slab {
+    fn take(&mut self) -> Option<usize> {
+        if self.used_slots == self.slots {
+            return None;
+        }
+        let word = self.used.iter().position(|word| *word != u64::MAX)?;
+        let bit = self.used[word].trailing_ones() as usize;
+        self.used[word] |= 1 << bit;
+        self.used_slots += 1;
+        Some(word * 64 + bit)
+    }
+
+    fn is_free(&self, slot: usize) -> bool {
+        self.used[slot / 64] & (1 << (slot % 64)) == 0
+    }
+
+    /// Gives back the operating system's pages that hold nothing but free slots, for slots freed just now.
+    fn give_back(&mut self, freed: Range<usize>, plane_bytes: usize) {
+        let mut start = freed.start * plane_bytes / OS_PAGE_BYTES * OS_PAGE_BYTES;
+        let before = start / plane_bytes..freed.start;
+        if !before.into_iter().all(|slot| self.is_free(slot)) {
+            start += OS_PAGE_BYTES;
+        }
+        let mut end = (freed.end * plane_bytes).next_multiple_of(OS_PAGE_BYTES);
+        let after = freed.end..end.div_ceil(plane_bytes).min(self.slots);
+        if !after.into_iter().all(|slot| self.is_free(slot)) {
+            end -= OS_PAGE_BYTES;
+        }
+        if start < end {
+            release(&mut self.map, start..end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_slot_never_takes_a_neighbours_bytes_with_it() {
+        // 16 tokens × 16 as q4_0: planes of 160 bytes, many in one page of the operating system.
+        let mut arena = Arena::new(Format::Q4_0, 16, 16);
+        arena.reserve(200, 200).unwrap();
+        let slots: Vec<Slot> = (0..200).map(|_| arena.take()).collect();
+        for (n, slot) in slots.iter().enumerate() {
+            let PlaneMut::Q4_0(bytes) = arena.plane_mut(*slot) else {
+                unreachable!()
+            };
+            bytes.fill(n as u8);
+        }
+        let mut freed: Vec<Slot> = slots
+            .iter()
+            .copied()
+            .filter(|slot| (40..120).contains(&slot.index))
+            .collect();
+        arena.free(&mut freed);
+        arena.free(&mut [slots[130]]);
+        for (n, slot) in slots.iter().enumerate() {
+            if !(40..120).contains(&n) && n != 130 {
+                let Plane::Q4_0(bytes) = arena.plane(*slot) else {
+                    unreachable!()
+                };
+                assert!(bytes.iter().all(|byte| *byte == n as u8), "slot {n}");
+            }
+        }
+        assert_eq!(arena.take(), slots[40]);
+    }
+
+    #[test]
+    fn an_arena_that_runs_empty_maps_nothing() {
+        let mut arena = Arena::new(Format::F32, 1024, 256);
+        arena.reserve(40, 64).unwrap();
+        let mut slots: Vec<Slot> = (0..40).map(|_| arena.take()).collect();
+        assert!(arena.mapped_bytes() >= 40 << 20);
+        arena.free(&mut slots);
+        assert_eq!((arena.mapped_bytes(), arena.free_slots), (0, 0));
+    }
+}

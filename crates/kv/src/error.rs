@@ -1,0 +1,62 @@
+use std::io;
+
+/// Why the cache refused an operation; the cache is unchanged when one is returned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvError {
+    /// A cache shape that cannot be.
+    #[error("KV cache shape: {what} is {value}, but must be {requirement}")]
+    Shape {
+        /// Which part of the shape.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// What is allowed.
+        requirement: &'static str,
+    },
+    /// A layer that the shape does not have.
+    #[error("layer {layer} does not exist: the KV cache has {layers} layers")]
+    Layer {
+        /// The layer asked for.
+        layer: usize,
+        /// Layers of the cache.
+        layers: usize,
+    },
+    /// Keys and values of different lengths, or not whole tokens.
+    #[error(
+        "keys hold {keys} and values {values} elements, but both must be the same multiple of {width} (kv_heads × head_dim)"
+    )]
+    Length {
+        /// Elements in the keys.
+        keys: usize,
+        /// Elements in the values.
+        values: usize,
+        /// Elements of one token.
+        width: usize,
+    },
+    /// The append would pass the byte budget.
+    #[error(
+        "KV budget of {budget_bytes} bytes is used up: it fits {fitting_tokens} tokens in all layers ({layer_tokens} in layer {layer} now) \
+         and layer {layer} would hold {wanted_tokens}; use a larger budget, a shorter context or a smaller KV format"
+    )]
+    Budget {
+        /// The hard budget.
+        budget_bytes: u64,
+        /// Tokens that the budget fits when every layer holds them.
+        fitting_tokens: usize,
+        /// The layer appended to.
+        layer: usize,
+        /// Tokens the layer can hold with the pages that are taken now.
+        layer_tokens: usize,
+        /// Tokens the layer would hold after the append.
+        wanted_tokens: usize,
+    },
+    /// The operating system gave no memory for pages.
+    #[error("cannot map {bytes} bytes for KV pages: {source}; use a shorter context or a smaller KV format")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
