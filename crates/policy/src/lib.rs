@@ -1,1 +1,49 @@
-//! Sparse attention policies: which tokens a query reads
+//! Sparse attention policies: which tokens the queries of a tile read.
+//!
+//! A policy looks at queries and keys and answers with a [`Selection`](riffle_attention::Selection): plain data that
+//! every kernel reads in the same way. It does no I/O and computes no attention. Selections are deterministic: scores
+//! that choose are computed in a fixed order in f32, and ties go to the lower index.
+//!
+//! Policies are named by a [`PolicySpec`], for example `streaming:sinks=64,window=1024`; [`catalogue`] lists them with
+//! their parameters.
+//!
+//! ```
+//! use riffle_attention::{QueryTile, Span};
+//! use riffle_policy::{Phase, PolicySpec, SelectContext, build};
+//!
+//! let spec: PolicySpec = "streaming:sinks=4,window=8".parse()?;
+//! let policy = build(&spec, Phase::Decode)?;
+//! let query = [0.0; 16];
+//! let tile = QueryTile { data: &query, rows: 1, row_stride: 16, group: 1, head_dim: 16, start: 99 };
+//! let context = SelectContext {
+//!     phase: Phase::Decode,
+//!     layer: 0,
+//!     layers: 1,
+//!     kv_head: 0,
+//!     tokens: 100,
+//!     total_tokens: 100,
+//!     page_tokens: 256,
+//!     scale: 0.25,
+//!     pages: &[],
+//! };
+//! let selection = policy.select(&tile, &context);
+//! assert_eq!(selection.spans(), [Span::new(0, 4)]);
+//! assert_eq!(selection.row_window(), 8);
+//!
+//! let error = "streaming:windw=8".parse::<PolicySpec>().unwrap_err();
+//! assert_eq!(error.to_string(), "policy streaming has no parameter \"windw\"; it has sinks, window");
+//! # Ok::<(), riffle_policy::PolicyError>(())
+//! ```
+
+mod catalogue;
+mod error;
+mod parameter;
+mod policies;
+mod policy;
+mod spec;
+
+pub use catalogue::{PolicyInfo, build, catalogue};
+pub use error::PolicyError;
+pub use parameter::{ParameterInfo, ParameterKind};
+pub use policy::{ColumnMass, PageContent, Phase, SelectContext, SparsePolicy};
+pub use spec::PolicySpec;

@@ -1,0 +1,75 @@
+use crate::parameter::Parameters;
+use crate::policies::{full, streaming};
+use crate::{ParameterInfo, Phase, PolicyError, PolicySpec, SparsePolicy};
+
+/// A policy that can be chosen.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyInfo {
+    /// The name in a [`PolicySpec`].
+    pub name: &'static str,
+    /// Whether it chooses for prompt tokens.
+    pub supports_prefill: bool,
+    /// Whether it chooses for generated tokens.
+    pub supports_decode: bool,
+    /// What it saves: compute, traffic, memory, or nothing.
+    pub saves: &'static str,
+    /// Where the method comes from.
+    pub source: &'static str,
+    /// Its parameters.
+    pub parameters: &'static [ParameterInfo],
+    pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
+}
+
+static CATALOGUE: [PolicyInfo; 2] = [full::INFO, streaming::INFO];
+
+impl PolicyInfo {
+    /// Whether it chooses in this phase.
+    pub fn supports(&self, phase: Phase) -> bool {
+        match phase {
+            Phase::Prefill => self.supports_prefill,
+            Phase::Decode => self.supports_decode,
+        }
+    }
+}
+
+/// Names are unique.
+impl PartialEq for PolicyInfo {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+/// Every policy that can be chosen.
+pub fn catalogue() -> &'static [PolicyInfo] {
+    &CATALOGUE
+}
+
+/// Makes the policy that `spec` names, for one sequence and one phase.
+///
+/// # Errors
+/// [`PolicyError::UnsupportedPhase`].
+pub fn build(spec: &PolicySpec, phase: Phase) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+    let info = spec.info();
+    if !info.supports(phase) {
+        let supported = match phase {
+            Phase::Prefill => Phase::Decode,
+            Phase::Decode => Phase::Prefill,
+        };
+        return Err(PolicyError::UnsupportedPhase {
+            policy: info.name,
+            phase,
+            supported,
+        });
+    }
+    Ok((info.build)(spec.parameters()))
+}
+
+pub(crate) fn find(name: &str) -> Result<&'static PolicyInfo, PolicyError> {
+    CATALOGUE.iter().find(|info| info.name == name).ok_or_else(|| {
+        let known: Vec<&str> = CATALOGUE.iter().map(|info| info.name).collect();
+        PolicyError::Unknown {
+            name: name.to_owned(),
+            known: known.join(", "),
+        }
+    })
+}

@@ -1,0 +1,61 @@
+use crate::Phase;
+
+/// Why a policy could not be chosen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// No policy has this name.
+    #[error("unknown policy {name:?}; known: {known}")]
+    Unknown {
+        /// The name given.
+        name: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The policy has no parameter of this name.
+    #[error("policy {policy} has no parameter {parameter:?}; it has {known}")]
+    UnknownParameter {
+        /// The policy.
+        policy: &'static str,
+        /// The parameter given.
+        parameter: String,
+        /// The parameters that exist.
+        known: String,
+    },
+    /// A parameter is given twice.
+    #[error("policy {policy}: parameter {parameter:?} is given twice; give it once")]
+    RepeatedParameter {
+        /// The policy.
+        policy: &'static str,
+        /// The parameter.
+        parameter: String,
+    },
+    /// A parameter's value cannot be read or is out of range.
+    #[error("policy {policy}: {parameter} is {value:?}, but must be {requirement}")]
+    BadValue {
+        /// The policy.
+        policy: &'static str,
+        /// The parameter.
+        parameter: &'static str,
+        /// The value given.
+        value: String,
+        /// What is allowed.
+        requirement: String,
+    },
+    /// The text is not `name` or `name:key=value,…`.
+    #[error("policy {text:?} must be spelled name or name:key=value,key=value")]
+    Syntax {
+        /// The text given.
+        text: String,
+    },
+    /// The policy does not choose in this phase.
+    #[error("policy {policy} does not support {phase}, only {supported}; choose another, see `riffle policies`")]
+    UnsupportedPhase {
+        /// The policy.
+        policy: &'static str,
+        /// The phase asked for.
+        phase: Phase,
+        /// The phase it has.
+        supported: Phase,
+    },
+}

@@ -1,0 +1,191 @@
+use std::fmt;
+
+use crate::PolicyError;
+
+/// One parameter of a policy.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ParameterInfo {
+    /// The name in a [`PolicySpec`].
+    pub name: &'static str,
+    /// The value it has unless given.
+    pub default: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// What values it takes.
+    pub kind: ParameterKind,
+}
+
+/// What values a parameter takes; limits are included.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum ParameterKind {
+    /// A whole number.
+    Count {
+        /// The smallest.
+        min: usize,
+        /// The largest.
+        max: usize,
+    },
+    /// A whole number that is a power of two.
+    PowerOfTwo {
+        /// The smallest.
+        min: usize,
+        /// The largest.
+        max: usize,
+    },
+    /// A number.
+    Number {
+        /// The smallest.
+        min: f32,
+        /// The largest.
+        max: f32,
+    },
+    /// Token positions joined by `+`, or `none`.
+    Positions,
+}
+
+/// The largest number of tokens a parameter can name.
+pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
+
+impl ParameterInfo {
+    pub(crate) const fn tokens(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
+        Self::count(name, default, meaning, 0, MAX_TOKENS)
+    }
+
+    pub(crate) const fn count(
+        name: &'static str,
+        default: &'static str,
+        meaning: &'static str,
+        min: usize,
+        max: usize,
+    ) -> Self {
+        Self {
+            name,
+            default,
+            meaning,
+            kind: ParameterKind::Count { min, max },
+        }
+    }
+}
+
+impl ParameterKind {
+    fn requirement(self) -> String {
+        match self {
+            Self::Count { min, max: MAX_TOKENS } => format!("a whole number from {min} on (at most {MAX_TOKENS})"),
+            Self::Count { min, max } => format!("a whole number from {min} to {max}"),
+            Self::PowerOfTwo { min, max } => format!("a power of two from {min} to {max}"),
+            Self::Number { min, max } => format!("a number from {min} to {max}"),
+            Self::Positions => "positions joined by +, like 0+17, or none".to_owned(),
+        }
+    }
+
+    fn parse(self, text: &str) -> Option<Value> {
+        match self {
+            Self::Count { min, max } => {
+                let value = parse_count(text)?;
+                (min..=max).contains(&value).then_some(Value::Count(value))
+            }
+            Self::PowerOfTwo { min, max } => {
+                let value = parse_count(text)?;
+                ((min..=max).contains(&value) && value.is_power_of_two()).then_some(Value::Count(value))
+            }
+            Self::Number { min, max } => {
+                let value = text.parse::<f32>().ok()?;
+                (min..=max).contains(&value).then_some(Value::Number(value))
+            }
+            Self::Positions if text == "none" => Some(Value::Positions(Vec::new())),
+            Self::Positions => {
+                let positions = text
+                    .split('+')
+                    .map(|part| parse_count(part).filter(|value| *value <= MAX_TOKENS));
+                positions.collect::<Option<_>>().map(Value::Positions)
+            }
+        }
+    }
+}
+
+/// Digits only: `+5` is not a count.
+fn parse_count(text: &str) -> Option<usize> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Value {
+    Count(usize),
+    Number(f32),
+    Positions(Vec<usize>),
+}
+
+/// The values of all parameters of one policy, given or default, within their limits.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Parameters {
+    values: Vec<(&'static str, Value)>,
+}
+
+impl Parameters {
+    pub(crate) fn new(
+        policy: &'static str,
+        known: &'static [ParameterInfo],
+        given: &[(&str, &str)],
+    ) -> Result<Self, PolicyError> {
+        for (name, _) in given {
+            if !known.iter().any(|parameter| parameter.name == *name) {
+                let names: Vec<&str> = known.iter().map(|parameter| parameter.name).collect();
+                return Err(PolicyError::UnknownParameter {
+                    policy,
+                    parameter: (*name).to_owned(),
+                    known: if names.is_empty() {
+                        "none".to_owned()
+                    } else {
+                        names.join(", ")
+                    },
+                });
+            }
+        }
+        let values = known.iter().map(|parameter| {
+            let found = given.iter().find(|(name, _)| *name == parameter.name);
+            let text = found.map_or(parameter.default, |(_, text)| *text);
+            let value = parameter.kind.parse(text).ok_or_else(|| PolicyError::BadValue {
+                policy,
+                parameter: parameter.name,
+                value: text.to_owned(),
+                requirement: parameter.kind.requirement(),
+            })?;
+            Ok((parameter.name, value))
+        });
+        Ok(Self {
+            values: values.collect::<Result<_, _>>()?,
+        })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        self.values.iter().map(|(name, value)| (*name, value))
+    }
+
+    pub(crate) fn count(&self, name: &str) -> usize {
+        match self.value(name) {
+            Value::Count(value) => *value,
+            _ => unreachable!("{name} is declared as a count"),
+        }
+    }
+
+    fn value(&self, name: &str) -> &Value {
+        let found = self.values.iter().find(|(known, _)| *known == name);
+        &found.expect("policies read the parameters they declare").1
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(value) => value.fmt(f),
+            Self::Number(value) => value.fmt(f),
+            Self::Positions(values) if values.is_empty() => f.write_str("none"),
+            Self::Positions(values) => {
+                let texts: Vec<String> = values.iter().map(usize::to_string).collect();
+                f.write_str(&texts.join("+"))
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+use riffle_attention::{QueryTile, Selection};
+
+use crate::{PolicyInfo, SelectContext, SparsePolicy};
+
+/// Reads every token: what everything else is compared with.
+struct Full;
+
+pub(crate) const INFO: PolicyInfo = PolicyInfo {
+    name: "full",
+    supports_prefill: true,
+    supports_decode: true,
+    saves: "nothing",
+    source: "Dense causal attention",
+    parameters: &[],
+    build: |_| Box::new(Full),
+};
+
+impl SparsePolicy for Full {
+    fn name(&self) -> &'static str {
+        INFO.name
+    }
+
+    fn supports_prefill(&self) -> bool {
+        INFO.supports_prefill
+    }
+
+    fn supports_decode(&self) -> bool {
+        INFO.supports_decode
+    }
+
+    fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        Selection::full(context.tokens)
+    }
+}

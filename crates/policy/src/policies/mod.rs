@@ -1,0 +1,4 @@
+//! One file a policy.
+
+pub(crate) mod full;
+pub(crate) mod streaming;

@@ -1,0 +1,114 @@
+//! Every policy of the catalogue: how it is spelled, when it is refused, and what it selects.
+
+use proptest::prelude::*;
+use riffle_attention::QueryTile;
+use riffle_policy::{Phase, PolicyError, PolicySpec, SelectContext, build, catalogue};
+
+/// Rows of `selection` as `(query, key)` truths for a tile at `start` over `start + rows` tokens.
+fn mask(spec: &str, phase: Phase, start: usize, rows: usize) -> Vec<Vec<bool>> {
+    let policy = build(&spec.parse().unwrap(), phase).unwrap();
+    let data = vec![0.0; rows * 32];
+    let queries = QueryTile {
+        data: &data,
+        rows,
+        row_stride: 32,
+        group: 1,
+        head_dim: 32,
+        start,
+    };
+    let context = SelectContext {
+        phase,
+        layer: 0,
+        layers: 2,
+        kv_head: 0,
+        tokens: start + rows,
+        total_tokens: start + rows,
+        page_tokens: 64,
+        scale: 0.2,
+        pages: &[],
+    };
+    let selection = policy.select(&queries, &context);
+    (start..start + rows)
+        .map(|query| (0..start + rows).map(|key| selection.contains(query, key)).collect())
+        .collect()
+}
+
+#[test]
+fn full_reads_every_earlier_token_and_no_later_one() {
+    for (offset, row) in mask("full", Phase::Prefill, 40, 10).into_iter().enumerate() {
+        for (key, read) in row.into_iter().enumerate() {
+            assert_eq!(read, key <= 40 + offset);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn streaming_reads_sinks_and_window_exactly(
+        sinks in 0usize..40, window in 1usize..40, start in 0usize..100, rows in 1usize..20, decode: bool,
+    ) {
+        let phase = if decode { Phase::Decode } else { Phase::Prefill };
+        let spec = format!("streaming:sinks={sinks},window={window}");
+        for (offset, row) in mask(&spec, phase, start, rows).into_iter().enumerate() {
+            let query = start + offset;
+            for (key, read) in row.into_iter().enumerate() {
+                prop_assert_eq!(read, key <= query && (key < sinks || query - key < window));
+            }
+        }
+    }
+
+    #[test]
+    fn any_text_is_a_policy_or_a_typed_error(text in "[a-z0-9:=, -]{0,30}") {
+        if let Ok(spec) = text.parse::<PolicySpec>() {
+            prop_assert_eq!(spec.to_string().parse::<PolicySpec>().unwrap().to_string(), spec.to_string());
+        }
+    }
+}
+
+#[test]
+fn every_policy_is_built_in_the_phases_it_supports_and_refused_in_the_others() {
+    for info in catalogue() {
+        let spec: PolicySpec = info.name.parse().unwrap();
+        for phase in [Phase::Prefill, Phase::Decode] {
+            match build(&spec, phase) {
+                Ok(policy) => {
+                    assert!(info.supports(phase));
+                    assert_eq!(policy.name(), info.name);
+                    assert_eq!(policy.supports_prefill(), info.supports_prefill);
+                    assert_eq!(policy.supports_decode(), info.supports_decode);
+                }
+                Err(PolicyError::UnsupportedPhase { .. }) => assert!(!info.supports(phase)),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_spec_prints_with_all_its_parameters_and_reads_back() {
+    let spec: PolicySpec = "streaming:window=7".parse().unwrap();
+    assert_eq!(spec.to_string(), "streaming:sinks=64,window=7");
+    assert_eq!(spec.to_string().parse::<PolicySpec>().unwrap(), spec);
+    assert_eq!(PolicySpec::full().to_string(), "full");
+}
+
+#[test]
+fn misspelled_policies_say_what_there_is() {
+    for (text, parts) in [
+        ("psychic", &["\"psychic\"", "full", "streaming"][..]),
+        ("", &["\"\"", "full"]),
+        ("streaming:windw=3", &["\"windw\"", "sinks, window"]),
+        ("full:window=3", &["\"window\"", "none"]),
+        ("streaming:window", &["name:key=value"]),
+        ("streaming:", &["name:key=value"]),
+        ("streaming:window=0", &["\"0\"", "from 1 on"]),
+        ("streaming:window=-3", &["\"-3\"", "whole number"]),
+        ("streaming:window=99999999999999999999", &["whole number"]),
+        ("streaming:window=1,window=2", &["twice"]),
+    ] {
+        let message = text.parse::<PolicySpec>().unwrap_err().to_string();
+        for part in parts {
+            assert!(message.contains(part), "{text}: no {part:?} in {message}");
+        }
+    }
+}
