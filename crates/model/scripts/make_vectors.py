@@ -16,19 +16,58 @@ from safetensors.torch import save_file
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "vectors"
 POSITIONS = 512
-COMMON = dict(vocab_size=41, num_hidden_layers=2, max_position_embeddings=1024, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+COMMON = dict(vocab_size=31, num_hidden_layers=2, max_position_embeddings=1024, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+def rope(kind, **more):
+    return dict(rope_type=kind, rope_theta=10000.0, **more)
+
+
+def shape(hidden, inner, heads, kv_heads, **more):
+    return dict(hidden_size=hidden, intermediate_size=inner, num_attention_heads=heads, num_key_value_heads=kv_heads, **more)
+
+
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=256)
+LONG = dict(short_factor=[1.0 + 0.1 * i for i in range(6)], long_factor=[1.5 + 0.7 * i for i in range(6)], partial_rotary_factor=0.75)
 
 # family -> [(configuration class, settings, weight type)]; the seed is the case's place in the list.
 FAMILIES = {
     "llama": [
-        ("LlamaConfig", dict(hidden_size=48, intermediate_size=72, num_attention_heads=3, num_key_value_heads=1, head_dim=32), torch.float32),
-        ("LlamaConfig", dict(hidden_size=40, intermediate_size=56, num_attention_heads=4, num_key_value_heads=2, attention_bias=True,
-                             mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5,
-                             rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=256)),
-         torch.bfloat16),
+        ("LlamaConfig", shape(33, 48, 3, 1, head_dim=16), F32),
+        ("LlamaConfig", shape(40, 56, 4, 2, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=YARN), BF16),
+    ],
+    "mistral": [
+        ("MistralConfig", shape(32, 56, 4, 2, sliding_window=61), F32),
+        ("MistralConfig", shape(36, 40, 3, 3, head_dim=20, sliding_window=None, tie_word_embeddings=True), F16),
+    ],
+    "qwen2": [
+        ("Qwen2Config", shape(42, 32, 7, 1, tie_word_embeddings=True), F32),
+        ("Qwen2Config", shape(40, 48, 5, 5, num_hidden_layers=3, use_sliding_window=True, sliding_window=37, max_window_layers=1), BF16),
+    ],
+    "qwen3": [
+        ("Qwen3Config", shape(40, 56, 4, 2, head_dim=24, tie_word_embeddings=True, rope_parameters=YARN), BF16),
+        ("Qwen3Config", shape(36, 44, 3, 1, head_dim=32, attention_bias=True), F16),
+    ],
+    "phi3": [
+        ("Phi3Config", shape(48, 56, 3, 1, original_max_position_embeddings=600, rope_parameters=rope("longrope", **LONG)), BF16),
+        ("Phi3Config", shape(48, 40, 3, 3, original_max_position_embeddings=256, sliding_window=99, rope_parameters=rope("longrope", **LONG)), F16),
+    ],
+    "phi": [
+        ("PhiConfig", shape(48, 72, 3, 3), BF16),
+        ("PhiConfig", shape(40, 36, 2, 1, partial_rotary_factor=0.4, qk_layernorm=True), F16),
+    ],
+    "gemma2": [
+        ("Gemma2Config", shape(32, 40, 4, 2, head_dim=12, query_pre_attn_scalar=24, sliding_window=33, attn_logit_softcapping=5.0, final_logit_softcapping=6.0), F32),
+        ("Gemma2Config", shape(32, 56, 2, 1, head_dim=20, query_pre_attn_scalar=20, num_hidden_layers=3, sliding_window=80, tie_word_embeddings=False), BF16),
+    ],
+    "gemma3": [
+        ("Gemma3TextConfig", shape(36, 48, 3, 1, head_dim=24, query_pre_attn_scalar=24, num_hidden_layers=3, sliding_window=40, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                   rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0), sliding_attention=rope("default"))), BF16),
+        ("Gemma3TextConfig", shape(32, 40, 4, 4, head_dim=8, query_pre_attn_scalar=8, num_hidden_layers=4, sliding_window_pattern=3, sliding_window=70), BF16),
     ],
 }
-
 
 def randomise(model, seed):
     """Weights large enough that every part of the model shows in the logits."""

@@ -148,9 +148,9 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
         style.item_separator = ",".into();
     }
     if let Some(separators) = options.get::<Option<Vec<String>>>("separators")? {
-        if let [item, key] = separators.as_slice() {
-            (style.item_separator, style.key_separator) = (item.clone(), key.clone());
-        }
+        let [item, key] = <[String; 2]>::try_from(separators)
+            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings"))?;
+        (style.item_separator, style.key_separator) = (item, key);
     }
     options.assert_all_used()?;
     Ok(to_python_json(&serde_json::to_value(value).map_err(invalid)?, &style))

@@ -33,9 +33,9 @@ pub struct ModelConfig {
     pub attention_scale: f32,
     /// Attention logits are bent to cap · tanh(logit / cap), when given.
     pub soft_cap: Option<f32>,
-    /// Tokens a sliding-window layer looks back, counting the token itself. Which layers slide is
-    /// [`LanguageModel::window`](crate::LanguageModel::window)'s answer.
-    pub sliding_window: Option<usize>,
+    /// For each layer the tokens it looks back, counting the token itself, or `None` where it sees everything; empty
+    /// where no layer slides.
+    pub windows: Vec<Option<usize>>,
     /// Leading dimensions of a head that carry position.
     pub rotary_dim: usize,
     /// Different rotations in the model: 1, or 2 where local and global layers differ.
@@ -78,7 +78,7 @@ impl ModelConfig {
             max_position: fields.size("max_position_embeddings")?,
             attention_scale: (head_dim as f32).sqrt().recip(),
             soft_cap: None,
-            sliding_window: None,
+            windows: Vec::new(),
             rotary_dim: head_dim,
             rotary_tables: 1,
             norm_epsilon: fields.optional_positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
@@ -105,6 +105,31 @@ impl ModelConfig {
             return Err(fields.error("head_dim", format!("{head_dim} is odd, rotation needs pairs")));
         }
         Ok(config)
+    }
+
+    /// Which layers slide and how far they see: `layer_types` where config.json lists them, else as `slides` says.
+    pub(crate) fn set_windows(&mut self, fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<(), ModelError> {
+        let window = fields.optional_size("sliding_window")?;
+        let types = fields.texts("layer_types")?;
+        if !types.is_empty() && types.len() != self.layers {
+            let problem = format!("lists {} layers, the model has {}", types.len(), self.layers);
+            return Err(fields.error("layer_types", problem));
+        }
+        self.windows = Vec::with_capacity(self.layers);
+        for layer in 0..self.layers {
+            let slides = match types.get(layer).map(String::as_str) {
+                None => slides(layer),
+                Some("full_attention") => false,
+                Some("sliding_attention") => true,
+                Some(other) => {
+                    let problem =
+                        format!("{other:?} is not supported; supported are full_attention, sliding_attention");
+                    return Err(fields.error("layer_types", problem));
+                }
+            };
+            self.windows.push(window.filter(|_| slides));
+        }
+        Ok(())
     }
 
     /// Values of all query heads of a token.

@@ -13,11 +13,6 @@ pub(crate) trait DecoderLayer: Send + Sync {
     /// Takes `hidden`, `[tokens, hidden]`, through the layer.
     fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError>;
 
-    /// Tokens the layer looks back, `None` for all.
-    fn window(&self) -> Option<usize> {
-        None
-    }
-
     /// Bytes its weights take in memory.
     fn bytes(&self) -> u64;
 }
@@ -78,7 +73,7 @@ impl LanguageModel for Decoder {
     }
 
     fn window(&self, layer: usize) -> Option<usize> {
-        self.layers.get(layer)?.window()
+        *self.config.windows.get(layer)?
     }
 
     fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<(), ModelError> {

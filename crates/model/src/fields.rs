@@ -61,6 +61,15 @@ impl Fields {
         self.values.get(name).filter(|value| !value.is_null())
     }
 
+    /// The same settings with `value` for a setting that does not occur; an explicit null stays.
+    pub(crate) fn with_default(&self, name: &str, value: impl Into<Value>) -> Fields {
+        let mut fields = self.clone();
+        if !self.values.contains_key(name) {
+            fields.values.insert(name.to_owned(), value.into());
+        }
+        fields
+    }
+
     /// An error about setting `name`.
     pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> ModelError {
         ModelError::Config {

@@ -14,6 +14,7 @@ pub(crate) const ROW_BLOCK: usize = 256;
 #[derive(Debug)]
 pub struct Workspace {
     batch_tokens: usize,
+    pub(crate) context_tokens: usize,
     sizes: Sizes,
     // [tokens, heads, head_dim]
     pub(crate) queries: Vec<f32>,
@@ -66,6 +67,7 @@ impl Workspace {
         let rows = batch_tokens.min(ROW_BLOCK);
         Workspace {
             batch_tokens,
+            context_tokens: config.max_position,
             sizes,
             queries: vec![0.0; batch_tokens * sizes.query_width],
             keys: vec![0.0; batch_tokens * sizes.kv_width],
@@ -79,6 +81,15 @@ impl Workspace {
                 .map(|_| RotaryTable::with_capacity(batch_tokens, sizes.rotary_dim))
                 .collect(),
         }
+    }
+
+    /// The same workspace for a context of up to `context_tokens` tokens.
+    ///
+    /// Models with LongRoPE turn heads otherwise in long contexts than in short ones, and a session must stay with one
+    /// way. Without this call the context is taken to be as long as the model allows.
+    pub fn for_context(mut self, context_tokens: usize) -> Workspace {
+        self.context_tokens = context_tokens;
+        self
     }
 
     /// The longest batch this workspace serves.
@@ -158,6 +169,11 @@ impl RowBlock<'_> {
     /// `hidden += branch`.
     pub(crate) fn add_branch(&mut self) {
         add(self.hidden, self.branch);
+    }
+
+    /// `hidden += normed`.
+    pub(crate) fn add_normed(&mut self) {
+        add(self.hidden, self.normed);
     }
 }
 

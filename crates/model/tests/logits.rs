@@ -50,6 +50,41 @@ fn llama_logits_equal_the_reference_for_every_batch_size() {
 }
 
 #[test]
+fn mistral_logits_equal_the_reference_for_every_batch_size() {
+    check_all("mistral-");
+}
+
+#[test]
+fn qwen2_logits_equal_the_reference_for_every_batch_size() {
+    check_all("qwen2-");
+}
+
+#[test]
+fn qwen3_logits_equal_the_reference_for_every_batch_size() {
+    check_all("qwen3-");
+}
+
+#[test]
+fn phi3_logits_equal_the_reference_for_every_batch_size() {
+    check_all("phi3-");
+}
+
+#[test]
+fn phi2_logits_equal_the_reference_for_every_batch_size() {
+    check_all("phi-");
+}
+
+#[test]
+fn gemma2_logits_equal_the_reference_for_every_batch_size() {
+    check_all("gemma2-");
+}
+
+#[test]
+fn gemma3_logits_equal_the_reference_for_every_batch_size() {
+    check_all("gemma3-");
+}
+
+#[test]
 fn random_llama_logits_equal_the_reference_for_every_batch_size() {
     let cases = cases(&fixtures().join("vectors"), "");
     assert!(!cases.is_empty(), "no vectors among the fixtures");
@@ -59,4 +94,18 @@ fn random_llama_logits_equal_the_reference_for_every_batch_size() {
 #[test]
 fn shipped_model_logits_equal_the_reference_for_every_batch_size() {
     check_against(&fixtures().join("model"), &fixtures().join("vectors/shipped"));
+}
+
+#[test]
+fn logits_are_the_same_bits_for_every_number_of_threads() {
+    let model = load(fixtures().join("model")).unwrap().model;
+    let expected = Expected::read(&fixtures().join("vectors/shipped/expected.safetensors"));
+    let logits_with = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| logits_of(model.as_ref(), &expected.tokens, 512))
+    };
+    let alone = logits_with(1);
+    for threads in [2, 5] {
+        assert!(logits_with(threads) == alone, "{threads} threads");
+    }
 }

@@ -36,10 +36,11 @@ impl Attention {
             attended,
             normed,
             rotary_tables,
+            context_tokens,
             ..
         } = &mut *pass.workspace;
         let table = &mut rotary_tables[table];
-        table.prepare(rotary, pass.start_position, tokens);
+        table.prepare(rotary, *context_tokens, pass.start_position, tokens);
         for start in (0..tokens).step_by(ROW_BLOCK) {
             let rows = ROW_BLOCK.min(tokens - start);
             let normed = &mut normed[..rows * width];

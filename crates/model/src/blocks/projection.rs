@@ -21,35 +21,34 @@ impl Projection {
         inputs: usize,
         biased: bool,
     ) -> Result<Projection, ModelError> {
-        let mut parts = Projection::load_parts(weights, name, &[outputs], inputs, biased)?;
-        parts.pop().ok_or_else(|| ModelError::MissingTensor {
-            tensor: format!("{name}.weight"),
-        })
+        let [projection] = Projection::load_parts(weights, name, [outputs], inputs, biased)?;
+        Ok(projection)
     }
 
     /// Takes a fused tensor as the projections it is stacked from.
-    pub(crate) fn load_parts(
+    pub(crate) fn load_parts<const PARTS: usize>(
         weights: &mut Checkpoint,
         name: &str,
-        outputs: &[usize],
+        outputs: [usize; PARTS],
         inputs: usize,
         biased: bool,
-    ) -> Result<Vec<Projection>, ModelError> {
-        let matrices = weights.matrix_parts(&format!("{name}.weight"), outputs, inputs)?;
+    ) -> Result<[Projection; PARTS], ModelError> {
+        let matrices = weights.matrices(&format!("{name}.weight"), outputs, inputs)?;
         let bias = match biased {
             true => Some(weights.vector(&format!("{name}.bias"), outputs.iter().sum())?),
             false => None,
         };
-        let mut start = 0;
-        Ok(matrices
-            .into_iter()
-            .zip(outputs)
-            .map(|(weight, outputs)| {
-                let bias = bias.as_ref().map(|bias| bias[start..start + outputs].to_vec());
-                start += outputs;
-                Projection { weight, bias }
-            })
-            .collect())
+        let mut rest = bias.as_deref();
+        let mut part = 0;
+        Ok(matrices.map(|weight| {
+            let bias = rest.map(|values| {
+                let (bias, after) = values.split_at(outputs[part]);
+                rest = Some(after);
+                bias.to_vec()
+            });
+            part += 1;
+            Projection { weight, bias }
+        }))
     }
 
     /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`.

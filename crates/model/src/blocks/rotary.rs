@@ -21,6 +21,16 @@ enum Scaling {
         original_max_position: f64,
     },
     Yarn(Yarn),
+    Long(Long),
+}
+
+/// LongRoPE: factors per pair, one set for short contexts and one for long ones.
+#[derive(Debug, Clone, PartialEq)]
+struct Long {
+    short: Vec<f64>,
+    long: Vec<f64>,
+    attention_factor: f64,
+    original_max_position: f64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -63,7 +73,7 @@ impl RotarySettings {
             None => fields.optional_positive("partial_rotary_factor")?.unwrap_or(1.0),
         };
         let dim = (head_dim as f64 * partial) as usize;
-        if dim == 0 || dim > head_dim || dim % 2 != 0 {
+        if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
             return Err(fields.error(
                 "partial_rotary_factor",
                 format!(
@@ -105,11 +115,15 @@ impl RotarySettings {
                     original_max_position: original_max_position()?,
                 }
             }
+            // Early Phi-3 files call LongRoPE su or yarn.
+            "longrope" | "su" | "yarn" if inner.get("short_factor").is_some() => {
+                Scaling::Long(long(&inner, dim, max_position, original_max_position()?)?)
+            }
             "yarn" => Scaling::Yarn(yarn(&inner, max_position, original_max_position()?)?),
             other => {
                 return Err(inner.error(
                     "rope_type",
-                    format!("{other:?} is not supported; supported are default, linear, llama3, yarn"),
+                    format!("{other:?} is not supported; supported are default, linear, llama3, yarn, longrope"),
                 ));
             }
         };
@@ -149,6 +163,32 @@ fn yarn(inner: &Fields, max_position: usize, original_max_position: f64) -> Resu
     })
 }
 
+fn long(inner: &Fields, dim: usize, max_position: usize, original_max_position: f64) -> Result<Long, ModelError> {
+    let factors = |name: &str| -> Result<Vec<f64>, ModelError> {
+        let factors = inner.positive_numbers(name)?.unwrap_or_default();
+        if factors.len() == dim / 2 {
+            return Ok(factors);
+        }
+        let problem = format!("must hold {} factors, found {}", dim / 2, factors.len());
+        Err(inner.error(name, problem))
+    };
+    let factor = match inner.optional_positive("factor")? {
+        Some(factor) => factor,
+        None => max_position as f64 / original_max_position,
+    };
+    let attention_factor = match inner.optional_positive("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / original_max_position.ln()).sqrt(),
+    };
+    Ok(Long {
+        short: factors("short_factor")?,
+        long: factors("long_factor")?,
+        attention_factor,
+        original_max_position,
+    })
+}
+
 /// A rotation ready to be applied.
 #[derive(Debug)]
 pub(crate) struct Rotary {
@@ -156,6 +196,8 @@ pub(crate) struct Rotary {
     id: u64,
     /// Radians per position, `[dim / 2]`.
     frequencies: Vec<f32>,
+    /// Where contexts beyond a length turn otherwise: the length and the frequencies for them.
+    beyond: Option<(usize, Vec<f32>)>,
     /// Factor on both cosine and sine.
     magnitude: f32,
 }
@@ -168,6 +210,7 @@ impl Rotary {
             (1.0 / settings.theta.powf(f64::from(exponent)) as f32, pair)
         });
         let mut magnitude = 1.0;
+        let mut beyond = None;
         let frequencies = match &settings.scaling {
             Scaling::None => base.map(|(frequency, _)| frequency).collect(),
             Scaling::Linear { factor } => base.map(|(frequency, _)| frequency / *factor as f32).collect(),
@@ -195,11 +238,24 @@ impl Rotary {
                 })
                 .collect()
             }
+            Scaling::Long(settings) => {
+                magnitude = settings.attention_factor;
+                let base: Vec<f32> = base.map(|(frequency, _)| frequency).collect();
+                let stretch = |factors: &[f64]| -> Vec<f32> {
+                    let pairs = base.iter().zip(factors);
+                    pairs
+                        .map(|(frequency, factor)| (f64::from(*frequency) / factor) as f32)
+                        .collect()
+                };
+                beyond = Some((settings.original_max_position as usize, stretch(&settings.long)));
+                stretch(&settings.short)
+            }
         };
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         Rotary {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             frequencies,
+            beyond,
             magnitude: magnitude as f32,
         }
     }
@@ -220,9 +276,17 @@ impl Rotary {
         }
     }
 
-    fn fill(&self, position: usize, angles: &mut [f32]) {
-        let (cosines, sines) = angles.split_at_mut(self.frequencies.len());
-        for ((frequency, cosine), sine) in self.frequencies.iter().zip(cosines).zip(sines) {
+    /// The frequencies for a context of that many tokens.
+    fn frequencies(&self, context_tokens: usize) -> &[f32] {
+        match &self.beyond {
+            Some((original, frequencies)) if context_tokens > *original => frequencies,
+            _ => &self.frequencies,
+        }
+    }
+
+    fn fill(&self, frequencies: &[f32], position: usize, angles: &mut [f32]) {
+        let (cosines, sines) = angles.split_at_mut(frequencies.len());
+        for ((frequency, cosine), sine) in frequencies.iter().zip(cosines).zip(sines) {
             // The product is rounded to f32 because models are trained with it rounded so: at position 100,000 it is
             // off by up to 0.004 radians, and more exact angles would be other angles than the trained ones.
             let angle = f64::from(position as f32 * frequency);
@@ -248,8 +312,8 @@ fn yarn_range(yarn: &Yarn, settings: &RotarySettings) -> (f64, f64) {
 /// Cosines and sines of a batch, kept from layer to layer.
 #[derive(Debug, Default)]
 pub(crate) struct RotaryTable {
-    // Which rotation, from which position on, how many tokens.
-    holds: (u64, usize, usize),
+    // Which rotation, for which context, from which position on, how many tokens.
+    holds: (u64, usize, usize, usize),
     // [tokens, 2, dim / 2]: a token's cosines, then its sines
     angles: Vec<f32>,
 }
@@ -264,14 +328,15 @@ impl RotaryTable {
     }
 
     /// Fills the table unless it holds these positions already.
-    pub(crate) fn prepare(&mut self, rotary: &Rotary, start_position: usize, tokens: usize) {
-        let wanted = (rotary.id, start_position, tokens);
+    pub(crate) fn prepare(&mut self, rotary: &Rotary, context_tokens: usize, start_position: usize, tokens: usize) {
+        let wanted = (rotary.id, context_tokens, start_position, tokens);
         if self.holds == wanted {
             return;
         }
         let width = rotary.dim();
+        let frequencies = rotary.frequencies(context_tokens);
         for_rows(&mut self.angles[..tokens * width], width, |row, angles| {
-            rotary.fill(start_position + row, angles)
+            rotary.fill(frequencies, start_position + row, angles)
         });
         self.holds = wanted;
     }
@@ -303,7 +368,7 @@ mod tests {
             let rotary = Rotary::new(&settings(json!({"rope_theta": 5e5}), head_dim).unwrap());
             for position in [0usize, 1, 17, 511, 4095] {
                 let mut table = RotaryTable::with_capacity(3, head_dim);
-                table.prepare(&rotary, position, 3);
+                table.prepare(&rotary, 8192, position, 3);
                 for row in 0..3 {
                     let head: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.7).sin()).collect();
                     let mut turned = head.clone();
@@ -332,7 +397,7 @@ mod tests {
         let rotary = Rotary::new(&settings(json!({"partial_rotary_factor": 0.4}), 80).unwrap());
         assert_eq!(rotary.dim(), 32);
         let mut table = RotaryTable::with_capacity(1, 32);
-        table.prepare(&rotary, 9, 1);
+        table.prepare(&rotary, 8192, 9, 1);
         let mut head = vec![1.0f32; 80];
         Rotary::turn(&mut head, &table.angles()[..16], &table.angles()[16..]);
         assert!(head[..32].iter().all(|x| *x != 1.0));

@@ -1,4 +1,6 @@
 //! Llama: RMS norms before attention and feed-forward, rotary positions, grouped queries, SwiGLU.
+//!
+//! Several families differ from it only by a [`Style`] and are built here.
 
 use std::sync::Arc;
 
@@ -17,7 +19,23 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+/// How a relative of Llama differs from it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Style {
+    /// Queries, keys and values have biases.
+    pub(super) input_bias: bool,
+    /// The attention's output projection has a bias.
+    pub(super) output_bias: bool,
+    /// The feed-forward projections have biases.
+    pub(super) mlp_bias: bool,
+    /// Every query and key head is normalised.
+    pub(super) head_norms: bool,
+    /// Queries, keys and values are one tensor; gate and up are another.
+    pub(super) fused: bool,
+}
+
+/// Reads what Llama and its relatives share.
+pub(super) fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = ModelConfig::from_fields(fields, architecture)?;
     config.rotary_dim = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?.dim;
     Activation::from_fields(fields, "hidden_act")?;
@@ -25,51 +43,97 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
 }
 
 fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
-    let rotary = Arc::new(Rotary::new(&RotarySettings::from_fields(
-        fields,
-        config.head_dim,
-        config.max_position,
-    )?));
     let attention_bias = fields.flag("attention_bias", false)?;
-    let mlp_bias = fields.flag("mlp_bias", false)?;
-    let activation = Activation::from_fields(fields, "hidden_act")?;
-    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (query_width, kv_width) = (config.query_width(), config.kv_width());
-    let norm = |weights: &mut Checkpoint, name: &str| -> Result<Norm, ModelError> {
-        Ok(Norm::Rms {
-            weight: weights.vector(name, hidden)?,
-            epsilon: config.norm_epsilon,
-        })
+    let style = Style {
+        input_bias: attention_bias,
+        output_bias: attention_bias,
+        mlp_bias: fields.flag("mlp_bias", false)?,
+        ..Style::default()
     };
+    build_with(style, fields, config, weights)
+}
+
+/// Builds Llama or a relative.
+pub(super) fn build_with(
+    style: Style,
+    fields: &Fields,
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+) -> Result<Decoder, ModelError> {
+    let rotary = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?;
+    let rotary = Arc::new(Rotary::new(&rotary));
+    let activation = Activation::from_fields(fields, "hidden_act")?;
     let mut layers: Vec<Box<dyn DecoderLayer>> = Vec::new();
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let mut project =
-            |part: &str, outputs, inputs, biased| Projection::load(weights, &name(part), outputs, inputs, biased);
-        let attention = Attention {
-            query: project("self_attn.q_proj", query_width, hidden, attention_bias)?,
-            key: project("self_attn.k_proj", kv_width, hidden, attention_bias)?,
-            value: project("self_attn.v_proj", kv_width, hidden, attention_bias)?,
-            output: project("self_attn.o_proj", hidden, query_width, attention_bias)?,
-            query_norm: None,
-            key_norm: None,
-        };
-        let mlp = Mlp::Gated {
-            gate: project("mlp.gate_proj", inner, hidden, mlp_bias)?,
-            up: project("mlp.up_proj", inner, hidden, mlp_bias)?,
-            down: project("mlp.down_proj", hidden, inner, mlp_bias)?,
-            activation,
-        };
         layers.push(Box::new(Layer {
-            attention_norm: norm(weights, &name("input_layernorm.weight"))?,
-            attention,
-            mlp_norm: norm(weights, &name("post_attention_layernorm.weight"))?,
-            mlp,
+            attention_norm: norm(config, weights, &name("input_layernorm"), config.hidden_size)?,
+            attention: attention(style, config, weights, &name("self_attn"))?,
+            mlp_norm: norm(config, weights, &name("post_attention_layernorm"), config.hidden_size)?,
+            mlp: mlp(style, config, weights, &name("mlp"), activation)?,
             rotary: Arc::clone(&rotary),
         }));
     }
-    let final_norm = norm(weights, "model.norm.weight")?;
+    let final_norm = norm(config, weights, "model.norm", config.hidden_size)?;
     Decoder::new(config, weights, layers, final_norm)
+}
+
+fn norm(config: &ModelConfig, weights: &mut Checkpoint, name: &str, width: usize) -> Result<Norm, ModelError> {
+    Ok(Norm::Rms {
+        weight: weights.vector(&format!("{name}.weight"), width)?,
+        epsilon: config.norm_epsilon,
+    })
+}
+
+fn attention(
+    style: Style,
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+    name: &str,
+) -> Result<Attention, ModelError> {
+    let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
+    let part = |part: &str| format!("{name}.{part}");
+    let [query, key, value] = if style.fused {
+        Projection::load_parts(weights, &part("qkv_proj"), [queries, kv, kv], hidden, style.input_bias)?
+    } else {
+        let mut load = |name, outputs| Projection::load(weights, &part(name), outputs, hidden, style.input_bias);
+        [load("q_proj", queries)?, load("k_proj", kv)?, load("v_proj", kv)?]
+    };
+    let mut head_norm = |name| match style.head_norms {
+        true => norm(config, weights, &part(name), config.head_dim).map(Some),
+        false => Ok(None),
+    };
+    Ok(Attention {
+        query,
+        key,
+        value,
+        query_norm: head_norm("q_norm")?,
+        key_norm: head_norm("k_norm")?,
+        output: Projection::load(weights, &part("o_proj"), hidden, queries, style.output_bias)?,
+    })
+}
+
+fn mlp(
+    style: Style,
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+    name: &str,
+    activation: Activation,
+) -> Result<Mlp, ModelError> {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let part = |part: &str| format!("{name}.{part}");
+    let [gate, up] = if style.fused {
+        Projection::load_parts(weights, &part("gate_up_proj"), [inner, inner], hidden, style.mlp_bias)?
+    } else {
+        let mut load = |name| Projection::load(weights, &part(name), inner, hidden, style.mlp_bias);
+        [load("gate_proj")?, load("up_proj")?]
+    };
+    Ok(Mlp::Gated {
+        gate,
+        up,
+        down: Projection::load(weights, &part("down_proj"), hidden, inner, style.mlp_bias)?,
+        activation,
+    })
 }
 
 struct Layer {

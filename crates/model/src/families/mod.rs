@@ -1,6 +1,12 @@
 //! The architectures, one file each.
 
+mod gemma;
 mod llama;
+mod mistral;
+mod phi;
+mod phi3;
+mod qwen2;
+mod qwen3;
 
 use crate::decoder::Decoder;
 use crate::fields::Fields;
@@ -19,7 +25,16 @@ pub(crate) struct Family {
     pub(crate) build: fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Decoder, ModelError>,
 }
 
-const FAMILIES: &[Family] = &[llama::FAMILY];
+const FAMILIES: &[Family] = &[
+    llama::FAMILY,
+    mistral::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    phi::FAMILY,
+    phi3::FAMILY,
+    gemma::GEMMA2,
+    gemma::GEMMA3,
+];
 
 /// The family config.json names, and the name it goes by there.
 pub(crate) fn find(fields: &Fields) -> Result<(&'static Family, String), ModelError> {

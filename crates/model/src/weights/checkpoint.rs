@@ -116,10 +116,6 @@ impl Checkpoint {
         Ok(())
     }
 
-    pub(crate) fn contains(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
-    }
-
     /// Every tensor of every file, by name.
     pub(crate) fn list(&self) -> Vec<TensorInfo> {
         self.tensors
@@ -170,37 +166,39 @@ impl Checkpoint {
 
     /// A matrix `[rows, columns]`, packed in its own element type.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<PackedMatrix, ModelError> {
-        let mut parts = self.matrix_parts(name, &[rows], columns)?;
-        parts.pop().ok_or_else(|| ModelError::MissingTensor {
-            tensor: name.to_owned(),
-        })
+        let [matrix] = self.matrices(name, [rows], columns)?;
+        Ok(matrix)
     }
 
     /// A matrix stored as several on top of each other, each packed by itself.
-    pub(crate) fn matrix_parts(
+    pub(crate) fn matrices<const PARTS: usize>(
         &mut self,
         name: &str,
-        rows: &[usize],
+        rows: [usize; PARTS],
         columns: usize,
-    ) -> Result<Vec<PackedMatrix>, ModelError> {
-        let (element_type, bytes) = self.take(name, &[rows.iter().sum(), columns])?;
+    ) -> Result<[PackedMatrix; PARTS], ModelError> {
+        let (element_type, mut rest) = self.take(name, &[rows.iter().sum(), columns])?;
         let format = match element_type {
             TensorType::F32 => WeightFormat::F32,
             TensorType::F16 => WeightFormat::F16,
             TensorType::Bf16 | TensorType::Other { .. } => WeightFormat::Bf16,
         };
         let row_bytes = columns * element_type.bits() / 8;
-        let mut start = 0;
-        rows.iter()
-            .map(|&rows| {
-                let part = &bytes[start..start + rows * row_bytes];
-                start += rows * row_bytes;
-                PackedMatrix::pack(format, rows, columns, part).map_err(|source| ModelError::Pack {
-                    tensor: name.to_owned(),
-                    source,
-                })
-            })
-            .collect()
+        let parts = rows.map(|rows| {
+            let (part, after) = rest.split_at(rows * row_bytes);
+            rest = after;
+            PackedMatrix::pack(format, rows, columns, part)
+        });
+        let mut packed = Vec::with_capacity(PARTS);
+        for part in parts {
+            packed.push(part.map_err(|source| ModelError::Pack {
+                tensor: name.to_owned(),
+                source,
+            })?);
+        }
+        packed.try_into().map_err(|_| ModelError::MissingTensor {
+            tensor: name.to_owned(),
+        })
     }
 
     /// The checked bytes of a tensor.

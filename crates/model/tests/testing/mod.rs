@@ -8,13 +8,13 @@ use riffle_model::{AttentionInput, AttentionStep, LanguageModel, ModelConfig, Wo
 use safetensors::{Dtype, SafeTensors};
 
 /// Tokens and the logits the reference computes for them.
-pub struct Expected {
-    pub tokens: Vec<u32>,
+pub(crate) struct Expected {
+    pub(crate) tokens: Vec<u32>,
     file: Vec<u8>,
 }
 
 impl Expected {
-    pub fn read(path: &Path) -> Expected {
+    pub(crate) fn read(path: &Path) -> Expected {
         let file = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let tokens = integers(&SafeTensors::deserialize(&file).unwrap(), "tokens").unwrap();
         Expected {
@@ -24,7 +24,7 @@ impl Expected {
     }
 
     /// The largest difference between the stored logits and `logits`, `[tokens, vocab_size]`.
-    pub fn largest_difference(&self, logits: &[f32], vocab_size: usize) -> f32 {
+    pub(crate) fn largest_difference(&self, logits: &[f32], vocab_size: usize) -> f32 {
         assert_eq!(logits.len(), self.tokens.len() * vocab_size);
         let file = SafeTensors::deserialize(&self.file).unwrap();
         let all_rows: Vec<usize> = (0..self.tokens.len()).collect();
@@ -78,7 +78,7 @@ fn integers(file: &SafeTensors<'_>, name: &str) -> Option<Vec<usize>> {
 }
 
 /// The largest difference of two sequences; infinite where one is not a number.
-pub fn largest_difference(left: impl Iterator<Item = f32>, right: impl Iterator<Item = f32>) -> f32 {
+pub(crate) fn largest_difference(left: impl Iterator<Item = f32>, right: impl Iterator<Item = f32>) -> f32 {
     left.zip(right).fold(0.0, |largest, (left, right)| {
         let difference = (left - right).abs();
         if difference.is_nan() {
@@ -90,7 +90,7 @@ pub fn largest_difference(left: impl Iterator<Item = f32>, right: impl Iterator<
 }
 
 /// Every case directory below `root` whose name begins with `prefix`, sorted.
-pub fn cases(root: &Path, prefix: &str) -> Vec<PathBuf> {
+pub(crate) fn cases(root: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(root) else {
         return Vec::new();
     };
@@ -104,17 +104,17 @@ pub fn cases(root: &Path, prefix: &str) -> Vec<PathBuf> {
 }
 
 /// The vectors of this crate.
-pub fn vectors() -> PathBuf {
+pub(crate) fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
 }
 
 /// The fixtures of the workspace.
-pub fn fixtures() -> PathBuf {
+pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
 /// Plain causal attention over everything seen, within each layer's window, summed in f64.
-pub struct DenseAttention {
+pub(crate) struct DenseAttention {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -127,7 +127,7 @@ pub struct DenseAttention {
 }
 
 impl DenseAttention {
-    pub fn new(model: &dyn LanguageModel) -> DenseAttention {
+    pub(crate) fn new(model: &dyn LanguageModel) -> DenseAttention {
         let config = model.config();
         DenseAttention {
             heads: config.heads,
@@ -191,7 +191,7 @@ impl AttentionStep for DenseAttention {
 }
 
 /// Logits of every position, `[tokens, vocab_size]`, the text taken in batches of `batch_tokens`.
-pub fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
+pub(crate) fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
     let ModelConfig {
         hidden_size,
         vocab_size,
@@ -199,7 +199,7 @@ pub fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize)
         ..
     } = *model.config();
     let mut attention = DenseAttention::new(model);
-    let mut workspace = Workspace::new(model.config(), batch_tokens);
+    let mut workspace = Workspace::new(model.config(), batch_tokens).for_context(tokens.len());
     let mut logits = Vec::with_capacity(tokens.len() * vocab_size);
     for (batch, tokens) in tokens.chunks(batch_tokens).enumerate() {
         let mut hidden = vec![0.0; tokens.len() * hidden_size];
@@ -217,7 +217,7 @@ pub fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize)
 }
 
 /// A tokenizer in the manner of Llama 2: `▁` for spaces, tokens `<0x00>` to `<0xFF>` for bytes outside the vocabulary.
-pub fn byte_fallback_tokenizer() -> String {
+pub(crate) fn byte_fallback_tokenizer() -> String {
     let mut vocabulary = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     vocabulary.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
     vocabulary.extend(["▁", "a", "b", "é", "▁a", "▁b", "ab", "▁ab", ".", "\u{fffd}", "▁▁"].map(str::to_owned));
@@ -246,7 +246,7 @@ pub fn byte_fallback_tokenizer() -> String {
 }
 
 /// A small model with this tokenizer.
-pub fn write_tokenizer(directory: &Path, tokenizer: &str, tokenizer_config: &str) {
+pub(crate) fn write_tokenizer(directory: &Path, tokenizer: &str, tokenizer_config: &str) {
     TinyModel::default().write(directory);
     std::fs::write(directory.join("tokenizer.json"), tokenizer).unwrap();
     std::fs::write(directory.join("tokenizer_config.json"), tokenizer_config).unwrap();
@@ -254,15 +254,15 @@ pub fn write_tokenizer(directory: &Path, tokenizer: &str, tokenizer_config: &str
 
 /// A tensor to be written.
 #[derive(Clone)]
-pub struct Tensor {
-    pub name: String,
-    pub dtype: &'static str,
-    pub shape: Vec<usize>,
-    pub data: Vec<u8>,
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: &'static str,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) data: Vec<u8>,
 }
 
 impl Tensor {
-    pub fn f32(name: &str, shape: &[usize]) -> Tensor {
+    pub(crate) fn f32(name: &str, shape: &[usize]) -> Tensor {
         let count: usize = shape.iter().product();
         let values = (0..count).map(|i| ((i * 7919 + name.len() * 31) % 199) as f32 / 400.0 - 0.25);
         Tensor {
@@ -275,9 +275,9 @@ impl Tensor {
 }
 
 /// A one-layer Llama model that tests may bend before writing it.
-pub struct TinyModel {
-    pub config: serde_json::Value,
-    pub tensors: Vec<Tensor>,
+pub(crate) struct TinyModel {
+    pub(crate) config: serde_json::Value,
+    pub(crate) tensors: Vec<Tensor>,
 }
 
 impl Default for TinyModel {
@@ -307,12 +307,12 @@ impl Default for TinyModel {
 }
 
 impl TinyModel {
-    pub fn write(&self, directory: &Path) {
+    pub(crate) fn write(&self, directory: &Path) {
         std::fs::write(directory.join("config.json"), self.config.to_string()).unwrap();
         std::fs::write(directory.join("model.safetensors"), safetensors_file(&self.tensors)).unwrap();
     }
 
-    pub fn tensor(&mut self, name: &str) -> &mut Tensor {
+    pub(crate) fn tensor(&mut self, name: &str) -> &mut Tensor {
         self.tensors
             .iter_mut()
             .find(|tensor| tensor.name.contains(name))
@@ -321,7 +321,7 @@ impl TinyModel {
 }
 
 /// The bytes of a safetensors file.
-pub fn safetensors_file(tensors: &[Tensor]) -> Vec<u8> {
+pub(crate) fn safetensors_file(tensors: &[Tensor]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut data = Vec::new();
     for tensor in tensors {
@@ -336,7 +336,7 @@ pub fn safetensors_file(tensors: &[Tensor]) -> Vec<u8> {
 }
 
 /// A safetensors file of any header.
-pub fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
+pub(crate) fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header.as_bytes());
     bytes.extend_from_slice(data);

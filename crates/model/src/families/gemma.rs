@@ -1,0 +1,204 @@
+//! Gemma 2 and 3: norms before and after each block, embeddings scaled up, local and global layers. Gemma 2 bends its
+//! logits; Gemma 3 normalises heads instead and turns them faster in local layers.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::Family;
+use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
+use crate::decoder::{Decoder, DecoderLayer};
+use crate::fields::Fields;
+use crate::weights::Checkpoint;
+use crate::workspace::Pass;
+use crate::{ModelConfig, ModelError};
+
+pub(super) const GEMMA2: Family = Family {
+    architectures: &["Gemma2ForCausalLM"],
+    model_type: "gemma2",
+    configure: configure_gemma2,
+    build: build_gemma2,
+};
+
+pub(super) const GEMMA3: Family = Family {
+    architectures: &["Gemma3ForCausalLM"],
+    model_type: "gemma3_text",
+    configure: configure_gemma3,
+    build: build_gemma3,
+};
+
+fn with_defaults(fields: &Fields) -> Fields {
+    fields
+        .with_default("head_dim", 256)
+        .with_default("hidden_activation", "gelu_pytorch_tanh")
+        .with_default("tie_word_embeddings", true)
+        .with_default("query_pre_attn_scalar", 256)
+        .with_default("sliding_window", 4096)
+}
+
+fn configure_gemma2(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+    let fields = with_defaults(fields);
+    let mut config = ModelConfig::from_fields(&fields, architecture)?;
+    config.attention_scale = (fields.positive("query_pre_attn_scalar")? as f32).sqrt().recip();
+    config.soft_cap = fields
+        .optional_positive("attn_logit_softcapping")?
+        .map(|cap| cap as f32);
+    config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
+    config.set_windows(&fields, |layer| layer % 2 == 0)?;
+    Activation::from_fields(&fields, "hidden_activation")?;
+    Ok(config)
+}
+
+fn configure_gemma3(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+    let mut config = configure_gemma2(fields, architecture)?;
+    let period = fields.optional_size("sliding_window_pattern")?.unwrap_or(6);
+    config.set_windows(&with_defaults(fields), |layer| (layer + 1) % period != 0)?;
+    config.rotary_tables = 2;
+    let [global, local] = gemma3_rotations(fields, &config)?;
+    if global.dim != config.head_dim || local.dim != config.head_dim {
+        return Err(fields.error("partial_rotary_factor", "must be 1 in this architecture"));
+    }
+    Ok(config)
+}
+
+/// The rotations of global and of local layers.
+fn gemma3_rotations(fields: &Fields, config: &ModelConfig) -> Result<[RotarySettings; 2], ModelError> {
+    let parameters = fields.object("rope_parameters")?;
+    let rotation = |kind: &str, older: Fields| -> Result<RotarySettings, ModelError> {
+        let own = parameters.as_ref().and_then(|parameters| parameters.get(kind));
+        let fields = match own {
+            Some(own) => Fields::new(fields.path(), json!({"rope_parameters": own}))?,
+            None => older,
+        };
+        RotarySettings::from_fields(&fields, config.head_dim, config.max_position)
+    };
+    let theta = fields.optional_positive("rope_local_base_freq")?.unwrap_or(10_000.0);
+    let local = Fields::new(fields.path(), json!({"rope_theta": theta}))?;
+    Ok([
+        rotation("full_attention", fields.with_default("rope_theta", 1_000_000))?,
+        rotation("sliding_attention", local)?,
+    ])
+}
+
+fn build_gemma2(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
+    let rotary = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?;
+    let rotary = Arc::new(Rotary::new(&rotary));
+    let mut decoder = build(fields, config, weights, false, |_| (0, Arc::clone(&rotary)))?;
+    decoder.logit_cap = fields
+        .optional_positive("final_logit_softcapping")?
+        .map(|cap| cap as f32);
+    Ok(decoder)
+}
+
+fn build_gemma3(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
+    let rotations = gemma3_rotations(fields, config)?.map(|settings| Arc::new(Rotary::new(&settings)));
+    let mut decoder = build(fields, config, weights, true, |layer| {
+        let table = usize::from(config.windows[layer].is_some());
+        (table, Arc::clone(&rotations[table]))
+    })?;
+    decoder.logit_cap = fields
+        .optional_positive("final_logit_softcapping")?
+        .map(|cap| cap as f32);
+    Ok(decoder)
+}
+
+fn build(
+    fields: &Fields,
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+    head_norms: bool,
+    rotary: impl Fn(usize) -> (usize, Arc<Rotary>),
+) -> Result<Decoder, ModelError> {
+    let activation = Activation::from_fields(&with_defaults(fields), "hidden_activation")?;
+    let biased = fields.flag("attention_bias", false)?;
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let (queries, kv) = (config.query_width(), config.kv_width());
+    let norm = |weights: &mut Checkpoint, name: &str, width| -> Result<Norm, ModelError> {
+        let mut weight = weights.vector(&format!("{name}.weight"), width)?;
+        weight.iter_mut().for_each(|weight| *weight += 1.0);
+        Ok(Norm::Rms {
+            weight,
+            epsilon: config.norm_epsilon,
+        })
+    };
+    let mut layers: Vec<Box<dyn DecoderLayer>> = Vec::new();
+    for layer in 0..config.layers {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let mut head_norm = |part: &str| match head_norms {
+            true => norm(weights, &name(part), config.head_dim).map(Some),
+            false => Ok(None),
+        };
+        let (query_norm, key_norm) = (head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?);
+        let mut wide_norm = |part: &str| norm(weights, &name(part), hidden);
+        let before_attention = wide_norm("input_layernorm")?;
+        let after_attention = wide_norm("post_attention_layernorm")?;
+        let before_mlp = wide_norm("pre_feedforward_layernorm")?;
+        let after_mlp = wide_norm("post_feedforward_layernorm")?;
+        let mut load =
+            |part: &str, outputs, inputs, biased| Projection::load(weights, &name(part), outputs, inputs, biased);
+        layers.push(Box::new(Layer {
+            before_attention,
+            attention: Attention {
+                query: load("self_attn.q_proj", queries, hidden, biased)?,
+                key: load("self_attn.k_proj", kv, hidden, biased)?,
+                value: load("self_attn.v_proj", kv, hidden, biased)?,
+                output: load("self_attn.o_proj", hidden, queries, biased)?,
+                query_norm,
+                key_norm,
+            },
+            after_attention,
+            before_mlp,
+            mlp: Mlp::Gated {
+                gate: load("mlp.gate_proj", inner, hidden, false)?,
+                up: load("mlp.up_proj", inner, hidden, false)?,
+                down: load("mlp.down_proj", hidden, inner, false)?,
+                activation,
+            },
+            after_mlp,
+            rotary: rotary(layer),
+        }));
+    }
+    let final_norm = norm(weights, "model.norm", hidden)?;
+    let mut decoder = Decoder::new(config, weights, layers, final_norm)?;
+    decoder.embedding_scale = Some((hidden as f32).sqrt());
+    Ok(decoder)
+}
+
+struct Layer {
+    before_attention: Norm,
+    attention: Attention,
+    after_attention: Norm,
+    before_mlp: Norm,
+    mlp: Mlp,
+    after_mlp: Norm,
+    /// Which of the workspace's angle tables, and the rotation that fills it.
+    rotary: (usize, Arc<Rotary>),
+}
+
+impl DecoderLayer for Layer {
+    fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError> {
+        let rotary = (self.rotary.0, &*self.rotary.1);
+        self.attention
+            .attend(pass, config, &self.before_attention, rotary, hidden)?;
+        pass.for_row_blocks(hidden, |rows| {
+            self.attention.output.apply(rows.attended, rows.normed);
+            self.after_attention.apply(rows.normed, rows.branch);
+            rows.add_branch();
+            self.before_mlp.apply(rows.hidden, rows.normed);
+            self.mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch);
+            self.after_mlp.apply(rows.branch, rows.normed);
+            rows.add_normed();
+        });
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        let norms = [
+            &self.before_attention,
+            &self.after_attention,
+            &self.before_mlp,
+            &self.after_mlp,
+        ];
+        self.attention.bytes() + self.mlp.bytes() + norms.into_iter().map(Norm::bytes).sum::<u64>()
+    }
+}

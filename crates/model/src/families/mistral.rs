@@ -1,0 +1,26 @@
+//! Mistral: Llama where every layer may look back only so far.
+
+use super::{Family, llama};
+use crate::decoder::Decoder;
+use crate::fields::Fields;
+use crate::weights::Checkpoint;
+use crate::{ModelConfig, ModelError};
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["MistralForCausalLM"],
+    model_type: "mistral",
+    configure,
+    build,
+};
+
+fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+    let mut config = llama::configure(fields, architecture)?;
+    if fields.get("sliding_window").is_some() {
+        config.set_windows(fields, |_| true)?;
+    }
+    Ok(config)
+}
+
+fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
+    llama::build_with(llama::Style::default(), fields, config, weights)
+}

@@ -1,0 +1,109 @@
+//! Phi-1, Phi-1.5 and Phi-2: attention and feed-forward side by side on one layer norm, partial rotation, biases.
+
+use std::sync::Arc;
+
+use super::Family;
+use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
+use crate::decoder::{Decoder, DecoderLayer};
+use crate::fields::Fields;
+use crate::weights::Checkpoint;
+use crate::workspace::Pass;
+use crate::{ModelConfig, ModelError};
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["PhiForCausalLM"],
+    model_type: "phi",
+    configure,
+    build,
+};
+
+fn with_defaults(fields: &Fields) -> Fields {
+    fields
+        .with_default("partial_rotary_factor", 0.5)
+        .with_default("hidden_act", "gelu_new")
+}
+
+fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+    let fields = with_defaults(fields);
+    let mut config = ModelConfig::from_fields(&fields, architecture)?;
+    config.norm_epsilon = fields.optional_positive("layer_norm_eps")?.unwrap_or(1e-5) as f32;
+    config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
+    Activation::from_fields(&fields, "hidden_act")?;
+    Ok(config)
+}
+
+fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
+    let fields = with_defaults(fields);
+    let rotary = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?;
+    let rotary = Arc::new(Rotary::new(&rotary));
+    let activation = Activation::from_fields(&fields, "hidden_act")?;
+    let head_norms = fields.flag("qk_layernorm", false)?;
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let (queries, kv) = (config.query_width(), config.kv_width());
+    let norm = |weights: &mut Checkpoint, name: &str, width| -> Result<Norm, ModelError> {
+        Ok(Norm::Layer {
+            weight: weights.vector(&format!("{name}.weight"), width)?,
+            bias: weights.vector(&format!("{name}.bias"), width)?,
+            epsilon: config.norm_epsilon,
+        })
+    };
+    let mut layers: Vec<Box<dyn DecoderLayer>> = Vec::new();
+    for layer in 0..config.layers {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let mut head_norm = |part: &str| match head_norms {
+            true => norm(weights, &name(part), config.head_dim).map(Some),
+            false => Ok(None),
+        };
+        let (query_norm, key_norm) = (head_norm("self_attn.q_layernorm")?, head_norm("self_attn.k_layernorm")?);
+        let norm = norm(weights, &name("input_layernorm"), hidden)?;
+        let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, true);
+        layers.push(Box::new(Layer {
+            norm,
+            attention: Attention {
+                query: load("self_attn.q_proj", queries, hidden)?,
+                key: load("self_attn.k_proj", kv, hidden)?,
+                value: load("self_attn.v_proj", kv, hidden)?,
+                output: load("self_attn.dense", hidden, queries)?,
+                query_norm,
+                key_norm,
+            },
+            mlp: Mlp::Plain {
+                up: load("mlp.fc1", inner, hidden)?,
+                down: load("mlp.fc2", hidden, inner)?,
+                activation,
+            },
+            rotary: Arc::clone(&rotary),
+        }));
+    }
+    let final_norm = norm(weights, "model.final_layernorm", hidden)?;
+    let mut decoder = Decoder::new(config, weights, layers, final_norm)?;
+    decoder.head_bias = Some(weights.vector("lm_head.bias", config.vocab_size)?);
+    Ok(decoder)
+}
+
+struct Layer {
+    norm: Norm,
+    attention: Attention,
+    mlp: Mlp,
+    rotary: Arc<Rotary>,
+}
+
+impl DecoderLayer for Layer {
+    fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError> {
+        self.attention
+            .attend(pass, config, &self.norm, (0, &self.rotary), hidden)?;
+        pass.for_row_blocks(hidden, |rows| {
+            // Both branches start from the layer's input.
+            self.norm.apply(rows.hidden, rows.normed);
+            self.attention.output.apply(rows.attended, rows.branch);
+            rows.add_branch();
+            self.mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch);
+            rows.add_branch();
+        });
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.norm.bytes() + self.attention.bytes() + self.mlp.bytes()
+    }
+}

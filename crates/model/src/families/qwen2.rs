@@ -1,0 +1,35 @@
+//! Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and sliding windows in late layers where asked.
+
+use super::{Family, llama};
+use crate::decoder::Decoder;
+use crate::fields::Fields;
+use crate::weights::Checkpoint;
+use crate::{ModelConfig, ModelError};
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["Qwen2ForCausalLM"],
+    model_type: "qwen2",
+    configure,
+    build,
+};
+
+/// Reads what Qwen2 and Qwen3 share.
+pub(super) fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+    let mut config = llama::configure(fields, architecture)?;
+    if fields.flag("use_sliding_window", false)? {
+        let first = match fields.get("max_window_layers").and_then(serde_json::Value::as_u64) {
+            Some(first) => first as usize,
+            None => fields.optional_size("max_window_layers")?.unwrap_or(28),
+        };
+        config.set_windows(&fields.with_default("sliding_window", 4096), |layer| layer >= first)?;
+    }
+    Ok(config)
+}
+
+fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
+    let style = llama::Style {
+        input_bias: true,
+        ..llama::Style::default()
+    };
+    llama::build_with(style, fields, config, weights)
+}
