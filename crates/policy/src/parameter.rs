@@ -5,7 +5,7 @@ use crate::PolicyError;
 /// One parameter of a policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ParameterInfo {
-    /// The name in a [`PolicySpec`].
+    /// The name in a [`PolicySpec`](crate::PolicySpec).
     pub name: &'static str,
     /// The value it has unless given.
     pub default: &'static str,
