@@ -1,1 +1,39 @@
-//! Packed weights times activations
+//! Packed weights times activations: the linear layers of a language model.
+//!
+//! A [`PackedMatrix`] holds the weights once, in the element type of the file, rearranged so that one vector load
+//! brings the same input of 16 outputs. [`matmul`](PackedMatrix::matmul) computes `output = input · weightsᵀ` for any
+//! number of tokens; [`row_into`](PackedMatrix::row_into) reads a row back exactly, so that an embedding and a tied
+//! output head share one copy.
+//!
+//! Each output is a sum over the inputs whose order is fixed: neither the number of tokens, nor the number of threads,
+//! nor the instruction set changes a bit of it.
+//!
+//! ```
+//! use riffle_linear::{PackedMatrix, WeightFormat};
+//!
+//! // Two outputs, three inputs.
+//! let weights: Vec<u8> = [1.0f32, 2.0, 3.0, 0.0, -1.0, 0.5].iter().flat_map(|w| w.to_le_bytes()).collect();
+//! let matrix = PackedMatrix::pack(WeightFormat::F32, 2, 3, &weights)?;
+//! let mut output = [0.0; 2];
+//! matrix.matmul(&[1.0, 1.0, 2.0], &mut output);
+//! assert_eq!(output, [9.0, 0.0]);
+//! # Ok::<(), riffle_linear::LinearError>(())
+//! ```
+
+mod buffer;
+mod error;
+mod float;
+mod format;
+mod half;
+mod isa;
+mod matrix;
+mod tasks;
+#[cfg(test)]
+mod testing;
+
+pub use error::LinearError;
+pub use format::WeightFormat;
+pub use matrix::PackedMatrix;
+
+/// Outputs that share a vector load: weights are interleaved by this many rows.
+const LANES: usize = 16;

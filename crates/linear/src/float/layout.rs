@@ -1,0 +1,55 @@
+//! `[outputs / 64][inputs][64]`, the last group narrowed to the 16-output blocks it needs and padded with zeros.
+
+use super::{Element, GROUP, GROUP_BLOCKS};
+use crate::LANES;
+
+/// A group of the matrix: where it starts in the packed bytes and how many blocks wide it is.
+pub(crate) struct Group<'a, E: Element> {
+    /// `[inputs, blocks]`
+    pub(crate) weights: &'a [[E::Bits; LANES]],
+    pub(crate) blocks: usize,
+}
+
+/// The group that holds output `first`, a multiple of [`GROUP`].
+pub(crate) fn group<E: Element>(packed: &[u8], outputs: usize, inputs: usize, first: usize) -> Group<'_, E> {
+    let blocks = (outputs - first).div_ceil(LANES).min(GROUP_BLOCKS);
+    let all: &[[E::Bits; LANES]] = bytemuck::cast_slice(packed);
+    Group {
+        weights: &all[first / LANES * inputs..][..blocks * inputs],
+        blocks,
+    }
+}
+
+/// Rearranges `source`, row-major little-endian `[outputs, inputs]`, into `packed`.
+pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
+    let bytes = size_of::<E::Bits>();
+    for first in (0..outputs).step_by(GROUP) {
+        let rows = (outputs - first).min(GROUP);
+        let width = rows.next_multiple_of(LANES);
+        let group = &mut packed[first * inputs * bytes..][..width * inputs * bytes];
+        let source = &source[first * inputs * bytes..][..rows * inputs * bytes];
+        // A few inputs of all rows at a time: both sides stay in cache.
+        for start in (0..inputs).step_by(32) {
+            let end = (start + 32).min(inputs);
+            for (row, values) in source.chunks_exact(inputs * bytes).enumerate() {
+                for input in start..end {
+                    let to = (input * width + row) * bytes;
+                    group[to..to + bytes].copy_from_slice(&values[input * bytes..][..bytes]);
+                }
+            }
+        }
+        if cfg!(target_endian = "big") {
+            group.chunks_exact_mut(bytes).for_each(<[u8]>::reverse);
+        }
+    }
+}
+
+/// Writes row `row` as f32.
+pub(crate) fn row_into<E: Element>(packed: &[u8], outputs: usize, row: usize, output: &mut [f32]) {
+    let first = row - row % GROUP;
+    let group = group::<E>(packed, outputs, output.len(), first);
+    let (block, lane) = ((row - first) / LANES, row % LANES);
+    for (value, vectors) in output.iter_mut().zip(group.weights.chunks_exact(group.blocks)) {
+        *value = E::widen(vectors[block][lane]);
+    }
+}

@@ -1,0 +1,200 @@
+use crate::isa::Isa;
+use crate::testing::{bits, exact, float_bytes, on_threads, rounded, values};
+use crate::{LinearError, PackedMatrix, WeightFormat};
+
+const FORMATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16];
+
+fn matrix(format: WeightFormat, outputs: usize, inputs: usize) -> (PackedMatrix, Vec<f32>) {
+    let weights = values(outputs * inputs, (outputs * 31 + inputs) as u64);
+    let packed = PackedMatrix::pack(format, outputs, inputs, &float_bytes(format, &weights)).expect("packs");
+    (packed, weights.iter().map(|&w| rounded(format, w)).collect())
+}
+
+fn product(isa: Isa, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
+    let mut output = vec![f32::NAN; input.len() / matrix.in_features() * matrix.out_features()];
+    matrix.matmul_with(isa, input, &mut output);
+    output
+}
+
+#[test]
+fn products_equal_f64_within_rounding_on_odd_shapes() {
+    let shapes = [
+        (1, 1, 1),
+        (17, 3, 2),
+        (16, 129, 1),
+        (63, 127, 7),
+        (65, 300, 5),
+        (80, 128, 13),
+        (130, 257, 97),
+        (33, 70, 513),
+    ];
+    for isa in Isa::available() {
+        for format in FORMATS {
+            for (outputs, inputs, tokens) in shapes {
+                let (packed, weights) = matrix(format, outputs, inputs);
+                let input = values(tokens * inputs, 7);
+                let output = product(isa, &packed, &input);
+                // Each term passes through at most a panel's additions and one for each panel.
+                let roundings = (super::PANEL.min(inputs) + inputs.div_ceil(super::PANEL)) as f64;
+                for (index, &found) in output.iter().enumerate() {
+                    let (token, out) = (index / outputs, index % outputs);
+                    let (sum, magnitude) =
+                        exact(&weights[out * inputs..][..inputs], &input[token * inputs..][..inputs]);
+                    let bound = roundings * magnitude * f64::from(f32::EPSILON) / 2.0;
+                    assert!(
+                        (f64::from(found) - sum).abs() <= bound * 1.001,
+                        "{isa:?} {format} {outputs}×{inputs}, token {token}, output {out}: {found} instead of {sum}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_computes_the_same_bits() {
+    for format in FORMATS {
+        for (outputs, inputs, tokens) in [(100, 300, 1), (64, 128, 6), (113, 401, 11), (48, 140, 200)] {
+            let (packed, _) = matrix(format, outputs, inputs);
+            let input = values(tokens * inputs, 3);
+            let plain = bits(&product(Isa::SCALAR, &packed, &input));
+            for isa in Isa::available() {
+                assert_eq!(bits(&product(isa, &packed, &input)), plain, "{isa:?} {format}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_gets_the_same_bits_alone_as_among_512_and_on_any_thread_count() {
+    for format in FORMATS {
+        let (outputs, inputs, tokens) = (144, 261, 512);
+        let (packed, _) = matrix(format, outputs, inputs);
+        let input = values(tokens * inputs, 5);
+        let alone: Vec<u32> = input
+            .chunks(inputs)
+            .flat_map(|row| bits(&product(Isa::best(), &packed, row)))
+            .collect();
+        for threads in [1, 2, 3, 8] {
+            let together = on_threads(threads, || product(Isa::best(), &packed, &input));
+            assert!(bits(&together) == alone, "{format} on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_large_matrix_gives_one_token_the_same_bits_on_any_thread_count() {
+    let (packed, _) = matrix(WeightFormat::Bf16, 1100, 700);
+    let input = values(700, 5);
+    let serial = bits(&on_threads(1, || product(Isa::best(), &packed, &input)));
+    for threads in [2, 3, 8] {
+        assert_eq!(
+            bits(&on_threads(threads, || product(Isa::best(), &packed, &input))),
+            serial,
+            "{threads} threads"
+        );
+    }
+}
+
+#[test]
+fn infinities_and_nan_reach_exactly_the_outputs_they_belong_to() {
+    for isa in Isa::available() {
+        for tokens in [1, 4, 40] {
+            let (outputs, inputs) = (70, 150);
+            let mut weights = vec![1.0f32; outputs * inputs];
+            weights[69 * inputs + 149] = f32::INFINITY;
+            weights[3 * inputs + 5] = f32::NAN;
+            let packed = PackedMatrix::pack(
+                WeightFormat::F16,
+                outputs,
+                inputs,
+                &float_bytes(WeightFormat::F16, &weights),
+            );
+            let mut input = vec![1.0f32; tokens * inputs];
+            let last = (tokens - 1) * inputs;
+            input[last + 149] = 0.0;
+            let output = product(isa, &packed.expect("packs"), &input);
+            for (index, &value) in output.iter().enumerate() {
+                let (token, out) = (index / outputs, index % outputs);
+                match out {
+                    3 => assert!(value.is_nan(), "{isa:?} token {token}"),
+                    // 0 × ∞ is NaN.
+                    69 if token == tokens - 1 => assert!(value.is_nan(), "{isa:?} token {token}"),
+                    69 => assert_eq!(value, f32::INFINITY, "{isa:?} token {token}"),
+                    _ => assert_eq!(
+                        value,
+                        if token == tokens - 1 { 149.0 } else { 150.0 },
+                        "{isa:?} output {out}"
+                    ),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_come_back_exactly() {
+    for format in FORMATS {
+        let (packed, weights) = matrix(format, 99, 37);
+        for row in 0..99 {
+            let mut output = vec![0.0; 37];
+            packed.row_into(row, &mut output);
+            assert_eq!(output, weights[row * 37..][..37], "{format} row {row}");
+        }
+    }
+}
+
+#[test]
+fn no_tokens_give_no_output() {
+    let (packed, _) = matrix(WeightFormat::F32, 5, 4);
+    packed.matmul(&[], &mut []);
+}
+
+#[test]
+fn bytes_of_another_shape_are_refused_with_both_lengths() {
+    let error = PackedMatrix::pack(WeightFormat::Bf16, 3, 5, &[0; 29]).expect_err("29 bytes");
+    assert_eq!(
+        error,
+        LinearError::ByteLength {
+            format: WeightFormat::Bf16,
+            out_features: 3,
+            in_features: 5,
+            expected: 30,
+            found: 29
+        }
+    );
+    assert_eq!(
+        error.to_string(),
+        "3 × 5 weights in bf16 take 30 bytes, but 29 were given: the file is truncated, or its shape or type is wrong"
+    );
+}
+
+#[test]
+fn empty_and_absurd_shapes_are_refused() {
+    for (outputs, inputs) in [(0, 4), (4, 0), (0, 0)] {
+        let error = PackedMatrix::pack(WeightFormat::F32, outputs, inputs, &[]).expect_err("empty");
+        assert_eq!(
+            error,
+            LinearError::Empty {
+                out_features: outputs,
+                in_features: inputs
+            }
+        );
+    }
+    let error = PackedMatrix::pack(WeightFormat::F32, usize::MAX, 2, &[]).expect_err("too large");
+    assert_eq!(
+        error,
+        LinearError::TooLarge {
+            out_features: usize::MAX,
+            in_features: 2
+        }
+    );
+}
+
+#[test]
+fn weights_are_held_once_with_at_most_fifteen_rows_of_padding() {
+    let (packed, _) = matrix(WeightFormat::F16, 100, 50);
+    assert_eq!(packed.bytes(), 112 * 50 * 2);
+    let (packed, _) = matrix(WeightFormat::F32, 1024, 1024);
+    assert_eq!(packed.bytes(), 1024 * 1024 * 4);
+}

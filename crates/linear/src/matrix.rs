@@ -1,0 +1,146 @@
+use core::fmt;
+
+use crate::buffer::Buffer;
+use crate::float::{self, Bf16, F16, F32};
+use crate::isa::Isa;
+use crate::{LANES, LinearError, WeightFormat};
+
+/// The weights of a linear layer, `[out_features, in_features]`, held once.
+pub struct PackedMatrix {
+    format: WeightFormat,
+    out_features: usize,
+    in_features: usize,
+    buffer: Buffer,
+}
+
+impl PackedMatrix {
+    /// Packs the row-major little-endian bytes of a file, whose elements are of `format`. The bytes can be dropped
+    /// afterwards: the matrix holds its own and only copy.
+    pub fn pack(
+        format: WeightFormat,
+        out_features: usize,
+        in_features: usize,
+        row_major_bytes: &[u8],
+    ) -> Result<PackedMatrix, LinearError> {
+        if out_features == 0 || in_features == 0 {
+            return Err(LinearError::Empty {
+                out_features,
+                in_features,
+            });
+        }
+        let block = format.block_weights();
+        if !in_features.is_multiple_of(block) {
+            return Err(LinearError::Block {
+                format,
+                in_features,
+                block,
+            });
+        }
+        let too_large = || LinearError::TooLarge {
+            out_features,
+            in_features,
+        };
+        let row_bytes = (in_features / block)
+            .checked_mul(format.block_bytes())
+            .ok_or_else(too_large)?;
+        let expected = row_bytes.checked_mul(out_features).ok_or_else(too_large)?;
+        if row_major_bytes.len() != expected {
+            let found = row_major_bytes.len();
+            return Err(LinearError::ByteLength {
+                format,
+                out_features,
+                in_features,
+                expected,
+                found,
+            });
+        }
+        let padded = out_features.checked_next_multiple_of(LANES).ok_or_else(too_large)?;
+        let mut buffer = Buffer::zeroed(row_bytes.checked_mul(padded).ok_or_else(too_large)?)?;
+        let packed = buffer.bytes_mut();
+        match format {
+            WeightFormat::F32 => float::pack::<F32>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::F16 => float::pack::<F16>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Bf16 => float::pack::<Bf16>(row_major_bytes, out_features, in_features, packed),
+        }
+        Ok(PackedMatrix {
+            format,
+            out_features,
+            in_features,
+            buffer,
+        })
+    }
+
+    /// `output[token, out] = Σ input[token, in] · weight[out, in]` for `input` `[tokens, in_features]` and `output`
+    /// `[tokens, out_features]`, on the threads of the current rayon pool. Infinities and NaN propagate as in IEEE
+    /// arithmetic.
+    ///
+    /// # Panics
+    ///
+    /// If `input` is not a whole number of rows, or `output` is not as many.
+    pub fn matmul(&self, input: &[f32], output: &mut [f32]) {
+        self.matmul_with(Isa::best(), input, output);
+    }
+
+    pub(crate) fn matmul_with(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
+        let (outputs, inputs) = (self.out_features, self.in_features);
+        let tokens = input.len() / inputs;
+        assert_eq!(input.len(), tokens * inputs, "input must be [tokens, {inputs}]");
+        assert_eq!(output.len(), tokens * outputs, "output must be [{tokens}, {outputs}]");
+        let packed = self.buffer.bytes();
+        match self.format {
+            WeightFormat::F32 => float::multiply::<F32>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::F16 => float::multiply::<F16>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Bf16 => float::multiply::<Bf16>(isa, packed, outputs, inputs, input, output),
+        }
+    }
+
+    /// Writes row `row` as f32, exactly as stored: the embedding of a token.
+    ///
+    /// # Panics
+    ///
+    /// If `row` is not below `out_features`, or `output` is not `in_features` long.
+    pub fn row_into(&self, row: usize, output: &mut [f32]) {
+        assert!(
+            row < self.out_features,
+            "row {row} of a matrix with {} rows",
+            self.out_features
+        );
+        assert_eq!(output.len(), self.in_features, "output must hold a row");
+        let packed = self.buffer.bytes();
+        match self.format {
+            WeightFormat::F32 => float::row_into::<F32>(packed, self.out_features, row, output),
+            WeightFormat::F16 => float::row_into::<F16>(packed, self.out_features, row, output),
+            WeightFormat::Bf16 => float::row_into::<Bf16>(packed, self.out_features, row, output),
+        }
+    }
+
+    /// Rows of the matrix: values of an output row.
+    pub fn out_features(&self) -> usize {
+        self.out_features
+    }
+
+    /// Columns of the matrix: values of an input row.
+    pub fn in_features(&self) -> usize {
+        self.in_features
+    }
+
+    /// The format the weights are held in.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// Bytes the weights take in memory, padding of the last 16 rows included.
+    pub fn bytes(&self) -> usize {
+        self.buffer.bytes().len()
+    }
+}
+
+impl fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PackedMatrix")
+            .field("format", &self.format)
+            .field("out_features", &self.out_features)
+            .field("in_features", &self.in_features)
+            .finish_non_exhaustive()
+    }
+}
