@@ -1,5 +1,7 @@
-use crate::layout::{key_at, value_at};
-use crate::{AttendError, KvView, Partial, QueryTile, Selection, math};
+use crate::simd::Level;
+use crate::tile::{Call, Output, Workspace};
+use crate::visible::Tokens;
+use crate::{AttendError, KvView, Partial, QueryTile, Selection, Span};
 
 /// What all tiles of a call share.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,6 +63,13 @@ pub struct AttendJob<'a> {
 
 /// Adds to `partial` what `queries` read of `kv` under `selection`.
 ///
+/// Keys are taken in ascending order in blocks cut from each page's start, so attending page by page
+/// gives the same bits as one call over all pages, and a row's result does not depend on which other rows
+/// are in the tile (except over quantised planes, where small tiles use integer dot products). Values a
+/// row does not see must be finite: they enter with weight zero.
+///
+/// Summaries that the selection names are read by [`attend_summaries`](crate::attend_summaries).
+///
 /// # Errors
 /// Shapes that disagree, slices that are too short, pages out of order.
 pub fn attend(
@@ -71,44 +80,38 @@ pub fn attend(
     partial: &mut Partial,
 ) -> Result<(), AttendError> {
     check(queries, kv, options, partial)?;
-    for row in 0..queries.rows {
-        for page in kv.pages {
-            for slot in 0..page.tokens {
-                let (position, key_position) = (queries.start + row, page.start + slot);
-                if !selection.contains_with(position, key_position, options.causal) {
-                    continue;
-                }
-                let key = key_at(&page.keys, kv.head_dim, slot);
-                let value = value_at(&page.values, kv.head_dim, slot);
-                for head in 0..queries.group {
-                    let query = queries.query(row, head);
-                    let mut logit = 0.0;
-                    for (a, b) in query.iter().zip(&key) {
-                        logit += a * b;
-                    }
-                    logit *= options.scale;
-                    if let Some(cap) = options.soft_cap {
-                        logit = (f64::from(cap) * math::tanh64(f64::from(logit / cap))) as f32;
-                    }
-                    let at = row * queries.group + head;
-                    let m = partial.m[at].max(logit);
-                    let keep = if partial.m[at] == m {
-                        1.0
-                    } else {
-                        math::exp(partial.m[at] - m)
-                    };
-                    let weight = math::exp(logit - m);
-                    partial.m[at] = m;
-                    partial.l[at] = partial.l[at] * keep + weight;
-                    let o = &mut partial.o[at * kv.head_dim..][..kv.head_dim];
-                    for (o, v) in o.iter_mut().zip(&value) {
-                        *o = *o * keep + weight * v;
-                    }
-                }
-            }
-        }
-    }
+    attend_at(Level::best(), queries, kv, selection, options, partial);
     Ok(())
+}
+
+/// [`attend`] with checked arguments and chosen instructions.
+fn attend_at(
+    level: Level,
+    queries: &QueryTile,
+    kv: &KvView,
+    selection: &Selection,
+    options: &AttendOptions,
+    partial: &mut Partial,
+) {
+    let visible = Tokens {
+        selection,
+        causal: options.causal,
+    };
+    let range = Span::new(0, usize::MAX);
+    let call = Call {
+        level,
+        queries: *queries,
+        kv: *kv,
+        visible: &visible,
+        options,
+        range,
+    };
+    let output = Output::Partial {
+        m: &mut partial.m,
+        l: &mut partial.l,
+        o: &mut partial.o,
+    };
+    with_workspace(|workspace| call.run(workspace, output));
 }
 
 /// Runs every job, adding job `n` to `partials[n]`.
@@ -126,13 +129,89 @@ pub fn attend_batch(jobs: &[AttendJob], options: &AttendOptions, partials: &mut 
     for (job, partial) in jobs.iter().zip(partials.iter()) {
         check(&job.queries, &job.kv, options, partial)?;
     }
+    let level = Level::best();
     for (job, partial) in jobs.iter().zip(partials) {
-        attend(&job.queries, &job.kv, job.selection, options, partial)?;
+        attend_at(level, &job.queries, &job.kv, job.selection, options, partial);
     }
     Ok(())
 }
 
+/// Adds to `mass[i]` the softmax weight that the key at position `origin + i` receives, summed over rows
+/// and heads. Keys outside `mass` are skipped.
+///
+/// `log_sum_exp` is that of the whole attention, `[rows, group]` (see [`Partial::log_sum_exp`]), so parts of
+/// a cache may be visited in any order: each part's weights come out as exp(lse_part − lse_total) times its
+/// own softmax. Used by eviction policies (H2O, SnapKV).
+///
+/// # Errors
+/// As [`attend`].
+pub fn add_column_mass(
+    queries: &QueryTile,
+    kv: &KvView,
+    selection: &Selection,
+    options: &AttendOptions,
+    log_sum_exp: &[f32],
+    origin: usize,
+    mass: &mut [f32],
+) -> Result<(), AttendError> {
+    check_shapes(queries, kv, options)?;
+    if log_sum_exp.len() != queries.rows * queries.group {
+        return Err(AttendError::Mismatch {
+            what: "log_sum_exp and rows × group",
+            expected: queries.rows * queries.group,
+            found: log_sum_exp.len(),
+        });
+    }
+    let visible = Tokens {
+        selection,
+        causal: options.causal,
+    };
+    let range = Span::new(origin, origin.saturating_add(mass.len()));
+    let call = Call {
+        level: Level::best(),
+        queries: *queries,
+        kv: *kv,
+        visible: &visible,
+        options,
+        range,
+    };
+    with_workspace(|workspace| {
+        call.run(
+            workspace,
+            Output::Mass {
+                log_sum_exp,
+                origin,
+                mass,
+            },
+        )
+    });
+    Ok(())
+}
+
+/// Runs `work` with this thread's scratch, so that nothing is allocated once it has grown.
+pub(crate) fn with_workspace<T>(work: impl FnOnce(&mut Workspace) -> T) -> T {
+    #[cfg(feature = "std")]
+    {
+        std::thread_local! {
+            static WORKSPACE: core::cell::RefCell<Workspace> = core::cell::RefCell::new(Workspace::default());
+        }
+        WORKSPACE.with(|workspace| match workspace.try_borrow_mut() {
+            Ok(mut workspace) => work(&mut workspace),
+            Err(_) => work(&mut Workspace::default()),
+        })
+    }
+    #[cfg(not(feature = "std"))]
+    {
+        work(&mut Workspace::default())
+    }
+}
+
 fn check(queries: &QueryTile, kv: &KvView, options: &AttendOptions, partial: &Partial) -> Result<(), AttendError> {
+    check_shapes(queries, kv, options)?;
+    partial.check_shape(queries.rows, queries.group, queries.head_dim)
+}
+
+fn check_shapes(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
     options.check()?;
     queries.check()?;
     kv.check()?;
@@ -143,5 +222,39 @@ fn check(queries: &QueryTile, kv: &KvView, options: &AttendOptions, partial: &Pa
             found: queries.head_dim,
         });
     }
-    partial.check_shape(queries.rows, queries.group, queries.head_dim)
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    use crate::testing::{Problem, close};
+
+    #[test]
+    fn every_instruction_set_agrees_with_plain_code() {
+        for problem in Problem::assorted() {
+            let views: Vec<_> = problem.pages.iter().map(|page| page.view()).collect();
+            let kv = KvView {
+                head_dim: problem.head_dim,
+                pages: &views,
+            };
+            let mut expected = problem.partial();
+            let tile = problem.tile();
+            attend_at(
+                Level::SCALAR,
+                &tile,
+                &kv,
+                &problem.selection,
+                &problem.options,
+                &mut expected,
+            );
+            for level in Level::all() {
+                let mut partial = problem.partial();
+                attend_at(level, &tile, &kv, &problem.selection, &problem.options, &mut partial);
+                close(&partial, &expected, level.name());
+            }
+        }
+    }
 }

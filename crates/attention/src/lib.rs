@@ -24,17 +24,25 @@
 extern crate alloc;
 
 mod attend;
+#[cfg(feature = "std")]
+pub mod ceiling;
 mod error;
 mod format;
 mod half;
+mod kernel;
 mod layout;
 mod math;
 mod partial;
 pub mod reference;
 mod selection;
+mod simd;
+#[cfg(test)]
+mod testing;
+mod tile;
 mod view;
+mod visible;
 
-pub use attend::{AttendJob, AttendOptions, attend, attend_batch};
+pub use attend::{AttendJob, AttendOptions, add_column_mass, attend, attend_batch};
 pub use error::AttendError;
 pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK};
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};

@@ -6,7 +6,13 @@ use proptest::prelude::*;
 use riffle_attention::*;
 use testing::*;
 
-const TOLERANCE: f64 = 3e-5;
+/// Single precision; where int8 keys meet small tiles, queries carry 15 bits instead of 24.
+fn tolerance(shape: &Shape) -> f64 {
+    match shape.formats.0 {
+        Format::Q8_0 | Format::Q4_0 => 2e-4,
+        _ => 3e-5,
+    }
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
@@ -20,7 +26,7 @@ proptest! {
         attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut partial).unwrap();
         let exact =
             reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
-        assert_matches(&partial, &exact, TOLERANCE);
+        assert_matches(&partial, &exact, tolerance(&shape));
     }
 
     #[test]
@@ -58,7 +64,7 @@ proptest! {
         }
         let exact =
             reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
-        assert_matches(&merged, &exact, TOLERANCE);
+        assert_matches(&merged, &exact, tolerance(&shape));
     }
 
     #[test]
@@ -101,7 +107,7 @@ proptest! {
         let exact =
             reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
         for partial in &partials {
-            assert_matches(partial, &exact, TOLERANCE);
+            assert_matches(partial, &exact, tolerance(&shape));
         }
     }
 

@@ -1,0 +1,89 @@
+//! The inner loops, written once over [`Simd`](crate::simd::Simd).
+//!
+//! A *tile* is `R` query rows (positions × heads of a group) against a *block* of up to 128 keys of one
+//! page. Scores of a tile lie in `[R, KEY_BLOCK]`, with only the block's active stripes, packed in slots.
+
+mod accumulate;
+mod int8;
+mod score;
+mod softmax;
+mod widen;
+
+pub(crate) use accumulate::{Accumulate, AccumulateQuantised};
+pub(crate) use int8::{Int8Queries, ScoreInt8};
+pub(crate) use score::Score;
+pub(crate) use softmax::{AddMass, Softmax};
+pub(crate) use widen::{WidenKeys, WidenValues};
+
+use crate::LANES;
+use crate::simd::Simd;
+
+/// Keys of a page that are scored, exponentiated and accumulated together.
+pub(crate) const KEY_BLOCK: usize = 128;
+
+/// Stripes of a block.
+pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
+
+/// One active stripe of a block.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Slot {
+    /// Stripe within the block.
+    pub(crate) stripe: usize,
+    /// Valid tokens in it, 1..=16.
+    pub(crate) tokens: usize,
+}
+
+/// A plain element type as it lies in memory.
+pub(crate) trait Element {
+    type Raw: Copy;
+    fn load<S: Simd>(simd: S, x: &[Self::Raw; 16]) -> S::V;
+}
+
+pub(crate) struct F32;
+pub(crate) struct F16;
+pub(crate) struct Bf16;
+
+impl Element for F32 {
+    type Raw = f32;
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[f32; 16]) -> S::V {
+        simd.load(x)
+    }
+}
+
+impl Element for F16 {
+    type Raw = u16;
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[u16; 16]) -> S::V {
+        simd.load_f16(x)
+    }
+}
+
+impl Element for Bf16 {
+    type Raw = u16;
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[u16; 16]) -> S::V {
+        simd.load_bf16(x)
+    }
+}
+
+/// Bits of 16 halves from bytes.
+#[inline(always)]
+pub(crate) fn halves(bytes: &[u8; 32]) -> [u16; 16] {
+    core::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))
+}
+
+/// e^x for x ≤ 0, exactly 1 at 0 and exactly 0 far below; relative error below 2e-7.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(simd: S, x: S::V) -> S::V {
+    let t = simd.mul(x, simd.splat(core::f32::consts::LOG2_E));
+    let t = simd.max(t, simd.splat(-160.0));
+    let n = simd.round(t);
+    let f = simd.sub(t, n);
+    // Minimax of 2^f on −0.5..0.5, relative error 9e-8.
+    let mut p = simd.splat(0.001_326_472_7);
+    for c in [0.009_671_513, 0.055_507_336, 0.240_222_42, 0.693_147, 1.0] {
+        p = simd.fma(p, f, simd.splat(c));
+    }
+    simd.scale_pow2(p, n)
+}

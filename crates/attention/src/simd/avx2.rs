@@ -1,0 +1,245 @@
+use core::arch::x86_64::*;
+
+use super::{Kernel, Simd};
+
+/// Proof that AVX2, FMA and F16C exist; made only by [`run`].
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+#[inline]
+pub(super) fn available() -> bool {
+    #[cfg(feature = "std")]
+    {
+        std::is_x86_feature_detected!("avx2")
+            && std::is_x86_feature_detected!("fma")
+            && std::is_x86_feature_detected!("f16c")
+    }
+    #[cfg(not(feature = "std"))]
+    {
+        cfg!(all(
+            target_feature = "avx2",
+            target_feature = "fma",
+            target_feature = "f16c"
+        ))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2(()))
+}
+
+// SAFETY of every operation below: the token proves the instructions exist, and loads and stores take
+// references to arrays of at least their size.
+impl Simd for Avx2 {
+    type V = [__m256; 2];
+    type I = [__m256i; 2];
+    type B = [__m256i; 2];
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x[8..].as_ptr())] }
+    }
+    #[inline(always)]
+    fn store(self, v: Self::V, out: &mut [f32; 16]) {
+        // SAFETY: see the impl.
+        unsafe {
+            _mm256_storeu_ps(out.as_mut_ptr(), v[0]);
+            _mm256_storeu_ps(out[8..].as_mut_ptr(), v[1]);
+        }
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[u16; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(x[8..].as_ptr().cast())),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn load_bf16(self, x: &[u16; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(x[8..].as_ptr().cast()));
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let bytes = _mm_loadu_si128(x.as_ptr().cast());
+            let (low, high) = (
+                _mm256_cvtepi8_epi32(bytes),
+                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)),
+            );
+            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+        }
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_round_ps::<8>(a[0]), _mm256_round_ps::<8>(a[1])] }
+    }
+    #[inline(always)]
+    fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let n = self.max(n, self.splat(-127.0));
+            let power = |n: __m256| {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
+                    _mm256_cvtps_epi32(n),
+                    _mm256_set1_epi32(127),
+                )))
+            };
+            self.mul(v, [power(n[0]), power(n[1])])
+        }
+    }
+    #[inline(always)]
+    fn select(self, mask: u16, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let lanes = |mask: u16| {
+                _mm256_castsi256_ps(_mm256_cmpeq_epi32(
+                    _mm256_and_si256(_mm256_set1_epi32(i32::from(mask)), bits),
+                    bits,
+                ))
+            };
+            [
+                _mm256_blendv_ps(b[0], a[0], lanes(mask)),
+                _mm256_blendv_ps(b[1], a[1], lanes(mask >> 8)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let v = _mm256_max_ps(v[0], v[1]);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    fn reduce_add(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let v = _mm256_add_ps(v[0], v[1]);
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8; 64]) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_loadu_si256(x.as_ptr().cast()),
+                _mm256_loadu_si256(x[32..].as_ptr().cast()),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn low_nibbles(self, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_and_si256(b[0], _mm256_set1_epi8(15)),
+                _mm256_and_si256(b[1], _mm256_set1_epi8(15)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn high_nibbles(self, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_and_si256(_mm256_srli_epi16::<4>(b[0]), _mm256_set1_epi8(15)),
+                _mm256_and_si256(_mm256_srli_epi16::<4>(b[1]), _mm256_set1_epi8(15)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let shift = _mm_cvtsi32_si128(8 * N as i32);
+            let byte =
+                |b: __m256i| _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srl_epi32(b, shift), _mm256_set1_epi32(255)));
+            [byte(b[0]), byte(b[1])]
+        }
+    }
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+    #[inline(always)]
+    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            let (even, odd) = (
+                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)),
+                _mm256_srai_epi16::<8>(x),
+            );
+            let dot = |acc: __m256i, b: __m256i| {
+                let low = _mm256_madd_epi16(_mm256_and_si256(b, _mm256_set1_epi16(255)), even);
+                let high = _mm256_madd_epi16(_mm256_srli_epi16::<8>(b), odd);
+                _mm256_add_epi32(acc, _mm256_add_epi32(low, high))
+            };
+            [dot(acc[0], b[0]), dot(acc[1], b[1])]
+        }
+    }
+    #[inline(always)]
+    fn i32_to_f32(self, x: Self::I) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
+    }
+}

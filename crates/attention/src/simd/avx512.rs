@@ -1,0 +1,171 @@
+use core::arch::x86_64::*;
+
+use super::{Kernel, Simd};
+
+/// Proof that AVX-512 F, BW, DQ, VL and VNNI exist; made only by [`run`].
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+#[inline]
+pub(super) fn available() -> bool {
+    #[cfg(feature = "std")]
+    {
+        std::is_x86_feature_detected!("avx512f")
+            && std::is_x86_feature_detected!("avx512bw")
+            && std::is_x86_feature_detected!("avx512dq")
+            && std::is_x86_feature_detected!("avx512vl")
+            && std::is_x86_feature_detected!("avx512vnni")
+    }
+    #[cfg(not(feature = "std"))]
+    {
+        cfg!(all(
+            target_feature = "avx512f",
+            target_feature = "avx512bw",
+            target_feature = "avx512dq",
+            target_feature = "avx512vl",
+            target_feature = "avx512vnni"
+        ))
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512(()))
+}
+
+// SAFETY of every operation below: the token proves the instructions exist, and loads and stores take
+// references to arrays of exactly their size.
+impl Simd for Avx512 {
+    type V = __m512;
+    type I = __m512i;
+    type B = __m512i;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, v: Self::V, out: &mut [f32; 16]) {
+        // SAFETY: see the impl.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[u16; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_bf16(self, x: &[u16; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(
+                x.as_ptr().cast(),
+            ))))
+        }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_roundscale_ps::<8>(a) }
+    }
+    #[inline(always)]
+    fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_scalef_ps(v, n) }
+    }
+    #[inline(always)]
+    fn select(self, mask: u16, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_mask_mov_ps(b, mask, a) }
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_reduce_max_ps(v) }
+    }
+    #[inline(always)]
+    fn reduce_add(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_reduce_add_ps(v) }
+    }
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8; 64]) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn low_nibbles(self, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { _mm512_and_si512(b, _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    fn high_nibbles(self, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(b), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let byte = _mm512_srlv_epi32(b, _mm512_set1_epi32(8 * N as i32));
+            _mm512_cvtepi32_ps(_mm512_and_si512(byte, _mm512_set1_epi32(255)))
+        }
+    }
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_dpbusd_epi32(acc, b, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    fn i32_to_f32(self, x: Self::I) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(x) }
+    }
+}

@@ -1,0 +1,173 @@
+//! Vectors of 16 f32 on every machine, and the choice among them at run time.
+//!
+//! A kernel is written once over [`Simd`]; [`Level::run`] instantiates it inside a function compiled for
+//! the chosen instructions. All of the crate's `unsafe` is in this module: intrinsics, which are sound
+//! because a [`Simd`] token exists only after detection, and the call that enters such a function.
+
+#[cfg(all(feature = "simd", target_arch = "x86_64"))]
+mod avx2;
+#[cfg(all(feature = "simd", target_arch = "x86_64"))]
+mod avx512;
+#[cfg(all(feature = "simd", target_arch = "aarch64"))]
+mod neon;
+mod scalar;
+
+use scalar::Scalar;
+
+/// Operations on 16 lanes. Tokens are zero-sized proofs that the instructions exist.
+pub(crate) trait Simd: Copy {
+    /// 16 f32.
+    type V: Copy;
+    /// 16 i32.
+    type I: Copy;
+    /// 64 bytes.
+    type B: Copy;
+    /// Whether registers suffice for tiles of 12 rows × 2 vectors.
+    const WIDE: bool;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, x: &[f32; 16]) -> Self::V;
+    fn store(self, v: Self::V, out: &mut [f32; 16]);
+    fn load_f16(self, x: &[u16; 16]) -> Self::V;
+    fn load_bf16(self, x: &[u16; 16]) -> Self::V;
+    /// Signed bytes.
+    fn load_i8(self, x: &[u8; 16]) -> Self::V;
+    /// a·b + c.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    fn round(self, a: Self::V) -> Self::V;
+    /// v·2ⁿ for integral n ≤ 127; zero when n ≤ −160.
+    fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V;
+    /// `a` where the mask's bit is set, else `b`.
+    fn select(self, mask: u16, a: Self::V, b: Self::V) -> Self::V;
+    fn reduce_max(self, v: Self::V) -> f32;
+    fn reduce_add(self, v: Self::V) -> f32;
+
+    fn load_bytes(self, x: &[u8; 64]) -> Self::B;
+    fn low_nibbles(self, b: Self::B) -> Self::B;
+    fn high_nibbles(self, b: Self::B) -> Self::B;
+    /// Byte `n` of each group of four, unsigned, as f32.
+    fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V;
+    fn splat_i32(self, x: i32) -> Self::I;
+    /// Adds to each lane Σ of four unsigned bytes of `b` times the four signed bytes of `x`.
+    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I;
+    fn i32_to_f32(self, x: Self::I) -> Self::V;
+}
+
+/// Work that can be instantiated for any instruction set. `run` must be `#[inline(always)]`.
+pub(crate) trait Kernel {
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// An instruction set that this machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Level(Kind);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Scalar,
+    #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+    Avx2,
+    #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+    Avx512,
+    #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+    Neon,
+}
+
+impl Level {
+    /// Plain Rust, on every machine: the twin that the others are compared with.
+    pub(crate) const SCALAR: Self = Self(Kind::Scalar);
+
+    /// The best level of this machine.
+    #[inline]
+    pub(crate) fn best() -> Self {
+        #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+        {
+            if avx512::available() {
+                return Self(Kind::Avx512);
+            }
+            if avx2::available() {
+                return Self(Kind::Avx2);
+            }
+        }
+        #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+        {
+            return Self(Kind::Neon);
+        }
+        #[allow(unreachable_code)]
+        Self::SCALAR
+    }
+
+    /// Every level of this machine, the plain one first.
+    #[cfg(test)]
+    pub(crate) fn all() -> alloc::vec::Vec<Self> {
+        #[allow(unused_mut)]
+        let mut levels = alloc::vec![Self::SCALAR];
+        #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+        {
+            if avx2::available() {
+                levels.push(Self(Kind::Avx2));
+            }
+            if avx512::available() {
+                levels.push(Self(Kind::Avx512));
+            }
+        }
+        #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+        levels.push(Self(Kind::Neon));
+        levels
+    }
+
+    #[cfg(any(test, feature = "std"))]
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Scalar => "scalar",
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx2 => "avx2",
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx512 => "avx512",
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            Kind::Neon => "neon",
+        }
+    }
+
+    /// Rows of the widest tile at this level.
+    #[inline]
+    pub(crate) fn tile_rows(self) -> usize {
+        match self.0 {
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx512 => 12,
+            _ => 6,
+        }
+    }
+
+    /// Whether int8 keys are attended to without widening them.
+    #[inline]
+    pub(crate) fn int8_dot(self) -> bool {
+        match self.0 {
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx512 => true,
+            _ => false,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            Kind::Scalar => kernel.run(Scalar),
+            // SAFETY: a level above scalar is only made after detecting its instructions.
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx2 => unsafe { avx2::run(kernel) },
+            // SAFETY: as above.
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx512 => unsafe { avx512::run(kernel) },
+            // SAFETY: NEON is part of the aarch64 baseline.
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            Kind::Neon => unsafe { neon::run(kernel) },
+        }
+    }
+}

@@ -1,0 +1,262 @@
+use core::arch::aarch64::*;
+
+use super::{Kernel, Simd};
+use crate::half::f16_to_f32;
+
+/// Proof that NEON exists; made only by [`run`].
+#[derive(Clone, Copy)]
+pub(super) struct Neon(());
+
+#[target_feature(enable = "neon")]
+pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon(()))
+}
+
+// SAFETY of every operation below: the token proves the instructions exist, and loads and stores take
+// references to arrays of at least their size.
+impl Simd for Neon {
+    type V = [float32x4_t; 4];
+    type I = [int32x4_t; 4];
+    type B = [uint8x16_t; 4];
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [vdupq_n_f32(x); 4] }
+    }
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vld1q_f32(x[4 * 0..].as_ptr()),
+                vld1q_f32(x[4 * 1..].as_ptr()),
+                vld1q_f32(x[4 * 2..].as_ptr()),
+                vld1q_f32(x[4 * 3..].as_ptr()),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn store(self, v: Self::V, out: &mut [f32; 16]) {
+        // SAFETY: see the impl.
+        unsafe {
+            vst1q_f32(out[4 * 0..].as_mut_ptr(), v[0]);
+            vst1q_f32(out[4 * 1..].as_mut_ptr(), v[1]);
+            vst1q_f32(out[4 * 2..].as_mut_ptr(), v[2]);
+            vst1q_f32(out[4 * 3..].as_mut_ptr(), v[3]);
+        }
+    }
+    #[inline(always)]
+    fn load_bf16(self, x: &[u16; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(x[4 * 0..].as_ptr()))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(x[4 * 1..].as_ptr()))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(x[4 * 2..].as_ptr()))),
+                vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(x[4 * 3..].as_ptr()))),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let bytes = vld1q_s8(x.as_ptr().cast());
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vfmaq_f32(c[0], a[0], b[0]),
+                vfmaq_f32(c[1], a[1], b[1]),
+                vfmaq_f32(c[2], a[2], b[2]),
+                vfmaq_f32(c[3], a[3], b[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vaddq_f32(a[0], b[0]),
+                vaddq_f32(a[1], b[1]),
+                vaddq_f32(a[2], b[2]),
+                vaddq_f32(a[3], b[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vsubq_f32(a[0], b[0]),
+                vsubq_f32(a[1], b[1]),
+                vsubq_f32(a[2], b[2]),
+                vsubq_f32(a[3], b[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vmulq_f32(a[0], b[0]),
+                vmulq_f32(a[1], b[1]),
+                vmulq_f32(a[2], b[2]),
+                vmulq_f32(a[3], b[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vdivq_f32(a[0], b[0]),
+                vdivq_f32(a[1], b[1]),
+                vdivq_f32(a[2], b[2]),
+                vdivq_f32(a[3], b[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vmaxnmq_f32(a[0], b[0]),
+                vmaxnmq_f32(a[1], b[1]),
+                vmaxnmq_f32(a[2], b[2]),
+                vmaxnmq_f32(a[3], b[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { [vrndnq_f32(a[0]), vrndnq_f32(a[1]), vrndnq_f32(a[2]), vrndnq_f32(a[3])] }
+    }
+    #[inline(always)]
+    fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let n = self.max(n, self.splat(-127.0));
+            let power = |n: float32x4_t| {
+                vreinterpretq_f32_s32(vshlq_n_s32::<23>(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127))))
+            };
+            self.mul(v, n.map(power))
+        }
+    }
+    #[inline(always)]
+    fn select(self, mask: u16, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = vld1q_u32([1, 2, 4, 8].as_ptr());
+            let lanes = |shift: u32| vtstq_u32(vdupq_n_u32(u32::from(mask) >> shift), bits);
+            [
+                vbslq_f32(lanes(0), a[0], b[0]),
+                vbslq_f32(lanes(4), a[1], b[1]),
+                vbslq_f32(lanes(8), a[2], b[2]),
+                vbslq_f32(lanes(12), a[3], b[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(v[0], v[1]), vmaxnmq_f32(v[2], v[3]))) }
+    }
+    #[inline(always)]
+    fn reduce_add(self, v: Self::V) -> f32 {
+        // SAFETY: see the impl.
+        unsafe { vaddvq_f32(vaddq_f32(vaddq_f32(v[0], v[1]), vaddq_f32(v[2], v[3]))) }
+    }
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8; 64]) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vld1q_u8(x[16 * 0..].as_ptr()),
+                vld1q_u8(x[16 * 1..].as_ptr()),
+                vld1q_u8(x[16 * 2..].as_ptr()),
+                vld1q_u8(x[16 * 3..].as_ptr()),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn low_nibbles(self, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { b.map(|b| vandq_u8(b, vdupq_n_u8(15))) }
+    }
+    #[inline(always)]
+    fn high_nibbles(self, b: Self::B) -> Self::B {
+        // SAFETY: see the impl.
+        unsafe { b.map(|b| vshrq_n_u8::<4>(b)) }
+    }
+    #[inline(always)]
+    fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let byte = |b: uint8x16_t| {
+                let shifted = vshlq_u32(vreinterpretq_u32_u8(b), vdupq_n_s32(-8 * N as i32));
+                vcvtq_f32_u32(vandq_u32(shifted, vdupq_n_u32(255)))
+            };
+            b.map(byte)
+        }
+    }
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { [vdupq_n_s32(x); 4] }
+    }
+    #[inline(always)]
+    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe {
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
+            let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_s8(vget_high_s8(x)));
+            core::array::from_fn(|i| {
+                let first = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b[i]))), low);
+                let second = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(b[i]))), high);
+                vaddq_s32(acc[i], vpaddq_s32(first, second))
+            })
+        }
+    }
+    #[inline(always)]
+    fn i32_to_f32(self, x: Self::I) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                vcvtq_f32_s32(x[0]),
+                vcvtq_f32_s32(x[1]),
+                vcvtq_f32_s32(x[2]),
+                vcvtq_f32_s32(x[3]),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[u16; 16]) -> Self::V {
+        self.load(&x.map(f16_to_f32))
+    }
+}
+
+/// Products of eight 16-bit integers, neighbours added: four sums.
+#[inline(always)]
+fn vmulq_s16_wide(a: int16x8_t, b: int16x8_t) -> int32x4_t {
+    // SAFETY: NEON is part of the aarch64 baseline.
+    unsafe { vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)) }
+}

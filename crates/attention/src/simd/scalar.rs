@@ -1,0 +1,119 @@
+use super::Simd;
+use crate::half::{bf16_to_f32, f16_to_f32};
+
+/// Plain Rust.
+#[derive(Clone, Copy)]
+pub(super) struct Scalar;
+
+#[inline(always)]
+fn map2(a: [f32; 16], b: [f32; 16], f: impl Fn(f32, f32) -> f32) -> [f32; 16] {
+    core::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Simd for Scalar {
+    type V = [f32; 16];
+    type I = [i32; 16];
+    type B = [u8; 64];
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        [x; 16]
+    }
+    #[inline(always)]
+    fn load(self, x: &[f32; 16]) -> Self::V {
+        *x
+    }
+    #[inline(always)]
+    fn store(self, v: Self::V, out: &mut [f32; 16]) {
+        *out = v;
+    }
+    #[inline(always)]
+    fn load_f16(self, x: &[u16; 16]) -> Self::V {
+        x.map(f16_to_f32)
+    }
+    #[inline(always)]
+    fn load_bf16(self, x: &[u16; 16]) -> Self::V {
+        x.map(bf16_to_f32)
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[u8; 16]) -> Self::V {
+        x.map(|b| f32::from(b as i8))
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        core::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        const MAGIC: f32 = 12_582_912.0;
+        a.map(|x| (x + MAGIC) - MAGIC)
+    }
+    #[inline(always)]
+    fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V {
+        map2(v, n, |v, n| {
+            v * f32::from_bits(((n.max(-127.0) as i32 + 127) as u32) << 23)
+        })
+    }
+    #[inline(always)]
+    fn select(self, mask: u16, a: Self::V, b: Self::V) -> Self::V {
+        core::array::from_fn(|i| if mask & (1 << i) != 0 { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn reduce_max(self, v: Self::V) -> f32 {
+        v.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m })
+    }
+    #[inline(always)]
+    fn reduce_add(self, v: Self::V) -> f32 {
+        v.iter().sum()
+    }
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8; 64]) -> Self::B {
+        *x
+    }
+    #[inline(always)]
+    fn low_nibbles(self, b: Self::B) -> Self::B {
+        b.map(|x| x & 15)
+    }
+    #[inline(always)]
+    fn high_nibbles(self, b: Self::B) -> Self::B {
+        b.map(|x| x >> 4)
+    }
+    #[inline(always)]
+    fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V {
+        core::array::from_fn(|i| f32::from(b[4 * i + N as usize]))
+    }
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> Self::I {
+        [x; 16]
+    }
+    #[inline(always)]
+    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
+        let x = x.to_le_bytes().map(|v| i32::from(v as i8));
+        core::array::from_fn(|i| acc[i] + (0..4).map(|n| i32::from(b[4 * i + n]) * x[n]).sum::<i32>())
+    }
+    #[inline(always)]
+    fn i32_to_f32(self, x: Self::I) -> Self::V {
+        x.map(|x| x as f32)
+    }
+}

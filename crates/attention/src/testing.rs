@@ -1,0 +1,179 @@
+//! Problems of odd shapes for the unit tests.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::*;
+
+pub(crate) struct Page {
+    start: usize,
+    tokens: usize,
+    keys: (Format, Vec<f32>, Vec<u16>, Vec<u8>),
+    values: (Format, Vec<f32>, Vec<u16>, Vec<u8>),
+}
+
+type Buffers = (Format, Vec<f32>, Vec<u16>, Vec<u8>);
+
+fn buffers(format: Format, len: usize) -> Buffers {
+    (format, vec![0.0; len], vec![0; len], vec![0; len])
+}
+
+fn plane(buffers: &Buffers) -> Plane<'_> {
+    match buffers.0 {
+        Format::F32 => Plane::F32(&buffers.1),
+        Format::F16 => Plane::F16(&buffers.2),
+        Format::Bf16 => Plane::Bf16(&buffers.2),
+        Format::Q8_0 => Plane::Q8_0(&buffers.3),
+        Format::Q4_0 => Plane::Q4_0(&buffers.3),
+    }
+}
+
+fn plane_mut(buffers: &mut Buffers) -> PlaneMut<'_> {
+    match buffers.0 {
+        Format::F32 => PlaneMut::F32(&mut buffers.1),
+        Format::F16 => PlaneMut::F16(&mut buffers.2),
+        Format::Bf16 => PlaneMut::Bf16(&mut buffers.2),
+        Format::Q8_0 => PlaneMut::Q8_0(&mut buffers.3),
+        Format::Q4_0 => PlaneMut::Q4_0(&mut buffers.3),
+    }
+}
+
+impl Page {
+    pub(crate) fn view(&self) -> PageView<'_> {
+        PageView {
+            start: self.start,
+            tokens: self.tokens,
+            keys: plane(&self.keys),
+            values: plane(&self.values),
+        }
+    }
+}
+
+pub(crate) struct Problem {
+    pub(crate) head_dim: usize,
+    pub(crate) group: usize,
+    pub(crate) rows: usize,
+    pub(crate) start: usize,
+    pub(crate) pages: Vec<Page>,
+    pub(crate) queries: Vec<f32>,
+    pub(crate) selection: Selection,
+    pub(crate) options: AttendOptions<'static>,
+}
+
+/// Values in −1..1 from a small deterministic generator.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+impl Problem {
+    pub(crate) fn tile(&self) -> QueryTile<'_> {
+        QueryTile {
+            data: &self.queries,
+            rows: self.rows,
+            row_stride: self.group * self.head_dim,
+            group: self.group,
+            head_dim: self.head_dim,
+            start: self.start,
+        }
+    }
+
+    pub(crate) fn partial(&self) -> Partial {
+        Partial::new(self.rows, self.group, self.head_dim)
+    }
+
+    /// All formats, every tile width, whole and broken blocks, masks, windows, extras and soft caps.
+    pub(crate) fn assorted() -> Vec<Self> {
+        let mut problems = Vec::new();
+        let sizes = [
+            (16, 1, 1),
+            (32, 2, 1),
+            (64, 3, 1),
+            (80, 1, 7),
+            (96, 4, 2),
+            (128, 2, 13),
+            (48, 5, 9),
+        ];
+        for (case, (head_dim, group, rows)) in sizes.into_iter().enumerate() {
+            for (index, format) in Format::ALL.into_iter().enumerate() {
+                let seed = (case * 10 + index) as u64;
+                let value_format = Format::ALL[(index + case) % 5];
+                let mut pages = Vec::new();
+                for (start, tokens) in [(0, 256), (256, 256), (768, 37)] {
+                    let mut keys = buffers(format, format.plane_len(256, head_dim));
+                    let mut values = buffers(value_format, value_format.plane_len(256, head_dim));
+                    let source = noise(seed + start as u64, tokens * head_dim);
+                    write_keys(&mut plane_mut(&mut keys), head_dim, 0, tokens, &source, head_dim).unwrap();
+                    let source = noise(seed + start as u64 + 1, tokens * head_dim);
+                    write_values(&mut plane_mut(&mut values), head_dim, 0, tokens, &source, head_dim).unwrap();
+                    pages.push(Page {
+                        start,
+                        tokens,
+                        keys,
+                        values,
+                    });
+                }
+                let selections = [
+                    Selection::full(805),
+                    Selection::from_spans([Span::new(3, 5), Span::new(130, 300)])
+                        .with_row_window(40)
+                        .with_row_extras(800 - rows, (0..rows).map(|r| [r * 7, 64, 500 - r])),
+                ];
+                for selection in selections {
+                    problems.push(Self {
+                        head_dim,
+                        group,
+                        rows,
+                        start: 800 - rows,
+                        pages: core::mem::take(&mut pages),
+                        queries: noise(seed + 99, rows * group * head_dim)
+                            .iter()
+                            .map(|q| q * 3.0)
+                            .collect(),
+                        selection,
+                        options: AttendOptions::new(1.0 / (head_dim as f32).sqrt())
+                            .with_soft_cap((case % 3 == 2).then_some(2.0)),
+                    });
+                    let last = problems.len() - 1;
+                    pages = problems[last].pages.iter().map(Page::copy).collect();
+                }
+            }
+        }
+        problems
+    }
+}
+
+impl Page {
+    fn copy(&self) -> Self {
+        Self {
+            start: self.start,
+            tokens: self.tokens,
+            keys: self.keys.clone(),
+            values: self.values.clone(),
+        }
+    }
+}
+
+/// Fails unless both hold the same attention up to rounding.
+pub(crate) fn close(ours: &Partial, expected: &Partial, what: &str) {
+    for row in 0..ours.rows() {
+        for head in 0..ours.group() {
+            let (a, b) = (ours.log_sum_exp(row, head), expected.log_sum_exp(row, head));
+            assert!(a == b || (a - b).abs() < 3e-5, "{what}: log_sum_exp {a} for {b}");
+        }
+    }
+    let len = ours.o.len();
+    let (mut a, mut b) = (vec![0.0; len], vec![0.0; len]);
+    let stride = ours.group() * ours.head_dim();
+    ours.finish_into(&mut a, stride, None).unwrap();
+    expected.finish_into(&mut b, stride, None).unwrap();
+    for (at, (a, b)) in a.iter().zip(&b).enumerate() {
+        assert!((a - b).abs() < 1e-5, "{what}: output {at}: {a} for {b}");
+    }
+}

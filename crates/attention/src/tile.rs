@@ -1,0 +1,529 @@
+//! Drives the kernels: which blocks, which stripes of them, for which tile of rows.
+
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+
+use crate::kernel::{
+    Accumulate, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK, STRIPES, Score,
+    ScoreInt8, Slot, Softmax, WidenKeys, WidenValues,
+};
+use crate::simd::Level;
+use crate::visible::{Visible, low_bits};
+use crate::{AttendOptions, Format, KvView, LANES, PageView, Plane, QueryTile, Span};
+
+/// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
+const BLOCK_ROWS: usize = 240;
+
+/// Scratch that is reused from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace {
+    needs: Vec<Span>,
+    bits: Vec<u128>,
+    queries: Vec<f32>,
+    int8: Int8Queries,
+    scores: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, head_dim]`.
+pub(crate) enum Output<'a> {
+    /// Accumulates into a partial.
+    Partial {
+        m: &'a mut [f32],
+        l: &'a mut [f32],
+        o: &'a mut [f32],
+    },
+    /// Adds the softmax weight of the key at `origin + i` to `mass[i]`.
+    Mass {
+        log_sum_exp: &'a [f32],
+        origin: usize,
+        mass: &'a mut [f32],
+    },
+}
+
+/// What one call attends to.
+pub(crate) struct Call<'a, V: Visible> {
+    pub(crate) level: Level,
+    pub(crate) queries: QueryTile<'a>,
+    pub(crate) kv: KvView<'a>,
+    pub(crate) visible: &'a V,
+    pub(crate) options: &'a AttendOptions<'a>,
+    /// Only keys in this range.
+    pub(crate) range: Span,
+}
+
+/// Rows of a tile: its first row within the query block, how many, and the width it is computed with.
+#[derive(Clone, Copy)]
+struct Tile {
+    first: usize,
+    rows: usize,
+    width: usize,
+}
+
+/// A block of keys of one page.
+struct Block<'a> {
+    span: Span,
+    keys: Plane<'a>,
+    values: Plane<'a>,
+}
+
+impl<V: Visible> Call<'_, V> {
+    pub(crate) fn run(&self, workspace: &mut Workspace, mut output: Output) {
+        let group = self.queries.group;
+        if group == 0 || self.range.is_empty() {
+            return;
+        }
+        let positions = (BLOCK_ROWS / group).max(1);
+        let mut first = 0;
+        while first < self.queries.rows {
+            let rows = positions.min(self.queries.rows - first);
+            self.query_block(workspace, first, rows, &mut output);
+            first += rows;
+        }
+    }
+
+    fn query_block(&self, workspace: &mut Workspace, first: usize, rows: usize, output: &mut Output) {
+        let start = self.queries.start + first;
+        let mut needs = core::mem::take(&mut workspace.needs);
+        self.visible.needs(start, rows, &mut needs);
+        let mut packed = false;
+        // Blocks are cut from each page's own start, whatever the needs, so that the same blocks
+        // are summed in the same order however pages are spread over calls.
+        let mut next = (0, 0);
+        for need in &needs {
+            let need = need.intersect(&self.range);
+            if need.is_empty() {
+                continue;
+            }
+            let pages = self.kv.pages;
+            let mut index = pages
+                .partition_point(|page| page.start + page.tokens <= need.start)
+                .max(next.0);
+            while let Some(page) = pages.get(index).filter(|page| page.start < need.end) {
+                let from = need.start.saturating_sub(page.start) / KEY_BLOCK;
+                let from = if next.0 == index { from.max(next.1) } else { from };
+                let to = (need.end - page.start).min(page.tokens).div_ceil(KEY_BLOCK);
+                for block in from..to {
+                    if !packed {
+                        self.pack(workspace, first, rows);
+                        packed = true;
+                    }
+                    self.block(workspace, first, rows, &block_of(page, block, self.kv.head_dim), output);
+                }
+                if to > from {
+                    next = (index, to);
+                }
+                index += 1;
+            }
+        }
+        workspace.needs = needs;
+    }
+
+    /// Copies the scaled queries of a block into `[head_dim, width]` per tile.
+    fn pack(&self, workspace: &mut Workspace, first: usize, rows: usize) {
+        let (group, head_dim) = (self.queries.group, self.kv.head_dim);
+        let total = rows * group;
+        workspace.queries.clear();
+        let mut at = 0;
+        while at < total {
+            let tile = self.tile(at, total);
+            let begin = workspace.queries.len();
+            workspace.queries.resize(begin + tile.width * head_dim, 0.0);
+            let packed = &mut workspace.queries[begin..];
+            for r in 0..tile.rows {
+                let row = at + r;
+                let query = self.queries.query(first + row / group, row % group);
+                for (out, q) in packed[r..].iter_mut().step_by(tile.width).zip(query) {
+                    *out = q * self.options.scale;
+                }
+            }
+            at += tile.rows;
+        }
+        if total <= 8 && self.level.int8_dot() {
+            let Workspace { int8, queries, .. } = workspace;
+            match self.tile(0, total).width {
+                1 => int8.pack(queries.as_chunks::<1>().0),
+                2 => int8.pack(queries.as_chunks::<2>().0),
+                4 => int8.pack(queries.as_chunks::<4>().0),
+                _ => int8.pack(queries.as_chunks::<8>().0),
+            }
+        }
+    }
+
+    fn tile(&self, first: usize, total: usize) -> Tile {
+        let widest = self.level.tile_rows();
+        let rows = (total - first).min(widest);
+        let width = match rows {
+            0..=2 => rows.max(1),
+            3 | 4 => 4,
+            5..=8 if widest > 8 => 8,
+            _ => widest,
+        };
+        Tile { first, rows, width }
+    }
+
+    fn block(&self, workspace: &mut Workspace, first: usize, rows: usize, block: &Block, output: &mut Output) {
+        let (group, start) = (self.queries.group, self.queries.start + first);
+        let valid = low_bits(block.span.len());
+        let in_range = low_bits(self.range.end.saturating_sub(block.span.start))
+            & !low_bits(self.range.start.saturating_sub(block.span.start));
+        let allowed = valid & in_range;
+        let shared = self.visible.block_bits(block.span);
+        let uniform = self.visible.uniform(block.span, shared, start, rows);
+        workspace.bits.clear();
+        let mut union = shared & allowed;
+        if !uniform {
+            union = 0;
+            for query in start..start + rows {
+                let bits = self.visible.row_bits(block.span, shared, query) & allowed;
+                union |= bits;
+                workspace.bits.push(bits);
+            }
+        }
+        if union == 0 {
+            return;
+        }
+        let total = rows * group;
+        let lone = total <= self.level.tile_rows().min(8);
+        let mut bias = [0.0; KEY_BLOCK];
+        let biased = self.visible.bias(block.span.start).is_some();
+        let mut slots = [Slot::default(); STRIPES];
+        let slots_len = active(union, block.span.len(), &mut slots);
+        self.widen(
+            workspace,
+            block,
+            &slots[..slots_len],
+            lone,
+            matches!(output, Output::Mass { .. }),
+        );
+
+        let mut at = 0;
+        let mut packed = 0;
+        while at < total {
+            let tile = self.tile(at, total);
+            let bits = if uniform {
+                union
+            } else {
+                let positions = at / group..(at + tile.rows - 1) / group + 1;
+                workspace.bits[positions].iter().fold(0, |all, bits| all | bits)
+            };
+            if bits != 0 {
+                let slots_len = active(bits, block.span.len(), &mut slots);
+                let slots = &slots[..slots_len];
+                if biased {
+                    for (bias, slot) in bias.chunks_exact_mut(LANES).zip(slots) {
+                        for (lane, bias) in bias.iter_mut().enumerate().take(slot.tokens) {
+                            *bias = self
+                                .visible
+                                .bias(block.span.start + slot.stripe * LANES + lane)
+                                .unwrap_or(0.0);
+                        }
+                    }
+                }
+                let work = TileWork {
+                    group,
+                    tile,
+                    first_row: first * group + at,
+                    queries: packed,
+                    slots,
+                    bits: (!uniform || bits != whole(slots)).then_some(bits),
+                    uniform,
+                    bias: biased.then_some(&bias),
+                    lone,
+                };
+                match tile.width {
+                    1 => self.tile_block::<1>(workspace, block, &work, output),
+                    2 => self.tile_block::<2>(workspace, block, &work, output),
+                    4 => self.tile_block::<4>(workspace, block, &work, output),
+                    6 => self.tile_block::<6>(workspace, block, &work, output),
+                    8 => self.tile_block::<8>(workspace, block, &work, output),
+                    _ => self.tile_block::<12>(workspace, block, &work, output),
+                }
+            }
+            packed += tile.width * self.kv.head_dim;
+            at += tile.rows;
+        }
+    }
+
+    /// Widens what several tiles will share; a lone small tile reads planes as they are.
+    fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], lone: bool, keys_only: bool) {
+        let len = KEY_BLOCK * self.kv.head_dim;
+        if !reads_keys_directly(block.keys.format(), lone, self.level) {
+            let out = aligned(&mut workspace.keys, len);
+            self.level.run(WidenKeys {
+                keys: block.keys,
+                slots,
+                head_dim: self.kv.head_dim,
+                out,
+            });
+        }
+        if !keys_only && !reads_values_directly(block.values.format(), lone) {
+            let out = aligned(&mut workspace.values, len);
+            self.level.run(WidenValues {
+                values: block.values,
+                slots,
+                head_dim: self.kv.head_dim,
+                out,
+            });
+        }
+    }
+
+    fn tile_block<const R: usize>(
+        &self,
+        workspace: &mut Workspace,
+        block: &Block,
+        work: &TileWork,
+        output: &mut Output,
+    ) {
+        let (level, head_dim) = (self.level, self.kv.head_dim);
+        let rows = work.tile.rows;
+        let Workspace {
+            queries,
+            int8,
+            scores,
+            keys,
+            values,
+            bits,
+            ..
+        } = workspace;
+        let queries = &queries[work.queries..work.queries + R * head_dim].as_chunks::<R>().0[..head_dim];
+        let scores = aligned(scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
+        let Some(scores) = scores.first_chunk_mut::<R>() else {
+            return;
+        };
+        let slots = work.slots;
+
+        match block.keys {
+            Plane::F32(data) => score::<F32, R>(level, queries, data, slots, scores),
+            Plane::F16(data) if work.lone && R <= 8 => score::<F16, R>(level, queries, data, slots, scores),
+            Plane::Bf16(data) if work.lone && R <= 8 => score::<Bf16, R>(level, queries, data, slots, scores),
+            Plane::Q8_0(data) if work.lone && level.int8_dot() => {
+                level.run(ScoreInt8::<R, false> {
+                    queries: int8,
+                    keys: data,
+                    slots,
+                    head_dim,
+                    scores,
+                });
+            }
+            Plane::Q4_0(data) if work.lone && level.int8_dot() => {
+                level.run(ScoreInt8::<R, true> {
+                    queries: int8,
+                    keys: data,
+                    slots,
+                    head_dim,
+                    scores,
+                });
+            }
+            _ => score::<F32, R>(level, queries, aligned(keys, KEY_BLOCK * head_dim), slots, scores),
+        }
+
+        let mut masks = [[0u16; STRIPES]; R];
+        let masks = work.bits.map(|all| {
+            for (r, mask) in masks.iter_mut().enumerate().take(rows) {
+                let row = (work.tile.first + r) / work.group;
+                let bits = if work.uniform { all } else { bits[row] };
+                for (mask, slot) in mask.iter_mut().zip(slots) {
+                    *mask = (bits >> (slot.stripe * LANES)) as u16;
+                }
+            }
+            &masks
+        });
+
+        let range = work.first_row..work.first_row + rows;
+        match output {
+            Output::Partial { m, l, o } => {
+                let mut keep = [1.0; R];
+                level.run(Softmax {
+                    scores,
+                    slots: slots.len(),
+                    masks,
+                    bias: work.bias,
+                    soft_cap: self.options.soft_cap,
+                    m: &mut m[range.clone()],
+                    l: &mut l[range.clone()],
+                    keep: &mut keep,
+                });
+                let o = &mut o[range.start * head_dim..range.end * head_dim];
+                let (weights, keep) = (&*scores, &keep);
+                match block.values {
+                    Plane::F32(data) => accumulate::<F32, R>(level, weights, data, slots, keep, o, head_dim),
+                    Plane::F16(data) if work.lone && R <= 8 => {
+                        accumulate::<F16, R>(level, weights, data, slots, keep, o, head_dim);
+                    }
+                    Plane::Bf16(data) if work.lone && R <= 8 => {
+                        accumulate::<Bf16, R>(level, weights, data, slots, keep, o, head_dim);
+                    }
+                    Plane::Q8_0(values) if work.lone && R <= 8 => {
+                        level.run(AccumulateQuantised::<R, false> {
+                            weights,
+                            values,
+                            slots,
+                            keep,
+                            o,
+                            head_dim,
+                        });
+                    }
+                    Plane::Q4_0(values) if work.lone && R <= 8 => {
+                        level.run(AccumulateQuantised::<R, true> {
+                            weights,
+                            values,
+                            slots,
+                            keep,
+                            o,
+                            head_dim,
+                        });
+                    }
+                    _ => {
+                        let data = aligned(values, KEY_BLOCK * head_dim);
+                        accumulate::<F32, R>(level, weights, data, slots, keep, o, head_dim);
+                    }
+                }
+            }
+            Output::Mass {
+                log_sum_exp,
+                origin,
+                mass,
+            } => {
+                let mut sums = [0.0; KEY_BLOCK];
+                level.run(AddMass {
+                    scores,
+                    slots: slots.len(),
+                    masks,
+                    soft_cap: self.options.soft_cap,
+                    log_sum_exp: &log_sum_exp[range],
+                    mass: &mut sums,
+                });
+                for (sums, slot) in sums.chunks_exact(LANES).zip(slots) {
+                    let position = block.span.start + slot.stripe * LANES;
+                    for (lane, sum) in sums.iter().enumerate().take(slot.tokens) {
+                        let at = (position + lane).checked_sub(*origin);
+                        if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
+                            *mass += sum;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// One tile's part of a block.
+struct TileWork<'a> {
+    group: usize,
+    tile: Tile,
+    /// The tile's first row within the whole call.
+    first_row: usize,
+    /// Where its packed queries begin.
+    queries: usize,
+    slots: &'a [Slot],
+    /// Bits of the tile where a mask is needed.
+    bits: Option<u128>,
+    uniform: bool,
+    bias: Option<&'a [f32; KEY_BLOCK]>,
+    lone: bool,
+}
+
+fn score<E: Element, const R: usize>(
+    level: Level,
+    queries: &[[f32; R]],
+    keys: &[E::Raw],
+    slots: &[Slot],
+    scores: &mut [[f32; KEY_BLOCK]; R],
+) {
+    level.run(Score::<E, R> {
+        queries,
+        keys,
+        slots,
+        scores,
+        element: PhantomData,
+    });
+}
+
+fn accumulate<E: Element, const R: usize>(
+    level: Level,
+    weights: &[[f32; KEY_BLOCK]; R],
+    values: &[E::Raw],
+    slots: &[Slot],
+    keep: &[f32; R],
+    o: &mut [f32],
+    head_dim: usize,
+) {
+    level.run(Accumulate::<E, R> {
+        weights,
+        values,
+        slots,
+        keep,
+        o,
+        head_dim,
+        element: PhantomData,
+    });
+}
+
+fn reads_keys_directly(format: Format, lone: bool, level: Level) -> bool {
+    match format {
+        Format::F32 => true,
+        Format::F16 | Format::Bf16 => lone,
+        Format::Q8_0 | Format::Q4_0 => lone && level.int8_dot(),
+    }
+}
+
+fn reads_values_directly(format: Format, lone: bool) -> bool {
+    format == Format::F32 || lone
+}
+
+/// The stripes that hold any of the bits.
+fn active(bits: u128, tokens: usize, slots: &mut [Slot; STRIPES]) -> usize {
+    let mut len = 0;
+    for stripe in 0..STRIPES {
+        if (bits >> (stripe * LANES)) as u16 != 0 {
+            slots[len] = Slot {
+                stripe,
+                tokens: (tokens - stripe * LANES).min(LANES),
+            };
+            len += 1;
+        }
+    }
+    len
+}
+
+/// All bits of the slots' stripes.
+fn whole(slots: &[Slot]) -> u128 {
+    slots
+        .iter()
+        .fold(0, |bits, slot| bits | (0xffff << (slot.stripe * LANES)))
+}
+
+fn block_of<'a>(page: &PageView<'a>, block: usize, head_dim: usize) -> Block<'a> {
+    let first = block * KEY_BLOCK;
+    let tokens = (page.tokens - first).min(KEY_BLOCK);
+    Block {
+        span: Span::new(page.start + first, page.start + first + tokens),
+        keys: stripes_of(page.keys, first, tokens, head_dim),
+        values: stripes_of(page.values, first, tokens, head_dim),
+    }
+}
+
+/// Whole stripes of a plane that hold `tokens` from `first`, a multiple of 16.
+fn stripes_of(plane: Plane, first: usize, tokens: usize, head_dim: usize) -> Plane {
+    let format = plane.format();
+    let begin = format.plane_len(first, head_dim);
+    let end = begin + format.plane_len(tokens.next_multiple_of(LANES), head_dim);
+    match plane {
+        Plane::F32(data) => Plane::F32(&data[begin..end]),
+        Plane::F16(data) => Plane::F16(&data[begin..end]),
+        Plane::Bf16(data) => Plane::Bf16(&data[begin..end]),
+        Plane::Q8_0(data) => Plane::Q8_0(&data[begin..end]),
+        Plane::Q4_0(data) => Plane::Q4_0(&data[begin..end]),
+    }
+}
+
+/// `len` elements from a cache-line boundary, so that no vector straddles two lines.
+fn aligned(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len + LANES {
+        buffer.resize(len + LANES, 0.0);
+    }
+    let skip = buffer.as_ptr().align_offset(64).min(LANES);
+    &mut buffer[skip..skip + len]
+}

@@ -1,0 +1,180 @@
+//! Which keys of a block a row sees, as bits.
+
+use alloc::vec::Vec;
+
+use crate::kernel::KEY_BLOCK;
+use crate::selection::merge_spans;
+use crate::{Selection, Span};
+
+/// Decides, per query position and block of keys, what is seen.
+pub(crate) trait Visible {
+    /// Positions that some query of `first..first + rows` may see, merged and ascending.
+    fn needs(&self, first: usize, rows: usize, needs: &mut Vec<Span>);
+    /// Bits of the block that every row shares, before the row's own rules.
+    fn block_bits(&self, block: Span) -> u128;
+    /// Whether each of the rows sees exactly the shared bits.
+    fn uniform(&self, block: Span, shared: u128, first: usize, rows: usize) -> bool;
+    /// Bits the query sees.
+    fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128;
+    /// Added to the logit of the key at `position`, where keys stand for more than themselves.
+    fn bias(&self, position: usize) -> Option<f32>;
+}
+
+/// The `count` lowest bits.
+pub(crate) fn low_bits(count: usize) -> u128 {
+    if count >= KEY_BLOCK {
+        u128::MAX
+    } else {
+        (1 << count) - 1
+    }
+}
+
+/// Bits of the positions in both.
+fn span_bits(block: Span, span: Span) -> u128 {
+    let common = block.intersect(&span);
+    if common.is_empty() {
+        return 0;
+    }
+    low_bits(common.end - block.start) & !low_bits(common.start - block.start)
+}
+
+/// Tokens under a selection.
+pub(crate) struct Tokens<'a> {
+    pub(crate) selection: &'a Selection,
+    pub(crate) causal: bool,
+}
+
+impl Visible for Tokens<'_> {
+    fn needs(&self, first: usize, rows: usize, needs: &mut Vec<Span>) {
+        needs.clear();
+        let Some(last) = rows.checked_sub(1).map(|rows| first + rows) else {
+            return;
+        };
+        let limit = Span::new(0, if self.causal { last + 1 } else { usize::MAX });
+        needs.extend(self.selection.spans().iter().map(|span| span.intersect(&limit)));
+        let (head, tail) = (
+            self.selection.window_of(first, self.causal),
+            self.selection.window_of(last, self.causal),
+        );
+        needs.push(Span::new(head.start, tail.end));
+        if self.selection.has_row_extras() {
+            for query in first..=last {
+                let extras = self.selection.row_extras(query).iter();
+                needs.extend(extras.map(|token| Span::new(*token, token.saturating_add(1)).intersect(&limit)));
+            }
+        }
+        merge_spans(needs);
+    }
+
+    fn block_bits(&self, block: Span) -> u128 {
+        let spans = self.selection.spans();
+        let first = spans.partition_point(|span| span.end <= block.start);
+        let inside = spans[first..].iter().take_while(|span| span.start < block.end);
+        inside.fold(0, |bits, span| bits | span_bits(block, *span))
+    }
+
+    fn uniform(&self, block: Span, shared: u128, first: usize, rows: usize) -> bool {
+        if self.causal && block.end > first + 1 {
+            return false;
+        }
+        if shared == low_bits(block.len()) {
+            return true;
+        }
+        let last = first + rows.max(1) - 1;
+        let (head, tail) = (
+            self.selection.window_of(first, self.causal),
+            self.selection.window_of(last, self.causal),
+        );
+        let windows = Span::new(head.start, tail.end);
+        block.intersect(&windows).is_empty() && !self.selection.has_row_extras()
+    }
+
+    fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128 {
+        let mut bits = shared | span_bits(block, self.selection.window_of(query, self.causal));
+        let extras = self.selection.row_extras(query);
+        if !extras.is_empty() {
+            let first = extras.partition_point(|token| *token < block.start);
+            for token in extras[first..].iter().take_while(|token| **token < block.end) {
+                bits |= 1 << (token - block.start);
+            }
+        }
+        if self.causal {
+            bits &= span_bits(block, Span::new(0, query + 1));
+        }
+        bits
+    }
+
+    fn bias(&self, _: usize) -> Option<f32> {
+        None
+    }
+}
+
+/// Block means under a selection; a "position" is an index into `blocks`.
+pub(crate) struct Summaries<'a> {
+    pub(crate) selection: &'a Selection,
+    pub(crate) causal: bool,
+    /// Sorted by start.
+    pub(crate) blocks: &'a [Span],
+    /// Whether blocks are disjoint, so that the window hides a run of them.
+    pub(crate) disjoint: bool,
+    /// Per block: the selection names it and reads none of its tokens by a span.
+    pub(crate) open: &'a [bool],
+    /// Per block: ln of its length.
+    pub(crate) weights: &'a [f32],
+}
+
+impl Visible for Summaries<'_> {
+    fn needs(&self, first: usize, rows: usize, needs: &mut Vec<Span>) {
+        needs.clear();
+        let last = first + rows.max(1) - 1;
+        let end = if self.causal && self.disjoint {
+            self.blocks.partition_point(|block| block.end <= last)
+        } else {
+            self.blocks.len()
+        };
+        needs.push(Span::new(0, end));
+        merge_spans(needs);
+    }
+
+    fn block_bits(&self, block: Span) -> u128 {
+        let open = self.open[block.range()].iter().enumerate();
+        open.fold(0, |bits, (i, open)| bits | (u128::from(*open) << i))
+    }
+
+    fn uniform(&self, _: Span, _: u128, _: usize, _: usize) -> bool {
+        false
+    }
+
+    fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128 {
+        if !self.disjoint {
+            let seen = |i: usize| {
+                self.selection
+                    .sees_summary(query, self.blocks[block.start + i], self.causal)
+            };
+            return (0..block.len()).fold(0, |bits, i| bits | ((shared >> i) & u128::from(seen(i))) << i);
+        }
+        // What the row's window or the row itself touches is one run of blocks; causally, all after it too.
+        let mut hidden = self.selection.window_of(query, self.causal);
+        if hidden.is_empty() {
+            hidden = Span::new(query, query + 1);
+        }
+        let first = self.blocks.partition_point(|b| b.end <= hidden.start);
+        let after = if self.causal {
+            self.blocks.len()
+        } else {
+            self.blocks.partition_point(|b| b.start < hidden.end)
+        };
+        let mut bits = shared & !span_bits(block, Span::new(first, after.max(first)));
+        for token in self.selection.row_extras(query) {
+            let at = self.blocks.partition_point(|b| b.end <= *token);
+            if block.range().contains(&at) && self.blocks[at].start <= *token {
+                bits &= !(1 << (at - block.start));
+            }
+        }
+        bits
+    }
+
+    fn bias(&self, position: usize) -> Option<f32> {
+        Some(self.weights[position])
+    }
+}
