@@ -1,1 +1,60 @@
-//! Layer-major prefill, decode, sampling and the memory plan
+//! The engine: it drives a model's layers over a paged KV cache.
+//!
+//! A run goes through four owners: the *model* projects a logical batch of tokens layer by layer, the *cache* stores
+//! their keys and values in pages, a *policy* selects what each tile of queries reads, and the *attention* kernels
+//! read exactly that. This crate decides the order of the four and nothing else; it never knows which policy is on.
+//!
+//! Memory is planned before it is allocated: [`Engine::load`] refuses what does not fit and says what would.
+//!
+//! Load a model and stream an answer:
+//!
+//! ```no_run
+//! use std::io::Write;
+//! use std::ops::ControlFlow;
+//!
+//! use riffle_engine::{Engine, EngineOptions, GenerateOptions, Session};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let engine = Engine::load("fixtures/model", EngineOptions::default())?;
+//!     let prompt = engine.tokenizer()?.encode("In the beginning", true)?;
+//!     let mut session = Session::new(&engine)?;
+//!     session.prefill(&prompt, &mut |progress| {
+//!         eprint!("\r{:.0} of {} tokens", progress.tokens_done, progress.tokens);
+//!         ControlFlow::Continue(())
+//!     })?;
+//!     let options = GenerateOptions { max_tokens: 64, ..GenerateOptions::default() };
+//!     session.generate(&options, &mut |text| {
+//!         print!("{text}");
+//!         let _ = std::io::stdout().flush();
+//!         ControlFlow::Continue(())
+//!     })?;
+//!     Ok(())
+//! }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod attention_step;
+mod engine;
+mod error;
+mod generate;
+mod options;
+mod parse;
+mod plan;
+mod run;
+mod sampler;
+mod session;
+mod stop;
+mod time_left;
+
+pub use engine::{Engine, plan, with_threads};
+pub use error::EngineError;
+pub use generate::{GenerateOptions, Generation, StopReason};
+pub use options::EngineOptions;
+pub use parse::{parse_bytes, parse_kv_type};
+pub use plan::{MemoryPlan, available_memory_bytes, human_bytes};
+pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
+pub use sampler::{Sampler, SamplingOptions};
+pub use session::{PrefillProgress, Session};
+pub use stop::StopMatcher;
+pub use time_left::TimeLeft;

@@ -1,1 +1,31 @@
-//! Measurements of what a model and a policy keep, cost and lose
+//! Measurements: what a model and a policy keep, cost and lose.
+//!
+//! - [`write_logits`]: the logits of every position, to compare with another implementation;
+//! - [`needle`]: facts hidden in a long text, exact match, and [`draw_needle_map`], a picture of it.
+//!
+//! ```no_run
+//! use riffle_engine::{Engine, EngineOptions};
+//! use riffle_eval::{NeedleOptions, needle};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::load("fixtures/model", EngineOptions::default())?;
+//! let text = std::fs::read_to_string("fixtures/text/prophets.txt")?;
+//! let options = NeedleOptions { context_tokens: 4096, depths: 10, seed: 1 };
+//! for answer in needle(&engine, &text, &options)? {
+//!     println!("{:.2} {} {}", answer.depth, answer.expected, answer.answered);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod logits;
+mod needle;
+mod needle_map;
+
+pub use error::EvalError;
+pub use logits::{LogitsReport, read_tokens, write_logits};
+pub use needle::{NeedleAnswer, NeedleOptions, needle};
+pub use needle_map::draw_needle_map;

@@ -1,0 +1,219 @@
+//! The command line as it is typed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Runs language models over very long inputs on the machine you have.
+///
+/// Without a command, riffle reads the shipped book with the shipped model and answers a question about it.
+#[derive(Debug, Parser)]
+#[command(name = "riffle", version)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Read a prompt and write the answer
+    Run(RunArguments),
+    /// Print the memory plan before anything is allocated
+    Plan(PlanArguments),
+    /// Print a model's architecture, shapes, formats and tokenizer
+    Inspect(InspectArguments),
+    /// List the attention policies with their parameters
+    Policies(PoliciesArguments),
+    /// Measure a model
+    Eval(EvalArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ModelArguments {
+    /// Model folder: config.json, safetensors, tokenizer.json
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: PathBuf,
+}
+
+/// Options of every command that runs or plans a model.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EngineArguments {
+    /// Context: tokens the prompt and the answer may take together [default: what the model was made for]
+    #[arg(long, value_name = "N")]
+    pub(crate) ctx: Option<usize>,
+    /// Logical batch: tokens that pass one layer before the next
+    #[arg(short = 'b', long = "batch", value_name = "N", default_value_t = 4096)]
+    pub(crate) batch: usize,
+    /// Chunk of a logical batch whose attention is computed together (also spelled -ub) [default: 512, at most -b]
+    #[arg(long = "ub", value_name = "N")]
+    pub(crate) chunk: Option<usize>,
+    /// Element format of cached keys and values, one for both or KEYS:VALUES
+    #[arg(long, value_name = "f32|f16|bf16", default_value = "f16")]
+    pub(crate) kv_type: String,
+    /// Tokens in a page of the KV cache, a multiple of 16
+    #[arg(long, value_name = "N")]
+    pub(crate) page_tokens: Option<usize>,
+    /// Policy for reading the prompt, e.g. streaming:sinks=64,window=1024 (see riffle policies)
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub(crate) prefill: String,
+    /// Policy for writing the answer
+    #[arg(long, value_name = "POLICY", default_value = "full")]
+    pub(crate) decode: String,
+    /// Memory the run may use, e.g. 900M or 12G [default: what the machine has available]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) memory: Option<String>,
+    /// Threads that compute [default: every core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// The prompt; without it or --file, standard input is read
+    #[arg(long, value_name = "TEXT", conflicts_with = "file")]
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a UTF-8 text file
+    #[arg(long, value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Instructions for the model, where its chat template takes them
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Do not wrap the prompt in the model's chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) generate: GenerateArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Print one JSON object at the end in place of text and summary
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArguments {
+    /// Tokens to generate at most
+    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 256)]
+    pub(crate) tokens: usize,
+    /// 0 takes the most likely token [default: the model's own, else 0]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the K most likely tokens; 0 is off [default: the model's own, else 0]
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Keep the most likely tokens that hold this probability [default: the model's own, else 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens less likely than this share of the most likely one [default: the model's own, else 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Make recent tokens less likely; 1 is off [default: the model's own, else 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) repeat_penalty: Option<f32>,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// End the answer at this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// Model folder
+    pub(crate) path: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoliciesArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvalArguments {
+    #[command(subcommand)]
+    pub(crate) measurement: Measurement,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Measurement {
+    /// Write the logits of every position, for verification
+    Logits(LogitsArguments),
+    /// Ask for facts hidden at even depths in a long text, exact match
+    Needle(NeedleArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Token ids: a JSON array, or numbers separated by spaces, commas or lines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: PathBuf,
+    /// The safetensors file to write: f32 `logits` [tokens, vocab]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NeedleArguments {
+    /// Model folder [default: the shipped model]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+    /// UTF-8 text to hide the facts in [default: the shipped text]
+    #[arg(long, value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Document lengths in tokens
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,16384")]
+    pub(crate) lengths: Vec<usize>,
+    /// Facts in each document, at even depths
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) depths: usize,
+    /// Documents for each length, each with other facts
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) documents: u64,
+    /// Seed of the first document
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Draw the table as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The arguments with `-ub`, which long-context tools have taught people to type, spelled as a long option.
+pub(crate) fn spelled_for_clap(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    arguments.into_iter().map(|argument| match argument.to_str() {
+        Some("-ub") => "--ub".into(),
+        Some(text) if text.starts_with("-ub=") => format!("-{text}").into(),
+        _ => argument,
+    })
+}

@@ -1,0 +1,42 @@
+//! The main job: the shipped model reads the shipped book and answers a question about it.
+
+use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunRequest};
+
+use super::{grouped, print, read_text, run::answer};
+use crate::failure::Failure;
+use crate::shipped::fixtures;
+
+pub(crate) fn demo() -> Result<(), Failure> {
+    let fixtures = fixtures()?;
+    let (book_path, model_path) = (fixtures.join("text/prophets.txt"), fixtures.join("model"));
+    let book = read_text(&book_path)?;
+    let question = read_text(&fixtures.join("text/question.txt"))?;
+    let question = question.trim_end();
+    let engine = Engine::load(&model_path, EngineOptions::default())?;
+    eprintln!(
+        "model     {}: {}, {} layers, {} heads, {} KV heads of {}",
+        model_path.display(),
+        engine.model().config().architecture,
+        engine.model().config().layers,
+        engine.model().config().heads,
+        engine.model().config().kv_heads,
+        engine.model().config().head_dim,
+    );
+    eprintln!(
+        "book      {}: {} characters",
+        book_path.display(),
+        grouped(book.chars().count())
+    );
+    print(&format!("question  {}\nanswer   ", question.replace('\n', " ")))?;
+    let request = RunRequest {
+        prompt: format!("{}\n{question}", book.trim_end()),
+        system: None,
+        chat: false,
+        generate: GenerateOptions {
+            max_tokens: 16,
+            stops: vec![".".to_owned(), "\n".to_owned()],
+            ..GenerateOptions::default()
+        },
+    };
+    answer(&engine, &request, false)
+}

@@ -1,0 +1,107 @@
+//! `riffle inspect`: what a model is.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use riffle_engine::human_bytes;
+use riffle_model::ModelInfo;
+use serde_json::{Value, json};
+
+use super::{grouped, print, print_json};
+use crate::args::InspectArguments;
+use crate::failure::Failure;
+
+pub(crate) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
+    let info = riffle_model::inspect(&arguments.path)?;
+    if arguments.json {
+        return print_json(&as_json(&info));
+    }
+    print(&described(&info))
+}
+
+fn as_json(info: &ModelInfo) -> Value {
+    let config = &info.config;
+    json!({
+        "path": info.path,
+        "format": info.format,
+        "architecture": config.architecture,
+        "layers": config.layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "max_position": config.max_position,
+        "vocab_size": config.vocab_size,
+        "tied_embeddings": config.tied_embeddings,
+        "tensor_bytes": info.tensor_bytes,
+        "has_chat_template": info.has_chat_template,
+        "tokenizer": info.tokenizer.as_ref().map(|tokenizer| json!({
+            "kind": tokenizer.kind,
+            "vocab_size": tokenizer.vocab_size,
+            "bos": tokenizer.bos,
+            "eos": tokenizer.eos,
+        })),
+        "tensors": info.tensors.iter().map(|tensor| json!({
+            "name": tensor.name,
+            "type": tensor.element_type.to_string(),
+            "shape": tensor.shape,
+            "bytes": tensor.bytes,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn described(info: &ModelInfo) -> String {
+    let config = &info.config;
+    let mut bytes_by_type = BTreeMap::<String, (usize, u64)>::new();
+    for tensor in &info.tensors {
+        let entry = bytes_by_type.entry(tensor.element_type.to_string()).or_default();
+        entry.0 += 1;
+        entry.1 += tensor.bytes;
+    }
+    let types: Vec<String> = bytes_by_type
+        .iter()
+        .map(|(name, (tensors, bytes))| format!("{name} {} in {tensors} tensors", human_bytes(*bytes)))
+        .collect();
+    let tokenizer = info.tokenizer.as_ref().map_or("none".to_owned(), |tokenizer| {
+        format!(
+            "{} of {} tokens, begins {}, ends {}",
+            tokenizer.kind,
+            grouped(tokenizer.vocab_size),
+            tokenizer.bos.as_deref().unwrap_or("none"),
+            tokenizer.eos.as_deref().unwrap_or("none"),
+        )
+    });
+    let mut text = format!(
+        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}\nhidden        {}, feed-forward {}\nheads         {} query, {} KV, {} wide\npositions     {}\nvocabulary    {}{}\nweights       {}\ntokenizer     {tokenizer}\nchat template {}\n\n",
+        info.path.display(),
+        info.format,
+        config.architecture,
+        config.layers,
+        grouped(config.hidden_size),
+        grouped(config.intermediate_size),
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        grouped(config.max_position),
+        grouped(config.vocab_size),
+        if config.tied_embeddings {
+            ", embedding and head tied"
+        } else {
+            ""
+        },
+        types.join(", "),
+        if info.has_chat_template { "yes" } else { "no" },
+    );
+    for tensor in &info.tensors {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:6} {:?} {}",
+            tensor.element_type.to_string(),
+            tensor.shape,
+            tensor.name
+        );
+    }
+    text
+}

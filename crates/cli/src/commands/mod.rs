@@ -1,0 +1,82 @@
+//! One file a command.
+
+pub(crate) mod demo;
+pub(crate) mod eval;
+pub(crate) mod inspect;
+pub(crate) mod plan;
+pub(crate) mod policies;
+pub(crate) mod run;
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use riffle_engine::{EngineError, EngineOptions};
+use serde::Serialize;
+
+use crate::args::EngineArguments;
+use crate::failure::Failure;
+
+/// The engine's options, as the arguments give them.
+pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOptions, EngineError> {
+    let (key_format, value_format) = riffle_engine::parse_kv_type(&arguments.kv_type)?;
+    let defaults = EngineOptions::default();
+    Ok(EngineOptions {
+        context_tokens: arguments.ctx,
+        batch_tokens: arguments.batch,
+        chunk_tokens: arguments.chunk.unwrap_or(defaults.chunk_tokens.min(arguments.batch)),
+        page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),
+        key_format,
+        value_format,
+        prefill: arguments.prefill.parse()?,
+        decode: arguments.decode.parse()?,
+        memory_budget_bytes: arguments
+            .memory
+            .as_deref()
+            .map(riffle_engine::parse_bytes)
+            .transpose()?,
+    })
+}
+
+/// A text file, whole.
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    let bytes = std::fs::read(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    utf8(bytes, &path.display().to_string())
+}
+
+/// Bytes as text; says where they stop being UTF-8.
+pub(crate) fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failure> {
+    String::from_utf8(bytes).map_err(|error| {
+        Failure::new(format!(
+            "{name}: not UTF-8 text (byte {} is wrong): convert it first, e.g. with iconv -t UTF-8",
+            error.utf8_error().valid_up_to()
+        ))
+    })
+}
+
+/// Writes to standard output and says plainly when that fails.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut output = io::stdout().lock();
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|error| Failure::output(&error))
+}
+
+/// One JSON object on standard output.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::new)?;
+    print(&(text + "\n"))
+}
+
+/// A number with thousands separated.
+pub(crate) fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

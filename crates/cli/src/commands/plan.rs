@@ -1,0 +1,34 @@
+//! `riffle plan`: what a run would use.
+
+use riffle_engine::human_bytes;
+
+use super::{engine_options, grouped, print, print_json};
+use crate::args::PlanArguments;
+use crate::failure::Failure;
+
+pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
+    let options = engine_options(&arguments.engine)?;
+    let info = riffle_model::inspect(&arguments.model.model)?;
+    let plan = riffle_engine::plan(&info, &options)?;
+    if arguments.json {
+        return print_json(&plan);
+    }
+    let verdict = if plan.fits() {
+        "fits".to_owned()
+    } else if plan.largest_context_tokens == 0 {
+        "does not fit at any context length".to_owned()
+    } else {
+        format!("does not fit; --ctx {} would", plan.largest_context_tokens)
+    };
+    print(&format!(
+        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {})\nscratch    {}\ntotal      {}\navailable  {}\nplan       {verdict}\n",
+        grouped(plan.context_tokens),
+        human_bytes(plan.weights_bytes),
+        human_bytes(plan.kv_bytes),
+        human_bytes(plan.kv_bytes_per_token),
+        arguments.engine.kv_type,
+        human_bytes(plan.scratch_bytes),
+        human_bytes(plan.total_bytes),
+        human_bytes(plan.available_bytes),
+    ))
+}

@@ -1,0 +1,137 @@
+//! `riffle run`: read a prompt, write the answer.
+
+use std::io::Read;
+use std::ops::ControlFlow;
+
+use riffle_engine::{
+    Engine, GenerateOptions, RunEvent, RunReport, RunRequest, SamplingOptions, StopReason, human_bytes, with_threads,
+};
+
+use super::{engine_options, grouped, print, print_json, read_text, utf8};
+use crate::args::{GenerateArguments, RunArguments};
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::progress::PrefillDisplay;
+
+pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
+    let options = engine_options(&arguments.engine)?;
+    let prompt = match (&arguments.prompt, &arguments.file) {
+        (Some(prompt), _) => prompt.clone(),
+        (None, Some(path)) => read_text(path)?,
+        (None, None) => read_standard_input()?,
+    };
+    with_threads(arguments.engine.threads, || {
+        let engine = Engine::load(&arguments.model.model, options)?;
+        let request = RunRequest {
+            prompt,
+            system: arguments.system.clone(),
+            chat: !arguments.raw,
+            generate: generate_options(&engine, &arguments.generate),
+        };
+        answer(&engine, &request, arguments.json)
+    })?
+}
+
+/// Runs a request with everything a person wants to see on the way.
+pub(super) fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let mut display = PrefillDisplay::new();
+    let mut output_failure = None;
+    let report = riffle_engine::run(engine, request, &mut |event| {
+        match event {
+            RunEvent::Prefill(progress) => display.update(progress),
+            RunEvent::Text(text) => {
+                display.finish();
+                if !json && let Err(failure) = print(text) {
+                    output_failure = Some(failure);
+                    return ControlFlow::Break(());
+                }
+            }
+        }
+        interrupt.flow()
+    });
+    display.finish();
+    if let Some(failure) = output_failure {
+        return Err(failure);
+    }
+    let report = report?;
+    if json {
+        print_json(&report)?;
+    } else {
+        print("\n")?;
+        summarise(&report);
+    }
+    if report.stop == StopReason::Interrupted {
+        return Err(Failure::interrupted(format!(
+            "interrupted after {} generated tokens",
+            report.generated_tokens
+        )));
+    }
+    Ok(())
+}
+
+fn read_standard_input() -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::new(format!("standard input: {error}")))?;
+    utf8(bytes, "standard input")
+}
+
+/// Generation options: what was typed, else what the model recommends, else the most likely token.
+fn generate_options(engine: &Engine, arguments: &GenerateArguments) -> GenerateOptions {
+    let model = engine.generation_defaults();
+    let plain = SamplingOptions::default();
+    // A temperature is a recommendation only where the model recommends sampling; a bare "sample" means temperature 1.
+    let recommended = (model.sample == Some(true)).then(|| model.temperature.unwrap_or(1.0));
+    GenerateOptions {
+        max_tokens: arguments.tokens,
+        sampling: SamplingOptions {
+            temperature: arguments.temperature.or(recommended).unwrap_or(plain.temperature),
+            top_k: arguments.top_k.or(model.top_k).unwrap_or(plain.top_k),
+            top_p: arguments.top_p.or(model.top_p).unwrap_or(plain.top_p),
+            min_p: arguments.min_p.or(model.min_p).unwrap_or(plain.min_p),
+            repeat_penalty: arguments
+                .repeat_penalty
+                .or(model.repeat_penalty)
+                .unwrap_or(plain.repeat_penalty),
+            seed: arguments.seed,
+            ..plain
+        },
+        stops: arguments.stop.clone(),
+    }
+}
+
+/// The closing summary, on standard error so that standard output holds the answer alone.
+fn summarise(report: &RunReport) {
+    let kv = &report.kv;
+    eprintln!(
+        "
+prompt    {prompt} tokens at {prefill:.0} tokens/s, first token after {first:.2} s
+answer    {generated} tokens at {decode:.1} tokens/s, ended by {stop}
+KV cache  {tokens} tokens in {pages} pages of {page} ({format}): device {device}, RAM {ram}, disk {disk}
+policies  prefill {prefill_policy}, decode {decode_policy}: {density:.1}% of the query-key pairs read
+memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {context} tokens; {threads} threads",
+        prompt = grouped(report.prompt_tokens),
+        prefill = report.prefill_tokens_per_s,
+        first = report.time_to_first_token_ms / 1e3,
+        generated = grouped(report.generated_tokens),
+        decode = report.decode_tokens_per_s,
+        stop = report.stop,
+        tokens = grouped(kv.tokens),
+        pages = grouped(kv.pages),
+        page = kv.page_tokens,
+        format = kv.format,
+        device = human_bytes(kv.device_bytes),
+        ram = human_bytes(kv.ram_bytes),
+        disk = human_bytes(kv.disk_bytes),
+        prefill_policy = report.prefill_policy,
+        decode_policy = report.decode_policy,
+        density = report.density * 100.0,
+        weights = human_bytes(report.plan.weights_bytes),
+        scratch = human_bytes(report.plan.scratch_bytes),
+        kv_ceiling = human_bytes(report.plan.kv_bytes),
+        context = grouped(report.plan.context_tokens),
+        threads = report.threads,
+    );
+}

@@ -1,0 +1,54 @@
+//! Prefill progress on standard error: a bar on a terminal, a line every few seconds elsewhere.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use riffle_engine::{PrefillProgress, TimeLeft};
+
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+pub(crate) struct PrefillDisplay {
+    bar: ProgressBar,
+    start: Instant,
+    last_line: Instant,
+    time_left: TimeLeft,
+}
+
+impl PrefillDisplay {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+        let style = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens  {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        let now = Instant::now();
+        Self {
+            bar,
+            start: now,
+            last_line: now,
+            time_left: TimeLeft::default(),
+        }
+    }
+
+    pub(crate) fn update(&mut self, progress: PrefillProgress) {
+        let elapsed_s = self.start.elapsed().as_secs_f64();
+        let total = progress.tokens as f64;
+        self.time_left.record(progress.tokens_done, elapsed_s);
+        let left = self.time_left.seconds(progress.tokens_done, total).unwrap_or(0.0);
+        let rate = progress.tokens_done / elapsed_s.max(1e-9);
+        let message = format!("{rate:.0} tokens/s, {left:.0} s left");
+        self.bar.set_length(progress.tokens as u64);
+        self.bar.set_position(progress.tokens_done as u64);
+        self.bar.set_message(message.clone());
+        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            eprintln!(
+                "reading {:.0}/{} tokens, {message}",
+                progress.tokens_done, progress.tokens
+            );
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

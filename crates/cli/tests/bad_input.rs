@@ -1,0 +1,267 @@
+//! Every wrong input gets one clear line, a non-zero exit and no panic.
+
+mod testing;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+use testing::{ModelCopy, assert_refused, riffle, run, run_shipped, shipped_model, stderr};
+
+#[test]
+fn a_missing_model_is_named() {
+    let output = run(&["run", "--model", "/nowhere/model", "--prompt", "x"]);
+    assert_refused(&output, 1, &["/nowhere/model"]);
+}
+
+#[test]
+fn a_missing_prompt_file_is_named() {
+    assert_refused(
+        &run_shipped(&["--file", "/nowhere/book.txt"]),
+        1,
+        &["/nowhere/book.txt"],
+    );
+}
+
+#[test]
+fn a_truncated_weight_file_is_refused() {
+    let copy = ModelCopy::new();
+    copy.edit_bytes("model.safetensors", |bytes| bytes.truncate(bytes.len() / 2));
+    assert_refused(&copy.run(), 1, &["model.safetensors"]);
+}
+
+#[test]
+fn a_corrupt_weight_file_header_is_refused() {
+    let copy = ModelCopy::new();
+    copy.edit_bytes("model.safetensors", |bytes| bytes[..8].fill(0xff));
+    assert_refused(&copy.run(), 1, &["model.safetensors"]);
+}
+
+#[test]
+fn weights_of_another_shape_name_the_tensor_and_both_shapes() {
+    let copy = ModelCopy::new();
+    copy.edit_json("config.json", |config| config["intermediate_size"] = json!(512));
+    assert_refused(&copy.run(), 1, &["mlp", "[512, 128]", "[384, 128]"]);
+}
+
+#[test]
+fn weights_of_an_unusable_type_name_the_tensor_and_the_type() {
+    let copy = ModelCopy::new();
+    copy.edit_bytes("model.safetensors", |bytes| {
+        let at = bytes
+            .windows(6)
+            .position(|window| window == b"\"BF16\"")
+            .expect("a dtype");
+        bytes[at..at + 6].copy_from_slice(b"\"U16\" ");
+    });
+    assert_refused(&copy.run(), 1, &["U16"]);
+}
+
+#[test]
+fn an_unknown_architecture_lists_the_known_ones() {
+    let copy = ModelCopy::new();
+    copy.edit_json("config.json", |config| {
+        config["architectures"] = json!(["AbacusForCausalLM"]);
+        config["model_type"] = json!("abacus");
+    });
+    assert_refused(&copy.run(), 1, &["abacus", "llama"]);
+}
+
+#[test]
+fn a_tokenizer_that_is_not_one_is_named() {
+    let copy = ModelCopy::new();
+    copy.edit_bytes("tokenizer.json", |bytes| bytes.truncate(1000));
+    assert_refused(&copy.run(), 1, &["tokenizer.json"]);
+}
+
+#[test]
+fn a_tokenizer_without_the_tokens_the_model_needs_is_refused() {
+    let copy = ModelCopy::new();
+    copy.edit_json("tokenizer_config.json", |config| {
+        config["bos_token"] = json!("<|missing|>")
+    });
+    assert_refused(&copy.run(), 1, &["<|missing|>"]);
+}
+
+#[test]
+fn a_model_without_a_tokenizer_says_what_it_can_still_do() {
+    let copy = ModelCopy::new();
+    fs::remove_file(copy.path().join("tokenizer.json")).expect("removed");
+    assert_refused(&copy.run(), 1, &["tokenizer.json"]);
+}
+
+#[test]
+fn an_empty_prompt_is_refused_from_every_source() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let empty = folder.path().join("empty.txt");
+    fs::write(&empty, " \n").expect("a file");
+    assert_refused(&run_shipped(&["--prompt", ""]), 1, &["prompt is empty"]);
+    assert_refused(
+        &run_shipped(&["--file", empty.to_str().expect("UTF-8")]),
+        1,
+        &["prompt is empty"],
+    );
+    assert_refused(&run_shipped(&[]), 1, &["prompt is empty"]);
+}
+
+#[test]
+fn text_that_is_not_utf8_says_where_it_goes_wrong() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let latin = folder.path().join("latin.txt");
+    fs::write(&latin, b"caf\xe9").expect("a file");
+    assert_refused(
+        &run_shipped(&["--file", latin.to_str().expect("UTF-8")]),
+        1,
+        &["latin.txt", "not UTF-8", "byte 3"],
+    );
+
+    let mut child = riffle()
+        .args(["run", "--model"])
+        .arg(shipped_model())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    child
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(b"\xff\xfe")
+        .expect("written");
+    let output = child.wait_with_output().expect("it ends");
+    assert_refused(&output, 1, &["standard input", "not UTF-8", "byte 0"]);
+}
+
+#[test]
+fn a_prompt_longer_than_the_context_says_how_much_is_needed() {
+    let prompt = "word ".repeat(100);
+    let output = run_shipped(&["--prompt", &prompt, "--ctx", "64"]);
+    assert_refused(&output, 1, &["the prompt needs", "64", "--ctx"]);
+}
+
+#[test]
+fn a_context_longer_than_the_model_supports_is_refused() {
+    let output = run_shipped(&["--prompt", "x", "--ctx", "100000000"]);
+    assert_refused(&output, 1, &["--ctx 100000000", "131072"]);
+}
+
+#[test]
+fn unknown_policies_and_parameters_list_the_known_ones() {
+    let output = run_shipped(&["--prompt", "x", "--prefill", "psychic"]);
+    assert_refused(&output, 1, &["psychic", "full", "streaming"]);
+    let output = run_shipped(&["--prompt", "x", "--decode", "streaming:windw=4"]);
+    assert_refused(&output, 1, &["windw", "sinks", "window"]);
+    let output = run_shipped(&["--prompt", "x", "--decode", "streaming:window=many"]);
+    assert_refused(&output, 1, &["window", "many"]);
+}
+
+#[test]
+fn options_out_of_range_are_refused_by_name() {
+    for (arguments, name) in [
+        (["-b", "0"], "-b"),
+        (["-ub", "0"], "-ub"),
+        (["--ctx", "0"], "--ctx"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--top-p", "2"], "--top-p"),
+        (["--kv-type", "f8"], "--kv-type"),
+        (["--page-tokens", "17"], "17"),
+        (["--memory", "lots"], "--memory"),
+        (["--threads", "0"], "--threads"),
+    ] {
+        let mut all = vec!["--prompt", "x"];
+        all.extend(arguments);
+        assert_refused(&run_shipped(&all), 1, &[name]);
+    }
+    assert_refused(
+        &run_shipped(&["--prompt", "x", "-b", "8", "-ub", "16"]),
+        1,
+        &["-ub", "-b 8"],
+    );
+}
+
+#[test]
+fn a_plan_that_does_not_fit_says_what_would() {
+    let output = run_shipped(&["--prompt", "x", "--memory", "24M"]);
+    assert_refused(&output, 1, &["memory needed", "available", "--ctx"]);
+    let output = run_shipped(&["--prompt", "x", "--memory", "1M"]);
+    assert_refused(&output, 1, &["not even one token fits"]);
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_run_with_one_line() {
+    let mut child = riffle()
+        .args(["run", "--model"])
+        .arg(shipped_model())
+        .args(["--prompt", "In the beginning", "-n", "4000", "--temperature", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_refused(&output, 1, &["closed by its reader"]);
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_while_generating_keeps_the_text_and_says_so() {
+    let mut child = riffle()
+        .args(["run", "--model"])
+        .arg(shipped_model())
+        .args(["--prompt", "In the beginning", "-n", "100000", "--temperature", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut text = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut first = [0u8; 16];
+    text.read_exact(&mut first).expect("text is streamed");
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(sent.expect("kill runs").success());
+    let mut rest = Vec::new();
+    text.read_to_end(&mut rest).expect("the stream ends");
+    assert!(text.fill_buf().expect("closed").is_empty());
+    let output = child.wait_with_output().expect("it ends");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{message}");
+    assert!(
+        message
+            .lines()
+            .last()
+            .expect("a line")
+            .starts_with("riffle: interrupted after"),
+        "{message}"
+    );
+    assert!(message.contains("ended by interrupted"), "{message}");
+}
+
+#[test]
+fn damaged_token_files_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tokens = folder.path().join("tokens.json");
+    let out = folder.path().join("logits.safetensors");
+    let model = shipped_model();
+    let logits = |text: &str| {
+        fs::write(&tokens, text).expect("a file");
+        riffle()
+            .args(["eval", "logits", "--model"])
+            .arg(&model)
+            .arg("--tokens")
+            .arg(&tokens)
+            .arg("--out")
+            .arg(&out)
+            .output()
+            .expect("the binary runs")
+    };
+    assert_refused(&logits("[1, cat]"), 1, &["\"cat\" is not a token id"]);
+    assert_refused(&logits("[]"), 1, &["no token ids"]);
+    assert_refused(&logits("[1, 99999]"), 1, &["99999", "2048"]);
+    assert!(!out.exists(), "a failed run leaves no file");
+    assert_eq!(
+        fs::read_dir(folder.path()).expect("a folder").count(),
+        1,
+        "nor a partial one"
+    );
+}

@@ -1,0 +1,240 @@
+//! What each command prints when all is well.
+
+mod testing;
+
+use std::fs;
+
+use serde_json::Value;
+use testing::{riffle, run, run_shipped, shipped_model, stderr, stdout};
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("one JSON object")
+}
+
+#[test]
+fn without_a_command_the_shipped_model_answers_about_the_shipped_book() {
+    let output = run(&[]);
+    let text = stdout(&output);
+    let book = fs::read_to_string(shipped_model().join("../text/prophets.txt")).expect("the book");
+    let stated = book
+        .lines()
+        .find(|line| line.contains("pass key"))
+        .and_then(|line| line.trim_end_matches('.').rsplit(' ').next())
+        .expect("the book states a pass key");
+    let answer = text.lines().find(|line| line.starts_with("answer")).expect("an answer");
+    assert_eq!(answer.trim_start_matches("answer").trim(), stated);
+    let summary = stderr(&output);
+    for part in ["tokens/s", "first token after", "pages of", "RAM", "disk"] {
+        assert!(summary.contains(part), "no {part:?} in {summary}");
+    }
+}
+
+#[test]
+fn run_prints_the_text_alone_on_standard_output() {
+    let output = run_shipped(&["--prompt", "In the beginning God", "-n", "8"]);
+    let text = stdout(&output);
+    assert!(!text.trim().is_empty());
+    assert!(!text.contains("tokens/s"));
+    assert!(stderr(&output).contains("tokens/s"));
+}
+
+#[test]
+fn run_reads_the_prompt_from_a_file_and_from_standard_input_alike() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("prompt.txt");
+    fs::write(&path, "In the beginning God").expect("a file");
+    let from_argument = run_shipped(&["--prompt", "In the beginning God", "-n", "8"]);
+    let from_file = run_shipped(&["--file", path.to_str().expect("UTF-8"), "-n", "8"]);
+    let from_input = riffle()
+        .args(["run", "--model"])
+        .arg(shipped_model())
+        .args(["-n", "8"])
+        .stdin(fs::File::open(&path).expect("a file"))
+        .output()
+        .expect("the binary runs");
+    assert_eq!(stdout(&from_argument), stdout(&from_file));
+    assert_eq!(stdout(&from_argument), stdout(&from_input));
+}
+
+#[test]
+fn json_holds_the_text_and_the_summary() {
+    let output = run_shipped(&["--prompt", "In the beginning God", "-n", "8", "--json"]);
+    let report = json(&stdout(&output));
+    assert_eq!(report["generated_tokens"], 8);
+    assert_eq!(report["stop"]["reason"], "max_tokens");
+    assert!(report["text"].as_str().is_some_and(|text| !text.is_empty()));
+    for field in [
+        "prompt_tokens",
+        "time_to_first_token_ms",
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+    ] {
+        assert!(
+            report[field].as_f64().is_some_and(|value| value > 0.0),
+            "{field}: {report}"
+        );
+    }
+    assert_eq!(report["kv"]["pages"].as_u64(), Some(4 * 2));
+    assert_eq!(report["density"], 1.0);
+}
+
+#[test]
+fn a_short_prompt_in_a_long_context_allocates_pages_for_the_prompt_only() {
+    let prompt = "and he said ".repeat(100);
+    let output = run_shipped(&[
+        "--prompt",
+        &prompt,
+        "-n",
+        "1",
+        "--ctx",
+        "131072",
+        "--page-tokens",
+        "64",
+        "--json",
+    ]);
+    let report = json(&stdout(&output));
+    let tokens = report["kv"]["tokens"].as_u64().expect("tokens");
+    let (layers, kv_heads) = (4, 2);
+    assert_eq!(
+        report["kv"]["pages"].as_u64(),
+        Some(tokens.div_ceil(64) * layers * kv_heads)
+    );
+    // K and V of a token: head_dim 32, two bytes each.
+    let page_bytes = 64 * 32 * 2 * 2;
+    assert_eq!(
+        report["kv"]["ram_bytes"].as_u64().expect("bytes") + report["kv"]["device_bytes"].as_u64().expect("bytes"),
+        tokens.div_ceil(64) * layers * kv_heads * page_bytes
+    );
+    assert!(
+        report["plan"]["kv_bytes"].as_u64() > Some(64 << 20),
+        "the plan covers the whole context"
+    );
+}
+
+#[test]
+fn equal_seeds_give_equal_texts() {
+    let sample = |seed: &str| {
+        stdout(&run_shipped(&[
+            "--prompt",
+            "And it came to pass",
+            "-n",
+            "24",
+            "--temperature",
+            "1",
+            "--seed",
+            seed,
+        ]))
+    };
+    assert_eq!(sample("3"), sample("3"));
+    assert_ne!(sample("3"), sample("4"));
+}
+
+#[test]
+fn the_answer_does_not_depend_on_threads_batches_or_pages() {
+    let prompt = "In the beginning God created the heaven and the earth. ".repeat(20);
+    let answer = |options: &[&str]| {
+        let mut all = vec!["--prompt", &prompt, "-n", "24", "--kv-type", "f32"];
+        all.extend(options);
+        stdout(&run_shipped(&all))
+    };
+    let expected = answer(&[]);
+    assert_eq!(answer(&["--threads", "1"]), expected);
+    assert_eq!(answer(&["-b", "100", "-ub", "7"]), expected);
+    assert_eq!(answer(&["--page-tokens", "16"]), expected);
+}
+
+#[test]
+fn a_stop_string_ends_the_answer_and_is_not_shown() {
+    let whole = stdout(&run_shipped(&["--prompt", "In the beginning God", "-n", "32"]));
+    let words: Vec<&str> = whole.split_whitespace().collect();
+    let stop = words[words.len() / 2];
+    let output = run_shipped(&["--prompt", "In the beginning God", "-n", "32", "--stop", stop, "--json"]);
+    let report = json(&stdout(&output));
+    assert_eq!(report["stop"]["reason"], "stop_string");
+    assert_eq!(report["stop"]["stop"], stop);
+    let text = report["text"].as_str().expect("text");
+    assert_eq!(text, &whole[..whole.find(stop).expect("the stop string")]);
+}
+
+#[test]
+fn streaming_reads_fewer_pairs_and_says_so() {
+    let prompt = "and he said unto them ".repeat(200);
+    let streaming = "streaming:sinks=16,window=64";
+    let output = run_shipped(&[
+        "--prompt",
+        &prompt,
+        "-n",
+        "4",
+        "--prefill",
+        streaming,
+        "--decode",
+        streaming,
+        "--json",
+    ]);
+    let report = json(&stdout(&output));
+    assert_eq!(report["prefill_policy"], streaming);
+    let density = report["density"].as_f64().expect("density");
+    let tokens = report["kv"]["tokens"].as_f64().expect("tokens");
+    let expected = 2.0 * 80.0 / tokens;
+    assert!(
+        (density / expected - 1.0).abs() < 0.1,
+        "{density} against about {expected}"
+    );
+}
+
+#[test]
+fn plan_adds_up_and_scales_with_the_context() {
+    let model = shipped_model();
+    let plan = |context: &str| {
+        let output = riffle()
+            .args(["plan", "--model"])
+            .arg(&model)
+            .args(["--ctx", context, "--json"])
+            .output()
+            .expect("the binary runs");
+        json(&stdout(&output))
+    };
+    let (short, long) = (plan("4096"), plan("65536"));
+    for plan in [&short, &long] {
+        let part = |name: &str| plan[name].as_u64().expect("bytes");
+        assert_eq!(
+            part("weights_bytes") + part("kv_bytes") + part("scratch_bytes"),
+            part("total_bytes")
+        );
+    }
+    // 4 layers × 2 KV heads × 32 × (K and V) × 2 bytes.
+    assert_eq!(short["kv_bytes_per_token"], 1024);
+    assert_eq!(long["kv_bytes"].as_u64(), Some(65536 * 1024));
+}
+
+#[test]
+fn inspect_shows_architecture_shapes_formats_and_tokenizer() {
+    let output = riffle()
+        .arg("inspect")
+        .arg(shipped_model())
+        .output()
+        .expect("the binary runs");
+    let text = stdout(&output);
+    for part in ["llama", "BF16", "2048", "[384, 128]", "tokenizer"] {
+        assert!(
+            text.to_lowercase().contains(&part.to_lowercase()),
+            "no {part:?} in {text}"
+        );
+    }
+    let output = riffle()
+        .arg("inspect")
+        .arg(shipped_model())
+        .arg("--json")
+        .output()
+        .expect("the binary runs");
+    assert!(json(&stdout(&output)).is_object());
+}
+
+#[test]
+fn policies_are_listed_with_their_parameters() {
+    let text = stdout(&run(&["policies"]));
+    assert!(text.contains("full (prefill, decode"), "{text}");
+    assert!(text.contains("streaming (prefill, decode"), "{text}");
+    assert!(text.contains("sinks=64") && text.contains("window=1024"), "{text}");
+    assert!(json(&stdout(&run(&["policies", "--json"]))).is_array());
+}

@@ -1,0 +1,114 @@
+//! Runs the real binary on the shipped model, or on a damaged copy of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+/// The shipped model's folder.
+pub fn shipped_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model")
+}
+
+/// The command, ready for arguments; standard input is empty.
+pub fn riffle() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_riffle"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end.
+pub fn run(arguments: &[&str]) -> Output {
+    riffle().args(arguments).output().expect("the binary runs")
+}
+
+/// Runs `riffle run` on the shipped model.
+pub fn run_shipped(arguments: &[&str]) -> Output {
+    let model = shipped_model();
+    riffle()
+        .arg("run")
+        .arg("--model")
+        .arg(model)
+        .args(arguments)
+        .output()
+        .expect("the binary runs")
+}
+
+/// Standard output of a run that must succeed.
+pub fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    String::from_utf8(output.stdout.clone()).expect("UTF-8 output")
+}
+
+/// Standard error as text.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("UTF-8 errors")
+}
+
+/// A failed run says one line that holds every one of `parts`, exits with `status` and writes no answer.
+#[track_caller]
+pub fn assert_refused(output: &Output, status: i32, parts: &[&str]) {
+    let message = stderr(output);
+    assert_eq!(output.status.code(), Some(status), "{message}");
+    let lines: Vec<&str> = message.lines().collect();
+    assert_eq!(lines.len(), 1, "one line expected: {message}");
+    assert!(lines[0].starts_with("riffle: "), "{message}");
+    for part in parts {
+        assert!(message.contains(part), "no {part:?} in {message}");
+    }
+    assert!(
+        output.stdout.is_empty(),
+        "{:?}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+}
+
+/// A copy of the shipped model that a test may damage.
+pub struct ModelCopy {
+    folder: TempDir,
+}
+
+impl ModelCopy {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for entry in fs::read_dir(shipped_model()).expect("the shipped model") {
+            let entry = entry.expect("a file");
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+        }
+        Self { folder }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Rewrites one JSON file.
+    pub fn edit_json(&self, file: &str, edit: impl FnOnce(&mut serde_json::Value)) -> &Self {
+        let path = self.path().join(file);
+        let mut value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
+        edit(&mut value);
+        fs::write(path, value.to_string()).expect("a file");
+        self
+    }
+
+    /// Rewrites one file's bytes.
+    pub fn edit_bytes(&self, file: &str, edit: impl FnOnce(&mut Vec<u8>)) -> &Self {
+        let path = self.path().join(file);
+        let mut bytes = fs::read(&path).expect("a file");
+        edit(&mut bytes);
+        fs::write(path, bytes).expect("a file");
+        self
+    }
+
+    /// Runs a short prompt on this copy.
+    pub fn run(&self) -> Output {
+        riffle()
+            .arg("run")
+            .arg("--model")
+            .arg(self.path())
+            .args(["--prompt", "In the beginning", "-n", "4"])
+            .output()
+            .expect("the binary runs")
+    }
+}

@@ -1,0 +1,111 @@
+//! A loaded model with the options it runs under.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use riffle_model::{ChatTemplate, GenerationDefaults, LanguageModel, LoadedModel, ModelInfo, Tokenizer};
+use riffle_policy::Phase;
+
+use crate::plan::available_memory_bytes;
+use crate::{EngineError, EngineOptions, MemoryPlan};
+
+/// A model in memory, its options and its plan. Sessions share it.
+pub struct Engine {
+    path: PathBuf,
+    loaded: LoadedModel,
+    options: EngineOptions,
+    plan: MemoryPlan,
+}
+
+impl Engine {
+    /// Checks options and policies, plans the memory from the file headers alone, and only then loads the model.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] before anything large is allocated; [`EngineError::Model`] for a bad file.
+    pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
+        let path = path.as_ref();
+        options.validate()?;
+        riffle_policy::build(&options.prefill, Phase::Prefill)?;
+        riffle_policy::build(&options.decode, Phase::Decode)?;
+        let info = riffle_model::inspect(path)?;
+        let plan = plan(&info, &options)?;
+        plan.check(&options)?;
+        Ok(Arc::new(Self {
+            path: path.to_owned(),
+            loaded: riffle_model::load(path)?,
+            options,
+            plan,
+        }))
+    }
+
+    /// Where the model was loaded from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The model.
+    pub fn model(&self) -> &dyn LanguageModel {
+        &*self.loaded.model
+    }
+
+    /// The options this engine runs under.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// The memory plan the engine keeps to.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`EngineError::NoTokenizer`] when the model came without one.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
+        self.loaded
+            .tokenizer
+            .as_ref()
+            .ok_or_else(|| EngineError::NoTokenizer(self.path.display().to_string()))
+    }
+
+    /// The model's chat template, if it has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.loaded.chat_template.as_ref()
+    }
+
+    /// End tokens and sampling the model recommends.
+    pub fn generation_defaults(&self) -> &GenerationDefaults {
+        &self.loaded.generation
+    }
+}
+
+/// The memory plan of a model under these options, from its headers and the memory available now.
+///
+/// # Errors
+/// As [`MemoryPlan::new`].
+pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
+    let available = options.memory_budget_bytes.unwrap_or_else(available_memory_bytes);
+    MemoryPlan::new(&info.config, options, available)
+}
+
+/// Runs `work` on `threads` threads, or on every core for `None`.
+///
+/// # Errors
+/// [`EngineError::Threads`] when the pool cannot be started, [`EngineError::Option`] for zero threads.
+pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
+    let Some(threads) = threads else {
+        return Ok(work());
+    };
+    if threads == 0 {
+        return Err(EngineError::option("--threads", 0, "it must be at least 1"));
+    }
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .map_err(|error| EngineError::Threads {
+            threads,
+            reason: error.to_string(),
+        })?;
+    Ok(pool.install(work))
+}

@@ -1,0 +1,108 @@
+//! What can go wrong while a model runs.
+
+use riffle_attention::AttendError;
+use riffle_kv::KvError;
+use riffle_model::ModelError;
+use riffle_policy::PolicyError;
+
+/// Every way a run can fail; each message says what was wrong and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The model could not be loaded or run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The KV cache refused an operation.
+    #[error(transparent)]
+    Kv(#[from] KvError),
+    /// A policy was unknown, badly spelled or asked for a phase it does not have.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The attention kernel rejected its input: a fault in the engine, not in the user's input.
+    #[error("attention: {0}")]
+    Attend(#[from] AttendError),
+    /// An option has a value that makes no sense.
+    #[error("{name} is {value}, but {requirement}")]
+    Option {
+        /// The option, as the command line spells it.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        requirement: String,
+    },
+    /// There was nothing to read.
+    #[error("the prompt is empty: give at least one token of text")]
+    EmptyPrompt,
+    /// The prompt does not fit the context.
+    #[error(
+        "{what} needs {needed} tokens, but the context holds {context}: raise --ctx to at least {needed} or shorten the input"
+    )]
+    ContextExceeded {
+        /// What did not fit: the prompt, or the prompt and the answer.
+        what: &'static str,
+        /// Tokens needed.
+        needed: usize,
+        /// Tokens the context holds.
+        context: usize,
+    },
+    /// A context longer than the model was made for.
+    #[error(
+        "--ctx {context} is longer than the {maximum} positions this model was made for: use --ctx {maximum} or less"
+    )]
+    ContextTooLong {
+        /// Tokens asked for.
+        context: usize,
+        /// Positions the model supports.
+        maximum: usize,
+    },
+    /// The plan does not fit the memory there is.
+    #[error("{needed} of memory needed ({parts}), {available} available: {advice}")]
+    OutOfMemory {
+        /// Bytes needed, for people.
+        needed: String,
+        /// Where they go.
+        parts: String,
+        /// Bytes available, for people.
+        available: String,
+        /// What would fit.
+        advice: String,
+    },
+    /// The model has no tokenizer, so it cannot read or write text.
+    #[error("{0} has no tokenizer.json: only token ids can be run (riffle eval logits)")]
+    NoTokenizer(String),
+    /// The model produced logits that are not numbers.
+    #[error(
+        "the model produced a logit that is not a number after {position} tokens: the weights are damaged or overflow"
+    )]
+    NonFiniteLogits {
+        /// Tokens read before it happened.
+        position: usize,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted after {tokens} of {total} tokens")]
+    Interrupted {
+        /// Tokens that are complete in the cache.
+        tokens: usize,
+        /// Tokens that were to be read or written.
+        total: usize,
+    },
+    /// The thread pool could not be started.
+    #[error("cannot start {threads} threads: {reason}")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+impl EngineError {
+    pub(crate) fn option(name: &'static str, value: impl ToString, requirement: impl Into<String>) -> Self {
+        Self::Option {
+            name,
+            value: value.to_string(),
+            requirement: requirement.into(),
+        }
+    }
+}

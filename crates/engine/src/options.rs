@@ -1,0 +1,89 @@
+//! What a run is asked to do, checked once before anything is allocated.
+
+use riffle_attention::Format;
+use riffle_policy::PolicySpec;
+
+use crate::EngineError;
+
+/// How a model is run: context, batches, cache formats and policies.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Tokens the context may hold; `None` takes what the model was made for.
+    pub context_tokens: Option<usize>,
+    /// Logical batch: tokens that go through one layer before the next layer starts (`-b`).
+    pub batch_tokens: usize,
+    /// Chunk: tokens whose attention is computed together inside a layer (`-ub`).
+    pub chunk_tokens: usize,
+    /// Tokens in a page of the KV cache: a multiple of 16.
+    pub page_tokens: usize,
+    /// Element format of cached keys.
+    pub key_format: Format,
+    /// Element format of cached values.
+    pub value_format: Format,
+    /// Policy that chooses what prompt tokens read.
+    pub prefill: PolicySpec,
+    /// Policy that chooses what generated tokens read.
+    pub decode: PolicySpec,
+    /// Bytes the run may use in all; `None` takes what the machine has available.
+    pub memory_budget_bytes: Option<u64>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            context_tokens: None,
+            batch_tokens: 4096,
+            chunk_tokens: 512,
+            page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
+            key_format: Format::F16,
+            value_format: Format::F16,
+            prefill: PolicySpec::full(),
+            decode: PolicySpec::full(),
+            memory_budget_bytes: None,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// Checks everything that can be checked without a model.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] names the option, its value and what is allowed.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        if self.batch_tokens == 0 {
+            return Err(EngineError::option("-b", 0, "it must be at least 1 token"));
+        }
+        if self.chunk_tokens == 0 {
+            return Err(EngineError::option("-ub", 0, "it must be at least 1 token"));
+        }
+        if self.chunk_tokens > self.batch_tokens {
+            return Err(EngineError::option(
+                "-ub",
+                self.chunk_tokens,
+                format!(
+                    "a chunk cannot be larger than the logical batch (-b {})",
+                    self.batch_tokens
+                ),
+            ));
+        }
+        if self.context_tokens == Some(0) {
+            return Err(EngineError::option("--ctx", 0, "it must be at least 1 token"));
+        }
+        Ok(())
+    }
+
+    /// The context length for a model made for `max_position` tokens.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextTooLong`] when more was asked for than the model supports.
+    pub fn context_for(&self, max_position: usize) -> Result<usize, EngineError> {
+        match self.context_tokens {
+            Some(context) if context > max_position => Err(EngineError::ContextTooLong {
+                context,
+                maximum: max_position,
+            }),
+            Some(context) => Ok(context),
+            None => Ok(max_position),
+        }
+    }
+}

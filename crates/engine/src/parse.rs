@@ -1,0 +1,89 @@
+//! Values as people type them.
+
+use riffle_attention::Format;
+
+use crate::EngineError;
+
+const KNOWN_FORMATS: [(&str, Format); 3] = [("f32", Format::F32), ("f16", Format::F16), ("bf16", Format::Bf16)];
+
+/// Formats of keys and values: `f16` for both, or `f32:bf16` for keys and values.
+///
+/// # Errors
+/// [`EngineError::Option`] lists the formats there are.
+pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
+    let format = |name: &str| {
+        KNOWN_FORMATS
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|&(_, format)| format)
+            .ok_or_else(|| {
+                let known: Vec<&str> = KNOWN_FORMATS.iter().map(|&(known, _)| known).collect();
+                EngineError::option(
+                    "--kv-type",
+                    format!("{text:?}"),
+                    format!("it must be one of {}, or two of them as KEYS:VALUES", known.join(", ")),
+                )
+            })
+    };
+    match text.split_once(':') {
+        Some((keys, values)) => Ok((format(keys)?, format(values)?)),
+        None => format(text).map(|format| (format, format)),
+    }
+}
+
+/// Bytes: `4096`, `900K`, `1.5G`; a unit is a power of 1024.
+///
+/// # Errors
+/// [`EngineError::Option`] shows the spelling.
+pub fn parse_bytes(text: &str) -> Result<u64, EngineError> {
+    let bad = || {
+        EngineError::option(
+            "--memory",
+            format!("{text:?}"),
+            "it must be a number of bytes with an optional unit, e.g. 900M or 1.5G",
+        )
+    };
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[number.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return Err(bad()),
+    };
+    let value: f64 = number.parse().map_err(|_| bad())?;
+    let bytes = value * (1u64 << shift) as f64;
+    if value >= 0.0 && bytes < u64::MAX as f64 {
+        Ok(bytes as u64)
+    } else {
+        Err(bad())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kv_types_are_one_for_both_or_one_each() {
+        assert_eq!(parse_kv_type("f16").unwrap(), (Format::F16, Format::F16));
+        assert_eq!(parse_kv_type("f32:bf16").unwrap(), (Format::F32, Format::Bf16));
+        let message = parse_kv_type("q9").unwrap_err().to_string();
+        assert!(
+            message.contains("\"q9\"") && message.contains("f32, f16, bf16"),
+            "{message}"
+        );
+        assert!(parse_kv_type("f16:").is_err());
+    }
+
+    #[test]
+    fn bytes_take_binary_units_and_refuse_the_rest() {
+        assert_eq!(parse_bytes("4096").unwrap(), 4096);
+        assert_eq!(parse_bytes("1.5G").unwrap(), 3 << 29);
+        assert_eq!(parse_bytes("900MiB").unwrap(), 900 << 20);
+        for bad in ["", "G", "-1", "1X", "nan", "inf", "1e300"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+}

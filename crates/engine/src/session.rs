@@ -1,0 +1,294 @@
+//! A session: one sequence of tokens, its cache and its policies.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use riffle_attention::{AttendOptions, Partial};
+use riffle_kv::{KvCache, KvUsage};
+use riffle_model::Workspace;
+use riffle_policy::{Phase, SparsePolicy};
+
+use crate::attention_step::{LayerAttention, PairCount};
+use crate::plan::cache_shape;
+use crate::{Engine, EngineError};
+
+/// How far a prefill has come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillProgress {
+    /// Tokens read so far; a fraction while a logical batch is under way through the layers.
+    pub tokens_done: f64,
+    /// Tokens to read.
+    pub tokens: usize,
+}
+
+/// One sequence being read and written: tokens, KV pages, policies.
+pub struct Session {
+    engine: Arc<Engine>,
+    cache: KvCache,
+    prefill: Box<dyn SparsePolicy>,
+    decode: Box<dyn SparsePolicy>,
+    tokens: Vec<u32>,
+    hidden: Vec<f32>,
+    logits: Vec<f32>,
+    workspace: Workspace,
+    partials: Vec<Partial>,
+    pairs: PairCount,
+}
+
+impl Session {
+    /// An empty session; pages are allocated as tokens arrive, never beyond the plan.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
+    pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
+        let options = engine.options();
+        let config = engine.model().config();
+        Ok(Self {
+            cache: KvCache::new(cache_shape(config, options), Some(engine.plan().kv_bytes))?,
+            prefill: riffle_policy::build(&options.prefill, Phase::Prefill)?,
+            decode: riffle_policy::build(&options.decode, Phase::Decode)?,
+            tokens: Vec::new(),
+            hidden: Vec::new(),
+            logits: Vec::new(),
+            workspace: Workspace::new(config, 0),
+            partials: Vec::new(),
+            pairs: PairCount::default(),
+            engine: Arc::clone(engine),
+        })
+    }
+
+    /// Tokens read and written so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Logits `[vocab]` after the last token; empty before the first.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// What the cache holds.
+    pub fn usage(&self) -> KvUsage {
+        self.cache.usage()
+    }
+
+    /// Share of the causal query-key pairs that were read, over all layers and heads so far; 1 for full attention.
+    pub fn density(&self) -> f64 {
+        if self.pairs.causal == 0 {
+            return 1.0;
+        }
+        self.pairs.read as f64 / self.pairs.causal as f64
+    }
+
+    /// The engine this session runs on.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Reads `tokens` after what is already there, layer by layer over each logical batch.
+    ///
+    /// # Errors
+    /// Nothing is read when the tokens do not fit. On [`EngineError::Interrupted`] and on any failure the session
+    /// holds the logical batches that were complete.
+    pub fn prefill(
+        &mut self,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.read_prompt(tokens, observe, None)
+    }
+
+    /// Reads `tokens` as [`Session::prefill`] does and hands over the logits of every position:
+    /// `take(first_position, logits [positions, vocab])`, in order.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_with_logits(
+        &mut self,
+        tokens: &[u32],
+        take: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), Some(take))
+    }
+
+    /// Reads one generated token.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextExceeded`] when the context is full.
+    pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
+        self.check_room("the answer", 1)?;
+        self.read_batch(
+            &[token],
+            Phase::Decode,
+            &mut |_, _| ControlFlow::Continue(()),
+            self.tokens.len() + 1,
+        )?;
+        self.finish_logits()
+    }
+
+    /// Forgets everything after the first `tokens` tokens.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.tokens.truncate(tokens);
+        self.forget_from(self.tokens.len());
+        self.logits.clear();
+    }
+
+    fn forget_from(&mut self, tokens: usize) {
+        self.cache.truncate(tokens);
+        self.prefill.truncate(tokens);
+        self.decode.truncate(tokens);
+    }
+
+    fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+        let context = self.engine.plan().context_tokens;
+        let needed = self.tokens.len() + tokens;
+        if needed > context {
+            return Err(EngineError::ContextExceeded { what, needed, context });
+        }
+        Ok(())
+    }
+
+    fn read_prompt(
+        &mut self,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+        mut take: Option<&mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>>,
+    ) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        self.check_room("the prompt", tokens.len())?;
+        let layers = self.engine.model().config().layers;
+        let batch_tokens = self.engine.options().batch_tokens;
+        let goal = self.tokens.len() + tokens.len();
+        let mut done = 0;
+        for batch in tokens.chunks(batch_tokens) {
+            let mut after_chunk = |layer: usize, attended: usize| {
+                let share = (layer * batch.len() + attended) as f64 / (layers * batch.len()) as f64;
+                observe(PrefillProgress {
+                    tokens_done: done as f64 + share * batch.len() as f64,
+                    tokens: tokens.len(),
+                })
+            };
+            self.read_batch(batch, Phase::Prefill, &mut after_chunk, goal)?;
+            done += batch.len();
+            if let Some(take) = take.as_deref_mut() {
+                self.hand_over_logits(batch.len(), take)?;
+            }
+        }
+        self.finish_logits()
+    }
+
+    /// Takes a logical batch of a prompt that ends at `goal` tokens through every layer. `self.hidden` holds its last
+    /// hidden states afterwards.
+    fn read_batch(
+        &mut self,
+        batch: &[u32],
+        phase: Phase,
+        after_chunk: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+        goal: usize,
+    ) -> Result<(), EngineError> {
+        let start = self.tokens.len();
+        let result = self.run_layers(batch, start, phase, after_chunk, goal);
+        match result {
+            Ok(()) => self.tokens.extend_from_slice(batch),
+            Err(_) => self.forget_from(start),
+        }
+        result
+    }
+
+    fn run_layers(
+        &mut self,
+        batch: &[u32],
+        start: usize,
+        phase: Phase,
+        after_chunk: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+        goal: usize,
+    ) -> Result<(), EngineError> {
+        let engine = Arc::clone(&self.engine);
+        let model = engine.model();
+        let config = model.config();
+        if self.workspace.batch_tokens() < batch.len() {
+            self.workspace = Workspace::new(config, batch.len());
+        }
+        // [tokens, hidden]
+        self.hidden.resize(batch.len() * config.hidden_size, 0.0);
+        model.embed(batch, &mut self.hidden)?;
+        let mut attention = LayerAttention {
+            cache: &mut self.cache,
+            policy: match phase {
+                Phase::Prefill => &mut *self.prefill,
+                Phase::Decode => &mut *self.decode,
+            },
+            phase,
+            total_tokens: goal,
+            window: &|layer| model.window(layer),
+            layers: config.layers,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            chunk_tokens: engine.options().chunk_tokens,
+            options: AttendOptions::new(config.attention_scale).with_soft_cap(config.soft_cap),
+            partials: &mut self.partials,
+            pairs: &mut self.pairs,
+            after_chunk,
+            failure: None,
+        };
+        for layer in 0..config.layers {
+            let result = model.layer(layer, start, &mut self.hidden, &mut attention, &mut self.workspace);
+            if let Err(error) = result {
+                return Err(match (attention.failure.take(), error) {
+                    (Some(failure), _) => failure,
+                    (None, riffle_model::ModelError::Attention(_)) => EngineError::Interrupted {
+                        tokens: start,
+                        total: goal,
+                    },
+                    (None, error) => error.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of the last token that was read.
+    fn finish_logits(&mut self) -> Result<(), EngineError> {
+        let config = self.engine.model().config();
+        self.logits.resize(config.vocab_size, 0.0);
+        let last = self.hidden.len() - config.hidden_size;
+        self.engine
+            .model()
+            .logits(&self.hidden[last..], &mut self.logits, &mut self.workspace);
+        if self.logits.iter().any(|logit| !logit.is_finite()) {
+            return Err(EngineError::NonFiniteLogits {
+                position: self.tokens.len(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Logits of the last `tokens` tokens, a bounded number of rows at a time.
+    fn hand_over_logits(
+        &mut self,
+        tokens: usize,
+        take: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        const ROWS: usize = 64;
+        let config = self.engine.model().config();
+        let first = self.tokens.len() - tokens;
+        for (block, hidden) in self.hidden.chunks(ROWS * config.hidden_size).enumerate() {
+            let rows = hidden.len() / config.hidden_size;
+            // [rows, vocab]
+            self.logits.resize(rows * config.vocab_size, 0.0);
+            self.engine
+                .model()
+                .logits(hidden, &mut self.logits, &mut self.workspace);
+            if take(first + block * ROWS, &self.logits).is_break() {
+                return Err(EngineError::Interrupted {
+                    tokens: self.tokens.len(),
+                    total: self.tokens.len(),
+                });
+            }
+        }
+        Ok(())
+    }
+}

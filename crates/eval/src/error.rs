@@ -1,0 +1,51 @@
+//! What can go wrong while measuring.
+
+use std::path::{Path, PathBuf};
+
+use riffle_engine::EngineError;
+
+/// Every way a measurement can fail.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EvalError {
+    /// The model could not be run.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A file could not be read or written.
+    #[error("{path}: {reason}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason, and what to do.
+        reason: String,
+    },
+    /// A token file holds something other than token ids.
+    #[error("{path}: {found:?} is not a token id: give ids as a JSON array or separated by spaces or commas")]
+    NotATokenId {
+        /// The file.
+        path: PathBuf,
+        /// The text found in place of an id.
+        found: String,
+    },
+    /// A token file holds no ids.
+    #[error("{0}: no token ids in it")]
+    NoTokens(PathBuf),
+    /// The options make no sense together.
+    #[error("{0}")]
+    Option(String),
+}
+
+impl EvalError {
+    pub(crate) fn file(path: &Path, error: &std::io::Error) -> Self {
+        Self::File {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        }
+    }
+}
+
+impl From<riffle_model::ModelError> for EvalError {
+    fn from(error: riffle_model::ModelError) -> Self {
+        Self::Engine(error.into())
+    }
+}

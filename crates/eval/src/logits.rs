@@ -1,0 +1,144 @@
+//! The logits of every position, written for verification against another implementation.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use riffle_engine::{Engine, Session};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::EvalError;
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LogitsReport {
+    /// The safetensors file; its tensor `logits` is f32 `[tokens, vocab]`.
+    pub path: PathBuf,
+    /// Positions.
+    pub tokens: usize,
+    /// Logits a position.
+    pub vocab_size: usize,
+}
+
+/// Reads token ids from a file: a JSON array, or numbers separated by spaces, commas or lines.
+///
+/// # Errors
+/// Names the file and the first thing in it that is not an id.
+pub fn read_tokens(path: &Path) -> Result<Vec<u32>, EvalError> {
+    let text = fs::read_to_string(path).map_err(|error| EvalError::file(path, &error))?;
+    let text = text.trim();
+    let text = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(text);
+    let tokens = text
+        .split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|word| !word.is_empty())
+        .map(|word| {
+            word.parse().map_err(|_| EvalError::NotATokenId {
+                path: path.to_owned(),
+                found: word.chars().take(40).collect(),
+            })
+        })
+        .collect::<Result<Vec<u32>, _>>()?;
+    if tokens.is_empty() {
+        return Err(EvalError::NoTokens(path.to_owned()));
+    }
+    Ok(tokens)
+}
+
+/// Runs `tokens` through the model and writes the logits of every position to `out`, row by row, so that memory does
+/// not grow with the input. The file appears only when it is whole.
+///
+/// # Errors
+/// Anything the model or the file system refuses.
+pub fn write_logits(engine: &Arc<Engine>, tokens: &[u32], out: &Path) -> Result<LogitsReport, EvalError> {
+    let vocab_size = engine.model().config().vocab_size;
+    let partial = out.with_added_extension("partial");
+    let result = write_rows(engine, tokens, vocab_size, &partial)
+        .and_then(|()| fs::rename(&partial, out).map_err(|error| EvalError::file(out, &error)));
+    if let Err(error) = result {
+        // The partial file is of no use; that it may be gone already is no second error.
+        let _ = fs::remove_file(&partial);
+        return Err(error);
+    }
+    Ok(LogitsReport {
+        path: out.to_owned(),
+        tokens: tokens.len(),
+        vocab_size,
+    })
+}
+
+fn write_rows(engine: &Arc<Engine>, tokens: &[u32], vocab_size: usize, path: &Path) -> Result<(), EvalError> {
+    let mut session = Session::new(engine)?;
+    let failed = |error: std::io::Error| EvalError::file(path, &error);
+    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+    file.write_all(&safetensors_header("logits", &[tokens.len(), vocab_size]))
+        .map_err(failed)?;
+    let mut write_error = None;
+    let result = session.prefill_with_logits(tokens, &mut |_, logits| {
+        let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+        match file.write_all(&bytes) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                write_error = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    });
+    if let Some(error) = write_error {
+        return Err(failed(error));
+    }
+    result?;
+    file.flush().map_err(failed)
+}
+
+/// The head of a safetensors file with one f32 tensor: its length (u64, little endian), then JSON padded to 8 bytes.
+fn safetensors_header(name: &str, shape: &[usize]) -> Vec<u8> {
+    let bytes = shape.iter().product::<usize>() * size_of::<f32>();
+    let mut head = json!({ name: { "dtype": "F32", "shape": shape, "data_offsets": [0, bytes] } })
+        .to_string()
+        .into_bytes();
+    head.resize(head.len().next_multiple_of(8), b' ');
+    let mut header = (head.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut head);
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens_in(text: &str) -> Result<Vec<u32>, EvalError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tokens");
+        fs::write(&path, text).unwrap();
+        read_tokens(&path)
+    }
+
+    #[test]
+    fn token_files_may_be_json_or_plain_numbers() {
+        assert_eq!(tokens_in("[1, 2,\n 3]").unwrap(), [1, 2, 3]);
+        assert_eq!(tokens_in("1 2\n3,4\n").unwrap(), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_token_file_with_words_names_the_first_one() {
+        let message = tokens_in("[1, two]").unwrap_err().to_string();
+        assert!(message.contains("\"two\" is not a token id"), "{message}");
+        assert!(tokens_in("[]").unwrap_err().to_string().contains("no token ids"));
+    }
+
+    #[test]
+    fn the_header_is_what_the_safetensors_crate_reads() {
+        let mut file = safetensors_header("logits", &[2, 3]);
+        file.extend((0..6).flat_map(|i| (i as f32).to_le_bytes()));
+        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let logits = tensors.tensor("logits").unwrap();
+        assert_eq!(logits.shape(), [2, 3]);
+        assert_eq!(logits.data()[20..], 5f32.to_le_bytes());
+    }
+}
