@@ -1,5 +1,5 @@
 use crate::parameter::Parameters;
-use crate::policies::{full, streaming};
+use crate::policies::{full, log_stride, streaming, tri_shape};
 use crate::{ParameterInfo, Phase, PolicyError, PolicySpec, SparsePolicy};
 
 /// A policy that can be chosen.
@@ -20,7 +20,7 @@ pub struct PolicyInfo {
     pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
 }
 
-static CATALOGUE: [PolicyInfo; 2] = [full::INFO, streaming::INFO];
+static CATALOGUE: [PolicyInfo; 4] = [full::INFO, streaming::INFO, tri_shape::INFO, log_stride::INFO];
 
 impl PolicyInfo {
     /// Whether it chooses in this phase.

@@ -170,6 +170,13 @@ impl Parameters {
         }
     }
 
+    pub(crate) fn positions(&self, name: &str) -> Vec<usize> {
+        match self.value(name) {
+            Value::Positions(value) => value.clone(),
+            _ => unreachable!("{name} is declared as positions"),
+        }
+    }
+
     fn value(&self, name: &str) -> &Value {
         let found = self.values.iter().find(|(known, _)| *known == name);
         &found.expect("policies read the parameters they declare").1

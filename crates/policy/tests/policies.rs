@@ -1,11 +1,18 @@
 //! Every policy of the catalogue: how it is spelled, when it is refused, and what it selects.
 
 use proptest::prelude::*;
-use riffle_attention::QueryTile;
+use riffle_attention::{QueryTile, Selection, Span};
 use riffle_policy::{Phase, PolicyError, PolicySpec, SelectContext, build, catalogue};
 
-/// Rows of `selection` as `(query, key)` truths for a tile at `start` over `start + rows` tokens.
-fn mask(spec: &str, phase: Phase, start: usize, rows: usize) -> Vec<Vec<bool>> {
+/// What each query reads, `[rows][start + rows]`, in layer 1 of a prompt of `total` tokens.
+fn mask(spec: &str, phase: Phase, start: usize, rows: usize, total: usize) -> Vec<Vec<bool>> {
+    let selection = select(spec, phase, start, rows, total);
+    (start..start + rows)
+        .map(|query| (0..start + rows).map(|key| selection.contains(query, key)).collect())
+        .collect()
+}
+
+fn select(spec: &str, phase: Phase, start: usize, rows: usize, total: usize) -> Selection {
     let policy = build(&spec.parse().unwrap(), phase).unwrap();
     let data = vec![0.0; rows * 32];
     let queries = QueryTile {
@@ -18,24 +25,21 @@ fn mask(spec: &str, phase: Phase, start: usize, rows: usize) -> Vec<Vec<bool>> {
     };
     let context = SelectContext {
         phase,
-        layer: 0,
+        layer: 1,
         layers: 2,
         kv_head: 0,
         tokens: start + rows,
-        total_tokens: start + rows,
+        total_tokens: total,
         page_tokens: 64,
         scale: 0.2,
         pages: &[],
     };
-    let selection = policy.select(&queries, &context);
-    (start..start + rows)
-        .map(|query| (0..start + rows).map(|key| selection.contains(query, key)).collect())
-        .collect()
+    policy.select(&queries, &context)
 }
 
 #[test]
 fn full_reads_every_earlier_token_and_no_later_one() {
-    for (offset, row) in mask("full", Phase::Prefill, 40, 10).into_iter().enumerate() {
+    for (offset, row) in mask("full", Phase::Prefill, 40, 10, 50).into_iter().enumerate() {
         for (key, read) in row.into_iter().enumerate() {
             assert_eq!(read, key <= 40 + offset);
         }
@@ -49,10 +53,62 @@ proptest! {
     ) {
         let phase = if decode { Phase::Decode } else { Phase::Prefill };
         let spec = format!("streaming:sinks={sinks},window={window}");
-        for (offset, row) in mask(&spec, phase, start, rows).into_iter().enumerate() {
+        for (offset, row) in mask(&spec, phase, start, rows, start + rows).into_iter().enumerate() {
             let query = start + offset;
             for (key, read) in row.into_iter().enumerate() {
                 prop_assert_eq!(read, key <= query && (key < sinks || query - key < window));
+            }
+        }
+    }
+
+    #[test]
+    fn tri_shape_is_dense_in_its_tail_and_streaming_before_it(
+        sinks in 0usize..40, window in 1usize..40, tail in 0usize..30,
+        start in 0usize..100, rows in 1usize..20, after in 0usize..60,
+    ) {
+        let total = start + rows + after;
+        let spec = format!("tri-shape:sinks={sinks},window={window},tail={tail}");
+        let dense = after < tail;
+        for (offset, row) in mask(&spec, Phase::Prefill, start, rows, total).into_iter().enumerate() {
+            let query = start + offset;
+            for (key, read) in row.into_iter().enumerate() {
+                prop_assert_eq!(read, key <= query && (dense || key < sinks || query - key < window));
+            }
+        }
+        let spec = format!("{spec},dense_layers=2");
+        prop_assert_eq!(select(&spec, Phase::Prefill, start, rows, total), Selection::full(start + rows));
+    }
+
+    #[test]
+    fn log_stride_reads_window_globals_and_powers_of_two_back(
+        window in 1usize..40, globals in proptest::collection::vec(0usize..150, 0..4),
+        start in 0usize..400, rows in 1usize..20, decode: bool,
+    ) {
+        let phase = if decode { Phase::Decode } else { Phase::Prefill };
+        let texts: Vec<String> = globals.iter().map(usize::to_string).collect();
+        let list = if texts.is_empty() { "none".to_owned() } else { texts.join("+") };
+        let spec = format!("log-stride:window={window},globals={list}");
+        for (offset, row) in mask(&spec, phase, start, rows, start + rows).into_iter().enumerate() {
+            let query = start + offset;
+            for (key, read) in row.into_iter().enumerate() {
+                let listed = globals.contains(&key) || (key < query && (query - key).is_power_of_two());
+                prop_assert_eq!(read, key <= query && (query - key < window || listed));
+            }
+        }
+    }
+
+    #[test]
+    fn landmarks_stand_for_every_block_a_query_reads_nothing_of(
+        window in 1usize..40, block in 1usize..30, start in 0usize..200, rows in 1usize..20,
+    ) {
+        let spec = format!("log-stride:window={window},block={block},landmarks=1");
+        let selection = select(&spec, Phase::Prefill, start, rows, start + rows);
+        for query in start..start + rows {
+            for number in 0..(start + rows).div_ceil(block) {
+                let span = Span::new(number * block, (number + 1) * block);
+                let unread = span.end <= query && span.range().all(|key| !selection.contains(query, key));
+                let named = selection.summaries().contains(&span) && selection.sees_summary(query, span, true);
+                prop_assert_eq!(named, unread);
             }
         }
     }
@@ -105,6 +161,8 @@ fn misspelled_policies_say_what_there_is() {
         ("streaming:window=-3", &["\"-3\"", "whole number"]),
         ("streaming:window=99999999999999999999", &["whole number"]),
         ("streaming:window=1,window=2", &["twice"]),
+        ("log-stride:globals=1+x", &["\"1+x\"", "joined by +"]),
+        ("log-stride:landmarks=2", &["\"2\"", "from 0 to 1"]),
     ] {
         let message = text.parse::<PolicySpec>().unwrap_err().to_string();
         for part in parts {

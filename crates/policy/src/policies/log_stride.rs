@@ -1,0 +1,93 @@
+use riffle_attention::{QueryTile, Selection, Span};
+
+use crate::parameter::MAX_TOKENS;
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+
+/// Window, globals, and the tokens 2^k before each query; with `landmarks`, the means of the blocks that the query
+/// reads nothing of.
+struct LogStride {
+    window: usize,
+    block: usize,
+    globals: Vec<usize>,
+    landmarks: bool,
+}
+
+pub(crate) const INFO: PolicyInfo = PolicyInfo {
+    name: "log-stride",
+    supports_prefill: true,
+    supports_decode: true,
+    saves: "compute, traffic",
+    source: "LogSparse, Li et al. 2019, arXiv:1907.00235; globals as in Longformer and BigBird",
+    parameters: &[
+        ParameterInfo::count(
+            "window",
+            "128",
+            "latest tokens that each query reads, itself included",
+            1,
+            MAX_TOKENS,
+        ),
+        ParameterInfo {
+            name: "globals",
+            default: "0",
+            meaning: "positions that every query reads",
+            kind: ParameterKind::Positions,
+        },
+        ParameterInfo::count(
+            "landmarks",
+            "0",
+            "1 names block means, for callers that attend to summaries",
+            0,
+            1,
+        ),
+        ParameterInfo::count("block", "64", "tokens that a landmark stands for", 1, MAX_TOKENS),
+    ],
+    build: |parameters| {
+        Box::new(LogStride {
+            window: parameters.count("window"),
+            block: parameters.count("block"),
+            globals: parameters.positions("globals"),
+            landmarks: parameters.count("landmarks") == 1,
+        })
+    },
+};
+
+impl SparsePolicy for LogStride {
+    fn name(&self) -> &'static str {
+        INFO.name
+    }
+
+    fn supports_prefill(&self) -> bool {
+        INFO.supports_prefill
+    }
+
+    fn supports_decode(&self) -> bool {
+        INFO.supports_decode
+    }
+
+    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        let globals = self.globals.iter().filter(|position| **position < context.tokens);
+        let globals = globals.map(|position| Span::new(*position, position + 1));
+        let rows = (queries.start..queries.start + queries.rows).map(|query| self.strides(query));
+        let selection = Selection::from_spans(globals)
+            .with_row_window(self.window)
+            .with_row_extras(queries.start, rows);
+        if !self.landmarks {
+            return selection;
+        }
+        // Blocks that no row can see as a whole are left out: they end after the last row's position.
+        let whole = (queries.start + queries.rows).min(context.tokens) / self.block;
+        selection.with_summaries((0..whole).map(|number| Span::new(number * self.block, (number + 1) * self.block)))
+    }
+}
+
+impl LogStride {
+    /// Tokens 2^k before the query that its window does not hold.
+    fn strides(&self, query: usize) -> impl Iterator<Item = usize> + use<> {
+        let window = self.window;
+        let distances = (0..usize::BITS).map(|power| 1usize << power);
+        distances
+            .take_while(move |distance| *distance <= query)
+            .filter(move |distance| *distance >= window)
+            .map(move |distance| query - distance)
+    }
+}

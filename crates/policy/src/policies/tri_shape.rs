@@ -1,0 +1,69 @@
+use riffle_attention::{QueryTile, Selection, Span};
+
+use crate::parameter::MAX_TOKENS;
+use crate::{ParameterInfo, PolicyInfo, SelectContext, SparsePolicy};
+
+/// Sinks and window for most rows, everything for the last rows of the prompt and in the first layers.
+///
+/// Tail rows share a selection with their tile, so the dense tail begins at a tile's first row.
+struct TriShape {
+    sinks: usize,
+    window: usize,
+    tail: usize,
+    dense_layers: usize,
+}
+
+pub(crate) const INFO: PolicyInfo = PolicyInfo {
+    name: "tri-shape",
+    supports_prefill: true,
+    supports_decode: false,
+    saves: "compute",
+    source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
+    parameters: &[
+        ParameterInfo::tokens("sinks", "128", "first tokens that every query reads"),
+        ParameterInfo::count(
+            "window",
+            "1920",
+            "latest tokens that each query reads, itself included",
+            1,
+            MAX_TOKENS,
+        ),
+        ParameterInfo::tokens("tail", "100", "last queries of the prompt that read everything"),
+        ParameterInfo::count("dense_layers", "0", "first layers that read everything", 0, 1 << 16),
+    ],
+    build: |parameters| {
+        Box::new(TriShape {
+            sinks: parameters.count("sinks"),
+            window: parameters.count("window"),
+            tail: parameters.count("tail"),
+            dense_layers: parameters.count("dense_layers"),
+        })
+    },
+};
+
+impl SparsePolicy for TriShape {
+    fn name(&self) -> &'static str {
+        INFO.name
+    }
+
+    fn supports_prefill(&self) -> bool {
+        INFO.supports_prefill
+    }
+
+    fn supports_decode(&self) -> bool {
+        INFO.supports_decode
+    }
+
+    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        if context.layer < self.dense_layers || in_tail(queries, context, self.tail) {
+            return Selection::full(context.tokens);
+        }
+        let sinks = Span::new(0, self.sinks.min(context.tokens));
+        Selection::from_spans([sinks]).with_row_window(self.window)
+    }
+}
+
+/// Whether a query of the tile is among the last `tail` of the prompt.
+pub(super) fn in_tail(queries: &QueryTile<'_>, context: &SelectContext<'_>, tail: usize) -> bool {
+    tail > 0 && queries.start + queries.rows > context.total_tokens.saturating_sub(tail)
+}
