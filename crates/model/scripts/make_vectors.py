@@ -55,17 +55,17 @@ FAMILIES = {
         ("Phi3Config", shape(48, 40, 3, 3, original_max_position_embeddings=256, sliding_window=99, rope_parameters=rope("longrope", **LONG)), F16),
     ],
     "phi": [
-        ("PhiConfig", shape(48, 72, 3, 3), BF16),
+        ("PhiConfig", shape(24, 96, 3, 3), F32),
         ("PhiConfig", shape(40, 36, 2, 1, partial_rotary_factor=0.4, qk_layernorm=True), F16),
     ],
     "gemma2": [
-        ("Gemma2Config", shape(32, 40, 4, 2, head_dim=12, query_pre_attn_scalar=24, sliding_window=33, attn_logit_softcapping=5.0, final_logit_softcapping=6.0), F32),
-        ("Gemma2Config", shape(32, 56, 2, 1, head_dim=20, query_pre_attn_scalar=20, num_hidden_layers=3, sliding_window=80, tie_word_embeddings=False), BF16),
+        ("Gemma2Config", shape(32, 40, 4, 2, head_dim=12, query_pre_attn_scalar=12, sliding_window=33, attn_logit_softcapping=5.0, final_logit_softcapping=6.0), F32),
+        ("Gemma2Config", shape(32, 56, 2, 1, head_dim=20, query_pre_attn_scalar=28, num_hidden_layers=3, sliding_window=80, tie_word_embeddings=False), BF16),
     ],
     "gemma3": [
         ("Gemma3TextConfig", shape(36, 48, 3, 1, head_dim=24, query_pre_attn_scalar=24, num_hidden_layers=3, sliding_window=40, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                                    rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0), sliding_attention=rope("default"))), BF16),
-        ("Gemma3TextConfig", shape(32, 40, 4, 4, head_dim=8, query_pre_attn_scalar=8, num_hidden_layers=4, sliding_window_pattern=3, sliding_window=70), BF16),
+        ("Gemma3TextConfig", shape(24, 32, 4, 4, head_dim=8, query_pre_attn_scalar=8, num_hidden_layers=6, sliding_window=70), BF16),
     ],
 }
 

@@ -9,13 +9,13 @@ use crate::weights::TensorType;
 #[non_exhaustive]
 pub enum ModelError {
     /// The path does not exist.
-    #[error("{}: no such file or directory; give a Hugging Face model directory", path.display())]
+    #[error("{}: no such file or directory; give a Hugging Face model directory or a GGUF file", path.display())]
     NotFound {
         /// The path as it was given.
         path: PathBuf,
     },
     /// The path exists but is no model this crate can read.
-    #[error("{}: not a model ({problem}); give a directory that holds config.json and model.safetensors", path.display())]
+    #[error("{}: not a model ({problem}); give a GGUF file or a directory that holds config.json and model.safetensors", path.display())]
     NotAModel {
         /// The path as it was given.
         path: PathBuf,
@@ -95,14 +95,14 @@ pub enum ModelError {
         second: PathBuf,
     },
     /// The architecture needs a tensor that no file holds.
-    #[error("tensor {tensor} is missing; the weights do not belong to this config.json or are incomplete")]
+    #[error("tensor {tensor} is missing; the weights do not belong to this configuration or are incomplete")]
     MissingTensor {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor's shape is not the one config.json asks for.
+    /// A tensor's shape is not the one the configuration asks for.
     #[error(
-        "tensor {tensor} has shape {found:?}, config.json asks for {expected:?}; the weights do not belong to this config.json"
+        "tensor {tensor} has shape {found:?}, the configuration asks for {expected:?}; the weights do not belong to this configuration"
     )]
     WrongShape {
         /// The tensor.

@@ -9,7 +9,7 @@ use crate::{GenerationDefaults, ModelConfig, TensorInfo};
 pub struct ModelInfo {
     /// Where it was read from.
     pub path: PathBuf,
-    /// How it is stored: `safetensors`.
+    /// How it is stored: `safetensors` or `gguf`.
     pub format: &'static str,
     /// Sizes and settings. `weight_bytes` is what the files hold; after loading it is what memory holds.
     pub config: ModelConfig,

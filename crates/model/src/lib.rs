@@ -1,7 +1,7 @@
 //! Language models: files, architectures, tokenizers, chat templates.
 //!
-//! [`inspect`] describes a Hugging Face directory from its headers, [`load`] makes a [`LoadedModel`] of it. The weights
-//! are memory-mapped while they are packed and held once afterwards.
+//! [`inspect`] describes a Hugging Face directory or a GGUF file from its headers, [`load`] makes a [`LoadedModel`] of
+//! it. The weights are memory-mapped while they are packed and held once afterwards.
 //!
 //! A model is driven layer by layer over a batch of consecutive tokens: [`LanguageModel::embed`], then
 //! [`LanguageModel::layer`] for each layer, then [`LanguageModel::logits`]. Attention is not the model's affair: each
@@ -54,8 +54,10 @@ mod error;
 mod families;
 mod fields;
 mod generation;
+mod gguf;
 mod info;
 mod language_model;
+mod load;
 mod python_json;
 mod stream;
 mod tokenizer;
@@ -64,11 +66,11 @@ mod workspace;
 
 pub use chat::{ChatMessage, ChatTemplate};
 pub use config::ModelConfig;
-pub use directory::{LoadedModel, inspect, load};
 pub use error::ModelError;
 pub use generation::GenerationDefaults;
 pub use info::{ModelInfo, TokenizerInfo};
 pub use language_model::{AttentionInput, AttentionStep, LanguageModel};
+pub use load::{LoadedModel, inspect, load};
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;
 pub use weights::{TensorInfo, TensorType};

@@ -6,7 +6,7 @@ use crate::ModelError;
 use crate::fields::{Fields, read_json};
 use crate::stream::StreamDecoder;
 
-const TOKENIZER_FILE: &str = "tokenizer.json";
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// Tokenizer classes whose `add_bos_token: true` holds even where tokenizer.json adds no BOS by itself.

@@ -109,3 +109,24 @@ fn logits_are_the_same_bits_for_every_number_of_threads() {
         assert!(logits_with(threads) == alone, "{threads} threads");
     }
 }
+
+#[test]
+fn gguf_logits_equal_those_of_the_directory_the_file_was_made_from() {
+    let directory = vectors().join("gguf");
+    let mut files: Vec<_> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    assert!(files.len() >= 9, "one file for each family and each kind of weights");
+    for file in files {
+        check_against(&file, &vectors().join(file.file_stem().unwrap()));
+        let loaded = load(&file).unwrap();
+        assert!(
+            loaded.info.unused_tensors.is_empty(),
+            "{}: {:?}",
+            file.display(),
+            loaded.info.unused_tensors
+        );
+    }
+}

@@ -22,6 +22,8 @@ enum Scaling {
     },
     Yarn(Yarn),
     Long(Long),
+    /// Every frequency has its own divisor.
+    Factors(Vec<f64>),
 }
 
 /// LongRoPE: factors per pair, one set for short contexts and one for long ones.
@@ -119,6 +121,8 @@ impl RotarySettings {
             "longrope" | "su" | "yarn" if inner.get("short_factor").is_some() => {
                 Scaling::Long(long(&inner, dim, max_position, original_max_position()?)?)
             }
+            // How GGUF files spell out a stretching they do not name.
+            "factors" => Scaling::Factors(factors(&inner, "factors", dim)?),
             "yarn" => Scaling::Yarn(yarn(&inner, max_position, original_max_position()?)?),
             other => {
                 return Err(inner.error(
@@ -164,14 +168,6 @@ fn yarn(inner: &Fields, max_position: usize, original_max_position: f64) -> Resu
 }
 
 fn long(inner: &Fields, dim: usize, max_position: usize, original_max_position: f64) -> Result<Long, ModelError> {
-    let factors = |name: &str| -> Result<Vec<f64>, ModelError> {
-        let factors = inner.positive_numbers(name)?.unwrap_or_default();
-        if factors.len() == dim / 2 {
-            return Ok(factors);
-        }
-        let problem = format!("must hold {} factors, found {}", dim / 2, factors.len());
-        Err(inner.error(name, problem))
-    };
     let factor = match inner.optional_positive("factor")? {
         Some(factor) => factor,
         None => max_position as f64 / original_max_position,
@@ -182,11 +178,21 @@ fn long(inner: &Fields, dim: usize, max_position: usize, original_max_position: 
         None => (1.0 + factor.ln() / original_max_position.ln()).sqrt(),
     };
     Ok(Long {
-        short: factors("short_factor")?,
-        long: factors("long_factor")?,
+        short: factors(inner, "short_factor", dim)?,
+        long: factors(inner, "long_factor", dim)?,
         attention_factor,
         original_max_position,
     })
+}
+
+/// One factor for each pair.
+fn factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>, ModelError> {
+    let factors = inner.positive_numbers(name)?.unwrap_or_default();
+    if factors.len() == dim / 2 {
+        return Ok(factors);
+    }
+    let problem = format!("must hold {} factors, found {}", dim / 2, factors.len());
+    Err(inner.error(name, problem))
 }
 
 /// A rotation ready to be applied.
@@ -238,6 +244,10 @@ impl Rotary {
                 })
                 .collect()
             }
+            Scaling::Factors(factors) => base
+                .zip(factors)
+                .map(|((frequency, _), factor)| (f64::from(frequency) / factor) as f32)
+                .collect(),
             Scaling::Long(settings) => {
                 magnitude = settings.attention_factor;
                 let base: Vec<f32> = base.map(|(frequency, _)| frequency).collect();

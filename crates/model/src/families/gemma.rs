@@ -113,9 +113,15 @@ fn build(
     let biased = fields.flag("attention_bias", false)?;
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (queries, kv) = (config.query_width(), config.kv_width());
+    // GGUF files have the one added already.
+    let one = if fields.flag("norms_include_one", false)? {
+        0.0
+    } else {
+        1.0
+    };
     let norm = |weights: &mut Checkpoint, name: &str, width| -> Result<Norm, ModelError> {
         let mut weight = weights.vector(&format!("{name}.weight"), width)?;
-        weight.iter_mut().for_each(|weight| *weight += 1.0);
+        weight.iter_mut().for_each(|weight| *weight += one);
         Ok(Norm::Rms {
             weight,
             epsilon: config.norm_epsilon,

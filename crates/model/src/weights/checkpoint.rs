@@ -1,6 +1,7 @@
 //! All weight files of a model as one set of named tensors.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -8,14 +9,11 @@ use memmap2::Mmap;
 use riffle_linear::{PackedMatrix, WeightFormat};
 
 use super::tensor::first_not_finite;
-use super::{TensorInfo, TensorType, mapping, safetensors, to_f32};
+use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
-use crate::fields::{Fields, read_json};
-
-const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// The tensors of a model by name; data is mapped only once a tensor is taken.
+#[derive(Default)]
 pub(crate) struct Checkpoint {
     files: Vec<WeightFile>,
     tensors: BTreeMap<String, Location>,
@@ -30,90 +28,56 @@ struct WeightFile {
 
 struct Location {
     file: usize,
-    stored: safetensors::StoredTensor,
+    stored: StoredTensor,
+    row_order: RowOrder,
+}
+
+/// How the rows of a stored tensor follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowOrder {
+    /// As the model computes with them.
+    Plain,
+    /// Within each of so many heads, rows i and i + head_dim/2 stand side by side.
+    Interleaved { heads: usize },
 }
 
 impl Checkpoint {
-    /// Reads the headers of the directory's weight files.
-    pub(crate) fn open(directory: &Path) -> Result<Checkpoint, ModelError> {
-        let mut checkpoint = Checkpoint {
-            files: Vec::new(),
-            tensors: BTreeMap::new(),
-            taken: BTreeSet::new(),
-        };
-        let index_path = directory.join(INDEX_FILE);
-        if directory.join(SINGLE_FILE).exists() {
-            checkpoint.add(directory.join(SINGLE_FILE))?;
-        } else if let Some(index) = read_json(&index_path)? {
-            checkpoint.add_shards(directory, Fields::new(&index_path, index)?)?;
-        } else {
-            return Err(ModelError::MissingFile {
-                directory: directory.to_owned(),
-                file: SINGLE_FILE.into(),
-                hint: "download it, or the shards and model.safetensors.index.json; .bin and .pth weights must be converted to safetensors",
-            });
-        }
-        Ok(checkpoint)
-    }
-
-    fn add_shards(&mut self, directory: &Path, index: Fields) -> Result<(), ModelError> {
-        let Some(serde_json::Value::Object(map)) = index.get("weight_map") else {
-            return Err(index.error("weight_map", "must be an object of tensor names and files"));
-        };
-        let mut shards: BTreeMap<&str, &str> = BTreeMap::new();
-        let mut promised: HashMap<&str, &str> = HashMap::new();
-        for (tensor, shard) in map {
-            let Some(shard) = shard.as_str().filter(|shard| is_plain_file_name(shard)) else {
-                return Err(index.error(
-                    "weight_map",
-                    format!("tensor {tensor} must name a file of the same directory"),
-                ));
-            };
-            shards.entry(shard).or_insert(tensor);
-            promised.insert(tensor, shard);
-        }
-        for (shard, tensor) in shards {
-            let path = directory.join(shard);
-            if !path.exists() {
-                return Err(ModelError::MissingShard {
-                    index: index.path().to_owned(),
-                    shard: shard.to_owned(),
-                    tensor: tensor.to_owned(),
-                });
-            }
-            self.add(path)?;
-        }
-        for (tensor, shard) in promised {
-            let found = self.tensors.get(tensor);
-            if found.is_none_or(|location| self.files[location.file].path != directory.join(shard)) {
-                return Err(ModelError::CorruptWeights {
-                    path: directory.join(shard),
-                    problem: format!("tensor {tensor}, which {INDEX_FILE} places here, is not in it"),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, path: PathBuf) -> Result<(), ModelError> {
-        let mut file = File::open(&path).map_err(|source| ModelError::Io {
-            path: path.clone(),
-            source,
-        })?;
+    /// Adds a file whose tensors are known: name in the model, place in the file, order of rows.
+    pub(crate) fn add_file(
+        &mut self,
+        path: PathBuf,
+        file: File,
+        tensors: impl IntoIterator<Item = (String, StoredTensor, RowOrder)>,
+    ) -> Result<(), ModelError> {
         let index = self.files.len();
-        for stored in safetensors::read_header(&path, &mut file)? {
-            let tensor = stored.info.name.clone();
-            let location = Location { file: index, stored };
+        for (tensor, stored, row_order) in tensors {
+            let location = Location {
+                file: index,
+                stored,
+                row_order,
+            };
             if let Some(first) = self.tensors.insert(tensor.clone(), location) {
+                let first = self.files.get(first.file).map_or(&path, |file| &file.path);
                 return Err(ModelError::DuplicateTensor {
                     tensor,
-                    first: self.files[first.file].path.clone(),
-                    second: path,
+                    first: first.clone(),
+                    second: path.clone(),
                 });
             }
         }
         self.files.push(WeightFile { path, file, map: None });
         Ok(())
+    }
+
+    /// The file that holds a tensor.
+    pub(crate) fn file_of(&self, name: &str) -> Option<&Path> {
+        let location = self.tensors.get(name)?;
+        Some(&self.files[location.file].path)
+    }
+
+    /// A tensor's line in the table of contents.
+    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
+        Some(&self.tensors.get(name)?.stored.info)
     }
 
     /// Every tensor of every file, by name.
@@ -161,7 +125,7 @@ impl Checkpoint {
     /// A vector as f32.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         let (element_type, bytes) = self.take(name, &[length])?;
-        Ok(to_f32(&element_type, bytes).unwrap_or_default())
+        Ok(to_f32(&element_type, &bytes).unwrap_or_default())
     }
 
     /// A matrix `[rows, columns]`, packed in its own element type.
@@ -177,13 +141,14 @@ impl Checkpoint {
         rows: [usize; PARTS],
         columns: usize,
     ) -> Result<[PackedMatrix; PARTS], ModelError> {
-        let (element_type, mut rest) = self.take(name, &[rows.iter().sum(), columns])?;
+        let (element_type, bytes) = self.take(name, &[rows.iter().sum(), columns])?;
+        let mut rest = &bytes[..];
         let format = match element_type {
             TensorType::F32 => WeightFormat::F32,
             TensorType::F16 => WeightFormat::F16,
             TensorType::Bf16 | TensorType::Other { .. } => WeightFormat::Bf16,
         };
-        let row_bytes = columns * element_type.bits() / 8;
+        let row_bytes = columns * element_type.block_bytes() as usize;
         let parts = rows.map(|rows| {
             let (part, after) = rest.split_at(rows * row_bytes);
             rest = after;
@@ -202,7 +167,7 @@ impl Checkpoint {
     }
 
     /// The checked bytes of a tensor.
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<(TensorType, &[u8]), ModelError> {
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<(TensorType, Cow<'_, [u8]>), ModelError> {
         let element_type = self.check(name, shape)?.element_type.clone();
         self.taken.insert(name.to_owned());
         let location = &self.tensors[name];
@@ -228,15 +193,24 @@ impl Checkpoint {
                 value,
             });
         }
+        let bytes = match location.row_order {
+            RowOrder::Plain => Cow::Borrowed(bytes),
+            RowOrder::Interleaved { heads } => Cow::Owned(without_interleaving(bytes, shape[0], heads)),
+        };
         Ok((element_type, bytes))
     }
 }
 
-/// A shard must lie beside its index; anything else could read files of the user.
-fn is_plain_file_name(name: &str) -> bool {
-    let mut components = Path::new(name).components();
-    matches!(
-        (components.next(), components.next()),
-        (Some(std::path::Component::Normal(_)), None)
-    )
+/// Puts rows 2i and 2i + 1 of each head back to i and i + head_dim/2.
+fn without_interleaving(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
+    let row_bytes = bytes.len() / rows;
+    let head_dim = rows / heads;
+    let mut ordered = Vec::with_capacity(bytes.len());
+    for row in 0..rows {
+        let (head, within) = (row / head_dim, row % head_dim);
+        let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
+        let stored = head * head_dim + 2 * pair + half;
+        ordered.extend_from_slice(&bytes[stored * row_bytes..][..row_bytes]);
+    }
+    ordered
 }

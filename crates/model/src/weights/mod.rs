@@ -3,8 +3,11 @@
 mod checkpoint;
 mod mapping;
 mod safetensors;
+mod shards;
 mod tensor;
 
-pub(crate) use checkpoint::Checkpoint;
-pub(crate) use tensor::to_f32;
+pub(crate) use checkpoint::{Checkpoint, RowOrder};
+pub(crate) use mapping::map;
+pub(crate) use shards::open_directory;
+pub(crate) use tensor::{StoredTensor, to_f32};
 pub use tensor::{TensorInfo, TensorType};

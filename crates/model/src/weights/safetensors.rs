@@ -6,24 +6,16 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
-use super::tensor::{TensorInfo, TensorType};
+use super::tensor::{StoredTensor, TensorInfo, TensorType};
 use crate::ModelError;
 
 /// The format's own limit.
 const LARGEST_HEADER_BYTES: u64 = 100_000_000;
-
-/// A tensor and the bytes of the file that hold it.
-#[derive(Debug, Clone)]
-pub(crate) struct StoredTensor {
-    pub(crate) info: TensorInfo,
-    pub(crate) range: Range<usize>,
-}
 
 /// Reads and checks the table of contents; the data itself is not touched.
 pub(crate) fn read_header(path: &Path, file: &mut File) -> Result<Vec<StoredTensor>, ModelError> {
@@ -78,21 +70,24 @@ fn check(name: String, entry: Entry, data_start: u64, data_bytes: u64) -> Result
     if shape.contains(&0) {
         return Err(format!("tensor {name} has a dimension of zero: {shape:?}"));
     }
-    let bits = shape
+    let elements = shape
         .iter()
-        .try_fold(element_type.bits() as u64, |product, &dimension| {
-            product.checked_mul(dimension)
-        })
+        .try_fold(1u64, |product, &dimension| product.checked_mul(dimension))
+        .filter(|elements| elements.checked_mul(element_type.block_bytes()).is_some())
         .ok_or_else(|| format!("tensor {name} has an impossible shape {shape:?}"))?;
     if begin > end || end > data_bytes {
         return Err(format!(
             "tensor {name} claims bytes {begin} to {end} but the file holds {data_bytes} bytes of data"
         ));
     }
-    if !bits.is_multiple_of(8) || bits / 8 != end - begin {
+    let Some(bytes) = element_type.bytes_of(elements) else {
         return Err(format!(
-            "tensor {name} of shape {shape:?} and type {element_type} takes {} bytes but claims {}",
-            bits.div_ceil(8),
+            "tensor {name} of shape {shape:?} and type {element_type} ends within a byte"
+        ));
+    };
+    if bytes != end - begin {
+        return Err(format!(
+            "tensor {name} of shape {shape:?} and type {element_type} takes {bytes} bytes but claims {}",
             end - begin
         ));
     }

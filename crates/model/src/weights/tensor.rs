@@ -1,6 +1,7 @@
 //! What a weight file says about a tensor, and how its elements are read.
 
 use std::fmt;
+use std::ops::Range;
 
 use half::{bf16, f16};
 
@@ -18,39 +19,102 @@ pub enum TensorType {
     Other {
         /// Its name in the file.
         name: String,
-        /// Bits an element takes.
-        bits: usize,
+        /// Elements stored together.
+        block_elements: u64,
+        /// Bytes they take.
+        block_bytes: u64,
     },
 }
 
 impl TensorType {
-    /// Bits an element takes.
-    pub fn bits(&self) -> usize {
+    /// Elements stored together; 1 for all but quantised types.
+    pub fn block_elements(&self) -> u64 {
         match self {
-            TensorType::F32 => 32,
-            TensorType::F16 | TensorType::Bf16 => 16,
-            TensorType::Other { bits, .. } => *bits,
+            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => 1,
+            TensorType::Other { block_elements, .. } => *block_elements,
+        }
+    }
+
+    /// Bytes a block takes.
+    pub fn block_bytes(&self) -> u64 {
+        match self {
+            TensorType::F32 => 4,
+            TensorType::F16 | TensorType::Bf16 => 2,
+            TensorType::Other { block_bytes, .. } => *block_bytes,
+        }
+    }
+
+    /// Bytes that `elements` take; `None` where they are no whole number of blocks or too many.
+    pub fn bytes_of(&self, elements: u64) -> Option<u64> {
+        let whole = elements.is_multiple_of(self.block_elements());
+        (elements / self.block_elements())
+            .checked_mul(self.block_bytes())
+            .filter(|_| whole)
+    }
+
+    fn other(name: &str, block_elements: u64, block_bytes: u64) -> TensorType {
+        TensorType::Other {
+            name: name.to_owned(),
+            block_elements,
+            block_bytes,
         }
     }
 
     /// The type a safetensors header names, `None` when the format has no such type.
     pub(crate) fn from_safetensors(name: &str) -> Option<TensorType> {
-        let bits = match name {
+        let (elements, bytes) = match name {
             "F32" => return Some(TensorType::F32),
             "F16" => return Some(TensorType::F16),
             "BF16" => return Some(TensorType::Bf16),
-            "F4" => 4,
-            "F6_E2M3" | "F6_E3M2" => 6,
-            "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
-            "I16" | "U16" => 16,
-            "I32" | "U32" => 32,
-            "F64" | "I64" | "U64" | "C64" => 64,
+            "F4" => (2, 1),
+            "F6_E2M3" | "F6_E3M2" => (4, 3),
+            "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => (1, 1),
+            "I16" | "U16" => (1, 2),
+            "I32" | "U32" => (1, 4),
+            "F64" | "I64" | "U64" | "C64" => (1, 8),
             _ => return None,
         };
-        Some(TensorType::Other {
-            name: name.to_owned(),
-            bits,
-        })
+        Some(TensorType::other(name, elements, bytes))
+    }
+
+    /// The type a GGUF file numbers so, `None` when the format has no such type.
+    pub(crate) fn from_gguf(number: u32) -> Option<TensorType> {
+        let (name, elements, bytes) = match number {
+            0 => return Some(TensorType::F32),
+            1 => return Some(TensorType::F16),
+            30 => return Some(TensorType::Bf16),
+            2 => ("Q4_0", 32, 18),
+            3 => ("Q4_1", 32, 20),
+            6 => ("Q5_0", 32, 22),
+            7 => ("Q5_1", 32, 24),
+            8 => ("Q8_0", 32, 34),
+            9 => ("Q8_1", 32, 36),
+            10 => ("Q2_K", 256, 84),
+            11 => ("Q3_K", 256, 110),
+            12 => ("Q4_K", 256, 144),
+            13 => ("Q5_K", 256, 176),
+            14 => ("Q6_K", 256, 210),
+            15 => ("Q8_K", 256, 292),
+            16 => ("IQ2_XXS", 256, 66),
+            17 => ("IQ2_XS", 256, 74),
+            18 => ("IQ3_XXS", 256, 98),
+            19 => ("IQ1_S", 256, 50),
+            20 => ("IQ4_NL", 32, 18),
+            21 => ("IQ3_S", 256, 110),
+            22 => ("IQ2_S", 256, 82),
+            23 => ("IQ4_XS", 256, 136),
+            24 => ("I8", 1, 1),
+            25 => ("I16", 1, 2),
+            26 => ("I32", 1, 4),
+            27 => ("I64", 1, 8),
+            28 => ("F64", 1, 8),
+            29 => ("IQ1_M", 256, 56),
+            34 => ("TQ1_0", 256, 54),
+            35 => ("TQ2_0", 256, 66),
+            39 => ("MXFP4", 32, 17),
+            _ => return None,
+        };
+        Some(TensorType::other(name, elements, bytes))
     }
 }
 
@@ -78,6 +142,13 @@ pub struct TensorInfo {
     pub bytes: u64,
 }
 
+/// A tensor and the bytes of the file that hold it.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredTensor {
+    pub(crate) info: TensorInfo,
+    pub(crate) range: Range<usize>,
+}
+
 /// Elements of float tensors as f32, little endian; `bytes` holds whole elements.
 pub(crate) fn to_f32(element_type: &TensorType, bytes: &[u8]) -> Option<Vec<f32>> {
     let pairs = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
@@ -99,7 +170,7 @@ pub(crate) fn first_not_finite(element_type: &TensorType, bytes: &[u8]) -> Optio
     // The exponent bits are all ones in infinities and NaNs and in nothing else. Blocks are checked whole first so
     // that the common case is one vectorised pass.
     const BLOCK_BYTES: usize = 1 << 16;
-    let element_bytes = element_type.bits() / 8;
+    let element_bytes = element_type.block_bytes() as usize;
     let suspicious = |block: &[u8]| match element_type {
         TensorType::F32 => block.chunks_exact(4).fold(false, |any, b| {
             any | (u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & 0x7f80_0000 == 0x7f80_0000)

@@ -1,0 +1,51 @@
+"""GGUF files of the tiny models of make_vectors.py, made by llama.cpp's own converter.
+
+    python scripts/make_gguf_vectors.py PATH_TO_LLAMA_CPP
+
+The converter is part of the source package of llama-cpp-python (vendor/llama.cpp) and of llama.cpp itself. The models
+have no tokenizer, so vocabularies are left out. Logits must equal those of the directory a file was made from.
+"""
+
+import pathlib
+import sys
+
+VECTORS = pathlib.Path(__file__).resolve().parent.parent / "tests" / "vectors"
+# case -> element type of the matrices
+CASES = {
+    "llama-0": "f32",
+    "llama-1": "bf16",
+    "mistral-1": "f16",
+    "qwen2-0": "f32",
+    "qwen3-1": "f16",
+    "phi-0": "f32",
+    "phi3-0": "bf16",
+    "gemma2-0": "f32",
+    "gemma3-1": "bf16",
+}
+
+
+def main():
+    llama_cpp = pathlib.Path(sys.argv[1]).resolve()
+    sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
+    import convert_hf_to_gguf as converter
+    from conversion.base import ModelBase, TextModel
+
+    import conversion.gemma  # noqa: F401
+
+    def all_subclasses(cls):
+        return {cls} | {below for child in cls.__subclasses__() for below in all_subclasses(child)}
+
+    (VECTORS / "gguf").mkdir(exist_ok=True)
+    for case, kind in CASES.items():
+        converter.get_model_class(ModelBase.load_hparams(VECTORS / case, False)["architectures"][0])
+        for model in all_subclasses(TextModel):
+            model.set_vocab = lambda self: None
+        # Its modify_tensors reads the tokenizer only to cut padding rows off the embedding.
+        gemma = conversion.gemma.Gemma3Model
+        gemma.modify_tensors = lambda self, data, name, bid: TextModel.modify_tensors(self, data + self.norm_shift(name), name, bid)
+        sys.argv = ["convert", str(VECTORS / case), "--outtype", kind, "--outfile", str(VECTORS / "gguf" / f"{case}.gguf")]
+        converter.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+//! Tensor names of GGUF files and those the families use.
+
+use std::path::Path;
+
+use super::header::{Header, Metadata};
+use super::settings::Architecture;
+use crate::ModelError;
+use crate::weights::{RowOrder, StoredTensor};
+
+/// GGUF's name of a layer's part, and the part's name in Llama-like models.
+const PARTS: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// What is named otherwise in Phi-2.
+const PHI2_PARTS: &[(&str, &str)] = &[
+    ("attn_output", "self_attn.dense"),
+    ("ffn_up", "mlp.fc1"),
+    ("ffn_down", "mlp.fc2"),
+];
+
+/// What is named otherwise in Phi-3.
+const PHI3_PARTS: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
+
+/// What is named otherwise in Gemma 2 and 3.
+const GEMMA_PARTS: &[(&str, &str)] = &[
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
+/// The tensors of a file under the names the families use.
+pub(super) fn translate(
+    path: &Path,
+    architecture: Architecture,
+    header: &Header,
+) -> Result<Vec<(String, StoredTensor, RowOrder)>, ModelError> {
+    let mut translated = Vec::with_capacity(header.tensors.len());
+    for stored in &header.tensors {
+        let found = &stored.info.name;
+        // Names the families do not know stay as they are and are reported as unused.
+        let name = family_name(architecture, found).unwrap_or_else(|| found.clone());
+        let row_order = match architecture {
+            Architecture::Llama => row_order(path, header, stored)?,
+            _ => RowOrder::Plain,
+        };
+        translated.push((name, stored.clone(), row_order));
+    }
+    Ok(translated)
+}
+
+fn family_name(architecture: Architecture, name: &str) -> Option<String> {
+    let (stem, kind) = name.rsplit_once('.')?;
+    let whole = match (stem, architecture) {
+        ("token_embd", _) => "model.embed_tokens".to_owned(),
+        ("output", _) => "lm_head".to_owned(),
+        ("output_norm", Architecture::Phi2) => "model.final_layernorm".to_owned(),
+        ("output_norm", _) => "model.norm".to_owned(),
+        _ => {
+            let (layer, part) = stem.strip_prefix("blk.")?.split_once('.')?;
+            let own = match architecture {
+                Architecture::Phi2 => PHI2_PARTS,
+                Architecture::Phi3 => PHI3_PARTS,
+                Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
+                _ => &[],
+            };
+            let (_, part) = own.iter().chain(PARTS).find(|(found, _)| *found == part)?;
+            format!("model.layers.{layer}.{part}")
+        }
+    };
+    Some(format!("{whole}.{kind}"))
+}
+
+/// In files of the Llama architecture rotated pairs stand side by side.
+fn row_order(path: &Path, header: &Header, stored: &StoredTensor) -> Result<RowOrder, ModelError> {
+    let name = &stored.info.name;
+    let setting = if name.contains(".attn_q.") {
+        "llama.attention.head_count"
+    } else if name.contains(".attn_k.") {
+        match header.metadata.contains_key("llama.attention.head_count_kv") {
+            true => "llama.attention.head_count_kv",
+            false => "llama.attention.head_count",
+        }
+    } else {
+        return Ok(RowOrder::Plain);
+    };
+    let heads = match header.metadata.get(setting) {
+        Some(Metadata::Integer(heads)) => usize::try_from(*heads).unwrap_or(0),
+        _ => 0,
+    };
+    let rows = stored.info.shape[0];
+    if heads == 0 || !rows.is_multiple_of(heads) || !(rows / heads).is_multiple_of(2) {
+        return Err(ModelError::Config {
+            path: path.to_owned(),
+            field: setting.to_owned(),
+            problem: format!("{heads} heads do not divide the {rows} rows of {name} into pairs"),
+        });
+    }
+    Ok(RowOrder::Interleaved { heads })
+}

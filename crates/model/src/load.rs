@@ -1,0 +1,154 @@
+//! From a path to a model.
+
+use std::path::{Path, PathBuf};
+
+use riffle_linear::WeightFormat;
+
+use crate::families::Family;
+use crate::fields::Fields;
+use crate::language_model::LanguageModel;
+use crate::weights::Checkpoint;
+use crate::{
+    ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, TensorInfo, TensorType, Tokenizer,
+    TokenizerInfo, directory, gguf,
+};
+
+/// A model ready to run.
+pub struct LoadedModel {
+    /// The decoder.
+    pub model: Box<dyn LanguageModel>,
+    /// Text to tokens and back, where the model brings a tokenizer.
+    pub tokenizer: Option<Tokenizer>,
+    /// Messages to text, where the model brings a template.
+    pub chat_template: Option<ChatTemplate>,
+    /// Stop tokens and sampling defaults.
+    pub generation: GenerationDefaults,
+    /// What the files say.
+    pub info: ModelInfo,
+}
+
+/// Describes the model at `path`, a directory or a GGUF file, from its headers; weights are neither read nor given
+/// memory.
+pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
+    Ok(open(path.as_ref())?.info())
+}
+
+/// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
+pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
+    let mut parts = open(path.as_ref())?;
+    let mut info = parts.info();
+    let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
+    info.unused_tensors = parts.weights.untaken();
+    info.config.weight_bytes = decoder.bytes();
+    decoder.config = info.config.clone();
+    Ok(LoadedModel {
+        model: Box::new(decoder),
+        tokenizer: parts.tokenizer,
+        chat_template: parts.chat_template,
+        generation: info.generation.clone(),
+        info,
+    })
+}
+
+/// Everything of a model but its weights' data.
+pub(crate) struct Parts {
+    pub(crate) path: PathBuf,
+    pub(crate) format: &'static str,
+    pub(crate) fields: Fields,
+    pub(crate) family: &'static Family,
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Checkpoint,
+    pub(crate) tokenizer: Option<Tokenizer>,
+    /// The file the tokenizer came from.
+    pub(crate) tokenizer_path: PathBuf,
+    pub(crate) chat_template: Option<ChatTemplate>,
+    pub(crate) generation: GenerationDefaults,
+}
+
+fn open(path: &Path) -> Result<Parts, ModelError> {
+    let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => ModelError::NotFound { path: path.to_owned() },
+        _ => ModelError::Io {
+            path: path.to_owned(),
+            source,
+        },
+    })?;
+    let parts = match metadata.is_dir() {
+        true => directory::open(path)?,
+        false => gguf::open(path)?,
+    };
+    parts.check_vocabulary()?;
+    Ok(parts)
+}
+
+impl Parts {
+    fn info(&self) -> ModelInfo {
+        let tensors = self.weights.list();
+        let tensor_bytes = tensors.iter().map(|tensor| tensor.bytes).sum();
+        let mut config = self.config.clone();
+        config.weight_bytes = tensor_bytes;
+        config.weight_format = most_common_format(&tensors);
+        let text_of = |id: Option<u32>| self.tokenizer.as_ref()?.token_text(id?);
+        ModelInfo {
+            path: self.path.clone(),
+            format: self.format,
+            config,
+            tensors,
+            tensor_bytes,
+            unused_tensors: Vec::new(),
+            tokenizer: self.tokenizer.as_ref().map(|tokenizer| TokenizerInfo {
+                kind: tokenizer.kind().to_owned(),
+                vocab_size: tokenizer.vocab_size(),
+                bos: text_of(tokenizer.bos()),
+                eos: text_of(tokenizer.eos()),
+            }),
+            generation: self.generation.clone(),
+            has_chat_template: self.chat_template.is_some(),
+        }
+    }
+
+    /// Every id the tokenizer or the configuration can produce must have an embedding.
+    fn check_vocabulary(&self) -> Result<(), ModelError> {
+        let embedded = self.config.vocab_size;
+        if let Some(tokenizer) = self
+            .tokenizer
+            .as_ref()
+            .filter(|tokenizer| tokenizer.vocab_size() > embedded)
+        {
+            return Err(ModelError::VocabularyTooLarge {
+                path: self.tokenizer_path.clone(),
+                tokens: tokenizer.vocab_size(),
+                embedded,
+            });
+        }
+        let stops = self.generation.eos.iter().map(|id| ("eos_token_id", id));
+        for (role, &id) in stops.chain(self.generation.bos.iter().map(|id| ("bos_token_id", id))) {
+            if id as usize >= embedded {
+                return Err(ModelError::MissingToken {
+                    path: self.fields.path().to_owned(),
+                    role,
+                    token: id.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn most_common_format(tensors: &[TensorInfo]) -> WeightFormat {
+    let bytes_of = |wanted: TensorType| -> u64 {
+        tensors
+            .iter()
+            .filter(|tensor| tensor.element_type == wanted)
+            .map(|tensor| tensor.bytes)
+            .sum()
+    };
+    [
+        (bytes_of(TensorType::F32), WeightFormat::F32),
+        (bytes_of(TensorType::F16), WeightFormat::F16),
+        (bytes_of(TensorType::Bf16), WeightFormat::Bf16),
+    ]
+    .into_iter()
+    .max_by_key(|(bytes, _)| *bytes)
+    .map_or(WeightFormat::F32, |(_, format)| format)
+}
