@@ -1,5 +1,5 @@
 use crate::parameter::Parameters;
-use crate::policies::{full, log_stride, streaming, tri_shape};
+use crate::policies::{flex, full, log_stride, quest, streaming, tri_shape, vertical_slash, xattention};
 use crate::{ParameterInfo, Phase, PolicyError, PolicySpec, SparsePolicy};
 
 /// A policy that can be chosen.
@@ -20,7 +20,16 @@ pub struct PolicyInfo {
     pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
 }
 
-static CATALOGUE: [PolicyInfo; 4] = [full::INFO, streaming::INFO, tri_shape::INFO, log_stride::INFO];
+static CATALOGUE: [PolicyInfo; 8] = [
+    full::INFO,
+    streaming::INFO,
+    tri_shape::INFO,
+    log_stride::INFO,
+    vertical_slash::INFO,
+    flex::INFO,
+    xattention::INFO,
+    quest::INFO,
+];
 
 impl PolicyInfo {
     /// Whether it chooses in this phase.

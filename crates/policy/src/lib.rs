@@ -35,11 +35,15 @@
 //! # Ok::<(), riffle_policy::PolicyError>(())
 //! ```
 
+mod blocks;
 mod catalogue;
 mod error;
+mod keys;
 mod parameter;
 mod policies;
 mod policy;
+mod prepared;
+mod ranking;
 mod spec;
 
 pub use catalogue::{PolicyInfo, build, catalogue};

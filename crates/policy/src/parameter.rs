@@ -170,6 +170,13 @@ impl Parameters {
         }
     }
 
+    pub(crate) fn number(&self, name: &str) -> f32 {
+        match self.value(name) {
+            Value::Number(value) => *value,
+            _ => unreachable!("{name} is declared as a number"),
+        }
+    }
+
     pub(crate) fn positions(&self, name: &str) -> Vec<usize> {
         match self.value(name) {
             Value::Positions(value) => value.clone(),

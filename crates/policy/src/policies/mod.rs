@@ -1,6 +1,10 @@
 //! One file a policy.
 
+pub(crate) mod flex;
 pub(crate) mod full;
 pub(crate) mod log_stride;
+pub(crate) mod quest;
 pub(crate) mod streaming;
 pub(crate) mod tri_shape;
+pub(crate) mod vertical_slash;
+pub(crate) mod xattention;

@@ -1,0 +1,202 @@
+use riffle_attention::{QueryTile, Selection, Span};
+
+use crate::keys::{logits, softmax};
+use crate::prepared::Prepared;
+use crate::ranking::top_count;
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+
+/// Columns and diagonals of the attention map that held most mass for the last queries of the chunk.
+///
+/// Mass is the softmax under all keys, summed over the last `last` queries and the heads of the group. A diagonal is
+/// read by a tile as one run, wide enough for all the tile's rows; the latest diagonals are exact for each row.
+struct VerticalSlash {
+    budget: f32,
+    vertical: usize,
+    slash: usize,
+    sinks: usize,
+    recent: usize,
+    last: usize,
+    prepared: Prepared<Lines>,
+}
+
+/// Chosen lines of the map.
+#[derive(Clone)]
+struct Lines {
+    /// Columns, ascending.
+    columns: Vec<usize>,
+    /// Diagonals as runs of distances query − key, ascending.
+    distances: Vec<Span>,
+}
+
+/// Mass of each line of the map.
+pub(super) struct LineMass {
+    /// `[tokens]`, by key.
+    pub(super) columns: Vec<f32>,
+    /// `[tokens]`, by distance query − key.
+    pub(super) distances: Vec<f32>,
+}
+
+pub(crate) const INFO: PolicyInfo = PolicyInfo {
+    name: "vertical-slash",
+    supports_prefill: true,
+    supports_decode: false,
+    saves: "compute",
+    source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
+    parameters: &[
+        ParameterInfo {
+            name: "budget",
+            default: "0.3",
+            meaning: "share of the length chosen, a fifth as columns and the rest as diagonals; 0 takes the fixed sizes",
+            kind: ParameterKind::Number { min: 0.0, max: 1.0 },
+        },
+        ParameterInfo::tokens("vertical", "1000", "columns when budget is 0"),
+        ParameterInfo::tokens("slash", "6096", "diagonals when budget is 0"),
+        ParameterInfo::tokens("sinks", "30", "first columns, always chosen"),
+        ParameterInfo::count(
+            "recent",
+            "100",
+            "latest diagonals, always chosen",
+            1,
+            crate::parameter::MAX_TOKENS,
+        ),
+        ParameterInfo::count(
+            "last",
+            "64",
+            "last queries of a chunk that the estimate looks at",
+            1,
+            4096,
+        ),
+    ],
+    build: |parameters| {
+        Box::new(VerticalSlash {
+            budget: parameters.number("budget"),
+            vertical: parameters.count("vertical"),
+            slash: parameters.count("slash"),
+            sinks: parameters.count("sinks"),
+            recent: parameters.count("recent"),
+            last: parameters.count("last"),
+            prepared: Prepared::new(),
+        })
+    },
+};
+
+impl SparsePolicy for VerticalSlash {
+    fn name(&self) -> &'static str {
+        INFO.name
+    }
+
+    fn supports_prefill(&self) -> bool {
+        INFO.supports_prefill
+    }
+
+    fn supports_decode(&self) -> bool {
+        INFO.supports_decode
+    }
+
+    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
+        let lines = self.lines(chunk, context);
+        self.prepared.store(chunk, context, lines);
+    }
+
+    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        let lines = self.prepared.find_or(queries, context, || self.lines(queries, context));
+        line_spans(queries, &lines.columns, &lines.distances).with_row_window(self.recent)
+    }
+
+    fn truncate(&mut self, _tokens: usize) {
+        self.prepared.clear();
+    }
+}
+
+impl VerticalSlash {
+    fn lines(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Lines {
+        let (vertical, slash) = if self.budget > 0.0 {
+            let budget = (f64::from(self.budget) * context.tokens as f64) as usize;
+            (budget / 5, budget - budget / 5)
+        } else {
+            (self.vertical, self.slash)
+        };
+        let mut mass = LineMass::new(context.tokens);
+        for head in 0..chunk.group {
+            for weights in last_attention(chunk, context, self.last, head) {
+                mass.add(&weights);
+            }
+        }
+        let distances = top_count(&mass.distances, slash, |distance| distance < self.recent);
+        Lines {
+            columns: top_count(&mass.columns, vertical, |column| column < self.sinks),
+            // The latest diagonals are the row window.
+            distances: runs(distances.into_iter().filter(|distance| *distance >= self.recent)),
+        }
+    }
+}
+
+impl LineMass {
+    pub(super) fn new(tokens: usize) -> Self {
+        Self {
+            columns: vec![0.0; tokens],
+            distances: vec![0.0; tokens],
+        }
+    }
+
+    /// Adds the weights of one query on the keys `0..=query`.
+    pub(super) fn add(&mut self, weights: &[f32]) {
+        for (sum, weight) in self.columns.iter_mut().zip(weights) {
+            *sum += weight;
+        }
+        for (sum, weight) in self.distances.iter_mut().zip(weights.iter().rev()) {
+            *sum += weight;
+        }
+    }
+}
+
+/// The attention of the chunk's last queries of one head: for each its softmax over the keys up to it.
+pub(super) fn last_attention(
+    chunk: &QueryTile<'_>,
+    context: &SelectContext<'_>,
+    last: usize,
+    head: usize,
+) -> Vec<Vec<f32>> {
+    let first = chunk.rows - last.min(chunk.rows);
+    let mut vectors = Vec::with_capacity((chunk.rows - first) * chunk.head_dim);
+    for row in first..chunk.rows {
+        vectors.extend_from_slice(chunk.query(row, head));
+    }
+    let all = logits(
+        &vectors,
+        context.pages,
+        chunk.head_dim,
+        1,
+        context.tokens,
+        context.scale,
+    );
+    let rows = (first..chunk.rows).zip(all.chunks(context.tokens.max(1)));
+    rows.map(|(row, logits)| {
+        let visible = (chunk.start + row + 1).min(context.tokens);
+        let mut weights = logits[..visible].to_vec();
+        softmax(&mut weights);
+        weights
+    })
+    .collect()
+}
+
+/// Columns, and diagonals widened to runs that hold them for every row of the tile.
+pub(super) fn line_spans(tile: &QueryTile<'_>, columns: &[usize], distances: &[Span]) -> Selection {
+    let last = tile.start + tile.rows;
+    let diagonals = distances.iter().filter(|run| run.start < last);
+    let diagonals = diagonals.map(|run| Span::new((tile.start + 1).saturating_sub(run.end), last - run.start));
+    let columns = columns.iter().map(|column| Span::new(*column, column + 1));
+    Selection::from_spans(columns.chain(diagonals))
+}
+
+/// Ascending numbers as runs of consecutive ones.
+pub(super) fn runs(numbers: impl IntoIterator<Item = usize>) -> Vec<Span> {
+    let mut runs: Vec<Span> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some(run) if run.end == number => run.end += 1,
+            _ => runs.push(Span::new(number, number + 1)),
+        }
+    }
+    runs
+}

@@ -1,0 +1,146 @@
+use riffle_attention::{QueryTile, Selection};
+
+use crate::blocks::{BlockRows, query_blocks};
+use crate::keys::{logits, softmax};
+use crate::policies::tri_shape::in_tail;
+use crate::prepared::Prepared;
+use crate::ranking::top_share;
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+
+/// Blocks whose antidiagonals hold most mass.
+///
+/// Every `stride` queries, reversed, are one long query, and every `stride` keys one long key, so that their product
+/// sums an antidiagonal of the map at 1 / `stride` of its cost. Groups and blocks begin at multiples of their size in
+/// absolute positions; what a group lacks at the ends of the chunk counts as zeros. Scores are summed over the heads
+/// of the group. The first and the diagonal block are always read.
+struct XAttention {
+    stride: usize,
+    block: usize,
+    threshold: f32,
+    tail: usize,
+    prepared: Prepared<BlockRows>,
+}
+
+pub(crate) const INFO: PolicyInfo = PolicyInfo {
+    name: "xattention",
+    supports_prefill: true,
+    supports_decode: false,
+    saves: "compute, traffic",
+    source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
+    parameters: &[
+        ParameterInfo {
+            name: "stride",
+            default: "8",
+            meaning: "queries and keys summed into one",
+            kind: ParameterKind::PowerOfTwo { min: 1, max: 16 },
+        },
+        ParameterInfo {
+            name: "block",
+            default: "128",
+            meaning: "tokens in a block",
+            kind: ParameterKind::PowerOfTwo { min: 16, max: 1024 },
+        },
+        ParameterInfo {
+            name: "threshold",
+            default: "0.9",
+            meaning: "share of a block row's score that is read",
+            kind: ParameterKind::Number { min: 0.0, max: 1.0 },
+        },
+        ParameterInfo::tokens("tail", "128", "last queries of the prompt that read everything"),
+    ],
+    build: |parameters| {
+        Box::new(XAttention {
+            stride: parameters.count("stride"),
+            block: parameters.count("block"),
+            threshold: parameters.number("threshold"),
+            tail: parameters.count("tail"),
+            prepared: Prepared::new(),
+        })
+    },
+};
+
+impl SparsePolicy for XAttention {
+    fn name(&self) -> &'static str {
+        INFO.name
+    }
+
+    fn supports_prefill(&self) -> bool {
+        INFO.supports_prefill
+    }
+
+    fn supports_decode(&self) -> bool {
+        INFO.supports_decode
+    }
+
+    fn requires_block_selection(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
+        let rows = self.block_rows(chunk, context);
+        self.prepared.store(chunk, context, rows);
+    }
+
+    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        if in_tail(queries, context, self.tail) {
+            return Selection::full(context.tokens);
+        }
+        let rows = self
+            .prepared
+            .find_or(queries, context, || self.block_rows(queries, context));
+        rows.select(queries, context.tokens)
+    }
+
+    fn truncate(&mut self, _tokens: usize) {
+        self.prepared.clear();
+    }
+}
+
+impl XAttention {
+    fn block_rows(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
+        let query_blocks = query_blocks(chunk, self.block);
+        let first = query_blocks.start;
+        let mut scores: Vec<Vec<f32>> = query_blocks.map(|number| vec![0.0; number + 1]).collect();
+        let per_block = self.block / self.stride;
+        let first_group = chunk.start / self.stride;
+        let groups = context.tokens.div_ceil(self.stride);
+        for head in 0..chunk.group {
+            let vectors = self.long_queries(chunk, head);
+            let scale = context.scale / self.stride as f32;
+            let all = logits(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
+            for (number, logits) in all.chunks(groups.max(1)).enumerate() {
+                let group = first_group + number;
+                let mut weights = logits[..(group + 1).min(groups)].to_vec();
+                softmax(&mut weights);
+                let row = &mut scores[group / per_block - first];
+                for (sum, block) in row.iter_mut().zip(weights.chunks(per_block)) {
+                    for weight in block {
+                        *sum += weight;
+                    }
+                }
+            }
+        }
+        let rows = scores
+            .iter()
+            .map(|row| top_share(row, self.threshold, 0, |block| block == 0 || block + 1 == row.len()));
+        BlockRows {
+            block: self.block,
+            first,
+            chosen: rows.collect(),
+        }
+    }
+
+    /// Groups of `stride` queries side by side, the latest first: `[groups, stride × head_dim]`.
+    fn long_queries(&self, chunk: &QueryTile<'_>, head: usize) -> Vec<f32> {
+        let head_dim = chunk.head_dim;
+        let first = chunk.start / self.stride;
+        let end = (chunk.start + chunk.rows).div_ceil(self.stride);
+        let mut vectors = vec![0.0; (end - first) * self.stride * head_dim];
+        for row in 0..chunk.rows {
+            let query = chunk.start + row;
+            let place = (query / self.stride - first + 1) * self.stride - 1 - query % self.stride;
+            vectors[place * head_dim..][..head_dim].copy_from_slice(chunk.query(row, head));
+        }
+        vectors
+    }
+}
