@@ -22,7 +22,9 @@ pub(crate) const GROUP: usize = GROUP_BLOCKS * LANES;
 /// which a group's weights, as f32, fit the first cache.
 pub(crate) const PANEL: usize = 128;
 /// Most tokens a tile takes at once.
-pub(crate) const TILE_TOKENS: usize = 6;
+pub(crate) const TILE_TOKENS: usize = 8;
+/// Tokens of the tiles many tokens are cut into.
+const BEST_TILE_TOKENS: usize = 6;
 
 /// The sums of one token over a group's outputs.
 pub(crate) type GroupSums = [[f32; LANES]; GROUP_BLOCKS];

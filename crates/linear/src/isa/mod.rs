@@ -1,5 +1,13 @@
 //! The instruction sets, and the one place that calls code compiled for them.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod float;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 
 use std::sync::OnceLock;
@@ -14,6 +22,30 @@ pub(crate) struct Isa(Set);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Set {
     Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+}
+
+/// Calls a kernel of the instruction set at hand.
+macro_rules! dispatch {
+    ($isa:expr, $kernel:ident::<$element:ident>($($argument:expr),*)) => {
+        match $isa.0 {
+            Set::Scalar => scalar::$kernel::<$element>($($argument),*),
+            // SAFETY: the value exists only where AVX2, FMA and F16C were detected.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => unsafe { avx2::$kernel::<$element>($($argument),*) },
+            // SAFETY: the value exists only where AVX-512 F, BW, VL and VNNI were detected.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => unsafe { avx512::$kernel::<$element>($($argument),*) },
+            // SAFETY: the value exists only where NEON was detected.
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon => unsafe { neon::$kernel::<$element>($($argument),*) },
+        }
+    };
 }
 
 impl Isa {
@@ -28,7 +60,26 @@ impl Isa {
 
     /// Every set of this machine, slowest first.
     pub(crate) fn available() -> Vec<Isa> {
-        vec![Isa::SCALAR]
+        #[allow(unused_mut, reason = "some targets have only plain code")]
+        let mut sets = vec![Isa::SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                sets.push(Isa(Set::Avx2));
+            }
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                sets.push(Isa(Set::Avx512));
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            sets.push(Isa(Set::Neon));
+        }
+        sets
     }
 
     /// Adds to `sums` the products of `weights`, `[inputs, blocks, 16]`, with each token's row of `inputs` values,
@@ -40,15 +91,23 @@ impl Isa {
         rows: &[&[f32]],
         sums: &mut [GroupSums],
     ) {
-        match self.0 {
-            Set::Scalar => scalar::float_tile::<E>(weights, blocks, rows, sums),
+        dispatch!(self, float_tile::<E>(weights, blocks, rows, sums));
+    }
+
+    /// Asks for bytes that will be read soon.
+    pub(crate) fn prefetch(self, bytes: &[u8]) {
+        #[cfg(target_arch = "x86_64")]
+        for line in bytes.chunks(64) {
+            use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            // SAFETY: SSE is part of x86-64, and a prefetch reads nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = bytes;
     }
 
     /// Widens weights to f32.
     pub(crate) fn widen<E: Element>(self, weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
-        match self.0 {
-            Set::Scalar => scalar::widen::<E>(weights, widened),
-        }
+        dispatch!(self, widen::<E>(weights, widened));
     }
 }

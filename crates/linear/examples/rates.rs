@@ -1,0 +1,190 @@
+//! Rates of every weight format beside what the machine can do, measured in the same run:
+//! `cargo run --release -p riffle-linear --example rates [-- SIZE..]`
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use riffle_linear::{PackedMatrix, WeightFormat};
+
+fn main() {
+    let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|size| size.parse().ok()).collect();
+    let sizes = if sizes.is_empty() { vec![2048, 4096] } else { sizes };
+    let peak = multiply_add_peak();
+    let bandwidth = read_bandwidth();
+    println!("threads {}", rayon::current_num_threads());
+    println!("multiply-add peak, f32: {peak:.0} GFLOP/s · reading memory: {bandwidth:.1} GB/s");
+    println!(
+        "{:>6} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9}",
+        "format", "size", "tokens", "µs", "GFLOP/s", "GB/s", "of peak"
+    );
+    for &format in WeightFormat::ALL {
+        for &size in &sizes {
+            let row_bytes = size / format.block_weights() * format.block_bytes();
+            // Small numbers in every format: the rates do not depend on the values.
+            let bytes: Vec<u8> = (0..size * row_bytes)
+                .map(|index| if index % 2 == 1 { 0x2c } else { index as u8 })
+                .collect();
+            // Copies enough that one token finds none of its weights in a cache.
+            let copies = (192 << 20) / bytes.len() + 1;
+            let matrices: Vec<PackedMatrix> = (0..copies)
+                .map(|_| PackedMatrix::pack(format, size, size, &bytes).expect("the bytes fit the shape"))
+                .collect();
+            for tokens in [1, 8, 64, 512] {
+                let input: Vec<f32> = (0..tokens * size).map(|index| (index % 17) as f32 - 8.0).collect();
+                let mut output = vec![0.0; tokens * size];
+                let mut next = 0;
+                let seconds = best_seconds(|| {
+                    matrices[next % copies].matmul(black_box(&input), black_box(&mut output));
+                    next += 1;
+                });
+                let rate = 2.0 * (tokens * size * size) as f64 / seconds / 1e9;
+                println!(
+                    "{:>6} {size:>6} {tokens:>7} {:>9.1} {rate:>9.1} {:>9.1} {:>8.0}%",
+                    format.name(),
+                    seconds * 1e6,
+                    bytes.len() as f64 / seconds / 1e9,
+                    100.0
+                        * if tokens == 1 {
+                            bytes.len() as f64 / seconds / 1e9 / bandwidth
+                        } else {
+                            rate / peak
+                        },
+                );
+            }
+        }
+    }
+}
+
+/// The fastest of some repetitions: other programs only ever slow a run down.
+fn best_seconds(mut work: impl FnMut()) -> f64 {
+    work();
+    let begin = Instant::now();
+    let mut best = f64::INFINITY;
+    let mut runs = 0;
+    while runs < 5 || begin.elapsed().as_secs_f64() < 0.4 {
+        let start = Instant::now();
+        work();
+        best = best.min(start.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    best
+}
+
+/// GFLOP/s of independent multiply-adds in registers on every thread.
+fn multiply_add_peak() -> f64 {
+    const STEPS: usize = 1 << 20;
+    let seconds = best_seconds(|| {
+        rayon::broadcast(|_| black_box(spin(STEPS)));
+    });
+    2.0 * (STEPS * CHAINS * rayon::current_num_threads()) as f64 * 16.0 / seconds / 1e9
+}
+
+const CHAINS: usize = 12;
+
+fn spin(steps: usize) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: AVX-512 F was detected.
+            return unsafe { spin_avx512(steps) };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: AVX2 and FMA were detected.
+            return unsafe { spin_avx2(steps) };
+        }
+    }
+    spin_plain(steps)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn spin_avx512(steps: usize) -> f32 {
+    use core::arch::x86_64::*;
+    let factor = _mm512_set1_ps(black_box(0.999));
+    let mut sums = [factor; CHAINS];
+    for _ in 0..steps {
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(*sum, factor, factor);
+        }
+    }
+    sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn spin_avx2(steps: usize) -> f32 {
+    use core::arch::x86_64::*;
+    let factor = _mm256_set1_ps(black_box(0.999));
+    let mut sums = [[factor; 2]; CHAINS / 2];
+    for _ in 0..2 * steps {
+        for sum in sums.as_flattened_mut() {
+            *sum = _mm256_fmadd_ps(*sum, factor, factor);
+        }
+    }
+    sums.as_flattened().iter().map(|sum| _mm256_cvtss_f32(*sum)).sum()
+}
+
+fn spin_plain(steps: usize) -> f32 {
+    let factor = black_box(0.999f32);
+    let mut sums = [[factor; 16]; CHAINS];
+    for _ in 0..steps {
+        for sum in sums.as_flattened_mut() {
+            *sum = sum.mul_add(factor, factor);
+        }
+    }
+    sums.as_flattened().iter().sum()
+}
+
+/// GB/s of reading 512 MiB in huge pages once with every thread.
+fn read_bandwidth() -> f64 {
+    let mut mapping = memmap2::MmapMut::map_anon(512 << 20).expect("memory for the bandwidth test");
+    #[cfg(target_os = "linux")]
+    let _ = mapping.advise(memmap2::Advice::HugePage);
+    mapping.fill(1);
+    let data: &[u64] = bytemuck::cast_slice(&mapping);
+    let threads = rayon::current_num_threads();
+    let seconds = best_seconds(|| {
+        let parts = rayon::broadcast(|thread| {
+            let part = data.len() / threads;
+            read(&data[thread.index() * part..][..part])
+        });
+        black_box(parts);
+    });
+    (data.len() * 8) as f64 / seconds / 1e9
+}
+
+fn read(words: &[u64]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: AVX-512 F was detected.
+        return unsafe { read_avx512(words) };
+    }
+    read_plain(words)
+}
+
+/// As wide as the kernels' loads, and with their prefetch.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn read_avx512(words: &[u64]) -> u64 {
+    use core::arch::x86_64::*;
+    let mut sums = [_mm512_setzero_si512(); 4];
+    for lines in words.as_chunks::<32>().0 {
+        for (sum, line) in sums.iter_mut().zip(lines.as_chunks::<8>().0) {
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast::<i8>().wrapping_add(4096));
+            *sum = _mm512_xor_si512(*sum, bytemuck::must_cast(*line));
+        }
+    }
+    sums.into_iter()
+        .fold(0, |all, sum| all ^ _mm512_reduce_add_epi64(sum) as u64)
+}
+
+#[inline(always)]
+fn read_plain(words: &[u64]) -> u64 {
+    let mut sums = [0u64; 32];
+    for chunk in words.as_chunks::<32>().0 {
+        for (sum, word) in sums.iter_mut().zip(chunk) {
+            *sum ^= word;
+        }
+    }
+    sums.iter().fold(0, |a, b| a ^ b)
+}

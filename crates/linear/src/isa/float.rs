@@ -1,0 +1,97 @@
+//! The tile every vector instruction set shares, written over what it calls a block of 16 lanes.
+
+/// Expands to `float_tile` and `widen` for an instruction set that has `Block`, `zero`, `splat`, `load`,
+/// `multiply_add`, `add`, `store` and `prefetch` in scope. `$one`, `$six` and `$eight` are how many blocks a tile takes
+/// for one token, up to six, and up to eight: as many sums as fit the registers, and enough to hide the latency of a
+/// multiply-add.
+macro_rules! float_kernels {
+    ($features:literal, $one:literal, $six:literal, $eight:literal) => {
+        #[target_feature(enable = $features)]
+        pub(super) fn float_tile<E: Element>(
+            weights: &[[E::Bits; LANES]],
+            blocks: usize,
+            rows: &[&[f32]],
+            sums: &mut [GroupSums],
+        ) {
+            match rows {
+                [a] => columns::<E, $one, 1>(weights, blocks, [a], sums),
+                [a, b] => columns::<E, $six, 2>(weights, blocks, [a, b], sums),
+                [a, b, c] => columns::<E, $six, 3>(weights, blocks, [a, b, c], sums),
+                [a, b, c, d] => columns::<E, $six, 4>(weights, blocks, [a, b, c, d], sums),
+                [a, b, c, d, e] => columns::<E, $six, 5>(weights, blocks, [a, b, c, d, e], sums),
+                [a, b, c, d, e, f] => columns::<E, $six, 6>(weights, blocks, [a, b, c, d, e, f], sums),
+                [a, b, c, d, e, f, g] => columns::<E, $eight, 7>(weights, blocks, [a, b, c, d, e, f, g], sums),
+                [a, b, c, d, e, f, g, h] => columns::<E, $eight, 8>(weights, blocks, [a, b, c, d, e, f, g, h], sums),
+                _ => unreachable!("a tile takes 1 to {} tokens", crate::float::TILE_TOKENS),
+            }
+        }
+
+        /// Panel by panel, steps through the blocks of a group, `WIDE` at a time where so many are left.
+        #[target_feature(enable = $features)]
+        fn columns<E: Element, const WIDE: usize, const ROWS: usize>(
+            weights: &[[E::Bits; LANES]],
+            blocks: usize,
+            rows: [&[f32]; ROWS],
+            sums: &mut [GroupSums],
+        ) {
+            for (index, weights) in weights.chunks(PANEL * blocks).enumerate() {
+                let panel = weights.len() / blocks;
+                let rows: [&[f32]; ROWS] = core::array::from_fn(|row| &rows[row][index * PANEL..][..panel]);
+                let mut block = 0;
+                while block + WIDE <= blocks {
+                    tile::<E, WIDE, ROWS>(weights, blocks, block, rows, sums);
+                    block += WIDE;
+                }
+                while block < blocks {
+                    tile::<E, 1, ROWS>(weights, blocks, block, rows, sums);
+                    block += 1;
+                }
+            }
+        }
+
+        /// `WIDE` blocks of a panel from `block` on.
+        #[target_feature(enable = $features)]
+        fn tile<E: Element, const WIDE: usize, const ROWS: usize>(
+            weights: &[[E::Bits; LANES]],
+            blocks: usize,
+            block: usize,
+            rows: [&[f32]; ROWS],
+            sums: &mut [GroupSums],
+        ) {
+            // A tile as wide as the largest group knows its stride when compiled.
+            let blocks = if WIDE == GROUP_BLOCKS { WIDE } else { blocks };
+            let mut parts = [[zero(); WIDE]; ROWS];
+            for (input, vectors) in weights.chunks_exact(blocks).enumerate() {
+                if block == 0 {
+                    prefetch(vectors);
+                }
+                let vectors = &vectors[block..][..WIDE];
+                let mut wide = [zero(); WIDE];
+                for (wide, vector) in wide.iter_mut().zip(vectors) {
+                    *wide = load::<E>(vector);
+                }
+                for (row, parts) in rows.iter().zip(&mut parts) {
+                    let value = splat(row[input]);
+                    for (part, wide) in parts.iter_mut().zip(wide) {
+                        *part = multiply_add(wide, value, *part);
+                    }
+                }
+            }
+            for (sums, parts) in sums.iter_mut().zip(parts) {
+                for (sum, part) in sums[block..].iter_mut().zip(parts) {
+                    *sum = store(add(load::<F32>(sum), part));
+                }
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(super) fn widen<E: Element>(weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
+            for (wide, narrow) in widened.iter_mut().zip(weights) {
+                prefetch(narrow);
+                *wide = store(load::<E>(narrow));
+            }
+        }
+    };
+}
+
+pub(super) use float_kernels;
