@@ -342,3 +342,39 @@ pub(crate) fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(data);
     bytes
 }
+
+/// A text as GGUF stores it.
+pub(crate) fn gguf_string(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// A GGUF file of metadata (key, type number, bytes) and tensors (name, dimensions with the fastest first, type number,
+/// bytes).
+pub(crate) fn gguf_file(
+    version: u32,
+    metadata: &[(String, u32, Vec<u8>)],
+    tensors: &[(String, Vec<u64>, u32, Vec<u8>)],
+) -> Vec<u8> {
+    let mut file = b"GGUF".to_vec();
+    file.extend(version.to_le_bytes());
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend((metadata.len() as u64).to_le_bytes());
+    for (key, kind, value) in metadata {
+        file.extend(gguf_string(key));
+        file.extend(kind.to_le_bytes());
+        file.extend(value);
+    }
+    let mut data: Vec<u8> = Vec::new();
+    for (name, dimensions, kind, bytes) in tensors {
+        file.extend(gguf_string(name));
+        file.extend((dimensions.len() as u32).to_le_bytes());
+        file.extend(dimensions.iter().flat_map(|dimension| dimension.to_le_bytes()));
+        file.extend(kind.to_le_bytes());
+        file.extend((data.len() as u64).to_le_bytes());
+        data.extend(bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    file.extend(data);
+    file
+}

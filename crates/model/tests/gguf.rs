@@ -1,0 +1,299 @@
+//! GGUF files that are damaged, hostile or of a kind this crate does not compute.
+
+mod testing;
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use riffle_model::{ModelError, inspect, load};
+use testing::{TinyModel, gguf_file, gguf_string, vectors};
+
+/// Metadata as GGUF stores it: key, type number, bytes.
+type Pair = (String, u32, Vec<u8>);
+
+fn number(key: &str, value: u32) -> Pair {
+    (key.to_owned(), 4, value.to_le_bytes().to_vec())
+}
+
+fn text(key: &str, value: &str) -> Pair {
+    (key.to_owned(), 8, gguf_string(value))
+}
+
+fn metadata() -> Vec<Pair> {
+    vec![
+        text("general.architecture", "llama"),
+        number("llama.embedding_length", 16),
+        number("llama.block_count", 1),
+        number("llama.feed_forward_length", 24),
+        number("llama.attention.head_count", 4),
+        number("llama.attention.head_count_kv", 2),
+        number("llama.context_length", 128),
+    ]
+}
+
+/// Name, dimensions with the fastest first, type number, bytes.
+type Tensor = (String, Vec<u64>, u32, Vec<u8>);
+
+fn tensors() -> Vec<Tensor> {
+    let names = [
+        ("embed_tokens", "token_embd"),
+        ("input_layernorm", "blk.0.attn_norm"),
+        ("q_proj", "blk.0.attn_q"),
+        ("k_proj", "blk.0.attn_k"),
+        ("v_proj", "blk.0.attn_v"),
+        ("o_proj", "blk.0.attn_output"),
+        ("post_attention_layernorm", "blk.0.ffn_norm"),
+        ("gate_proj", "blk.0.ffn_gate"),
+        ("up_proj", "blk.0.ffn_up"),
+        ("down_proj", "blk.0.ffn_down"),
+        ("model.norm", "output_norm"),
+    ];
+    let mut model = TinyModel::default();
+    names
+        .into_iter()
+        .map(|(name, gguf_name)| {
+            let tensor = model.tensor(name);
+            let dimensions = tensor.shape.iter().rev().map(|&dimension| dimension as u64).collect();
+            (format!("{gguf_name}.weight"), dimensions, 0, tensor.data.clone())
+        })
+        .collect()
+}
+
+#[track_caller]
+fn refused(bytes: &[u8], words: &[&str]) -> ModelError {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    refused_file(&path, words)
+}
+
+#[track_caller]
+fn refused_file(path: &Path, words: &[&str]) -> ModelError {
+    let error = load(path).err().expect("the file must be refused");
+    let line = error.to_string();
+    assert!(!line.contains('\n') && line.len() < 500, "{line}");
+    for word in words {
+        assert!(line.contains(word), "{word:?} is not in: {line}");
+    }
+    error
+}
+
+#[test]
+fn the_unbent_file_loads() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    std::fs::write(&path, gguf_file(3, &metadata(), &tensors())).unwrap();
+    let info = inspect(&path).unwrap();
+    assert_eq!(
+        (info.format, info.config.head_dim, info.config.vocab_size),
+        ("gguf", 4, 320)
+    );
+    assert!(load(&path).unwrap().info.unused_tensors.is_empty());
+    std::fs::write(&path, gguf_file(2, &metadata(), &tensors())).unwrap();
+    load(&path).unwrap();
+}
+
+#[test]
+fn truncated_files_are_refused_wherever_they_end() {
+    let valid = gguf_file(3, &metadata(), &tensors());
+    for length in [0, 1, 3] {
+        assert!(matches!(
+            refused(&valid[..length], &["not a GGUF"]),
+            ModelError::NotAModel { .. }
+        ));
+    }
+    let header_ends = 900;
+    for length in (4..header_ends).step_by(13).chain([valid.len() - 1]) {
+        assert!(matches!(
+            refused(&valid[..length], &["model.gguf"]),
+            ModelError::CorruptWeights { .. }
+        ));
+    }
+}
+
+#[test]
+fn hostile_headers_are_refused_without_taking_their_word() {
+    let valid = gguf_file(3, &metadata(), &tensors());
+    let bent = |at: usize, bytes: &[u8]| {
+        let mut file = valid.clone();
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        file
+    };
+    refused(&bent(4, &1u32.to_le_bytes()), &["version 1", "2 and 3"]);
+    refused(&bent(4, &3u32.to_be_bytes()), &["version", "little endian"]);
+    refused(
+        &bent(8, &u64::MAX.to_le_bytes()),
+        &["18446744073709551615", "bytes follow"],
+    );
+    refused(
+        &bent(16, &(1u64 << 40).to_le_bytes()),
+        &["1099511627776", "bytes follow"],
+    );
+    // The first key's length.
+    refused(
+        &bent(24, &(1u64 << 50).to_le_bytes()),
+        &["1125899906842624", "bytes follow"],
+    );
+    refused(&bent(32, &[0xff]), &["UTF-8"]);
+
+    let list = |kind: u32, count: u64, items: &[u8]| [&kind.to_le_bytes()[..], &count.to_le_bytes(), items].concat();
+    let with = |pair: Pair| gguf_file(3, &[metadata(), vec![pair]].concat(), &tensors());
+    refused(
+        &with(("x".into(), 9, list(4, 1 << 33, &[]))),
+        &["metadata x", "bytes follow"],
+    );
+    refused(
+        &with(("x".into(), 9, list(9, 1, &list(9, 1, &list(4, 0, &[]))))),
+        &["metadata x", "nested"],
+    );
+    refused(&with(("x".into(), 99, vec![])), &["metadata x", "99"]);
+    refused(&with(number("llama.block_count", 1)), &["llama.block_count", "twice"]);
+    refused(&with(number("general.alignment", 3)), &["general.alignment"]);
+    refused(&with(number("general.alignment", 0)), &["general.alignment"]);
+
+    let with = |bend: fn(&mut Vec<Tensor>)| {
+        let mut tensors = tensors();
+        bend(&mut tensors);
+        gguf_file(3, &metadata(), &tensors)
+    };
+    refused(
+        &with(|tensors| tensors[2].1 = vec![0, 16]),
+        &["blk.0.attn_q.weight", "zero"],
+    );
+    refused(
+        &with(|tensors| tensors[2].1 = vec![1 << 40, 1 << 40]),
+        &["blk.0.attn_q.weight", "impossible"],
+    );
+    refused(
+        &with(|tensors| tensors[2].1 = vec![1 << 30, 1 << 10]),
+        &["blk.0.attn_q.weight", "beyond the end"],
+    );
+    refused(
+        &with(|tensors| tensors[2].1 = vec![2; 5]),
+        &["blk.0.attn_q.weight", "5 dimensions"],
+    );
+    refused(
+        &with(|tensors| tensors[2].1 = vec![]),
+        &["blk.0.attn_q.weight", "0 dimensions"],
+    );
+    refused(&with(|tensors| tensors[2].2 = 77), &["blk.0.attn_q.weight", "77"]);
+    refused(
+        &with(|tensors| tensors[2].2 = 2),
+        &["blk.0.attn_q.weight", "impossible", "Q4_0"],
+    );
+    refused(
+        &with(|tensors| tensors[2].1 = vec![16, 24]),
+        &["blk.0.attn_q.weight", "overlap"],
+    );
+    let error = refused(
+        &with(|tensors| tensors[3].0 = "blk.0.attn_q.weight".into()),
+        &["self_attn.q_proj", "twice"],
+    );
+    assert!(matches!(error, ModelError::DuplicateTensor { .. }));
+}
+
+#[test]
+fn what_cannot_be_computed_is_named() {
+    let with = |pair: Pair| {
+        let mut metadata = metadata();
+        metadata.retain(|(key, ..)| *key != pair.0);
+        metadata.push(pair);
+        gguf_file(3, &metadata, &tensors())
+    };
+    let error = refused(&with(text("general.architecture", "mamba")), &["mamba", "qwen3"]);
+    assert!(matches!(error, ModelError::UnknownArchitecture { .. }));
+    refused(&with(number("general.architecture", 1)), &["general.architecture"]);
+    refused(&with(number("llama.attention.head_count", 0)), &["head_count"]);
+    refused(
+        &with(number("llama.attention.head_count", 5)),
+        &["head_count", "5 heads"],
+    );
+    refused(&with(text("llama.embedding_length", "wide")), &["hidden_size", "wide"]);
+    refused(&with(number("llama.attention.value_length", 8)), &["value_length"]);
+    refused(&with(text("llama.rope.scaling.type", "spiral")), &["spiral"]);
+    let mut missing = metadata();
+    missing.retain(|(key, ..)| key != "llama.block_count");
+    refused(&gguf_file(3, &missing, &tensors()), &["num_hidden_layers", "missing"]);
+
+    let mut quantised = tensors();
+    quantised[8] = ("blk.0.ffn_up.weight".into(), vec![32, 12], 2, vec![0; 12 * 18]);
+    let error = refused(&gguf_file(3, &metadata(), &quantised), &["up_proj"]);
+    assert!(matches!(error, ModelError::WrongShape { .. }));
+    let mut not_a_number = tensors();
+    not_a_number[2].3[4..8].copy_from_slice(&f32::NAN.to_le_bytes());
+    let error = refused(&gguf_file(3, &metadata(), &not_a_number), &["q_proj", "NaN"]);
+    assert!(matches!(error, ModelError::NotFinite { .. }));
+}
+
+#[test]
+fn missing_shards_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let split = |count: u16| ("split.count".to_owned(), 2, count.to_le_bytes().to_vec());
+    let first = directory.path().join("m-00001-of-00002.gguf");
+    let second = directory.path().join("m-00002-of-00002.gguf");
+    let tensors = tensors();
+    std::fs::write(
+        &first,
+        gguf_file(3, &[metadata(), vec![split(2)]].concat(), &tensors[..4]),
+    )
+    .unwrap();
+    assert!(matches!(
+        refused_file(&first, &["m-00002-of-00002.gguf", "missing"]),
+        ModelError::MissingFile { .. }
+    ));
+    std::fs::write(&second, gguf_file(3, &[split(2)], &tensors[4..])).unwrap();
+    load(&first).unwrap();
+    let renamed = directory.path().join("renamed.gguf");
+    std::fs::copy(&first, &renamed).unwrap();
+    refused_file(&renamed, &["00001-of-00002", "first shard"]);
+}
+
+/// Flips bytes; what comes out loads or is refused, and nothing else.
+fn survives(valid: &[u8], flips: &[(prop::sample::Index, u8)], reach: usize, path: &Path) {
+    let mut bytes = valid.to_vec();
+    for (at, value) in flips {
+        bytes[at.index(reach.min(valid.len()))] ^= value;
+    }
+    std::fs::write(path, bytes).unwrap();
+    let model = if path.extension().is_some_and(|extension| extension == "gguf") {
+        path
+    } else {
+        path.parent().unwrap()
+    };
+    match load(model) {
+        Ok(_) => (),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+fn flips() -> impl Strategy<Value = Vec<(prop::sample::Index, u8)>> {
+    prop::collection::vec((any::<prop::sample::Index>(), 1u8..), 1..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn flipped_bytes_in_gguf_files_never_panic(flips in flips(), near in any::<bool>()) {
+        let directory = tempfile::tempdir().unwrap();
+        let valid = std::fs::read(vectors().join("gguf/phi3-0.gguf")).unwrap();
+        survives(&valid, &flips, if near { 64 } else { 3200 }, &directory.path().join("model.gguf"));
+    }
+
+    #[test]
+    fn flipped_bytes_in_safetensors_never_panic(flips in flips(), near in any::<bool>()) {
+        let directory = tempfile::tempdir().unwrap();
+        TinyModel::default().write(directory.path());
+        let valid = testing::safetensors_file(&TinyModel::default().tensors);
+        survives(&valid, &flips, if near { 16 } else { 1400 }, &directory.path().join("model.safetensors"));
+    }
+
+    #[test]
+    fn flipped_bytes_in_config_and_tokenizer_never_panic(flips in flips(), which in 0usize..3) {
+        let directory = tempfile::tempdir().unwrap();
+        testing::write_tokenizer(directory.path(), &testing::byte_fallback_tokenizer(), r#"{"bos_token": "<s>"}"#);
+        let path = directory.path().join(["config.json", "tokenizer.json", "tokenizer_config.json"][which]);
+        let valid = std::fs::read(&path).unwrap();
+        survives(&valid, &flips, valid.len(), &path);
+    }
+}
