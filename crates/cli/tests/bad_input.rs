@@ -65,7 +65,7 @@ fn an_unknown_architecture_lists_the_known_ones() {
         config["architectures"] = json!(["AbacusForCausalLM"]);
         config["model_type"] = json!("abacus");
     });
-    assert_refused(&copy.run(), 1, &["abacus", "llama"]);
+    assert_refused(&copy.run(), 1, &["AbacusForCausalLM", "LlamaForCausalLM"]);
 }
 
 #[test]

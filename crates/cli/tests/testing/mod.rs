@@ -1,4 +1,6 @@
 //! Runs the real binary on the shipped model, or on a damaged copy of it.
+// Each test binary uses its own part of this module.
+#![allow(dead_code, unreachable_pub)]
 
 use std::fs;
 use std::path::{Path, PathBuf};

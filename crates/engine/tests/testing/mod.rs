@@ -1,4 +1,6 @@
 //! Small models of the fixtures and what tests do with them.
+// Each test binary uses its own part of this module.
+#![allow(dead_code, unreachable_pub)]
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
