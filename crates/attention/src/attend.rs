@@ -114,28 +114,6 @@ fn attend_at(
     with_workspace(|workspace| call.run(workspace, output));
 }
 
-/// Runs every job, adding job `n` to `partials[n]`.
-///
-/// # Errors
-/// As [`attend`]; also when the numbers of jobs and partials differ.
-pub fn attend_batch(jobs: &[AttendJob], options: &AttendOptions, partials: &mut [Partial]) -> Result<(), AttendError> {
-    if jobs.len() != partials.len() {
-        return Err(AttendError::Mismatch {
-            what: "numbers of jobs and partials",
-            expected: jobs.len(),
-            found: partials.len(),
-        });
-    }
-    for (job, partial) in jobs.iter().zip(partials.iter()) {
-        check(&job.queries, &job.kv, options, partial)?;
-    }
-    let level = Level::best();
-    for (job, partial) in jobs.iter().zip(partials) {
-        attend_at(level, &job.queries, &job.kv, job.selection, options, partial);
-    }
-    Ok(())
-}
-
 /// Adds to `mass[i]` the softmax weight that the key at position `origin + i` receives, summed over rows
 /// and heads. Keys outside `mass` are skipped.
 ///
@@ -206,12 +184,17 @@ pub(crate) fn with_workspace<T>(work: impl FnOnce(&mut Workspace) -> T) -> T {
     }
 }
 
-fn check(queries: &QueryTile, kv: &KvView, options: &AttendOptions, partial: &Partial) -> Result<(), AttendError> {
+pub(crate) fn check(
+    queries: &QueryTile,
+    kv: &KvView,
+    options: &AttendOptions,
+    partial: &Partial,
+) -> Result<(), AttendError> {
     check_shapes(queries, kv, options)?;
     partial.check_shape(queries.rows, queries.group, queries.head_dim)
 }
 
-fn check_shapes(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
+pub(crate) fn check_shapes(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
     options.check()?;
     queries.check()?;
     kv.check()?;

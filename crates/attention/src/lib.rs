@@ -24,6 +24,7 @@
 extern crate alloc;
 
 mod attend;
+mod batch;
 #[cfg(feature = "std")]
 pub mod ceiling;
 mod error;
@@ -36,19 +37,22 @@ mod partial;
 pub mod reference;
 mod selection;
 mod simd;
+mod summary;
 #[cfg(test)]
 mod testing;
 mod tile;
 mod view;
 mod visible;
 
-pub use attend::{AttendJob, AttendOptions, add_column_mass, attend, attend_batch};
+pub use attend::{AttendJob, AttendOptions, add_column_mass, attend};
+pub use batch::attend_batch;
 pub use error::AttendError;
 pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK};
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use layout::{read_keys, read_values, write_keys, write_values};
 pub use partial::Partial;
 pub use selection::{Selection, Span};
+pub use summary::{SummaryView, attend_summaries};
 pub use view::{KvView, PageView, QueryTile};
 
 /// Tokens per stripe of keys: one vector load covers the same dimension of this many keys.

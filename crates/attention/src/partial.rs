@@ -68,6 +68,12 @@ impl Partial {
     /// [`AttendError::Mismatch`] when the shapes differ.
     pub fn merge(&mut self, other: &Self) -> Result<(), AttendError> {
         self.check_shape(other.rows, other.group, other.head_dim)?;
+        other.check_shape(self.rows, self.group, self.head_dim)?;
+        self.merge_same_shape(other);
+        Ok(())
+    }
+
+    pub(crate) fn merge_same_shape(&mut self, other: &Self) {
         for at in 0..self.m.len() {
             let (mine, theirs) = (self.m[at], other.m[at]);
             if theirs == f32::NEG_INFINITY {
@@ -83,7 +89,6 @@ impl Partial {
                 *o = *o * keep + *v * add;
             }
         }
-        Ok(())
     }
 
     /// ln Σ exp(logit) of row `row`, head `head`; −∞ when it has read nothing.

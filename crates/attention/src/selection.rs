@@ -199,8 +199,7 @@ impl Selection {
         if !block.intersect(&window).is_empty() {
             return false;
         }
-        let after = self.spans.partition_point(|span| span.end <= block.start);
-        if self.spans.get(after).is_some_and(|span| span.start < block.end) {
+        if self.spans_touch(block) {
             return false;
         }
         let extras = self.row_extras(query);
@@ -236,6 +235,12 @@ impl Selection {
             query.saturating_add(self.row_window)
         };
         Span::new(start, end)
+    }
+
+    /// Whether any span holds a token of the block.
+    pub(crate) fn spans_touch(&self, block: Span) -> bool {
+        let after = self.spans.partition_point(|span| span.end <= block.start);
+        self.spans.get(after).is_some_and(|span| span.start < block.end)
     }
 
     fn in_spans(&self, key: usize) -> bool {

@@ -12,7 +12,7 @@ use crate::visible::{Visible, low_bits};
 use crate::{AttendOptions, Format, KvView, LANES, PageView, Plane, QueryTile, Span};
 
 /// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
-const BLOCK_ROWS: usize = 240;
+pub(crate) const BLOCK_ROWS: usize = 240;
 
 /// Scratch that is reused from call to call.
 #[derive(Debug, Default)]
@@ -24,6 +24,43 @@ pub(crate) struct Workspace {
     scores: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    summary_open: Vec<bool>,
+    summary_weights: Vec<f32>,
+}
+
+impl Workspace {
+    /// Lends the per-block scratch of summaries.
+    pub(crate) fn take_summary_scratch(&mut self) -> (Vec<bool>, Vec<f32>) {
+        (
+            core::mem::take(&mut self.summary_open),
+            core::mem::take(&mut self.summary_weights),
+        )
+    }
+
+    pub(crate) fn return_summary_scratch(&mut self, open: Vec<bool>, weights: Vec<f32>) {
+        (self.summary_open, self.summary_weights) = (open, weights);
+    }
+}
+
+fn floats(plane: Option<Plane<'_>>) -> &[f32] {
+    match plane {
+        Some(Plane::F32(data)) => data,
+        _ => &[],
+    }
+}
+
+fn halves(plane: Option<Plane<'_>>) -> &[u16] {
+    match plane {
+        Some(Plane::F16(data) | Plane::Bf16(data)) => data,
+        _ => &[],
+    }
+}
+
+fn bytes(plane: Option<Plane<'_>>) -> &[u8] {
+    match plane {
+        Some(Plane::Q8_0(data) | Plane::Q4_0(data)) => data,
+        _ => &[],
+    }
 }
 
 /// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, head_dim]`.
@@ -66,6 +103,8 @@ struct Block<'a> {
     span: Span,
     keys: Plane<'a>,
     values: Plane<'a>,
+    /// Planes of the block that comes next, where it has the same formats.
+    ahead: Option<(Plane<'a>, Plane<'a>)>,
 }
 
 impl<V: Visible> Call<'_, V> {
@@ -109,7 +148,11 @@ impl<V: Visible> Call<'_, V> {
                         self.pack(workspace, first, rows);
                         packed = true;
                     }
-                    self.block(workspace, first, rows, &block_of(page, block, self.kv.head_dim), output);
+                    let mut current = block_of(page, block, self.kv.head_dim);
+                    if rows * self.queries.group <= 8 {
+                        current.ahead = self.ahead(index, block + 1, need.end);
+                    }
+                    self.block(workspace, first, rows, &current, output);
                 }
                 if to > from {
                     next = (index, to);
@@ -118,6 +161,21 @@ impl<V: Visible> Call<'_, V> {
             }
         }
         workspace.needs = needs;
+    }
+
+    /// The planes of the block after `block - 1` of page `index`, if the need goes on there.
+    fn ahead(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
+        let page = self.kv.pages.get(index)?;
+        if block * KEY_BLOCK < page.tokens {
+            let block = block_of(page, block, self.kv.head_dim);
+            return (block.span.start < need_end).then_some((block.keys, block.values));
+        }
+        let next = self.kv.pages.get(index + 1)?;
+        if next.tokens == 0 || next.start >= need_end {
+            return None;
+        }
+        let block = block_of(next, 0, self.kv.head_dim);
+        Some((block.keys, block.values))
     }
 
     /// Copies the scaled queries of a block into `[head_dim, width]` per tile.
@@ -294,14 +352,20 @@ impl<V: Visible> Call<'_, V> {
         };
         let slots = work.slots;
 
+        let (next_keys, next_values) = block.ahead.unzip();
         match block.keys {
-            Plane::F32(data) => score::<F32, R>(level, queries, data, slots, scores),
-            Plane::F16(data) if work.lone && R <= 8 => score::<F16, R>(level, queries, data, slots, scores),
-            Plane::Bf16(data) if work.lone && R <= 8 => score::<Bf16, R>(level, queries, data, slots, scores),
+            Plane::F32(data) => score::<F32, R>(level, queries, data, floats(next_keys), slots, scores),
+            Plane::F16(data) if work.lone && R <= 8 => {
+                score::<F16, R>(level, queries, data, halves(next_keys), slots, scores)
+            }
+            Plane::Bf16(data) if work.lone && R <= 8 => {
+                score::<Bf16, R>(level, queries, data, halves(next_keys), slots, scores)
+            }
             Plane::Q8_0(data) if work.lone && level.int8_dot() => {
                 level.run(ScoreInt8::<R, false> {
                     queries: int8,
                     keys: data,
+                    ahead: bytes(next_keys),
                     slots,
                     head_dim,
                     scores,
@@ -311,12 +375,13 @@ impl<V: Visible> Call<'_, V> {
                 level.run(ScoreInt8::<R, true> {
                     queries: int8,
                     keys: data,
+                    ahead: bytes(next_keys),
                     slots,
                     head_dim,
                     scores,
                 });
             }
-            _ => score::<F32, R>(level, queries, aligned(keys, KEY_BLOCK * head_dim), slots, scores),
+            _ => score::<F32, R>(level, queries, aligned(keys, KEY_BLOCK * head_dim), &[], slots, scores),
         }
 
         let mut masks = [[0u16; STRIPES]; R];
@@ -348,17 +413,20 @@ impl<V: Visible> Call<'_, V> {
                 let o = &mut o[range.start * head_dim..range.end * head_dim];
                 let (weights, keep) = (&*scores, &keep);
                 match block.values {
-                    Plane::F32(data) => accumulate::<F32, R>(level, weights, data, slots, keep, o, head_dim),
+                    Plane::F32(data) => {
+                        accumulate::<F32, R>(level, weights, data, floats(next_values), slots, keep, o, head_dim)
+                    }
                     Plane::F16(data) if work.lone && R <= 8 => {
-                        accumulate::<F16, R>(level, weights, data, slots, keep, o, head_dim);
+                        accumulate::<F16, R>(level, weights, data, halves(next_values), slots, keep, o, head_dim);
                     }
                     Plane::Bf16(data) if work.lone && R <= 8 => {
-                        accumulate::<Bf16, R>(level, weights, data, slots, keep, o, head_dim);
+                        accumulate::<Bf16, R>(level, weights, data, halves(next_values), slots, keep, o, head_dim);
                     }
                     Plane::Q8_0(values) if work.lone && R <= 8 => {
                         level.run(AccumulateQuantised::<R, false> {
                             weights,
                             values,
+                            ahead: bytes(next_values),
                             slots,
                             keep,
                             o,
@@ -369,6 +437,7 @@ impl<V: Visible> Call<'_, V> {
                         level.run(AccumulateQuantised::<R, true> {
                             weights,
                             values,
+                            ahead: bytes(next_values),
                             slots,
                             keep,
                             o,
@@ -377,7 +446,7 @@ impl<V: Visible> Call<'_, V> {
                     }
                     _ => {
                         let data = aligned(values, KEY_BLOCK * head_dim);
-                        accumulate::<F32, R>(level, weights, data, slots, keep, o, head_dim);
+                        accumulate::<F32, R>(level, weights, data, &[], slots, keep, o, head_dim);
                     }
                 }
             }
@@ -429,12 +498,14 @@ fn score<E: Element, const R: usize>(
     level: Level,
     queries: &[[f32; R]],
     keys: &[E::Raw],
+    ahead: &[E::Raw],
     slots: &[Slot],
     scores: &mut [[f32; KEY_BLOCK]; R],
 ) {
     level.run(Score::<E, R> {
         queries,
         keys,
+        ahead,
         slots,
         scores,
         element: PhantomData,
@@ -445,6 +516,7 @@ fn accumulate<E: Element, const R: usize>(
     level: Level,
     weights: &[[f32; KEY_BLOCK]; R],
     values: &[E::Raw],
+    ahead: &[E::Raw],
     slots: &[Slot],
     keep: &[f32; R],
     o: &mut [f32],
@@ -453,6 +525,7 @@ fn accumulate<E: Element, const R: usize>(
     level.run(Accumulate::<E, R> {
         weights,
         values,
+        ahead,
         slots,
         keep,
         o,
@@ -502,6 +575,7 @@ fn block_of<'a>(page: &PageView<'a>, block: usize, head_dim: usize) -> Block<'a>
         span: Span::new(page.start + first, page.start + first + tokens),
         keys: stripes_of(page.keys, first, tokens, head_dim),
         values: stripes_of(page.values, first, tokens, head_dim),
+        ahead: None,
     }
 }
 

@@ -257,3 +257,101 @@ fn sinks_match_the_reference() {
         assert!((f64::from(*a) - b).abs() < 1e-6);
     }
 }
+
+/// Block means of 16 tokens each over the first `blocks` blocks of a cache in pages of f32.
+fn means(pages: &[Page], head_dim: usize, blocks: usize) -> Vec<reference::ReferenceSummary> {
+    let row = |position: usize, keys: bool| {
+        let page = pages
+            .iter()
+            .find(|page| (page.start..page.start + page.tokens).contains(&position))
+            .unwrap();
+        let mut row = vec![0.0; head_dim];
+        let slot = position - page.start;
+        if keys {
+            read_keys(&page.keys.plane(), head_dim, slot, 1, &mut row, head_dim).unwrap();
+        } else {
+            read_values(&page.values.plane(), head_dim, slot, 1, &mut row, head_dim).unwrap();
+        }
+        row
+    };
+    let mean = |block: Span, keys: bool| {
+        let mut sum = vec![0.0; head_dim];
+        for position in block.range() {
+            for (sum, x) in sum.iter_mut().zip(row(position, keys)) {
+                *sum += x / block.len() as f32;
+            }
+        }
+        sum
+    };
+    let blocks = (0..blocks).map(|b| Span::new(b * 16, b * 16 + 16));
+    blocks
+        .map(|block| reference::ReferenceSummary {
+            block,
+            key: mean(block, true),
+            value: mean(block, false),
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn summaries_equal_the_reference(
+        seed in any::<u64>(),
+        rows in 1usize..20,
+        start in 0usize..300,
+        causal in any::<bool>(),
+        selection in selection(256, 100, 20),
+        named in proptest::collection::vec(any::<bool>(), 16),
+    ) {
+        let mut noise = Noise::new(seed);
+        let pages = pages(&mut noise, 32, 64, &[64; 4], (Format::F32, Format::F32));
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: 32, pages: &views };
+        let summaries = means(&pages, 32, 16);
+        let blocks: Vec<Span> = summaries.iter().map(|summary| summary.block).collect();
+        let chosen = blocks.iter().zip(&named).filter(|(_, named)| **named).map(|(block, _)| *block);
+        let selection = selection.with_summaries(chosen);
+        let (mut keys, mut values) = (vec![0.0; 512], vec![0.0; 512]);
+        for (slot, summary) in summaries.iter().enumerate() {
+            write_keys(&mut PlaneMut::F32(&mut keys), 32, slot, 1, &summary.key, 32).unwrap();
+            write_values(&mut PlaneMut::F32(&mut values), 32, slot, 1, &summary.value, 32).unwrap();
+        }
+        let view =
+            SummaryView { head_dim: 32, blocks: &blocks, keys: Plane::F32(&keys), values: Plane::F32(&values) };
+        let data = noise.values(rows * 64);
+        let tile = QueryTile { data: &data, rows, row_stride: 64, group: 2, head_dim: 32, start };
+        let options = AttendOptions::new(0.5).with_causal(causal);
+        let mut partial = Partial::new(rows, 2, 32);
+        attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
+        attend_summaries(&tile, &view, &selection, &options, &mut partial).unwrap();
+        let exact =
+            reference::attend_with_summaries(&tile, &kv, &selection, &summaries, &options, None).unwrap();
+        assert_matches(&partial, &exact, 3e-5);
+    }
+
+    #[test]
+    fn column_mass_equals_the_reference_part_by_part(shape in shape()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let mut partial = shape.partial();
+        let (tile, options) = (shape.tile(&queries), shape.options());
+        attend(&tile, &kv, &shape.selection, &options, &mut partial).unwrap();
+        let total: Vec<f32> = (0..shape.rows * shape.group)
+            .map(|at| partial.log_sum_exp(at / shape.group, at % shape.group))
+            .collect();
+        let exact = reference::attend(&tile, &kv, &shape.selection, &options, None).unwrap();
+        let mut expected = exact.column_mass.iter();
+        for page in &views {
+            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
+            let mut mass = vec![0.0; page.tokens];
+            add_column_mass(&tile, &kv, &shape.selection, &options, &total, page.start, &mut mass).unwrap();
+            for (mass, expected) in mass.iter().zip(expected.by_ref()) {
+                let allowed = tolerance(&shape) * (1.0 + expected);
+                prop_assert!((f64::from(*mass) - expected).abs() < allowed, "{} for {}", mass, expected);
+            }
+        }
+    }
+}

@@ -9,6 +9,8 @@ pub(crate) struct Accumulate<'a, E: Element, const R: usize> {
     pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
     /// The block's values, `[tokens, head_dim]`.
     pub(crate) values: &'a [E::Raw],
+    /// Values that will be accumulated next, to be fetched meanwhile; may be empty.
+    pub(crate) ahead: &'a [E::Raw],
     pub(crate) slots: &'a [Slot],
     pub(crate) keep: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
@@ -61,9 +63,15 @@ fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
     for (slot, place) in tile.slots.iter().enumerate() {
         let first = place.stripe * 16 * head_dim;
         let values = &tile.values[first..first + place.tokens.min(16) * head_dim];
+        let ahead = tile.ahead.get(first..first + values.len()).unwrap_or_default();
         let weights: [&[f32; 16]; R] = core::array::from_fn(|r| &tile.weights[r].as_chunks().0[slot]);
         for (j, row) in values.chunks_exact(head_dim).enumerate().take(16) {
             let row = &row[column..column + 16 * N].as_chunks::<16>().0[..N];
+            if let Some(line) = ahead.get(j * head_dim + column..(j + 1) * head_dim) {
+                for line in line.as_chunks::<16>().0.iter().take(N) {
+                    simd.prefetch(line);
+                }
+            }
             let value: [S::V; N] = core::array::from_fn(|n| E::load(simd, &row[n]));
             for r in 0..R {
                 let weight = simd.splat(weights[r][j]);
@@ -121,6 +129,8 @@ pub(crate) struct AccumulateQuantised<'a, const R: usize, const FOUR_BITS: bool>
     pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
     /// The block's stripes in the layout of a quantised value plane.
     pub(crate) values: &'a [u8],
+    /// Stripes that will be accumulated next, to be fetched meanwhile; may be empty.
+    pub(crate) ahead: &'a [u8],
     pub(crate) slots: &'a [Slot],
     pub(crate) keep: &'a [f32; R],
     pub(crate) o: &'a mut [f32],
@@ -145,6 +155,14 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateQuantised<'_, R
         if self.head_dim > whole * QUANT_BLOCK {
             quantised_tail::<S, R, FOUR_BITS>(simd, &mut self, whole);
         }
+    }
+}
+
+/// Asks for the lines of one stripe.
+#[inline(always)]
+fn fetch<S: Simd>(simd: S, ahead: &[u8], first: usize, len: usize) {
+    for line in ahead.get(first..first + len).unwrap_or_default().chunks(64) {
+        simd.prefetch(&line[0]);
     }
 }
 
@@ -189,6 +207,14 @@ fn quantised_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: us
         let (scales, bytes, row_len) = quantised_stripe::<FOUR_BITS>(tile.values, head_dim, place.stripe);
         let scaled: [[[f32; 16]; R]; N] =
             core::array::from_fn(|n| scaled_weights(simd, tile.weights, scales, slot, block + n));
+        if block == 0 {
+            fetch(
+                simd,
+                tile.ahead,
+                place.stripe * (scales.len() + bytes.len()),
+                scales.len() + bytes.len(),
+            );
+        }
         for (j, row) in bytes.chunks_exact(row_len).enumerate().take(place.tokens.min(16)) {
             let chunks = row.as_chunks::<16>().0;
             for n in 0..N {

@@ -56,6 +56,8 @@ pub(crate) struct ScoreInt8<'a, const R: usize, const FOUR_BITS: bool> {
     pub(crate) queries: &'a Int8Queries,
     /// The block's stripes in the layout of a quantised key plane.
     pub(crate) keys: &'a [u8],
+    /// Stripes that will be scored next, to be fetched meanwhile; may be empty.
+    pub(crate) ahead: &'a [u8],
     pub(crate) slots: &'a [Slot],
     pub(crate) head_dim: usize,
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
@@ -73,6 +75,8 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for ScoreInt8<'_, R, FOUR_BIT
         let blocks = self.queries.blocks.as_chunks::<R>().0;
         for (slot, place) in self.slots.iter().enumerate() {
             let mut data = &self.keys[place.stripe * len..][..len];
+            let first = place.stripe * len;
+            let mut ahead = self.ahead.get(first..first + len).unwrap_or_default();
             let mut words = words;
             let mut sums = [simd.splat(0.0); R];
             for (b, block) in blocks.iter().enumerate() {
@@ -85,6 +89,11 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for ScoreInt8<'_, R, FOUR_BIT
                 let mut high: [S::I; R] = core::array::from_fn(|r| simd.splat_i32(offset * block[r].1));
                 let mut low: [S::I; R] = core::array::from_fn(|r| simd.splat_i32(offset * block[r].2));
                 let bytes = bytes.as_chunks::<64>().0;
+                let (now, later) = ahead.split_at((32 + width * bytes_per_dim).min(ahead.len()));
+                ahead = later;
+                for line in now.chunks(64) {
+                    simd.prefetch(&line[0]);
+                }
                 if FOUR_BITS {
                     for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<4>().0) {
                         let bytes = simd.load_bytes(bytes);

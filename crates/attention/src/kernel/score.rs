@@ -9,6 +9,8 @@ pub(crate) struct Score<'a, E: Element, const R: usize> {
     pub(crate) queries: &'a [[f32; R]],
     /// The block's stripes, `[stripes, head_dim, 16]`.
     pub(crate) keys: &'a [E::Raw],
+    /// Stripes that will be scored next, to be fetched meanwhile; may be empty.
+    pub(crate) ahead: &'a [E::Raw],
     pub(crate) slots: &'a [Slot],
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
     pub(crate) element: PhantomData<E>,
@@ -22,6 +24,7 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
         let Self {
             queries,
             keys,
+            ahead,
             slots,
             scores,
             ..
@@ -36,19 +39,19 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
         };
         let mut slot = 0;
         while together >= 8 && slot + 8 <= slots.len() {
-            stripes::<S, E, R, 8>(simd, queries, keys, slots, slot, scores);
+            stripes::<S, E, R, 8>(simd, queries, keys, ahead, slots, slot, scores);
             slot += 8;
         }
         while together >= 4 && slot + 4 <= slots.len() {
-            stripes::<S, E, R, 4>(simd, queries, keys, slots, slot, scores);
+            stripes::<S, E, R, 4>(simd, queries, keys, ahead, slots, slot, scores);
             slot += 4;
         }
         while together >= 2 && slot + 2 <= slots.len() {
-            stripes::<S, E, R, 2>(simd, queries, keys, slots, slot, scores);
+            stripes::<S, E, R, 2>(simd, queries, keys, ahead, slots, slot, scores);
             slot += 2;
         }
         while slot < slots.len() {
-            stripes::<S, E, R, 1>(simd, queries, keys, slots, slot, scores);
+            stripes::<S, E, R, 1>(simd, queries, keys, ahead, slots, slot, scores);
             slot += 1;
         }
     }
@@ -59,6 +62,7 @@ fn stripes<S: Simd, E: Element, const R: usize, const N: usize>(
     simd: S,
     queries: &[[f32; R]],
     keys: &[E::Raw],
+    ahead: &[E::Raw],
     slots: &[Slot],
     slot: usize,
     scores: &mut [[f32; KEY_BLOCK]; R],
@@ -72,9 +76,22 @@ fn stripes<S: Simd, E: Element, const R: usize, const N: usize>(
             .split_at(head_dim)
             .0
     });
+    let ahead: [&[[E::Raw; 16]]; N] = core::array::from_fn(|n| {
+        let stripe = ahead
+            .get(slots[n].stripe * 16 * head_dim..)
+            .unwrap_or_default()
+            .as_chunks()
+            .0;
+        stripe.get(..head_dim).unwrap_or_default()
+    });
     let mut sums = [[simd.splat(0.0); N]; R];
     for (d, query) in queries.iter().enumerate() {
         let key: [S::V; N] = core::array::from_fn(|n| E::load(simd, &keys[n][d]));
+        for line in ahead {
+            if let Some(line) = line.get(d) {
+                simd.prefetch(line);
+            }
+        }
         for r in 0..R {
             let q = simd.splat(query[r]);
             for n in 0..N {

@@ -242,4 +242,9 @@ impl Simd for Avx2 {
         // SAFETY: see the impl.
         unsafe { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
     }
+    #[inline(always)]
+    fn prefetch<T>(self, item: &T) {
+        // SAFETY: a prefetch only hints; the address is valid as well.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(core::ptr::from_ref(item).cast()) }
+    }
 }

@@ -168,4 +168,9 @@ impl Simd for Avx512 {
         // SAFETY: see the impl.
         unsafe { _mm512_cvtepi32_ps(x) }
     }
+    #[inline(always)]
+    fn prefetch<T>(self, item: &T) {
+        // SAFETY: a prefetch only hints; the address is valid as well.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(core::ptr::from_ref(item).cast()) }
+    }
 }

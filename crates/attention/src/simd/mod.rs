@@ -56,6 +56,8 @@ pub(crate) trait Simd: Copy {
     /// Adds to each lane Σ of four unsigned bytes of `b` times the four signed bytes of `x`.
     fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I;
     fn i32_to_f32(self, x: Self::I) -> Self::V;
+    /// Asks for the cache line of an item that will be read soon.
+    fn prefetch<T>(self, item: &T);
 }
 
 /// Work that can be instantiated for any instruction set. `run` must be `#[inline(always)]`.

@@ -249,6 +249,8 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    fn prefetch<T>(self, _: &T) {}
+    #[inline(always)]
     fn load_f16(self, x: &[u16; 16]) -> Self::V {
         self.load(&x.map(f16_to_f32))
     }

@@ -116,4 +116,6 @@ impl Simd for Scalar {
     fn i32_to_f32(self, x: Self::I) -> Self::V {
         x.map(|x| x as f32)
     }
+    #[inline(always)]
+    fn prefetch<T>(self, _: &T) {}
 }
