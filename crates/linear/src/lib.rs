@@ -27,6 +27,7 @@ mod format;
 mod half;
 mod isa;
 mod matrix;
+mod quant;
 mod tasks;
 #[cfg(test)]
 mod testing;

@@ -3,6 +3,7 @@ use core::fmt;
 use crate::buffer::Buffer;
 use crate::float::{self, Bf16, F16, F32};
 use crate::isa::Isa;
+use crate::quant::{self, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::{LANES, LinearError, WeightFormat};
 
 /// The weights of a linear layer, `[out_features, in_features]`, held once.
@@ -61,6 +62,16 @@ impl PackedMatrix {
             WeightFormat::F32 => float::pack::<F32>(row_major_bytes, out_features, in_features, packed),
             WeightFormat::F16 => float::pack::<F16>(row_major_bytes, out_features, in_features, packed),
             WeightFormat::Bf16 => float::pack::<Bf16>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q4_0 => quant::pack::<Q4_0>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q4_1 => quant::pack::<Q4_1>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q5_0 => quant::pack::<Q5_0>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q5_1 => quant::pack::<Q5_1>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q8_0 => quant::pack::<Q8_0>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q2K => quant::pack::<Q2K>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q3K => quant::pack::<Q3K>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q4K => quant::pack::<Q4K>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q5K => quant::pack::<Q5K>(row_major_bytes, out_features, in_features, packed),
+            WeightFormat::Q6K => quant::pack::<Q6K>(row_major_bytes, out_features, in_features, packed),
         }
         Ok(PackedMatrix {
             format,
@@ -91,6 +102,16 @@ impl PackedMatrix {
             WeightFormat::F32 => float::multiply::<F32>(isa, packed, outputs, inputs, input, output),
             WeightFormat::F16 => float::multiply::<F16>(isa, packed, outputs, inputs, input, output),
             WeightFormat::Bf16 => float::multiply::<Bf16>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q4_0 => quant::multiply::<Q4_0>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q4_1 => quant::multiply::<Q4_1>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q5_0 => quant::multiply::<Q5_0>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q5_1 => quant::multiply::<Q5_1>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q8_0 => quant::multiply::<Q8_0>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q2K => quant::multiply::<Q2K>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q3K => quant::multiply::<Q3K>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q4K => quant::multiply::<Q4K>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q5K => quant::multiply::<Q5K>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::Q6K => quant::multiply::<Q6K>(isa, packed, outputs, inputs, input, output),
         }
     }
 
@@ -111,6 +132,16 @@ impl PackedMatrix {
             WeightFormat::F32 => float::row_into::<F32>(packed, self.out_features, row, output),
             WeightFormat::F16 => float::row_into::<F16>(packed, self.out_features, row, output),
             WeightFormat::Bf16 => float::row_into::<Bf16>(packed, self.out_features, row, output),
+            WeightFormat::Q4_0 => quant::row_into::<Q4_0>(packed, row, output),
+            WeightFormat::Q4_1 => quant::row_into::<Q4_1>(packed, row, output),
+            WeightFormat::Q5_0 => quant::row_into::<Q5_0>(packed, row, output),
+            WeightFormat::Q5_1 => quant::row_into::<Q5_1>(packed, row, output),
+            WeightFormat::Q8_0 => quant::row_into::<Q8_0>(packed, row, output),
+            WeightFormat::Q2K => quant::row_into::<Q2K>(packed, row, output),
+            WeightFormat::Q3K => quant::row_into::<Q3K>(packed, row, output),
+            WeightFormat::Q4K => quant::row_into::<Q4K>(packed, row, output),
+            WeightFormat::Q5K => quant::row_into::<Q5K>(packed, row, output),
+            WeightFormat::Q6K => quant::row_into::<Q6K>(packed, row, output),
         }
     }
 

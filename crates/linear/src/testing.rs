@@ -28,6 +28,7 @@ pub(crate) fn float_bytes(format: WeightFormat, values: &[f32]) -> Vec<u8> {
             .iter()
             .flat_map(|&v| half::bf16::from_f32(v).to_le_bytes())
             .collect(),
+        _ => panic!("{format} is not a float"),
     }
 }
 

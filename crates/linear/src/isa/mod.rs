@@ -8,12 +8,15 @@ mod avx512;
 mod float;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod quant;
 mod scalar;
 
 use std::sync::OnceLock;
 
 use crate::LANES;
 use crate::float::{Element, GroupSums};
+use crate::quant::{ActivationBlock, Expanded, Quant, Shape};
 
 /// An instruction set this machine has: a value exists only for one that was detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,18 +35,18 @@ enum Set {
 
 /// Calls a kernel of the instruction set at hand.
 macro_rules! dispatch {
-    ($isa:expr, $kernel:ident::<$element:ident>($($argument:expr),*)) => {
+    ($isa:expr, $kernel:ident $(::<$element:ident>)? ($($argument:expr),*)) => {
         match $isa.0 {
-            Set::Scalar => scalar::$kernel::<$element>($($argument),*),
+            Set::Scalar => scalar::$kernel$(::<$element>)?($($argument),*),
             // SAFETY: the value exists only where AVX2, FMA and F16C were detected.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => unsafe { avx2::$kernel::<$element>($($argument),*) },
+            Set::Avx2 => unsafe { avx2::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where AVX-512 F, BW, VL and VNNI were detected.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => unsafe { avx512::$kernel::<$element>($($argument),*) },
+            Set::Avx512 => unsafe { avx512::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where NEON was detected.
             #[cfg(target_arch = "aarch64")]
-            Set::Neon => unsafe { neon::$kernel::<$element>($($argument),*) },
+            Set::Neon => unsafe { neon::$kernel$(::<$element>)?($($argument),*) },
         }
     };
 }
@@ -109,5 +112,27 @@ impl Isa {
     /// Widens weights to f32.
     pub(crate) fn widen<E: Element>(self, weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
         dispatch!(self, widen::<E>(weights, widened));
+    }
+
+    /// Rounds activations, `values` a multiple of 32 long.
+    pub(crate) fn quantise(self, values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
+        dispatch!(self, quantise(values, shape, blocks));
+    }
+
+    /// Unpacks blocks of 16 interleaved rows.
+    pub(crate) fn expand<Q: Quant>(self, weights: &[u8], expanded: &mut [Expanded]) {
+        dispatch!(self, expand::<Q>(weights, expanded));
+    }
+
+    /// Adds to `sums`, `[tokens, 16]`, the products of unpacked weights with each token's activations, stretch by
+    /// stretch.
+    pub(crate) fn quant_tile(
+        self,
+        shape: Shape,
+        expanded: &[Expanded],
+        rows: &[&[ActivationBlock]],
+        sums: &mut [[f32; LANES]],
+    ) {
+        dispatch!(self, quant_tile(shape, expanded, rows, sums));
     }
 }

@@ -3,12 +3,15 @@
 use core::arch::aarch64::*;
 
 use super::float::float_kernels;
+use super::quant::quant_kernels;
 use crate::LANES;
 use crate::float::{Element, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
+use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape};
 
 type Block = [float32x4_t; 4];
 
 float_kernels!("neon", 4, 1, 1);
+quant_kernels!("neon");
 
 #[inline]
 #[target_feature(enable = "neon")]
@@ -53,3 +56,64 @@ fn add(left: Block, right: Block) -> Block {
 #[inline]
 #[target_feature(enable = "neon")]
 fn prefetch<T>(_weights: &[T]) {}
+
+/// Four quants times four activations each, added up. Quants of all 8 bits come plus 128; without that they are
+/// signed, and the bias is unnecessary.
+#[inline]
+#[target_feature(enable = "neon")]
+fn dot<const WIDE: bool>(sum: int32x4_t, quants: uint8x16_t, activations: int8x16_t) -> int32x4_t {
+    let signed = match WIDE {
+        true => vreinterpretq_s8_u8(veorq_u8(quants, vdupq_n_u8(0x80))),
+        false => vreinterpretq_s8_u8(quants),
+    };
+    let low = vmull_s8(vget_low_s8(signed), vget_low_s8(activations));
+    let high = vmull_high_s8(signed, activations);
+    // Two products fit 16 bits: quants reach 128 and activations 127.
+    let pairs = vpaddq_s16(low, high);
+    vpadalq_s16(sum, pairs)
+}
+
+#[target_feature(enable = "neon")]
+fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const ROWS: usize>(
+    expanded: &[Expanded],
+    rows: [&[ActivationBlock]; ROWS],
+    sums: &mut [[f32; LANES]],
+) {
+    for (row, sums) in rows.iter().zip(sums) {
+        let mut total: Block = bytemuck::must_cast(*sums);
+        for (weights, activations) in expanded.iter().zip(*row) {
+            let quants: [[uint8x16_t; 4]; STRETCH / 4] = bytemuck::must_cast(weights.quants);
+            let scales: [Block; 2] = bytemuck::must_cast(weights.scales);
+            let minimums: [Block; 2] = bytemuck::must_cast(weights.minimums);
+            let scale = vdupq_n_f32(activations.scale);
+            let bias = if WIDE { [0; 2] } else { activations.bias };
+            let words: [int8x16_t; STRETCH / 4] =
+                core::array::from_fn(|group| vreinterpretq_s8_u32(vdupq_n_u32(activations.words[group])));
+            for side in 0..4 {
+                let mut low = vdupq_n_s32(bias[0]);
+                let mut high = vdupq_n_s32(bias[1]);
+                for group in 0..4 {
+                    low = dot::<WIDE>(low, quants[group][side], words[group]);
+                    high = dot::<WIDE>(high, quants[group + 4][side], words[group + 4]);
+                }
+                let total = &mut total[side];
+                if HALVES {
+                    *total = vfmaq_f32(*total, vcvtq_f32_s32(low), vmulq_f32(scales[0][side], scale));
+                    *total = vfmaq_f32(*total, vcvtq_f32_s32(high), vmulq_f32(scales[1][side], scale));
+                } else {
+                    let both = vcvtq_f32_s32(vaddq_s32(low, high));
+                    *total = vfmaq_f32(*total, both, vmulq_f32(scales[0][side], scale));
+                }
+                if MINIMUMS {
+                    let sums = vdupq_n_f32(activations.negative_sums[0]);
+                    *total = vfmaq_f32(*total, minimums[0][side], sums);
+                }
+                if MINIMUMS && HALVES {
+                    let sums = vdupq_n_f32(activations.negative_sums[1]);
+                    *total = vfmaq_f32(*total, minimums[1][side], sums);
+                }
+            }
+        }
+        *sums = bytemuck::must_cast(total);
+    }
+}

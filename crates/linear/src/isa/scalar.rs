@@ -2,6 +2,7 @@
 
 use crate::LANES;
 use crate::float::{Element, GroupSums, PANEL};
+use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape};
 
 pub(super) fn float_tile<E: Element>(
     weights: &[[E::Bits; LANES]],
@@ -31,6 +32,48 @@ pub(super) fn widen<E: Element>(weights: &[[E::Bits; LANES]], widened: &mut [[f3
     for (wide, narrow) in widened.iter_mut().zip(weights) {
         for (wide, narrow) in wide.iter_mut().zip(narrow) {
             *wide = E::widen(*narrow);
+        }
+    }
+}
+
+pub(super) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
+    crate::quant::quantise(values, shape, blocks);
+}
+
+pub(super) fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
+    let blocks = weights.chunks_exact(LANES * Q::BYTES);
+    for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
+        for (stretch, expanded) in expanded.iter_mut().enumerate() {
+            Q::expand(block, stretch, expanded);
+        }
+    }
+}
+
+pub(super) fn quant_tile(shape: Shape, expanded: &[Expanded], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+    for (row, sums) in rows.iter().zip(sums) {
+        for (weights, activations) in expanded.iter().zip(*row) {
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                let mut products = activations.bias;
+                for (group, quants) in weights.quants.iter().enumerate() {
+                    let four = activations.words[group].to_le_bytes();
+                    for (quant, activation) in quants[4 * lane..].iter().zip(four) {
+                        products[group / 4] += i32::from(*quant) * i32::from(activation.cast_signed());
+                    }
+                }
+                let parts = if shape.halves { 2 } else { 1 };
+                if !shape.halves {
+                    products[0] += products[1];
+                }
+                for part in 0..parts {
+                    let scale = weights.scales[part][lane] * activations.scale;
+                    *sum = (products[part] as f32).mul_add(scale, *sum);
+                }
+                if shape.minimums {
+                    for part in 0..parts {
+                        *sum = weights.minimums[part][lane].mul_add(activations.negative_sums[part], *sum);
+                    }
+                }
+            }
         }
     }
 }

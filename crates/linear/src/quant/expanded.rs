@@ -1,0 +1,66 @@
+//! A stretch of 16 rows unpacked to bytes: the one form every tile reads.
+
+use super::STRETCH;
+use crate::LANES;
+use crate::half::f16_to_f32;
+
+/// 32 weights of 16 rows: weight = scale · (quant − center) − min.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Expanded {
+    /// `[weight / 4, row, weight % 4]`: a word holds four weights of a row, as dot-product instructions take them.
+    pub(crate) quants: [[u8; 4 * LANES]; STRETCH / 4],
+    /// `[half, row]`; formats with one scale for 32 weights use the first.
+    pub(crate) scales: [[f32; LANES]; 2],
+    /// `[half, row]`, unused by formats without minimums.
+    pub(crate) minimums: [[f32; LANES]; 2],
+}
+
+impl Default for Expanded {
+    fn default() -> Expanded {
+        Expanded {
+            quants: [[0; 4 * LANES]; STRETCH / 4],
+            scales: [[0.0; LANES]; 2],
+            minimums: [[0.0; LANES]; 2],
+        }
+    }
+}
+
+impl Expanded {
+    /// Sets group `group` of quants byte by byte.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, group: usize, quant: impl Fn(usize) -> u8) {
+        for (lane, to) in self.quants[group].iter_mut().enumerate() {
+            *to = quant(lane);
+        }
+    }
+}
+
+/// Four weights of 16 rows: word `index` of the field that begins at byte `offset` of a row's block.
+#[inline(always)]
+pub(crate) fn words(block: &[u8], offset: usize, index: usize) -> &[u8; 4 * LANES] {
+    array(&block[LANES * offset + 4 * LANES * index..])
+}
+
+/// Byte `index` of 16 rows, of a field interleaved by bytes.
+#[inline(always)]
+pub(crate) fn bytes(block: &[u8], offset: usize, index: usize) -> &[u8; LANES] {
+    array(&block[LANES * (offset + index)..])
+}
+
+/// A binary16 of 16 rows, widened.
+#[inline(always)]
+pub(crate) fn halves(block: &[u8], offset: usize) -> [f32; LANES] {
+    let pairs: &[u8; 2 * LANES] = array(&block[LANES * offset..]);
+    core::array::from_fn(|row| f16_to_f32(u16::from_le_bytes([pairs[2 * row], pairs[2 * row + 1]])))
+}
+
+/// The same binary16 in a row's own block.
+pub(crate) fn half(block: &[u8], offset: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([block[offset], block[offset + 1]]))
+}
+
+#[inline(always)]
+fn array<const COUNT: usize>(bytes: &[u8]) -> &[u8; COUNT] {
+    bytes.first_chunk().expect("a block is as long as its fields")
+}

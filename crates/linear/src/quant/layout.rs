@@ -1,0 +1,56 @@
+//! `[outputs / 16][inputs / block][field][unit][16]`: the bytes of a GGUF block, interleaved over 16 rows.
+
+use super::Quant;
+use crate::LANES;
+
+/// Rearranges `source`, the row-major blocks of a file, into `packed`; missing rows of the last 16 stay zero.
+pub(crate) fn pack<Q: Quant>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
+    let blocks = inputs / Q::WEIGHTS;
+    let row_bytes = blocks * Q::BYTES;
+    let mut arranged = vec![0; Q::BYTES];
+    for (rows, band) in source
+        .chunks(LANES * row_bytes)
+        .zip(packed.chunks_exact_mut(LANES * row_bytes))
+    {
+        for (row, blocks) in rows.chunks_exact(row_bytes).enumerate() {
+            for (block, to) in blocks
+                .chunks_exact(Q::BYTES)
+                .zip(band.chunks_exact_mut(LANES * Q::BYTES))
+            {
+                arranged.copy_from_slice(block);
+                Q::arrange(&mut arranged);
+                for (from, place, unit) in units::<Q>(row) {
+                    to[place..place + unit].copy_from_slice(&arranged[from..from + unit]);
+                }
+            }
+        }
+    }
+    debug_assert_eq!(source.len(), outputs * row_bytes);
+}
+
+/// Writes row `row` as f32.
+pub(crate) fn row_into<Q: Quant>(packed: &[u8], row: usize, output: &mut [f32]) {
+    let row_bytes = output.len() / Q::WEIGHTS * Q::BYTES;
+    let band = &packed[row / LANES * LANES * row_bytes..][..LANES * row_bytes];
+    let mut block = vec![0; Q::BYTES];
+    for (interleaved, weights) in band
+        .chunks_exact(LANES * Q::BYTES)
+        .zip(output.chunks_exact_mut(Q::WEIGHTS))
+    {
+        for (to, place, unit) in units::<Q>(row % LANES) {
+            block[to..to + unit].copy_from_slice(&interleaved[place..place + unit]);
+        }
+        Q::restore(&mut block);
+        Q::dequantise(&block, weights);
+    }
+}
+
+/// Every unit of a row's block: where it lies in the block, where among 16 rows, and its bytes.
+fn units<Q: Quant>(row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    Q::FIELDS.iter().flat_map(move |field| {
+        (0..field.bytes / field.unit).map(move |index| {
+            let place = LANES * field.offset + (index * LANES + row) * field.unit;
+            (field.offset + index * field.unit, place, field.unit)
+        })
+    })
+}

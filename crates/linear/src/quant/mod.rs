@@ -1,0 +1,67 @@
+//! Weights quantised in blocks, as GGUF files hold them, times activations rounded to 8 bits.
+
+mod activation;
+mod expanded;
+mod k_blocks;
+mod layout;
+mod multiply;
+mod plain_blocks;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use activation::{ActivationBlock, quantise};
+pub(crate) use expanded::Expanded;
+pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(crate) use layout::{pack, row_into};
+pub(crate) use multiply::multiply;
+pub(crate) use plain_blocks::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+
+/// Weights that share a scale with the activations: every block is a whole number of these.
+pub(crate) const STRETCH: usize = 32;
+/// Most tokens a tile takes at once.
+pub(crate) const TILE_TOKENS: usize = 8;
+
+/// A part of a block that is interleaved by itself: units of so many bytes, one of each row in turn.
+pub(crate) struct Field {
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    pub(crate) unit: usize,
+}
+
+const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
+    Field { offset, bytes, unit }
+}
+
+/// What a tile must do with a format: weight = scale · (quant − center) − min.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Subtracted from a quant to make it signed.
+    pub(crate) center: i32,
+    /// A scale for each 16 weights, not for each 32.
+    pub(crate) halves: bool,
+    /// The format has minimums.
+    pub(crate) minimums: bool,
+}
+
+/// A block format of GGUF.
+pub(crate) trait Quant: Copy + Send + Sync + 'static {
+    /// Weights of a block.
+    const WEIGHTS: usize;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// All bytes of a block, in order.
+    const FIELDS: &[Field];
+    const SHAPE: Shape;
+
+    /// Unpacks stretch `stretch` of 16 rows from their interleaved block.
+    fn expand(block: &[u8], stretch: usize, expanded: &mut Expanded);
+
+    /// The weights of one block as the file holds it, each operation rounded as in ggml.
+    fn dequantise(block: &[u8], weights: &mut [f32]);
+
+    /// Rearranges bits inside a row's block before it is interleaved, where bytes alone do not do.
+    fn arrange(_block: &mut [u8]) {}
+
+    /// Undoes `arrange`.
+    fn restore(_block: &mut [u8]) {}
+}
