@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use memmap2::MmapMut;
-use riffle_attention::{Format, Plane, PlaneMut};
+use riffle_attention::{Format, LANES, Plane, PlaneMut};
 
 use crate::KvError;
 use crate::reclaim::{OS_PAGE_BYTES, release};
@@ -24,6 +24,7 @@ pub(crate) struct Slot {
 /// The planes of one format and size.
 pub(crate) struct Arena {
     format: Format,
+    head_dim: usize,
     plane_bytes: usize,
     /// `None` where a slab ran empty and was unmapped.
     slabs: Vec<Option<Slab>>,
@@ -44,6 +45,7 @@ impl Arena {
     pub(crate) fn new(format: Format, page_tokens: usize, head_dim: usize) -> Self {
         Self {
             format,
+            head_dim,
             plane_bytes: format.plane_bytes(page_tokens, head_dim),
             slabs: Vec::new(),
             free_slots: 0,
@@ -99,10 +101,16 @@ impl Arena {
         }
     }
 
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    pub(crate) fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
     pub(crate) fn plane(&self, slot: Slot) -> Plane<'_> {
-        let range = self.range(slot);
-        let slab = self.slabs[usize::from(slot.slab)].as_ref();
-        let bytes = &slab.expect("slots in use lie in mapped slabs").map[range];
+        let bytes = self.whole_bytes(slot);
         match self.format {
             Format::F32 => Plane::F32(bytemuck::cast_slice(bytes)),
             Format::F16 => Plane::F16(bytemuck::cast_slice(bytes)),
@@ -115,14 +123,24 @@ impl Arena {
     pub(crate) fn plane_mut(&mut self, slot: Slot) -> PlaneMut<'_> {
         let range = self.range(slot);
         let format = self.format;
-        let bytes = &mut self.slab_mut(slot).map[range];
-        match format {
-            Format::F32 => PlaneMut::F32(bytemuck::cast_slice_mut(bytes)),
-            Format::F16 => PlaneMut::F16(bytemuck::cast_slice_mut(bytes)),
-            Format::Bf16 => PlaneMut::Bf16(bytemuck::cast_slice_mut(bytes)),
-            Format::Q8_0 => PlaneMut::Q8_0(bytes),
-            Format::Q4_0 => PlaneMut::Q4_0(bytes),
-        }
+        as_plane_mut(format, &mut self.slab_mut(slot).map[range])
+    }
+
+    /// The first bytes of a plane, as many as `tokens` in whole stripes take.
+    pub(crate) fn bytes(&self, slot: Slot, tokens: usize) -> &[u8] {
+        &self.whole_bytes(slot)[..self.stripe_bytes(tokens)]
+    }
+
+    /// As [`bytes`](Self::bytes), writable.
+    pub(crate) fn bytes_mut(&mut self, slot: Slot, tokens: usize) -> &mut [u8] {
+        let range = self.range(slot);
+        let length = self.stripe_bytes(tokens);
+        &mut self.slab_mut(slot).map[range][..length]
+    }
+
+    /// Bytes of `tokens` in whole stripes.
+    pub(crate) fn stripe_bytes(&self, tokens: usize) -> usize {
+        self.format.plane_bytes(tokens.next_multiple_of(LANES), self.head_dim)
     }
 
     /// Bytes mapped, whether or not they are in use.
@@ -143,6 +161,11 @@ impl Arena {
     fn range(&self, slot: Slot) -> Range<usize> {
         let start = usize::from(slot.index) * self.plane_bytes;
         start..start + self.plane_bytes
+    }
+
+    fn whole_bytes(&self, slot: Slot) -> &[u8] {
+        let slab = self.slabs[usize::from(slot.slab)].as_ref();
+        &slab.expect("slots in use lie in mapped slabs").map[self.range(slot)]
     }
 
     fn slab_mut(&mut self, slot: Slot) -> &mut Slab {
@@ -185,6 +208,17 @@ impl Arena {
         }
         let kept = self.slabs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         self.slabs.truncate(kept);
+    }
+}
+
+/// Bytes, aligned for the format's elements, as a plane.
+pub(crate) fn as_plane_mut(format: Format, bytes: &mut [u8]) -> PlaneMut<'_> {
+    match format {
+        Format::F32 => PlaneMut::F32(bytemuck::cast_slice_mut(bytes)),
+        Format::F16 => PlaneMut::F16(bytemuck::cast_slice_mut(bytes)),
+        Format::Bf16 => PlaneMut::Bf16(bytemuck::cast_slice_mut(bytes)),
+        Format::Q8_0 => PlaneMut::Q8_0(bytes),
+        Format::Q4_0 => PlaneMut::Q4_0(bytes),
     }
 }
 

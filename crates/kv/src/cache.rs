@@ -7,8 +7,8 @@ use crate::{CacheShape, KvError, KvUsage, TierBytes};
 pub struct KvCache {
     shape: CacheShape,
     budget_bytes: Option<u64>,
-    keys: Arena,
-    values: Arena,
+    pub(crate) keys: Arena,
+    pub(crate) values: Arena,
     /// `[layers, kv_heads]` page tables.
     tables: Vec<Vec<PageEntry>>,
     /// `[layers]`
@@ -167,6 +167,20 @@ impl KvCache {
     /// Bytes of memory mapped for pages: at least the pages' own, at most the budget.
     pub fn mapped_bytes(&self) -> u64 {
         (self.keys.mapped_bytes() + self.values.mapped_bytes()) as u64
+    }
+
+    /// Where a page that exists lies, and how many tokens it holds.
+    pub(crate) fn page_slots(&self, layer: usize, kv_head: usize, page: usize) -> (Slot, Slot, usize) {
+        let entry = self.tables[layer * self.shape.kv_heads + kv_head][page];
+        let tokens = (self.tokens[layer] - page * self.shape.page_tokens).min(self.shape.page_tokens);
+        (entry.keys, entry.values, tokens)
+    }
+
+    /// Extends an empty layer to `tokens` whose content is still to be filled in.
+    pub(crate) fn extend_unfilled(&mut self, layer: usize, tokens: usize) -> Result<(), KvError> {
+        self.take_pages(layer, tokens)?;
+        self.tokens[layer] = tokens;
+        Ok(())
     }
 
     /// Extends the layer's tables to `tokens`, or changes nothing.

@@ -1,4 +1,5 @@
 use std::io;
+use std::path::PathBuf;
 
 /// Why the cache refused an operation; the cache is unchanged when one is returned.
 #[derive(Debug, thiserror::Error)]
@@ -58,5 +59,39 @@ pub enum KvError {
         bytes: usize,
         /// The system's reason.
         source: io::Error,
+    },
+    /// A cache file could not be read or written.
+    #[error("cannot {action} KV cache file {}: {source}", path.display())]
+    File {
+        /// What was attempted, for example `"write"`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The file is not a cache file, or one of another version or byte order.
+    #[error("{} is not a KV cache file this version reads ({found}); delete it and compute the cache again", path.display())]
+    NotReadable {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        found: String,
+    },
+    /// The file holds the cache of another model or shape.
+    #[error("KV cache file {} is of another run: {what} differs; use the file of this model and these settings", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+    },
+    /// The file is cut or its bytes have changed.
+    #[error("KV cache file {} is damaged: {what}; delete it and compute the cache again", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where.
+        what: String,
     },
 }

@@ -7,6 +7,8 @@
 //!
 //! The byte budget is hard: it is checked before anything is allocated, memory mapped for pages never exceeds it, and
 //! an append that is refused leaves the cache as it was. Pages that are freed go back to the operating system at once.
+//! [`KvCache::save`] and [`KvCache::restore`] keep a cache in a file: checksummed, replaced atomically, and refused
+//! when it is damaged or of another model.
 //!
 //! ```
 //! use riffle_attention::Format;
@@ -36,7 +38,9 @@ mod arena;
 mod cache;
 mod error;
 mod reclaim;
+mod replace;
 mod shape;
+mod snapshot;
 mod usage;
 
 pub use cache::KvCache;

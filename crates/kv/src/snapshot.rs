@@ -1,0 +1,393 @@
+//! A cache as a file.
+//!
+//! ```text
+//! "RIFFLEKV"  version u32  byte order u32                            numbers little-endian
+//! layers, kv_heads, head_dim, page_tokens, K format, V format: u64 each
+//! identity length u64, attachment length u64, tokens of each layer: u64 each
+//! identity, attachment, hash of all the above: u128
+//! for each layer, KV head and page: K in whole stripes, V in whole stripes, hash of the page: u128
+//! hash of all hashes: u128
+//! ```
+//!
+//! Each page is bound to its place by the last hash, and to its bytes by its own (XXH3, 128 bits).
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::path::Path;
+
+use riffle_attention::{Format, LANES, PlaneMut, write_keys, write_values};
+use twox_hash::XxHash3_128;
+
+use crate::arena::{Arena, Slot, as_plane_mut};
+use crate::replace::replace_file;
+use crate::{CacheShape, KvCache, KvError};
+
+const MAGIC: &[u8; 8] = b"RIFFLEKV";
+const VERSION: u32 = 1;
+/// Planes are stored as they lie in memory.
+const BYTE_ORDER: u32 = u32::from_ne_bytes([1, 2, 3, 4]);
+/// Bytes up to the tokens of the first layer.
+const FIXED_BYTES: usize = 16 + 8 * 8;
+const HASH_BYTES: usize = 16;
+
+impl KvCache {
+    /// Writes the cache to a file that [`restore`](Self::restore) reads back bit for bit.
+    ///
+    /// `identity` names what made the keys and values (model, weights, policy); `attachment` is what the caller wants
+    /// back with them, for example the tokens. The file appears under its name when it is whole and on the disk; until
+    /// then, and on any error, what was there before stays.
+    ///
+    /// # Errors
+    /// [`KvError::File`].
+    pub fn save(&self, path: impl AsRef<Path>, identity: &[u8], attachment: &[u8]) -> Result<(), KvError> {
+        replace_file(path.as_ref(), |file| {
+            let head = self.head(identity, attachment);
+            file.write_all(&head)?;
+            let head_hash = XxHash3_128::oneshot(&head).to_le_bytes();
+            file.write_all(&head_hash)?;
+            let mut all_hashes = XxHash3_128::new();
+            all_hashes.write(&head_hash);
+            for (layer, kv_head) in self.heads() {
+                for page in 0..self.page_count(layer) {
+                    all_hashes.write(&self.write_page(self.page_slots(layer, kv_head, page), file)?);
+                }
+            }
+            file.write_all(&all_hashes.finish_128().to_le_bytes())
+        })
+    }
+
+    /// Reads a cache that [`save`](Self::save) wrote, and the attachment it was given.
+    ///
+    /// # Errors
+    /// [`KvError::File`], [`KvError::NotReadable`], [`KvError::Foreign`] when the shape or identity is another,
+    /// [`KvError::Damaged`] when any byte is missing or has changed, [`KvError::Budget`] before anything is allocated.
+    pub fn restore(
+        path: impl AsRef<Path>,
+        shape: &CacheShape,
+        identity: &[u8],
+        budget_bytes: Option<u64>,
+    ) -> Result<(Self, Vec<u8>), KvError> {
+        let path = path.as_ref();
+        let mut reader = Reader::open(path)?;
+        let mut cache = Self::new(*shape, budget_bytes)?;
+        let head = reader.head()?;
+        for (layer, tokens) in reader.check(&head, shape, identity)?.into_iter().enumerate() {
+            cache.extend_unfilled(layer, tokens)?;
+        }
+        let mut all_hashes = XxHash3_128::new();
+        all_hashes.write(&head.hash);
+        for (layer, kv_head) in cache.heads() {
+            for page in 0..cache.page_count(layer) {
+                let (keys, values, tokens) = cache.page_slots(layer, kv_head, page);
+                let mut expected = PageHash::new(tokens);
+                for bytes in [
+                    cache.keys.bytes_mut(keys, tokens),
+                    cache.values.bytes_mut(values, tokens),
+                ] {
+                    reader.fill(bytes)?;
+                    expected.write(bytes);
+                }
+                let hash = reader.hash()?;
+                if hash != expected.finish() {
+                    let what = format!("page {page} of layer {layer}, KV head {kv_head}, has changed");
+                    return Err(reader.damaged(what));
+                }
+                all_hashes.write(&hash);
+            }
+        }
+        if reader.hash()? != all_hashes.finish_128().to_le_bytes() {
+            return Err(reader.damaged("its pages are not in their places"));
+        }
+        Ok((cache, head.attachment))
+    }
+
+    /// A hash of what a page holds: equal for equal keys and values, whatever was in its memory before. `None` for a
+    /// page that does not exist.
+    pub fn page_hash(&self, layer: usize, kv_head: usize, page: usize) -> Option<u128> {
+        let exists = kv_head < self.shape().kv_heads && page < self.page_count(layer);
+        exists.then(|| u128::from_le_bytes(self.for_each_part(self.page_slots(layer, kv_head, page), |_| ())))
+    }
+
+    fn head(&self, identity: &[u8], attachment: &[u8]) -> Vec<u8> {
+        let mut head = Vec::from(MAGIC);
+        head.extend(VERSION.to_le_bytes());
+        head.extend(BYTE_ORDER.to_le_bytes());
+        let lengths = [identity.len() as u64, attachment.len() as u64];
+        let tokens = (0..self.shape().layers).map(|layer| self.tokens(layer) as u64);
+        for number in shape_numbers(self.shape()).into_iter().chain(lengths).chain(tokens) {
+            head.extend(number.to_le_bytes());
+        }
+        head.extend(identity);
+        head.extend(attachment);
+        head
+    }
+
+    fn heads(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let kv_heads = self.shape().kv_heads;
+        (0..self.shape().layers).flat_map(move |layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)))
+    }
+
+    fn page_count(&self, layer: usize) -> usize {
+        self.tokens(layer).div_ceil(self.shape().page_tokens)
+    }
+
+    fn write_page(&self, slots: (Slot, Slot, usize), file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {
+        let mut written = Ok(());
+        let hash = self.for_each_part(slots, |part| {
+            if written.is_ok() {
+                written = file.write_all(part);
+            }
+        });
+        written?;
+        file.write_all(&hash)?;
+        Ok(hash)
+    }
+
+    /// Calls `each` with the bytes of the page's keys, then its values, and returns their hash.
+    fn for_each_part(
+        &self,
+        (keys, values, tokens): (Slot, Slot, usize),
+        mut each: impl FnMut(&[u8]),
+    ) -> [u8; HASH_BYTES] {
+        let head_dim = self.shape().head_dim;
+        let mut hash = PageHash::new(tokens);
+        let mut both = |part: &[u8]| {
+            hash.write(part);
+            each(part);
+        };
+        plane_parts(
+            &self.keys,
+            keys,
+            tokens,
+            |plane, first, zeros| {
+                write_keys(plane, head_dim, first, LANES - first, zeros, head_dim).expect("zeros fill a stripe");
+            },
+            &mut both,
+        );
+        plane_parts(
+            &self.values,
+            values,
+            tokens,
+            |plane, first, zeros| {
+                write_values(plane, head_dim, first, LANES - first, zeros, head_dim).expect("zeros fill a stripe");
+            },
+            &mut both,
+        );
+        hash.finish()
+    }
+}
+
+/// The bytes of a plane whatever its memory held before: whole stripes as they lie, then the last one with zeros for
+/// the tokens that are not there.
+fn plane_parts(
+    arena: &Arena,
+    slot: Slot,
+    tokens: usize,
+    write_zeros: impl Fn(&mut PlaneMut<'_>, usize, &[f32]),
+    each: &mut impl FnMut(&[u8]),
+) {
+    let (whole, last) = arena
+        .bytes(slot, tokens)
+        .split_at(arena.stripe_bytes(tokens / LANES * LANES));
+    each(whole);
+    if !last.is_empty() {
+        // Of f32, so that the bytes are aligned for every format.
+        let mut copy = vec![0.0f32; last.len().div_ceil(4)];
+        let bytes = &mut bytemuck::cast_slice_mut(&mut copy)[..last.len()];
+        bytes.copy_from_slice(last);
+        let zeros = vec![0.0; LANES * arena.head_dim()];
+        write_zeros(&mut as_plane_mut(arena.format(), bytes), tokens % LANES, &zeros);
+        each(bytes);
+    }
+}
+
+/// Hash of a page's tokens, keys and values.
+struct PageHash(XxHash3_128);
+
+impl PageHash {
+    fn new(tokens: usize) -> Self {
+        let mut hash = XxHash3_128::new();
+        hash.write(&(tokens as u64).to_le_bytes());
+        Self(hash)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+    }
+
+    fn finish(self) -> [u8; HASH_BYTES] {
+        self.0.finish_128().to_le_bytes()
+    }
+}
+
+/// A cache file being read.
+struct Reader<'a> {
+    path: &'a Path,
+    file: BufReader<File>,
+    length: u64,
+}
+
+/// The head of a file whose hash is right.
+struct Head {
+    shape: [u64; 6],
+    tokens: Vec<u64>,
+    identity: Vec<u8>,
+    attachment: Vec<u8>,
+    hash: [u8; HASH_BYTES],
+    bytes: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn open(path: &'a Path) -> Result<Self, KvError> {
+        let failed = |source| KvError::File {
+            action: "read",
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        Ok(Self {
+            path,
+            file: BufReader::new(file),
+            length,
+        })
+    }
+
+    fn head(&mut self) -> Result<Head, KvError> {
+        let mut fixed = [0; FIXED_BYTES];
+        if self.length < fixed.len() as u64 {
+            return Err(self.not_readable("too short"));
+        }
+        self.fill(&mut fixed)?;
+        if &fixed[..8] != MAGIC {
+            return Err(self.not_readable("another kind of file"));
+        }
+        let word = |at: usize| u32::from_le_bytes(fixed[at..at + 4].try_into().expect("four bytes"));
+        if word(8) != VERSION {
+            return Err(self.not_readable(format!("version {}, not {VERSION}", word(8))));
+        }
+        if word(12) != BYTE_ORDER {
+            return Err(self.not_readable("written on a machine of another byte order"));
+        }
+        let numbers: Vec<u64> = numbers(&fixed[16..]).collect();
+        let (layers, identity_bytes, attachment_bytes) = (numbers[0], numbers[6], numbers[7]);
+        // Each length is checked against the file before memory is taken for it.
+        let variable = u128::from(layers) * 8 + u128::from(identity_bytes) + u128::from(attachment_bytes);
+        let bytes = FIXED_BYTES as u128 + variable + HASH_BYTES as u128;
+        if bytes > u128::from(self.length) {
+            return Err(self.damaged("it is cut, or its head has changed"));
+        }
+        let mut head = vec![0; variable as usize];
+        self.fill(&mut head)?;
+        let hash = self.hash()?;
+        let mut expected = XxHash3_128::new();
+        expected.write(&fixed);
+        expected.write(&head);
+        if hash != expected.finish_128().to_le_bytes() {
+            return Err(self.damaged("its head has changed"));
+        }
+        let (tokens, rest) = head.split_at(layers as usize * 8);
+        let (identity, attachment) = rest.split_at(identity_bytes as usize);
+        Ok(Head {
+            shape: numbers[..6].try_into().expect("six numbers"),
+            tokens: crate::snapshot::numbers(tokens).collect(),
+            identity: identity.to_vec(),
+            attachment: attachment.to_vec(),
+            hash,
+            bytes: bytes as u64,
+        })
+    }
+
+    /// Checks that the file is of this shape and identity and has the length it must have.
+    fn check(&self, head: &Head, shape: &CacheShape, identity: &[u8]) -> Result<Vec<usize>, KvError> {
+        const PARTS: [&str; 6] = [
+            "the number of layers",
+            "the number of KV heads",
+            "head_dim",
+            "page_tokens",
+            "the format of keys",
+            "the format of values",
+        ];
+        let foreign = |what| KvError::Foreign {
+            path: self.path.to_owned(),
+            what,
+        };
+        if head.identity != identity {
+            return Err(foreign("the model or its settings"));
+        }
+        let parts = head.shape.iter().zip(shape_numbers(shape)).zip(PARTS);
+        for ((found, expected), what) in parts {
+            if *found != expected {
+                return Err(foreign(what));
+            }
+        }
+        let stripe_bytes = (shape.key_format.plane_bytes(LANES, shape.head_dim)
+            + shape.value_format.plane_bytes(LANES, shape.head_dim)) as u128;
+        let heads = shape.kv_heads as u128;
+        let pages = head.tokens.iter().map(|tokens| {
+            let pages = tokens.div_ceil(shape.page_tokens as u64);
+            heads * (u128::from(tokens.div_ceil(LANES as u64)) * stripe_bytes + u128::from(pages) * HASH_BYTES as u128)
+        });
+        let expected = u128::from(head.bytes) + pages.sum::<u128>() + HASH_BYTES as u128;
+        if expected != u128::from(self.length) {
+            return Err(self.damaged(format!("it has {} bytes, not {expected}", self.length)));
+        }
+        // A file of the right length fits the address space of the machine that counted it.
+        Ok(head.tokens.iter().map(|tokens| *tokens as usize).collect())
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), KvError> {
+        self.file.read_exact(bytes).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => self.damaged("it is cut"),
+            _ => KvError::File {
+                action: "read",
+                path: self.path.to_owned(),
+                source,
+            },
+        })
+    }
+
+    fn hash(&mut self) -> Result<[u8; HASH_BYTES], KvError> {
+        let mut hash = [0; HASH_BYTES];
+        self.fill(&mut hash)?;
+        Ok(hash)
+    }
+
+    fn damaged(&self, what: impl Into<String>) -> KvError {
+        KvError::Damaged {
+            path: self.path.to_owned(),
+            what: what.into(),
+        }
+    }
+
+    fn not_readable(&self, found: impl Into<String>) -> KvError {
+        KvError::NotReadable {
+            path: self.path.to_owned(),
+            found: found.into(),
+        }
+    }
+}
+
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes
+        .chunks_exact(8)
+        .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+}
+
+fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
+    let format = |format| match format {
+        Format::F32 => 0,
+        Format::F16 => 1,
+        Format::Bf16 => 2,
+        Format::Q8_0 => 3,
+        Format::Q4_0 => 4,
+    };
+    [
+        shape.layers as u64,
+        shape.kv_heads as u64,
+        shape.head_dim as u64,
+        shape.page_tokens as u64,
+        format(shape.key_format),
+        format(shape.value_format),
+    ]
+}
