@@ -3,6 +3,7 @@
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session};
@@ -53,8 +54,7 @@ impl Expected {
     }
 }
 
-/// Logits of every position, `[tokens, vocab]`, on an f32 cache.
-fn logits(model: &Path, tokens: &[u32], chunk_tokens: usize) -> Vec<f32> {
+fn engine(model: &Path, chunk_tokens: usize) -> Arc<Engine> {
     let options = EngineOptions {
         chunk_tokens,
         page_tokens: 48,
@@ -62,7 +62,12 @@ fn logits(model: &Path, tokens: &[u32], chunk_tokens: usize) -> Vec<f32> {
         value_format: Format::F32,
         ..EngineOptions::default()
     };
-    let engine = Engine::load(model, options).unwrap();
+    Engine::load(model, options).unwrap()
+}
+
+/// Logits of every position, `[tokens, vocab]`, on an f32 cache.
+fn logits(model: &Path, tokens: &[u32], chunk_tokens: usize) -> Vec<f32> {
+    let engine = engine(model, chunk_tokens);
     let mut session = Session::new(&engine).unwrap();
     let mut all = Vec::new();
     session
@@ -134,12 +139,8 @@ fn the_shipped_model_gives_the_logits_of_transformers_for_every_chunk_size() {
 fn the_logits_file_holds_what_the_session_computes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("logits.safetensors");
-    let options = EngineOptions {
-        key_format: Format::F32,
-        value_format: Format::F32,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::load(fixtures().join("model"), options).unwrap();
+    let model = fixtures().join("model");
+    let engine = engine(&model, 512);
     let tokens = Expected::of("shipped").tokens()[..100].to_vec();
     let report = write_logits(&engine, &tokens, &path).unwrap();
     assert_eq!((report.tokens, report.vocab_size), (100, 2048));
@@ -152,7 +153,7 @@ fn the_logits_file_holds_what_the_session_computes() {
         .chunks(4)
         .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
         .collect();
-    assert!(largest_difference(&written, &logits(&fixtures().join("model"), &tokens, 512)) <= 1e-5);
+    assert_eq!(written, logits(&model, &tokens, 512));
     assert_eq!(
         fs::read_dir(folder.path()).unwrap().count(),
         1,
