@@ -213,6 +213,46 @@ fn measure(criterion: &mut Criterion, name: &str, flops: f64, bytes: f64, peak: 
     }
 }
 
+/// The fixed pattern of window, globals, log-stride and landmarks: 8 heads × 64, window 128, block 64.
+fn pattern() {
+    let attention = SubquadraticSparseAttention::new(SparseAttentionConfig::default()).unwrap();
+    for seq in [512, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072] {
+        let name = format!("pattern/{seq}");
+        let dense = format!("pattern-dense/{seq}");
+        if !wanted(&name) && !wanted(&dense) {
+            continue;
+        }
+        let data = noise(seq * 512);
+        let q = Tensor3::from_vec(data, seq, 8, 64).unwrap();
+        let time = |work: &mut dyn FnMut()| {
+            let once = best_of(1, &mut *work).as_secs_f64();
+            let tries = ((0.5 / once) as usize).clamp(2, 100);
+            best_of_thread_time(tries, work).as_secs_f64()
+        };
+        if wanted(&name) {
+            let plain = time(&mut || drop(attention.forward(&q, &q, &q).unwrap()));
+            let flash = time(&mut || drop(attention.forward_flash(&q, &q, &q).unwrap()));
+            println!(
+                "{name:<20} forward {:>9.3} ms, forward_flash {:>9.3} ms, {:>6.3} µs per token",
+                plain * 1e3,
+                flash * 1e3,
+                flash * 1e6 / seq as f64
+            );
+        }
+        if wanted(&dense) && seq <= 8192 {
+            let seconds = time(&mut || drop(dense_attention(&q, &q, &q, true).unwrap()));
+            println!("{dense:<20} {:>9.3} ms", seconds * 1e3);
+        }
+        if wanted("pattern-decode") && seq == 8192 {
+            let mut cache = KvCache::new(seq, 8, 64, 64);
+            cache.append_all(&q, &q).unwrap();
+            let one = Tensor3::from_vec(noise(512), 1, 8, 64).unwrap();
+            let seconds = time(&mut || drop(attention.decode_step(&one, &cache).unwrap()));
+            println!("pattern-decode/8192  {:>9.3} µs", seconds * 1e6);
+        }
+    }
+}
+
 fn main() {
     let mut criterion = Criterion::default();
     let memory = noise(64 << 20);
@@ -304,5 +344,6 @@ fn main() {
             }
         }
     }
+    pattern();
     criterion.final_summary();
 }

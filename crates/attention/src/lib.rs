@@ -37,6 +37,7 @@ mod partial;
 pub mod reference;
 mod selection;
 mod simd;
+mod subquadratic;
 mod summary;
 #[cfg(test)]
 mod testing;
@@ -52,6 +53,10 @@ pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use layout::{read_keys, read_values, write_keys, write_values};
 pub use partial::Partial;
 pub use selection::{Selection, Span};
+pub use subquadratic::{
+    AttentionBackend, Evicted, IncrementalLandmarks, KvCache, KvCacheF16, SparseAttentionConfig,
+    SubquadraticSparseAttention, Tensor3, dense_attention,
+};
 pub use summary::{SummaryView, attend_summaries};
 pub use view::{KvView, PageView, QueryTile};
 

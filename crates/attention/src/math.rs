@@ -10,6 +10,17 @@ pub(crate) fn ln(x: f32) -> f32 {
     ln64(f64::from(x)) as f32
 }
 
+/// √x for x ≥ 0, by Newton's iteration in f64.
+pub(crate) fn sqrt(x: f32) -> f32 {
+    if x <= 0.0 || !x.is_finite() {
+        return if x == f32::INFINITY || x == 0.0 { x } else { f32::NAN };
+    }
+    let x = f64::from(x);
+    let mut root = exp64(0.5 * ln64(x));
+    root = 0.5 * (root + x / root);
+    root as f32
+}
+
 /// tanh x.
 pub(crate) fn tanh64(x: f64) -> f64 {
     let e = exp64(-2.0 * x.abs());
@@ -66,6 +77,13 @@ pub(crate) fn ln64(x: f64) -> f64 {
 #[cfg(all(test, feature = "std"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn square_roots_are_rounded_right() {
+        for x in [0.0f32, 1.0, 2.0, 64.0, 80.0, 96.0, 128.0, 1e-30, 3e30] {
+            assert_eq!(sqrt(x), x.sqrt());
+        }
+    }
 
     #[test]
     fn agrees_with_the_platform() {

@@ -1,0 +1,437 @@
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+
+use super::{IncrementalLandmarks, Tensor3};
+use crate::{AttendError, Format, LANES, PageView, Plane, PlaneMut, read_keys, read_values, write_keys, write_values};
+
+/// A token that eviction dropped from one KV head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evicted {
+    /// The KV head it left; other heads may still hold the same position.
+    pub kv_head: usize,
+    /// Its absolute position.
+    pub position: usize,
+    /// Its key as it was stored, `[dim]`.
+    pub key: Vec<f32>,
+    /// Its value as it was stored, `[dim]`.
+    pub value: Vec<f32>,
+}
+
+#[derive(Debug, Clone)]
+enum Buffer {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+}
+
+impl Buffer {
+    fn new(format: Format) -> Self {
+        if format == Format::F16 {
+            Self::F16(Vec::new())
+        } else {
+            Self::F32(Vec::new())
+        }
+    }
+
+    fn grow(&mut self, len: usize) {
+        match self {
+            Self::F32(data) if data.len() < len => data.resize(len, 0.0),
+            Self::F16(data) if data.len() < len => data.resize(len, 0),
+            _ => {}
+        }
+    }
+
+    fn plane(&self) -> Plane<'_> {
+        match self {
+            Self::F32(data) => Plane::F32(data),
+            Self::F16(data) => Plane::F16(data),
+        }
+    }
+
+    fn plane_mut(&mut self) -> PlaneMut<'_> {
+        match self {
+            Self::F32(data) => PlaneMut::F32(data),
+            Self::F16(data) => PlaneMut::F16(data),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::F32(data) => data.len() * 4,
+            Self::F16(data) => data.len() * 2,
+        }
+    }
+}
+
+/// One KV head: slots in the layout of a page, and where each token lies.
+#[derive(Debug, Clone)]
+pub(super) struct Head {
+    keys: Buffer,
+    values: Buffer,
+    /// Absolute position of the token in each slot.
+    positions: Vec<usize>,
+    /// Slot of each held position.
+    slots: BTreeMap<usize, usize>,
+    pub(super) landmarks: Option<IncrementalLandmarks>,
+    /// Softmax weight each slot has received from the queries decoded so far.
+    pub(super) mass: RefCell<Vec<f32>>,
+    /// Queries decoded before the slot's token came.
+    votes_before: Vec<u64>,
+}
+
+impl Head {
+    pub(super) fn page(&self) -> PageView<'_> {
+        PageView {
+            start: 0,
+            tokens: self.positions.len(),
+            keys: self.keys.plane(),
+            values: self.values.plane(),
+        }
+    }
+
+    /// The slot that holds a position.
+    pub(super) fn slot(&self, position: usize) -> Option<usize> {
+        self.slots.get(&position).copied()
+    }
+
+    /// Slots of the held positions in a range.
+    pub(super) fn slots_in(&self, range: core::ops::RangeInclusive<usize>) -> impl Iterator<Item = usize> + '_ {
+        self.slots.range(range).map(|(_, slot)| *slot)
+    }
+
+    fn row(&self, slot: usize, head_dim: usize, dim: usize) -> Result<(Vec<f32>, Vec<f32>), AttendError> {
+        let (mut key, mut value) = (vec![0.0; head_dim], vec![0.0; head_dim]);
+        read_keys(&self.keys.plane(), head_dim, slot, 1, &mut key, head_dim)?;
+        read_values(&self.values.plane(), head_dim, slot, 1, &mut value, head_dim)?;
+        key.truncate(dim);
+        value.truncate(dim);
+        Ok((key, value))
+    }
+
+    fn put(&mut self, slot: usize, position: usize, key: &[f32], value: &[f32], votes: u64) -> Result<(), AttendError> {
+        let (dim, head_dim) = (key.len(), key.len().next_multiple_of(LANES));
+        let len = Format::F32.plane_len((slot + 1).next_multiple_of(LANES), head_dim);
+        self.keys.grow(len);
+        self.values.grow(len);
+        let mut row = vec![0.0; head_dim];
+        row[..dim].copy_from_slice(key);
+        write_keys(&mut self.keys.plane_mut(), head_dim, slot, 1, &row, head_dim)?;
+        row[..dim].copy_from_slice(value);
+        write_values(&mut self.values.plane_mut(), head_dim, slot, 1, &row, head_dim)?;
+        let mass = self.mass.get_mut();
+        if slot == self.positions.len() {
+            self.positions.push(position);
+            self.votes_before.push(votes);
+            mass.push(0.0);
+        } else {
+            self.positions[slot] = position;
+            self.votes_before[slot] = votes;
+            mass[slot] = 0.0;
+        }
+        self.slots.insert(position, slot);
+        if self.landmarks.is_some() {
+            // The mean is of what is stored, so that removing takes out exactly what was added.
+            let (key, value) = self.row(slot, head_dim, dim)?;
+            if let Some(landmarks) = &mut self.landmarks {
+                landmarks.update(position, &key, &value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What [`KvCache`] and [`KvCacheF16`] share.
+#[derive(Debug, Clone)]
+pub(super) struct Store {
+    capacity: usize,
+    pub(super) dim: usize,
+    pub(super) block_size: usize,
+    sinks: usize,
+    recent: usize,
+    pub(super) next_position: usize,
+    pub(super) heads: Vec<Head>,
+    pub(super) votes: Cell<u64>,
+}
+
+impl Store {
+    fn new(format: Format, capacity: usize, kv_heads: usize, dim: usize, block_size: usize) -> Self {
+        let head = Head {
+            keys: Buffer::new(format),
+            values: Buffer::new(format),
+            positions: Vec::new(),
+            slots: BTreeMap::new(),
+            landmarks: IncrementalLandmarks::new(block_size, dim).ok(),
+            mass: RefCell::new(Vec::new()),
+            votes_before: Vec::new(),
+        };
+        Self {
+            capacity,
+            dim,
+            block_size,
+            sinks: (capacity / 4).min(4),
+            recent: (capacity / 2).min(128),
+            next_position: 0,
+            heads: vec![head; kv_heads],
+            votes: Cell::new(0),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.next_position.min(self.capacity)
+    }
+
+    fn check(&self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+        for (what, expected, found) in [
+            ("heads of k and of the cache", self.heads.len(), k.heads()),
+            ("heads of v and of the cache", self.heads.len(), v.heads()),
+            ("dim of k and of the cache", self.dim, k.dim()),
+            ("dim of v and of the cache", self.dim, v.dim()),
+            ("seq of k and v", k.seq(), v.seq()),
+        ] {
+            if expected != found {
+                return Err(AttendError::Mismatch { what, expected, found });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+        self.check(k, v)?;
+        let wanted = self.len().saturating_add(k.seq());
+        if wanted > self.capacity || (k.seq() > 0 && self.next_position >= self.capacity) {
+            return Err(AttendError::Full {
+                capacity: self.capacity,
+                wanted,
+            });
+        }
+        for token in 0..k.seq() {
+            let (slot, votes) = (self.len(), self.votes.get());
+            for (index, head) in self.heads.iter_mut().enumerate() {
+                head.put(
+                    slot,
+                    self.next_position,
+                    k.row(token, index),
+                    v.row(token, index),
+                    votes,
+                )?;
+            }
+            self.next_position += 1;
+        }
+        Ok(())
+    }
+
+    fn evict_and_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<Vec<Evicted>, AttendError> {
+        self.check(k, v)?;
+        let room = self.capacity - self.len();
+        if k.seq() > room && self.capacity <= self.sinks.saturating_add(self.recent) {
+            return Err(AttendError::AllProtected {
+                capacity: self.capacity,
+            });
+        }
+        let mut evicted = Vec::new();
+        let (dim, head_dim) = (self.dim, self.dim.next_multiple_of(LANES));
+        for token in 0..k.seq() {
+            let (full, slot, votes) = (self.len() == self.capacity, self.len(), self.votes.get());
+            for (index, head) in self.heads.iter_mut().enumerate() {
+                let mut slot = slot;
+                if full {
+                    slot = victim(head, self.sinks, self.next_position.saturating_sub(self.recent), votes).ok_or(
+                        AttendError::AllProtected {
+                            capacity: self.capacity,
+                        },
+                    )?;
+                    let position = head.positions[slot];
+                    let (key, value) = head.row(slot, head_dim, dim)?;
+                    if let Some(landmarks) = &mut head.landmarks {
+                        landmarks.remove(position, &key, &value)?;
+                    }
+                    head.slots.remove(&position);
+                    evicted.push(Evicted {
+                        kv_head: index,
+                        position,
+                        key,
+                        value,
+                    });
+                }
+                head.put(
+                    slot,
+                    self.next_position,
+                    k.row(token, index),
+                    v.row(token, index),
+                    votes,
+                )?;
+            }
+            self.next_position += 1;
+        }
+        Ok(evicted)
+    }
+
+    fn reset(&mut self) {
+        self.next_position = 0;
+        self.votes.set(0);
+        for head in &mut self.heads {
+            head.positions.clear();
+            head.slots.clear();
+            head.votes_before.clear();
+            head.mass.get_mut().clear();
+            if let Some(landmarks) = &mut head.landmarks {
+                landmarks.reset();
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.heads
+            .iter()
+            .map(|head| head.keys.bytes() + head.values.bytes())
+            .sum()
+    }
+}
+
+/// The unprotected slot with the least mass per query that could have read it; the older of equals.
+fn victim(head: &Head, sinks: usize, recent_start: usize, votes: u64) -> Option<usize> {
+    let mass = head.mass.borrow();
+    let unprotected = head.slots.range(sinks..recent_start.max(sinks)).map(|(_, slot)| *slot);
+    let score = |slot: usize| mass[slot] / (votes - head.votes_before[slot]).max(1) as f32;
+    unprotected.min_by(|a, b| score(*a).total_cmp(&score(*b)))
+}
+
+macro_rules! cache {
+    ($name:ident, $format:expr, $doc:literal) => {
+        #[doc = $doc]
+        ///
+        /// Memory follows what is appended, up to `capacity` tokens. Every decoded query adds the softmax
+        /// weight each cached token received to that token's score, per KV head; when the cache is full,
+        /// [`evict_and_append`](Self::evict_and_append) drops the token of least weight per query (H2O,
+        /// Zhang et al. 2023) and puts the new one in its slot. Tokens keep their absolute positions. The
+        /// first tokens (sinks) and the most recent ones are never dropped.
+        #[derive(Debug, Clone)]
+        pub struct $name(pub(super) Store);
+
+        impl $name {
+            /// An empty cache for `capacity` tokens of `kv_heads` heads of `dim` elements, with landmarks
+            /// over blocks of `block_size` tokens (none when it is zero).
+            pub fn new(capacity: usize, kv_heads: usize, dim: usize, block_size: usize) -> Self {
+                Self(Store::new($format, capacity, kv_heads, dim, block_size))
+            }
+
+            /// Protects the first `sinks` and the latest `recent` tokens from eviction. By default 4 and
+            /// 128, or a quarter and a half of a small cache.
+            pub fn with_protection(mut self, sinks: usize, recent: usize) -> Self {
+                (self.0.sinks, self.0.recent) = (sinks, recent);
+                self
+            }
+
+            /// Appends tokens, `[n, kv_heads, dim]`.
+            ///
+            /// # Errors
+            /// [`AttendError::Full`] when they do not all fit, [`AttendError::Mismatch`] for wrong shapes;
+            /// then nothing has changed.
+            pub fn try_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+                self.0.append(k, v)
+            }
+
+            /// Appends all tokens of a prefill; the same as [`try_append`](Self::try_append).
+            ///
+            /// # Errors
+            /// As [`try_append`](Self::try_append).
+            pub fn append_all(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+                self.0.append(k, v)
+            }
+
+            /// Appends tokens, dropping one per KV head for each that does not fit, and returns what was
+            /// dropped: nothing while there is room.
+            ///
+            /// # Errors
+            /// [`AttendError::AllProtected`] when protection leaves nothing to drop,
+            /// [`AttendError::Mismatch`] for wrong shapes; then nothing has changed.
+            pub fn evict_and_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<Vec<Evicted>, AttendError> {
+                self.0.evict_and_append(k, v)
+            }
+
+            /// Tokens held.
+            pub fn len(&self) -> usize {
+                self.0.len()
+            }
+
+            /// Whether no token is held.
+            pub fn is_empty(&self) -> bool {
+                self.0.len() == 0
+            }
+
+            /// Tokens it can hold.
+            pub fn capacity(&self) -> usize {
+                self.0.capacity
+            }
+
+            /// Whether the next token needs an eviction.
+            pub fn is_full(&self) -> bool {
+                self.0.len() == self.0.capacity
+            }
+
+            /// The absolute position the next token will have: tokens appended since the last reset.
+            pub fn next_position(&self) -> usize {
+                self.0.next_position
+            }
+
+            /// Positions that a KV head holds, ascending; none for a head that does not exist.
+            pub fn positions(&self, kv_head: usize) -> Vec<usize> {
+                self.0
+                    .heads
+                    .get(kv_head)
+                    .map(|head| head.slots.keys().copied().collect())
+                    .unwrap_or_default()
+            }
+
+            /// Softmax weight that a held token has received from the queries decoded so far.
+            pub fn mass(&self, kv_head: usize, position: usize) -> Option<f32> {
+                let head = self.0.heads.get(kv_head)?;
+                Some(head.mass.borrow()[head.slot(position)?])
+            }
+
+            /// Forgets all tokens for a new conversation; keeps the memory.
+            pub fn reset(&mut self) {
+                self.0.reset();
+            }
+
+            /// Bytes of K and V allocated now.
+            pub fn bytes(&self) -> usize {
+                self.0.bytes()
+            }
+        }
+    };
+}
+
+cache!(
+    KvCache,
+    Format::F32,
+    "K and V of all tokens so far in f32, for decoding with [`decode_step`](crate::SubquadraticSparseAttention::decode_step)."
+);
+cache!(
+    KvCacheF16,
+    Format::F16,
+    "As [`KvCache`] in half precision: half the memory, for \
+     [`decode_step_f16`](crate::SubquadraticSparseAttention::decode_step_f16)."
+);
+
+#[cfg(feature = "fp16")]
+impl KvCacheF16 {
+    /// The stored key of a held token, `[dim]`.
+    pub fn key(&self, kv_head: usize, position: usize) -> Option<Vec<half::f16>> {
+        let head = self.0.heads.get(kv_head)?;
+        let (key, _) = head
+            .row(head.slot(position)?, self.0.dim.next_multiple_of(LANES), self.0.dim)
+            .ok()?;
+        Some(key.into_iter().map(half::f16::from_f32).collect())
+    }
+
+    /// The stored value of a held token, `[dim]`.
+    pub fn value(&self, kv_head: usize, position: usize) -> Option<Vec<half::f16>> {
+        let head = self.0.heads.get(kv_head)?;
+        let (_, value) = head
+            .row(head.slot(position)?, self.0.dim.next_multiple_of(LANES), self.0.dim)
+            .ok()?;
+        Some(value.into_iter().map(half::f16::from_f32).collect())
+    }
+}
