@@ -51,6 +51,17 @@ impl Tokenizer {
         Ok(Some(tokenizer))
     }
 
+    /// A tokenizer from the text of a tokenizer.json and the ids of BOS and EOS.
+    pub(crate) fn from_parts(
+        path: &Path,
+        description: &[u8],
+        bos: Option<u32>,
+        eos: Option<u32>,
+    ) -> Result<Tokenizer, ModelError> {
+        let tokenizer = Tokenizer::from_bytes(path, description)?;
+        Ok(Tokenizer { bos, eos, ..tokenizer })
+    }
+
     fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Tokenizer, ModelError> {
         let broken = |problem: String| ModelError::Tokenizer {
             path: path.to_owned(),

@@ -281,6 +281,14 @@ proptest! {
     }
 
     #[test]
+    fn flipped_bytes_in_tokenizers_of_gguf_files_never_panic(flips in flips(), which in 0usize..2) {
+        let directory = tempfile::tempdir().unwrap();
+        let file = ["tokenizers/llama.gguf", "tokenizers/qwen2.gguf"][which];
+        let valid = std::fs::read(vectors().join(file)).unwrap();
+        survives(&valid, &flips, valid.len(), &directory.path().join("model.gguf"));
+    }
+
+    #[test]
     fn flipped_bytes_in_safetensors_never_panic(flips in flips(), near in any::<bool>()) {
         let directory = tempfile::tempdir().unwrap();
         TinyModel::default().write(directory.path());

@@ -3,9 +3,9 @@
 mod testing;
 
 use proptest::prelude::*;
-use riffle_model::{ChatTemplate, LoadedModel, Tokenizer, load};
+use riffle_model::{ChatMessage, ChatTemplate, LoadedModel, Tokenizer, load};
 use serde_json::Value;
-use testing::{byte_fallback_tokenizer, fixtures, write_tokenizer};
+use testing::{byte_fallback_tokenizer, fixtures, vectors, write_tokenizer};
 
 fn shipped() -> Tokenizer {
     let LoadedModel { tokenizer, .. } = load(fixtures().join("model")).unwrap();
@@ -78,6 +78,43 @@ fn special_tokens_are_known_by_text_and_left_out_of_decoded_text() {
     assert_eq!(ids[0], bos);
     assert_eq!(tokenizer.decode(&ids).unwrap(), "a word");
     assert_eq!(tokenizer.decode_with_special(&ids).unwrap(), "<|bos|>a word");
+}
+
+#[test]
+fn tokenizers_of_gguf_files_give_the_ids_of_the_original() {
+    let directory = vectors().join("tokenizers");
+    for kind in ["llama", "gpt-2", "llama-bpe", "qwen2", "smollm"] {
+        let loaded = load(directory.join(format!("{kind}.gguf"))).unwrap();
+        let tokenizer = loaded.tokenizer.unwrap();
+        let cases = std::fs::read(directory.join(format!("{kind}.json"))).unwrap();
+        for case in serde_json::from_slice::<Vec<Value>>(&cases).unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let expected = ids(&case["ids"]);
+            assert_eq!(tokenizer.encode(text, false).unwrap(), expected, "{kind}: {text:?}");
+            let mut special = tokenizer.encode(text, true).unwrap();
+            if ["llama", "llama-bpe"].contains(&kind) {
+                assert_eq!(Some(special.remove(0)), tokenizer.bos(), "{kind}: {text:?}");
+            }
+            assert_eq!(special, expected, "{kind}: {text:?}");
+            assert_eq!(
+                streamed(&tokenizer, &expected).concat(),
+                tokenizer.decode(&expected).unwrap()
+            );
+        }
+    }
+}
+
+#[test]
+fn gguf_files_bring_their_chat_template_and_stop_tokens() {
+    let loaded = load(vectors().join("tokenizers/qwen2.gguf")).unwrap();
+    let tokenizer = loaded.tokenizer.unwrap();
+    let messages = [ChatMessage::new("user", "Who was Daniel?")];
+    let text = loaded.chat_template.unwrap().render(&messages, false).unwrap();
+    assert_eq!(text, "<|begin|>user: Who was Daniel?<|end|>");
+    assert_eq!(tokenizer.bos(), tokenizer.token_id("<|begin|>"));
+    let stops = ["<|end|>", "<|im_end|>"].map(|token| tokenizer.token_id(token).unwrap());
+    assert_eq!(loaded.generation.eos, stops);
+    assert_eq!(loaded.info.tokenizer.unwrap().eos.as_deref(), Some("<|end|>"));
 }
 
 fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {

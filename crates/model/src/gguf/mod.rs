@@ -6,11 +6,13 @@
 mod header;
 mod names;
 mod settings;
+mod tokenizer;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use header::{Header, Metadata};
+use tokenizer::Vocabulary;
 
 use crate::load::Parts;
 use crate::weights::{Checkpoint, map};
@@ -39,8 +41,13 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
     let fields = settings::fields(path, architecture, &header, &mut weights)?;
     let (family, name) = families::find(&fields)?;
     let config = (family.configure)(&fields, &name)?;
+    let vocabulary = Vocabulary::read(path, &header)?;
+    let vocabulary = vocabulary.as_ref();
     let generation = GenerationDefaults {
-        eos: fields.token_ids("eos_token_id")?,
+        eos: match vocabulary {
+            Some(vocabulary) => vocabulary.stops()?,
+            None => fields.token_ids("eos_token_id")?,
+        },
         bos: fields.token_ids("bos_token_id")?.first().copied(),
         ..GenerationDefaults::default()
     };
@@ -51,9 +58,9 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
         family,
         config,
         weights,
-        tokenizer: None,
+        tokenizer: vocabulary.map(Vocabulary::tokenizer).transpose()?,
         tokenizer_path: path.to_owned(),
-        chat_template: None,
+        chat_template: vocabulary.map(Vocabulary::chat_template).transpose()?.flatten(),
         generation,
     })
 }
