@@ -38,6 +38,7 @@
 mod blocks;
 mod catalogue;
 mod error;
+mod kernel;
 mod keys;
 mod parameter;
 mod policies;

@@ -1,9 +1,10 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::blocks::{BlockRows, query_blocks};
-use crate::keys::{read_tokens, softmax};
+use crate::kernel::softmax;
+use crate::keys::read_tokens;
 use crate::policies::tri_shape::in_tail;
-use crate::policies::vertical_slash::{LineMass, last_attention, line_spans, runs};
+use crate::policies::vertical_slash::{LineMass, for_last_attention, line_spans, runs};
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
@@ -119,9 +120,7 @@ impl Flex {
         let mut lines = LineMass::new(context.tokens);
         let mut predicted = vec![0.0f32; blocks];
         for head in 0..chunk.group {
-            for weights in last_attention(chunk, context, rows, head) {
-                lines.add(&weights);
-            }
+            for_last_attention(chunk, context, rows, head, |weights| lines.add(weights));
             let query = mean_query(chunk, chunk.rows - rows..chunk.rows, head);
             add_predicted(&query, &means, context.scale, &mut predicted);
         }

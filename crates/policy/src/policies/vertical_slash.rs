@@ -1,6 +1,7 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
-use crate::keys::{logits, softmax};
+use crate::kernel::softmax;
+use crate::keys::logits;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
@@ -118,9 +119,7 @@ impl VerticalSlash {
         };
         let mut mass = LineMass::new(context.tokens);
         for head in 0..chunk.group {
-            for weights in last_attention(chunk, context, self.last, head) {
-                mass.add(&weights);
-            }
+            for_last_attention(chunk, context, self.last, head, |weights| mass.add(weights));
         }
         let distances = top_count(&mass.distances, slash, |distance| distance < self.recent);
         Lines {
@@ -150,19 +149,20 @@ impl LineMass {
     }
 }
 
-/// The attention of the chunk's last queries of one head: for each its softmax over the keys up to it.
-pub(super) fn last_attention(
+/// Calls `each` for the chunk's last queries of one head with their softmax over the keys up to them.
+pub(super) fn for_last_attention(
     chunk: &QueryTile<'_>,
     context: &SelectContext<'_>,
     last: usize,
     head: usize,
-) -> Vec<Vec<f32>> {
+    mut each: impl FnMut(&[f32]),
+) {
     let first = chunk.rows - last.min(chunk.rows);
     let mut vectors = Vec::with_capacity((chunk.rows - first) * chunk.head_dim);
     for row in first..chunk.rows {
         vectors.extend_from_slice(chunk.query(row, head));
     }
-    let all = logits(
+    let mut all = logits(
         &vectors,
         context.pages,
         chunk.head_dim,
@@ -170,14 +170,11 @@ pub(super) fn last_attention(
         context.tokens,
         context.scale,
     );
-    let rows = (first..chunk.rows).zip(all.chunks(context.tokens.max(1)));
-    rows.map(|(row, logits)| {
+    for (row, logits) in (first..chunk.rows).zip(all.chunks_mut(context.tokens.max(1))) {
         let visible = (chunk.start + row + 1).min(context.tokens);
-        let mut weights = logits[..visible].to_vec();
-        softmax(&mut weights);
-        weights
-    })
-    .collect()
+        softmax(&mut logits[..visible]);
+        each(&logits[..visible]);
+    }
 }
 
 /// Columns, and diagonals widened to runs that hold them for every row of the tile.

@@ -1,7 +1,8 @@
 use riffle_attention::{QueryTile, Selection};
 
 use crate::blocks::{BlockRows, query_blocks};
-use crate::keys::{logits, softmax};
+use crate::kernel::softmax;
+use crate::keys::logits;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
@@ -107,11 +108,11 @@ impl XAttention {
         for head in 0..chunk.group {
             let vectors = self.long_queries(chunk, head);
             let scale = context.scale / self.stride as f32;
-            let all = logits(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
-            for (number, logits) in all.chunks(groups.max(1)).enumerate() {
+            let mut all = logits(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
+            for (number, logits) in all.chunks_mut(groups.max(1)).enumerate() {
                 let group = first_group + number;
-                let mut weights = logits[..(group + 1).min(groups)].to_vec();
-                softmax(&mut weights);
+                let weights = &mut logits[..(group + 1).min(groups)];
+                softmax(weights);
                 let row = &mut scores[group / per_block - first];
                 for (sum, block) in row.iter_mut().zip(weights.chunks(per_block)) {
                     for weight in block {
