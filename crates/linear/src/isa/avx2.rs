@@ -77,7 +77,7 @@ fn prefetch<T>(weights: &[T]) {
         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line));
     }
 }
-const PREFETCH_BYTES: usize = 4096;
+const PREFETCH_BYTES: usize = 8192;
 
 /// Products of four quants with four activations each, added up: `WIDE` quants are signed bytes plus 128, whose
 /// products would overflow 16 bits; they are multiplied by magnitude with the sign moved to the activations, which

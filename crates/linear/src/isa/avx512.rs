@@ -62,7 +62,7 @@ fn prefetch<T>(weights: &[T]) {
         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line));
     }
 }
-const PREFETCH_BYTES: usize = 4096;
+const PREFETCH_BYTES: usize = 8192;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const ROWS: usize>(

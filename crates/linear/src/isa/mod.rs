@@ -124,6 +124,11 @@ impl Isa {
         dispatch!(self, expand::<Q>(weights, expanded));
     }
 
+    /// Unpacks `weights` and adds their products with a few tokens to `sums`.
+    pub(crate) fn quant_pass<Q: Quant>(self, weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+        dispatch!(self, quant_pass::<Q>(weights, rows, sums));
+    }
+
     /// Adds to `sums`, `[tokens, 16]`, the products of unpacked weights with each token's activations, stretch by
     /// stretch.
     pub(crate) fn quant_tile(

@@ -13,10 +13,30 @@ macro_rules! quant_kernels {
         pub(super) fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
             let blocks = weights.chunks_exact(LANES * Q::BYTES);
             for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
-                prefetch(block);
+                // A share for each stretch: a burst would overrun the buffers that wait for memory.
+                let mut shares = block.chunks((LANES * Q::BYTES).div_ceil(Q::WEIGHTS / STRETCH));
                 for (stretch, expanded) in expanded.iter_mut().enumerate() {
+                    prefetch(shares.next().unwrap_or_default());
                     Q::expand(block, stretch, expanded);
                 }
+            }
+        }
+
+        /// Few tokens: a few stretches at a time are unpacked and used at once, so that memory never waits.
+        #[target_feature(enable = $features)]
+        pub(super) fn quant_pass<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+            const STRETCHES: usize = 8;
+            let mut expanded = [Expanded::default(); STRETCHES];
+            let bytes = STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
+            for (index, weights) in weights.chunks(bytes).enumerate() {
+                let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
+                let expanded = &mut expanded[..count];
+                expand::<Q>(weights, expanded);
+                let mut parts = [&rows[0][..0]; crate::quant::TILE_TOKENS];
+                for (part, row) in parts.iter_mut().zip(rows) {
+                    *part = &row[index * STRETCHES..][..count];
+                }
+                quant_tile(Q::SHAPE, expanded, &parts[..rows.len()], sums);
             }
         }
 

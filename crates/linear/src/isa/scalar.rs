@@ -49,6 +49,12 @@ pub(super) fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
     }
 }
 
+pub(super) fn quant_pass<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+    let mut expanded = vec![Expanded::default(); rows[0].len()];
+    expand::<Q>(weights, &mut expanded);
+    quant_tile(Q::SHAPE, &expanded, rows, sums);
+}
+
 pub(super) fn quant_tile(shape: Shape, expanded: &[Expanded], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
     for (row, sums) in rows.iter().zip(sums) {
         for (weights, activations) in expanded.iter().zip(*row) {

@@ -74,6 +74,13 @@ fn band_times_tokens<Q: Quant>(
     expanded: &mut [Expanded],
     sums: &mut [[f32; LANES]],
 ) {
+    if sums.len() <= TILE_TOKENS {
+        let mut rows = [&activations[..0]; TILE_TOKENS];
+        for (row, blocks) in rows.iter_mut().zip(activations.chunks_exact(stretches)) {
+            *row = blocks;
+        }
+        return isa.quant_pass::<Q>(weights, &rows[..sums.len()], sums);
+    }
     let panel_bytes = PANEL / Q::WEIGHTS * LANES * Q::BYTES;
     for (panel, weights) in weights.chunks(panel_bytes).enumerate() {
         let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
