@@ -49,7 +49,7 @@ pub(crate) struct EngineArguments {
     #[arg(long = "ub", value_name = "N")]
     pub(crate) chunk: Option<usize>,
     /// Element format of cached keys and values, one for both or KEYS:VALUES
-    #[arg(long, value_name = "f32|f16|bf16", default_value = "f16")]
+    #[arg(long, value_name = "f32|f16|bf16|q8_0|q4_0", default_value = "f16")]
     pub(crate) kv_type: String,
     /// Tokens in a page of the KV cache, a multiple of 16
     #[arg(long, value_name = "N")]

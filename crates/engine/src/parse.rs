@@ -4,24 +4,23 @@ use riffle_attention::Format;
 
 use crate::EngineError;
 
-const KNOWN_FORMATS: [(&str, Format); 3] = [("f32", Format::F32), ("f16", Format::F16), ("bf16", Format::Bf16)];
-
 /// Formats of keys and values: `f16` for both, or `f32:bf16` for keys and values.
 ///
 /// # Errors
 /// [`EngineError::Option`] lists the formats there are.
 pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
     let format = |name: &str| {
-        KNOWN_FORMATS
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|&(_, format)| format)
+        Format::ALL
+            .into_iter()
+            .find(|format| format.name() == name)
             .ok_or_else(|| {
-                let known: Vec<&str> = KNOWN_FORMATS.iter().map(|&(known, _)| known).collect();
                 EngineError::option(
                     "--kv-type",
                     format!("{text:?}"),
-                    format!("it must be one of {}, or two of them as KEYS:VALUES", known.join(", ")),
+                    format!(
+                        "it must be one of {}, or two of them as KEYS:VALUES",
+                        Format::ALL.map(Format::name).join(", ")
+                    ),
                 )
             })
     };
@@ -68,7 +67,7 @@ mod tests {
     #[test]
     fn kv_types_are_one_for_both_or_one_each() {
         assert_eq!(parse_kv_type("f16").unwrap(), (Format::F16, Format::F16));
-        assert_eq!(parse_kv_type("f32:bf16").unwrap(), (Format::F32, Format::Bf16));
+        assert_eq!(parse_kv_type("q8_0:q4_0").unwrap(), (Format::Q8_0, Format::Q4_0));
         let message = parse_kv_type("q9").unwrap_err().to_string();
         assert!(
             message.contains("\"q9\"") && message.contains("f32, f16, bf16"),
