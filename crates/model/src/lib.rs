@@ -42,6 +42,9 @@
 //! # Ok::<(), riffle_model::ModelError>(())
 //! ```
 //!
+//! The work of a layer is spread over the current rayon pool in many small pieces. Calling it from within the pool,
+//! by `rayon::scope` or `ThreadPool::install` around the whole pass, saves waking the pool for each of them.
+//!
 //! An architecture is one file of `families`, put together from the parts in `blocks`.
 
 mod blocks;

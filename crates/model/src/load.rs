@@ -136,19 +136,14 @@ impl Parts {
 }
 
 fn most_common_format(tensors: &[TensorInfo]) -> WeightFormat {
-    let bytes_of = |wanted: TensorType| -> u64 {
-        tensors
+    let bytes_of = |wanted: WeightFormat| -> u64 {
+        let same = tensors
             .iter()
-            .filter(|tensor| tensor.element_type == wanted)
-            .map(|tensor| tensor.bytes)
-            .sum()
+            .filter(|tensor| tensor.element_type == TensorType::Weights(wanted));
+        same.map(|tensor| tensor.bytes).sum()
     };
-    [
-        (bytes_of(TensorType::F32), WeightFormat::F32),
-        (bytes_of(TensorType::F16), WeightFormat::F16),
-        (bytes_of(TensorType::Bf16), WeightFormat::Bf16),
-    ]
-    .into_iter()
-    .max_by_key(|(bytes, _)| *bytes)
-    .map_or(WeightFormat::F32, |(_, format)| format)
+    let formats = WeightFormat::ALL.iter().copied();
+    formats
+        .max_by_key(|format| bytes_of(*format))
+        .unwrap_or(WeightFormat::F32)
 }

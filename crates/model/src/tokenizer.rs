@@ -69,7 +69,7 @@ impl Tokenizer {
         };
         // The parser of `tokenizers` panics on some damaged files: on bad syntax, which is found here first, and on a few
         // impossible settings.
-        serde_json::from_slice::<serde::de::IgnoredAny>(bytes).map_err(|error| broken(error.to_string()))?;
+        serde_json::from_slice::<serde_json::Value>(bytes).map_err(|error| broken(error.to_string()))?;
         let mut inner = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes))
             .map_err(|_| broken("it has settings that contradict each other".into()))?
             .map_err(|error| broken(error.to_string()))?;

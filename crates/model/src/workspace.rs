@@ -64,7 +64,7 @@ impl Workspace {
     /// Scratch for batches of up to `batch_tokens` tokens.
     pub fn new(config: &ModelConfig, batch_tokens: usize) -> Workspace {
         let sizes = Sizes::of(config);
-        let rows = batch_tokens.min(ROW_BLOCK);
+        let rows = batch_tokens.clamp(1, ROW_BLOCK);
         Workspace {
             batch_tokens,
             context_tokens: config.max_position,
@@ -133,7 +133,7 @@ pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::of(config);
     let per_token = 2 * sizes.query_width + 2 * sizes.kv_width + sizes.rotary_dim * sizes.rotary_tables;
     let per_row = 2 * sizes.hidden + 2 * sizes.intermediate;
-    let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.min(ROW_BLOCK) as u64);
+    let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.clamp(1, ROW_BLOCK) as u64);
     batch_tokens
         .saturating_mul(per_token as u64)
         .saturating_add(rows.saturating_mul(per_row as u64))

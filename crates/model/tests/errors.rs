@@ -450,7 +450,7 @@ fn bad_calls_are_typed_errors() {
         .unwrap_err();
     assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
     let error = model
-        .layer(0, 0, &mut vec![0.0; 48], &mut Failing, &mut workspace)
+        .layer(0, 0, &mut [0.0; 48], &mut Failing, &mut workspace)
         .unwrap_err();
     assert!(matches!(
         error,

@@ -179,7 +179,7 @@ fn hostile_headers_are_refused_without_taking_their_word() {
     refused(&with(|tensors| tensors[2].2 = 77), &["blk.0.attn_q.weight", "77"]);
     refused(
         &with(|tensors| tensors[2].2 = 2),
-        &["blk.0.attn_q.weight", "impossible", "Q4_0"],
+        &["blk.0.attn_q.weight", "impossible", "q4_0"],
     );
     refused(
         &with(|tensors| tensors[2].1 = vec![16, 24]),

@@ -4,7 +4,7 @@ mod testing;
 
 use std::path::Path;
 
-use riffle_model::load;
+use riffle_model::{Workspace, load};
 use testing::{Expected, cases, fixtures, largest_difference, logits_of, vectors};
 
 /// Largest difference to the reference, over all positions and kept columns.
@@ -129,4 +129,38 @@ fn gguf_logits_equal_those_of_the_directory_the_file_was_made_from() {
             loaded.info.unused_tensors
         );
     }
+}
+
+#[test]
+fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bits() {
+    for case in ["plain", "k"] {
+        let directory = vectors().join("quantised");
+        let model = load(directory.join(format!("{case}.gguf"))).unwrap().model;
+        let expected = Expected::read(&directory.join(format!("{case}.safetensors")));
+        let whole = logits_of(model.as_ref(), &expected.tokens, expected.tokens.len());
+        let difference = expected.relative_difference(&whole);
+        println!("{case}: the difference is {difference:e} of the logits");
+        // An activation that lies between two steps may be rounded to the other one, which moves it by 0.4%.
+        assert!(
+            difference <= 2e-3,
+            "{case}: the difference is {difference:e} of the logits"
+        );
+        for batch_tokens in [1, 7, 64] {
+            let split = logits_of(model.as_ref(), &expected.tokens, batch_tokens);
+            assert!(split == whole, "{case}: batches of {batch_tokens} differ");
+        }
+    }
+}
+
+#[test]
+fn logits_of_many_tokens_need_no_more_than_the_smallest_workspace() {
+    let model = load(vectors().join("llama-0")).unwrap().model;
+    let config = model.config();
+    let hidden: Vec<f32> = (0..300 * config.hidden_size)
+        .map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0)
+        .collect();
+    let [mut small, mut large] = [0; 2].map(|_| vec![0.0; 300 * config.vocab_size]);
+    model.logits(&hidden, &mut small, &mut Workspace::new(config, 0));
+    model.logits(&hidden, &mut large, &mut Workspace::new(config, 300));
+    assert!(small == large && small.iter().any(|logit| *logit != 0.0));
 }

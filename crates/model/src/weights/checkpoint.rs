@@ -97,7 +97,7 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Name, shape and type checked; the data is not touched.
+    /// Name and shape checked; the data is not touched.
     pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<&TensorInfo, ModelError> {
         let Some(location) = self.tensors.get(name) else {
             return Err(ModelError::MissingTensor {
@@ -112,23 +112,20 @@ impl Checkpoint {
                 found: info.shape.clone(),
             });
         }
-        if matches!(info.element_type, TensorType::Other { .. }) {
-            return Err(ModelError::WrongType {
-                tensor: name.to_owned(),
-                expected: "f32, f16 or bf16",
-                found: info.element_type.clone(),
-            });
-        }
         Ok(info)
     }
 
     /// A vector as f32.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
-        let (element_type, bytes) = self.take(name, &[length])?;
-        Ok(to_f32(&element_type, &bytes).unwrap_or_default())
+        let (format, bytes) = self.take(name, &[length])?;
+        to_f32(format, &bytes).ok_or_else(|| ModelError::WrongType {
+            tensor: name.to_owned(),
+            expected: "f32, f16 or bf16",
+            found: TensorType::Weights(format),
+        })
     }
 
-    /// A matrix `[rows, columns]`, packed in its own element type.
+    /// A matrix `[rows, columns]`, packed in its own format.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<PackedMatrix, ModelError> {
         let [matrix] = self.matrices(name, [rows], columns)?;
         Ok(matrix)
@@ -141,14 +138,9 @@ impl Checkpoint {
         rows: [usize; PARTS],
         columns: usize,
     ) -> Result<[PackedMatrix; PARTS], ModelError> {
-        let (element_type, bytes) = self.take(name, &[rows.iter().sum(), columns])?;
+        let (format, bytes) = self.take(name, &[rows.iter().sum(), columns])?;
         let mut rest = &bytes[..];
-        let format = match element_type {
-            TensorType::F32 => WeightFormat::F32,
-            TensorType::F16 => WeightFormat::F16,
-            TensorType::Bf16 | TensorType::Other { .. } => WeightFormat::Bf16,
-        };
-        let row_bytes = columns * element_type.block_bytes() as usize;
+        let row_bytes = columns / format.block_weights() * format.block_bytes();
         let parts = rows.map(|rows| {
             let (part, after) = rest.split_at(rows * row_bytes);
             rest = after;
@@ -166,9 +158,18 @@ impl Checkpoint {
         })
     }
 
-    /// The checked bytes of a tensor.
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<(TensorType, Cow<'_, [u8]>), ModelError> {
-        let element_type = self.check(name, shape)?.element_type.clone();
+    /// The checked bytes of a tensor of weights.
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<(WeightFormat, Cow<'_, [u8]>), ModelError> {
+        let format = match &self.check(name, shape)?.element_type {
+            TensorType::Weights(format) => *format,
+            found @ TensorType::Other { .. } => {
+                return Err(ModelError::WrongType {
+                    tensor: name.to_owned(),
+                    expected: "f32, f16, bf16, q4_0 to q8_0 or q2_k to q6_k",
+                    found: found.clone(),
+                });
+            }
+        };
         self.taken.insert(name.to_owned());
         let location = &self.tensors[name];
         let file = &mut self.files[location.file];
@@ -186,7 +187,7 @@ impl Checkpoint {
                 path: file.path.clone(),
                 problem: format!("the file shrank while tensor {name} was read"),
             })?;
-        if let Some((element, value)) = first_not_finite(&element_type, bytes) {
+        if let Some((element, value)) = first_not_finite(format, bytes) {
             return Err(ModelError::NotFinite {
                 tensor: name.to_owned(),
                 element,
@@ -197,7 +198,7 @@ impl Checkpoint {
             RowOrder::Plain => Cow::Borrowed(bytes),
             RowOrder::Interleaved { heads } => Cow::Owned(without_interleaving(bytes, shape[0], heads)),
         };
-        Ok((element_type, bytes))
+        Ok((format, bytes))
     }
 }
 

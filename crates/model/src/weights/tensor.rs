@@ -4,17 +4,15 @@ use std::fmt;
 use std::ops::Range;
 
 use half::{bf16, f16};
+use rayon::prelude::*;
+use riffle_linear::WeightFormat;
 
 /// The element type of a stored tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TensorType {
-    /// 32-bit float.
-    F32,
-    /// 16-bit IEEE float.
-    F16,
-    /// 16-bit brain float.
-    Bf16,
+    /// A format of weights this crate computes with.
+    Weights(WeightFormat),
     /// A type this crate lists but does not compute with.
     Other {
         /// Its name in the file.
@@ -30,7 +28,7 @@ impl TensorType {
     /// Elements stored together; 1 for all but quantised types.
     pub fn block_elements(&self) -> u64 {
         match self {
-            TensorType::F32 | TensorType::F16 | TensorType::Bf16 => 1,
+            TensorType::Weights(format) => format.block_weights() as u64,
             TensorType::Other { block_elements, .. } => *block_elements,
         }
     }
@@ -38,8 +36,7 @@ impl TensorType {
     /// Bytes a block takes.
     pub fn block_bytes(&self) -> u64 {
         match self {
-            TensorType::F32 => 4,
-            TensorType::F16 | TensorType::Bf16 => 2,
+            TensorType::Weights(format) => format.block_bytes() as u64,
             TensorType::Other { block_bytes, .. } => *block_bytes,
         }
     }
@@ -63,9 +60,9 @@ impl TensorType {
     /// The type a safetensors header names, `None` when the format has no such type.
     pub(crate) fn from_safetensors(name: &str) -> Option<TensorType> {
         let (elements, bytes) = match name {
-            "F32" => return Some(TensorType::F32),
-            "F16" => return Some(TensorType::F16),
-            "BF16" => return Some(TensorType::Bf16),
+            "F32" => return Some(TensorType::Weights(WeightFormat::F32)),
+            "F16" => return Some(TensorType::Weights(WeightFormat::F16)),
+            "BF16" => return Some(TensorType::Weights(WeightFormat::Bf16)),
             "F4" => (2, 1),
             "F6_E2M3" | "F6_E3M2" => (4, 3),
             "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => (1, 1),
@@ -79,21 +76,22 @@ impl TensorType {
 
     /// The type a GGUF file numbers so, `None` when the format has no such type.
     pub(crate) fn from_gguf(number: u32) -> Option<TensorType> {
+        let weights = |format| Some(TensorType::Weights(format));
         let (name, elements, bytes) = match number {
-            0 => return Some(TensorType::F32),
-            1 => return Some(TensorType::F16),
-            30 => return Some(TensorType::Bf16),
-            2 => ("Q4_0", 32, 18),
-            3 => ("Q4_1", 32, 20),
-            6 => ("Q5_0", 32, 22),
-            7 => ("Q5_1", 32, 24),
-            8 => ("Q8_0", 32, 34),
+            0 => return weights(WeightFormat::F32),
+            1 => return weights(WeightFormat::F16),
+            2 => return weights(WeightFormat::Q4_0),
+            3 => return weights(WeightFormat::Q4_1),
+            6 => return weights(WeightFormat::Q5_0),
+            7 => return weights(WeightFormat::Q5_1),
+            8 => return weights(WeightFormat::Q8_0),
+            10 => return weights(WeightFormat::Q2K),
+            11 => return weights(WeightFormat::Q3K),
+            12 => return weights(WeightFormat::Q4K),
+            13 => return weights(WeightFormat::Q5K),
+            14 => return weights(WeightFormat::Q6K),
+            30 => return weights(WeightFormat::Bf16),
             9 => ("Q8_1", 32, 36),
-            10 => ("Q2_K", 256, 84),
-            11 => ("Q3_K", 256, 110),
-            12 => ("Q4_K", 256, 144),
-            13 => ("Q5_K", 256, 176),
-            14 => ("Q6_K", 256, 210),
             15 => ("Q8_K", 256, 292),
             16 => ("IQ2_XXS", 256, 66),
             17 => ("IQ2_XS", 256, 74),
@@ -121,9 +119,7 @@ impl TensorType {
 impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            TensorType::F32 => "f32",
-            TensorType::F16 => "f16",
-            TensorType::Bf16 => "bf16",
+            TensorType::Weights(format) => format.name(),
             TensorType::Other { name, .. } => name,
         })
     }
@@ -149,45 +145,82 @@ pub(crate) struct StoredTensor {
     pub(crate) range: Range<usize>,
 }
 
-/// Elements of float tensors as f32, little endian; `bytes` holds whole elements.
-pub(crate) fn to_f32(element_type: &TensorType, bytes: &[u8]) -> Option<Vec<f32>> {
-    let pairs = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
-    match element_type {
-        TensorType::F32 => Some(
+/// Elements of float tensors as f32, little endian; `None` for quantised formats.
+pub(crate) fn to_f32(format: WeightFormat, bytes: &[u8]) -> Option<Vec<f32>> {
+    let pairs = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+    match format {
+        WeightFormat::F32 => Some(
             bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| f32::from_le_bytes(*bytes))
                 .collect(),
         ),
-        TensorType::F16 => Some(pairs().map(|bits| f16::from_bits(bits).to_f32()).collect()),
-        TensorType::Bf16 => Some(pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect()),
-        TensorType::Other { .. } => None,
+        WeightFormat::F16 => Some(pairs().map(|bits| f16::from_bits(bits).to_f32()).collect()),
+        WeightFormat::Bf16 => Some(pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect()),
+        _ => None,
     }
 }
 
-/// The first element that is NaN or infinite, with its index.
-pub(crate) fn first_not_finite(element_type: &TensorType, bytes: &[u8]) -> Option<(usize, f32)> {
-    // The exponent bits are all ones in infinities and NaNs and in nothing else. Blocks are checked whole first so
-    // that the common case is one vectorised pass.
-    const BLOCK_BYTES: usize = 1 << 16;
-    let element_bytes = element_type.block_bytes() as usize;
-    let suspicious = |block: &[u8]| match element_type {
-        TensorType::F32 => block.chunks_exact(4).fold(false, |any, b| {
-            any | (u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & 0x7f80_0000 == 0x7f80_0000)
-        }),
-        TensorType::F16 => block.chunks_exact(2).fold(false, |any, b| {
-            any | (u16::from_le_bytes([b[0], b[1]]) & 0x7c00 == 0x7c00)
-        }),
-        TensorType::Bf16 => block.chunks_exact(2).fold(false, |any, b| {
-            any | (u16::from_le_bytes([b[0], b[1]]) & 0x7f80 == 0x7f80)
-        }),
-        TensorType::Other { .. } => false,
+/// The first element that is NaN or infinite, or of quantised formats the first whose block's scale is, with its index.
+pub(crate) fn first_not_finite(format: WeightFormat, bytes: &[u8]) -> Option<(usize, f32)> {
+    // The exponent bits are all ones in infinities and NaNs and in nothing else.
+    match format {
+        WeightFormat::F32 => {
+            let bits = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes) & 0x7f80_0000 == 0x7f80_0000;
+            first_element(bytes, bits).map(|(index, bytes)| (index, f32::from_le_bytes(bytes)))
+        }
+        WeightFormat::F16 => {
+            first_element(bytes, is_not_finite_half).map(|(index, bytes)| (index, f16::from_le_bytes(bytes).to_f32()))
+        }
+        WeightFormat::Bf16 => {
+            let bits = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes) & 0x7f80 == 0x7f80;
+            first_element(bytes, bits).map(|(index, bytes)| (index, bf16::from_le_bytes(bytes).to_f32()))
+        }
+        _ => first_block(format, bytes),
+    }
+}
+
+fn is_not_finite_half(bytes: &[u8; 2]) -> bool {
+    u16::from_le_bytes(*bytes) & 0x7c00 == 0x7c00
+}
+
+/// The first element for which `suspicious` holds. Stretches are checked whole first, so that the common case is one
+/// vectorised pass.
+fn first_element<const BYTES: usize>(
+    bytes: &[u8],
+    suspicious: impl Fn(&[u8; BYTES]) -> bool + Sync,
+) -> Option<(usize, [u8; BYTES])> {
+    const STRETCH: usize = 1 << 14;
+    let elements = bytes.as_chunks::<BYTES>().0;
+    let any = |stretch: &[[u8; BYTES]]| stretch.iter().fold(false, |any, element| any | suspicious(element));
+    let stretch = elements.par_chunks(STRETCH).position_first(any)?;
+    let within = elements[stretch * STRETCH..].iter().position(suspicious)?;
+    let index = stretch * STRETCH + within;
+    Some((index, elements[index]))
+}
+
+/// The first block with a scale that is NaN or infinite.
+fn first_block(format: WeightFormat, bytes: &[u8]) -> Option<(usize, f32)> {
+    // Where a block's half-precision scales and minimums lie.
+    let scales: &[usize] = match format {
+        WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => &[0, 2],
+        WeightFormat::Q2K => &[80, 82],
+        WeightFormat::Q3K => &[108],
+        WeightFormat::Q6K => &[208],
+        _ => &[0],
     };
-    use rayon::prelude::*;
-    let block = bytes.par_chunks(BLOCK_BYTES).position_first(suspicious)?;
-    let values = to_f32(element_type, bytes[block * BLOCK_BYTES..].chunks(BLOCK_BYTES).next()?)?;
-    let within = values.iter().position(|value| !value.is_finite())?;
-    Some((block * (BLOCK_BYTES / element_bytes) + within, values[within]))
+    let scale = |block: &[u8], at: usize| [block[at], block[at + 1]];
+    let suspicious = |block: &[u8]| scales.iter().any(|&at| is_not_finite_half(&scale(block, at)));
+    let block_bytes = format.block_bytes();
+    let block = bytes.par_chunks_exact(block_bytes).position_first(suspicious)?;
+    let data = &bytes[block * block_bytes..][..block_bytes];
+    let at = scales.iter().find(|&&at| is_not_finite_half(&scale(data, at)))?;
+    Some((
+        block * format.block_weights(),
+        f16::from_le_bytes(scale(data, *at)).to_f32(),
+    ))
 }
 
 #[cfg(test)]
@@ -205,10 +238,27 @@ mod tests {
             let f16_bytes: Vec<u8> = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
             let bf16_bytes: Vec<u8> = values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
             let expected = Some((at, values[at]));
-            assert_eq!(first_not_finite(&TensorType::F32, &f32_bytes), expected);
-            assert_eq!(first_not_finite(&TensorType::F16, &f16_bytes), expected);
-            assert_eq!(first_not_finite(&TensorType::Bf16, &bf16_bytes), expected);
+            assert_eq!(first_not_finite(WeightFormat::F32, &f32_bytes), expected);
+            assert_eq!(first_not_finite(WeightFormat::F16, &f16_bytes), expected);
+            assert_eq!(first_not_finite(WeightFormat::Bf16, &bf16_bytes), expected);
         }
-        assert_eq!(first_not_finite(&TensorType::F32, &f32::MAX.to_le_bytes()), None);
+        assert_eq!(first_not_finite(WeightFormat::F32, &f32::MAX.to_le_bytes()), None);
+    }
+
+    #[test]
+    fn a_bad_scale_is_found_in_every_quantised_format() {
+        for format in WeightFormat::ALL
+            .iter()
+            .copied()
+            .filter(|format| format.block_weights() > 1)
+        {
+            let mut bytes = vec![0u8; 7 * format.block_bytes()];
+            assert_eq!(first_not_finite(format, &bytes), None);
+            // A block of ones everywhere has every scale NaN.
+            let block = 5 * format.block_bytes();
+            bytes[block..][..format.block_bytes()].fill(0xff);
+            let (element, value) = first_not_finite(format, &bytes).unwrap();
+            assert!(value.is_nan() && element == 5 * format.block_weights(), "{format}");
+        }
     }
 }

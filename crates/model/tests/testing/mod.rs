@@ -57,6 +57,27 @@ impl Expected {
     }
 }
 
+impl Expected {
+    /// Root mean square of the difference to `logits`, in units of the stored logits' own.
+    pub(crate) fn relative_difference(&self, logits: &[f32]) -> f64 {
+        let file = SafeTensors::deserialize(&self.file).unwrap();
+        let stored = file.tensor("logits").unwrap().data().to_vec();
+        let stored: Vec<f64> = stored
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f64::from(f32::from_le_bytes(*bytes)))
+            .collect();
+        assert_eq!(stored.len(), logits.len());
+        let difference: f64 = stored
+            .iter()
+            .zip(logits)
+            .map(|(a, b)| (a - f64::from(*b)).powi(2))
+            .sum();
+        (difference / stored.iter().map(|a| a * a).sum::<f64>()).sqrt()
+    }
+}
+
 fn integers(file: &SafeTensors<'_>, name: &str) -> Option<Vec<usize>> {
     let tensor = file.tensor(name).ok()?;
     let data = tensor.data();

@@ -1,0 +1,107 @@
+"""GGUF files with quantised weights, and the logits `transformers` computes from the same weights de-quantised.
+
+Activations are rounded before each product as crates/linear rounds them: to 8 bits, with a scale for each 32.
+
+    python scripts/make_quantised_vectors.py
+
+Needs torch, transformers and gguf. Blocks are random bytes under sensible scales, so every bit of a block matters.
+"""
+
+import pathlib
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import save_file
+
+OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "vectors" / "quantised"
+POSITIONS = 128
+# Where a block's half-precision scales lie, in bytes.
+SCALES = {
+    Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
+    Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
+}
+# case -> sizes and the type of each matrix
+CASES = {
+    "plain": (dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2), dict(
+        q_proj=Type.Q4_0, k_proj=Type.Q5_0, v_proj=Type.Q5_1, o_proj=Type.Q8_0, gate_proj=Type.Q4_1, up_proj=Type.Q5_0, down_proj=Type.Q4_0,
+        embed_tokens=Type.Q5_1, lm_head=Type.Q8_0)),
+    "k": (dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=1, head_dim=64), dict(
+        q_proj=Type.Q5_K, k_proj=Type.Q6_K, v_proj=Type.Q3_K, o_proj=Type.Q4_K, gate_proj=Type.Q2_K, up_proj=Type.Q3_K, down_proj=Type.Q4_K,
+        embed_tokens=Type.Q6_K)),
+}
+NAMES = dict(q_proj="attn_q", k_proj="attn_k", v_proj="attn_v", o_proj="attn_output", gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down",
+             input_layernorm="attn_norm", post_attention_layernorm="ffn_norm", embed_tokens="token_embd", lm_head="output", norm="output_norm")
+
+
+def blocks(kind, rows, columns, random):
+    """Random blocks of about the spread a layer's weights have, with the values they stand for."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
+    wanted = 1.0 / columns**0.5
+    scale = 1e-3
+    for _ in range(4):
+        for at in SCALES[kind]:
+            values = (scale * random.uniform(0.5, 1.5, data.shape[:2])).astype(np.float16)
+            if at == 2 and kind in (Type.Q4_1, Type.Q5_1):
+                values = (-7.5 if kind == Type.Q4_1 else -15.5) * values
+            data[..., at:at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+        weights = gguf.quants.dequantize(data.reshape(rows, -1), kind)
+        scale *= wanted / weights.std()
+    return data.reshape(rows, -1), weights
+
+
+def rounded(module, inputs):
+    values = inputs[0].unflatten(-1, (-1, 32))
+    largest = values.abs().amax(-1, keepdim=True)
+    return ((values * (127 / largest)).round() * (largest / 127)).flatten(-2)
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    for seed, (case, (shape, kinds)) in enumerate(CASES.items()):
+        random = np.random.default_rng(seed)
+        config = transformers.LlamaConfig(vocab_size=31, num_hidden_layers=1, max_position_embeddings=256, tie_word_embeddings="lm_head" not in kinds, **shape)
+        config._attn_implementation = "eager"
+        model = transformers.LlamaForCausalLM(config).eval().float()
+        writer = gguf.GGUFWriter(OUT / f"{case}.gguf", "llama")
+        writer.add_block_count(1)
+        writer.add_context_length(256)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(config.head_dim)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        for name, parameter in model.named_parameters():
+            part = name.split(".")[-2]
+            prefix = "blk.0." if ".layers." in name else ""
+            if part in kinds:
+                data, weights = blocks(kinds[part], *parameter.shape, random)
+                parameter.data = torch.from_numpy(weights.copy())
+                heads = dict(q_proj=config.num_attention_heads, k_proj=config.num_key_value_heads).get(part)
+                if heads:
+                    # Pairs that turn together stand side by side in files of this architecture.
+                    data = data.reshape(heads, 2, data.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(data.shape)
+                writer.add_tensor(f"{prefix}{NAMES[part]}.weight", data, raw_dtype=kinds[part])
+            else:
+                parameter.data = torch.from_numpy(1 + 0.2 * random.standard_normal(parameter.shape).astype(np.float32))
+                writer.add_tensor(f"{prefix}{NAMES[part]}.weight", parameter.data.numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        tokens = torch.from_numpy(random.integers(0, 31, POSITIONS).astype(np.int64))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(rounded)
+        with torch.no_grad():
+            logits = model(tokens[None]).logits[0]
+        save_file({"tokens": tokens.int(), "logits": logits.contiguous()}, OUT / f"{case}.safetensors")
+        print(f"{case}: {(OUT / f'{case}.gguf').stat().st_size} bytes, logits deviate by {logits.std():.2f}")
+
+
+if __name__ == "__main__":
+    main()
