@@ -140,3 +140,16 @@ fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const R
         *sums = bytemuck::must_cast(total);
     }
 }
+
+/// One band after the other: their quants leave no registers to share.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn quant_pair(
+    shape: Shape,
+    expanded: [&[Expanded]; 2],
+    rows: &[&[ActivationBlock]],
+    sums: [&mut [[f32; LANES]]; 2],
+) {
+    for (expanded, sums) in expanded.into_iter().zip(sums) {
+        quant_tile(shape, expanded, rows, sums);
+    }
+}

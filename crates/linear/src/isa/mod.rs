@@ -129,15 +129,15 @@ impl Isa {
         dispatch!(self, quant_pass::<Q>(weights, rows, sums));
     }
 
-    /// Adds to `sums`, `[tokens, 16]`, the products of unpacked weights with each token's activations, stretch by
-    /// stretch.
-    pub(crate) fn quant_tile(
+    /// Adds to `sums`, `[tokens, 16]` for each of two bands of outputs, the products of unpacked weights with each
+    /// token's activations, stretch by stretch.
+    pub(crate) fn quant_pair(
         self,
         shape: Shape,
-        expanded: &[Expanded],
+        expanded: [&[Expanded]; 2],
         rows: &[&[ActivationBlock]],
-        sums: &mut [[f32; LANES]],
+        sums: [&mut [[f32; LANES]]; 2],
     ) {
-        dispatch!(self, quant_tile(shape, expanded, rows, sums));
+        dispatch!(self, quant_pair(shape, expanded, rows, sums));
     }
 }

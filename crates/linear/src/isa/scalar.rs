@@ -83,3 +83,14 @@ pub(super) fn quant_tile(shape: Shape, expanded: &[Expanded], rows: &[&[Activati
         }
     }
 }
+
+pub(super) fn quant_pair(
+    shape: Shape,
+    expanded: [&[Expanded]; 2],
+    rows: &[&[ActivationBlock]],
+    sums: [&mut [[f32; LANES]]; 2],
+) {
+    for (expanded, sums) in expanded.into_iter().zip(sums) {
+        quant_tile(shape, expanded, rows, sums);
+    }
+}

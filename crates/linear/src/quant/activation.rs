@@ -57,18 +57,8 @@ pub(crate) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlo
         for (sum, half) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {
             *sum = half.iter().sum();
         }
-        let mut bytes = [0u8; STRETCH];
-        for (byte, quant) in bytes.iter_mut().zip(quants) {
-            *byte = quant as u8;
-        }
-        block.words = core::array::from_fn(|word| {
-            u32::from_le_bytes([
-                bytes[4 * word],
-                bytes[4 * word + 1],
-                bytes[4 * word + 2],
-                bytes[4 * word + 3],
-            ])
-        });
+        let bytes: [u8; STRETCH] = quants.map(|quant| quant as u8);
+        block.words = bytemuck::must_cast::<_, [u32; STRETCH / 4]>(bytes).map(u32::from_le);
         block.bias = sums.map(|sum| -shape.center * sum);
         block.scale = scale;
         block.negative_sums = match shape.halves {

@@ -1,16 +1,17 @@
-//! 16 outputs at a time: a panel of weights is unpacked to bytes once and read by every tile of tokens.
+//! Two bands of 16 outputs at a time: a panel of weights is unpacked to bytes once and read by every tile of tokens.
 
+use core::ops::Range;
 use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{ActivationBlock, Expanded, Quant, STRETCH, TILE_TOKENS};
+use super::{ActivationBlock, Expanded, PAIR_TOKENS, Quant, STRETCH, TILE_TOKENS};
 use crate::LANES;
 use crate::isa::Isa;
 use crate::tasks::for_pieces;
 
-/// Inputs of a panel, a multiple of every block: 16 rows unpacked fit the first cache.
-const PANEL: usize = 1024;
+/// Inputs of a panel, a multiple of every block: two bands unpacked fit the first cache.
+const PANEL: usize = 512;
 /// Tokens whose activations stay in the second cache while all weights pass by.
 const CHUNK_TOKENS: usize = 64;
 /// Activations below which one thread rounds them all.
@@ -41,23 +42,39 @@ pub(crate) fn multiply<Q: Quant>(
             .zip(input.par_chunks(inputs));
         rows.for_each(|(blocks, row)| isa.quantise(row, Q::SHAPE, blocks));
     }
+    let stretches = inputs / STRETCH;
+    let band = inputs / Q::WEIGHTS * LANES * Q::BYTES;
     for_pieces(output, outputs, inputs, LANES, |first_token, first_output, rows| {
-        let stretches = inputs / STRETCH;
-        let mut expanded = vec![Expanded::default(); PANEL.min(inputs) / STRETCH];
+        let width = rows[0].len();
+        let bands = &packed[first_output / LANES * band..][..width.div_ceil(LANES) * band];
+        let mut expanded = match rows.len() <= TILE_TOKENS {
+            true => Vec::new(),
+            false => vec![Expanded::default(); 2 * PANEL / STRETCH],
+        };
+        let tokens = rows.len();
+        let mut sums = vec![[0.0; LANES]; 2 * CHUNK_TOKENS.min(tokens)];
         for (chunk, rows) in rows.chunks_mut(CHUNK_TOKENS).enumerate() {
             let start = first_token + chunk * CHUNK_TOKENS;
             let activations = &activations[start * stretches..][..rows.len() * stretches];
-            let mut sums = [[0.0; LANES]; CHUNK_TOKENS];
-            let width = rows[0].len();
-            for first in (0..width).step_by(LANES) {
-                let band = inputs / Q::WEIGHTS * LANES * Q::BYTES;
-                let weights = &packed[(first_output + first) / LANES * band..][..band];
-                let sums = &mut sums[..rows.len()];
-                sums.fill([0.0; LANES]);
-                band_times_tokens::<Q>(isa, weights, activations, stretches, &mut expanded, sums);
-                for (row, sums) in rows.iter_mut().zip(sums) {
-                    let row = &mut row[first..(first + LANES).min(width)];
-                    row.copy_from_slice(&sums[..row.len()]);
+            for (pair, weights) in bands.chunks(2 * band).enumerate() {
+                let (left, right) = sums.split_at_mut(CHUNK_TOKENS.min(tokens));
+                let (left, right) = (&mut left[..rows.len()], &mut right[..rows.len()]);
+                left.fill([0.0; LANES]);
+                right.fill([0.0; LANES]);
+                if rows.len() <= TILE_TOKENS {
+                    let tokens = panel_rows::<TILE_TOKENS>(activations, stretches, 0..stretches);
+                    for (weights, sums) in weights.chunks(band).zip([left, right]) {
+                        isa.quant_pass::<Q>(weights, &tokens[..rows.len()], sums);
+                    }
+                } else {
+                    pair_of_bands::<Q>(isa, weights, band, activations, stretches, &mut expanded, [left, right]);
+                }
+                for (side, sums) in sums.chunks(CHUNK_TOKENS.min(tokens)).enumerate() {
+                    let first = (2 * pair + side) * LANES;
+                    for (row, sums) in rows.iter_mut().zip(sums) {
+                        let row = &mut row[first.min(width)..(first + LANES).min(width)];
+                        row.copy_from_slice(&sums[..row.len()]);
+                    }
                 }
             }
         }
@@ -65,37 +82,47 @@ pub(crate) fn multiply<Q: Quant>(
     ACTIVATIONS.set(activations);
 }
 
-/// 16 outputs of a chunk of tokens, `activations` `[tokens, stretches]`.
-fn band_times_tokens<Q: Quant>(
+/// Up to 32 outputs of a chunk of tokens, `activations` `[tokens, stretches]`; of a last single band the other's sums
+/// come from what was left in `expanded` and are not used.
+fn pair_of_bands<Q: Quant>(
     isa: Isa,
     weights: &[u8],
+    band: usize,
     activations: &[ActivationBlock],
     stretches: usize,
     expanded: &mut [Expanded],
-    sums: &mut [[f32; LANES]],
+    [left, right]: [&mut [[f32; LANES]]; 2],
 ) {
-    if sums.len() <= TILE_TOKENS {
-        let mut rows = [&activations[..0]; TILE_TOKENS];
-        for (row, blocks) in rows.iter_mut().zip(activations.chunks_exact(stretches)) {
-            *row = blocks;
+    for start in (0..stretches).step_by(PANEL / STRETCH) {
+        let range = start..stretches.min(start + PANEL / STRETCH);
+        let (even, odd) = expanded.split_at_mut(PANEL / STRETCH);
+        let (even, odd) = (&mut even[..range.len()], &mut odd[..range.len()]);
+        let bytes =
+            range.start * STRETCH / Q::WEIGHTS * LANES * Q::BYTES..range.end * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
+        for (weights, expanded) in weights.chunks(band).zip([&mut *even, &mut *odd]) {
+            isa.expand::<Q>(&weights[bytes.clone()], expanded);
         }
-        return isa.quant_pass::<Q>(weights, &rows[..sums.len()], sums);
-    }
-    let panel_bytes = PANEL / Q::WEIGHTS * LANES * Q::BYTES;
-    for (panel, weights) in weights.chunks(panel_bytes).enumerate() {
-        let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
-        let expanded = &mut expanded[..count];
-        isa.expand::<Q>(weights, expanded);
-        let first = panel * PANEL / STRETCH;
-        for (sums, activations) in sums
-            .chunks_mut(TILE_TOKENS)
-            .zip(activations.chunks(TILE_TOKENS * stretches))
+        let tiles = activations.chunks(PAIR_TOKENS * stretches);
+        for ((left, right), activations) in left
+            .chunks_mut(PAIR_TOKENS)
+            .zip(right.chunks_mut(PAIR_TOKENS))
+            .zip(tiles)
         {
-            let mut rows = [&activations[..0]; TILE_TOKENS];
-            for (row, blocks) in rows.iter_mut().zip(activations.chunks_exact(stretches)) {
-                *row = &blocks[first..first + count];
-            }
-            isa.quant_tile(Q::SHAPE, expanded, &rows[..sums.len()], sums);
+            let rows = panel_rows::<PAIR_TOKENS>(activations, stretches, range.clone());
+            isa.quant_pair(Q::SHAPE, [even, odd], &rows[..left.len()], [left, right]);
         }
     }
+}
+
+/// The stretches in `range` of a tile's tokens.
+fn panel_rows<const TOKENS: usize>(
+    activations: &[ActivationBlock],
+    stretches: usize,
+    range: Range<usize>,
+) -> [&[ActivationBlock]; TOKENS] {
+    let mut rows = [&activations[..0]; TOKENS];
+    for (row, blocks) in rows.iter_mut().zip(activations.chunks_exact(stretches)) {
+        *row = &blocks[range.clone()];
+    }
+    rows
 }
