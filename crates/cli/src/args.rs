@@ -25,8 +25,10 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// List the attention policies with their parameters
     Policies(PoliciesArguments),
-    /// Measure a model
+    /// Measure what a model and a policy get right
     Eval(EvalArguments),
+    /// Measure speed
+    Bench(BenchArguments),
 }
 
 #[derive(Debug, Args)]
@@ -204,6 +206,31 @@ pub(crate) struct NeedleArguments {
     pub(crate) svg: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    #[command(subcommand)]
+    pub(crate) subject: BenchSubject,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchSubject {
+    /// Attention kernels beside the machine's arithmetic peak and read bandwidth, measured in the same run
+    Attention(BenchAttentionArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchAttentionArguments {
+    /// Measure only cases whose name holds this text, e.g. "decode q8_0"
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+    /// Threads that compute [default: every core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

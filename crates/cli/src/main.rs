@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         Some(Command::Inspect(arguments)) => commands::inspect::inspect(&arguments),
         Some(Command::Policies(arguments)) => commands::policies::policies(&arguments),
         Some(Command::Eval(arguments)) => commands::eval::eval(&arguments),
+        Some(Command::Bench(arguments)) => commands::bench::bench(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -21,6 +21,9 @@ pub struct PrefillProgress {
     pub tokens: usize,
 }
 
+/// Receives the position of the first row and logits `[positions, vocab]`; may ask to stop.
+type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
+
 /// One sequence being read and written: tokens, KV pages, policies.
 pub struct Session {
     engine: Arc<Engine>,
@@ -103,11 +106,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::prefill`].
-    pub fn prefill_with_logits(
-        &mut self,
-        tokens: &[u32],
-        take: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
-    ) -> Result<(), EngineError> {
+    pub fn prefill_with_logits(&mut self, tokens: &[u32], take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
         self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), Some(take))
     }
 
@@ -152,7 +151,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
-        mut take: Option<&mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>>,
+        mut take: Option<&mut TakeLogits<'_>>,
     ) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
@@ -267,11 +266,7 @@ impl Session {
     }
 
     /// Logits of the last `tokens` tokens, a bounded number of rows at a time.
-    fn hand_over_logits(
-        &mut self,
-        tokens: usize,
-        take: &mut dyn FnMut(usize, &[f32]) -> ControlFlow<()>,
-    ) -> Result<(), EngineError> {
+    fn hand_over_logits(&mut self, tokens: usize, take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
         const ROWS: usize = 64;
         let config = self.engine.model().config();
         let first = self.tokens.len() - tokens;

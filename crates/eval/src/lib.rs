@@ -1,7 +1,8 @@
 //! Measurements: what a model and a policy keep, cost and lose.
 //!
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
-//! - [`needle`]: facts hidden in a long text, exact match, and [`draw_needle_map`], a picture of it.
+//! - [`needle`]: facts hidden in a long text, exact match, and [`draw_needle_map`], a picture of it;
+//! - [`measure_attention`]: kernel rates beside the machine's ceilings.
 //!
 //! ```no_run
 //! use riffle_engine::{Engine, EngineOptions};
@@ -20,11 +21,13 @@
 
 #![forbid(unsafe_code)]
 
+mod attention_rates;
 mod error;
 mod logits;
 mod needle;
 mod needle_map;
 
+pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
 pub use error::EvalError;
 pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use needle::{NeedleAnswer, NeedleOptions, needle};

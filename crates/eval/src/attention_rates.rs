@@ -1,0 +1,341 @@
+//! Rates of the attention kernels beside what the machine could do, measured in the same run.
+
+use std::hint::black_box;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use rayon::prelude::*;
+use riffle_attention::ceiling::{instructions, multiply_add_gflops, read_gigabytes_per_second};
+use riffle_attention::{
+    AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
+};
+use riffle_kv::{CacheShape, KvCache};
+use serde::Serialize;
+
+use crate::EvalError;
+
+/// One measurement: `rows` last queries of a text of `tokens` tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionCase {
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Queries of each head.
+    pub rows: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Element format of K and V.
+    pub format: Format,
+    /// Share of 128-token blocks that are read; 1 is dense.
+    pub density: f64,
+}
+
+/// What a case took, beside the ceilings of the same run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AttentionRate {
+    /// The case: `prefill f16 512x4096 d128`.
+    pub name: String,
+    /// Median milliseconds.
+    pub median_ms: f64,
+    /// Useful arithmetic: four operations a pair and dimension, in GFLOP/s.
+    pub gflops: f64,
+    /// Share of the multiply-add peak of the threads that worked.
+    pub peak_share: f64,
+    /// K and V read once, in GB/s.
+    pub gigabytes_per_s: f64,
+    /// Share of the rate at which these threads read memory.
+    pub read_share: f64,
+    /// Share of causal pairs that the selection reads.
+    pub density: f64,
+    /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
+    pub relative_error: f64,
+}
+
+/// Ceilings and rates.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AttentionReport {
+    /// Instructions the kernels use.
+    pub instructions: String,
+    /// Threads.
+    pub threads: usize,
+    /// Multiply-add peak of all threads together, f32, in GFLOP/s.
+    pub peak_gflops: f64,
+    /// Rate at which all threads together read memory, in GB/s.
+    pub read_gigabytes_per_s: f64,
+    /// A row for each case.
+    pub rates: Vec<AttentionRate>,
+}
+
+/// The cases whose figures the project keeps: dense prefill, sparse prefill, decode; 32 query and 8 KV heads.
+pub fn attention_cases() -> Vec<AttentionCase> {
+    let case = |head_dim, rows, tokens, format, density| AttentionCase {
+        heads: 32,
+        kv_heads: 8,
+        head_dim,
+        rows,
+        tokens,
+        format,
+        density,
+    };
+    let mut cases = Vec::new();
+    for head_dim in [128, 64] {
+        for (rows, tokens) in [(512, 4096), (4096, 4096)] {
+            cases.extend(Format::ALL.map(|format| case(head_dim, rows, tokens, format, 1.0)));
+        }
+    }
+    cases.extend([0.05, 0.1, 0.25, 0.5].map(|density| case(128, 1024, 8192, Format::F16, density)));
+    cases.push(case(128, 1024, 8192, Format::F16, 1.0));
+    for tokens in [16_384, 131_072] {
+        cases.extend(Format::ALL.map(|format| case(128, 1, tokens, format, 1.0)));
+    }
+    cases
+}
+
+impl AttentionCase {
+    /// The case's name: what is done, format, rows × tokens, head width, density below 1.
+    pub fn name(&self) -> String {
+        let phase = if self.rows == 1 { "decode" } else { "prefill" };
+        let (format, rows, tokens, head_dim) = (self.format.name(), self.rows, self.tokens, self.head_dim);
+        let density = if self.density < 1.0 {
+            format!(" {:.0}%", self.density * 100.0)
+        } else {
+            String::new()
+        };
+        format!("{phase} {format} {rows}x{tokens} d{head_dim}{density}")
+    }
+}
+
+/// Measures every case on the current threads; `done` is told each rate and may end the run.
+///
+/// # Errors
+/// A case whose shape the cache refuses.
+pub fn measure_attention(
+    cases: &[AttentionCase],
+    done: &mut (dyn FnMut(&AttentionRate) -> ControlFlow<()> + Send),
+) -> Result<AttentionReport, EvalError> {
+    let threads = rayon::current_num_threads();
+    let memory = vec![1.0f32; 64 << 20];
+    let peak = || rayon::broadcast(|_| multiply_add_gflops()).into_iter().sum::<f64>();
+    let read = || {
+        rayon::broadcast(|_| read_gigabytes_per_second(&memory))
+            .into_iter()
+            .sum::<f64>()
+    };
+    let mut report = AttentionReport {
+        instructions: instructions().to_owned(),
+        threads,
+        peak_gflops: peak(),
+        read_gigabytes_per_s: read(),
+        rates: Vec::new(),
+    };
+    for case in cases {
+        let rate = measure(case, &mut report, &peak)?;
+        let flow = done(&rate);
+        report.rates.push(rate);
+        if flow.is_break() {
+            break;
+        }
+    }
+    Ok(report)
+}
+
+/// Query rows in a tile.
+const TILE_ROWS: usize = 64;
+
+/// Tokens in a block of a sparse selection.
+const BLOCK: usize = 128;
+
+fn measure(
+    case: &AttentionCase,
+    report: &mut AttentionReport,
+    peak: &dyn Fn() -> f64,
+) -> Result<AttentionRate, EvalError> {
+    let cache = filled_cache(case)?;
+    let group = case.heads / case.kv_heads;
+    let width = case.heads * case.head_dim;
+    // [rows, kv_heads, group, head_dim]
+    let queries = noise(case.rows * width, 7);
+    let first = case.tokens - case.rows;
+    let tile_starts: Vec<usize> = (0..case.rows).step_by(TILE_ROWS).collect();
+    let selections: Vec<Selection> = tile_starts.iter().map(|row| selection(case, first + row)).collect();
+    let pages: Vec<Vec<PageView<'_>>> = (0..case.kv_heads)
+        .map(|kv_head| cache.pages(0, kv_head).collect())
+        .collect();
+    let jobs: Vec<AttendJob<'_>> = pages
+        .iter()
+        .enumerate()
+        .flat_map(|(kv_head, pages)| {
+            let queries = &queries;
+            tile_starts
+                .iter()
+                .zip(&selections)
+                .map(move |(&row, selection)| AttendJob {
+                    queries: QueryTile {
+                        data: &queries[row * width + kv_head * group * case.head_dim..],
+                        rows: TILE_ROWS.min(case.rows - row),
+                        row_stride: width,
+                        group,
+                        head_dim: case.head_dim,
+                        start: first + row,
+                    },
+                    kv: KvView {
+                        head_dim: case.head_dim,
+                        pages,
+                    },
+                    selection,
+                })
+        })
+        .collect();
+    let options = AttendOptions::new(1.0 / (case.head_dim as f32).sqrt());
+    let mut partials: Vec<Partial> = jobs
+        .iter()
+        .map(|job| Partial::new(job.queries.rows, group, case.head_dim))
+        .collect();
+    let mut run = || {
+        for (partial, job) in partials.iter_mut().zip(&jobs) {
+            partial.reset(job.queries.rows, group, case.head_dim);
+        }
+        attend_batch(&jobs, &options, black_box(&mut partials)).map_err(riffle_engine::EngineError::from)
+    };
+    run()?;
+    let start = Instant::now();
+    run()?;
+    let tries = ((0.5 / start.elapsed().as_secs_f64()) as usize).clamp(3, 200);
+    let mut times_ms = Vec::with_capacity(tries);
+    for _ in 0..tries {
+        let start = Instant::now();
+        run()?;
+        times_ms.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times_ms.sort_by(f64::total_cmp);
+    let median_ms = times_ms[tries / 2];
+
+    // The clock of a shared machine drifts: the peak is the best seen up to and beside this case.
+    report.peak_gflops = report.peak_gflops.max(peak());
+    let pairs: usize = jobs
+        .iter()
+        .map(|job| job.selection.pair_count(job.queries.start, job.queries.rows) * group)
+        .sum();
+    let causal: usize = (first + 1..=case.tokens).sum::<usize>() * case.heads;
+    let gflops = (4 * pairs * case.head_dim) as f64 / median_ms / 1e6;
+    let gigabytes_per_s = cache.usage().bytes_by_tier.ram as f64 / median_ms / 1e6;
+    let last = jobs.len() - 1;
+    Ok(AttentionRate {
+        name: case.name(),
+        median_ms,
+        gflops,
+        peak_share: gflops / report.peak_gflops,
+        gigabytes_per_s,
+        read_share: gigabytes_per_s / report.read_gigabytes_per_s,
+        density: pairs as f64 / causal as f64,
+        relative_error: error_of_last_row(&jobs[last], &partials[last], &options)?,
+    })
+}
+
+/// The cache of one layer, filled with noise.
+fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
+    const CHUNK: usize = 4096;
+    let shape = CacheShape {
+        layers: 1,
+        kv_heads: case.kv_heads,
+        head_dim: case.head_dim,
+        page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
+        key_format: case.format,
+        value_format: case.format,
+    };
+    let mut cache = KvCache::new(shape, None).map_err(riffle_engine::EngineError::from)?;
+    let width = case.kv_heads * case.head_dim;
+    for start in (0..case.tokens).step_by(CHUNK) {
+        let tokens = CHUNK.min(case.tokens - start);
+        let (keys, values) = (
+            noise(tokens * width, start as u64 + 1),
+            noise(tokens * width, start as u64 + 2),
+        );
+        cache
+            .append(0, &keys, &values)
+            .map_err(riffle_engine::EngineError::from)?;
+    }
+    Ok(cache)
+}
+
+/// Everything, or a scattered share of the blocks together with the tile's own.
+fn selection(case: &AttentionCase, first: usize) -> Selection {
+    if case.density >= 1.0 {
+        return Selection::full(case.tokens);
+    }
+    let own = first / BLOCK;
+    // Multiples of the golden ratio modulo 1 spread evenly.
+    let chosen = (0..=own)
+        .filter(|block| *block == own || ((block + own) as f64 * 0.618_033_988_749_895).fract() < case.density);
+    Selection::from_spans(chosen.map(|block| Span::new(block * BLOCK, (block + 1) * BLOCK)))
+}
+
+fn error_of_last_row(job: &AttendJob<'_>, partial: &Partial, options: &AttendOptions<'_>) -> Result<f64, EvalError> {
+    let failed = riffle_engine::EngineError::from;
+    let (row, width) = (job.queries.rows - 1, job.queries.group * job.queries.head_dim);
+    let query = QueryTile {
+        data: &job.queries.data[row * job.queries.row_stride..],
+        rows: 1,
+        start: job.queries.start + row,
+        ..job.queries
+    };
+    let expected = reference::attend(&query, &job.kv, job.selection, options, None)
+        .map_err(failed)?
+        .output;
+    let mut output = vec![0.0; job.queries.rows * width];
+    partial.finish_into(&mut output, width, None).map_err(failed)?;
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for (found, expected) in output[row * width..].iter().zip(&expected) {
+        difference += (f64::from(*found) - expected).powi(2);
+        norm += expected.powi(2);
+    }
+    Ok((difference / norm).sqrt())
+}
+
+/// Values from −1 to 1.
+fn noise(length: usize, seed: u64) -> Vec<f32> {
+    let mut values = vec![0.0f32; length];
+    values.par_chunks_mut(4096).enumerate().for_each(|(chunk, values)| {
+        let mut state = (seed << 32 | chunk as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        for value in values {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            *value = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+        }
+    });
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_reports_its_density_and_a_small_error() {
+        let case = AttentionCase {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+            rows: 200,
+            tokens: 2048,
+            format: Format::F32,
+            density: 0.25,
+        };
+        let decode = AttentionCase {
+            rows: 1,
+            density: 1.0,
+            ..case
+        };
+        let report = measure_attention(&[case, decode], &mut |_| ControlFlow::Continue(())).unwrap();
+        assert!((report.rates[0].density - 0.25).abs() < 0.08, "{report:?}");
+        assert_eq!(report.rates[1].density, 1.0);
+        for rate in &report.rates {
+            assert!(rate.relative_error < 1e-5, "{rate:?}");
+        }
+        assert_eq!(report.rates[0].name, "prefill f32 200x2048 d32 25%");
+    }
+}
