@@ -18,43 +18,67 @@ pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize,
     }
 }
 
-/// Logits `vectors · keys × scale`, `[vectors, groups]`.
-///
-/// A group is `stride` consecutive keys side by side, so that vectors are `[count, stride × head_dim]` and group `j`
-/// begins at token `j × stride`; with stride 1 groups are keys. Each logit is summed over its elements in order.
-pub(crate) fn logits(
-    vectors: &[f32],
-    pages: &[PageView<'_>],
-    head_dim: usize,
-    stride: usize,
+/// Rows of logits; kept between calls, because memory that is new costs more than the products.
+#[derive(Default)]
+pub(crate) struct Logits {
+    data: Vec<f32>,
     groups: usize,
-    scale: f32,
-) -> Vec<f32> {
-    let width = stride * head_dim;
-    let count = vectors.len() / width;
-    let mut out = vec![0.0; count * groups];
-    let mut rows = vec![0.0; LANES * width];
-    // [width, LANES]
-    let mut keys: Vec<Lanes> = vec![[0.0; LANES]; width];
-    let mut sums: Vec<Lanes> = vec![[0.0; LANES]; count];
-    for first in (0..groups).step_by(LANES) {
-        if stride > 1 || !read_stripe(pages, first, &mut keys) {
-            read_tokens(pages, head_dim, first * stride, &mut rows);
-            for (lane, row) in rows.chunks_exact(width).enumerate() {
-                for (key, value) in keys.iter_mut().zip(row) {
-                    key[lane] = *value;
+    row_stride: usize,
+}
+
+impl Logits {
+    /// Fills in `vectors · keys × scale`, `[vectors, groups]`.
+    ///
+    /// A group is `stride` consecutive keys side by side, so that vectors are `[count, stride × head_dim]` and group
+    /// `j` begins at token `j × stride`; with stride 1 groups are keys. Each logit is summed over its elements in
+    /// order.
+    pub(crate) fn compute(
+        &mut self,
+        vectors: &[f32],
+        pages: &[PageView<'_>],
+        head_dim: usize,
+        stride: usize,
+        groups: usize,
+        scale: f32,
+    ) {
+        let width = stride * head_dim;
+        let count = vectors.len() / width;
+        self.groups = groups;
+        // An odd number of cache lines, lest all rows of a long sequence fall into the same few lines of the cache.
+        self.row_stride = groups.next_multiple_of(2 * LANES) + LANES;
+        if self.data.len() < count * self.row_stride {
+            self.data.resize(count * self.row_stride, 0.0);
+        }
+        let mut rows = vec![0.0; LANES * width];
+        // [width, LANES]
+        let mut keys: Vec<Lanes> = vec![[0.0; LANES]; width];
+        let mut sums: Vec<Lanes> = vec![[0.0; LANES]; count];
+        for first in (0..groups).step_by(LANES) {
+            if stride > 1 || !read_stripe(pages, first, &mut keys) {
+                read_tokens(pages, head_dim, first * stride, &mut rows);
+                for (lane, row) in rows.chunks_exact(width).enumerate() {
+                    for (key, value) in keys.iter_mut().zip(row) {
+                        key[lane] = *value;
+                    }
+                }
+            }
+            dots(vectors, &keys, &mut sums);
+            // The row's stride leaves room for a whole last stripe.
+            for (sums, row) in sums.iter().zip(self.data.chunks_exact_mut(self.row_stride)) {
+                for (out, sum) in row[first..first + LANES].iter_mut().zip(sums) {
+                    *out = sum * scale;
                 }
             }
         }
-        dots(vectors, &keys, &mut sums);
-        let valid = LANES.min(groups - first);
-        for (sums, out) in sums.iter().zip(out.chunks_exact_mut(groups)) {
-            for (out, sum) in out[first..first + valid].iter_mut().zip(sums) {
-                *out = sum * scale;
-            }
-        }
     }
-    out
+
+    /// The rows computed last, in order; rows of earlier calls may follow.
+    pub(crate) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        let groups = self.groups;
+        self.data
+            .chunks_exact_mut(self.row_stride.max(1))
+            .map(move |row| &mut row[..groups])
+    }
 }
 
 /// Reads 16 keys that are one whole stripe of a float page, as they lie; false where they are not.

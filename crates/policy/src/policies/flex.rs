@@ -2,7 +2,7 @@ use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::blocks::{BlockRows, query_blocks};
 use crate::kernel::softmax;
-use crate::keys::read_tokens;
+use crate::keys::{Logits, read_tokens};
 use crate::policies::tri_shape::in_tail;
 use crate::policies::vertical_slash::{LineMass, for_last_attention, line_spans, runs};
 use crate::prepared::Prepared;
@@ -119,8 +119,9 @@ impl Flex {
         let rows = self.block.min(chunk.rows);
         let mut lines = LineMass::new(context.tokens);
         let mut predicted = vec![0.0f32; blocks];
+        let mut logits = Logits::default();
         for head in 0..chunk.group {
-            for_last_attention(chunk, context, rows, head, |weights| lines.add(weights));
+            for_last_attention(chunk, context, rows, head, &mut logits, |weights| lines.add(weights));
             let query = mean_query(chunk, chunk.rows - rows..chunk.rows, head);
             add_predicted(&query, &means, context.scale, &mut predicted);
         }

@@ -1,7 +1,7 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::kernel::softmax;
-use crate::keys::logits;
+use crate::keys::Logits;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
@@ -118,8 +118,11 @@ impl VerticalSlash {
             (self.vertical, self.slash)
         };
         let mut mass = LineMass::new(context.tokens);
+        let mut logits = Logits::default();
         for head in 0..chunk.group {
-            for_last_attention(chunk, context, self.last, head, |weights| mass.add(weights));
+            for_last_attention(chunk, context, self.last, head, &mut logits, |weights| {
+                mass.add(weights)
+            });
         }
         let distances = top_count(&mass.distances, slash, |distance| distance < self.recent);
         Lines {
@@ -155,6 +158,7 @@ pub(super) fn for_last_attention(
     context: &SelectContext<'_>,
     last: usize,
     head: usize,
+    logits: &mut Logits,
     mut each: impl FnMut(&[f32]),
 ) {
     let first = chunk.rows - last.min(chunk.rows);
@@ -162,7 +166,7 @@ pub(super) fn for_last_attention(
     for row in first..chunk.rows {
         vectors.extend_from_slice(chunk.query(row, head));
     }
-    let mut all = logits(
+    logits.compute(
         &vectors,
         context.pages,
         chunk.head_dim,
@@ -170,7 +174,7 @@ pub(super) fn for_last_attention(
         context.tokens,
         context.scale,
     );
-    for (row, logits) in (first..chunk.rows).zip(all.chunks_mut(context.tokens.max(1))) {
+    for (row, logits) in (first..chunk.rows).zip(logits.rows_mut()) {
         let visible = (chunk.start + row + 1).min(context.tokens);
         softmax(&mut logits[..visible]);
         each(&logits[..visible]);

@@ -2,7 +2,7 @@ use riffle_attention::{QueryTile, Selection};
 
 use crate::blocks::{BlockRows, query_blocks};
 use crate::kernel::softmax;
-use crate::keys::logits;
+use crate::keys::Logits;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
@@ -104,13 +104,14 @@ impl XAttention {
         let mut scores: Vec<Vec<f32>> = query_blocks.map(|number| vec![0.0; number + 1]).collect();
         let per_block = self.block / self.stride;
         let first_group = chunk.start / self.stride;
+        let end_group = (chunk.start + chunk.rows).div_ceil(self.stride);
         let groups = context.tokens.div_ceil(self.stride);
+        let mut logits = Logits::default();
         for head in 0..chunk.group {
             let vectors = self.long_queries(chunk, head);
             let scale = context.scale / self.stride as f32;
-            let mut all = logits(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
-            for (number, logits) in all.chunks_mut(groups.max(1)).enumerate() {
-                let group = first_group + number;
+            logits.compute(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
+            for (group, logits) in (first_group..end_group).zip(logits.rows_mut()) {
                 let weights = &mut logits[..(group + 1).min(groups)];
                 softmax(weights);
                 let row = &mut scores[group / per_block - first];
