@@ -189,16 +189,23 @@ impl<V: Visible> Call<'_, V> {
             let begin = workspace.queries.len();
             workspace.queries.resize(begin + tile.width * head_dim, 0.0);
             let packed = &mut workspace.queries[begin..];
-            for r in 0..tile.rows {
-                let row = at + r;
-                let query = self.queries.query(first + row / group, row % group);
-                for (out, q) in packed[r..].iter_mut().step_by(tile.width).zip(query) {
-                    *out = q * self.options.scale;
+            let mut sources: [&[f32]; 12] = [&[]; 12];
+            for (r, source) in sources.iter_mut().enumerate().take(tile.rows) {
+                *source = self.queries.query(first + (at + r) / group, (at + r) % group);
+            }
+            for (d, out) in packed.chunks_exact_mut(tile.width).enumerate() {
+                for (out, source) in out.iter_mut().zip(&sources[..tile.rows]) {
+                    *out = source[d] * self.options.scale;
                 }
             }
             at += tile.rows;
         }
-        if total <= 8 && self.level.int8_dot() {
+        let quantised = self
+            .kv
+            .pages
+            .iter()
+            .any(|page| matches!(page.keys, Plane::Q8_0(_) | Plane::Q4_0(_)));
+        if total <= 8 && quantised && self.level.int8_dot() {
             let Workspace { int8, queries, .. } = workspace;
             match self.tile(0, total).width {
                 1 => int8.pack(queries.as_chunks::<1>().0),

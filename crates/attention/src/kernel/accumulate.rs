@@ -63,14 +63,12 @@ fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
     for (slot, place) in tile.slots.iter().enumerate() {
         let first = place.stripe * 16 * head_dim;
         let values = &tile.values[first..first + place.tokens.min(16) * head_dim];
-        let ahead = tile.ahead.get(first..first + values.len()).unwrap_or_default();
+        let ahead = tile.ahead.get(first..).unwrap_or(values);
         let weights: [&[f32; 16]; R] = core::array::from_fn(|r| &tile.weights[r].as_chunks().0[slot]);
         for (j, row) in values.chunks_exact(head_dim).enumerate().take(16) {
             let row = &row[column..column + 16 * N].as_chunks::<16>().0[..N];
-            if let Some(line) = ahead.get(j * head_dim + column..(j + 1) * head_dim) {
-                for line in line.as_chunks::<16>().0.iter().take(N) {
-                    simd.prefetch(line);
-                }
+            for n in 0..N {
+                simd.prefetch(ahead, j * head_dim + column + 16 * n);
             }
             let value: [S::V; N] = core::array::from_fn(|n| E::load(simd, &row[n]));
             for r in 0..R {
@@ -161,8 +159,10 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateQuantised<'_, R
 /// Asks for the lines of one stripe.
 #[inline(always)]
 fn fetch<S: Simd>(simd: S, ahead: &[u8], first: usize, len: usize) {
-    for line in ahead.get(first..first + len).unwrap_or_default().chunks(64) {
-        simd.prefetch(&line[0]);
+    if let Some(stripe) = ahead.get(first..first + len) {
+        for at in (0..len).step_by(64) {
+            simd.prefetch(stripe, at);
+        }
     }
 }
 
@@ -219,7 +219,7 @@ fn quantised_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: us
             let chunks = row.as_chunks::<16>().0;
             for n in 0..N {
                 let value = if FOUR_BITS {
-                    nibbles(simd, &chunks[block + n])
+                    simd.load_nibbles(&chunks[block + n])
                 } else {
                     [
                         simd.load_i8(&chunks[2 * (block + n)]),
@@ -275,13 +275,4 @@ pub(super) fn quantised_tail_values<S: Simd, const FOUR_BITS: bool>(simd: S, row
     } else {
         simd.load_i8(&row.as_chunks().0[2 * block])
     }
-}
-
-/// 32 four-bit values from 16 bytes: low nibbles, then high nibbles.
-#[inline(always)]
-pub(super) fn nibbles<S: Simd>(simd: S, bytes: &[u8; 16]) -> [S::V; 2] {
-    let eight = simd.splat(8.0);
-    let low = simd.load_i8(&bytes.map(|b| b & 15));
-    let high = simd.load_i8(&bytes.map(|b| b >> 4));
-    [simd.sub(low, eight), simd.sub(high, eight)]
 }

@@ -91,8 +91,8 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for ScoreInt8<'_, R, FOUR_BIT
                 let bytes = bytes.as_chunks::<64>().0;
                 let (now, later) = ahead.split_at((32 + width * bytes_per_dim).min(ahead.len()));
                 ahead = later;
-                for line in now.chunks(64) {
-                    simd.prefetch(&line[0]);
+                for at in (0..now.len()).step_by(64) {
+                    simd.prefetch(now, at);
                 }
                 if FOUR_BITS {
                     for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<4>().0) {

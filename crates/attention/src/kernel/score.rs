@@ -76,21 +76,16 @@ fn stripes<S: Simd, E: Element, const R: usize, const N: usize>(
             .split_at(head_dim)
             .0
     });
-    let ahead: [&[[E::Raw; 16]]; N] = core::array::from_fn(|n| {
-        let stripe = ahead
-            .get(slots[n].stripe * 16 * head_dim..)
-            .unwrap_or_default()
-            .as_chunks()
-            .0;
-        stripe.get(..head_dim).unwrap_or_default()
+    // Without anything ahead the lines asked for are those being read, which costs next to nothing.
+    let ahead: [&[E::Raw]; N] = core::array::from_fn(|n| {
+        let stripe = ahead.get(slots[n].stripe * 16 * head_dim..);
+        stripe.unwrap_or(keys[n].as_flattened())
     });
     let mut sums = [[simd.splat(0.0); N]; R];
     for (d, query) in queries.iter().enumerate() {
         let key: [S::V; N] = core::array::from_fn(|n| E::load(simd, &keys[n][d]));
-        for line in ahead {
-            if let Some(line) = line.get(d) {
-                simd.prefetch(line);
-            }
+        for ahead in ahead {
+            simd.prefetch(ahead, 16 * d);
         }
         for r in 0..R {
             let q = simd.splat(query[r]);

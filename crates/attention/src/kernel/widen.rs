@@ -1,6 +1,6 @@
 use core::marker::PhantomData;
 
-use super::accumulate::{nibbles, quantised_tail_values};
+use super::accumulate::quantised_tail_values;
 use super::{Element, Slot, halves};
 use crate::Plane;
 use crate::format::QUANT_BLOCK;
@@ -134,7 +134,7 @@ fn quantised_values<S: Simd, const FOUR_BITS: bool>(
             let chunks = row.as_chunks::<16>().0;
             if let [first, second] = out {
                 let value = if FOUR_BITS {
-                    nibbles(simd, &chunks[block])
+                    simd.load_nibbles(&chunks[block])
                 } else {
                     [simd.load_i8(&chunks[2 * block]), simd.load_i8(&chunks[2 * block + 1])]
                 };

@@ -243,8 +243,8 @@ impl Simd for Avx2 {
         unsafe { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
     }
     #[inline(always)]
-    fn prefetch<T>(self, item: &T) {
-        // SAFETY: a prefetch only hints; the address is valid as well.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(core::ptr::from_ref(item).cast()) }
+    fn prefetch<T>(self, data: &[T], at: usize) {
+        // SAFETY: a prefetch only hints: any address is allowed, and nothing is read.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(data.as_ptr().wrapping_add(at).cast()) }
     }
 }

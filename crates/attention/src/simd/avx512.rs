@@ -154,6 +154,21 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16]) -> [Self::V; 2] {
+        // SAFETY: see the impl.
+        unsafe {
+            // A permutation looks only at the lowest four bits of each index.
+            let table = _mm512_setr_ps(
+                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+            );
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            [
+                _mm512_permutexvar_ps(bytes, table),
+                _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), table),
+            ]
+        }
+    }
+    #[inline(always)]
     fn splat_i32(self, x: i32) -> Self::I {
         // SAFETY: see the impl.
         unsafe { _mm512_set1_epi32(x) }
@@ -169,8 +184,8 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(x) }
     }
     #[inline(always)]
-    fn prefetch<T>(self, item: &T) {
-        // SAFETY: a prefetch only hints; the address is valid as well.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(core::ptr::from_ref(item).cast()) }
+    fn prefetch<T>(self, data: &[T], at: usize) {
+        // SAFETY: a prefetch only hints: any address is allowed, and nothing is read.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(data.as_ptr().wrapping_add(at).cast()) }
     }
 }

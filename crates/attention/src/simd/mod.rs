@@ -52,12 +52,19 @@ pub(crate) trait Simd: Copy {
     fn high_nibbles(self, b: Self::B) -> Self::B;
     /// Byte `n` of each group of four, unsigned, as f32.
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V;
+    /// 32 four-bit integers with an offset of 8: low nibbles, then high nibbles.
+    #[inline(always)]
+    fn load_nibbles(self, x: &[u8; 16]) -> [Self::V; 2] {
+        let eight = self.splat(8.0);
+        let (low, high) = (self.load_i8(&x.map(|b| b & 15)), self.load_i8(&x.map(|b| b >> 4)));
+        [self.sub(low, eight), self.sub(high, eight)]
+    }
     fn splat_i32(self, x: i32) -> Self::I;
     /// Adds to each lane Σ of four unsigned bytes of `b` times the four signed bytes of `x`.
     fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I;
     fn i32_to_f32(self, x: Self::I) -> Self::V;
-    /// Asks for the cache line of an item that will be read soon.
-    fn prefetch<T>(self, item: &T);
+    /// Asks for the cache line where `data[at]` lies or would lie.
+    fn prefetch<T>(self, data: &[T], at: usize);
 }
 
 /// Work that can be instantiated for any instruction set. `run` must be `#[inline(always)]`.

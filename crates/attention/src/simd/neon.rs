@@ -249,7 +249,7 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    fn prefetch<T>(self, _: &T) {}
+    fn prefetch<T>(self, _: &[T], _: usize) {}
     #[inline(always)]
     fn load_f16(self, x: &[u16; 16]) -> Self::V {
         self.load(&x.map(f16_to_f32))

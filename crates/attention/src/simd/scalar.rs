@@ -117,5 +117,5 @@ impl Simd for Scalar {
         x.map(|x| x as f32)
     }
     #[inline(always)]
-    fn prefetch<T>(self, _: &T) {}
+    fn prefetch<T>(self, _: &[T], _: usize) {}
 }
