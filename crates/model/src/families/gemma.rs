@@ -127,7 +127,8 @@ fn build(
             epsilon: config.norm_epsilon,
         })
     };
-    let mut layers: Vec<Box<dyn DecoderLayer>> = Vec::new();
+    let final_norm = norm(weights, "model.norm", hidden)?;
+    let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut head_norm = |part: &str| match head_norms {
@@ -142,7 +143,7 @@ fn build(
         let after_mlp = wide_norm("post_feedforward_layernorm")?;
         let mut load =
             |part: &str, outputs, inputs, biased| Projection::load(weights, &name(part), outputs, inputs, biased);
-        layers.push(Box::new(Layer {
+        decoder.layers.push(Box::new(Layer {
             before_attention,
             attention: Attention {
                 query: load("self_attn.q_proj", queries, hidden, biased)?,
@@ -164,8 +165,6 @@ fn build(
             rotary: rotary(layer),
         }));
     }
-    let final_norm = norm(weights, "model.norm", hidden)?;
-    let mut decoder = Decoder::new(config, weights, layers, final_norm)?;
     decoder.embedding_scale = Some((hidden as f32).sqrt());
     Ok(decoder)
 }

@@ -63,10 +63,11 @@ pub(super) fn build_with(
     let rotary = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?;
     let rotary = Arc::new(Rotary::new(&rotary));
     let activation = Activation::from_fields(fields, "hidden_act")?;
-    let mut layers: Vec<Box<dyn DecoderLayer>> = Vec::new();
+    let final_norm = norm(config, weights, "model.norm", config.hidden_size)?;
+    let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        layers.push(Box::new(Layer {
+        decoder.layers.push(Box::new(Layer {
             attention_norm: norm(config, weights, &name("input_layernorm"), config.hidden_size)?,
             attention: attention(style, config, weights, &name("self_attn"))?,
             mlp_norm: norm(config, weights, &name("post_attention_layernorm"), config.hidden_size)?,
@@ -74,8 +75,7 @@ pub(super) fn build_with(
             rotary: Arc::clone(&rotary),
         }));
     }
-    let final_norm = norm(config, weights, "model.norm", config.hidden_size)?;
-    Decoder::new(config, weights, layers, final_norm)
+    Ok(decoder)
 }
 
 fn norm(config: &ModelConfig, weights: &mut Checkpoint, name: &str, width: usize) -> Result<Norm, ModelError> {

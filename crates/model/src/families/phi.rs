@@ -47,7 +47,8 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             epsilon: config.norm_epsilon,
         })
     };
-    let mut layers: Vec<Box<dyn DecoderLayer>> = Vec::new();
+    let final_norm = norm(weights, "model.final_layernorm", hidden)?;
+    let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut head_norm = |part: &str| match head_norms {
@@ -57,7 +58,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
         let (query_norm, key_norm) = (head_norm("self_attn.q_layernorm")?, head_norm("self_attn.k_layernorm")?);
         let norm = norm(weights, &name("input_layernorm"), hidden)?;
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, true);
-        layers.push(Box::new(Layer {
+        decoder.layers.push(Box::new(Layer {
             norm,
             attention: Attention {
                 query: load("self_attn.q_proj", queries, hidden)?,
@@ -75,8 +76,6 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             rotary: Arc::clone(&rotary),
         }));
     }
-    let final_norm = norm(weights, "model.final_layernorm", hidden)?;
-    let mut decoder = Decoder::new(config, weights, layers, final_norm)?;
     decoder.head_bias = Some(weights.vector("lm_head.bias", config.vocab_size)?);
     Ok(decoder)
 }

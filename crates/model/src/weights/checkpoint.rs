@@ -118,7 +118,9 @@ impl Checkpoint {
     /// A vector as f32.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         let (format, bytes) = self.take(name, &[length])?;
-        to_f32(format, &bytes).ok_or_else(|| ModelError::WrongType {
+        let vector = to_f32(format, &bytes);
+        self.unmap(name);
+        vector.ok_or_else(|| ModelError::WrongType {
             tensor: name.to_owned(),
             expected: "f32, f16 or bf16",
             found: TensorType::Weights(format),
@@ -146,6 +148,7 @@ impl Checkpoint {
             rest = after;
             PackedMatrix::pack(format, rows, columns, part)
         });
+        self.unmap(name);
         let mut packed = Vec::with_capacity(PARTS);
         for part in parts {
             packed.push(part.map_err(|source| ModelError::Pack {
@@ -156,6 +159,13 @@ impl Checkpoint {
         packed.try_into().map_err(|_| ModelError::MissingTensor {
             tensor: name.to_owned(),
         })
+    }
+
+    /// Lets go of the pages read for a tensor; else the whole file would stand in memory beside the packed weights.
+    fn unmap(&mut self, name: &str) {
+        if let Some(location) = self.tensors.get(name) {
+            self.files[location.file].map = None;
+        }
     }
 
     /// The checked bytes of a tensor of weights.
