@@ -33,7 +33,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// Model folder: config.json, safetensors, tokenizer.json
+    /// Model: a Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF file
     #[arg(long, value_name = "PATH")]
     pub(crate) model: PathBuf,
 }
@@ -136,7 +136,7 @@ pub(crate) struct PlanArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// Model folder
+    /// Model: a Hugging Face folder or a GGUF file
     pub(crate) path: PathBuf,
     /// Print JSON
     #[arg(long)]
@@ -183,7 +183,7 @@ pub(crate) struct LogitsArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct NeedleArguments {
-    /// Model folder [default: the shipped model]
+    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
     #[arg(long, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
     /// UTF-8 text to hide the facts in [default: the shipped text]
@@ -221,6 +221,31 @@ pub(crate) struct BenchArguments {
 pub(crate) enum BenchSubject {
     /// Attention kernels beside the machine's arithmetic peak and read bandwidth, measured in the same run
     Attention(BenchAttentionArguments),
+    /// A model's prompt and answer rates at several depths of context
+    Model(BenchModelArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchModelArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Tokens of the prompt that is timed
+    #[arg(short = 'p', long = "prompt-tokens", value_name = "N", default_value_t = 512)]
+    pub(crate) prompt_tokens: usize,
+    /// Tokens that are generated
+    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 64)]
+    pub(crate) tokens: usize,
+    /// Tokens in the context before
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "0,4096,16384")]
+    pub(crate) depth: Vec<usize>,
+    /// Runs at each depth; the fastest counts
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) repeats: usize,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

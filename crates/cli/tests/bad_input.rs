@@ -265,3 +265,12 @@ fn damaged_token_files_are_refused() {
         "nor a partial one"
     );
 }
+
+#[test]
+fn a_benchmark_that_does_not_exist_lists_those_that_do() {
+    assert_refused(
+        &run(&["bench", "attention", "--only", "sideways"]),
+        1,
+        &["sideways", "decode f16 1x16384 d128"],
+    );
+}

@@ -238,3 +238,41 @@ fn policies_are_listed_with_their_parameters() {
     assert!(text.contains("sinks=64") && text.contains("window=1024"), "{text}");
     assert!(json(&stdout(&run(&["policies", "--json"]))).is_array());
 }
+
+#[test]
+fn bench_model_reports_every_depth() {
+    let output = riffle()
+        .args(["bench", "model", "--model"])
+        .arg(shipped_model())
+        .args(["-p", "64", "-n", "8", "--depth", "0,300", "--repeats", "1", "--json"])
+        .output()
+        .expect("the binary runs");
+    let rates = json(&stdout(&output));
+    assert_eq!(
+        (rates[0]["depth"].as_u64(), rates[1]["depth"].as_u64()),
+        (Some(0), Some(300))
+    );
+    for rate in rates.as_array().expect("a list") {
+        assert!(
+            rate["prefill_tokens_per_s"].as_f64().is_some_and(|value| value > 0.0),
+            "{rate}"
+        );
+        assert!(
+            rate["decode_tokens_per_s"].as_f64().is_some_and(|value| value > 0.0),
+            "{rate}"
+        );
+    }
+}
+
+#[test]
+fn quantised_kv_takes_fewer_bytes_and_still_reads() {
+    let prompt = "and he said unto them ".repeat(100);
+    let bytes = |kv_type: &str| {
+        let output = run_shipped(&["--prompt", &prompt, "-n", "4", "--kv-type", kv_type, "--json"]);
+        json(&stdout(&output))["kv"]["ram_bytes"].as_u64().expect("bytes")
+    };
+    let half = bytes("f16");
+    // One byte a value and two for every 32; half a byte for q4_0.
+    assert_eq!(bytes("q8_0") * 64, half * 34);
+    assert_eq!(bytes("q8_0:q4_0") * 128, half * (34 + 18));
+}

@@ -2,7 +2,8 @@
 //!
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
 //! - [`needle`]: facts hidden in a long text, exact match, and [`draw_needle_map`], a picture of it;
-//! - [`measure_attention`]: kernel rates beside the machine's ceilings.
+//! - [`measure_attention`]: kernel rates beside the machine's ceilings;
+//! - [`measure_model`]: prompt and answer rates at several depths of context.
 //!
 //! ```no_run
 //! use riffle_engine::{Engine, EngineOptions};
@@ -24,11 +25,13 @@
 mod attention_rates;
 mod error;
 mod logits;
+mod model_rates;
 mod needle;
 mod needle_map;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
 pub use error::EvalError;
 pub use logits::{LogitsReport, read_tokens, write_logits};
+pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
 pub use needle::{NeedleAnswer, NeedleOptions, needle};
 pub use needle_map::draw_needle_map;

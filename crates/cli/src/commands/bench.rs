@@ -2,17 +2,18 @@
 
 use std::ops::ControlFlow;
 
-use riffle_engine::with_threads;
-use riffle_eval::{AttentionCase, AttentionRate, attention_cases, measure_attention};
+use riffle_engine::{Engine, human_bytes, with_threads};
+use riffle_eval::{AttentionCase, AttentionRate, ModelRateOptions, attention_cases, measure_attention, measure_model};
 
-use super::{print, print_json};
-use crate::args::{BenchArguments, BenchAttentionArguments, BenchSubject};
+use super::{engine_options, print, print_json};
+use crate::args::{BenchArguments, BenchAttentionArguments, BenchModelArguments, BenchSubject};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
     match &arguments.subject {
         BenchSubject::Attention(arguments) => attention(arguments),
+        BenchSubject::Model(arguments) => model(arguments),
     }
 }
 
@@ -75,4 +76,53 @@ fn row(rate: &AttentionRate) -> String {
         rate.read_share * 100.0,
         rate.relative_error
     )
+}
+
+fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
+    let options = engine_options(&arguments.engine)?;
+    let measured = ModelRateOptions {
+        prompt_tokens: arguments.prompt_tokens,
+        generated_tokens: arguments.tokens,
+        depths: arguments.depth.clone(),
+        repeats: arguments.repeats,
+    };
+    let interrupt = Interrupt::install()?;
+    let mut printed = Ok(());
+    let rates = with_threads(arguments.engine.threads, || {
+        let engine = Engine::load(&arguments.model.model, options)?;
+        let rates = measure_model(&engine, &measured, &mut |rate| {
+            let line = format!(
+                "depth {:>7}  prompt of {} at {:>8.1} tokens/s  answer of {} at {:>8.1} tokens/s  KV {}\n",
+                rate.depth,
+                measured.prompt_tokens,
+                rate.prefill_tokens_per_s,
+                measured.generated_tokens,
+                rate.decode_tokens_per_s,
+                human_bytes(rate.kv_bytes)
+            );
+            if arguments.json {
+                eprint!("{line}");
+            } else {
+                printed = print(&line);
+            }
+            if printed.is_ok() {
+                interrupt.flow()
+            } else {
+                ControlFlow::Break(())
+            }
+        })?;
+        Ok::<_, Failure>(rates)
+    })??;
+    printed?;
+    if arguments.json {
+        print_json(&rates)?;
+    }
+    if rates.len() < arguments.depth.len() {
+        return Err(Failure::interrupted(format!(
+            "interrupted after {} of {} depths",
+            rates.len(),
+            arguments.depth.len()
+        )));
+    }
+    Ok(())
 }
