@@ -1,5 +1,5 @@
 use crate::parameter::Parameters;
-use crate::policies::{flex, full, log_stride, quest, streaming, tri_shape, vertical_slash, xattention};
+use crate::policies::{certified, flex, full, log_stride, quest, streaming, tri_shape, vertical_slash, xattention};
 use crate::{ParameterInfo, Phase, PolicyError, PolicySpec, SparsePolicy};
 
 /// A policy that can be chosen.
@@ -20,7 +20,7 @@ pub struct PolicyInfo {
     pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
 }
 
-static CATALOGUE: [PolicyInfo; 8] = [
+static CATALOGUE: [PolicyInfo; 9] = [
     full::INFO,
     streaming::INFO,
     tri_shape::INFO,
@@ -29,6 +29,7 @@ static CATALOGUE: [PolicyInfo; 8] = [
     flex::INFO,
     xattention::INFO,
     quest::INFO,
+    certified::INFO,
 ];
 
 impl PolicyInfo {

@@ -108,6 +108,12 @@ pub trait SparsePolicy: Send + Sync {
     /// What the tile reads.
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection;
 
+    /// The largest softmax mass that a query of this KV head leaves unread in the chunk prepared last, for policies that
+    /// know it exactly.
+    fn dropped_mass(&self, _kv_head: usize) -> Option<f32> {
+        None
+    }
+
     /// Learns where the softmax mass went.
     fn observe(&mut self, _mass: &ColumnMass<'_>) {}
 

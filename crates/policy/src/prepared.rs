@@ -53,6 +53,11 @@ impl<T: Clone> Prepared<T> {
         found.map_or_else(|| Cow::Owned(estimate()), |found| Cow::Borrowed(&found.content))
     }
 
+    /// The content stored last for a KV head.
+    pub(crate) fn latest(&self, kv_head: usize) -> Option<&T> {
+        self.latest.get(&kv_head).map(|found| &found.content)
+    }
+
     pub(crate) fn clear(&mut self) {
         self.latest.clear();
     }

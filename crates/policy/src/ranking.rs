@@ -21,16 +21,29 @@ pub(crate) fn top_share(scores: &[f32], share: f32, least: usize, forced: impl F
     let sum = |indices: &[usize]| -> f64 { indices.iter().map(|index| f64::from(scores[*index])).sum() };
     let mut held = sum(&chosen);
     let wanted = f64::from(share) * (held + sum(&others));
-    others.sort_unstable_by(|a, b| better_first(scores, *a, *b));
-    for index in others {
-        if held >= wanted && chosen.len() >= least {
-            break;
+    // Sorting all would cost more than choosing: the best few are enough as a rule.
+    let (mut sorted, mut ready) = (0, 64);
+    loop {
+        ready = ready.min(others.len());
+        let rest = &mut others[sorted..];
+        if ready - sorted < rest.len() && ready > sorted {
+            rest.select_nth_unstable_by(ready - sorted - 1, |a, b| better_first(scores, *a, *b));
         }
-        held += f64::from(scores[index]);
-        chosen.push(index);
+        rest[..ready - sorted].sort_unstable_by(|a, b| better_first(scores, *a, *b));
+        for index in &others[sorted..ready] {
+            if held >= wanted && chosen.len() >= least {
+                chosen.sort_unstable();
+                return chosen;
+            }
+            held += f64::from(scores[*index]);
+            chosen.push(*index);
+        }
+        if ready == others.len() {
+            chosen.sort_unstable();
+            return chosen;
+        }
+        (sorted, ready) = (ready, ready * 4);
     }
-    chosen.sort_unstable();
-    chosen
 }
 
 fn better_first(scores: &[f32], a: usize, b: usize) -> Ordering {
@@ -49,6 +62,35 @@ mod tests {
         assert_eq!(top_count(&scores, 1, |index| index < 2), [0, 1]);
         assert_eq!(top_count(&scores, 99, |_| false).len(), 6);
         assert_eq!(top_count(&[], 3, |_| true), [0usize; 0]);
+    }
+
+    #[test]
+    fn many_scores_are_chosen_as_by_sorting_them_all() {
+        let scores: Vec<f32> = (0..3000).map(|n| ((n * 7919 + 5) % 613) as f32).collect();
+        let total: f32 = scores.iter().sum();
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| better_first(&scores, *a, *b));
+        for (share, least) in [
+            (0.01, 0),
+            (0.3, 0),
+            (0.9, 0),
+            (1.0, 0),
+            (0.1, 64),
+            (0.0, 65),
+            (0.0, 2999),
+            (0.2, 5000),
+        ] {
+            let mut held = 0.0;
+            let enough = |n: &usize| {
+                let done = held >= share * total && *n >= least;
+                held += scores[order[*n]];
+                done
+            };
+            let count = (0..scores.len()).find(enough).unwrap_or(scores.len());
+            let mut expected = order[..count].to_vec();
+            expected.sort_unstable();
+            assert_eq!(top_share(&scores, share, least, |_| false), expected, "{share} {least}");
+        }
     }
 
     #[test]
