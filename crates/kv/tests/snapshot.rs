@@ -239,7 +239,7 @@ fn saver_process() {
     };
     let mut caches: Vec<KvCache> = (0..2).map(|_| KvCache::new(crash_shape(), None).unwrap()).collect();
     for (number, cache) in caches.iter_mut().enumerate() {
-        append_all(cache, 10 * number as u64, 2000 + number);
+        append_all(cache, 10 * number as u64, 800 + number);
     }
     loop {
         for (number, cache) in caches.iter().enumerate() {
@@ -255,7 +255,7 @@ fn a_process_killed_while_it_saves_leaves_one_whole_cache() {
     let expected: Vec<_> = (0..2u64)
         .map(|number| {
             let mut cache = KvCache::new(crash_shape(), None).unwrap();
-            append_all(&mut cache, 10 * number, 2000 + number as usize);
+            append_all(&mut cache, 10 * number, 800 + number as usize);
             all_contents(&cache)
         })
         .collect();
