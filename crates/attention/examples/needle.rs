@@ -1,0 +1,132 @@
+//! A needle in a long context: what each pattern reads, and whether it finds it.
+//!
+//! `cargo run --release -p riffle-attention --example needle`
+//!
+//! One key among 32768 matches the query and carries the answer in its value. Dense attention finds it;
+//! window, globals and log-stride do not read it; a selection that names its page does, at a fraction of
+//! the cost.
+
+use std::time::Instant;
+
+use riffle_attention::*;
+
+const TOKENS: usize = 32_768;
+const DIM: usize = 64;
+const PAGE: usize = 256;
+const NEEDLE: usize = 20_011;
+
+fn noise(len: usize) -> Vec<f32> {
+    let mut state = 7u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn main() -> Result<(), AttendError> {
+    let mut keys = noise(TOKENS * DIM);
+    let mut values = noise(TOKENS * DIM);
+    let query = noise(DIM);
+    for d in 0..DIM {
+        keys[NEEDLE * DIM + d] = 8.0 * query[d];
+        values[NEEDLE * DIM + d] = 1.0;
+    }
+
+    // The cache: pages of 256 tokens, keys in half precision, values in 8 bits.
+    let (key_format, value_format) = (Format::F16, Format::Q8_0);
+    let mut planes = Vec::new();
+    for page in 0..TOKENS / PAGE {
+        let mut key_plane = vec![0u16; key_format.plane_len(PAGE, DIM)];
+        let mut value_plane = vec![0u8; value_format.plane_len(PAGE, DIM)];
+        let rows = page * PAGE * DIM..(page + 1) * PAGE * DIM;
+        write_keys(
+            &mut PlaneMut::F16(&mut key_plane),
+            DIM,
+            0,
+            PAGE,
+            &keys[rows.clone()],
+            DIM,
+        )?;
+        write_values(&mut PlaneMut::Q8_0(&mut value_plane), DIM, 0, PAGE, &values[rows], DIM)?;
+        planes.push((key_plane, value_plane));
+    }
+    let pages: Vec<PageView<'_>> = planes
+        .iter()
+        .enumerate()
+        .map(|(page, (keys, values))| PageView {
+            start: page * PAGE,
+            tokens: PAGE,
+            keys: Plane::F16(keys),
+            values: Plane::Q8_0(values),
+        })
+        .collect();
+    let kv = KvView {
+        head_dim: DIM,
+        pages: &pages,
+    };
+    let position = TOKENS - 1;
+    let queries = QueryTile {
+        data: &query,
+        rows: 1,
+        row_stride: DIM,
+        group: 1,
+        head_dim: DIM,
+        start: position,
+    };
+    let options = AttendOptions::new(1.0 / (DIM as f32).sqrt());
+
+    let strides = (8..15).map(|k| position - (1usize << k));
+    let needle_page = NEEDLE / PAGE * PAGE;
+    let selections = [
+        ("dense", Selection::full(TOKENS)),
+        (
+            "4 sinks + window of 1024",
+            Selection::from_spans([Span::new(0, 4)]).with_row_window(1024),
+        ),
+        (
+            "window, global, log-stride",
+            Selection::from_spans([Span::new(0, 1)])
+                .with_row_window(129)
+                .with_row_extras(position, [strides]),
+        ),
+        (
+            "sinks, window and one chosen page",
+            Selection::from_spans([Span::new(0, 4), Span::new(needle_page, needle_page + PAGE)]).with_row_window(1024),
+        ),
+    ];
+    println!(
+        "{TOKENS} tokens, the needle at {NEEDLE}; instructions: {}\n",
+        ceiling::instructions()
+    );
+    for (name, selection) in &selections {
+        let mut partial = Partial::new(1, 1, DIM);
+        attend(&queries, &kv, selection, &options, &mut partial)?;
+        let start = Instant::now();
+        partial.reset(1, 1, DIM);
+        attend(&queries, &kv, selection, &options, &mut partial)?;
+        let time = start.elapsed();
+        let mut out = [0.0; DIM];
+        partial.finish_into(&mut out, DIM, None)?;
+        let mean = out.iter().sum::<f32>() / DIM as f32;
+        println!(
+            "{name:<34} reads {:>6} keys in {:>7.1} µs: answer {mean:>6.3} ({})",
+            selection.pair_count(position, 1),
+            time.as_secs_f64() * 1e6,
+            if mean > 0.9 { "found" } else { "lost" }
+        );
+    }
+
+    let attention = SubquadraticSparseAttention::new(SparseAttentionConfig::default())?;
+    println!("\nedges of the fixed pattern per head, against dense causal attention:");
+    for tokens in [512, 4096, TOKENS] {
+        let (sparse, dense) = (attention.estimate_sparse_edges(tokens), tokens * (tokens + 1) / 2);
+        println!(
+            "{tokens:>7} tokens: {sparse:>9} of {dense:>11} ({:.1}×)",
+            dense as f64 / sparse as f64
+        );
+    }
+    Ok(())
+}
