@@ -20,6 +20,13 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
         });
     };
     let fields = Fields::new(&config_path, value)?;
+    if let Some(quantised) = fields.object("quantization_config")? {
+        let method = quantised.text("quant_method")?.unwrap_or("(unnamed)");
+        return Err(fields.error(
+            "quantization_config",
+            format!("weights quantised by {method:?} are not supported; use the original weights or a GGUF file"),
+        ));
+    }
     let (family, architecture) = families::find(&fields)?;
     let config = (family.configure)(&fields, &architecture)?;
     let settings = TokenizerSettings::from_directory(path)?;

@@ -248,6 +248,13 @@ fn unknown_architectures_are_refused_with_the_known_ones() {
 }
 
 #[test]
+fn weights_quantised_otherwise_are_refused() {
+    let quantised = json!({"quant_method": "gptq", "bits": 4});
+    let words = ["quantization_config", "gptq", "GGUF"];
+    bent(|model| model.config["quantization_config"] = quantised, &words);
+}
+
+#[test]
 fn bad_settings_are_named_with_what_would_be_right() {
     for (setting, value, words) in [
         ("num_attention_heads", json!(0), vec!["from 1"]),

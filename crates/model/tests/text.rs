@@ -204,3 +204,18 @@ fn chat_templates_render_like_the_reference() {
     }
     assert!(cases > 50, "only {cases} cases");
 }
+
+#[test]
+fn template_features_behave_as_in_python() {
+    let file = std::fs::read(vectors().join("templates.json")).unwrap();
+    let file: Value = serde_json::from_slice(&file).unwrap();
+    for case in file["cases"].as_array().unwrap() {
+        let source = case["template"].as_str().unwrap();
+        let template = ChatTemplate::new(source, vec![("bos_token".into(), "<s>".into())]).unwrap();
+        let rendered = template.render_with(&file["messages"], true, &Default::default());
+        match case["text"].as_str() {
+            Some(text) => assert_eq!(rendered.unwrap(), text, "{source}"),
+            None => assert!(rendered.is_err(), "{source}"),
+        }
+    }
+}
