@@ -14,6 +14,7 @@ VECTORS = pathlib.Path(__file__).resolve().parent.parent / "tests" / "vectors"
 CASES = {
     "llama-0": "f32",
     "llama-1": "bf16",
+    "llama-2": "f16",
     "mistral-1": "f16",
     "qwen2-0": "f32",
     "qwen3-1": "f16",

@@ -30,6 +30,7 @@ def shape(hidden, inner, heads, kv_heads, **more):
 
 
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=256)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
 LONG = dict(short_factor=[1.0 + 0.1 * i for i in range(6)], long_factor=[1.5 + 0.7 * i for i in range(6)], partial_rotary_factor=0.75)
 
 # family -> [(configuration class, settings, weight type)]; the seed is the case's place in the list.
@@ -37,6 +38,7 @@ FAMILIES = {
     "llama": [
         ("LlamaConfig", shape(33, 48, 3, 1, head_dim=16), F32),
         ("LlamaConfig", shape(40, 56, 4, 2, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=YARN), BF16),
+        ("LlamaConfig", shape(32, 24, 2, 1, head_dim=32, rope_parameters=LLAMA3), F16),
     ],
     "mistral": [
         ("MistralConfig", shape(32, 56, 4, 2, sliding_window=61), F32),
