@@ -176,6 +176,30 @@ fn pages_stride(group: usize, head_dim: usize, _head: usize) -> usize {
     group * head_dim
 }
 
+/// Threads that take part: one without the feature `parallel`.
+fn threads() -> usize {
+    if cfg!(feature = "parallel") {
+        std::thread::available_parallelism().map_or(1, |n| n.get())
+    } else {
+        1
+    }
+}
+
+/// Sum of a rate measured on every thread at the same time.
+fn on_all_threads(rate: &(dyn Fn() -> f64 + Sync)) -> f64 {
+    if threads() == 1 {
+        return rate();
+    }
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads()).map(|_| scope.spawn(rate)).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).sum()
+    })
+}
+
+fn read_ceiling(memory: &[f32]) -> f64 {
+    on_all_threads(&|| read_gigabytes_per_second(memory))
+}
+
 const FORMATS: [Format; 5] = Format::ALL;
 
 fn wanted(name: &str) -> bool {
@@ -183,7 +207,16 @@ fn wanted(name: &str) -> bool {
     filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
 }
 
-fn measure(criterion: &mut Criterion, name: &str, flops: f64, bytes: f64, peak: f64, ceiling: f64, work: &mut Work) {
+fn measure(
+    criterion: &mut Criterion,
+    name: &str,
+    flops: f64,
+    bytes: f64,
+    peak: f64,
+    ceiling: f64,
+    memory: &[f32],
+    work: &mut Work,
+) {
     if !wanted(name) {
         return;
     }
@@ -197,7 +230,12 @@ fn measure(criterion: &mut Criterion, name: &str, flops: f64, bytes: f64, peak: 
     };
     let seconds = seconds.as_secs_f64();
     // Other work on the machine comes and goes: the ceilings are measured again beside each case.
-    let peak = peak.max(multiply_add_gflops());
+    let peak = peak.max(on_all_threads(&multiply_add_gflops));
+    let ceiling = if name.starts_with("decode") {
+        read_ceiling(memory)
+    } else {
+        ceiling
+    };
     let (rate, bandwidth) = (flops / seconds / 1e9, bytes / seconds / 1e9);
     println!(
         "{name:<44} {:>9.3} ms {rate:>7.1} GFLOP/s {:>5.1}% of peak {bandwidth:>6.1} GB/s {:>5.1}% of read",
@@ -256,15 +294,11 @@ fn pattern() {
 fn main() {
     let mut criterion = Criterion::default();
     let memory = noise(64 << 20);
-    let threads = if cfg!(feature = "parallel") {
-        std::thread::available_parallelism().map_or(1, |n| n.get())
-    } else {
-        1
-    };
-    let peak = multiply_add_gflops();
-    let ceiling = read_gigabytes_per_second(&memory);
+    let threads = threads();
+    let peak = on_all_threads(&multiply_add_gflops);
+    let ceiling = read_ceiling(&memory);
     println!(
-        "instructions {}, one thread: multiply-add peak {peak:.1} GFLOP/s, read ceiling {ceiling:.1} GB/s; {threads} threads here",
+        "instructions {}, {threads} threads: multiply-add peak {peak:.1} GFLOP/s, read ceiling {ceiling:.1} GB/s",
         instructions()
     );
 
@@ -288,6 +322,7 @@ fn main() {
                     cache.bytes() as f64,
                     peak,
                     ceiling,
+                    &memory,
                     &mut work,
                 );
             }
@@ -316,6 +351,7 @@ fn main() {
             cache.bytes() as f64,
             peak,
             ceiling,
+            &memory,
             &mut work,
         );
     }
@@ -339,6 +375,7 @@ fn main() {
                     cache.bytes() as f64,
                     peak,
                     ceiling,
+                    &memory,
                     &mut work,
                 );
             }
