@@ -5,6 +5,11 @@
 //! number of tokens; [`row_into`](PackedMatrix::row_into) reads a row back exactly, so that an embedding and a tied
 //! output head share one copy.
 //!
+//! Float weights (f32, f16, bf16) are widened in registers and multiplied as f32. Weights in the block formats of GGUF
+//! stay quantised: the activations are rounded to 8 bits with a scale for each 32 of them, at most half a step
+//! (1/254 of the largest of the 32) away, and products are summed as integers. An activation that is not finite makes
+//! every output of its token NaN there; among floats infinities and NaN follow IEEE arithmetic.
+//!
 //! Each output is a sum over the inputs whose order is fixed: neither the number of tokens, nor the number of threads,
 //! nor the instruction set changes a bit of it.
 //!
