@@ -1,8 +1,8 @@
 //! The header of a safetensors file: which tensors it holds and where.
 //!
 //! The `safetensors` crate checks a header as a whole and keeps the last of two tensors with one name. A loader that
-//! tells the user which tensor is wrong needs each entry checked by itself, so the header is read here; the element
-//! type names are the crate's.
+//! tells the user which tensor is wrong needs each entry checked by itself, so the header is read here; the tests read
+//! their vectors with that crate.
 
 use std::fs::File;
 use std::io::Read;
