@@ -89,23 +89,21 @@ pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, Eng
     MemoryPlan::new(&info.config, options, available)
 }
 
-/// Runs `work` on `threads` threads, or on every core for `None`.
+/// Runs `work` on `threads` threads, or on every core for `None`. Work that starts inside the pool is handed out
+/// faster than work that has to enter it, so whole runs belong in here.
 ///
 /// # Errors
 /// [`EngineError::Threads`] when the pool cannot be started, [`EngineError::Option`] for zero threads.
 pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
-    let Some(threads) = threads else {
-        return Ok(work());
-    };
-    if threads == 0 {
+    if threads == Some(0) {
         return Err(EngineError::option("--threads", 0, "it must be at least 1"));
     }
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build()
-        .map_err(|error| EngineError::Threads {
-            threads,
-            reason: error.to_string(),
-        })?;
+    // Zero stands for every core in rayon.
+    let threads = threads.unwrap_or(0);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|error| EngineError::Threads {
+        threads,
+        reason: error.to_string(),
+    })?;
     Ok(pool.install(work))
 }

@@ -208,7 +208,7 @@ impl Session {
         let model = engine.model();
         let config = model.config();
         if self.workspace.batch_tokens() < batch.len() {
-            self.workspace = Workspace::new(config, batch.len());
+            self.workspace = Workspace::new(config, batch.len()).for_context(engine.plan().context_tokens);
         }
         // [tokens, hidden]
         self.hidden.resize(batch.len() * config.hidden_size, 0.0);

@@ -1,12 +1,16 @@
 //! The main job: the shipped model reads the shipped book and answers a question about it.
 
-use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunRequest};
+use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunRequest, with_threads};
 
 use super::{grouped, print, read_text, run::answer};
 use crate::failure::Failure;
 use crate::shipped::fixtures;
 
 pub(crate) fn demo() -> Result<(), Failure> {
+    with_threads(None, read_and_answer)?
+}
+
+fn read_and_answer() -> Result<(), Failure> {
     let fixtures = fixtures()?;
     let (book_path, model_path) = (fixtures.join("text/prophets.txt"), fixtures.join("model"));
     let book = read_text(&book_path)?;
