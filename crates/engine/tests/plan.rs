@@ -7,7 +7,7 @@ use testing::fixture;
 
 #[test]
 fn the_largest_context_it_names_fits_and_one_page_more_does_not() {
-    let info = riffle_model::inspect(&fixture("model")).unwrap();
+    let info = riffle_model::inspect(fixture("model")).unwrap();
     let plan = |context_tokens, memory_budget_bytes| {
         let options = EngineOptions {
             context_tokens,
