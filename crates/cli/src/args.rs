@@ -41,7 +41,7 @@ pub(crate) struct ModelArguments {
 /// Options of every command that runs or plans a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
-    /// Context: tokens the prompt and the answer may take together [default: what the model was made for]
+    /// Context: tokens the prompt and the answer may take together [default: what the model was made for, or what fits in memory if that is less]
     #[arg(long, value_name = "N")]
     pub(crate) ctx: Option<usize>,
     /// Logical batch: tokens that pass one layer before the next

@@ -183,7 +183,7 @@ fn options_out_of_range_are_refused_by_name() {
 
 #[test]
 fn a_plan_that_does_not_fit_says_what_would() {
-    let output = run_shipped(&["--prompt", "x", "--memory", "24M"]);
+    let output = run_shipped(&["--prompt", "x", "--memory", "24M", "--ctx", "100000"]);
     assert_refused(&output, 1, &["memory needed", "available", "--ctx"]);
     let output = run_shipped(&["--prompt", "x", "--memory", "1M"]);
     assert_refused(&output, 1, &["not even one token fits"]);

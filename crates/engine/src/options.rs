@@ -8,7 +8,7 @@ use crate::EngineError;
 /// How a model is run: context, batches, cache formats and policies.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
-    /// Tokens the context may hold; `None` takes what the model was made for.
+    /// Tokens the context may hold; `None` takes what the model was made for, or what fits in memory if that is less.
     pub context_tokens: Option<usize>,
     /// Logical batch: tokens that go through one layer before the next layer starts (`-b`).
     pub batch_tokens: usize,

@@ -35,7 +35,7 @@ impl MemoryPlan {
     /// [`EngineError::ContextTooLong`], or [`EngineError::Kv`] for an impossible cache shape.
     pub fn new(config: &ModelConfig, options: &EngineOptions, available_bytes: u64) -> Result<Self, EngineError> {
         options.validate()?;
-        let context_tokens = options.context_for(config.max_position)?;
+        let asked = options.context_for(config.max_position)?;
         let shape = cache_shape(config, options);
         shape.validate()?;
         let scratch = |context: usize| scratch_bytes(config, options, context);
@@ -45,6 +45,12 @@ impl MemoryPlan {
                 .saturating_add(scratch(context))
                 .saturating_add(shape.bytes_for(context))
         };
+        let largest_context_tokens = largest(config.max_position, |context| needed(context) <= available_bytes);
+        // Nobody asked for the model's whole context: take what fits, unless nothing does.
+        let context_tokens = match options.context_tokens {
+            None if largest_context_tokens > 0 => largest_context_tokens,
+            _ => asked,
+        };
         Ok(Self {
             context_tokens,
             weights_bytes: config.weight_bytes,
@@ -53,7 +59,7 @@ impl MemoryPlan {
             scratch_bytes: scratch(context_tokens),
             total_bytes: needed(context_tokens),
             available_bytes,
-            largest_context_tokens: largest(config.max_position, |context| needed(context) <= available_bytes),
+            largest_context_tokens,
         })
     }
 

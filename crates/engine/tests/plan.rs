@@ -2,33 +2,45 @@
 
 mod testing;
 
-use riffle_engine::{Engine, EngineError, EngineOptions};
+use riffle_engine::{Engine, EngineError, EngineOptions, MemoryPlan};
 use testing::fixture;
 
-#[test]
-fn the_largest_context_it_names_fits_and_one_page_more_does_not() {
+fn plan(context_tokens: Option<usize>, memory_budget_bytes: Option<u64>) -> MemoryPlan {
     let info = riffle_model::inspect(fixture("model")).unwrap();
-    let plan = |context_tokens, memory_budget_bytes| {
-        let options = EngineOptions {
-            context_tokens,
-            memory_budget_bytes,
-            ..Default::default()
-        };
-        riffle_engine::plan(&info, &options).unwrap()
+    let options = EngineOptions {
+        context_tokens,
+        memory_budget_bytes,
+        ..Default::default()
     };
-    let whole = plan(None, None);
-    let tight = plan(None, Some(whole.total_bytes / 2));
-    assert!(!tight.fits());
+    riffle_engine::plan(&info, &options).unwrap()
+}
+
+#[test]
+fn the_largest_context_it_names_fits_and_one_token_more_does_not() {
+    let whole = plan(Some(131_072), None);
+    let half = Some(whole.total_bytes / 2);
+    let tight = plan(Some(131_072), half);
+    assert!(whole.fits() && !tight.fits());
     let largest = tight.largest_context_tokens;
     assert!(largest > 0 && largest < tight.context_tokens);
-    assert!(plan(Some(largest), Some(whole.total_bytes / 2)).fits());
-    assert!(!plan(Some(largest + 1), Some(whole.total_bytes / 2)).fits());
+    assert!(plan(Some(largest), half).fits());
+    assert!(!plan(Some(largest + 1), half).fits());
+}
+
+#[test]
+fn without_a_context_it_takes_what_the_model_supports_or_what_fits() {
+    let whole = plan(None, None);
+    assert_eq!(whole.context_tokens, 131_072);
+    let tight = plan(None, Some(whole.total_bytes / 2));
+    assert!(tight.fits());
+    assert_eq!(tight.context_tokens, tight.largest_context_tokens);
 }
 
 #[test]
 fn a_model_that_does_not_fit_is_refused_with_what_would() {
     let options = EngineOptions {
         memory_budget_bytes: Some(40 << 20),
+        context_tokens: Some(131_072),
         ..Default::default()
     };
     let message = match Engine::load(fixture("model"), options) {
