@@ -1,5 +1,17 @@
 //! Attention over paged K and V, dense or sparse, one entry point for both.
 //!
+//! - [`attend`] adds what a tile of queries reads of some pages under a [`Selection`] to a [`Partial`]; prefill,
+//!   chunked prefill, decode and tiers that arrive one by one are all calls of it. [`attend_batch`] runs many
+//!   on all threads, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
+//! - Pages hold K and V in f32, f16, bf16, `q8_0` or `q4_0`, each plane its own; [`write_keys`] and
+//!   [`write_values`] lay them out. Planes that begin on a 64-byte boundary are read fastest.
+//! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
+//! - [`SubquadraticSparseAttention`] and [`KvCache`] are a face for contiguous tensors with a fixed pattern.
+//!
+//! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust. Features:
+//! `std` (default: detection, scratch per thread), `simd` (default: without it the crate forbids unsafe code),
+//! `parallel` (rayon), `fp16` (`half` types in [`KvCacheF16`]). Without `std` it needs only `alloc`.
+//!
 //! ```
 //! use riffle_attention::*;
 //!
