@@ -37,6 +37,7 @@ extern crate alloc;
 
 mod attend;
 mod batch;
+mod block;
 #[cfg(feature = "std")]
 pub mod ceiling;
 mod error;

@@ -1,0 +1,105 @@
+//! Blocks of keys: where they lie in a page's planes, which of their stripes are active.
+
+use alloc::vec::Vec;
+
+use crate::kernel::{KEY_BLOCK, STRIPES, Slot};
+use crate::simd::Level;
+use crate::{Format, LANES, PageView, Plane, Span};
+
+/// A block of keys of one page.
+pub(crate) struct Block<'a> {
+    pub(crate) span: Span,
+    pub(crate) keys: Plane<'a>,
+    pub(crate) values: Plane<'a>,
+    /// Planes of the block that comes next, where it has the same formats.
+    pub(crate) ahead: Option<(Plane<'a>, Plane<'a>)>,
+}
+
+pub(crate) fn reads_keys_directly(format: Format, lone: bool, level: Level) -> bool {
+    match format {
+        Format::F32 => true,
+        Format::F16 | Format::Bf16 => lone,
+        Format::Q8_0 | Format::Q4_0 => lone && level.int8_dot(),
+    }
+}
+
+pub(crate) fn reads_values_directly(format: Format, lone: bool) -> bool {
+    format == Format::F32 || lone
+}
+
+/// The stripes that hold any of the bits.
+pub(crate) fn active(bits: u128, tokens: usize, slots: &mut [Slot; STRIPES]) -> usize {
+    let mut len = 0;
+    for stripe in 0..STRIPES {
+        if (bits >> (stripe * LANES)) as u16 != 0 {
+            slots[len] = Slot {
+                stripe,
+                tokens: (tokens - stripe * LANES).min(LANES),
+            };
+            len += 1;
+        }
+    }
+    len
+}
+
+/// All bits of the slots' stripes.
+pub(crate) fn whole(slots: &[Slot]) -> u128 {
+    slots
+        .iter()
+        .fold(0, |bits, slot| bits | (0xffff << (slot.stripe * LANES)))
+}
+
+pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, head_dim: usize) -> Block<'a> {
+    let first = block * KEY_BLOCK;
+    let tokens = (page.tokens - first).min(KEY_BLOCK);
+    Block {
+        span: Span::new(page.start + first, page.start + first + tokens),
+        keys: stripes_of(page.keys, first, tokens, head_dim),
+        values: stripes_of(page.values, first, tokens, head_dim),
+        ahead: None,
+    }
+}
+
+/// Whole stripes of a plane that hold `tokens` from `first`, a multiple of 16.
+pub(crate) fn stripes_of(plane: Plane, first: usize, tokens: usize, head_dim: usize) -> Plane {
+    let format = plane.format();
+    let begin = format.plane_len(first, head_dim);
+    let end = begin + format.plane_len(tokens.next_multiple_of(LANES), head_dim);
+    match plane {
+        Plane::F32(data) => Plane::F32(&data[begin..end]),
+        Plane::F16(data) => Plane::F16(&data[begin..end]),
+        Plane::Bf16(data) => Plane::Bf16(&data[begin..end]),
+        Plane::Q8_0(data) => Plane::Q8_0(&data[begin..end]),
+        Plane::Q4_0(data) => Plane::Q4_0(&data[begin..end]),
+    }
+}
+
+/// `len` elements from a cache-line boundary, so that no vector straddles two lines.
+pub(crate) fn aligned(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len + LANES {
+        buffer.resize(len + LANES, 0.0);
+    }
+    let skip = buffer.as_ptr().align_offset(64).min(LANES);
+    &mut buffer[skip..skip + len]
+}
+
+pub(crate) fn floats(plane: Option<Plane<'_>>) -> &[f32] {
+    match plane {
+        Some(Plane::F32(data)) => data,
+        _ => &[],
+    }
+}
+
+pub(crate) fn halves(plane: Option<Plane<'_>>) -> &[u16] {
+    match plane {
+        Some(Plane::F16(data) | Plane::Bf16(data)) => data,
+        _ => &[],
+    }
+}
+
+pub(crate) fn bytes(plane: Option<Plane<'_>>) -> &[u8] {
+    match plane {
+        Some(Plane::Q8_0(data) | Plane::Q4_0(data)) => data,
+        _ => &[],
+    }
+}
