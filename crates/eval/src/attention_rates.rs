@@ -117,10 +117,13 @@ pub fn measure_attention(
     done: &mut (dyn FnMut(&AttentionRate) -> ControlFlow<()> + Send),
 ) -> Result<AttentionReport, EvalError> {
     let threads = rayon::current_num_threads();
-    let memory = vec![1.0f32; 64 << 20];
+    // Each thread reads a part of its own: one thread's reads must not fill the shared cache for another's.
+    const PART: usize = 64 << 20;
+    let memory = vec![1.0f32; PART * threads];
     let peak = || rayon::broadcast(|_| multiply_add_gflops()).into_iter().sum::<f64>();
+    let read_part = |part: usize| read_gigabytes_per_second(&memory[part * PART..][..PART]);
     let read = || {
-        rayon::broadcast(|_| read_gigabytes_per_second(&memory))
+        rayon::broadcast(|thread| read_part(thread.index()))
             .into_iter()
             .sum::<f64>()
     };
