@@ -274,3 +274,9 @@ fn a_benchmark_that_does_not_exist_lists_those_that_do() {
         &["sideways", "decode f16 1x16384 d128"],
     );
 }
+
+#[test]
+fn instructions_for_a_model_without_a_chat_template_are_refused_rather_than_dropped() {
+    let output = run_shipped(&["--prompt", "x", "--system", "Be brief."]);
+    assert_refused(&output, 1, &["--system", "chat template"]);
+}

@@ -5,7 +5,7 @@ mod testing;
 use std::fs;
 
 use serde_json::Value;
-use testing::{riffle, run, run_shipped, shipped_model, stderr, stdout};
+use testing::{ModelCopy, riffle, run, run_shipped, shipped_model, stderr, stdout};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("one JSON object")
@@ -275,4 +275,28 @@ fn quantised_kv_takes_fewer_bytes_and_still_reads() {
     // One byte a value and two for every 32; half a byte for q4_0.
     assert_eq!(bytes("q8_0") * 64, half * 34);
     assert_eq!(bytes("q8_0:q4_0") * 128, half * (34 + 18));
+}
+
+#[test]
+fn a_chat_template_is_applied_where_there_is_one_unless_the_prompt_is_raw() {
+    let copy = ModelCopy::new();
+    copy.edit_json("tokenizer_config.json", |config| {
+        config["chat_template"] =
+            "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:".into();
+    });
+    let report = |options: &[&str]| {
+        let output = riffle()
+            .args(["run", "--model"])
+            .arg(copy.path())
+            .args(["--prompt", "Who made the heaven?", "-n", "1", "--json"])
+            .args(options)
+            .output()
+            .expect("the binary runs");
+        json(&stdout(&output))
+    };
+    let (wrapped, with_system, raw) = (report(&[]), report(&["--system", "Be brief."]), report(&["--raw"]));
+    assert_eq!(wrapped["chat_template_applied"], true);
+    assert_eq!(raw["chat_template_applied"], false);
+    let tokens = |report: &Value| report["prompt_tokens"].as_u64().expect("tokens");
+    assert!(tokens(&raw) < tokens(&wrapped) && tokens(&wrapped) < tokens(&with_system));
 }

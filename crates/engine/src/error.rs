@@ -71,6 +71,9 @@ pub enum EngineError {
     /// The model has no tokenizer, so it cannot read or write text.
     #[error("{0} has no tokenizer.json: only token ids can be run (riffle eval logits)")]
     NoTokenizer(String),
+    /// Instructions were given, but nothing to put them in.
+    #[error("--system needs a chat template and {0} has none: put the instructions into the prompt")]
+    NoChatTemplate(String),
     /// The model produced logits that are not numbers.
     #[error(
         "the model produced a logit that is not a number after {position} tokens: the weights are damaged or overflow"

@@ -162,6 +162,7 @@ fn prompt_tokens(engine: &Engine, request: &RunRequest) -> Result<(Vec<u32>, boo
             // The template writes the special tokens itself.
             Ok((tokenizer.encode(&text, false)?, true))
         }
+        _ if request.system.is_some() => Err(EngineError::NoChatTemplate(engine.path().display().to_string())),
         _ => Ok((tokenizer.encode(&request.prompt, true)?, false)),
     }
 }
