@@ -31,7 +31,7 @@ fn read_and_answer() -> Result<(), Failure> {
         book_path.display(),
         grouped(book.chars().count())
     );
-    print(&format!("question  {}\nanswer   ", question.replace('\n', " ")))?;
+    print(&format!("question  {}\n", question.replace('\n', " ")))?;
     let request = RunRequest {
         prompt: format!("{}\n{question}", book.trim_end()),
         system: None,
@@ -42,5 +42,5 @@ fn read_and_answer() -> Result<(), Failure> {
             ..GenerateOptions::default()
         },
     };
-    answer(&engine, &request, false)
+    answer(&engine, &request, "answer   ", false)
 }

@@ -28,21 +28,27 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             chat: !arguments.raw,
             generate: generate_options(&engine, &arguments.generate),
         };
-        answer(&engine, &request, arguments.json)
+        answer(&engine, &request, "", arguments.json)
     })?
 }
 
-/// Runs a request with everything a person wants to see on the way.
-pub(super) fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> Result<(), Failure> {
+/// Runs a request with everything a person wants to see on the way; `label` stands before the answer's first text.
+pub(super) fn answer(
+    engine: &std::sync::Arc<Engine>,
+    request: &RunRequest,
+    label: &str,
+    json: bool,
+) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let mut display = PrefillDisplay::new();
     let mut output_failure = None;
+    let mut label = Some(label);
     let report = riffle_engine::run(engine, request, &mut |event| {
         match event {
             RunEvent::Prefill(progress) => display.update(progress),
             RunEvent::Text(text) => {
                 display.finish();
-                if !json && let Err(failure) = print(text) {
+                if !json && let Err(failure) = print(&format!("{}{text}", label.take().unwrap_or(""))) {
                     output_failure = Some(failure);
                     return ControlFlow::Break(());
                 }
