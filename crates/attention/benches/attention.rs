@@ -126,11 +126,11 @@ impl<'a> Work<'a> {
         selections: &'a [Selection],
     ) -> Self {
         let mut jobs = Vec::new();
-        for (head, pages) in pages.iter().enumerate() {
+        for pages in pages {
             let tile_rows = rows.div_ceil(selections.len());
             for (tile, selection) in selections.iter().enumerate() {
                 let first = tile * tile_rows;
-                let stride = pages_stride(group, head_dim, head + 1);
+                let stride = group * head_dim;
                 jobs.push(AttendJob {
                     queries: QueryTile {
                         data: &queries[first * stride..],
@@ -172,10 +172,6 @@ impl<'a> Work<'a> {
     }
 }
 
-fn pages_stride(group: usize, head_dim: usize, _head: usize) -> usize {
-    group * head_dim
-}
-
 /// Threads that take part: one without the feature `parallel`.
 fn threads() -> usize {
     if cfg!(feature = "parallel") {
@@ -210,16 +206,13 @@ fn wanted(name: &str) -> bool {
 fn measure(
     criterion: &mut Criterion,
     name: &str,
-    flops: f64,
-    bytes: f64,
+    cache: &Cache,
     peak: f64,
     ceiling: f64,
     memory: &[f32],
     work: &mut Work,
 ) {
-    if !wanted(name) {
-        return;
-    }
+    let (flops, bytes) = (work.flops(), cache.bytes() as f64);
     work.run();
     let once = best_of(1, || work.run()).as_secs_f64();
     let tries = ((0.5 / once) as usize).clamp(3, 200);
@@ -314,17 +307,7 @@ fn main() {
                 let queries = noise(rows * 4 * head_dim);
                 let selections = vec![Selection::full(tokens); rows.div_ceil(256)];
                 let mut work = Work::new(&pages, &queries, 4, head_dim, rows, tokens - rows, &selections);
-                let flops = work.flops();
-                measure(
-                    &mut criterion,
-                    &name,
-                    flops,
-                    cache.bytes() as f64,
-                    peak,
-                    ceiling,
-                    &memory,
-                    &mut work,
-                );
+                measure(&mut criterion, &name, &cache, peak, ceiling, &memory, &mut work);
             }
         }
     }
@@ -343,17 +326,7 @@ fn main() {
             })
             .collect();
         let mut work = Work::new(&pages, &queries, 4, 128, 2048, 6144, &selections);
-        let flops = work.flops();
-        measure(
-            &mut criterion,
-            &name,
-            flops,
-            cache.bytes() as f64,
-            peak,
-            ceiling,
-            &memory,
-            &mut work,
-        );
+        measure(&mut criterion, &name, &cache, peak, ceiling, &memory, &mut work);
     }
     for (heads, group, head_dim) in [(8, 4, 128), (8, 4, 64), (2, 2, 32)] {
         for tokens in [512, 16384, 131_072] {
@@ -367,17 +340,7 @@ fn main() {
                 let queries = noise(group * head_dim);
                 let selections = [Selection::full(tokens)];
                 let mut work = Work::new(&pages, &queries, group, head_dim, 1, tokens - 1, &selections);
-                let flops = work.flops();
-                measure(
-                    &mut criterion,
-                    &name,
-                    flops,
-                    cache.bytes() as f64,
-                    peak,
-                    ceiling,
-                    &memory,
-                    &mut work,
-                );
+                measure(&mut criterion, &name, &cache, peak, ceiling, &memory, &mut work);
             }
         }
     }

@@ -34,16 +34,7 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
     let mut printed = Ok(());
     let report = with_threads(arguments.threads, || {
         measure_attention(&cases, &mut |rate| {
-            if arguments.json {
-                eprintln!("{}", row(rate));
-            } else {
-                printed = print(&(row(rate) + "\n"));
-            }
-            if printed.is_ok() {
-                interrupt.flow()
-            } else {
-                ControlFlow::Break(())
-            }
+            show(&(row(rate) + "\n"), arguments.json, &interrupt, &mut printed)
         })
     })??;
     printed?;
@@ -55,14 +46,7 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
             report.instructions, report.threads, report.peak_gflops, report.read_gigabytes_per_s
         ))?;
     }
-    if report.rates.len() < cases.len() {
-        return Err(Failure::interrupted(format!(
-            "interrupted after {} of {} cases",
-            report.rates.len(),
-            cases.len()
-        )));
-    }
-    Ok(())
+    whole(report.rates.len(), cases.len(), "cases")
 }
 
 fn row(rate: &AttentionRate) -> String {
@@ -100,16 +84,7 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
                 rate.decode_tokens_per_s,
                 human_bytes(rate.kv_bytes)
             );
-            if arguments.json {
-                eprint!("{line}");
-            } else {
-                printed = print(&line);
-            }
-            if printed.is_ok() {
-                interrupt.flow()
-            } else {
-                ControlFlow::Break(())
-            }
+            show(&line, arguments.json, &interrupt, &mut printed)
         })?;
         Ok::<_, Failure>(rates)
     })??;
@@ -117,11 +92,28 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
     if arguments.json {
         print_json(&rates)?;
     }
-    if rates.len() < arguments.depth.len() {
+    whole(rates.len(), arguments.depth.len(), "depths")
+}
+
+/// Shows a row as it is measured: on standard error where standard output belongs to JSON.
+fn show(line: &str, json: bool, interrupt: &Interrupt, printed: &mut Result<(), Failure>) -> ControlFlow<()> {
+    if json {
+        eprint!("{line}");
+    } else {
+        *printed = print(line);
+    }
+    if printed.is_ok() {
+        interrupt.flow()
+    } else {
+        ControlFlow::Break(())
+    }
+}
+
+/// A run that ended early says so.
+fn whole(done: usize, asked: usize, what: &str) -> Result<(), Failure> {
+    if done < asked {
         return Err(Failure::interrupted(format!(
-            "interrupted after {} of {} depths",
-            rates.len(),
-            arguments.depth.len()
+            "interrupted after {done} of {asked} {what}"
         )));
     }
     Ok(())
