@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use riffle_attention::{AttendJob, AttendOptions, KvView, PageView, Partial, QueryTile, Selection, attend_batch};
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, AttentionStep};
-use riffle_policy::{Phase, SelectContext, SparsePolicy};
+use riffle_policy::{Phase, PolicySet, SelectContext};
 
 use crate::EngineError;
 
@@ -25,7 +25,7 @@ pub(crate) struct PairCount {
 /// policy is on.
 pub(crate) struct LayerAttention<'a> {
     pub(crate) cache: &'a mut KvCache,
-    pub(crate) policy: &'a mut dyn SparsePolicy,
+    pub(crate) policies: &'a mut PolicySet,
     pub(crate) phase: Phase,
     /// Tokens the layer will hold when the prompt has been read.
     pub(crate) total_tokens: usize,
@@ -92,6 +92,7 @@ impl LayerAttention<'_> {
                 layer: input.layer,
                 layers: self.layers,
                 kv_head,
+                chunk_start: input.start_position + first,
                 tokens: input.start_position + first + tokens,
                 total_tokens: self.total_tokens,
                 page_tokens: self.cache.shape().page_tokens,
@@ -101,26 +102,20 @@ impl LayerAttention<'_> {
             .collect();
         let tiles = tiles(input, first, tokens, tile_rows, self.kv_heads, group, self.head_dim);
         let window = (self.window)(input.layer);
+        let (kv_heads, head_dim) = (self.kv_heads, self.head_dim);
         if window.is_none() {
-            for context in &contexts {
-                let chunk = tile(
-                    input,
-                    first,
-                    tokens,
-                    context.kv_head,
-                    self.kv_heads,
-                    group,
-                    self.head_dim,
-                );
-                self.policy.prepare(&chunk, context);
-            }
+            let policies = self.policies.layer_mut(input.layer).par_iter_mut();
+            policies.zip(&contexts).for_each(|(policy, context)| {
+                let chunk = tile(input, first, tokens, context.kv_head, kv_heads, group, head_dim);
+                policy.prepare(&chunk, context);
+            });
         }
-        let policy = &*self.policy;
+        let policies = self.policies.layer(input.layer);
         let selections: Vec<Selection> = tiles
             .par_iter()
             .map(|(kv_head, _, queries)| match window {
                 Some(window) => Selection::none().with_row_window(window),
-                None => policy.select(queries, &contexts[*kv_head]),
+                None => policies[*kv_head].select(queries, &contexts[*kv_head]),
             })
             .collect();
         for ((_, _, queries), selection) in tiles.iter().zip(&selections) {

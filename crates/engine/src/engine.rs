@@ -25,8 +25,8 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        riffle_policy::build(&options.prefill, Phase::Prefill)?;
-        riffle_policy::build(&options.decode, Phase::Decode)?;
+        options.prefill.check(Phase::Prefill)?;
+        options.decode.check(Phase::Decode)?;
         let info = riffle_model::inspect(path)?;
         let plan = plan(&info, &options)?;
         plan.check(&options)?;

@@ -1,7 +1,7 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
 use riffle_attention::Format;
-use riffle_policy::PolicySpec;
+use riffle_policy::{PolicyRules, PolicySpec};
 
 use crate::EngineError;
 
@@ -20,10 +20,10 @@ pub struct EngineOptions {
     pub key_format: Format,
     /// Element format of cached values.
     pub value_format: Format,
-    /// Policy that chooses what prompt tokens read.
-    pub prefill: PolicySpec,
-    /// Policy that chooses what generated tokens read.
-    pub decode: PolicySpec,
+    /// Policies that choose what prompt tokens read.
+    pub prefill: PolicyRules,
+    /// Policies that choose what generated tokens read.
+    pub decode: PolicyRules,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -37,8 +37,8 @@ impl Default for EngineOptions {
             page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
             key_format: Format::F16,
             value_format: Format::F16,
-            prefill: PolicySpec::full(),
-            decode: PolicySpec::full(),
+            prefill: PolicySpec::full().into(),
+            decode: PolicySpec::full().into(),
             memory_budget_bytes: None,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use riffle_attention::{AttendOptions, Partial};
 use riffle_kv::{KvCache, KvUsage};
 use riffle_model::Workspace;
-use riffle_policy::{Phase, SparsePolicy};
+use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::attention_step::{LayerAttention, PairCount};
 use crate::plan::cache_shape;
@@ -28,8 +28,8 @@ type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
 pub struct Session {
     engine: Arc<Engine>,
     cache: KvCache,
-    prefill: Box<dyn SparsePolicy>,
-    decode: Box<dyn SparsePolicy>,
+    prefill: PolicySet,
+    decode: PolicySet,
     tokens: Vec<u32>,
     hidden: Vec<f32>,
     logits: Vec<f32>,
@@ -46,10 +46,11 @@ impl Session {
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
         let options = engine.options();
         let config = engine.model().config();
+        let policies = |rules: &PolicyRules, phase| PolicySet::new(rules, phase, config.layers, config.kv_heads);
         Ok(Self {
             cache: KvCache::new(cache_shape(config, options), Some(engine.plan().kv_bytes))?,
-            prefill: riffle_policy::build(&options.prefill, Phase::Prefill)?,
-            decode: riffle_policy::build(&options.decode, Phase::Decode)?,
+            prefill: policies(&options.prefill, Phase::Prefill)?,
+            decode: policies(&options.decode, Phase::Decode)?,
             tokens: Vec::new(),
             hidden: Vec::new(),
             logits: Vec::new(),
@@ -215,9 +216,9 @@ impl Session {
         model.embed(batch, &mut self.hidden)?;
         let mut attention = LayerAttention {
             cache: &mut self.cache,
-            policy: match phase {
-                Phase::Prefill => &mut *self.prefill,
-                Phase::Decode => &mut *self.decode,
+            policies: match phase {
+                Phase::Prefill => &mut self.prefill,
+                Phase::Decode => &mut self.decode,
             },
             phase,
             total_tokens: goal,

@@ -70,6 +70,7 @@ fn measure(name: &str, phase: Phase, tokens: usize, pages: &[PageView<'_>]) -> R
         layer: 20,
         layers: 28,
         kv_head: 0,
+        chunk_start: tokens - rows,
         tokens,
         // The chunk is not the prompt's last, which some policies read densely.
         total_tokens: if phase == Phase::Prefill { 2 * tokens } else { tokens },

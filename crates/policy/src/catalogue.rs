@@ -15,6 +15,8 @@ pub struct PolicyInfo {
     pub saves: &'static str,
     /// Where the method comes from.
     pub source: &'static str,
+    /// The chunk length (`-ub`) it is made for, where that matters.
+    pub chunk_tokens: Option<usize>,
     /// Its parameters.
     pub parameters: &'static [ParameterInfo],
     pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
@@ -54,24 +56,29 @@ pub fn catalogue() -> &'static [PolicyInfo] {
     &CATALOGUE
 }
 
-/// Makes the policy that `spec` names, for one sequence and one phase.
+/// Makes the policy that `spec` names, for one KV head of one layer, one sequence and one phase.
 ///
 /// # Errors
 /// [`PolicyError::UnsupportedPhase`].
 pub fn build(spec: &PolicySpec, phase: Phase) -> Result<Box<dyn SparsePolicy>, PolicyError> {
-    let info = spec.info();
-    if !info.supports(phase) {
-        let supported = match phase {
-            Phase::Prefill => Phase::Decode,
-            Phase::Decode => Phase::Prefill,
-        };
-        return Err(PolicyError::UnsupportedPhase {
-            policy: info.name,
-            phase,
-            supported,
-        });
+    check_phase(spec.info(), phase)?;
+    Ok((spec.info().build)(spec.parameters()))
+}
+
+/// Refuses a policy that does not choose in this phase.
+pub(crate) fn check_phase(info: &PolicyInfo, phase: Phase) -> Result<(), PolicyError> {
+    if info.supports(phase) {
+        return Ok(());
     }
-    Ok((info.build)(spec.parameters()))
+    let supported = match phase {
+        Phase::Prefill => Phase::Decode,
+        Phase::Decode => Phase::Prefill,
+    };
+    Err(PolicyError::UnsupportedPhase {
+        policy: info.name,
+        phase,
+        supported,
+    })
 }
 
 pub(crate) fn find(name: &str) -> Result<&'static PolicyInfo, PolicyError> {

@@ -20,6 +20,7 @@
 //!     layer: 0,
 //!     layers: 1,
 //!     kv_head: 0,
+//!     chunk_start: 99,
 //!     tokens: 100,
 //!     total_tokens: 100,
 //!     page_tokens: 256,
@@ -45,10 +46,14 @@ mod policies;
 mod policy;
 mod prepared;
 mod ranking;
+mod rules;
+mod set;
 mod spec;
 
 pub use catalogue::{PolicyInfo, build, catalogue};
 pub use error::PolicyError;
 pub use parameter::{ParameterInfo, ParameterKind};
-pub use policy::{ColumnMass, PageContent, Phase, SelectContext, SparsePolicy};
+pub use policy::{ColumnMass, Phase, SelectContext, SparsePolicy};
+pub use rules::{PolicyRule, PolicyRules};
+pub use set::PolicySet;
 pub use spec::PolicySpec;

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use riffle_attention::{PageView, QueryTile, Selection};
+use riffle_attention::{PageView, QueryTile, Selection, Span};
 
 /// Whether prompt tokens are read or tokens are generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,7 +31,9 @@ pub struct SelectContext<'a> {
     pub layers: usize,
     /// KV head of the queries.
     pub kv_head: usize,
-    /// Tokens whose keys the layer holds, this chunk's included.
+    /// Position of the first query of the chunk that the queries belong to.
+    pub chunk_start: usize,
+    /// Tokens whose keys may be read: all up to the end of this chunk.
     pub tokens: usize,
     /// Tokens the layer will hold when the prompt has been read: how far off its end is. Equal to `tokens` in decode,
     /// and where it is not known.
@@ -44,63 +46,49 @@ pub struct SelectContext<'a> {
     pub pages: &'a [PageView<'a>],
 }
 
-/// A page of keys, for its summary.
-#[derive(Debug, Clone, Copy)]
-pub struct PageContent<'a> {
-    /// Layer of the page.
-    pub layer: usize,
-    /// KV head of the page.
-    pub kv_head: usize,
-    /// Elements of a key.
-    pub head_dim: usize,
-    /// The page.
-    pub page: PageView<'a>,
-}
-
 /// Softmax mass that keys received.
 #[derive(Debug, Clone, Copy)]
 pub struct ColumnMass<'a> {
-    /// Layer of the queries.
-    pub layer: usize,
-    /// KV head of the queries.
-    pub kv_head: usize,
-    /// Absolute position of the first query.
-    pub first_query: usize,
-    /// Query positions summed over.
-    pub rows: usize,
-    /// Mass of key `j`, summed over rows and the heads of the group: `[tokens]`.
+    /// Positions of the queries that are summed over.
+    pub queries: Span,
+    /// Heads of the group, summed over as well.
+    pub group: usize,
+    /// Mass of the key at each position, under the softmax of everything the queries read: `[tokens]`.
     pub mass: &'a [f32],
 }
 
-/// Chooses which tokens the queries read.
+/// Chooses which tokens the queries of one KV head of one layer read, in one sequence.
 ///
 /// For each layer, and in it for each chunk of queries, the caller
 /// 1. appends the chunk's keys,
-/// 2. calls [`prepare`](Self::prepare) for each KV head with all queries of the chunk,
-/// 3. calls [`select`](Self::select) for each KV head and each tile the chunk is cut into, in any order, on any thread,
-/// 4. attends, and hands the column mass to [`observe`](Self::observe) where it has it.
+/// 2. calls [`prepare`](Self::prepare) with all queries of the chunk,
+/// 3. calls [`select`](Self::select) for each tile the chunk is cut into, in any order, on any thread,
+/// 4. attends, and hands the column mass of the queries it is asked for to [`observe`](Self::observe).
 ///
 /// A tile that no `prepare` covered is taken for a chunk of its own: right, though it costs its estimate again and the
 /// estimate sees fewer queries. After a rollback of the cache, [`truncate`](Self::truncate) keeps what a policy has
 /// stored in step with it.
 pub trait SparsePolicy: Send + Sync {
-    /// The name in the catalogue.
-    fn name(&self) -> &'static str;
-
-    /// Whether it chooses for prompt tokens.
-    fn supports_prefill(&self) -> bool;
-
-    /// Whether it chooses for generated tokens.
-    fn supports_decode(&self) -> bool;
-
     /// Whether its selections leave out whole pages by their content, so that only those selected need to be near.
     fn requires_block_selection(&self) -> bool {
         false
     }
 
-    /// Takes in a page's keys: before the page leaves the fast tier at the latest. A page may be shown again when it
-    /// holds more tokens. Policies that keep summaries also do this on their own, in `prepare`, for the pages they see.
-    fn summarize(&mut self, _page: &PageContent<'_>) {}
+    /// Takes in a page's keys, of `head_dim` elements: before the page leaves the fast tier at the latest. A page may be
+    /// shown again when it holds more tokens. Policies that keep summaries also do this on their own, in `prepare`, for
+    /// the pages they see.
+    fn summarize(&mut self, _page: &PageView<'_>, _head_dim: usize) {}
+
+    /// Whether a chunk is attended to in two phases: first what [`select_own`](Self::select_own) names, for all chunks of
+    /// a logical batch at once, then chunk by chunk what `select` names, which must be disjoint from it.
+    fn has_two_phases(&self) -> bool {
+        false
+    }
+
+    /// The first phase's part of what the tile reads, from its own chunk alone; nothing is prepared for it.
+    fn select_own(&self, _queries: &QueryTile<'_>, _context: &SelectContext<'_>) -> Selection {
+        Selection::none()
+    }
 
     /// Makes the estimate that `select` uses for all tiles of a chunk.
     fn prepare(&mut self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>) {}
@@ -108,10 +96,19 @@ pub trait SparsePolicy: Send + Sync {
     /// What the tile reads.
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection;
 
-    /// The largest softmax mass that a query of this KV head leaves unread in the chunk prepared last, for policies that
-    /// know it exactly.
-    fn dropped_mass(&self, _kv_head: usize) -> Option<f32> {
+    /// Tokens in the blocks it names as summaries, from position 0 on; `None` where it names none.
+    fn summary_tokens(&self) -> Option<usize> {
         None
+    }
+
+    /// The largest softmax mass that a query leaves unread in the chunk prepared last, for policies that know it exactly.
+    fn dropped_mass(&self) -> Option<f32> {
+        None
+    }
+
+    /// Which of the chunk's queries, from this position to the chunk's end, `observe` is to see the mass of.
+    fn observes_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
     }
 
     /// Learns where the softmax mass went.

@@ -1,20 +1,18 @@
 //! Estimates made once for a chunk and used by all its tiles.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use riffle_attention::QueryTile;
 
 use crate::SelectContext;
 
-/// The latest estimate of each KV head.
+/// The latest estimate.
 pub(crate) struct Prepared<T> {
-    latest: BTreeMap<usize, Estimate<T>>,
+    latest: Option<Estimate<T>>,
 }
 
 struct Estimate<T> {
-    layer: usize,
     tokens: usize,
     queries: Range<usize>,
     content: T,
@@ -22,19 +20,15 @@ struct Estimate<T> {
 
 impl<T: Clone> Prepared<T> {
     pub(crate) fn new() -> Self {
-        Self {
-            latest: BTreeMap::new(),
-        }
+        Self { latest: None }
     }
 
     pub(crate) fn store(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, content: T) {
-        let estimate = Estimate {
-            layer: context.layer,
+        self.latest = Some(Estimate {
             tokens: context.tokens,
             queries: chunk.start..chunk.start + chunk.rows,
             content,
-        };
-        self.latest.insert(context.kv_head, estimate);
+        });
     }
 
     /// The estimate of the chunk that holds the tile, or one made of the tile.
@@ -44,21 +38,20 @@ impl<T: Clone> Prepared<T> {
         context: &SelectContext<'_>,
         estimate: impl FnOnce() -> T,
     ) -> Cow<'_, T> {
-        let found = self.latest.get(&context.kv_head).filter(|found| {
-            found.layer == context.layer
-                && found.tokens == context.tokens
+        let found = self.latest.as_ref().filter(|found| {
+            found.tokens == context.tokens
                 && found.queries.start <= tile.start
                 && tile.start + tile.rows <= found.queries.end
         });
         found.map_or_else(|| Cow::Owned(estimate()), |found| Cow::Borrowed(&found.content))
     }
 
-    /// The content stored last for a KV head.
-    pub(crate) fn latest(&self, kv_head: usize) -> Option<&T> {
-        self.latest.get(&kv_head).map(|found| &found.content)
+    /// The content stored last.
+    pub(crate) fn latest(&self) -> Option<&T> {
+        self.latest.as_ref().map(|found| &found.content)
     }
 
     pub(crate) fn clear(&mut self) {
-        self.latest.clear();
+        self.latest = None;
     }
 }

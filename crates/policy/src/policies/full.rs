@@ -11,23 +11,12 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "nothing",
     source: "Dense causal attention",
+    chunk_tokens: None,
     parameters: &[],
     build: |_| Box::new(Full),
 };
 
 impl SparsePolicy for Full {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         Selection::full(context.tokens)
     }

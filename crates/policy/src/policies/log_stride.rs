@@ -18,6 +18,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "compute, traffic",
     source: "LogSparse, Li et al. 2019, arXiv:1907.00235; globals as in Longformer and BigBird",
+    chunk_tokens: None,
     parameters: &[
         ParameterInfo::count(
             "window",
@@ -52,18 +53,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for LogStride {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let globals = self.globals.iter().filter(|position| **position < context.tokens);
         let globals = globals.map(|position| Span::new(*position, position + 1));

@@ -1,12 +1,11 @@
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 use riffle_attention::{PageView, QueryTile, Selection};
 
 use crate::blocks::block_span;
 use crate::keys::read_tokens;
 use crate::ranking::top_count;
-use crate::{PageContent, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Blocks whose keys could score highest.
 ///
@@ -21,8 +20,7 @@ struct Quest {
     dense_layers: usize,
     sinks: usize,
     recent: usize,
-    /// By (layer, KV head).
-    bounds: BTreeMap<(usize, usize), Bounds>,
+    bounds: Bounds,
 }
 
 /// Channel bounds of the keys `0..tokens`.
@@ -39,6 +37,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "traffic, compute",
     source: "Quest, Tang et al. 2024, arXiv:2406.10774",
+    chunk_tokens: None,
     parameters: &[
         ParameterInfo::count("topk", "8", "blocks read beside the first and the latest", 0, 1 << 24),
         ParameterInfo::count("threshold", "4", "blocks up to which everything is read", 0, 1 << 24),
@@ -72,41 +71,28 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             dense_layers: parameters.count("dense_layers"),
             sinks: parameters.count("sinks"),
             recent: parameters.count("recent"),
-            bounds: BTreeMap::new(),
+            bounds: Bounds::default(),
         })
     },
 };
 
 impl SparsePolicy for Quest {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn requires_block_selection(&self) -> bool {
         true
     }
 
-    fn summarize(&mut self, content: &PageContent<'_>) {
-        let bounds = self.bounds.entry((content.layer, content.kv_head)).or_default();
-        let end = content.page.start + content.page.tokens;
+    fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
+        let end = page.start + page.tokens;
         // A page ahead of what is known waits for the pages between.
-        if content.page.start <= bounds.tokens && end > bounds.tokens {
-            bounds.extend(&[content.page], content.head_dim, self.block, end);
+        if page.start <= self.bounds.tokens && end > self.bounds.tokens {
+            self.bounds.extend(&[*page], head_dim, self.block, end);
         }
     }
 
     fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
         if !self.reads_all(context) {
-            let bounds = self.bounds.entry((context.layer, context.kv_head)).or_default();
-            bounds.extend(context.pages, chunk.head_dim, self.block, context.tokens);
+            self.bounds
+                .extend(context.pages, chunk.head_dim, self.block, context.tokens);
         }
     }
 
@@ -114,15 +100,12 @@ impl SparsePolicy for Quest {
         if self.reads_all(context) {
             return Selection::full(context.tokens);
         }
-        let known = self.bounds.get(&(context.layer, context.kv_head));
-        let bounds = match known {
-            Some(bounds) if bounds.tokens >= context.tokens => Cow::Borrowed(bounds),
-            _ => {
-                let mut bounds = known.cloned().unwrap_or_default();
-                bounds.extend(context.pages, queries.head_dim, self.block, context.tokens);
-                Cow::Owned(bounds)
-            }
-        };
+        let mut bounds = Cow::Borrowed(&self.bounds);
+        if bounds.tokens < context.tokens {
+            bounds
+                .to_mut()
+                .extend(context.pages, queries.head_dim, self.block, context.tokens);
+        }
         let blocks = context.tokens.div_ceil(self.block);
         // Blocks of the tile's own queries, and those before the first of them.
         let recent = (queries.start / self.block + 1).saturating_sub(self.recent);
@@ -142,14 +125,13 @@ impl SparsePolicy for Quest {
     }
 
     fn truncate(&mut self, tokens: usize) {
-        for bounds in self.bounds.values_mut() {
-            // A block that is cut within is taken in again: its bounds may come from keys that are gone.
-            let blocks = tokens / self.block;
-            if blocks * self.block < bounds.tokens {
-                let width = bounds.values.len() / bounds.tokens.div_ceil(self.block);
-                bounds.values.truncate(blocks * width);
-                bounds.tokens = blocks * self.block;
-            }
+        let bounds = &mut self.bounds;
+        // A block that is cut within is taken in again: its bounds may come from keys that are gone.
+        let blocks = tokens / self.block;
+        if blocks * self.block < bounds.tokens {
+            let width = bounds.values.len() / bounds.tokens.div_ceil(self.block);
+            bounds.values.truncate(blocks * width);
+            bounds.tokens = blocks * self.block;
         }
     }
 }

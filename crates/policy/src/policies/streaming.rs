@@ -14,6 +14,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "compute, traffic",
     source: "StreamingLLM, Xiao et al. 2023, arXiv:2309.17453",
+    chunk_tokens: None,
     parameters: &[
         ParameterInfo::tokens("sinks", "64", "first tokens that every query reads"),
         ParameterInfo::count(
@@ -33,18 +34,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Streaming {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let sinks = Span::new(0, self.sinks.min(context.tokens));
         Selection::from_spans([sinks]).with_row_window(self.window)

@@ -19,6 +19,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
+    chunk_tokens: None,
     parameters: &[
         ParameterInfo::tokens("sinks", "128", "first tokens that every query reads"),
         ParameterInfo::count(
@@ -42,18 +43,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for TriShape {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if context.layer < self.dense_layers || in_tail(queries, context, self.tail) {
             return Selection::full(context.tokens);

@@ -43,6 +43,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
+    chunk_tokens: None,
     parameters: &[
         ParameterInfo {
             name: "budget",
@@ -82,18 +83,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for VerticalSlash {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
         let lines = self.lines(chunk, context);
         self.prepared.store(chunk, context, lines);

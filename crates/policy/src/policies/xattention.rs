@@ -28,6 +28,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute, traffic",
     source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
+    chunk_tokens: None,
     parameters: &[
         ParameterInfo {
             name: "stride",
@@ -61,18 +62,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for XAttention {
-    fn name(&self) -> &'static str {
-        INFO.name
-    }
-
-    fn supports_prefill(&self) -> bool {
-        INFO.supports_prefill
-    }
-
-    fn supports_decode(&self) -> bool {
-        INFO.supports_decode
-    }
-
     fn requires_block_selection(&self) -> bool {
         true
     }

@@ -94,6 +94,7 @@ impl Scene {
             layer: self.layer,
             layers: 4,
             kv_head: 1,
+            chunk_start: self.start,
             tokens: self.tokens,
             total_tokens: self.tokens + self.after,
             page_tokens: self.page_tokens,

@@ -1,0 +1,91 @@
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use crate::{Phase, PolicyError, PolicySpec, catalogue};
+
+/// Which policy each layer and KV head has in one phase: one for all, and rules for some. The last rule that matches
+/// decides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PolicyRules {
+    /// The policy where no rule matches.
+    pub base: PolicySpec,
+    /// Exceptions, in order.
+    pub rules: Vec<PolicyRule>,
+}
+
+/// A policy for some layers and KV heads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PolicyRule {
+    /// Layers it holds for; empty for all.
+    pub layers: Vec<RangeInclusive<usize>>,
+    /// KV heads it holds for; empty for all.
+    pub kv_heads: Vec<RangeInclusive<usize>>,
+    /// Their policy.
+    pub policy: PolicySpec,
+}
+
+impl PolicyRules {
+    /// The policy of a layer and KV head.
+    pub fn policy(&self, layer: usize, kv_head: usize) -> &PolicySpec {
+        let rule = self.rules.iter().rev().find(|rule| rule.holds_for(layer, kv_head));
+        rule.map_or(&self.base, |rule| &rule.policy)
+    }
+
+    /// Refuses policies that do not choose in this phase.
+    ///
+    /// # Errors
+    /// [`PolicyError::UnsupportedPhase`].
+    pub fn check(&self, phase: Phase) -> Result<(), PolicyError> {
+        self.specs()
+            .try_for_each(|spec| catalogue::check_phase(spec.info(), phase))
+    }
+
+    /// The chunk length that its policies are made for, where one is made for a certain length.
+    pub fn chunk_tokens(&self) -> Option<usize> {
+        self.specs().filter_map(|spec| spec.info().chunk_tokens).max()
+    }
+
+    /// Every policy that is named, the base first.
+    pub fn specs(&self) -> impl Iterator<Item = &PolicySpec> {
+        std::iter::once(&self.base).chain(self.rules.iter().map(|rule| &rule.policy))
+    }
+}
+
+impl PolicyRule {
+    fn holds_for(&self, layer: usize, kv_head: usize) -> bool {
+        let holds = |ranges: &[RangeInclusive<usize>], number: usize| {
+            ranges.is_empty() || ranges.iter().any(|range| range.contains(&number))
+        };
+        holds(&self.layers, layer) && holds(&self.kv_heads, kv_head)
+    }
+}
+
+impl From<PolicySpec> for PolicyRules {
+    fn from(base: PolicySpec) -> Self {
+        Self {
+            base,
+            rules: Vec::new(),
+        }
+    }
+}
+
+impl FromStr for PolicyRules {
+    type Err = PolicyError;
+
+    /// One policy for all layers and heads.
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        text.parse::<PolicySpec>().map(Self::from)
+    }
+}
+
+impl fmt::Display for PolicyRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.base.fmt(f)?;
+        match self.rules.len() {
+            0 => Ok(()),
+            1 => f.write_str(" and 1 rule"),
+            count => write!(f, " and {count} rules"),
+        }
+    }
+}
