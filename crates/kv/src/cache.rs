@@ -119,23 +119,10 @@ impl KvCache {
     /// Forgets everything after the first `tokens` tokens, in every layer; freed pages go back to the operating
     /// system.
     pub fn truncate(&mut self, tokens: usize) {
-        let pages = tokens.div_ceil(self.shape.page_tokens);
-        let (mut key_slots, mut value_slots) = (Vec::new(), Vec::new());
-        for table in &mut self.tables {
-            for entry in table.drain(pages.min(table.len())..) {
-                key_slots.push(entry.keys);
-                value_slots.push(entry.values);
-            }
-            table.shrink_to(2 * pages);
-        }
         for held in &mut self.tokens {
             *held = tokens.min(*held);
         }
-        if !key_slots.is_empty() {
-            self.pages -= key_slots.len();
-            self.keys.free(&mut key_slots);
-            self.values.free(&mut value_slots);
-        }
+        self.drain_pages(tokens.div_ceil(self.shape.page_tokens), usize::MAX);
     }
 
     /// Forgets everything.
@@ -174,6 +161,28 @@ impl KvCache {
         let entry = self.tables[layer * self.shape.kv_heads + kv_head][page];
         let tokens = (self.tokens[layer] - page * self.shape.page_tokens).min(self.shape.page_tokens);
         (entry.keys, entry.values, tokens)
+    }
+
+    pub(crate) fn set_tokens(&mut self, layer: usize, tokens: usize) {
+        self.tokens[layer] = tokens;
+    }
+
+    /// Takes `pages` entries from entry `first` on out of every table and frees their slots.
+    pub(crate) fn drain_pages(&mut self, first: usize, pages: usize) {
+        let (mut key_slots, mut value_slots) = (Vec::new(), Vec::new());
+        for table in &mut self.tables {
+            let end = first.saturating_add(pages).min(table.len());
+            for entry in table.drain(first.min(end)..end) {
+                key_slots.push(entry.keys);
+                value_slots.push(entry.values);
+            }
+            table.shrink_to(2 * table.len());
+        }
+        if !key_slots.is_empty() {
+            self.pages -= key_slots.len();
+            self.keys.free(&mut key_slots);
+            self.values.free(&mut value_slots);
+        }
     }
 
     /// Extends an empty layer to `tokens` whose content is still to be filled in.

@@ -23,6 +23,16 @@ pub enum KvError {
         /// Layers of the cache.
         layers: usize,
     },
+    /// Tokens that the layer does not hold.
+    #[error("layer {layer} of the KV cache holds {held} tokens, not the {wanted} asked for")]
+    Tokens {
+        /// The layer.
+        layer: usize,
+        /// Tokens it holds.
+        held: usize,
+        /// Tokens it would have to hold.
+        wanted: usize,
+    },
     /// Keys and values of different lengths, or not whole tokens.
     #[error(
         "keys hold {keys} and values {values} elements, but both must be the same multiple of {width} (kv_heads × head_dim)"
@@ -93,5 +103,11 @@ pub enum KvError {
         path: PathBuf,
         /// Where.
         what: String,
+    },
+    /// Another process works with the file.
+    #[error("{} is in use by another process: wait for it to end, or use another file", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
     },
 }

@@ -8,7 +8,7 @@
 //! The byte budget is hard: it is checked before anything is allocated, memory mapped for pages never exceeds it, and
 //! an append that is refused leaves the cache as it was. Pages that are freed go back to the operating system at once.
 //! [`KvCache::save`] and [`KvCache::restore`] keep a cache in a file: checksummed, replaced atomically, and refused
-//! when it is damaged or of another model.
+//! when it is damaged or of another model. A [`PathLock`] keeps other processes from that file meanwhile.
 //!
 //! ```
 //! use riffle_attention::Format;
@@ -37,13 +37,16 @@
 mod arena;
 mod cache;
 mod error;
+mod lock;
 mod reclaim;
 mod replace;
 mod shape;
 mod snapshot;
+mod streaming;
 mod usage;
 
 pub use cache::KvCache;
 pub use error::KvError;
+pub use lock::PathLock;
 pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS};
 pub use usage::{KvUsage, TierBytes};

@@ -101,6 +101,14 @@ impl KvCache {
         Ok((cache, head.attachment))
     }
 
+    /// The identity that a file was [saved](Self::save) with, to say what differs where it is another's.
+    ///
+    /// # Errors
+    /// [`KvError::File`], [`KvError::NotReadable`], [`KvError::Damaged`].
+    pub fn saved_identity(path: impl AsRef<Path>) -> Result<Vec<u8>, KvError> {
+        Ok(Reader::open(path.as_ref())?.head()?.identity)
+    }
+
     /// A hash of what a page holds: equal for equal keys and values, whatever was in its memory before. `None` for a
     /// page that does not exist.
     pub fn page_hash(&self, layer: usize, kv_head: usize, page: usize) -> Option<u128> {

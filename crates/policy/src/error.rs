@@ -58,4 +58,7 @@ pub enum PolicyError {
         /// The phase it has.
         supported: Phase,
     },
+    /// Saved state that no policy of this spec can have written.
+    #[error("the saved state of a policy is not one of this policy: compute the cache again")]
+    BadState,
 }

@@ -2,6 +2,8 @@ use std::fmt;
 
 use riffle_attention::{PageView, QueryTile, Selection, Span};
 
+use crate::PolicyError;
+
 /// Whether prompt tokens are read or tokens are generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
@@ -113,6 +115,33 @@ pub trait SparsePolicy: Send + Sync {
 
     /// Learns where the softmax mass went.
     fn observe(&mut self, _mass: &ColumnMass<'_>) {}
+
+    /// Whether its choices follow from the keys it is shown and the queries at hand, so that keys computed earlier, by
+    /// another sequence with the same beginning, serve as well. False for a policy that learns from queries or masses
+    /// that are gone.
+    fn follows_from_keys(&self) -> bool {
+        true
+    }
+
+    /// What it has stored about the sequence, for [`restore_state`](Self::restore_state); empty where it stores nothing
+    /// that keys do not give back.
+    fn save_state(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// Takes back what [`save_state`](Self::save_state) of a policy of the same spec wrote about the same tokens, in
+    /// place of what it has stored.
+    ///
+    /// # Errors
+    /// [`PolicyError::BadState`] when the bytes are not such a state; it has then stored nothing.
+    fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
+        self.reset();
+        if state.is_empty() {
+            Ok(())
+        } else {
+            Err(PolicyError::BadState)
+        }
+    }
 
     /// Forgets what it stored about tokens at and after `tokens`.
     fn truncate(&mut self, _tokens: usize) {}

@@ -5,7 +5,7 @@ use riffle_attention::{PageView, QueryTile, Selection};
 use crate::blocks::block_span;
 use crate::keys::read_tokens;
 use crate::ranking::top_count;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ParameterInfo, ParameterKind, PolicyError, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Blocks whose keys could score highest.
 ///
@@ -124,6 +124,19 @@ impl SparsePolicy for Quest {
         )
     }
 
+    fn save_state(&self) -> Vec<u8> {
+        // Tokens: u64; values: f32.
+        let mut state = (self.bounds.tokens as u64).to_le_bytes().to_vec();
+        state.extend(self.bounds.values.iter().flat_map(|value| value.to_le_bytes()));
+        state
+    }
+
+    fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
+        self.reset();
+        self.bounds = read_bounds(state, self.block).ok_or(PolicyError::BadState)?;
+        Ok(())
+    }
+
     fn truncate(&mut self, tokens: usize) {
         let bounds = &mut self.bounds;
         // A block that is cut within is taken in again: its bounds may come from keys that are gone.
@@ -183,6 +196,23 @@ impl Bounds {
             })
             .collect()
     }
+}
+
+/// Bounds as `save_state` wrote them; `None` when the bytes cannot be that.
+fn read_bounds(state: &[u8], block: usize) -> Option<Bounds> {
+    let (tokens, values) = state.split_first_chunk::<8>()?;
+    let tokens = usize::try_from(u64::from_le_bytes(*tokens)).ok()?;
+    let (values, rest) = values.as_chunks::<4>();
+    let blocks = tokens.div_ceil(block);
+    let whole = rest.is_empty()
+        && match blocks {
+            0 => values.is_empty(),
+            blocks => !values.is_empty() && values.len().is_multiple_of(2 * blocks),
+        };
+    whole.then(|| Bounds {
+        tokens,
+        values: values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+    })
 }
 
 /// No key within the bounds has a larger product with the query.
