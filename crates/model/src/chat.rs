@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::ModelError;
 use crate::calendar::format_time;
+use crate::fields::read_text_file;
 use crate::python_json::{Style, to_python_json};
 use crate::tokenizer::TokenizerSettings;
 
@@ -71,10 +72,10 @@ impl ChatTemplate {
         settings: &TokenizerSettings,
     ) -> Result<Option<ChatTemplate>, ModelError> {
         let path = directory.join(TEMPLATE_FILE);
-        let source = match std::fs::read_to_string(&path) {
-            Ok(source) => Some(source),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => settings.chat_template.clone(),
-            Err(source) => return Err(ModelError::Io { path, source }),
+        let source = match read_text_file(&path)?.map(String::from_utf8) {
+            Some(Ok(source)) => Some(source),
+            Some(Err(_)) => return Err(ModelError::Template(format!("{TEMPLATE_FILE} is not valid UTF-8"))),
+            None => settings.chat_template.clone(),
         };
         source
             .map(|source| ChatTemplate::new(&source, settings.special_tokens.clone()))

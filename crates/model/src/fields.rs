@@ -1,5 +1,7 @@
 //! Settings of a JSON object, read by name with errors that name file, setting and remedy.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -9,17 +11,34 @@ use crate::ModelError;
 /// No single size of a model is larger: beyond it a file is hostile or damaged.
 const LARGEST_SIZE: u64 = 1 << 31;
 
+/// No text file of a model is longer; the largest tokenizers take an eighth.
+const LARGEST_TEXT_BYTES: u64 = 256 << 20;
+
+/// Reads a text file of a model whole, if it is of plausible length; a missing file is `None`.
+pub(crate) fn read_text_file(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
+    let read = || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(LARGEST_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LARGEST_TEXT_BYTES {
+            let reason = format!("it has more than {LARGEST_TEXT_BYTES} bytes");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
+        }
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ModelError::Io {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
 /// Reads a JSON file whole; a missing file is `None`.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => {
-            return Err(ModelError::Io {
-                path: path.to_owned(),
-                source,
-            });
-        }
+    let Some(bytes) = read_text_file(path)? else {
+        return Ok(None);
     };
     serde_json::from_slice(&bytes)
         .map(Some)

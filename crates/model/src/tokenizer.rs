@@ -1,9 +1,10 @@
 //! Text to token ids and back.
 
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 
 use crate::ModelError;
-use crate::fields::{Fields, read_json};
+use crate::fields::{Fields, read_json, read_text_file};
 use crate::stream::StreamDecoder;
 
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -36,10 +37,8 @@ impl Tokenizer {
     /// Reads tokenizer.json and tokenizer_config.json; `None` where the directory has no tokenizer.
     pub(crate) fn from_directory(directory: &Path) -> Result<Option<Tokenizer>, ModelError> {
         let path = directory.join(TOKENIZER_FILE);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(ModelError::Io { path, source }),
+        let Some(bytes) = read_text_file(&path)? else {
+            return Ok(None);
         };
         let settings = TokenizerSettings::from_directory(directory)?;
         let mut tokenizer = Tokenizer::from_bytes(&path, &bytes)?;
@@ -118,10 +117,7 @@ impl Tokenizer {
     /// Token ids of `text`. With `add_special` the tokens the model expects around a text, such as BOS, are added.
     /// Special tokens spelt out in the text are always recognised.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special)
-            .map_err(|error| ModelError::Tokenize(error.to_string()))?;
+        let encoding = guarded(|| self.inner.encode_fast(text, add_special))?;
         let ids = encoding.get_ids();
         let bos = self.bos.filter(|_| add_special && self.adds_bos);
         Ok(bos.into_iter().chain(ids.iter().copied()).collect())
@@ -129,16 +125,12 @@ impl Tokenizer {
 
     /// The text of `ids`, special tokens left out. Bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
-        self.inner
-            .decode(ids, true)
-            .map_err(|error| ModelError::Tokenize(error.to_string()))
+        guarded(|| self.inner.decode(ids, true))
     }
 
     /// The text of `ids` with special tokens spelt out.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, ModelError> {
-        self.inner
-            .decode(ids, false)
-            .map_err(|error| ModelError::Tokenize(error.to_string()))
+        guarded(|| self.inner.decode(ids, false))
     }
 
     /// A decoder for tokens that come one by one.
@@ -205,6 +197,13 @@ impl Tokenizer {
             text.ends_with('\u{fffd}')
         }
     }
+}
+
+/// Calls the tokenizer, which panics where a damaged file's settings do not fit each other.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, ModelError> {
+    std::panic::catch_unwind(AssertUnwindSafe(call))
+        .map_err(|_| ModelError::Tokenize("the tokenizer's settings contradict each other".into()))?
+        .map_err(|error| ModelError::Tokenize(error.to_string()))
 }
 
 /// What tokenizer_config.json says.

@@ -2,11 +2,15 @@
 
 use std::collections::HashMap;
 
-use crate::weights::{StoredTensor, TensorInfo, TensorType};
+use crate::weights::{StoredTensor, TensorInfo, TensorType, check_name};
 
 const MAGIC: &[u8] = b"GGUF";
-/// Values all metadata arrays together may hold; the largest vocabularies with their merges stay well below.
-const LARGEST_METADATA: u64 = 1 << 24;
+/// Bytes a header may take, so that one that is made up cannot ask for more memory than a machine has; the largest
+/// vocabularies with their merges take a tenth.
+const LARGEST_HEADER_BYTES: usize = 256 << 20;
+/// Values all metadata arrays together may hold; the largest vocabularies with their merges hold a third.
+const LARGEST_METADATA: u64 = 1 << 22;
+const LARGEST_TENSOR_COUNT: usize = 1 << 18;
 const LARGEST_ALIGNMENT: u64 = 1 << 20;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
@@ -30,7 +34,7 @@ pub(crate) struct Header {
 /// Reads and checks the header of a whole mapped file.
 pub(crate) fn parse(file: &[u8]) -> Result<Header, String> {
     let mut reader = Reader {
-        file,
+        file: &file[..file.len().min(LARGEST_HEADER_BYTES)],
         position: 0,
         values_left: LARGEST_METADATA,
     };
@@ -44,10 +48,15 @@ pub(crate) fn parse(file: &[u8]) -> Result<Header, String> {
         ));
     }
     let tensor_count = reader.count(24)?;
+    if tensor_count > LARGEST_TENSOR_COUNT {
+        return Err(format!(
+            "{tensor_count} tensors are not plausible, {LARGEST_TENSOR_COUNT} is the limit"
+        ));
+    }
     let metadata_count = reader.count(13)?;
-    let mut metadata = HashMap::with_capacity(metadata_count);
+    let mut metadata = HashMap::new();
     for _ in 0..metadata_count {
-        let key = reader.text()?;
+        let key = reader.name()?;
         let kind = reader.u32()?;
         let value = reader
             .value(kind, 0)
@@ -64,7 +73,7 @@ pub(crate) fn parse(file: &[u8]) -> Result<Header, String> {
     if !alignment.is_power_of_two() || alignment > LARGEST_ALIGNMENT {
         return Err("general.alignment must be a power of two".into());
     }
-    let mut entries = Vec::with_capacity(tensor_count);
+    let mut entries = Vec::new();
     for _ in 0..tensor_count {
         entries.push(reader.entry()?);
     }
@@ -160,7 +169,10 @@ impl<'a> Reader<'a> {
     fn take(&mut self, bytes: usize) -> Result<&'a [u8], String> {
         let rest = &self.file[self.position..];
         let Some(taken) = rest.get(..bytes) else {
-            return Err(format!("it ends within its header, at byte {}", self.file.len()));
+            return Err(match self.file.len() {
+                LARGEST_HEADER_BYTES => format!("its header takes more than {LARGEST_HEADER_BYTES} bytes"),
+                length => format!("it ends within its header, at byte {length}"),
+            });
         };
         self.position += bytes;
         Ok(taken)
@@ -194,6 +206,13 @@ impl<'a> Reader<'a> {
         let length = self.count(1)?;
         let bytes = self.take(length)?;
         String::from_utf8(bytes.to_vec()).map_err(|_| "a text is not valid UTF-8".to_owned())
+    }
+
+    /// The name of a tensor or of metadata, which may be shown.
+    fn name(&mut self) -> Result<String, String> {
+        let name = self.text()?;
+        check_name(&name)?;
+        Ok(name)
     }
 
     fn value(&mut self, kind: u32, depth: usize) -> Result<Metadata, String> {
@@ -238,7 +257,7 @@ impl<'a> Reader<'a> {
     }
 
     fn entry(&mut self) -> Result<Entry, String> {
-        let name = self.text()?;
+        let name = self.name()?;
         let dimensions = self.u32()?;
         if !(1..=4).contains(&dimensions) {
             return Err(format!(

@@ -9,5 +9,5 @@ mod tensor;
 pub(crate) use checkpoint::{Checkpoint, RowOrder};
 pub(crate) use mapping::map;
 pub(crate) use shards::open_directory;
-pub(crate) use tensor::{StoredTensor, to_f32};
+pub(crate) use tensor::{StoredTensor, check_name, to_f32};
 pub use tensor::{TensorInfo, TensorType};

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
-use super::tensor::{StoredTensor, TensorInfo, TensorType};
+use super::tensor::{StoredTensor, TensorInfo, TensorType, check_name};
 use crate::ModelError;
 
 /// The format's own limit.
@@ -156,6 +156,7 @@ impl<'de> Deserialize<'de> for Header {
                         map.next_value::<serde::de::IgnoredAny>()?;
                         continue;
                     }
+                    check_name(&name).map_err(A::Error::custom)?;
                     if !names.insert(name.clone()) {
                         return Err(A::Error::custom(format!("tensor {name} stands twice")));
                     }

@@ -138,6 +138,23 @@ pub struct TensorInfo {
     pub bytes: u64,
 }
 
+/// Longest name of a tensor or a setting.
+const LARGEST_NAME_BYTES: usize = 256;
+
+/// Refuses names that could not be shown in one line: no model has such.
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    if name.len() > LARGEST_NAME_BYTES {
+        return Err(format!(
+            "a name takes {} bytes, {LARGEST_NAME_BYTES} is the limit",
+            name.len()
+        ));
+    }
+    match name.chars().any(char::is_control) {
+        true => Err(format!("the name {name:?} holds control characters")),
+        false => Ok(()),
+    }
+}
+
 /// A tensor and the bytes of the file that hold it.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredTensor {

@@ -1,0 +1,37 @@
+//! Damaged cache files, thousands of them and the same in every run: what comes back is whole, and all else is refused.
+
+#[path = "../../../fuzz/src/cache_file.rs"]
+#[allow(unreachable_pub, reason = "public in the fuzz crate")]
+mod cache_file;
+#[path = "../../../fuzz/src/damage.rs"]
+#[allow(unreachable_pub, reason = "public in the fuzz crate")]
+mod damage;
+
+use cache_file::restore;
+use damage::{Damage, inputs};
+
+const CASES: usize = 5000;
+
+#[test]
+fn damaged_cache_files_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.kv");
+    let inputs = inputs("cache_file");
+    for input in &inputs {
+        restore(&path, input).unwrap();
+    }
+    let mut damage = Damage::new(5);
+    let mut restored = 0;
+    for _ in 0..CASES {
+        let bytes = damage.damaged(&inputs);
+        match restore(&path, &bytes) {
+            // Right hashes stand only in files that hold what was saved; the last byte is the target's own.
+            Ok(()) => restored += 1,
+            Err(error) => {
+                let line = error.to_string();
+                assert!(line.contains("cache.kv") && !line.contains('\n'), "{line}");
+            }
+        }
+    }
+    assert!(restored < CASES / 50, "{restored} damaged files were accepted");
+}

@@ -1,0 +1,53 @@
+//! A KV cache file restored: shared by the fuzz target and by `crates/kv/tests/damage.rs`.
+
+use std::path::Path;
+
+use riffle_attention::Format;
+use riffle_kv::{CacheShape, KvCache, KvError};
+use twox_hash::XxHash3_128;
+
+/// What `seeds/cache_file` holds.
+const SHAPE: CacheShape = CacheShape {
+    layers: 2,
+    kv_heads: 1,
+    head_dim: 16,
+    page_tokens: 16,
+    key_format: Format::Q8_0,
+    value_format: Format::F16,
+};
+const BUDGET_BYTES: u64 = 1 << 20;
+
+/// Restores the file; what comes back keeps its budget and its count of tokens. Every second input, by its last byte,
+/// gets the right hash of its head first, which chance would never find.
+pub fn restore(path: &Path, input: &[u8]) -> Result<(), KvError> {
+    let mut bytes = input.to_vec();
+    if bytes.pop().is_some_and(|last| last % 2 == 1) {
+        hash_head(&mut bytes);
+    }
+    std::fs::write(path, &bytes).expect("the input is written");
+    let (cache, _) = KvCache::restore(path, &SHAPE, b"id", Some(BUDGET_BYTES))?;
+    assert!(cache.usage().bytes_by_tier.total() <= BUDGET_BYTES);
+    for layer in 0..SHAPE.layers {
+        let tokens: usize = cache.pages(layer, 0).map(|page| page.tokens).sum();
+        assert_eq!(tokens, cache.tokens(layer));
+    }
+    Ok(())
+}
+
+/// Puts the hash of the head where the lengths in the head say it stands.
+fn hash_head(bytes: &mut [u8]) {
+    let number = |at: usize| {
+        let eight = bytes.get(at..at + 8)?;
+        usize::try_from(u64::from_le_bytes(eight.try_into().ok()?)).ok()
+    };
+    let end = || {
+        let tokens = number(16)?.checked_mul(8)?;
+        let end = 80usize.checked_add(tokens)?.checked_add(number(64)?)?;
+        end.checked_add(number(72)?)
+    };
+    let Some(end) = end().filter(|end| bytes.len().checked_sub(16).is_some_and(|last| *end <= last)) else {
+        return;
+    };
+    let hash = XxHash3_128::oneshot(&bytes[..end]).to_le_bytes();
+    bytes[end..end + 16].copy_from_slice(&hash);
+}

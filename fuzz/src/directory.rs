@@ -1,0 +1,23 @@
+//! The text files of a model directory as one input: shared by the fuzz target and by `crates/model/tests/damage.rs`.
+
+use std::path::Path;
+
+const FILES: [&str; 5] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+];
+
+/// Writes the files, which bytes 0xff divide; no text holds that byte. An empty part is a file that is not there.
+pub fn write_directory(folder: &Path, bytes: &[u8]) {
+    let mut parts = bytes.split(|byte| *byte == 0xff);
+    for file in FILES {
+        let path = folder.join(file);
+        match parts.next() {
+            Some(part) if !part.is_empty() => std::fs::write(&path, part).expect("the input is written"),
+            _ => _ = std::fs::remove_file(&path),
+        }
+    }
+}
