@@ -2,7 +2,7 @@
 //!
 //! - [`attend`] adds what a tile of queries reads of some pages under a [`Selection`] to a [`Partial`]; prefill,
 //!   chunked prefill, decode and tiers that arrive one by one are all calls of it. [`attend_batch`] runs many
-//!   on all threads, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
+//!   on all threads, [`BatchStream`] runs them over pages that arrive a few at a time, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
 //! - Pages hold K and V in f32, f16, bf16, `q8_0` or `q4_0`, each plane its own; [`write_keys`] and
 //!   [`write_values`] lay them out. Planes that begin on a 64-byte boundary are read fastest.
 //! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
@@ -59,7 +59,7 @@ mod view;
 mod visible;
 
 pub use attend::{AttendJob, AttendOptions, add_column_mass, attend};
-pub use batch::attend_batch;
+pub use batch::{BatchStream, attend_batch};
 pub use error::AttendError;
 pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK};
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};

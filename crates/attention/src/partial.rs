@@ -73,6 +73,11 @@ impl Partial {
         Ok(())
     }
 
+    /// `m`, `l` and `o`, writable.
+    pub(crate) fn slices(&mut self) -> (&mut [f32], &mut [f32], &mut [f32]) {
+        (&mut self.m, &mut self.l, &mut self.o)
+    }
+
     pub(crate) fn merge_same_shape(&mut self, other: &Self) {
         for at in 0..self.m.len() {
             let (mine, theirs) = (self.m[at], other.m[at]);

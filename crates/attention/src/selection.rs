@@ -1,6 +1,8 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use crate::visible::{Tokens, Visible};
+
 /// A half-open range of absolute token positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
@@ -214,6 +216,18 @@ impl Selection {
             .sum()
     }
 
+    /// Spans that hold every token which some query of `start..start + rows` reads causally, sorted and disjoint: what
+    /// has to be near before the rows are attended to. Summaries are not counted.
+    pub fn reads(&self, start: usize, rows: usize) -> Vec<Span> {
+        let mut needs = Vec::new();
+        let tokens = Tokens {
+            selection: self,
+            causal: true,
+        };
+        tokens.needs(start, rows, &mut needs);
+        needs
+    }
+
     /// `[rows, tokens]`: whether the query at `start + r` reads key `j`, causally.
     pub fn to_mask(&self, start: usize, rows: usize, tokens: usize) -> Vec<bool> {
         let mut mask = Vec::with_capacity(rows * tokens);
@@ -340,6 +354,12 @@ mod tests {
                 .with_row_extras(start, extras);
             let mask = selection.to_mask(start, rows, start + rows);
             proptest::prop_assert_eq!(selection.pair_count(start, rows), mask.iter().filter(|x| **x).count());
+            let reads = selection.reads(start, rows);
+            for (at, read) in mask.iter().enumerate() {
+                let key = at % (start + rows);
+                proptest::prop_assert!(!read || reads.iter().any(|span| span.range().contains(&key)));
+            }
+            proptest::prop_assert!(reads.iter().all(|span| span.end <= start + rows));
         }
     }
 }

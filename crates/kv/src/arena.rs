@@ -1,15 +1,15 @@
-//! Slots of one plane each, in slabs mapped from the operating system.
+//! Slots of one plane each, in slabs of a device's memory.
 //!
 //! Slabs are few (the number of mappings is limited) and large (so that they lie on huge pages). The lowest free slot
 //! is taken first, so that late slabs run empty and are unmapped; free slots of slabs in use are given back as well.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use memmap2::MmapMut;
-use riffle_attention::{Format, LANES, Plane, PlaneMut};
+use riffle_attention::{Format, Plane, PlaneMut};
 
-use crate::KvError;
-use crate::reclaim::{OS_PAGE_BYTES, release};
+use crate::reclaim::OS_PAGE_BYTES;
+use crate::{Device, DeviceMemory, KvError};
 
 /// Bytes of a slab, unless one plane is larger or the budget smaller.
 const SLAB_BYTES: usize = 16 << 20;
@@ -21,10 +21,25 @@ pub(crate) struct Slot {
     index: u16,
 }
 
+impl Slot {
+    /// The slot as one number.
+    pub(crate) fn number(self) -> u32 {
+        u32::from(self.slab) << 16 | u32::from(self.index)
+    }
+
+    /// The slot of this [`number`](Self::number).
+    pub(crate) fn of_number(number: u32) -> Self {
+        Self {
+            slab: (number >> 16) as u16,
+            index: number as u16,
+        }
+    }
+}
+
 /// The planes of one format and size.
 pub(crate) struct Arena {
+    device: Arc<dyn Device>,
     format: Format,
-    head_dim: usize,
     plane_bytes: usize,
     /// `None` where a slab ran empty and was unmapped.
     slabs: Vec<Option<Slab>>,
@@ -34,7 +49,7 @@ pub(crate) struct Arena {
 }
 
 struct Slab {
-    map: MmapMut,
+    memory: Box<dyn DeviceMemory>,
     /// One bit a slot, set while it is in use.
     used: Vec<u64>,
     slots: usize,
@@ -42,10 +57,10 @@ struct Slab {
 }
 
 impl Arena {
-    pub(crate) fn new(format: Format, page_tokens: usize, head_dim: usize) -> Self {
+    pub(crate) fn new(device: Arc<dyn Device>, format: Format, page_tokens: usize, head_dim: usize) -> Self {
         Self {
+            device,
             format,
-            head_dim,
             plane_bytes: format.plane_bytes(page_tokens, head_dim),
             slabs: Vec::new(),
             free_slots: 0,
@@ -81,15 +96,20 @@ impl Arena {
         unreachable!("slots are reserved before they are taken")
     }
 
+    /// Frees a slot that is about to be taken again: its memory stays mapped.
+    pub(crate) fn free_for_reuse(&mut self, slot: Slot) {
+        let slab = self.slab_mut(slot);
+        slab.used[usize::from(slot.index) / 64] &= !(1 << (slot.index % 64));
+        slab.used_slots -= 1;
+        self.free_slots += 1;
+        self.first_free = self.first_free.min(usize::from(slot.slab));
+    }
+
     /// Frees slots and gives their memory back to the operating system.
     pub(crate) fn free(&mut self, slots: &mut [Slot]) {
         slots.sort_unstable();
         for slot in slots.iter() {
-            let slab = self.slab_mut(*slot);
-            slab.used[usize::from(slot.index) / 64] &= !(1 << (slot.index % 64));
-            slab.used_slots -= 1;
-            self.free_slots += 1;
-            self.first_free = self.first_free.min(usize::from(slot.slab));
+            self.free_for_reuse(*slot);
         }
         self.unmap_empty();
         let plane_bytes = self.plane_bytes;
@@ -105,47 +125,32 @@ impl Arena {
         self.format
     }
 
-    pub(crate) fn head_dim(&self) -> usize {
-        self.head_dim
-    }
-
     pub(crate) fn plane(&self, slot: Slot) -> Plane<'_> {
-        let bytes = self.whole_bytes(slot);
-        match self.format {
-            Format::F32 => Plane::F32(bytemuck::cast_slice(bytes)),
-            Format::F16 => Plane::F16(bytemuck::cast_slice(bytes)),
-            Format::Bf16 => Plane::Bf16(bytemuck::cast_slice(bytes)),
-            Format::Q8_0 => Plane::Q8_0(bytes),
-            Format::Q4_0 => Plane::Q4_0(bytes),
-        }
+        as_plane(self.format, self.bytes(slot))
     }
 
     pub(crate) fn plane_mut(&mut self, slot: Slot) -> PlaneMut<'_> {
-        let range = self.range(slot);
         let format = self.format;
-        as_plane_mut(format, &mut self.slab_mut(slot).map[range])
+        as_plane_mut(format, self.bytes_mut(slot))
     }
 
-    /// The first bytes of a plane, as many as `tokens` in whole stripes take.
-    pub(crate) fn bytes(&self, slot: Slot, tokens: usize) -> &[u8] {
-        &self.whole_bytes(slot)[..self.stripe_bytes(tokens)]
+    /// A plane's bytes.
+    pub(crate) fn bytes(&self, slot: Slot) -> &[u8] {
+        let slab = self.slabs[usize::from(slot.slab)].as_ref();
+        let slab = slab.expect("slots in use lie in mapped slabs");
+        &slab.memory.bytes()[self.range(slot)]
     }
 
-    /// As [`bytes`](Self::bytes), writable.
-    pub(crate) fn bytes_mut(&mut self, slot: Slot, tokens: usize) -> &mut [u8] {
+    /// A plane's bytes, writable.
+    pub(crate) fn bytes_mut(&mut self, slot: Slot) -> &mut [u8] {
         let range = self.range(slot);
-        let length = self.stripe_bytes(tokens);
-        &mut self.slab_mut(slot).map[range][..length]
-    }
-
-    /// Bytes of `tokens` in whole stripes.
-    pub(crate) fn stripe_bytes(&self, tokens: usize) -> usize {
-        self.format.plane_bytes(tokens.next_multiple_of(LANES), self.head_dim)
+        &mut self.slab_mut(slot).memory.bytes_mut()[range]
     }
 
     /// Bytes mapped, whether or not they are in use.
     pub(crate) fn mapped_bytes(&self) -> usize {
-        self.slabs.iter().flatten().map(|slab| slab.map.len()).sum()
+        let slabs = self.slabs.iter().flatten();
+        slabs.map(|slab| slab.slots * self.plane_bytes).sum()
     }
 
     /// Bytes of slab records and bitmaps.
@@ -163,11 +168,6 @@ impl Arena {
         start..start + self.plane_bytes
     }
 
-    fn whole_bytes(&self, slot: Slot) -> &[u8] {
-        let slab = self.slabs[usize::from(slot.slab)].as_ref();
-        &slab.expect("slots in use lie in mapped slabs").map[self.range(slot)]
-    }
-
     fn slab_mut(&mut self, slot: Slot) -> &mut Slab {
         let slab = self.slabs[usize::from(slot.slab)].as_mut();
         slab.expect("slots in use lie in mapped slabs")
@@ -180,12 +180,9 @@ impl Arena {
             let source = std::io::ErrorKind::OutOfMemory.into();
             return Err(KvError::Memory { bytes, source });
         }
-        let map = MmapMut::map_anon(bytes).map_err(|source| KvError::Memory { bytes, source })?;
-        // Huge pages are a matter of speed alone: a system without them is as right.
-        #[cfg(target_os = "linux")]
-        map.advise(memmap2::Advice::HugePage).ok();
+        let memory = self.device.allocate(bytes);
         let slab = Slab {
-            map,
+            memory: memory.map_err(|source| KvError::Memory { bytes, source })?,
             used: vec![0; slots.div_ceil(64)],
             slots,
             used_slots: 0,
@@ -208,6 +205,17 @@ impl Arena {
         }
         let kept = self.slabs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         self.slabs.truncate(kept);
+    }
+}
+
+/// Bytes, aligned for the format's elements, as a plane.
+pub(crate) fn as_plane(format: Format, bytes: &[u8]) -> Plane<'_> {
+    match format {
+        Format::F32 => Plane::F32(bytemuck::cast_slice(bytes)),
+        Format::F16 => Plane::F16(bytemuck::cast_slice(bytes)),
+        Format::Bf16 => Plane::Bf16(bytemuck::cast_slice(bytes)),
+        Format::Q8_0 => Plane::Q8_0(bytes),
+        Format::Q4_0 => Plane::Q4_0(bytes),
     }
 }
 
@@ -251,7 +259,7 @@ impl Slab {
             end -= OS_PAGE_BYTES;
         }
         if start < end {
-            release(&mut self.map, start..end);
+            self.memory.release(start..end);
         }
     }
 }
@@ -263,7 +271,7 @@ mod tests {
     #[test]
     fn a_freed_slot_never_takes_a_neighbours_bytes_with_it() {
         // 16 tokens × 16 as q4_0: planes of 160 bytes, many in one page of the operating system.
-        let mut arena = Arena::new(Format::Q4_0, 16, 16);
+        let mut arena = Arena::new(Arc::new(crate::CpuDevice::new()), Format::Q4_0, 16, 16);
         arena.reserve(200, 200).unwrap();
         let slots: Vec<Slot> = (0..200).map(|_| arena.take()).collect();
         for (n, slot) in slots.iter().enumerate() {
@@ -292,7 +300,7 @@ mod tests {
 
     #[test]
     fn an_arena_that_runs_empty_maps_nothing() {
-        let mut arena = Arena::new(Format::F32, 1024, 256);
+        let mut arena = Arena::new(Arc::new(crate::CpuDevice::new()), Format::F32, 1024, 256);
         arena.reserve(40, 64).unwrap();
         let mut slots: Vec<Slot> = (0..40).map(|_| arena.take()).collect();
         assert!(arena.mapped_bytes() >= 40 << 20);

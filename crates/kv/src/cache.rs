@@ -1,43 +1,64 @@
-use riffle_attention::{PageView, write_keys, write_values};
+use std::sync::Arc;
 
-use crate::arena::{Arena, Slot};
-use crate::{CacheShape, KvError, KvUsage, TierBytes};
+use riffle_attention::{PageView, PlaneMut, Span, write_keys, write_values};
+
+use crate::disk::{DiskSpace, HASH_BYTES};
+use crate::offload::{OffloadEngine, Pages};
+use crate::store::{PlaneBytes, PlaneStore};
+use crate::tiers::Layout;
+use crate::{CacheShape, KvError, KvTiers, KvUsage, TierBytes};
 
 /// Keys and values of one sequence, in pages of (layer, KV head).
+///
+/// The newest pages and the first lie in the nearest tier; where farther tiers are given, the oldest leave for them
+/// when room is needed, and come back through [`stream`](Self::stream) to be read.
 pub struct KvCache {
     shape: CacheShape,
-    budget_bytes: Option<u64>,
-    pub(crate) keys: Arena,
-    pub(crate) values: Arena,
-    /// `[layers, kv_heads]` page tables.
-    tables: Vec<Vec<PageEntry>>,
+    tiers: KvTiers,
+    space: Arc<DiskSpace>,
+    pub(crate) keys: PlaneStore,
+    pub(crate) values: PlaneStore,
     /// `[layers]`
     tokens: Vec<usize>,
-    pages: usize,
+    offload: OffloadEngine,
 }
 
-/// Keys and values have slots of their own, so that they can part ways.
-#[derive(Clone, Copy)]
-struct PageEntry {
-    keys: Slot,
-    values: Slot,
-}
+/// Takes pages of each KV head.
+pub type ShowPages<'a, E> = dyn FnMut(&[Vec<PageView<'_>>]) -> Result<(), E> + 'a;
+
+/// The planes of a page and how many tokens it holds.
+pub(crate) type PagePlanes<'a> = (PlaneBytes<'a>, PlaneBytes<'a>, usize);
 
 impl KvCache {
-    /// An empty cache, which takes no page memory before tokens arrive and never more than `budget_bytes`.
+    /// An empty cache in main memory, which takes no page memory before tokens arrive and never more than
+    /// `budget_bytes`.
     ///
     /// # Errors
     /// [`KvError::Shape`].
     pub fn new(shape: CacheShape, budget_bytes: Option<u64>) -> Result<Self, KvError> {
+        Self::with_tiers(shape, KvTiers::memory(budget_bytes))
+    }
+
+    /// An empty cache over several tiers, which takes no page memory before tokens arrive and never more than each
+    /// tier's budget.
+    ///
+    /// # Errors
+    /// [`KvError::Shape`]; [`KvError::Disk`] when the folder of the disk tier cannot be written to.
+    pub fn with_tiers(shape: CacheShape, tiers: KvTiers) -> Result<Self, KvError> {
         shape.validate()?;
+        tiers.check()?;
+        let layout = Layout::new(&tiers, &shape);
+        let space = Arc::new(DiskSpace::new(tiers.disk.as_ref().and_then(|disk| disk.budget_bytes)));
+        let store =
+            |what, format, slots| PlaneStore::new(what, &shape, format, &tiers, slots, layout.ram_slots, &space);
         Ok(Self {
-            shape,
-            budget_bytes,
-            keys: Arena::new(shape.key_format, shape.page_tokens, shape.head_dim),
-            values: Arena::new(shape.value_format, shape.page_tokens, shape.head_dim),
-            tables: vec![Vec::new(); shape.layers * shape.kv_heads],
+            keys: store("keys", shape.key_format, layout.near_key_slots)?,
+            values: store("values", shape.value_format, layout.near_value_slots)?,
             tokens: vec![0; shape.layers],
-            pages: 0,
+            offload: OffloadEngine::new(&tiers, &shape, layout.scan_bytes),
+            shape,
+            tiers,
+            space,
         })
     }
 
@@ -46,16 +67,23 @@ impl KvCache {
         &self.shape
     }
 
+    /// The tiers its pages may lie in.
+    pub fn tiers(&self) -> &KvTiers {
+        &self.tiers
+    }
+
     /// Tokens in a layer; 0 for a layer that does not exist.
     pub fn tokens(&self, layer: usize) -> usize {
         self.tokens.get(layer).copied().unwrap_or(0)
     }
 
-    /// Appends tokens to a layer. Keys and values are `[tokens, kv_heads, head_dim]`.
+    /// Appends tokens to a layer. Keys and values are `[tokens, kv_heads, head_dim]`. The pages they fill lie near until
+    /// the next append.
     ///
     /// # Errors
-    /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Budget`] (before anything is allocated) and
-    /// [`KvError::Memory`]; the cache holds what it held before.
+    /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Budget`] (before anything is allocated),
+    /// [`KvError::NearBudget`], [`KvError::Memory`], and what writing to the disk tier can meet; the cache holds what it
+    /// held before.
     pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> Result<(), KvError> {
         let CacheShape {
             layers,
@@ -80,16 +108,18 @@ impl KvCache {
         self.take_pages(layer, held + added)?;
 
         for kv_head in 0..kv_heads {
-            let table = &self.tables[layer * kv_heads + kv_head];
+            let table = layer * kv_heads + kv_head;
             let mut token = 0;
             while token < added {
                 let slot = (held + token) % page_tokens;
                 let count = (page_tokens - slot).min(added - token);
                 let at = token * width + kv_head * head_dim;
-                let entry = table[(held + token) / page_tokens];
-                let plane = &mut self.keys.plane_mut(entry.keys);
+                let page = (held + token) / page_tokens;
+                let place = self.keys.slot(table, page);
+                let plane = &mut self.keys.near.plane_mut(place);
                 write_keys(plane, head_dim, slot, count, &keys[at..], width).expect("lengths are checked");
-                let plane = &mut self.values.plane_mut(entry.values);
+                let place = self.values.slot(table, page);
+                let plane = &mut self.values.near.plane_mut(place);
                 write_values(plane, head_dim, slot, count, &values[at..], width).expect("lengths are checked");
                 token += count;
             }
@@ -98,22 +128,83 @@ impl KvCache {
         Ok(())
     }
 
-    /// The pages of a (layer, KV head) in order; none for a layer or head that does not exist.
+    /// The pages of a (layer, KV head) whose keys and values lie near, in order: all of them while nothing has left for
+    /// a farther tier. None for a layer or head that does not exist.
     pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'_>> {
-        let page_tokens = self.shape.page_tokens;
-        let tokens = self.tokens(layer);
         let exists = layer < self.shape.layers && kv_head < self.shape.kv_heads;
-        let table: &[PageEntry] = if exists {
-            &self.tables[layer * self.shape.kv_heads + kv_head]
+        let table = if exists {
+            layer * self.shape.kv_heads + kv_head
         } else {
-            &[]
+            0
         };
-        table.iter().enumerate().map(move |(number, entry)| PageView {
-            start: number * page_tokens,
-            tokens: page_tokens.min(tokens - number * page_tokens),
-            keys: self.keys.plane(entry.keys),
-            values: self.values.plane(entry.values),
+        let pages = if exists { self.keys.pages(table) } else { 0 };
+        let (keys, values) = (self.keys.far(table), self.values.far(table));
+        let far = match (keys.is_empty(), values.is_empty()) {
+            (true, _) => values,
+            (_, true) => keys,
+            _ => keys.start.min(values.start)..keys.end.max(values.end),
+        };
+        let shown = if exists { pages - far.len() } else { 0 };
+        (0..shown).map(move |near| {
+            let page = if near < far.start { near } else { near + far.len() };
+            let keys = self.keys.near.plane(self.keys.slot(table, page));
+            let values = self.values.near.plane(self.values.slot(table, page));
+            self.parts().page_view(layer, page, keys, values)
         })
+    }
+
+    /// Whether all pages of a layer lie near.
+    pub fn is_near(&self, layer: usize) -> bool {
+        let heads = self.shape.kv_heads;
+        (layer * heads..(layer + 1) * heads)
+            .all(|table| self.keys.far(table).is_empty() && self.values.far(table).is_empty())
+    }
+
+    /// Shows pages of a layer to `each`, some at a time and loading ahead: to each call for each KV head pages in order,
+    /// after those of earlier calls. `wanted` names the pages of each KV head, as spans of page numbers; `None` is all.
+    /// `next` is the layer that will be streamed next, if it is known.
+    ///
+    /// # Errors
+    /// [`KvError::Layer`], [`KvError::DamagedPage`], [`KvError::Disk`], [`KvError::Memory`], and those of `each`.
+    pub fn stream<E: From<KvError>>(
+        &mut self,
+        layer: usize,
+        wanted: Option<&[Vec<Span>]>,
+        next: Option<usize>,
+        each: &mut ShowPages<'_, E>,
+    ) -> Result<(), E> {
+        self.check_layer(layer)?;
+        next.map_or(Ok(()), |next| self.check_layer(next))?;
+        let pages = Pages {
+            shape: &self.shape,
+            keys: &self.keys,
+            values: &self.values,
+            tokens: &self.tokens,
+        };
+        self.offload.stream(pages, layer, wanted, next, each)
+    }
+
+    /// Shows the pages of a (layer, KV head) from the one that holds `from_token` on, all at once and without values:
+    /// for estimates that look through the keys.
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream); [`KvError::NearBudget`] when [`Outlook`](crate::Outlook) did not say that keys
+    /// would be looked through.
+    pub fn with_keys<T>(
+        &mut self,
+        layer: usize,
+        kv_head: usize,
+        from_token: usize,
+        show: impl FnOnce(&[PageView<'_>]) -> T,
+    ) -> Result<T, KvError> {
+        self.check_layer(layer)?;
+        let pages = Pages {
+            shape: &self.shape,
+            keys: &self.keys,
+            values: &self.values,
+            tokens: &self.tokens,
+        };
+        self.offload.with_keys(pages, layer, kv_head, from_token, show)
     }
 
     /// Forgets everything after the first `tokens` tokens, in every layer; freed pages go back to the operating
@@ -132,35 +223,47 @@ impl KvCache {
 
     /// What the cache holds.
     pub fn usage(&self) -> KvUsage {
-        let tables: usize = self
-            .tables
-            .iter()
-            .map(|table| table.capacity() * size_of::<PageEntry>())
-            .sum();
-        let records =
-            self.tables.capacity() * size_of::<Vec<PageEntry>>() + self.tokens.capacity() * size_of::<usize>();
-        let arenas = self.keys.bookkeeping_bytes() + self.values.bookkeeping_bytes();
+        let [near, ram, disk] = {
+            let (keys, values) = (self.keys.tier_bytes(), self.values.tier_bytes());
+            [keys[0] + values[0], keys[1] + values[1], keys[2] + values[2]]
+        };
+        let device = match self.tiers.device.reads_main_memory() {
+            // The newest pages count for the device tier.
+            true => near.min(self.tiers.device_budget_bytes),
+            false => near,
+        };
+        let bookkeeping = self.keys.bookkeeping_bytes()
+            + self.values.bookkeeping_bytes()
+            + self.tokens.capacity() * size_of::<usize>();
         KvUsage {
             tokens: self.tokens.iter().copied().max().unwrap_or(0),
-            pages: self.pages,
+            pages: self.page_total(),
             bytes_by_tier: TierBytes {
-                ram: self.pages as u64 * self.shape.page_bytes(),
-                ..TierBytes::default()
+                device,
+                ram: near - device + ram,
+                disk,
             },
-            bookkeeping_bytes: (tables + records + arenas) as u64,
+            bookkeeping_bytes: bookkeeping as u64,
         }
     }
 
-    /// Bytes of memory mapped for pages: at least the pages' own, at most the budget.
+    /// Bytes of memory mapped for pages and for those on their way: at least the pages' own, at most the budgets of
+    /// device and RAM.
     pub fn mapped_bytes(&self) -> u64 {
-        (self.keys.mapped_bytes() + self.values.mapped_bytes()) as u64
+        let (keys, values) = (self.keys.mapped_bytes(), self.values.mapped_bytes());
+        (keys.iter().chain(&values).sum::<usize>() + self.offload.allocated_bytes()) as u64
     }
 
-    /// Where a page that exists lies, and how many tokens it holds.
-    pub(crate) fn page_slots(&self, layer: usize, kv_head: usize, page: usize) -> (Slot, Slot, usize) {
-        let entry = self.tables[layer * self.shape.kv_heads + kv_head][page];
-        let tokens = (self.tokens[layer] - page * self.shape.page_tokens).min(self.shape.page_tokens);
-        (entry.keys, entry.values, tokens)
+    /// Bytes of the disk tier's files, checksums included: at most its budget.
+    pub fn file_bytes(&self) -> u64 {
+        self.keys.file_bytes() + self.values.file_bytes()
+    }
+
+    /// The planes of a page that exists, wherever they lie, and how many tokens it holds.
+    pub(crate) fn page_planes(&self, layer: usize, kv_head: usize, page: usize) -> Result<PagePlanes<'_>, KvError> {
+        let table = layer * self.shape.kv_heads + kv_head;
+        let tokens = self.page_tokens_held(layer, page);
+        Ok((self.keys.bytes(table, page)?, self.values.bytes(table, page)?, tokens))
     }
 
     pub(crate) fn set_tokens(&mut self, layer: usize, tokens: usize) {
@@ -169,68 +272,181 @@ impl KvCache {
 
     /// Takes `pages` entries from entry `first` on out of every table and frees their slots.
     pub(crate) fn drain_pages(&mut self, first: usize, pages: usize) {
-        let (mut key_slots, mut value_slots) = (Vec::new(), Vec::new());
-        for table in &mut self.tables {
-            let end = first.saturating_add(pages).min(table.len());
-            for entry in table.drain(first.min(end)..end) {
-                key_slots.push(entry.keys);
-                value_slots.push(entry.values);
-            }
-            table.shrink_to(2 * table.len());
-        }
-        if !key_slots.is_empty() {
-            self.pages -= key_slots.len();
-            self.keys.free(&mut key_slots);
-            self.values.free(&mut value_slots);
-        }
+        self.offload.forget();
+        self.keys.drain(first, pages);
+        self.values.drain(first, pages);
     }
 
-    /// Extends an empty layer to `tokens` whose content is still to be filled in.
-    pub(crate) fn extend_unfilled(&mut self, layer: usize, tokens: usize) -> Result<(), KvError> {
-        self.take_pages(layer, tokens)?;
-        self.tokens[layer] = tokens;
+    /// Changes the keys of a page that exists, wherever it lies.
+    pub(crate) fn change_keys(
+        &mut self,
+        layer: usize,
+        kv_head: usize,
+        page: usize,
+        change: impl FnOnce(&mut PlaneMut<'_>),
+    ) -> Result<(), KvError> {
+        let table = layer * self.shape.kv_heads + kv_head;
+        if self.keys.is_far(table, page) {
+            self.offload.forget();
+        }
+        self.keys.change(table, page, change)
+    }
+
+    /// Tokens in a page that exists.
+    pub(crate) fn page_tokens_held(&self, layer: usize, page: usize) -> usize {
+        (self.tokens[layer] - page * self.shape.page_tokens).min(self.shape.page_tokens)
+    }
+
+    /// Sets an empty cache to hold this many tokens in each layer; their pages are still to be added and filled in.
+    pub(crate) fn begin_unfilled(&mut self, tokens: Vec<usize>) -> Result<(), KvError> {
+        let mut pages = 0;
+        for (layer, tokens) in tokens.iter().enumerate() {
+            let more = tokens.div_ceil(self.shape.page_tokens).checked_mul(self.shape.kv_heads);
+            pages = more.map_or(usize::MAX, |more| more.saturating_add(pages));
+            if !self.fits(pages) {
+                return Err(self.over_budget(layer, *tokens));
+            }
+        }
+        self.tokens = tokens;
         Ok(())
     }
 
-    /// Extends the layer's tables to `tokens`, or changes nothing.
+    /// Adds the next page of a (layer, KV head): its keys and values, to be filled in.
+    pub(crate) fn next_unfilled(&mut self, layer: usize, kv_head: usize) -> Result<[&mut [u8]; 2], KvError> {
+        let CacheShape {
+            kv_heads, page_tokens, ..
+        } = self.shape;
+        let table = layer * kv_heads + kv_head;
+        let tokens = &self.tokens;
+        let take = |store: &mut PlaneStore| {
+            let filled: Vec<usize> = (0..tokens.len() * kv_heads).map(|table| store.pages(table)).collect();
+            let full = |table: usize| filled[table].min(tokens[table / kv_heads] / page_tokens);
+            store.make_room(1, &full)?;
+            store.take(table, 1);
+            Ok::<_, KvError>(store.slot(table, filled[table]))
+        };
+        let (keys, values) = (take(&mut self.keys)?, take(&mut self.values)?);
+        Ok([self.keys.near.bytes_mut(keys), self.values.near.bytes_mut(values)])
+    }
+
+    fn parts(&self) -> Pages<'_> {
+        Pages {
+            shape: &self.shape,
+            keys: &self.keys,
+            values: &self.values,
+            tokens: &self.tokens,
+        }
+    }
+
+    fn check_layer(&self, layer: usize) -> Result<(), KvError> {
+        let layers = self.shape.layers;
+        if layer < layers {
+            Ok(())
+        } else {
+            Err(KvError::Layer { layer, layers })
+        }
+    }
+
+    fn page_total(&self) -> usize {
+        (0..self.shape.layers * self.shape.kv_heads)
+            .map(|table| self.keys.pages(table))
+            .sum()
+    }
+
+    /// Extends the layer's tables to `tokens` and brings the page that will be written to near, or changes nothing that
+    /// a reader could tell.
     fn take_pages(&mut self, layer: usize, tokens: usize) -> Result<(), KvError> {
         let CacheShape {
             kv_heads, page_tokens, ..
         } = self.shape;
         let tables = layer * kv_heads..(layer + 1) * kv_heads;
-        let held = self.tables[tables.start].len();
+        let held = self.keys.pages(tables.start);
         let new_pages = tokens.div_ceil(page_tokens) - held;
-        let most_pages = self.most_pages();
-        let free = most_pages - self.pages;
-        if new_pages > free / kv_heads {
-            return Err(KvError::Budget {
-                budget_bytes: self.budget_bytes.unwrap_or(u64::MAX),
-                fitting_tokens: self.shape.tokens_for(self.budget_bytes.unwrap_or(u64::MAX)),
-                layer,
-                layer_tokens: (held + free / kv_heads) * page_tokens,
-                wanted_tokens: tokens,
-            });
+        self.check_budget(layer, tokens, new_pages)?;
+        let written_to = self.tokens[layer] / page_tokens;
+        let full = |table: usize| self.tokens[table / kv_heads] / page_tokens;
+        let bring = |store: &PlaneStore, table: usize| tokens > self.tokens[layer] && store.is_far(table, written_to);
+        if tables
+            .clone()
+            .any(|table| bring(&self.keys, table) || bring(&self.values, table))
+        {
+            self.offload.forget();
         }
-        let slots = new_pages * kv_heads;
-        self.keys.reserve(slots, most_pages)?;
-        if let Err(error) = self.values.reserve(slots, most_pages) {
-            self.keys.free(&mut []);
+        if new_pages > 0 && !self.tiers.device.reads_main_memory() {
+            self.offload.settle();
+        }
+        for store in [&mut self.keys, &mut self.values] {
+            let last = tables.clone().filter(|table| bring(store, *table)).collect::<Vec<_>>();
+            store.make_room(last.len(), &full)?;
+            for table in last {
+                store.bring_last(table)?;
+            }
+        }
+        let planes = new_pages * kv_heads;
+        self.keys.make_room(planes, &full)?;
+        if let Err(error) = self.values.make_room(planes, &full) {
+            self.keys.unreserve();
             return Err(error);
         }
-        for table in &mut self.tables[tables] {
-            table.extend((0..new_pages).map(|_| PageEntry {
-                keys: self.keys.take(),
-                values: self.values.take(),
-            }));
+        for table in tables {
+            self.keys.take(table, new_pages);
+            self.values.take(table, new_pages);
         }
-        self.pages += slots;
         Ok(())
     }
 
-    fn most_pages(&self) -> usize {
-        let pages = self
-            .budget_bytes
-            .map_or(u64::MAX, |bytes| bytes / self.shape.page_bytes());
-        usize::try_from(pages).unwrap_or(usize::MAX)
+    /// Refuses what no tier has room for.
+    fn check_budget(&self, layer: usize, tokens: usize, new_pages: usize) -> Result<(), KvError> {
+        let kv_heads = self.shape.kv_heads;
+        let held = self.page_total();
+        if new_pages
+            .checked_mul(kv_heads)
+            .is_some_and(|more| self.fits(held.saturating_add(more)))
+        {
+            return Ok(());
+        }
+        Err(self.over_budget(layer, tokens))
     }
+
+    fn over_budget(&self, layer: usize, wanted_tokens: usize) -> KvError {
+        let (kv_heads, held) = (self.shape.kv_heads, self.page_total());
+        let most = largest(usize::MAX, |pages| self.fits(pages));
+        let pages_of_token = self.shape.layers * kv_heads;
+        let budget = |bytes: Option<u64>| bytes.unwrap_or(u64::MAX);
+        let disk = self.tiers.disk.as_ref().map_or(0, |disk| budget(disk.budget_bytes));
+        let ram = budget(self.tiers.ram_budget_bytes);
+        KvError::Budget {
+            budget_bytes: self.tiers.device_budget_bytes.saturating_add(ram).saturating_add(disk),
+            fitting_tokens: (most / pages_of_token).saturating_mul(self.shape.page_tokens),
+            layer,
+            layer_tokens: (self.keys.pages(layer * kv_heads) + (most - held) / kv_heads) * self.shape.page_tokens,
+            wanted_tokens,
+        }
+    }
+
+    /// Whether the tiers hold this many pages.
+    fn fits(&self, pages: usize) -> bool {
+        let (keys, values) = (self.keys.on_disk_of(pages), self.values.on_disk_of(pages));
+        if keys == 0 && values == 0 {
+            return true;
+        }
+        let bytes = |planes: usize, plane: u64| (planes as u128) * u128::from(plane + HASH_BYTES as u64);
+        let bytes = bytes(keys, self.shape.key_plane_bytes()) + bytes(values, self.shape.value_plane_bytes());
+        let budget = self.space.budget_bytes.unwrap_or(u64::MAX);
+        self.keys.has_disk() && bytes <= u128::from(budget)
+    }
+}
+
+/// The largest number up to `limit` that fits, given that all smaller ones do.
+fn largest(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
 }

@@ -62,6 +62,61 @@ pub enum KvError {
         /// Tokens the layer would hold after the append.
         wanted_tokens: usize,
     },
+    /// The nearest tier has no room for what has to be there at once.
+    #[error(
+        "the nearest KV tier has {near_bytes} bytes for {what} and needs {needed_bytes} at once; \
+         use a larger budget, smaller pages, fewer slots or a smaller -ub"
+    )]
+    NearBudget {
+        /// Keys or values.
+        what: &'static str,
+        /// Bytes that have to be there.
+        needed_bytes: u64,
+        /// Bytes it has room for.
+        near_bytes: u64,
+    },
+    /// The budget of the disk tier is used up.
+    #[error(
+        "the KV budget of {budget_bytes} bytes on disk is used up; use a larger --kv-disk-budget or a shorter context"
+    )]
+    DiskBudget {
+        /// The hard budget.
+        budget_bytes: u64,
+    },
+    /// Pages could not be written to the disk tier or read from it.
+    #[error("cannot {action} KV pages in {}: {source}; free space there or choose another --kv-disk", folder.display())]
+    Disk {
+        /// What was attempted, for example `"write"`.
+        action: &'static str,
+        /// The folder of the disk tier.
+        folder: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A page on disk is not what was written.
+    #[error(
+        "{what} of page {page} of layer {layer}, KV head {kv_head}, have changed on disk in {}: \
+         check that disk, or choose another --kv-disk",
+        folder.display()
+    )]
+    DamagedPage {
+        /// Keys or values.
+        what: &'static str,
+        /// The page.
+        page: usize,
+        /// Its layer.
+        layer: usize,
+        /// Its KV head.
+        kv_head: usize,
+        /// The folder of the disk tier.
+        folder: PathBuf,
+    },
+    /// A thread that loads pages could not be started.
+    #[error("cannot start a thread that loads KV pages: {source}")]
+    Thread {
+        /// The system's reason.
+        source: io::Error,
+    },
     /// The operating system gave no memory for pages.
     #[error("cannot map {bytes} bytes for KV pages: {source}; use a shorter context or a smaller KV format")]
     Memory {

@@ -5,7 +5,11 @@
 //! (layer, KV head) maps a sequence's pages to slots in memory, so a sequence grows without copying and without
 //! reserving its maximum length.
 //!
-//! The byte budget is hard: it is checked before anything is allocated, memory mapped for pages never exceeds it, and
+//! Pages lie in up to three tiers ([`KvTiers`]): device ▸ RAM ▸ disk. The newest pages and the first lie near; the oldest
+//! leave when room is needed and come back through [`KvCache::stream`], which loads ahead while pages are read. On a
+//! CPU the device is main memory too, and pages in RAM are read where they lie.
+//!
+//! Byte budgets are hard: each is checked before anything is allocated, memory mapped for pages never exceeds it, and
 //! an append that is refused leaves the cache as it was. Pages that are freed go back to the operating system at once.
 //! [`KvCache::save`] and [`KvCache::restore`] keep a cache in a file: checksummed, replaced atomically, and refused
 //! when it is damaged or of another model. A [`PathLock`] keeps other processes from that file meanwhile.
@@ -36,17 +40,25 @@
 
 mod arena;
 mod cache;
+mod device;
+mod disk;
 mod error;
 mod lock;
+mod offload;
 mod reclaim;
 mod replace;
 mod shape;
+mod slots;
 mod snapshot;
+mod store;
 mod streaming;
+mod tiers;
 mod usage;
 
-pub use cache::KvCache;
+pub use cache::{KvCache, ShowPages};
+pub use device::{CpuDevice, Device, DeviceMemory};
 pub use error::KvError;
 pub use lock::PathLock;
 pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS};
+pub use tiers::{DEFAULT_SLOTS, DiskTier, KvTiers, Outlook};
 pub use usage::{KvUsage, TierBytes};

@@ -87,6 +87,16 @@ impl CacheShape {
         usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(self.page_tokens))
     }
 
+    /// Bytes of the keys of a page.
+    pub(crate) fn key_plane_bytes(&self) -> u64 {
+        self.key_format.plane_bytes(self.page_tokens, self.head_dim) as u64
+    }
+
+    /// Bytes of the values of a page.
+    pub(crate) fn value_plane_bytes(&self) -> u64 {
+        self.value_format.plane_bytes(self.page_tokens, self.head_dim) as u64
+    }
+
     /// Page tables: one for each layer and KV head.
     fn tables(&self) -> u64 {
         self.layers as u64 * self.kv_heads as u64

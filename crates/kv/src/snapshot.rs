@@ -18,9 +18,10 @@ use std::path::Path;
 use riffle_attention::{Format, LANES, PlaneMut, write_keys, write_values};
 use twox_hash::XxHash3_128;
 
-use crate::arena::{Arena, Slot, as_plane_mut};
+use crate::arena::as_plane_mut;
+use crate::cache::PagePlanes;
 use crate::replace::replace_file;
-use crate::{CacheShape, KvCache, KvError};
+use crate::{CacheShape, KvCache, KvError, KvTiers};
 
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
 const VERSION: u32 = 1;
@@ -49,7 +50,8 @@ impl KvCache {
             all_hashes.write(&head_hash);
             for (layer, kv_head) in self.heads() {
                 for page in 0..self.page_count(layer) {
-                    all_hashes.write(&self.write_page(self.page_slots(layer, kv_head, page), file)?);
+                    let planes = self.page_planes(layer, kv_head, page).map_err(io::Error::other)?;
+                    all_hashes.write(&self.write_page(&planes, file)?);
                 }
             }
             file.write_all(&all_hashes.finish_128().to_le_bytes())
@@ -67,23 +69,35 @@ impl KvCache {
         identity: &[u8],
         budget_bytes: Option<u64>,
     ) -> Result<(Self, Vec<u8>), KvError> {
+        Self::restore_with_tiers(path, shape, identity, KvTiers::memory(budget_bytes))
+    }
+
+    /// [`restore`](Self::restore) over several tiers: the oldest pages go to the farther ones as they are read.
+    ///
+    /// # Errors
+    /// As [`restore`](Self::restore), and what writing to the disk tier can meet.
+    pub fn restore_with_tiers(
+        path: impl AsRef<Path>,
+        shape: &CacheShape,
+        identity: &[u8],
+        tiers: KvTiers,
+    ) -> Result<(Self, Vec<u8>), KvError> {
         let path = path.as_ref();
         let mut reader = Reader::open(path)?;
-        let mut cache = Self::new(*shape, budget_bytes)?;
+        let mut cache = Self::with_tiers(*shape, tiers)?;
         let head = reader.head()?;
-        for (layer, tokens) in reader.check(&head, shape, identity)?.into_iter().enumerate() {
-            cache.extend_unfilled(layer, tokens)?;
-        }
+        cache.begin_unfilled(reader.check(&head, shape, identity)?)?;
+        let (keys, values) = (shape.key_format, shape.value_format);
         let mut all_hashes = XxHash3_128::new();
         all_hashes.write(&head.hash);
         for (layer, kv_head) in cache.heads() {
             for page in 0..cache.page_count(layer) {
-                let (keys, values, tokens) = cache.page_slots(layer, kv_head, page);
+                let tokens = cache.page_tokens_held(layer, page);
                 let mut expected = PageHash::new(tokens);
-                for bytes in [
-                    cache.keys.bytes_mut(keys, tokens),
-                    cache.values.bytes_mut(values, tokens),
-                ] {
+                let stripes = tokens.next_multiple_of(LANES);
+                let planes = cache.next_unfilled(layer, kv_head)?;
+                for (bytes, format) in planes.into_iter().zip([keys, values]) {
+                    let bytes = &mut bytes[..format.plane_bytes(stripes, shape.head_dim)];
                     reader.fill(bytes)?;
                     expected.write(bytes);
                 }
@@ -110,10 +124,11 @@ impl KvCache {
     }
 
     /// A hash of what a page holds: equal for equal keys and values, whatever was in its memory before. `None` for a
-    /// page that does not exist.
+    /// page that does not exist or cannot be read.
     pub fn page_hash(&self, layer: usize, kv_head: usize, page: usize) -> Option<u128> {
         let exists = kv_head < self.shape().kv_heads && page < self.page_count(layer);
-        exists.then(|| u128::from_le_bytes(self.for_each_part(self.page_slots(layer, kv_head, page), |_| ())))
+        let planes = exists.then(|| self.page_planes(layer, kv_head, page).ok()).flatten()?;
+        Some(u128::from_le_bytes(self.for_each_part(&planes, |_| ())))
     }
 
     fn head(&self, identity: &[u8], attachment: &[u8]) -> Vec<u8> {
@@ -139,9 +154,9 @@ impl KvCache {
         self.tokens(layer).div_ceil(self.shape().page_tokens)
     }
 
-    fn write_page(&self, slots: (Slot, Slot, usize), file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {
+    fn write_page(&self, planes: &PagePlanes<'_>, file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {
         let mut written = Ok(());
-        let hash = self.for_each_part(slots, |part| {
+        let hash = self.for_each_part(planes, |part| {
             if written.is_ok() {
                 written = file.write_all(part);
             }
@@ -152,30 +167,29 @@ impl KvCache {
     }
 
     /// Calls `each` with the bytes of the page's keys, then its values, and returns their hash.
-    fn for_each_part(
-        &self,
-        (keys, values, tokens): (Slot, Slot, usize),
-        mut each: impl FnMut(&[u8]),
-    ) -> [u8; HASH_BYTES] {
-        let head_dim = self.shape().head_dim;
-        let mut hash = PageHash::new(tokens);
+    fn for_each_part(&self, (keys, values, tokens): &PagePlanes<'_>, mut each: impl FnMut(&[u8])) -> [u8; HASH_BYTES] {
+        let CacheShape {
+            head_dim,
+            key_format,
+            value_format,
+            ..
+        } = *self.shape();
+        let mut hash = PageHash::new(*tokens);
         let mut both = |part: &[u8]| {
             hash.write(part);
             each(part);
         };
         plane_parts(
-            &self.keys,
-            keys,
-            tokens,
+            (keys, key_format, head_dim),
+            *tokens,
             |plane, first, zeros| {
                 write_keys(plane, head_dim, first, LANES - first, zeros, head_dim).expect("zeros fill a stripe");
             },
             &mut both,
         );
         plane_parts(
-            &self.values,
-            values,
-            tokens,
+            (values, value_format, head_dim),
+            *tokens,
             |plane, first, zeros| {
                 write_values(plane, head_dim, first, LANES - first, zeros, head_dim).expect("zeros fill a stripe");
             },
@@ -188,23 +202,21 @@ impl KvCache {
 /// The bytes of a plane whatever its memory held before: whole stripes as they lie, then the last one with zeros for
 /// the tokens that are not there.
 fn plane_parts(
-    arena: &Arena,
-    slot: Slot,
+    (bytes, format, head_dim): (&[u8], Format, usize),
     tokens: usize,
     write_zeros: impl Fn(&mut PlaneMut<'_>, usize, &[f32]),
     each: &mut impl FnMut(&[u8]),
 ) {
-    let (whole, last) = arena
-        .bytes(slot, tokens)
-        .split_at(arena.stripe_bytes(tokens / LANES * LANES));
+    let until = |tokens: usize| format.plane_bytes(tokens, head_dim);
+    let (whole, last) = bytes[..until(tokens.next_multiple_of(LANES))].split_at(until(tokens / LANES * LANES));
     each(whole);
     if !last.is_empty() {
         // Of f32, so that the bytes are aligned for every format.
         let mut copy = vec![0.0f32; last.len().div_ceil(4)];
         let bytes = &mut bytemuck::cast_slice_mut(&mut copy)[..last.len()];
         bytes.copy_from_slice(last);
-        let zeros = vec![0.0; LANES * arena.head_dim()];
-        write_zeros(&mut as_plane_mut(arena.format(), bytes), tokens % LANES, &zeros);
+        let zeros = vec![0.0; LANES * head_dim];
+        write_zeros(&mut as_plane_mut(format, bytes), tokens % LANES, &zeros);
         each(bytes);
     }
 }

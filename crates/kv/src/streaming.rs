@@ -2,6 +2,7 @@
 
 use riffle_attention::{read_keys, write_keys};
 
+use crate::arena::as_plane;
 use crate::{CacheShape, KvCache, KvError};
 
 impl KvCache {
@@ -21,21 +22,29 @@ impl KvCache {
     /// Keys of tokens `first..first + tokens` of a layer as f32, `[tokens, kv_heads, head_dim]`.
     ///
     /// # Errors
-    /// [`KvError::Layer`], [`KvError::Tokens`] when the layer does not hold them all.
+    /// [`KvError::Layer`], [`KvError::Tokens`] when the layer does not hold them all, and what reading from a farther tier
+    /// can meet.
     pub fn read_keys(&self, layer: usize, first: usize, tokens: usize) -> Result<Vec<f32>, KvError> {
         self.check_tokens(layer, first, tokens)?;
-        let CacheShape { kv_heads, head_dim, .. } = *self.shape();
+        let CacheShape {
+            kv_heads,
+            head_dim,
+            page_tokens,
+            key_format,
+            ..
+        } = *self.shape();
         let width = kv_heads * head_dim;
         let mut keys = vec![0.0; tokens * width];
         for kv_head in 0..kv_heads {
-            for page in self.pages(layer, kv_head) {
-                let from = page.start.max(first);
-                let to = (page.start + page.tokens).min(first + tokens);
-                if from < to {
-                    let out = &mut keys[(from - first) * width + kv_head * head_dim..];
-                    read_keys(&page.keys, head_dim, from - page.start, to - from, out, width)
-                        .expect("lengths are checked");
-                }
+            let pages = first / page_tokens..(first + tokens).div_ceil(page_tokens);
+            for page in pages.filter(|_| tokens > 0) {
+                let start = page * page_tokens;
+                let from = start.max(first);
+                let to = (start + page_tokens).min(first + tokens);
+                let (plane, ..) = self.page_planes(layer, kv_head, page)?;
+                let plane = as_plane(key_format, &plane);
+                let out = &mut keys[(from - first) * width + kv_head * head_dim..];
+                read_keys(&plane, head_dim, from - start, to - from, out, width).expect("lengths are checked");
             }
         }
         Ok(keys)
@@ -45,7 +54,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Tokens`] when the layer does not hold them all; nothing is
-    /// replaced then.
+    /// replaced then. What reading from and writing to a farther tier can meet: keys before the failure are replaced.
     pub fn replace_keys(&mut self, layer: usize, first: usize, keys: &[f32]) -> Result<(), KvError> {
         let CacheShape {
             kv_heads,
@@ -68,17 +77,10 @@ impl KvCache {
             while token < tokens {
                 let place = (first + token) % page_tokens;
                 let count = (page_tokens - place).min(tokens - token);
-                let (slot, _, _) = self.page_slots(layer, kv_head, (first + token) / page_tokens);
-                let plane = &mut self.keys.plane_mut(slot);
-                write_keys(
-                    plane,
-                    head_dim,
-                    place,
-                    count,
-                    &keys[token * width + kv_head * head_dim..],
-                    width,
-                )
-                .expect("lengths are checked");
+                let source = &keys[token * width + kv_head * head_dim..];
+                self.change_keys(layer, kv_head, (first + token) / page_tokens, |plane| {
+                    write_keys(plane, head_dim, place, count, source, width).expect("lengths are checked");
+                })?;
                 token += count;
             }
         }
