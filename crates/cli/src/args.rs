@@ -80,6 +80,13 @@ pub(crate) struct RunArguments {
     /// Read the prompt from a UTF-8 text file
     #[arg(long, value_name = "F")]
     pub(crate) file: Option<PathBuf>,
+    /// Restore the session from this file if it is there, and save it there afterwards: what the prompt and the session
+    /// begin with alike is not read again
+    #[arg(long, value_name = "F")]
+    pub(crate) session: Option<PathBuf>,
+    /// Go on with the session's answer where it ended, without a prompt
+    #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"])]
+    pub(crate) continues: bool,
     /// Instructions for the model, where its chat template takes them
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub(crate) system: Option<String>,

@@ -9,13 +9,15 @@ use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, AttentionStep};
 use riffle_policy::{Phase, PolicySet, SelectContext};
 
+use serde::{Deserialize, Serialize};
+
 use crate::EngineError;
 
 /// Rows of query heads in one tile: enough to share every K and V load, few enough for a selection to be specific.
 const TILE_HEAD_ROWS: usize = 128;
 
 /// Pairs of query and key that were read, and that dense attention would have read.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PairCount {
     pub(crate) read: u64,
     pub(crate) causal: u64,

@@ -1,7 +1,7 @@
 //! A loaded model with the options it runs under.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use riffle_model::{ChatTemplate, GenerationDefaults, LanguageModel, LoadedModel, ModelInfo, Tokenizer};
 use riffle_policy::Phase;
@@ -15,6 +15,7 @@ pub struct Engine {
     loaded: LoadedModel,
     options: EngineOptions,
     plan: MemoryPlan,
+    fingerprint: OnceLock<u128>,
 }
 
 impl Engine {
@@ -35,12 +36,25 @@ impl Engine {
             loaded: riffle_model::load(path)?,
             options,
             plan,
+            fingerprint: OnceLock::new(),
         }))
     }
 
     /// Where the model was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A hash of the model's settings and weights; reads the weight files when it is first asked for.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`] when the files cannot be read any more.
+    pub fn fingerprint(&self) -> Result<u128, EngineError> {
+        if let Some(fingerprint) = self.fingerprint.get() {
+            return Ok(*fingerprint);
+        }
+        let fingerprint = riffle_model::fingerprint(&self.path)?;
+        Ok(*self.fingerprint.get_or_init(|| fingerprint))
     }
 
     /// The model.

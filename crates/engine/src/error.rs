@@ -1,5 +1,7 @@
 //! What can go wrong while a model runs.
 
+use std::path::PathBuf;
+
 use riffle_attention::AttendError;
 use riffle_kv::KvError;
 use riffle_model::ModelError;
@@ -45,6 +47,40 @@ pub enum EngineError {
         needed: usize,
         /// Tokens the context holds.
         context: usize,
+    },
+    /// A session that another model or other options made.
+    #[error(
+        "session {} was saved with {what} {saved}, this run has {now}: use the same, or another session file",
+        path.display()
+    )]
+    ForeignSession {
+        /// The file.
+        path: PathBuf,
+        /// What differs: the model, or an option as the command line spells it.
+        what: String,
+        /// Its value in the file.
+        saved: String,
+        /// Its value in this run.
+        now: String,
+    },
+    /// A prompt that has nothing to do with the session it was given for.
+    #[error(
+        "session {} holds another text: its {saved} tokens and the prompt share {shared}; use another session file, or delete this one",
+        path.display()
+    )]
+    OtherText {
+        /// The file.
+        path: PathBuf,
+        /// Tokens of the session.
+        saved: usize,
+        /// Tokens that the session and the prompt begin with alike.
+        shared: usize,
+    },
+    /// Nothing to go on from.
+    #[error("{} holds no answer to go on with: give --session a file that a run has saved, or give a prompt", path.display())]
+    NothingToContinue {
+        /// The file.
+        path: PathBuf,
     },
     /// A context longer than the model was made for.
     #[error(

@@ -7,6 +7,9 @@ use serde::Serialize;
 
 use crate::{EngineError, Sampler, SamplingOptions, Session, StopMatcher};
 
+/// Tokens of the text before that a continued answer's text depends on: a character is at most four bytes.
+const CONTEXT_TOKENS: usize = 8;
+
 /// What to generate and when to stop.
 #[derive(Debug, Clone)]
 pub struct GenerateOptions {
@@ -71,6 +74,9 @@ impl Session {
     /// Continues from the last token, handing over text as soon as it is certain: whole characters that cannot be
     /// part of a stop string any more.
     ///
+    /// A second call goes on with the same answer: with the token drawn last, and with the next draws of the same
+    /// seed, so that two calls write what one would have written.
+    ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`] when nothing was read before; [`EngineError::NoTokenizer`].
     pub fn generate(
@@ -85,13 +91,27 @@ impl Session {
         let tokenizer = engine.tokenizer()?;
         let end_tokens = &engine.generation_defaults().eos;
         let mut decoder = tokenizer.stream();
-        let mut sampler = Sampler::new(options.sampling.clone())?;
+        let mut sampler = match &self.sampler {
+            Some(state) => Sampler::resume(options.sampling.clone(), state)?,
+            None => Sampler::new(options.sampling.clone())?,
+        };
         let mut matcher = StopMatcher::new(options.stops.iter().cloned());
         let mut generation = Generation {
             text: String::new(),
             tokens: Vec::new(),
             stop: StopReason::MaxTokens,
         };
+        if let Some(token) = self.pending() {
+            if let Some(stop) = self.end_before(token) {
+                generation.stop = stop;
+                return Ok(generation);
+            }
+            self.advance(token)?;
+            // The text before decides how the first new token reads.
+            for token in &self.tokens()[self.tokens().len().saturating_sub(CONTEXT_TOKENS)..] {
+                decoder.push(*token)?;
+            }
+        }
         let mut emit = |text: &str, whole: &mut String| {
             whole.push_str(text);
             if text.is_empty() {
@@ -103,6 +123,8 @@ impl Session {
         while generation.tokens.len() < options.max_tokens {
             let token = sampler.sample(self.logits(), self.tokens());
             generation.tokens.push(token);
+            self.pending = Some(token);
+            self.sampler = Some(sampler.state());
             if end_tokens.contains(&token) {
                 generation.stop = StopReason::EndOfText;
                 break;
@@ -133,5 +155,16 @@ impl Session {
             }
         }
         Ok(generation)
+    }
+
+    /// Why an answer cannot go on with `token`.
+    fn end_before(&self, token: u32) -> Option<StopReason> {
+        if self.engine().generation_defaults().eos.contains(&token) {
+            Some(StopReason::EndOfText)
+        } else if self.tokens().len() >= self.engine().plan().context_tokens {
+            Some(StopReason::ContextFull)
+        } else {
+            None
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! One prompt in, one answer out, with everything that was measured on the way.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,19 +9,22 @@ use riffle_kv::KvUsage;
 use riffle_model::ChatMessage;
 use serde::Serialize;
 
-use crate::{Engine, EngineError, GenerateOptions, MemoryPlan, PrefillProgress, Session, StopReason};
+use crate::session_file::SessionFile;
+use crate::{Engine, EngineError, GenerateOptions, MemoryPlan, PrefillProgress, Session, SessionReport, StopReason};
 
 /// A prompt and how to answer it.
 #[derive(Debug, Clone)]
 pub struct RunRequest {
-    /// The text to read.
-    pub prompt: String,
+    /// The text to read; `None` goes on with the answer of the session.
+    pub prompt: Option<String>,
     /// Instructions for the model, where its chat template takes them.
     pub system: Option<String>,
     /// Wrap the prompt in the model's chat template, if it has one.
     pub chat: bool,
     /// What to generate.
     pub generate: GenerateOptions,
+    /// A file the session is restored from, if it is there, and saved to.
+    pub session: Option<PathBuf>,
 }
 
 /// What happens while a run is under way. Breaking ends the run.
@@ -41,13 +45,15 @@ pub struct RunReport {
     pub text: String,
     /// Why generation ended.
     pub stop: StopReason,
-    /// Tokens of the prompt.
+    /// Tokens of the prompt, or of the session where its answer goes on.
     pub prompt_tokens: usize,
+    /// How many of them were not read again.
+    pub reused_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// Milliseconds from the start of the prefill to the first generated token.
+    /// Milliseconds from opening the session to the first generated token.
     pub time_to_first_token_ms: f64,
-    /// Prompt tokens read a second.
+    /// Prompt tokens read a second; 0 when none had to be read.
     pub prefill_tokens_per_s: f64,
     /// Tokens generated a second after the first; 0 when fewer than two were.
     pub decode_tokens_per_s: f64,
@@ -61,6 +67,8 @@ pub struct RunReport {
     pub chat_template_applied: bool,
     /// What the KV cache held at the end.
     pub kv: KvReport,
+    /// The session's file, where there is one.
+    pub session: Option<SessionReport>,
     /// The plan the run kept to.
     pub plan: MemoryPlan,
     /// Threads that computed.
@@ -113,41 +121,78 @@ pub fn run(
     observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
 ) -> Result<RunReport, EngineError> {
     request.generate.sampling.validate()?;
-    let (tokens, chat_template_applied) = prompt_tokens(engine, request)?;
-    let mut session = Session::new(engine)?;
+    let prompt = request.prompt.as_ref();
+    let prompt = prompt
+        .map(|prompt| prompt_tokens(engine, request, prompt))
+        .transpose()?;
+    let mut file = request.session.as_deref().map(SessionFile::open).transpose()?;
 
     let start = Instant::now();
-    session.prefill(&tokens, &mut |progress| observe(RunEvent::Prefill(progress)))?;
-    let prefill_s = start.elapsed().as_secs_f64();
+    let mut session = match &mut file {
+        Some(file) => file.session(engine)?,
+        None => Session::new(engine)?,
+    };
+    let reused_tokens = match (&prompt, &file) {
+        (Some((tokens, _)), Some(file)) => file.keep_shared(&mut session, tokens)?,
+        (Some(_), None) => 0,
+        (None, _) => session.tokens().len(),
+    };
+    let opened_s = start.elapsed().as_secs_f64();
+    if let Some((tokens, _)) = &prompt
+        && reused_tokens < tokens.len()
+    {
+        let read = session.prefill(&tokens[reused_tokens..], &mut |progress| {
+            observe(RunEvent::Prefill(progress))
+        });
+        if let (Err(EngineError::Interrupted { .. }), Some(file)) = (&read, &mut file) {
+            file.save(&session)?;
+        }
+        read?;
+    } else if session.pending().is_none() && prompt.is_none() {
+        let path = request.session.clone().unwrap_or_default();
+        return Err(EngineError::NothingToContinue { path });
+    }
+    let first_s = start.elapsed().as_secs_f64();
+    let prompt_tokens = session.tokens().len();
 
     let generation = session.generate(&request.generate, &mut |text| observe(RunEvent::Text(text)))?;
-    let decode_s = start.elapsed().as_secs_f64() - prefill_s;
+    let decode_s = start.elapsed().as_secs_f64() - first_s;
+    if let Some(file) = &mut file {
+        file.save(&session)?;
+    }
 
     // The first token costs no forward pass beyond the prefill; every later one costs one.
-    let decoded = session.tokens().len() - tokens.len();
+    let decoded = session.tokens().len() - prompt_tokens;
+    let read = prompt_tokens - reused_tokens;
     let options = engine.options();
     Ok(RunReport {
         model: engine.path().display().to_string(),
         text: generation.text,
         stop: generation.stop,
-        prompt_tokens: tokens.len(),
+        prompt_tokens,
+        reused_tokens,
         generated_tokens: generation.tokens.len(),
-        time_to_first_token_ms: prefill_s * 1e3,
-        prefill_tokens_per_s: tokens.len() as f64 / prefill_s,
+        time_to_first_token_ms: first_s * 1e3,
+        prefill_tokens_per_s: if read == 0 {
+            0.0
+        } else {
+            read as f64 / (first_s - opened_s)
+        },
         decode_tokens_per_s: if decoded == 0 { 0.0 } else { decoded as f64 / decode_s },
         density: session.density(),
         prefill_policy: options.prefill.to_string(),
         decode_policy: options.decode.to_string(),
-        chat_template_applied,
+        chat_template_applied: prompt.is_some_and(|(_, applied)| applied),
         kv: KvReport::new(engine, &session.usage()),
+        session: file.map(|file| file.report),
         plan: engine.plan().clone(),
         threads: rayon::current_num_threads(),
     })
 }
 
 /// The prompt as tokens, through the chat template where one applies.
-fn prompt_tokens(engine: &Engine, request: &RunRequest) -> Result<(Vec<u32>, bool), EngineError> {
-    if request.prompt.trim().is_empty() {
+fn prompt_tokens(engine: &Engine, request: &RunRequest, prompt: &str) -> Result<(Vec<u32>, bool), EngineError> {
+    if prompt.trim().is_empty() {
         return Err(EngineError::EmptyPrompt);
     }
     let tokenizer = engine.tokenizer()?;
@@ -157,12 +202,12 @@ fn prompt_tokens(engine: &Engine, request: &RunRequest) -> Result<(Vec<u32>, boo
             if let Some(system) = &request.system {
                 messages.push(ChatMessage::new("system", system));
             }
-            messages.push(ChatMessage::new("user", &request.prompt));
+            messages.push(ChatMessage::new("user", prompt));
             let text = template.render(&messages, true)?;
             // The template writes the special tokens itself.
             Ok((tokenizer.encode(&text, false)?, true))
         }
         _ if request.system.is_some() => Err(EngineError::NoChatTemplate(engine.path().display().to_string())),
-        _ => Ok((tokenizer.encode(&request.prompt, true)?, false)),
+        _ => Ok((tokenizer.encode(prompt, true)?, false)),
     }
 }

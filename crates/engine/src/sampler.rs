@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use rand::Rng;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
@@ -90,6 +90,13 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
 }
 
+/// Where a sampler stands in its seed's sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SamplerState {
+    seed: u64,
+    words_drawn: u128,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     token: u32,
@@ -109,6 +116,22 @@ impl Sampler {
             options,
             candidates: Vec::new(),
         })
+    }
+
+    /// A sampler that goes on where another with the same seed stood; at the start of its sequence with another seed.
+    pub(crate) fn resume(options: SamplingOptions, state: &SamplerState) -> Result<Self, EngineError> {
+        let mut sampler = Self::new(options)?;
+        if state.seed == sampler.options.seed {
+            sampler.generator.set_word_pos(state.words_drawn);
+        }
+        Ok(sampler)
+    }
+
+    pub(crate) fn state(&self) -> SamplerState {
+        SamplerState {
+            seed: self.options.seed,
+            words_drawn: self.generator.get_word_pos(),
+        }
     }
 
     /// Draws the token after `history`, given its logits `[vocab]`. Ties go to the lower token id.

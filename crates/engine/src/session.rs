@@ -10,6 +10,7 @@ use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::attention_step::{LayerAttention, PairCount};
 use crate::plan::cache_shape;
+use crate::sampler::SamplerState;
 use crate::{Engine, EngineError};
 
 /// How far a prefill has come.
@@ -26,16 +27,22 @@ type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
 
 /// One sequence being read and written: tokens, KV pages, policies.
 pub struct Session {
-    engine: Arc<Engine>,
-    cache: KvCache,
-    prefill: PolicySet,
-    decode: PolicySet,
-    tokens: Vec<u32>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) cache: KvCache,
+    pub(crate) prefill: PolicySet,
+    pub(crate) decode: PolicySet,
+    pub(crate) tokens: Vec<u32>,
+    /// Leading tokens that were read as prompt, none of them generated here.
+    pub(crate) prefilled: usize,
+    /// The token that was drawn last and has not been read yet.
+    pub(crate) pending: Option<u32>,
+    /// Where the draws of the current answer stand.
+    pub(crate) sampler: Option<SamplerState>,
     hidden: Vec<f32>,
-    logits: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
     workspace: Workspace,
     partials: Vec<Partial>,
-    pairs: PairCount,
+    pub(crate) pairs: PairCount,
 }
 
 impl Session {
@@ -52,6 +59,9 @@ impl Session {
             prefill: policies(&options.prefill, Phase::Prefill)?,
             decode: policies(&options.decode, Phase::Decode)?,
             tokens: Vec::new(),
+            prefilled: 0,
+            pending: None,
+            sampler: None,
             hidden: Vec::new(),
             logits: Vec::new(),
             workspace: Workspace::new(config, 0),
@@ -89,7 +99,8 @@ impl Session {
         &self.engine
     }
 
-    /// Reads `tokens` after what is already there, layer by layer over each logical batch.
+    /// Reads `tokens` after what is already there, layer by layer over each logical batch. An answer that was under way
+    /// has ended: a drawn token that was not read is forgotten, and the next answer's draws begin with its seed.
     ///
     /// # Errors
     /// Nothing is read when the tokens do not fit. On [`EngineError::Interrupted`] and on any failure the session
@@ -123,6 +134,7 @@ impl Session {
             &mut |_, _| ControlFlow::Continue(()),
             self.tokens.len() + 1,
         )?;
+        self.pending = None;
         self.finish_logits()
     }
 
@@ -131,9 +143,42 @@ impl Session {
         self.tokens.truncate(tokens);
         self.forget_from(self.tokens.len());
         self.logits.clear();
+        self.end_answer();
+    }
+
+    /// Tokens that the session and `tokens` begin with alike.
+    pub fn shared_with(&self, tokens: &[u32]) -> usize {
+        self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Keeps what the session and `tokens` begin with alike and forgets the rest, so that reading
+    /// `tokens[kept..]` leaves a session of exactly `tokens`. Returns `kept`; where it is all of `tokens`, nothing is
+    /// left to read.
+    pub fn keep_shared(&mut self, tokens: &[u32]) -> usize {
+        let shared = self.shared_with(tokens);
+        let whole = shared == self.tokens.len() && !self.logits.is_empty();
+        if whole {
+            self.end_answer();
+            return shared;
+        }
+        // Logits are those of the last token that is read: one is read again where all of them are known.
+        let kept = shared.min(tokens.len().saturating_sub(1));
+        self.truncate(kept);
+        kept
+    }
+
+    /// The token that was drawn last, which is read when the answer goes on.
+    pub fn pending(&self) -> Option<u32> {
+        self.pending
+    }
+
+    fn end_answer(&mut self) {
+        self.pending = None;
+        self.sampler = None;
     }
 
     fn forget_from(&mut self, tokens: usize) {
+        self.prefilled = self.prefilled.min(tokens);
         self.cache.truncate(tokens);
         self.prefill.truncate(tokens);
         self.decode.truncate(tokens);
@@ -158,6 +203,7 @@ impl Session {
             return Err(EngineError::EmptyPrompt);
         }
         self.check_room("the prompt", tokens.len())?;
+        self.end_answer();
         let layers = self.engine.model().config().layers;
         let batch_tokens = self.engine.options().batch_tokens;
         let goal = self.tokens.len() + tokens.len();
@@ -191,7 +237,12 @@ impl Session {
         let start = self.tokens.len();
         let result = self.run_layers(batch, start, phase, after_chunk, goal);
         match result {
-            Ok(()) => self.tokens.extend_from_slice(batch),
+            Ok(()) => {
+                self.tokens.extend_from_slice(batch);
+                if phase == Phase::Prefill && self.prefilled == start {
+                    self.prefilled = self.tokens.len();
+                }
+            }
             Err(_) => self.forget_from(start),
         }
         result

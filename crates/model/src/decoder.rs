@@ -2,7 +2,8 @@
 
 use riffle_linear::PackedMatrix;
 
-use crate::blocks::Norm;
+use crate::blocks::for_rows;
+use crate::blocks::{Norm, Rotary};
 use crate::language_model::{AttentionStep, LanguageModel};
 use crate::weights::Checkpoint;
 use crate::workspace::{Pass, ROW_BLOCK, Workspace};
@@ -12,6 +13,9 @@ use crate::{ModelConfig, ModelError};
 pub(crate) trait DecoderLayer: Send + Sync {
     /// Takes `hidden`, `[tokens, hidden]`, through the layer.
     fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError>;
+
+    /// How its keys carry their positions; `None` where they carry none or there are none.
+    fn rotary(&self) -> Option<&Rotary>;
 
     /// Bytes its weights take in memory.
     fn bytes(&self) -> u64;
@@ -70,6 +74,20 @@ impl LanguageModel for Decoder {
 
     fn window(&self, layer: usize) -> Option<usize> {
         *self.config.windows.get(layer)?
+    }
+
+    fn rotation_changes_at(&self) -> Option<usize> {
+        self.layers.iter().find_map(|layer| layer.rotary()?.changes_at())
+    }
+
+    fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, context_tokens: usize) {
+        let rotary = self.layers.get(layer).and_then(|layer| layer.rotary());
+        if let Some(rotary) = rotary.filter(|_| from != to) {
+            let width = self.config.kv_width();
+            for_rows(keys, width, |row, keys| {
+                rotary.move_heads(keys, self.config.head_dim, from + row, to + row, context_tokens);
+            });
+        }
     }
 
     fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<(), ModelError> {

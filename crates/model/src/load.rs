@@ -65,7 +65,7 @@ pub(crate) struct Parts {
     pub(crate) generation: GenerationDefaults,
 }
 
-fn open(path: &Path) -> Result<Parts, ModelError> {
+pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
     let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => ModelError::NotFound { path: path.to_owned() },
         _ => ModelError::Io {

@@ -33,6 +33,16 @@ impl PolicySet {
         &mut self.heads[layer * self.kv_heads..][..self.kv_heads]
     }
 
+    /// All policies, `[layers, kv_heads]`.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn SparsePolicy>> {
+        self.heads.iter_mut()
+    }
+
+    /// All policies, `[layers, kv_heads]`.
+    pub fn iter(&self) -> impl Iterator<Item = &dyn SparsePolicy> {
+        self.heads.iter().map(|policy| &**policy)
+    }
+
     /// Forgets what the policies stored about tokens at and after `tokens`.
     pub fn truncate(&mut self, tokens: usize) {
         self.heads.iter_mut().for_each(|policy| policy.truncate(tokens));

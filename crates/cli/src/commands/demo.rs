@@ -33,7 +33,7 @@ fn read_and_answer() -> Result<(), Failure> {
     );
     print(&format!("question  {}\n", question.replace('\n', " ")))?;
     let request = RunRequest {
-        prompt: format!("{}\n{question}", book.trim_end()),
+        prompt: Some(format!("{}\n{question}", book.trim_end())),
         system: None,
         chat: false,
         generate: GenerateOptions {
@@ -41,6 +41,7 @@ fn read_and_answer() -> Result<(), Failure> {
             stops: vec![".".to_owned(), "\n".to_owned()],
             ..GenerateOptions::default()
         },
+        session: None,
     };
     answer(&engine, &request, "answer   ", false)
 }

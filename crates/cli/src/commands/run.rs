@@ -16,9 +16,10 @@ use crate::progress::PrefillDisplay;
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let options = engine_options(&arguments.engine)?;
     let prompt = match (&arguments.prompt, &arguments.file) {
-        (Some(prompt), _) => prompt.clone(),
-        (None, Some(path)) => read_text(path)?,
-        (None, None) => read_standard_input()?,
+        _ if arguments.continues => None,
+        (Some(prompt), _) => Some(prompt.clone()),
+        (None, Some(path)) => Some(read_text(path)?),
+        (None, None) => Some(read_standard_input()?),
     };
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
@@ -27,6 +28,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             system: arguments.system.clone(),
             chat: !arguments.raw,
             generate: generate_options(&engine, &arguments.generate),
+            session: arguments.session.clone(),
         };
         answer(&engine, &request, "", arguments.json)
     })?
@@ -113,13 +115,13 @@ fn summarise(report: &RunReport) {
     let kv = &report.kv;
     eprintln!(
         "
-prompt    {prompt} tokens at {prefill:.0} tokens/s, first token after {first:.2} s
+prompt    {prompt} tokens{read}, first token after {first:.2} s
 answer    {generated} tokens at {decode:.1} tokens/s, ended by {stop}
 KV cache  {tokens} tokens in {pages} pages of {page} ({format}): device {device}, RAM {ram}, disk {disk}
 policies  prefill {prefill_policy}, decode {decode_policy}: {density:.1}% of the query-key pairs read
 memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {context} tokens; {threads} threads",
         prompt = grouped(report.prompt_tokens),
-        prefill = report.prefill_tokens_per_s,
+        read = how_read(report),
         first = report.time_to_first_token_ms / 1e3,
         generated = grouped(report.generated_tokens),
         decode = report.decode_tokens_per_s,
@@ -140,4 +142,23 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         context = grouped(report.plan.context_tokens),
         threads = report.threads,
     );
+    if let Some(session) = &report.session {
+        eprintln!(
+            "session   {path}: {restored} tokens restored in {restore:.2} s, {size} saved in {save:.2} s",
+            path = session.path,
+            restored = grouped(session.restored_tokens),
+            restore = session.restore_ms / 1e3,
+            size = human_bytes(session.file_bytes),
+            save = session.save_ms / 1e3,
+        );
+    }
+}
+
+fn how_read(report: &RunReport) -> String {
+    let rate = format!(" at {:.0} tokens/s", report.prefill_tokens_per_s);
+    match report.prompt_tokens - report.reused_tokens {
+        0 => ", none read again".to_owned(),
+        _ if report.reused_tokens == 0 => rate,
+        read => format!(", {} of them read{rate}", grouped(read)),
+    }
 }

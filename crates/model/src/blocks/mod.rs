@@ -14,4 +14,4 @@ pub(crate) use mlp::Mlp;
 pub(crate) use norm::Norm;
 pub(crate) use projection::Projection;
 pub(crate) use rotary::{Rotary, RotarySettings, RotaryTable};
-pub(crate) use rows::add;
+pub(crate) use rows::{add, for_rows};

@@ -286,6 +286,24 @@ impl Rotary {
         }
     }
 
+    /// The context length beyond which heads turn otherwise.
+    pub(crate) fn changes_at(&self) -> Option<usize> {
+        self.beyond.as_ref().map(|(length, _)| *length)
+    }
+
+    /// Turns heads, `[heads, head_dim]`, from position `from` to position `to`.
+    pub(crate) fn move_heads(&self, heads: &mut [f32], head_dim: usize, from: usize, to: usize, context_tokens: usize) {
+        let turns = self.frequencies(context_tokens).iter().map(|frequency| {
+            // Between angles rounded as they are when a head is turned to its position: see `fill`.
+            let angle = f64::from(to as f32 * frequency) - f64::from(from as f32 * frequency);
+            (angle.cos() as f32, angle.sin() as f32)
+        });
+        let (cosines, sines): (Vec<f32>, Vec<f32>) = turns.unzip();
+        for head in heads.chunks_exact_mut(head_dim) {
+            Self::turn(head, &cosines, &sines);
+        }
+    }
+
     /// The frequencies for a context of that many tokens.
     fn frequencies(&self, context_tokens: usize) -> &[f32] {
         match &self.beyond {
@@ -398,6 +416,31 @@ mod tests {
                         );
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn moved_heads_are_those_turned_to_the_other_position() {
+        let settings = settings(
+            json!({"rope_theta": 1e4, "partial_rotary_factor": 0.5, "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            64,
+        );
+        let rotary = Rotary::new(&settings.unwrap());
+        let at = |position: usize| -> Vec<f32> {
+            let mut table = RotaryTable::with_capacity(1, 32);
+            table.prepare(&rotary, 8192, position, 1);
+            let mut heads: Vec<f32> = (0..128).map(|i| (i as f32 * 0.7).sin()).collect();
+            for head in heads.chunks_exact_mut(64) {
+                Rotary::turn(head, &table.angles()[..16], &table.angles()[16..]);
+            }
+            heads
+        };
+        for (from, to) in [(0, 5), (70_001, 64), (3, 3), (12, 130_000)] {
+            let mut heads = at(from);
+            rotary.move_heads(&mut heads, 64, from, to, 8192);
+            for (moved, turned) in heads.iter().zip(at(to)) {
+                assert!((moved - turned).abs() < 1e-6, "{from} to {to}: {moved} {turned}");
             }
         }
     }

@@ -197,6 +197,10 @@ impl DecoderLayer for Layer {
         Ok(())
     }
 
+    fn rotary(&self) -> Option<&Rotary> {
+        Some(&self.rotary.1)
+    }
+
     fn bytes(&self) -> u64 {
         let norms = [
             &self.before_attention,

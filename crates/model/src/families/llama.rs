@@ -158,6 +158,10 @@ impl DecoderLayer for Layer {
         Ok(())
     }
 
+    fn rotary(&self) -> Option<&Rotary> {
+        Some(&self.rotary)
+    }
+
     fn bytes(&self) -> u64 {
         self.attention_norm.bytes() + self.attention.bytes() + self.mlp_norm.bytes() + self.mlp.bytes()
     }

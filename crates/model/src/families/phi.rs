@@ -102,6 +102,10 @@ impl DecoderLayer for Layer {
         Ok(())
     }
 
+    fn rotary(&self) -> Option<&Rotary> {
+        Some(&self.rotary)
+    }
+
     fn bytes(&self) -> u64 {
         self.norm.bytes() + self.attention.bytes() + self.mlp.bytes()
     }

@@ -69,6 +69,18 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Calls `each` with the bytes of every file, in order.
+    pub(crate) fn for_each_file(&self, mut each: impl FnMut(&[u8])) -> Result<(), ModelError> {
+        for file in &self.files {
+            let map = mapping::map(&file.file).map_err(|source| ModelError::Io {
+                path: file.path.clone(),
+                source,
+            })?;
+            each(&map);
+        }
+        Ok(())
+    }
+
     /// The file that holds a tensor.
     pub(crate) fn file_of(&self, name: &str) -> Option<&Path> {
         let location = self.tensors.get(name)?;

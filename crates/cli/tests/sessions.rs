@@ -1,0 +1,90 @@
+//! Sessions on the command line.
+
+mod testing;
+
+use std::path::Path;
+
+use riffle_kv::PathLock;
+use serde_json::Value;
+use testing::{assert_refused, run_shipped, stderr, stdout};
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+fn report(arguments: &[&str]) -> Value {
+    let output = run_shipped(&[arguments, &["--json"]].concat());
+    serde_json::from_str(&stdout(&output)).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+}
+
+#[test]
+fn an_answer_goes_on_in_the_next_process_as_if_it_had_never_stopped() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let prompt = "And it came to pass in those days, that ".repeat(20);
+    let common = ["--temperature", "0.9", "--seed", "5"];
+    let whole = report(&[&["--prompt", &prompt, "-n", "30"][..], &common].concat());
+
+    let session = ["--session", text(&path)];
+    let first = report(&[&["--prompt", &prompt, "-n", "12"][..], &session, &common].concat());
+    let second = report(&[&["--continue", "-n", "18"][..], &session, &common].concat());
+    let joined = format!(
+        "{}{}",
+        first["text"].as_str().unwrap(),
+        second["text"].as_str().unwrap()
+    );
+    assert_eq!(joined, whole["text"].as_str().unwrap());
+    assert_eq!(second["reused_tokens"], second["prompt_tokens"]);
+    assert_eq!(
+        second["session"]["restored_tokens"].as_u64(),
+        first["kv"]["tokens"].as_u64()
+    );
+
+    // The same prompt again: nearly nothing is read, and the answer is the same.
+    let again = report(&[&["--prompt", &prompt, "-n", "30"][..], &session, &common].concat());
+    assert_eq!(again["text"], whole["text"]);
+    assert_eq!(
+        again["reused_tokens"].as_u64().map(|reused| reused + 1),
+        whole["prompt_tokens"].as_u64()
+    );
+}
+
+#[test]
+fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let fails = |arguments: &[&str], words: &[&str]| {
+        let output = run_shipped(&[arguments, &["--session", text(&path), "-n", "4"]].concat());
+        assert_refused(&output, 1, words);
+    };
+    fails(&["--continue"], &["no answer to go on with", "session"]);
+    let prompt = "In the beginning God created the heaven and the earth.";
+    report(&["--prompt", prompt, "-n", "4", "--session", text(&path)]);
+    let saved = std::fs::read(&path).expect("a session");
+
+    fails(
+        &["--prompt", "Blessed is the man"],
+        &["holds another text", "use another session file"],
+    );
+    fails(
+        &["--prompt", prompt, "--kv-type", "q8_0"],
+        &["--kv-type f16:f16", "q8_0:q8_0"],
+    );
+    fails(&["--prompt", prompt, "--prefill", "tri-shape"], &["--prefill full"]);
+    let lock = PathLock::take(&path).expect("nobody holds it");
+    fails(&["--prompt", prompt], &["in use by another process"]);
+    drop(lock);
+    assert_eq!(std::fs::read(&path).expect("a session"), saved);
+
+    std::fs::write(
+        &path,
+        b"something else entirely, long enough to have a head: ".repeat(9),
+    )
+    .expect("a file");
+    fails(&["--prompt", prompt], &["not a KV cache file"]);
+    std::fs::write(&path, &saved[..saved.len() - 1]).expect("a file");
+    fails(&["--prompt", prompt], &["damaged", "delete it"]);
+    std::fs::remove_file(&path).expect("a file");
+    std::fs::create_dir(&path).expect("a folder");
+    fails(&["--prompt", prompt], &["cannot read", text(&path)]);
+}

@@ -1,0 +1,71 @@
+//! What keys and values were made by: they go together only with keys and values of the same origin.
+
+use riffle_policy::PolicyRules;
+
+use crate::{Engine, EngineError};
+
+/// Everything that decides over keys and values beside the tokens, part by part so that a difference can be named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Origin {
+    parts: Vec<(String, String)>,
+}
+
+impl Origin {
+    /// The origin of what this engine's sessions hold.
+    pub(crate) fn of_session(engine: &Engine) -> Result<Self, EngineError> {
+        let options = engine.options();
+        let mut origin = Self::of_pages(engine)?;
+        origin.add("--decode", rules_text(&options.decode));
+        Ok(origin)
+    }
+
+    /// The origin of pages that this engine's prefills make.
+    pub(crate) fn of_pages(engine: &Engine) -> Result<Self, EngineError> {
+        let options = engine.options();
+        let mut origin = Self { parts: Vec::new() };
+        origin.add("model", format!("{:032x}", engine.fingerprint()?));
+        let formats = (options.key_format.name(), options.value_format.name());
+        origin.add("--kv-type", format!("{}:{}", formats.0, formats.1));
+        origin.add("--page-tokens", options.page_tokens.to_string());
+        origin.add("--prefill", rules_text(&options.prefill));
+        if let Some(length) = engine.model().rotation_changes_at() {
+            let long = engine.plan().context_tokens > length;
+            let side = if long { "more than" } else { "at most" };
+            origin.add("--ctx", format!("{side} {length} tokens"));
+        }
+        Ok(origin)
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let lines = self.parts.iter().map(|(name, value)| format!("{name}\t{value}\n"));
+        lines.collect::<String>().into_bytes()
+    }
+
+    /// The first part that differs from an origin as bytes: its name, its value here and its value there.
+    pub(crate) fn difference(&self, other: &[u8]) -> Option<(String, String, String)> {
+        let other = String::from_utf8_lossy(other);
+        let other: Vec<(&str, &str)> = other.lines().filter_map(|line| line.split_once('\t')).collect();
+        let value_of = |name: &str| other.iter().find(|(other, _)| *other == name).map(|(_, value)| *value);
+        let none = "not set";
+        let changed = self.parts.iter().find_map(|(name, value)| {
+            let there = value_of(name).unwrap_or(none);
+            (there != value).then(|| (name.clone(), value.clone(), there.to_owned()))
+        });
+        let known = |name: &str| self.parts.iter().any(|(part, _)| part == name);
+        let more = || other.iter().find(|(name, _)| !known(name));
+        changed.or_else(|| more().map(|(name, value)| ((*name).to_owned(), none.to_owned(), (*value).to_owned())))
+    }
+
+    pub(crate) fn add(&mut self, name: &str, value: String) {
+        self.parts.push((name.to_owned(), value));
+    }
+}
+
+/// All rules in full: their display counts them only.
+fn rules_text(rules: &PolicyRules) -> String {
+    if rules.rules.is_empty() {
+        rules.to_string()
+    } else {
+        format!("{rules:?}")
+    }
+}

@@ -1,0 +1,131 @@
+//! Sessions in files.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_kv::{KvCache, KvError};
+use riffle_policy::PolicySet;
+use serde::{Deserialize, Serialize};
+
+use crate::attention_step::PairCount;
+use crate::origin::Origin;
+use crate::plan::cache_shape;
+use crate::sampler::SamplerState;
+use crate::{Engine, EngineError, Session};
+
+/// Changes with the record below.
+const VERSION: &str = "1";
+
+/// What a session holds beside its pages.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    tokens: Vec<u32>,
+    prefilled: usize,
+    pending: Option<u32>,
+    sampler: Option<SamplerState>,
+    /// Of the last token, `[vocab]`.
+    logits: Vec<f32>,
+    pairs: PairCount,
+    /// `[layers, kv_heads]`
+    prefill: Vec<Vec<u8>>,
+    /// `[layers, kv_heads]`
+    decode: Vec<Vec<u8>>,
+}
+
+impl Session {
+    /// Writes everything the session holds to a file, from which [`Session::restore`] goes on to the bit.
+    ///
+    /// The file appears under its name when it is whole and on the disk; until then, and on any error, what was there
+    /// before stays. A [`PathLock`](riffle_kv::PathLock) keeps other processes from replacing it meanwhile.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] when the file cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), EngineError> {
+        let states = |policies: &PolicySet| policies.iter().map(|policy| policy.save_state()).collect();
+        let record = Record {
+            tokens: self.tokens.clone(),
+            prefilled: self.prefilled,
+            pending: self.pending,
+            sampler: self.sampler,
+            logits: self.logits.clone(),
+            pairs: self.pairs,
+            prefill: states(&self.prefill),
+            decode: states(&self.decode),
+        };
+        let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
+        Ok(self.cache.save(path, &origin(&self.engine)?.to_bytes(), &record)?)
+    }
+
+    /// The session that [`Session::save`] wrote, made by the same model under the same options.
+    ///
+    /// # Errors
+    /// [`EngineError::ForeignSession`] when another model or other options made it; [`EngineError::ContextExceeded`];
+    /// [`EngineError::Kv`] when the file cannot be read or is damaged.
+    pub fn restore(engine: &Arc<Engine>, path: impl AsRef<Path>) -> Result<Self, EngineError> {
+        let path = path.as_ref();
+        let origin = origin(engine)?;
+        let saved_origin = KvCache::saved_identity(path)?;
+        if let Some((what, now, saved)) = origin.difference(&saved_origin) {
+            return Err(EngineError::ForeignSession {
+                path: path.to_owned(),
+                what,
+                saved,
+                now,
+            });
+        }
+        let mut session = Self::new(engine)?;
+        let shape = cache_shape(engine.model().config(), engine.options());
+        let context = engine.plan().context_tokens;
+        let budget = Some(engine.plan().kv_bytes);
+        let (cache, record) =
+            KvCache::restore(path, &shape, &origin.to_bytes(), budget).map_err(|error| match error {
+                KvError::Budget { wanted_tokens, .. } => too_long(wanted_tokens, context),
+                error => error.into(),
+            })?;
+        let record: Record = postcard::from_bytes(&record).map_err(|_| unreadable(path))?;
+        if record.tokens.len() > context {
+            return Err(too_long(record.tokens.len(), context));
+        }
+        restore_states(&mut session.prefill, record.prefill, path)?;
+        restore_states(&mut session.decode, record.decode, path)?;
+        session.cache = cache;
+        session.tokens = record.tokens;
+        session.prefilled = record.prefilled;
+        session.pending = record.pending;
+        session.sampler = record.sampler;
+        session.logits = record.logits;
+        session.pairs = record.pairs;
+        Ok(session)
+    }
+}
+
+fn origin(engine: &Engine) -> Result<Origin, EngineError> {
+    let mut origin = Origin::of_session(engine)?;
+    origin.add("version", VERSION.to_owned());
+    Ok(origin)
+}
+
+fn restore_states(policies: &mut PolicySet, states: Vec<Vec<u8>>, path: &Path) -> Result<(), EngineError> {
+    let mut states = states.into_iter();
+    for policy in policies.iter_mut() {
+        policy.restore_state(&states.next().ok_or_else(|| unreadable(path))?)?;
+    }
+    states.next().map_or(Ok(()), |_| Err(unreadable(path)))
+}
+
+fn unreadable(path: &Path) -> EngineError {
+    let found = "a KV cache file that is no session".to_owned();
+    KvError::NotReadable {
+        path: path.to_owned(),
+        found,
+    }
+    .into()
+}
+
+fn too_long(needed: usize, context: usize) -> EngineError {
+    EngineError::ContextExceeded {
+        what: "the saved session",
+        needed,
+        context,
+    }
+}

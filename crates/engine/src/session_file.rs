@@ -1,0 +1,88 @@
+//! The file of a run's session: restored before, saved after, nobody else's meanwhile.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_kv::{KvError, PathLock};
+use serde::Serialize;
+
+use crate::{Engine, EngineError, Session};
+
+/// What became of a session's file.
+#[derive(Debug, Clone, Serialize)]
+pub struct SessionReport {
+    /// Its path.
+    pub path: String,
+    /// Tokens it held before the run.
+    pub restored_tokens: usize,
+    /// Milliseconds it took to restore, the model's fingerprint apart; 0 when there was no file.
+    pub restore_ms: f64,
+    /// Milliseconds it took to save.
+    pub save_ms: f64,
+    /// Its size now.
+    pub file_bytes: u64,
+}
+
+/// A session's file, locked.
+pub(crate) struct SessionFile {
+    path: PathBuf,
+    _lock: PathLock,
+    pub(crate) report: SessionReport,
+}
+
+impl SessionFile {
+    pub(crate) fn open(path: &Path) -> Result<Self, EngineError> {
+        Ok(Self {
+            path: path.to_owned(),
+            _lock: PathLock::take(path)?,
+            report: SessionReport {
+                path: path.display().to_string(),
+                restored_tokens: 0,
+                restore_ms: 0.0,
+                save_ms: 0.0,
+                file_bytes: 0,
+            },
+        })
+    }
+
+    /// The session in the file, or an empty one where there is no file.
+    pub(crate) fn session(&mut self, engine: &Arc<Engine>) -> Result<Session, EngineError> {
+        let there = self.path.try_exists().map_err(|source| KvError::File {
+            action: "read",
+            path: self.path.clone(),
+            source,
+        })?;
+        if !there {
+            return Session::new(engine);
+        }
+        engine.fingerprint()?;
+        let start = Instant::now();
+        let session = Session::restore(engine, &self.path)?;
+        self.report.restore_ms = start.elapsed().as_secs_f64() * 1e3;
+        self.report.restored_tokens = session.tokens().len();
+        Ok(session)
+    }
+
+    /// [`Session::keep_shared`], unless a prompt would throw most of the session away: then it is the wrong file.
+    pub(crate) fn keep_shared(&self, session: &mut Session, tokens: &[u32]) -> Result<usize, EngineError> {
+        let saved = session.tokens().len();
+        let shared = session.shared_with(tokens);
+        if 2 * shared < saved && shared < tokens.len() {
+            return Err(EngineError::OtherText {
+                path: self.path.clone(),
+                saved,
+                shared,
+            });
+        }
+        Ok(session.keep_shared(tokens))
+    }
+
+    pub(crate) fn save(&mut self, session: &Session) -> Result<(), EngineError> {
+        let start = Instant::now();
+        session.save(&self.path)?;
+        self.report.save_ms = start.elapsed().as_secs_f64() * 1e3;
+        self.report.file_bytes = std::fs::metadata(&self.path).map_or(0, |metadata| metadata.len());
+        Ok(())
+    }
+}

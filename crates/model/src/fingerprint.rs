@@ -1,0 +1,41 @@
+//! What tells one model from another.
+
+use std::path::Path;
+
+use rayon::prelude::*;
+use twox_hash::XxHash3_128;
+
+use crate::ModelError;
+use crate::load::open;
+
+/// Bytes hashed in one piece; pieces are hashed on all threads.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// A hash of a model's settings and of every byte of its weights, for what is kept from one run to the next. The
+/// tokenizer is not part of it: it is text that depends on it, not keys and values.
+///
+/// It reads the weight files once: a matter of seconds for many gigabytes.
+///
+/// # Errors
+/// As [`inspect`](crate::inspect).
+pub fn fingerprint(path: impl AsRef<Path>) -> Result<u128, ModelError> {
+    let path = path.as_ref();
+    let parts = open(path)?;
+    let mut hash = XxHash3_128::new();
+    if path.is_dir() {
+        let settings = parts.fields.path();
+        let bytes = std::fs::read(settings).map_err(|source| ModelError::Io {
+            path: settings.to_owned(),
+            source,
+        })?;
+        hash.write(&bytes);
+    }
+    parts.weights.for_each_file(|bytes| {
+        hash.write(&(bytes.len() as u64).to_le_bytes());
+        let pieces: Vec<u128> = bytes.par_chunks(PIECE_BYTES).map(XxHash3_128::oneshot).collect();
+        for piece in pieces {
+            hash.write(&piece.to_le_bytes());
+        }
+    })?;
+    Ok(hash.finish_128())
+}
