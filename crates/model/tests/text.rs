@@ -83,7 +83,19 @@ fn special_tokens_are_known_by_text_and_left_out_of_decoded_text() {
 #[test]
 fn tokenizers_of_gguf_files_give_the_ids_of_the_original() {
     let directory = vectors().join("tokenizers");
-    for kind in ["llama", "gpt-2", "llama-bpe", "qwen2", "smollm"] {
+    for kind in [
+        "llama",
+        "gpt-2",
+        "llama-bpe",
+        "dbrx",
+        "qwen2",
+        "qwen35",
+        "tekken",
+        "gpt-4o",
+        "smollm",
+        "deepseek-v3",
+        "deepseek-coder",
+    ] {
         let loaded = load(directory.join(format!("{kind}.gguf"))).unwrap();
         let tokenizer = loaded.tokenizer.unwrap();
         let cases = std::fs::read(directory.join(format!("{kind}.json"))).unwrap();
@@ -92,7 +104,7 @@ fn tokenizers_of_gguf_files_give_the_ids_of_the_original() {
             let expected = ids(&case["ids"]);
             assert_eq!(tokenizer.encode(text, false).unwrap(), expected, "{kind}: {text:?}");
             let mut special = tokenizer.encode(text, true).unwrap();
-            if ["llama", "llama-bpe"].contains(&kind) {
+            if ["llama", "llama-bpe", "tekken"].contains(&kind) {
                 assert_eq!(Some(special.remove(0)), tokenizer.bos(), "{kind}: {text:?}");
             }
             assert_eq!(special, expected, "{kind}: {text:?}");

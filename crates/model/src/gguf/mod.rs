@@ -5,6 +5,7 @@
 
 mod header;
 mod names;
+mod pre_tokenizers;
 mod settings;
 mod tokenizer;
 

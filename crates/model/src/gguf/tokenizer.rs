@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::header::{Header, Metadata};
+use super::pre_tokenizers::{PreTokenizer, byte_level};
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
 /// What a token is for, as GGUF numbers it.
@@ -19,11 +20,6 @@ const BYTE: i128 = 6;
 
 /// Tokens that end a turn in some model, whether or not the file names them.
 const TURN_ENDS: &[&str] = &["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"];
-
-/// How words are cut before merging, with numbers in groups of up to three or digit by digit.
-const WORDS_OF_3_DIGITS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const WORDS_OF_1_DIGIT: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The vocabulary of a file.
 pub(super) struct Vocabulary<'a> {
@@ -182,49 +178,25 @@ impl<'a> Vocabulary<'a> {
 
     /// Byte-level byte-pair encoding with merges in the file and a pre-tokenizer known by name.
     fn byte_pairs(&self) -> Result<Value, ModelError> {
-        let name = match self.get("pre") {
-            Some(Metadata::Text(name)) => name.as_str(),
-            _ => "",
-        };
-        let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
-        let split = |pattern: &str| {
-            let split =
-                json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-            json!({"type": "Sequence", "pretokenizers": [split, bytes(false)]})
-        };
-        let mut normalizer = Value::Null;
-        let pre_tokenizer = match name {
-            "gpt-2" | "phi-2" | "olmo" | "mpt" | "jina-es" | "jina-de" => bytes(true),
-            "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "pixtral" => split(WORDS_OF_3_DIGITS),
-            "qwen2" | "deepseek-r1-qwen" => {
-                normalizer = json!({"type": "NFC"});
-                split(WORDS_OF_1_DIGIT)
-            }
-            "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" => {
-                let digits = json!({"type": "Digits", "individual_digits": true});
-                json!({"type": "Sequence", "pretokenizers": [digits, bytes(true)]})
-            }
-            other => {
-                return Err(self.broken(&format!(
-                    "pre-tokenizer {other:?} is not supported; supported are gpt-2, llama-bpe, qwen2, smollm and their relatives"
-                )));
-            }
-        };
+        let pre_tokenizer = self.pre_tokenizer()?;
         let Some(merges) = self.get("merges") else {
             return Err(self.broken("tokenizer.ggml.merges is missing"));
         };
         let merges = self.texts("merges", merges)?;
         Ok(json!({
-            "normalizer": normalizer,
-            "pre_tokenizer": pre_tokenizer,
-            "decoder": bytes(true),
-            "model": {"type": "BPE", "ignore_merges": self.ignores_merges(), "vocab": self.vocabulary(), "merges": merges},
+            "normalizer": pre_tokenizer.normalizer(),
+            "pre_tokenizer": pre_tokenizer.description(),
+            "decoder": byte_level(true),
+            "model": {"type": "BPE", "ignore_merges": pre_tokenizer.ignores_merges, "vocab": self.vocabulary(), "merges": merges},
         }))
     }
 
-    /// Whether words that are tokens are taken whole, as Llama 3 does.
-    fn ignores_merges(&self) -> bool {
-        matches!(self.get("pre"), Some(Metadata::Text(name)) if ["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"].contains(&name.as_str()))
+    fn pre_tokenizer(&self) -> Result<&'static PreTokenizer, ModelError> {
+        let name = match self.get("pre") {
+            Some(Metadata::Text(name)) => name.as_str(),
+            _ => "",
+        };
+        PreTokenizer::named(name).map_err(|problem| self.broken(&problem))
     }
 
     fn vocabulary(&self) -> Value {
@@ -254,7 +226,7 @@ impl<'a> Vocabulary<'a> {
             Some(Metadata::Flag(flag)) => *flag,
             _ => custom,
         };
-        let custom_bos = model == "llama" || self.ignores_merges();
+        let custom_bos = model == "llama" || self.pre_tokenizer().is_ok_and(|known| known.adds_bos);
         let mut single = vec![json!({"Sequence": {"id": "A", "type_id": 0}})];
         let mut special_tokens = serde_json::Map::new();
         let mut special = |setting: &'static str| -> Option<Value> {

@@ -1,0 +1,150 @@
+"""Writes a GGUF model of random weights, without a network, for benchmarks and comparisons.
+
+    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|small] [--type Q8_0]
+
+Families: llama, qwen2, qwen3, phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K. Quantised
+weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer. Needs numpy
+and gguf.
+"""
+
+import argparse
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+
+# hidden, inner, layers, heads, KV heads, head_dim, vocabulary, context
+SHAPES = {
+    "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 40_960),
+    "small": (512, 768, 2, 8, 4, 64, 1024, 4096),
+}
+# Where a block's half-precision scales lie, in bytes.
+SCALES = {
+    Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
+    Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
+}
+FLOATS = {Type.F32: np.float32, Type.F16: np.float16}
+
+
+def blocks(kind, rows, columns, scale, random):
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
+    for at in SCALES[kind]:
+        values = scale * random.uniform(0.5, 1.5, data.shape[:2])
+        if at == 2 and kind in (Type.Q4_1, Type.Q5_1):
+            values *= -7.5 if kind == Type.Q4_1 else -15.5
+        data[..., at:at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def matrix(kind, rows, columns, random):
+    """Data of a matrix whose weights deviate by 1 / sqrt(columns)."""
+    wanted = columns**-0.5
+    if kind not in SCALES:
+        weights = wanted * random.standard_normal((rows, columns), dtype=np.float32)
+        return weights.astype(FLOATS[kind]) if kind in FLOATS else gguf.quants.quantize(weights, kind)
+    scale = 1e-3
+    for _ in range(3):
+        sample = gguf.quants.dequantize(blocks(kind, 16, columns, scale, random), kind)
+        scale *= wanted / sample.std()
+    return blocks(kind, rows, columns, scale, random)
+
+
+class Model:
+    def __init__(self, path, family, shape, kind, seed):
+        self.random = np.random.default_rng(seed)
+        self.kind = kind
+        self.writer = gguf.GGUFWriter(path, family)
+        self.hidden, self.inner, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary, self.context = SHAPES[shape]
+
+    def matrix(self, name, rows, columns, bias=False):
+        self.writer.add_tensor(f"{name}.weight", matrix(self.kind, rows, columns, self.random), raw_dtype=None if self.kind in FLOATS else self.kind)
+        if bias:
+            self.vector(f"{name}.bias", rows, 0.0)
+
+    def vector(self, name, length, mean=1.0):
+        self.writer.add_tensor(name, (mean + 0.1 * self.random.standard_normal(length)).astype(np.float32))
+
+    def settings(self, family):
+        writer = self.writer
+        writer.add_block_count(self.layers)
+        writer.add_context_length(self.context)
+        writer.add_embedding_length(self.hidden)
+        writer.add_feed_forward_length(self.inner)
+        writer.add_head_count(self.heads)
+        writer.add_head_count_kv(self.kv_heads)
+        writer.add_key_length(self.head_dim)
+        writer.add_value_length(self.head_dim)
+        writer.add_rope_freq_base(10_000.0)
+        writer.add_rope_dimension_count(self.head_dim // 2 if family == "phi2" else self.head_dim)
+        (writer.add_layer_norm_eps if family == "phi2" else writer.add_layer_norm_rms_eps)(1e-5)
+        writer.add_vocab_size(self.vocabulary)
+        # llama.cpp wants to be told that there is none.
+        writer.add_tokenizer_model("no_vocab")
+        if family.startswith("gemma"):
+            writer.add_sliding_window(64)
+        if family == "gemma2":
+            writer.add_attn_logit_softcapping(50.0)
+            writer.add_final_logit_softcapping(30.0)
+
+    def layer(self, family, index):
+        prefix = f"blk.{index}."
+        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        phi2 = family == "phi2"
+        if family == "phi3":
+            self.matrix(f"{prefix}attn_qkv", query + 2 * kv, self.hidden)
+        else:
+            for part, rows in (("q", query), ("k", kv), ("v", kv)):
+                self.matrix(f"{prefix}attn_{part}", rows, self.hidden, bias=family in ("qwen2", "phi2"))
+        self.matrix(f"{prefix}attn_output", self.hidden, query, bias=phi2)
+        if family in ("qwen3", "gemma3"):
+            self.vector(f"{prefix}attn_q_norm.weight", self.head_dim)
+            self.vector(f"{prefix}attn_k_norm.weight", self.head_dim)
+        if family == "phi3":
+            self.matrix(f"{prefix}ffn_up", 2 * self.inner, self.hidden)
+        else:
+            if not phi2:
+                self.matrix(f"{prefix}ffn_gate", self.inner, self.hidden)
+            self.matrix(f"{prefix}ffn_up", self.inner, self.hidden, bias=phi2)
+        self.matrix(f"{prefix}ffn_down", self.hidden, self.inner, bias=phi2)
+        norms = {"phi2": ["attn_norm"], "gemma2": ["attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"]}
+        norms["gemma3"] = norms["gemma2"]
+        for norm in norms.get(family, ["attn_norm", "ffn_norm"]):
+            self.vector(f"{prefix}{norm}.weight", self.hidden)
+        if phi2:
+            self.vector(f"{prefix}attn_norm.bias", self.hidden, 0.0)
+
+    def write(self, family):
+        self.settings(family)
+        self.matrix("token_embd", self.vocabulary, self.hidden)
+        for index in range(self.layers):
+            self.layer(family, index)
+        self.vector("output_norm.weight", self.hidden)
+        if family == "phi2":
+            self.vector("output_norm.bias", self.hidden, 0.0)
+            self.matrix("output", self.vocabulary, self.hidden, bias=True)
+        elif family == "phi3":
+            self.matrix("output", self.vocabulary, self.hidden)
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+
+def write_model(path, family="qwen3", shape="qwen3-0.6b", kind=Type.Q8_0, seed=0):
+    Model(path, family, shape, kind, seed).write(family)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out")
+    parser.add_argument("--family", default="qwen3")
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES)
+    parser.add_argument("--type", default="Q8_0")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    write_model(arguments.out, arguments.family, arguments.shape, Type[arguments.type], arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
