@@ -1,5 +1,9 @@
+use crate::cost::WorkOf;
 use crate::parameter::Parameters;
-use crate::policies::{certified, flex, full, log_stride, quest, streaming, tri_shape, vertical_slash, xattention};
+use crate::policies::{
+    certified, flex, full, h2o, h2o_chunk, log_stride, quest, snapkv, streaming, tri_shape, twilight, vertical_slash,
+    xattention,
+};
 use crate::{ParameterInfo, Phase, PolicyError, PolicySpec, SparsePolicy};
 
 /// A policy that can be chosen.
@@ -15,23 +19,38 @@ pub struct PolicyInfo {
     pub saves: &'static str,
     /// Where the method comes from.
     pub source: &'static str,
-    /// The chunk length (`-ub`) it is made for, where that matters.
-    pub chunk_tokens: Option<usize>,
     /// Its parameters.
     pub parameters: &'static [ParameterInfo],
+    /// What it asks of the chunk length (`-ub`), where it matters.
+    pub(crate) chunk: Option<ChunkNeed>,
+    /// The work it makes of a chunk; `None` where selecting costs next to nothing, so that it is never slower.
+    pub(crate) work: Option<WorkOf>,
     pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
 }
 
-static CATALOGUE: [PolicyInfo; 9] = [
+/// What a policy asks of the chunk length.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChunkNeed {
+    /// The length it was made for.
+    pub(crate) preferred: usize,
+    /// Chunks must be longer than this.
+    pub(crate) above: fn(&Parameters) -> usize,
+}
+
+static CATALOGUE: [PolicyInfo; 13] = [
     full::INFO,
     streaming::INFO,
     tri_shape::INFO,
     log_stride::INFO,
+    h2o_chunk::INFO,
     vertical_slash::INFO,
     flex::INFO,
     xattention::INFO,
     quest::INFO,
+    twilight::INFO,
     certified::INFO,
+    h2o::INFO,
+    snapkv::INFO,
 ];
 
 impl PolicyInfo {

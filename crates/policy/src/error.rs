@@ -61,4 +61,18 @@ pub enum PolicyError {
     /// Saved state that no policy of this spec can have written.
     #[error("the saved state of a policy is not one of this policy: compute the cache again")]
     BadState,
+    /// The chunk is too short for the policy.
+    #[error(
+        "policy {policy} needs chunks of more than {above} tokens and -ub is {chunk_tokens}: use -ub {preferred} (and at least as large a -b), or lower its parameters"
+    )]
+    ChunkTooShort {
+        /// The policy.
+        policy: &'static str,
+        /// Tokens a chunk must exceed.
+        above: usize,
+        /// Tokens in a chunk.
+        chunk_tokens: usize,
+        /// A length that does.
+        preferred: usize,
+    },
 }

@@ -37,10 +37,15 @@
 //! ```
 
 mod blocks;
+mod bounds;
 mod catalogue;
+mod cost;
 mod error;
+mod guard;
+mod held;
 mod kernel;
 mod keys;
+mod low_bit;
 mod parameter;
 mod policies;
 mod policy;
@@ -48,12 +53,16 @@ mod prepared;
 mod ranking;
 mod rules;
 mod set;
+mod spans;
 mod spec;
+mod state;
 
+pub(crate) use catalogue::ChunkNeed;
 pub use catalogue::{PolicyInfo, build, catalogue};
+pub use cost::{CostModel, PolicyShape};
 pub use error::PolicyError;
 pub use parameter::{ParameterInfo, ParameterKind};
 pub use policy::{ColumnMass, Phase, SelectContext, SparsePolicy};
 pub use rules::{PolicyRule, PolicyRules};
-pub use set::PolicySet;
+pub use set::{PolicySet, dense_below};
 pub use spec::PolicySpec;

@@ -1,5 +1,7 @@
 use std::fmt;
 
+use riffle_attention::Span;
+
 use crate::PolicyError;
 
 /// One parameter of a policy.
@@ -42,6 +44,8 @@ pub enum ParameterKind {
     },
     /// Token positions joined by `+`, or `none`.
     Positions,
+    /// Token ranges, first and last included, joined by `+`, or `none`.
+    Spans,
 }
 
 /// The largest number of tokens a parameter can name.
@@ -76,6 +80,7 @@ impl ParameterKind {
             Self::PowerOfTwo { min, max } => format!("a power of two from {min} to {max}"),
             Self::Number { min, max } => format!("a number from {min} to {max}"),
             Self::Positions => "positions joined by +, like 0+17, or none".to_owned(),
+            Self::Spans => "ranges joined by +, like 0-99+512-600, or none".to_owned(),
         }
     }
 
@@ -100,6 +105,15 @@ impl ParameterKind {
                     .map(|part| parse_count(part).filter(|value| *value <= MAX_TOKENS));
                 positions.collect::<Option<_>>().map(Value::Positions)
             }
+            Self::Spans if text == "none" => Some(Value::Spans(Vec::new())),
+            Self::Spans => {
+                let spans = text.split('+').map(|part| {
+                    let (first, last) = part.split_once('-')?;
+                    let (first, last) = (parse_count(first)?, parse_count(last)?);
+                    (first <= last && last < MAX_TOKENS).then(|| Span::new(first, last + 1))
+                });
+                spans.collect::<Option<_>>().map(Value::Spans)
+            }
         }
     }
 }
@@ -115,6 +129,7 @@ pub(crate) enum Value {
     Count(usize),
     Number(f32),
     Positions(Vec<usize>),
+    Spans(Vec<Span>),
 }
 
 /// The values of all parameters of one policy, given or default, within their limits.
@@ -184,6 +199,13 @@ impl Parameters {
         }
     }
 
+    pub(crate) fn spans(&self, name: &str) -> Vec<Span> {
+        match self.value(name) {
+            Value::Spans(value) => value.clone(),
+            _ => unreachable!("{name} is declared as spans"),
+        }
+    }
+
     fn value(&self, name: &str) -> &Value {
         let found = self.values.iter().find(|(known, _)| *known == name);
         &found.expect("policies read the parameters they declare").1
@@ -196,8 +218,16 @@ impl fmt::Display for Value {
             Self::Count(value) => value.fmt(f),
             Self::Number(value) => value.fmt(f),
             Self::Positions(values) if values.is_empty() => f.write_str("none"),
+            Self::Spans(values) if values.is_empty() => f.write_str("none"),
             Self::Positions(values) => {
                 let texts: Vec<String> = values.iter().map(usize::to_string).collect();
+                f.write_str(&texts.join("+"))
+            }
+            Self::Spans(values) => {
+                let texts: Vec<String> = values
+                    .iter()
+                    .map(|span| format!("{}-{}", span.start, span.end - 1))
+                    .collect();
                 f.write_str(&texts.join("+"))
             }
         }

@@ -59,6 +59,14 @@ pub struct ColumnMass<'a> {
     pub mass: &'a [f32],
 }
 
+impl ColumnMass<'_> {
+    /// Queries, over the heads of the group, that could attend to the key at this position.
+    pub(crate) fn voters(&self, position: usize) -> f32 {
+        let from = self.queries.start.max(position);
+        (self.queries.end.saturating_sub(from) * self.group) as f32
+    }
+}
+
 /// Chooses which tokens the queries of one KV head of one layer read, in one sequence.
 ///
 /// For each layer, and in it for each chunk of queries, the caller

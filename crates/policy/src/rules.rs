@@ -32,18 +32,21 @@ impl PolicyRules {
         rule.map_or(&self.base, |rule| &rule.policy)
     }
 
-    /// Refuses policies that do not choose in this phase.
+    /// Refuses policies that do not choose in this phase, or not with chunks this short.
     ///
     /// # Errors
-    /// [`PolicyError::UnsupportedPhase`].
-    pub fn check(&self, phase: Phase) -> Result<(), PolicyError> {
-        self.specs()
-            .try_for_each(|spec| catalogue::check_phase(spec.info(), phase))
+    /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`].
+    pub fn check(&self, phase: Phase, chunk_tokens: usize) -> Result<(), PolicyError> {
+        self.specs().try_for_each(|spec| {
+            catalogue::check_phase(spec.info(), phase)?;
+            spec.check_chunk(chunk_tokens)
+        })
     }
 
     /// The chunk length that its policies are made for, where one is made for a certain length.
-    pub fn chunk_tokens(&self) -> Option<usize> {
-        self.specs().filter_map(|spec| spec.info().chunk_tokens).max()
+    pub fn preferred_chunk_tokens(&self) -> Option<usize> {
+        let needs = self.specs().filter_map(|spec| spec.info().chunk);
+        needs.map(|need| need.preferred).max()
     }
 
     /// Every policy that is named, the base first.

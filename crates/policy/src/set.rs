@@ -1,4 +1,5 @@
-use crate::{Phase, PolicyError, PolicyRules, SparsePolicy, build};
+use crate::guard::Guarded;
+use crate::{CostModel, Phase, PolicyError, PolicyRules, PolicyShape, PolicySpec, SparsePolicy, build};
 
 /// The policies of one sequence in one phase: one for each layer and KV head, so that heads may differ and be prepared
 /// in parallel.
@@ -9,17 +10,26 @@ pub struct PolicySet {
 }
 
 impl PolicySet {
-    /// Makes the policies that the rules name.
+    /// Makes the policies that the rules name, each with its guard for short sequences.
     ///
     /// # Errors
-    /// [`PolicyError::UnsupportedPhase`].
-    pub fn new(rules: &PolicyRules, phase: Phase, layers: usize, kv_heads: usize) -> Result<Self, PolicyError> {
-        rules.check(phase)?;
-        let places = (0..layers).flat_map(|layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)));
-        let heads = places.map(|(layer, kv_head)| build(rules.policy(layer, kv_head), phase));
+    /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`].
+    pub fn new(rules: &PolicyRules, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> Result<Self, PolicyError> {
+        rules.check(phase, shape.chunk_tokens)?;
+        let places = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
+        let heads = places.map(|(layer, kv_head)| {
+            let spec = rules.policy(layer, kv_head);
+            let inner = build(spec, phase)?;
+            let from = dense_below(spec, phase, shape, cost);
+            let guarded: Box<dyn SparsePolicy> = match from {
+                0 => inner,
+                from => Box::new(Guarded { from, inner }),
+            };
+            Ok(guarded)
+        });
         Ok(Self {
-            kv_heads,
-            heads: heads.collect::<Result<_, _>>()?,
+            kv_heads: shape.kv_heads,
+            heads: heads.collect::<Result<_, PolicyError>>()?,
         })
     }
 
@@ -47,4 +57,11 @@ impl PolicySet {
     pub fn truncate(&mut self, tokens: usize) {
         self.heads.iter_mut().for_each(|policy| policy.truncate(tokens));
     }
+}
+
+/// Sequences shorter than this many tokens are read densely: what the policy's `from` says, or its break-even length. A
+/// policy that breaks even nowhere is not guarded: whoever asks for it has other reasons than speed.
+pub fn dense_below(spec: &PolicySpec, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> usize {
+    let break_even = || cost.break_even_tokens(spec, phase, shape).unwrap_or(0);
+    spec.from_tokens().unwrap_or_else(break_even)
 }

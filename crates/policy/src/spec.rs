@@ -5,7 +5,13 @@ use crate::catalogue::find;
 use crate::parameter::Parameters;
 use crate::{PolicyError, PolicyInfo};
 
+/// The parameter that every policy has.
+const FROM: &str = "from";
+
 /// A policy of the catalogue with the values of all its parameters, spelled `name` or `name:key=value,key=value`.
+///
+/// Beside its own parameters every policy takes `from`: sequences shorter than that many tokens are read densely. Without
+/// it, or with `from=auto`, that is the policy's break-even length ([`CostModel`](crate::CostModel)).
 ///
 /// Parsing checks names and values and fills in the defaults, so a spec that exists can be built in every phase that
 /// its policy supports. It prints with all its parameters.
@@ -13,6 +19,8 @@ use crate::{PolicyError, PolicyInfo};
 pub struct PolicySpec {
     info: &'static PolicyInfo,
     parameters: Parameters,
+    /// Tokens from which on it selects; `None` for its break-even length.
+    from: Option<usize>,
 }
 
 impl PolicySpec {
@@ -31,6 +39,64 @@ impl PolicySpec {
     /// The policy in the catalogue.
     pub fn info(&self) -> &'static PolicyInfo {
         self.info
+    }
+
+    /// The same with one parameter changed.
+    ///
+    /// # Errors
+    /// As parsing.
+    pub fn with(&self, parameter: &str, value: &str) -> Result<Self, PolicyError> {
+        let mut given: Vec<(String, String)> = self
+            .parameters
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.to_string()))
+            .filter(|(name, _)| name != parameter)
+            .collect();
+        given.extend(self.from.map(|from| (FROM.to_owned(), from.to_string())));
+        given.retain(|(name, _)| name != parameter);
+        given.push((parameter.to_owned(), value.to_owned()));
+        Self::new(
+            self.info,
+            given.iter().map(|(name, value)| (&**name, &**value)).collect(),
+        )
+    }
+
+    /// Tokens from which on it selects, where that was given; its break-even length otherwise.
+    pub fn from_tokens(&self) -> Option<usize> {
+        self.from
+    }
+
+    /// Refuses chunks that are too short for the policy.
+    pub(crate) fn check_chunk(&self, chunk_tokens: usize) -> Result<(), PolicyError> {
+        let Some(need) = self.info.chunk else { return Ok(()) };
+        let above = (need.above)(&self.parameters);
+        if chunk_tokens > above {
+            return Ok(());
+        }
+        Err(PolicyError::ChunkTooShort {
+            policy: self.info.name,
+            above,
+            chunk_tokens,
+            preferred: need.preferred.max(above + 1),
+        })
+    }
+
+    fn new(info: &'static PolicyInfo, mut given: Vec<(&str, &str)>) -> Result<Self, PolicyError> {
+        let place = given.iter().position(|(name, _)| *name == FROM);
+        let from = match place.map(|place| given.remove(place).1) {
+            None | Some("auto") => None,
+            Some(text) => Some(text.parse().map_err(|_| PolicyError::BadValue {
+                policy: info.name,
+                parameter: FROM,
+                value: text.to_owned(),
+                requirement: "a whole number of tokens, or auto".to_owned(),
+            })?),
+        };
+        Ok(Self {
+            info,
+            parameters: Parameters::new(info.name, info.parameters, &given)?,
+            from,
+        })
     }
 
     pub(crate) fn parameters(&self) -> &Parameters {
@@ -64,10 +130,7 @@ impl FromStr for PolicySpec {
             }
             given.push((key, value));
         }
-        Ok(Self {
-            info,
-            parameters: Parameters::new(info.name, info.parameters, &given)?,
-        })
+        Self::new(info, given)
     }
 }
 
@@ -77,7 +140,14 @@ impl fmt::Display for PolicySpec {
         for (n, (parameter, value)) in self.parameters.iter().enumerate() {
             write!(f, "{}{parameter}={value}", if n == 0 { ':' } else { ',' })?;
         }
-        Ok(())
+        match self.from {
+            Some(from) => write!(
+                f,
+                "{}{FROM}={from}",
+                if self.info.parameters.is_empty() { ':' } else { ',' }
+            ),
+            None => Ok(()),
+        }
     }
 }
 

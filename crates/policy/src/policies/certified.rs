@@ -1,10 +1,12 @@
 use riffle_attention::{QueryTile, Selection};
 
+use crate::cost::{Setting, Work};
 use crate::kernel::softmax;
 use crate::keys::Logits;
-use crate::policies::vertical_slash::runs;
+use crate::parameter::Parameters;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
+use crate::spans::runs;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// The fewest tokens that hold 1 − ε of every query's mass, found by scanning all keys.
@@ -30,7 +32,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "traffic of values",
     source: "Top-p over scanned keys, after Twilight, Lin et al. 2025, arXiv:2502.02770, with the dropped mass known",
-    chunk_tokens: None,
+    chunk: None,
+    work: Some(work),
     parameters: &[ParameterInfo {
         name: "epsilon",
         default: "0.05",
@@ -104,5 +107,16 @@ impl Certified {
             dropped: dropped.fold(0.0, f32::max),
             tokens: (0..context.tokens).filter(|token| chosen[*token]).collect(),
         }
+    }
+}
+
+fn work(_: &Parameters, setting: &Setting) -> Work {
+    let logits = (setting.rows * setting.group * setting.tokens) as f64;
+    Work {
+        // Tokens of all heads of the group, as measured on text.
+        share: 0.2,
+        scored: logits,
+        weighed: 2.0 * logits,
+        ranked: logits,
     }
 }

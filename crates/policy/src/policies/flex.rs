@@ -1,12 +1,15 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::blocks::{BlockRows, query_blocks};
+use crate::cost::{Setting, Work};
 use crate::kernel::softmax;
 use crate::keys::{Logits, read_tokens};
+use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
-use crate::policies::vertical_slash::{LineMass, for_last_attention, line_spans, runs};
+use crate::policies::vertical_slash::{LineMass, for_last_attention, line_spans};
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
+use crate::spans::runs;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Each head and chunk its own pattern, sized by the mass it keeps.
@@ -36,7 +39,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
-    chunk_tokens: None,
+    chunk: None,
+    work: Some(work),
     parameters: &[
         ParameterInfo {
             name: "gamma",
@@ -215,4 +219,16 @@ fn root_jensen_shannon(a: &[f32], b: &[f32]) -> f64 {
         part(a, (a + b) / 2.0) + part(b, (a + b) / 2.0)
     });
     (terms.sum::<f64>() / 2.0).max(0.0).sqrt()
+}
+
+fn work(parameters: &Parameters, setting: &Setting) -> Work {
+    let tokens = setting.tokens as f64;
+    let logits = (setting.rows.min(parameters.count("block")) * setting.group) as f64 * tokens;
+    Work {
+        // As measured on text; it follows the mass, not a budget.
+        share: (0.35 + 2.0 * parameters.count("min_budget") as f64 / tokens).min(1.0),
+        scored: logits + tokens,
+        weighed: 2.0 * logits,
+        ranked: 4.0 * tokens,
+    }
 }

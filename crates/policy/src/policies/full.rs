@@ -11,7 +11,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "nothing",
     source: "Dense causal attention",
-    chunk_tokens: None,
+    chunk: None,
+    work: None,
     parameters: &[],
     build: |_| Box::new(Full),
 };

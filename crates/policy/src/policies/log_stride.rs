@@ -18,7 +18,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "compute, traffic",
     source: "LogSparse, Li et al. 2019, arXiv:1907.00235; globals as in Longformer and BigBird",
-    chunk_tokens: None,
+    chunk: None,
+    work: None,
     parameters: &[
         ParameterInfo::count(
             "window",
@@ -35,8 +36,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         },
         ParameterInfo::count(
             "landmarks",
-            "0",
-            "1 names block means, for callers that attend to summaries",
+            "1",
+            "1 reads the means of blocks that a query reads nothing else of, each as heavy as its tokens",
             0,
             1,
         ),
@@ -53,6 +54,10 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for LogStride {
+    fn summary_tokens(&self) -> Option<usize> {
+        self.landmarks.then_some(self.block)
+    }
+
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let globals = self.globals.iter().filter(|position| **position < context.tokens);
         let globals = globals.map(|position| Span::new(*position, position + 1));

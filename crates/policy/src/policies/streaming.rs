@@ -14,7 +14,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: true,
     saves: "compute, traffic",
     source: "StreamingLLM, Xiao et al. 2023, arXiv:2309.17453",
-    chunk_tokens: None,
+    chunk: None,
+    work: None,
     parameters: &[
         ParameterInfo::tokens("sinks", "64", "first tokens that every query reads"),
         ParameterInfo::count(

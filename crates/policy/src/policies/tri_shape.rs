@@ -19,7 +19,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
-    chunk_tokens: None,
+    chunk: None,
+    work: None,
     parameters: &[
         ParameterInfo::tokens("sinks", "128", "first tokens that every query reads"),
         ParameterInfo::count(

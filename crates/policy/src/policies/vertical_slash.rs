@@ -1,9 +1,12 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
+use crate::cost::{Setting, Work};
 use crate::kernel::softmax;
 use crate::keys::Logits;
+use crate::parameter::Parameters;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
+use crate::spans::runs;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Columns and diagonals of the attention map that held most mass for the last queries of the chunk.
@@ -43,7 +46,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
-    chunk_tokens: None,
+    chunk: None,
+    work: Some(work),
     parameters: &[
         ParameterInfo {
             name: "budget",
@@ -179,14 +183,18 @@ pub(super) fn line_spans(tile: &QueryTile<'_>, columns: &[usize], distances: &[S
     Selection::from_spans(columns.chain(diagonals))
 }
 
-/// Ascending numbers as runs of consecutive ones.
-pub(super) fn runs(numbers: impl IntoIterator<Item = usize>) -> Vec<Span> {
-    let mut runs: Vec<Span> = Vec::new();
-    for number in numbers {
-        match runs.last_mut() {
-            Some(run) if run.end == number => run.end += 1,
-            _ => runs.push(Span::new(number, number + 1)),
-        }
+fn work(parameters: &Parameters, setting: &Setting) -> Work {
+    let tokens = setting.tokens as f64;
+    let chosen = match f64::from(parameters.number("budget")) {
+        0.0 => ((parameters.count("vertical") + parameters.count("slash")) as f64 / tokens).min(1.0),
+        budget => budget,
+    };
+    let logits = (setting.rows.min(parameters.count("last")) * setting.group) as f64 * tokens;
+    Work {
+        // Diagonals are widened to whole tiles: more is read than was chosen.
+        share: (2.3 * chosen).min(1.0),
+        scored: logits,
+        weighed: 2.0 * logits,
+        ranked: 2.0 * tokens,
     }
-    runs
 }

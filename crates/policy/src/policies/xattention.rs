@@ -1,8 +1,10 @@
 use riffle_attention::{QueryTile, Selection};
 
 use crate::blocks::{BlockRows, query_blocks};
+use crate::cost::{Setting, Work};
 use crate::kernel::softmax;
 use crate::keys::Logits;
+use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
@@ -28,7 +30,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute, traffic",
     source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
-    chunk_tokens: None,
+    chunk: None,
+    work: Some(work),
     parameters: &[
         ParameterInfo {
             name: "stride",
@@ -133,5 +136,18 @@ impl XAttention {
             vectors[place * head_dim..][..head_dim].copy_from_slice(chunk.query(row, head));
         }
         vectors
+    }
+}
+
+fn work(parameters: &Parameters, setting: &Setting) -> Work {
+    let (tokens, stride) = (setting.tokens as f64, parameters.count("stride") as f64);
+    let block = parameters.count("block") as f64;
+    let pairs = (setting.rows * setting.group) as f64 * tokens;
+    Work {
+        // As measured on text, and the first and the diagonal block.
+        share: (0.2 + 2.0 * block / tokens).min(1.0),
+        scored: pairs / stride,
+        weighed: pairs / (stride * stride),
+        ranked: setting.rows as f64 / block * tokens / block,
     }
 }
