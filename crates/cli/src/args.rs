@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// List the attention policies with their parameters
     Policies(PoliciesArguments),
+    /// Find the cheapest policy that keeps the attention of each head, and write a profile
+    Calibrate(CalibrateArguments),
     /// Measure what a model and a policy get right
     Eval(EvalArguments),
     /// Measure speed
@@ -62,6 +64,18 @@ pub(crate) struct EngineArguments {
     /// Policy for writing the answer
     #[arg(long, value_name = "POLICY", default_value = "full")]
     pub(crate) decode: String,
+    /// Policies of layers and heads from a TOML file, as riffle calibrate writes it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"])]
+    pub(crate) profile: Option<PathBuf>,
+    /// Tokens before a chunk that it reads: h2o-chunk's local, and that policy for the prompt
+    #[arg(long, value_name = "N", conflicts_with = "profile")]
+    pub(crate) h2o_local: Option<usize>,
+    /// Older tokens, by votes, that a chunk reads: h2o-chunk's heavy, and that policy for the prompt
+    #[arg(long, value_name = "N", conflicts_with = "profile")]
+    pub(crate) h2o_heavy: Option<usize>,
+    /// Compare sampled queries with exact attention and report what the policies keep
+    #[arg(long)]
+    pub(crate) audit: bool,
     /// Memory the run may use, e.g. 900M or 12G [default: what the machine has available]
     #[arg(long, value_name = "BYTES")]
     pub(crate) memory: Option<String>,
@@ -152,6 +166,32 @@ pub(crate) struct InspectArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct PoliciesArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CalibrateArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// UTF-8 text to audit on
+    #[arg(long, value_name = "F")]
+    pub(crate) file: PathBuf,
+    /// Tokens of the text to read [default: all that the context holds]
+    #[arg(long, value_name = "N")]
+    pub(crate) length: Option<usize>,
+    /// Share of the true attention that all but one in a hundred queries of each head must keep
+    #[arg(long, value_name = "P", default_value_t = 0.9)]
+    pub(crate) target: f64,
+    /// Policies to choose from; full attention is always among them. May be given several times
+    #[arg(long, value_name = "POLICY", default_values = ["streaming", "vertical-slash", "xattention"])]
+    pub(crate) candidate: Vec<String>,
+    /// The profile to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Some(Command::Plan(arguments)) => commands::plan::plan(&arguments),
         Some(Command::Inspect(arguments)) => commands::inspect::inspect(&arguments),
         Some(Command::Policies(arguments)) => commands::policies::policies(&arguments),
+        Some(Command::Calibrate(arguments)) => commands::calibrate::calibrate(&arguments),
         Some(Command::Eval(arguments)) => commands::eval::eval(&arguments),
         Some(Command::Bench(arguments)) => commands::bench::bench(&arguments),
     };

@@ -1,20 +1,23 @@
 //! One layer's attention: append to the cache, let the policy select, attend, write out.
 
 use std::error::Error;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use rayon::prelude::*;
-use riffle_attention::{AttendJob, AttendOptions, KvView, PageView, Partial, QueryTile, Selection, attend_batch};
+use riffle_attention::{
+    AttendError, AttendJob, AttendOptions, Partial, Selection, Span, add_column_mass, attend_batch, attend_summaries,
+};
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, AttentionStep};
-use riffle_policy::{Phase, PolicySet, SelectContext};
+use riffle_policy::{ColumnMass, PolicySet, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
-
-/// Rows of query heads in one tile: enough to share every K and V load, few enough for a selection to be specific.
-const TILE_HEAD_ROWS: usize = 128;
+use crate::audit::Audit;
+use crate::block_means::BlockMeans;
+use crate::chunk::{Chunk, Step, pages};
+use crate::tiles::{Tile, rows_from};
 
 /// Pairs of query and key that were read, and that dense attention would have read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,19 +31,17 @@ pub(crate) struct PairCount {
 pub(crate) struct LayerAttention<'a> {
     pub(crate) cache: &'a mut KvCache,
     pub(crate) policies: &'a mut PolicySet,
-    pub(crate) phase: Phase,
-    /// Tokens the layer will hold when the prompt has been read.
-    pub(crate) total_tokens: usize,
+    /// Policies of the other phase, which may learn from the masses of this one.
+    pub(crate) watching: Option<&'a mut PolicySet>,
+    pub(crate) means: &'a mut BlockMeans,
+    pub(crate) step: Step,
     /// Tokens each layer of the model looks back at most; such a layer is sparse by design and no policy acts on it.
     pub(crate) window: &'a dyn Fn(usize) -> Option<usize>,
-    pub(crate) layers: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
     pub(crate) chunk_tokens: usize,
     pub(crate) options: AttendOptions<'a>,
     pub(crate) partials: &'a mut Vec<Partial>,
     pub(crate) pairs: &'a mut PairCount,
+    pub(crate) audit: Option<&'a mut Audit>,
     /// Called after each chunk with (layer, tokens of the batch attended); may ask to stop.
     pub(crate) after_chunk: &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     /// The typed error behind a failed [`AttentionStep::attend`].
@@ -49,149 +50,258 @@ pub(crate) struct LayerAttention<'a> {
 
 impl AttentionStep for LayerAttention<'_> {
     fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let mut first = 0;
-        while first < input.tokens {
-            let tokens = self.chunk_tokens.min(input.tokens - first);
-            if let Err(error) = self.chunk(&input, first, tokens, output) {
-                let message = error.to_string();
-                self.failure = Some(error);
-                return Err(message.into());
-            }
-            first += tokens;
-            if (self.after_chunk)(input.layer, first).is_break() {
-                return Err("interrupted".into());
-            }
+        let stopped = self.layer(&input, output).map_err(|error| {
+            let message = error.to_string();
+            self.failure = Some(error);
+            message
+        })?;
+        match stopped {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err("interrupted".into()),
         }
-        Ok(())
     }
 }
 
 impl LayerAttention<'_> {
-    /// Attends tokens `first..first + tokens` of the batch.
-    fn chunk(
+    fn layer(&mut self, input: &AttentionInput<'_>, output: &mut [f32]) -> Result<ControlFlow<()>, EngineError> {
+        let window = (self.window)(input.layer);
+        let two_phases = window.is_none() && self.policies.layer(input.layer).iter().any(|p| p.has_two_phases());
+        let chunks: Vec<Range<usize>> = (0..input.tokens)
+            .step_by(self.chunk_tokens)
+            .map(|first| first..(first + self.chunk_tokens).min(input.tokens))
+            .collect();
+        let mut partials = std::mem::take(self.partials);
+        let mut first_partial = 0;
+        if two_phases {
+            // Every chunk's own keys are there before any chunk is attended to.
+            self.append(input, 0..input.tokens)?;
+            self.attend_own(input, &chunks, &mut partials)?;
+        }
+        let mut flow = ControlFlow::Continue(());
+        for tokens in chunks {
+            if !two_phases {
+                self.append(input, tokens.clone())?;
+                first_partial = 0;
+            }
+            let end = tokens.end;
+            let count = self.step.heads.kv_heads * self.step.heads.tiles_of(tokens.len());
+            if !two_phases {
+                partials.resize_with(partials.len().max(count), || Partial::new(0, 0, 0));
+            }
+            let own = &mut partials[first_partial..first_partial + count];
+            self.chunk(input, tokens, window, two_phases, own, output)?;
+            first_partial += count;
+            flow = (self.after_chunk)(input.layer, end);
+            if flow.is_break() {
+                break;
+            }
+        }
+        *self.partials = partials;
+        Ok(flow)
+    }
+
+    fn append(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
+        let width = self.step.heads.kv_heads * self.step.heads.head_dim;
+        let range = tokens.start * width..tokens.end * width;
+        self.cache
+            .append(input.layer, &input.keys[range.clone()], &input.values[range])?;
+        Ok(())
+    }
+
+    /// The first phase: all chunks of the batch read what they name of themselves, at once.
+    fn attend_own(
         &mut self,
         input: &AttentionInput<'_>,
-        first: usize,
-        tokens: usize,
-        output: &mut [f32],
+        chunks: &[Range<usize>],
+        partials: &mut Vec<Partial>,
     ) -> Result<(), EngineError> {
-        let kv_width = self.kv_heads * self.head_dim;
-        let kv_range = first * kv_width..(first + tokens) * kv_width;
-        self.cache
-            .append(input.layer, &input.keys[kv_range.clone()], &input.values[kv_range])?;
-
-        let group = self.heads / self.kv_heads;
-        let width = self.heads * self.head_dim;
-        let tile_rows = (TILE_HEAD_ROWS / group).max(1);
-        let pages: Vec<Vec<PageView<'_>>> = (0..self.kv_heads)
-            .map(|kv_head| self.cache.pages(input.layer, kv_head).collect())
-            .collect();
-        let contexts: Vec<SelectContext<'_>> = pages
+        let pages: Vec<_> = chunks
             .iter()
-            .enumerate()
-            .map(|(kv_head, pages)| SelectContext {
-                phase: self.phase,
-                layer: input.layer,
-                layers: self.layers,
-                kv_head,
-                chunk_start: input.start_position + first,
-                tokens: input.start_position + first + tokens,
-                total_tokens: self.total_tokens,
-                page_tokens: self.cache.shape().page_tokens,
-                scale: self.options.scale,
-                pages,
-            })
+            .map(|tokens| pages(self.cache, input, self.step.heads, tokens))
             .collect();
-        let tiles = tiles(input, first, tokens, tile_rows, self.kv_heads, group, self.head_dim);
-        let window = (self.window)(input.layer);
-        let (kv_heads, head_dim) = (self.kv_heads, self.head_dim);
-        if window.is_none() {
-            let policies = self.policies.layer_mut(input.layer).par_iter_mut();
-            policies.zip(&contexts).for_each(|(policy, context)| {
-                let chunk = tile(input, first, tokens, context.kv_head, kv_heads, group, head_dim);
-                policy.prepare(&chunk, context);
-            });
-        }
+        let chunks: Vec<Chunk<'_>> = chunks
+            .iter()
+            .zip(&pages)
+            .map(|(tokens, pages)| Chunk::new(&self.step, input, tokens.clone(), pages))
+            .collect();
         let policies = self.policies.layer(input.layer);
+        let tiles: Vec<(&Chunk<'_>, &Tile<'_>)> = chunks
+            .iter()
+            .flat_map(|chunk| chunk.tiles.iter().map(move |tile| (chunk, tile)))
+            .collect();
         let selections: Vec<Selection> = tiles
             .par_iter()
-            .map(|(kv_head, _, queries)| match window {
-                Some(window) => Selection::none().with_row_window(window),
-                None => policies[*kv_head].select(queries, &contexts[*kv_head]),
-            })
+            .map(|(chunk, tile)| policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]))
             .collect();
-        for ((_, _, queries), selection) in tiles.iter().zip(&selections) {
-            let rows = queries.rows as u64;
-            let before = queries.start as u64;
-            self.pairs.read += selection.pair_count(queries.start, queries.rows) as u64;
-            self.pairs.causal += rows * before + rows * (rows + 1) / 2;
-        }
         let jobs: Vec<AttendJob<'_>> = tiles
             .iter()
             .zip(&selections)
-            .map(|((kv_head, _, queries), selection)| AttendJob {
-                queries: *queries,
-                kv: KvView {
-                    head_dim: self.head_dim,
-                    pages: &pages[*kv_head],
-                },
-                selection,
-            })
+            .map(|((chunk, tile), selection)| chunk.job(tile, selection))
             .collect();
-        self.partials.resize_with(jobs.len(), || Partial::new(0, 0, 0));
-        for (partial, job) in self.partials.iter_mut().zip(&jobs) {
-            partial.reset(job.queries.rows, group, self.head_dim);
+        partials.resize_with(partials.len().max(jobs.len()), || Partial::new(0, 0, 0));
+        reset(partials, &jobs);
+        attend_batch(&jobs, &self.options, &mut partials[..jobs.len()])?;
+        Ok(())
+    }
+
+    /// Attends a chunk into `partials`, one for each of its tiles, and writes the output. In the second of two phases
+    /// the partials hold the first already.
+    fn chunk(
+        &mut self,
+        input: &AttentionInput<'_>,
+        tokens: Range<usize>,
+        window: Option<usize>,
+        two_phases: bool,
+        partials: &mut [Partial],
+        output: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let step = self.step;
+        let pages = pages(self.cache, input, step.heads, &tokens);
+        let chunk = Chunk::new(&step, input, tokens, &pages);
+        if window.is_none() {
+            let policies = self.policies.layer_mut(input.layer).par_iter_mut();
+            policies.zip(&chunk.contexts).for_each(|(policy, context)| {
+                policy.prepare(&step.heads.tile(input, chunk.tokens.clone(), context.kv_head), context);
+            });
         }
-        attend_batch(&jobs, &self.options, self.partials)?;
-        for ((kv_head, row, _), partial) in tiles.iter().zip(self.partials.iter()) {
-            let at = (first + row) * width + kv_head * group * self.head_dim;
+        let policies = self.policies.layer(input.layer);
+        let select = |own: bool, tile: &Tile<'_>| match window {
+            Some(window) => Selection::none().with_row_window(window),
+            None if own => policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]),
+            None => policies[tile.kv_head].select(&tile.queries, &chunk.contexts[tile.kv_head]),
+        };
+        let selections: Vec<Selection> = chunk.tiles.par_iter().map(|tile| select(false, tile)).collect();
+        let own: Vec<Selection> = match two_phases {
+            true => chunk.tiles.par_iter().map(|tile| select(true, tile)).collect(),
+            false => Vec::new(),
+        };
+        let mut counts = vec![PairCount::default(); step.heads.kv_heads];
+        for (place, tile) in chunk.tiles.iter().enumerate() {
+            let (rows, before) = (tile.queries.rows, tile.queries.start as u64);
+            let named = [Some(&selections[place]), own.get(place)].into_iter().flatten();
+            let read: usize = named
+                .map(|selection| selection.pair_count(tile.queries.start, rows))
+                .sum();
+            let count = &mut counts[tile.kv_head];
+            count.read += read as u64;
+            count.causal += rows as u64 * before + rows as u64 * (rows as u64 + 1) / 2;
+        }
+        for count in &counts {
+            self.pairs.read += count.read;
+            self.pairs.causal += count.causal;
+        }
+
+        let jobs: Vec<AttendJob<'_>> = chunk
+            .tiles
+            .iter()
+            .zip(&selections)
+            .map(|(tile, selection)| chunk.job(tile, selection))
+            .collect();
+        if !two_phases {
+            reset(partials, &jobs);
+        }
+        attend_batch(&jobs, &self.options, partials)?;
+        let kept = self
+            .audit
+            .as_ref()
+            .filter(|_| window.is_none())
+            .map(|audit| audit.kept(&chunk.tiles, partials));
+        if window.is_none() {
+            attend_means(self.means, policies, &chunk, &selections, &self.options, partials)?;
+        }
+        let width = step.heads.width();
+        for (tile, partial) in chunk.tiles.iter().zip(partials.iter()) {
+            let at =
+                (chunk.tokens.start + tile.first_row) * width + tile.kv_head * step.heads.group * step.heads.head_dim;
             partial.finish_into(&mut output[at..], width, None)?;
+        }
+        if window.is_none() {
+            let read = [&own[..], &selections[..]];
+            observe(self.policies, &chunk, read, partials, &self.options)?;
+            if let Some(watching) = &mut self.watching {
+                observe(watching, &chunk, read, partials, &self.options)?;
+            }
+        }
+        if let (Some(audit), Some(kept)) = (&mut self.audit, kept) {
+            let output = &output[chunk.tokens.start * width..];
+            audit.compare(&chunk.contexts, &chunk.tiles, &kept, &counts, &self.options, output)?;
         }
         Ok(())
     }
 }
 
-/// Cuts a chunk's queries into `(kv_head, first row in the chunk, tile)`.
-fn tiles<'q>(
-    input: &AttentionInput<'q>,
-    first: usize,
-    tokens: usize,
-    tile_rows: usize,
-    kv_heads: usize,
-    group: usize,
-    head_dim: usize,
-) -> Vec<(usize, usize, QueryTile<'q>)> {
-    let mut tiles = Vec::with_capacity(kv_heads * tokens.div_ceil(tile_rows));
-    for kv_head in 0..kv_heads {
-        for row in (0..tokens).step_by(tile_rows) {
-            let rows = tile_rows.min(tokens - row);
-            tiles.push((
-                kv_head,
-                row,
-                tile(input, first + row, rows, kv_head, kv_heads, group, head_dim),
-            ));
+/// Reads the block means that selections name.
+fn attend_means(
+    means: &mut BlockMeans,
+    policies: &[Box<dyn SparsePolicy>],
+    chunk: &Chunk<'_>,
+    selections: &[Selection],
+    options: &AttendOptions<'_>,
+    partials: &mut [Partial],
+) -> Result<(), AttendError> {
+    for (context, policy) in chunk.contexts.iter().zip(policies) {
+        if let Some(block) = policy.summary_tokens() {
+            means
+                .of(chunk.layer, context.kv_head, block, chunk.head_dim)
+                .extend(context.pages, context.tokens)?;
         }
     }
-    tiles
+    let tiles = chunk.tiles.par_iter().zip(selections).zip(partials);
+    tiles.try_for_each(|((tile, selection), partial)| {
+        let block = policies[tile.kv_head].summary_tokens();
+        match block.and_then(|block| means.get(chunk.layer, tile.kv_head, block)) {
+            Some(means) => attend_summaries(&tile.queries, &means.view(), selection, options, partial),
+            None => Ok(()),
+        }
+    })
 }
 
-/// Queries of one KV head's group: `rows` rows from token `first` of the batch on.
-fn tile<'q>(
-    input: &AttentionInput<'q>,
-    first: usize,
-    rows: usize,
-    kv_head: usize,
-    kv_heads: usize,
-    group: usize,
-    head_dim: usize,
-) -> QueryTile<'q> {
-    let width = kv_heads * group * head_dim;
-    QueryTile {
-        data: &input.queries[first * width + kv_head * group * head_dim..],
-        rows,
-        row_stride: width,
-        group,
-        head_dim,
-        start: input.start_position + first,
+fn reset(partials: &mut [Partial], jobs: &[AttendJob<'_>]) {
+    for (partial, job) in partials.iter_mut().zip(jobs) {
+        partial.reset(job.queries.rows, job.queries.group, job.queries.head_dim);
     }
+}
+
+/// Tells each KV head's policy where the mass of the queries went that it asks for, under all they read.
+fn observe(
+    policies: &mut PolicySet,
+    chunk: &Chunk<'_>,
+    selections: [&[Selection]; 2],
+    partials: &[Partial],
+    options: &AttendOptions<'_>,
+) -> Result<(), AttendError> {
+    let heads = policies.layer_mut(chunk.layer).par_iter_mut().zip(&chunk.contexts);
+    heads.try_for_each(|(policy, context)| {
+        let from = policy.observes_from(context);
+        if from >= context.tokens {
+            return Ok(());
+        }
+        let mut mass = vec![0.0; context.tokens];
+        let tiles = chunk.tiles.iter().zip(partials).enumerate();
+        for (place, (tile, partial)) in tiles.filter(|(_, (tile, _))| tile.kv_head == context.kv_head) {
+            let Some((queries, first_row)) = rows_from(&tile.queries, from) else {
+                continue;
+            };
+            let log_sum_exp: Vec<f32> = (first_row..tile.queries.rows)
+                .flat_map(|row| (0..queries.group).map(move |head| partial.log_sum_exp(row, head)))
+                .collect();
+            for selection in selections.iter().filter_map(|selections| selections.get(place)) {
+                add_column_mass(
+                    &queries,
+                    &chunk.kv(tile),
+                    selection,
+                    options,
+                    &log_sum_exp,
+                    0,
+                    &mut mass,
+                )?;
+            }
+        }
+        policy.observe(&ColumnMass {
+            queries: Span::new(from, context.tokens),
+            group: chunk.group,
+            mass: &mass,
+        });
+        Ok(())
+    })
 }

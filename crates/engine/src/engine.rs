@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use riffle_model::{ChatTemplate, GenerationDefaults, LanguageModel, LoadedModel, ModelInfo, Tokenizer};
-use riffle_policy::Phase;
 
 use crate::plan::available_memory_bytes;
 use crate::{EngineError, EngineOptions, MemoryPlan};
@@ -26,8 +25,6 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        options.prefill.check(Phase::Prefill)?;
-        options.decode.check(Phase::Decode)?;
         let info = riffle_model::inspect(path)?;
         let plan = plan(&info, &options)?;
         plan.check(&options)?;

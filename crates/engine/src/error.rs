@@ -33,6 +33,9 @@ pub enum EngineError {
         /// What is allowed.
         requirement: String,
     },
+    /// A profile that cannot be read.
+    #[error("the profile: {0}")]
+    Profile(String),
     /// There was nothing to read.
     #[error("the prompt is empty: give at least one token of text")]
     EmptyPrompt,

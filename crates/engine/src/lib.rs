@@ -35,6 +35,9 @@
 #![forbid(unsafe_code)]
 
 mod attention_step;
+mod audit;
+mod block_means;
+mod chunk;
 mod engine;
 mod error;
 mod generate;
@@ -42,20 +45,24 @@ mod options;
 mod origin;
 mod parse;
 mod plan;
+mod profile;
 mod run;
 mod sampler;
 mod saved;
 mod session;
 mod session_file;
 mod stop;
+mod tiles;
 mod time_left;
 
+pub use audit::{AuditReport, HeadAudit};
 pub use engine::{Engine, plan, with_threads};
 pub use error::EngineError;
 pub use generate::{GenerateOptions, Generation, StopReason};
 pub use options::EngineOptions;
 pub use parse::{parse_bytes, parse_kv_type};
 pub use plan::{MemoryPlan, available_memory_bytes, human_bytes};
+pub use profile::Profile;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use sampler::{Sampler, SamplingOptions};
 pub use session::{PrefillProgress, Session};

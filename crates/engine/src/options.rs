@@ -1,7 +1,7 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
 use riffle_attention::Format;
-use riffle_policy::{PolicyRules, PolicySpec};
+use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::EngineError;
 
@@ -24,6 +24,10 @@ pub struct EngineOptions {
     pub prefill: PolicyRules,
     /// Policies that choose what generated tokens read.
     pub decode: PolicyRules,
+    /// What attention and estimates cost on this machine, for the guards of short prompts.
+    pub cost: CostModel,
+    /// Compare sampled queries with exact attention ([`Session::audit`](crate::Session::audit)).
+    pub audit: bool,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -39,6 +43,8 @@ impl Default for EngineOptions {
             value_format: Format::F16,
             prefill: PolicySpec::full().into(),
             decode: PolicySpec::full().into(),
+            cost: CostModel::default(),
+            audit: false,
             memory_budget_bytes: None,
         }
     }
@@ -48,7 +54,8 @@ impl EngineOptions {
     /// Checks everything that can be checked without a model.
     ///
     /// # Errors
-    /// [`EngineError::Option`] names the option, its value and what is allowed.
+    /// [`EngineError::Option`] names the option, its value and what is allowed; [`EngineError::Policy`] a policy that does
+    /// not choose in its phase, or not with chunks this short.
     pub fn validate(&self) -> Result<(), EngineError> {
         if self.batch_tokens == 0 {
             return Err(EngineError::option("-b", 0, "it must be at least 1 token"));
@@ -69,6 +76,8 @@ impl EngineOptions {
         if self.context_tokens == Some(0) {
             return Err(EngineError::option("--ctx", 0, "it must be at least 1 token"));
         }
+        self.prefill.check(Phase::Prefill, self.chunk_tokens)?;
+        self.decode.check(Phase::Decode, self.chunk_tokens)?;
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use riffle_attention::Format;
 use riffle_kv::CacheShape;
 use riffle_model::ModelConfig;
+use riffle_policy::PolicyShape;
 use serde::Serialize;
 
 use crate::{EngineError, EngineOptions};
@@ -111,10 +112,25 @@ pub(crate) fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Cach
     }
 }
 
+/// What the policies of a model are built for.
+pub(crate) fn policy_shape(config: &ModelConfig, options: &EngineOptions) -> PolicyShape {
+    PolicyShape {
+        layers: config.layers,
+        kv_heads: config.kv_heads,
+        group: config.heads / config.kv_heads,
+        head_dim: config.head_dim,
+        chunk_tokens: options.chunk_tokens,
+    }
+}
+
 /// Bytes of everything a session holds beside weights and pages.
 fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let batch = options.batch_tokens.min(context);
-    let chunk = options.chunk_tokens.min(batch);
+    // Two-phase policies hold the sums of a whole batch at once.
+    let chunk = match options.prefill.has_two_phases() {
+        true => batch,
+        false => options.chunk_tokens.min(batch),
+    };
     let floats = batch * config.hidden_size
         + chunk * config.heads * (config.head_dim + 2)
         + config.hidden_size

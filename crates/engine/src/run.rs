@@ -7,10 +7,14 @@ use std::time::Instant;
 
 use riffle_kv::KvUsage;
 use riffle_model::ChatMessage;
+use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
+use crate::plan::policy_shape;
 use crate::session_file::SessionFile;
-use crate::{Engine, EngineError, GenerateOptions, MemoryPlan, PrefillProgress, Session, SessionReport, StopReason};
+use crate::{
+    AuditReport, Engine, EngineError, GenerateOptions, MemoryPlan, PrefillProgress, Session, SessionReport, StopReason,
+};
 
 /// A prompt and how to answer it.
 #[derive(Debug, Clone)]
@@ -63,6 +67,12 @@ pub struct RunReport {
     pub prefill_policy: String,
     /// The decode policy.
     pub decode_policy: String,
+    /// Contexts shorter than this many tokens were read densely by the prefill policy, which would not have paid.
+    pub prefill_dense_below: usize,
+    /// As well by the decode policy.
+    pub decode_dense_below: usize,
+    /// What was kept of the true attention, where an audit was asked for.
+    pub audit: Option<AuditReport>,
     /// Whether the prompt was wrapped in the model's chat template.
     pub chat_template_applied: bool,
     /// What the KV cache held at the end.
@@ -165,6 +175,7 @@ pub fn run(
     let decoded = session.tokens().len() - prompt_tokens;
     let read = prompt_tokens - reused_tokens;
     let options = engine.options();
+    let shape = policy_shape(engine.model().config(), options);
     Ok(RunReport {
         model: engine.path().display().to_string(),
         text: generation.text,
@@ -182,6 +193,9 @@ pub fn run(
         density: session.density(),
         prefill_policy: options.prefill.to_string(),
         decode_policy: options.decode.to_string(),
+        prefill_dense_below: dense_below(&options.prefill.base, Phase::Prefill, &shape, &options.cost),
+        decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),
+        audit: session.audit(),
         chat_template_applied: prompt.is_some_and(|(_, applied)| applied),
         kv: KvReport::new(engine, &session.usage()),
         session: file.map(|file| file.report),

@@ -9,8 +9,12 @@ use riffle_model::Workspace;
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::attention_step::{LayerAttention, PairCount};
-use crate::plan::cache_shape;
+use crate::audit::{Audit, AuditReport};
+use crate::block_means::BlockMeans;
+use crate::chunk::Step;
+use crate::plan::{cache_shape, policy_shape};
 use crate::sampler::SamplerState;
+use crate::tiles::Heads;
 use crate::{Engine, EngineError};
 
 /// How far a prefill has come.
@@ -43,6 +47,8 @@ pub struct Session {
     workspace: Workspace,
     partials: Vec<Partial>,
     pub(crate) pairs: PairCount,
+    means: BlockMeans,
+    audit: Option<Audit>,
 }
 
 impl Session {
@@ -53,7 +59,8 @@ impl Session {
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
         let options = engine.options();
         let config = engine.model().config();
-        let policies = |rules: &PolicyRules, phase| PolicySet::new(rules, phase, config.layers, config.kv_heads);
+        let shape = policy_shape(config, options);
+        let policies = |rules: &PolicyRules, phase| PolicySet::new(rules, phase, &shape, &options.cost);
         Ok(Self {
             cache: KvCache::new(cache_shape(config, options), Some(engine.plan().kv_bytes))?,
             prefill: policies(&options.prefill, Phase::Prefill)?,
@@ -67,6 +74,8 @@ impl Session {
             workspace: Workspace::new(config, 0),
             partials: Vec::new(),
             pairs: PairCount::default(),
+            means: BlockMeans::default(),
+            audit: options.audit.then(|| Audit::new(config.layers, Heads::of(config))),
             engine: Arc::clone(engine),
         })
     }
@@ -92,6 +101,11 @@ impl Session {
             return 1.0;
         }
         self.pairs.read as f64 / self.pairs.causal as f64
+    }
+
+    /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) is on.
+    pub fn audit(&self) -> Option<AuditReport> {
+        self.audit.as_ref().map(Audit::report)
     }
 
     /// The engine this session runs on.
@@ -182,6 +196,7 @@ impl Session {
         self.cache.truncate(tokens);
         self.prefill.truncate(tokens);
         self.decode.truncate(tokens);
+        self.means.truncate(tokens);
     }
 
     fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
@@ -265,23 +280,29 @@ impl Session {
         // [tokens, hidden]
         self.hidden.resize(batch.len() * config.hidden_size, 0.0);
         model.embed(batch, &mut self.hidden)?;
+        let (policies, watching) = match phase {
+            Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
+            Phase::Decode => (&mut self.decode, None),
+        };
         let mut attention = LayerAttention {
             cache: &mut self.cache,
-            policies: match phase {
-                Phase::Prefill => &mut self.prefill,
-                Phase::Decode => &mut self.decode,
+            policies,
+            watching,
+            means: &mut self.means,
+            step: Step {
+                phase,
+                layers: config.layers,
+                heads: Heads::of(config),
+                total_tokens: goal,
+                page_tokens: engine.options().page_tokens,
+                scale: config.attention_scale,
             },
-            phase,
-            total_tokens: goal,
             window: &|layer| model.window(layer),
-            layers: config.layers,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
             chunk_tokens: engine.options().chunk_tokens,
             options: AttendOptions::new(config.attention_scale).with_soft_cap(config.soft_cap),
             partials: &mut self.partials,
             pairs: &mut self.pairs,
+            audit: self.audit.as_mut(),
             after_chunk,
             failure: None,
         };

@@ -3,7 +3,8 @@
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
 //! - [`needle`]: facts hidden in a long text, exact match, and [`draw_needle_map`], a picture of it;
 //! - [`measure_attention`]: kernel rates beside the machine's ceilings;
-//! - [`measure_model`]: prompt and answer rates at several depths of context.
+//! - [`measure_model`]: prompt and answer rates at several depths of context;
+//! - [`calibrate`]: the cheapest policy that keeps the attention of each head.
 //!
 //! ```no_run
 //! use riffle_engine::{Engine, EngineOptions};
@@ -23,6 +24,7 @@
 #![forbid(unsafe_code)]
 
 mod attention_rates;
+mod calibrate;
 mod error;
 mod logits;
 mod model_rates;
@@ -30,6 +32,7 @@ mod needle;
 mod needle_map;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
+pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use error::EvalError;
 pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, measure_model};

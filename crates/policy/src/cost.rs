@@ -95,29 +95,10 @@ impl CostModel {
     ///
     /// It is a property of the policy, the shape and these constants: nothing is timed.
     pub fn break_even_tokens(&self, policy: &PolicySpec, phase: Phase, shape: &PolicyShape) -> Option<usize> {
-        let Some(work_of) = policy.info().work else {
+        if policy.info().work.is_none() {
             return Some(0);
-        };
-        let pays = |tokens: usize| {
-            let rows = match phase {
-                Phase::Prefill => shape.chunk_tokens.min(tokens),
-                Phase::Decode => 1,
-            };
-            let setting = Setting {
-                rows,
-                group: shape.group,
-                tokens,
-            };
-            let work = work_of(policy.parameters(), &setting);
-            let head_dim = shape.head_dim as f64;
-            let dense_ns = match phase {
-                Phase::Prefill => setting.pairs() * head_dim * self.attend_ns,
-                Phase::Decode => tokens as f64 * head_dim * self.decode_ns,
-            };
-            let estimate_ns =
-                work.scored * head_dim * self.score_ns + work.weighed * self.weigh_ns + work.ranked * self.rank_ns;
-            work.share * dense_ns + estimate_ns < dense_ns
-        };
+        }
+        let pays = |tokens: usize| self.relative_cost(policy, phase, shape, tokens, None) < 1.0;
         // Steps of an eighth of a power of two.
         let grid = (8..21).flat_map(|power| (8..16).map(move |eighth| (1usize << power) / 8 * eighth));
         let mut grid: Vec<usize> = grid.collect();
@@ -128,6 +109,37 @@ impl CostModel {
             Some(0) => None,
             Some(place) => Some(grid[place - 1]),
         }
+    }
+
+    /// What a chunk (or a decode step) at the end of `tokens` costs under the policy, estimate included, as a share of
+    /// reading everything. `share` is the share of the pairs that it reads, where that was measured.
+    pub fn relative_cost(
+        &self,
+        policy: &PolicySpec,
+        phase: Phase,
+        shape: &PolicyShape,
+        tokens: usize,
+        share: Option<f64>,
+    ) -> f64 {
+        let rows = match phase {
+            Phase::Prefill => shape.chunk_tokens.min(tokens),
+            Phase::Decode => 1,
+        };
+        let setting = Setting {
+            rows,
+            group: shape.group,
+            tokens,
+        };
+        let work = policy.info().work.map(|work_of| work_of(policy.parameters(), &setting));
+        let work = work.unwrap_or_default();
+        let head_dim = shape.head_dim as f64;
+        let dense_ns = match phase {
+            Phase::Prefill => setting.pairs() * head_dim * self.attend_ns,
+            Phase::Decode => tokens as f64 * head_dim * self.decode_ns,
+        };
+        let estimate_ns =
+            work.scored * head_dim * self.score_ns + work.weighed * self.weigh_ns + work.ranked * self.rank_ns;
+        share.unwrap_or(work.share) + estimate_ns / dense_ns.max(f64::MIN_POSITIVE)
     }
 
     /// Times the operations on this machine and thread, for about a second.

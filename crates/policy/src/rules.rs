@@ -49,6 +49,11 @@ impl PolicyRules {
         needs.map(|need| need.preferred).max()
     }
 
+    /// Whether a policy attends in two phases, and so holds a whole logical batch at once.
+    pub fn has_two_phases(&self) -> bool {
+        self.preferred_chunk_tokens().is_some()
+    }
+
     /// Every policy that is named, the base first.
     pub fn specs(&self) -> impl Iterator<Item = &PolicySpec> {
         std::iter::once(&self.base).chain(self.rules.iter().map(|rule| &rule.policy))

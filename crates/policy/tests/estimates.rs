@@ -400,8 +400,60 @@ fn certified_reads_the_fewest_tokens_that_hold_the_mass_and_says_what_it_drops()
     }
 }
 
+/// Twilight's choice by its definition: the tokens of the best blocks, scored with keys in four bits.
+fn twilight_tokens(scene: &Scene, p: f64, share: f32, least: usize) -> Vec<usize> {
+    let (block, d) = (16, scene.head_dim);
+    let blocks = scene.tokens.div_ceil(block);
+    let more = ((f64::from(share) * blocks as f64) as usize).max(least);
+    let candidates = quest_blocks(scene, block, more, 1, 2);
+    let forced = |token: usize| token / block < 1 || token / block + 2 > scene.start / block;
+    let key = |token: usize| -> Vec<f32> {
+        let key = &scene.keys[token * d..][..d];
+        if token / 16 * 16 + 16 > scene.tokens {
+            return key.to_vec();
+        }
+        let rounded = key.chunks(16).flat_map(|channels| {
+            let scale = channels.iter().fold(0.0f32, |top, value| top.max(value.abs())) / 7.0;
+            channels.iter().map(move |value| (value / scale).round() * scale)
+        });
+        rounded.collect()
+    };
+    let tokens: Vec<usize> = (0..scene.tokens)
+        .filter(|token| candidates.contains(&(token / block)))
+        .collect();
+    let keys: Vec<Vec<f32>> = tokens.iter().map(|token| key(*token)).collect();
+    let mut chosen = Vec::new();
+    for row in 0..scene.rows {
+        for head in 0..scene.group {
+            let query = &scene.queries[(row * scene.group + head) * d..][..d];
+            let visible = tokens.iter().take_while(|token| **token <= scene.start + row).count();
+            let logits: Vec<f64> = keys[..visible]
+                .iter()
+                .map(|key| dot(query, key) * f64::from(scene.scale))
+                .collect();
+            let best = best_share(&softmax(&logits), p, 0, |place| forced(tokens[place]));
+            chosen.extend(best.into_iter().map(|place| tokens[place]));
+        }
+    }
+    chosen
+}
+
+#[test]
+fn twilight_reads_the_fewest_candidates_that_hold_the_estimated_mass() {
+    for scene in decode_scenes() {
+        for (p, share, least) in [(0.85, 0.25, 2), (0.5, 0.9, 0), (0.99, 0.0, 3)] {
+            let spec = format!("twilight:p={p},candidates={share},least={least},block=16");
+            let chosen = twilight_tokens(&scene, f64::from(p as f32), share, least);
+            assert_mask(&scene, &scene.select(&spec, scene.rows), |_, _, _, key| {
+                chosen.contains(&key)
+            });
+        }
+    }
+}
+
 /// Every policy that looks at keys, in its phase.
-const SPECS: [(&str, Phase); 6] = [
+const SPECS: [(&str, Phase); 7] = [
+    ("twilight:block=16,least=3,candidates=0.2", Phase::Decode),
     ("certified:epsilon=0.2", Phase::Decode),
     ("vertical-slash:budget=0.3,sinks=3,recent=5", Phase::Prefill),
     ("flex:block=16,min_budget=20,gamma=0.7,tau=0", Phase::Prefill),

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 use riffle_attention::{QueryTile, Selection, Span};
-use riffle_policy::{Phase, PolicyError, PolicySpec, SelectContext, build, catalogue};
+use riffle_policy::{
+    CostModel, Phase, PolicyError, PolicyRule, PolicyRules, PolicySet, PolicyShape, PolicySpec, SelectContext, build,
+    catalogue, dense_below,
+};
 
 /// What each query reads, `[rows][start + rows]`, in layer 1 of a prompt of `total` tokens.
 fn mask(spec: &str, phase: Phase, start: usize, rows: usize, total: usize) -> Vec<Vec<bool>> {
@@ -159,10 +162,113 @@ fn misspelled_policies_say_what_there_is() {
         ("streaming:window=1,window=2", &["twice"]),
         ("log-stride:globals=1+x", &["\"1+x\"", "joined by +"]),
         ("log-stride:landmarks=2", &["\"2\"", "from 0 to 1"]),
+        ("h2o:protect=9-3", &["\"9-3\"", "ranges joined by +"]),
+        ("quest:from=soon", &["\"soon\"", "tokens, or auto"]),
     ] {
         let message = text.parse::<PolicySpec>().unwrap_err().to_string();
         for part in parts {
             assert!(message.contains(part), "{text}: no {part:?} in {message}");
         }
     }
+}
+
+const SHAPE: PolicyShape = PolicyShape {
+    layers: 3,
+    kv_heads: 2,
+    group: 4,
+    head_dim: 64,
+    chunk_tokens: 512,
+};
+
+fn context_of(tokens: usize, layer: usize) -> SelectContext<'static> {
+    SelectContext {
+        phase: Phase::Prefill,
+        layer,
+        layers: 3,
+        kv_head: 0,
+        chunk_start: tokens - 1,
+        tokens,
+        total_tokens: tokens,
+        page_tokens: 64,
+        scale: 0.2,
+        pages: &[],
+    }
+}
+
+#[test]
+fn short_sequences_are_read_densely_up_to_the_length_given_or_the_break_even() {
+    let cost = CostModel::default();
+    for info in catalogue() {
+        for phase in [Phase::Prefill, Phase::Decode]
+            .into_iter()
+            .filter(|phase| info.supports(*phase))
+        {
+            let spec: PolicySpec = info.name.parse().unwrap();
+            let from = dense_below(&spec, phase, &SHAPE, &cost);
+            assert_eq!(
+                from,
+                cost.break_even_tokens(&spec, phase, &SHAPE).unwrap_or(0),
+                "{spec}"
+            );
+            assert_eq!(dense_below(&spec.with("from", "7").unwrap(), phase, &SHAPE, &cost), 7);
+        }
+    }
+    // A slower estimate pays later, a free one at once.
+    let vertical: PolicySpec = "vertical-slash".parse().unwrap();
+    let even = |score_ns: f64| CostModel { score_ns, ..cost }.break_even_tokens(&vertical, Phase::Prefill, &SHAPE);
+    assert!(even(1e-9) <= even(cost.score_ns));
+    assert_eq!(even(1e9), None);
+
+    let rules: PolicyRules = "streaming:sinks=2,window=3,from=50".parse().unwrap();
+    assert_eq!(rules.to_string(), "streaming:sinks=2,window=3,from=50");
+    let set = PolicySet::new(&rules, Phase::Prefill, &SHAPE, &cost).unwrap();
+    let data = [0.0; 64];
+    let select = |tokens: usize| {
+        let query = QueryTile {
+            data: &data,
+            rows: 1,
+            row_stride: 64,
+            group: 1,
+            head_dim: 64,
+            start: tokens - 1,
+        };
+        set.layer(1)[0].select(&query, &context_of(tokens, 1))
+    };
+    assert_eq!(select(49), Selection::full(49));
+    assert_eq!(select(50).pair_count(49, 1), 5);
+}
+
+#[test]
+fn rules_give_layers_and_heads_policies_of_their_own() {
+    let streaming = |window: usize| format!("streaming:window={window}").parse::<PolicySpec>().unwrap();
+    let rules = PolicyRules {
+        base: streaming(1),
+        rules: vec![
+            PolicyRule {
+                layers: vec![1..=1],
+                kv_heads: vec![],
+                policy: streaming(2),
+            },
+            PolicyRule {
+                layers: vec![1..=1, 2..=9],
+                kv_heads: vec![1..=1],
+                policy: streaming(3),
+            },
+        ],
+    };
+    let names = [(0, 0, 1), (0, 1, 1), (1, 0, 2), (1, 1, 3), (2, 0, 1), (2, 1, 3)];
+    for (layer, kv_head, window) in names {
+        assert_eq!(*rules.policy(layer, kv_head), streaming(window));
+    }
+    assert_eq!(rules.to_string(), "streaming:sinks=64,window=1 and 2 rules");
+    let refused = PolicyRules {
+        base: PolicySpec::full(),
+        rules: vec![PolicyRule {
+            layers: vec![],
+            kv_heads: vec![0..=0],
+            policy: "quest".parse().unwrap(),
+        }],
+    };
+    let refused = refused.check(Phase::Prefill, 512).unwrap_err();
+    assert!(matches!(refused, PolicyError::UnsupportedPhase { policy: "quest", .. }));
 }

@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub(crate) mod bench;
+pub(crate) mod calibrate;
 pub(crate) mod demo;
 pub(crate) mod eval;
 pub(crate) mod inspect;
@@ -11,30 +12,66 @@ pub(crate) mod run;
 use std::io::{self, Write};
 use std::path::Path;
 
-use riffle_engine::{EngineError, EngineOptions};
+use riffle_engine::{EngineError, EngineOptions, Profile};
+use riffle_policy::PolicyRules;
 use serde::Serialize;
 
 use crate::args::EngineArguments;
 use crate::failure::Failure;
 
 /// The engine's options, as the arguments give them.
-pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOptions, EngineError> {
+pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     let (key_format, value_format) = riffle_engine::parse_kv_type(&arguments.kv_type)?;
     let defaults = EngineOptions::default();
+    let profile = profile(arguments)?;
+    let preferred = profile.prefill.preferred_chunk_tokens();
+    let chunk_tokens = preferred.unwrap_or(defaults.chunk_tokens).min(arguments.batch);
     Ok(EngineOptions {
         context_tokens: arguments.ctx,
         batch_tokens: arguments.batch,
-        chunk_tokens: arguments.chunk.unwrap_or(defaults.chunk_tokens.min(arguments.batch)),
+        chunk_tokens: arguments.chunk.unwrap_or(chunk_tokens),
         page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),
         key_format,
         value_format,
-        prefill: arguments.prefill.parse()?,
-        decode: arguments.decode.parse()?,
+        prefill: profile.prefill,
+        decode: profile.decode,
+        cost: profile.cost,
+        audit: arguments.audit,
         memory_budget_bytes: arguments
             .memory
             .as_deref()
             .map(riffle_engine::parse_bytes)
             .transpose()?,
+    })
+}
+
+/// Policies as the arguments give them: from a file, or one for each phase.
+fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
+    if let Some(path) = &arguments.profile {
+        let profile = read_text(path)?.parse::<Profile>();
+        return profile.map_err(|error| Failure::new(format!("{}: {error}", path.display())));
+    }
+    let h2o = [("local", arguments.h2o_local), ("heavy", arguments.h2o_heavy)];
+    let mut prefill: PolicyRules = match &*arguments.prefill {
+        "full" if h2o.iter().any(|(_, value)| value.is_some()) => "h2o-chunk".parse().map_err(EngineError::from)?,
+        text => text.parse().map_err(EngineError::from)?,
+    };
+    for (parameter, value) in h2o {
+        if let Some(value) = value {
+            if prefill.base.name() != "h2o-chunk" {
+                return Err(Failure::new(format!(
+                    "--h2o-{parameter} belongs to --prefill h2o-chunk, not to {}: leave one of them out",
+                    prefill.base.name()
+                )));
+            }
+            let changed = prefill.base.with(parameter, &value.to_string());
+            prefill.base = changed.map_err(EngineError::from)?;
+        }
+    }
+    Ok(Profile {
+        prefill,
+        decode: arguments.decode.parse().map_err(EngineError::from)?,
+        ..Profile::default()
     })
 }
 

@@ -43,5 +43,6 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
             text += &format!("    {}={}  {}\n", parameter.name, parameter.default, parameter.meaning);
         }
     }
+    text += "every policy\n    from=auto  contexts shorter than this many tokens are read densely; auto is its break-even length\n";
     print(&text)
 }

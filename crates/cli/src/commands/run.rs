@@ -4,7 +4,8 @@ use std::io::Read;
 use std::ops::ControlFlow;
 
 use riffle_engine::{
-    Engine, GenerateOptions, RunEvent, RunReport, RunRequest, SamplingOptions, StopReason, human_bytes, with_threads,
+    AuditReport, Engine, GenerateOptions, RunEvent, RunReport, RunRequest, SamplingOptions, StopReason, human_bytes,
+    with_threads,
 };
 
 use super::{engine_options, grouped, print, print_json, read_text, utf8};
@@ -113,12 +114,17 @@ fn generate_options(engine: &Engine, arguments: &GenerateArguments) -> GenerateO
 /// The closing summary, on standard error so that standard output holds the answer alone.
 fn summarise(report: &RunReport) {
     let kv = &report.kv;
+    // Whoever reads less than everything wants to know when that begins.
+    let guard = |tokens: usize| match tokens {
+        0 => String::new(),
+        tokens => format!(" (from {} tokens on)", grouped(tokens)),
+    };
     eprintln!(
         "
 prompt    {prompt} tokens{read}, first token after {first:.2} s
 answer    {generated} tokens at {decode:.1} tokens/s, ended by {stop}
 KV cache  {tokens} tokens in {pages} pages of {page} ({format}): device {device}, RAM {ram}, disk {disk}
-policies  prefill {prefill_policy}, decode {decode_policy}: {density:.1}% of the query-key pairs read
+policies  prefill {prefill_policy}{prefill_guard}, decode {decode_policy}{decode_guard}: {density:.1}% of the query-key pairs read
 memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {context} tokens; {threads} threads",
         prompt = grouped(report.prompt_tokens),
         read = how_read(report),
@@ -135,6 +141,8 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         disk = human_bytes(kv.disk_bytes),
         prefill_policy = report.prefill_policy,
         decode_policy = report.decode_policy,
+        prefill_guard = guard(report.prefill_dense_below),
+        decode_guard = guard(report.decode_dense_below),
         density = report.density * 100.0,
         weights = human_bytes(report.plan.weights_bytes),
         scratch = human_bytes(report.plan.scratch_bytes),
@@ -152,6 +160,9 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
             save = session.save_ms / 1e3,
         );
     }
+    if let Some(audit) = &report.audit {
+        eprintln!("{}", audit_text(audit));
+    }
 }
 
 fn how_read(report: &RunReport) -> String {
@@ -161,4 +172,23 @@ fn how_read(report: &RunReport) -> String {
         _ if report.reused_tokens == 0 => rate,
         read => format!(", {} of them read{rate}", grouped(read)),
     }
+}
+
+/// What an audit found, in a few lines.
+pub(super) fn audit_text(audit: &AuditReport) -> String {
+    let worst = audit.worst_head.map_or(String::new(), |head| {
+        format!(
+            ", worst head {:.4} (layer {}, head {})",
+            head.mean_mass, head.layer, head.head
+        )
+    });
+    format!(
+        "audit     true mass kept: mean {:.4}, first percentile {:.3}{worst}\n          output error: mean {:.4}, largest {:.3}; {:.1}% of the pairs read; {} samples",
+        audit.mean_mass,
+        audit.first_percentile_mass,
+        audit.mean_output_error,
+        audit.largest_output_error,
+        audit.density * 100.0,
+        audit.samples
+    )
 }

@@ -3,7 +3,7 @@
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use riffle_attention::{PageView, Plane, PlaneMut, QueryTile, Selection, write_keys};
+use riffle_attention::{PageView, Plane, PlaneMut, QueryTile, Selection, write_keys, write_values};
 use riffle_policy::{Phase, PolicySpec, SelectContext, SparsePolicy, build};
 
 /// A chunk of queries at the end of some keys, of one KV head.
@@ -23,7 +23,8 @@ pub(crate) struct Scene {
     /// `[tokens, head_dim]`
     pub(crate) keys: Vec<f32>,
     page_tokens: usize,
-    planes: Vec<Vec<f32>>,
+    /// Keys and values of each page; a token's value is its key.
+    planes: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
 impl Scene {
@@ -68,9 +69,10 @@ impl Scene {
             .keys
             .chunks(page_tokens * d)
             .map(|keys| {
-                let mut plane = vec![f32::NAN; page_tokens * d];
-                write_keys(&mut PlaneMut::F32(&mut plane), d, 0, keys.len() / d, keys, d).unwrap();
-                plane
+                let (mut key_plane, mut value_plane) = (vec![f32::NAN; page_tokens * d], vec![0.0; page_tokens * d]);
+                write_keys(&mut PlaneMut::F32(&mut key_plane), d, 0, keys.len() / d, keys, d).unwrap();
+                write_values(&mut PlaneMut::F32(&mut value_plane), d, 0, keys.len() / d, keys, d).unwrap();
+                (key_plane, value_plane)
             })
             .collect();
         self
@@ -79,11 +81,11 @@ impl Scene {
     pub(crate) fn pages(&self) -> Vec<PageView<'_>> {
         let planes = self.planes.iter().enumerate();
         planes
-            .map(|(number, plane)| PageView {
+            .map(|(number, (keys, values))| PageView {
                 start: number * self.page_tokens,
                 tokens: self.page_tokens.min(self.tokens - number * self.page_tokens),
-                keys: Plane::F32(plane),
-                values: Plane::F32(plane),
+                keys: Plane::F32(keys),
+                values: Plane::F32(values),
             })
             .collect()
     }

@@ -1,0 +1,42 @@
+//! `riffle calibrate`: the cheapest policies that keep the attention of each head.
+
+use std::path::Path;
+
+use riffle_engine::{EngineError, Profile, with_threads};
+use riffle_eval::CalibrateOptions;
+use riffle_policy::{CostModel, PolicySpec};
+
+use super::run::audit_text;
+use super::{engine_options, print, print_json, read_text};
+use crate::args::CalibrateArguments;
+use crate::failure::Failure;
+
+pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
+    let text = read_text(&arguments.file)?;
+    let options = engine_options(&arguments.engine)?;
+    let candidates = arguments.candidate.iter().map(|text| text.parse::<PolicySpec>());
+    let calibration = CalibrateOptions {
+        candidates: candidates.collect::<Result<_, _>>().map_err(EngineError::from)?,
+        target: arguments.target,
+        length: arguments.length,
+        cost: CostModel::measure(),
+    };
+    let report = with_threads(arguments.engine.threads, || {
+        riffle_eval::calibrate(&arguments.model.model, &options, &text, &calibration, &mut |line| {
+            eprintln!("{line}")
+        })
+    })??;
+    write(&arguments.out, &report.profile)?;
+    if arguments.json {
+        return print_json(&report.audit);
+    }
+    print(&format!(
+        "{}\nprofile   {}\n",
+        audit_text(&report.audit),
+        arguments.out.display()
+    ))
+}
+
+fn write(path: &Path, profile: &Profile) -> Result<(), Failure> {
+    std::fs::write(path, profile.to_string()).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}

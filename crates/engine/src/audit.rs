@@ -1,0 +1,323 @@
+//! How much of the true attention a policy keeps, measured while it runs: exact attention for sampled queries.
+
+use riffle_attention::{AttendJob, AttendOptions, KvView, Partial, QueryTile, Selection, attend_batch};
+use riffle_policy::SelectContext;
+use serde::Serialize;
+
+use crate::EngineError;
+use crate::attention_step::PairCount;
+use crate::tiles::{Heads, Tile};
+
+/// Queries of a chunk that are compared with exact attention.
+const SAMPLED_ROWS: usize = 64;
+
+/// Neighbouring queries that are sampled together, so that they share the reading of keys and values.
+const RUN: usize = 8;
+
+/// Steps of the histogram of kept mass, from nothing to all.
+const STEPS: usize = 1000;
+
+/// What was kept, over all sampled queries of all audited layers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AuditReport {
+    /// Sampled (query, head) pairs.
+    pub samples: u64,
+    /// Share of the exact softmax mass that was read, on average.
+    pub mean_mass: f64,
+    /// Share that all but one in a hundred samples exceed.
+    pub first_percentile_mass: f64,
+    /// The head with the lowest mean.
+    pub worst_head: Option<HeadAudit>,
+    /// Mean of ‖output − exact output‖ / ‖exact output‖.
+    pub mean_output_error: f64,
+    /// The largest.
+    pub largest_output_error: f64,
+    /// Share of the causal (query, key) pairs that were read.
+    pub density: f64,
+    /// Every audited query head.
+    pub heads: Vec<HeadAudit>,
+}
+
+/// What one query head kept.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct HeadAudit {
+    /// Its layer.
+    pub layer: usize,
+    /// Its KV head.
+    pub kv_head: usize,
+    /// Its number among the layer's query heads.
+    pub head: usize,
+    /// Sampled queries.
+    pub samples: u64,
+    /// Share of the exact mass that was read, on average.
+    pub mean_mass: f64,
+    /// Share that all but one in a hundred samples exceed.
+    pub first_percentile_mass: f64,
+    /// Mean relative error of the output.
+    pub mean_output_error: f64,
+    /// Share of the causal pairs that its KV head read.
+    pub density: f64,
+}
+
+/// Running sums of one query head.
+#[derive(Clone)]
+struct HeadSums {
+    samples: u64,
+    mass: f64,
+    error: f64,
+    largest_error: f64,
+    pairs: PairCount,
+    /// Samples by kept mass, `[STEPS + 1]`.
+    histogram: Vec<u32>,
+}
+
+/// The audit of one session.
+pub(crate) struct Audit {
+    heads: Heads,
+    /// `[layers, query heads]`; empty until a layer is audited.
+    sums: Vec<Option<HeadSums>>,
+}
+
+/// Log-sum-exp of what the sampled queries of a chunk read.
+pub(crate) struct Kept {
+    runs: Vec<Run>,
+}
+
+/// Sampled rows of one KV head: the tile they lie in, the first row in it, and `[rows, group]` log-sum-exp.
+struct Run {
+    tile: usize,
+    first_row: usize,
+    rows: usize,
+    log_sum_exp: Vec<f32>,
+}
+
+impl Audit {
+    pub(crate) fn new(layers: usize, heads: Heads) -> Self {
+        Self {
+            heads,
+            sums: vec![None; layers * heads.kv_heads * heads.group],
+        }
+    }
+
+    /// Samples what `partials` have read so far: keys alone, before any summary is added.
+    pub(crate) fn kept(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> Kept {
+        let group = self.heads.group;
+        let mut runs = Vec::new();
+        for (number, (tile, partial)) in tiles.iter().zip(partials).enumerate() {
+            let chunk_rows: usize = tiles
+                .iter()
+                .filter(|other| other.kv_head == tile.kv_head)
+                .map(|other| other.queries.rows)
+                .sum();
+            for (first, rows) in sampled_runs(chunk_rows) {
+                // The part of the run that lies in this tile.
+                let from = first.max(tile.first_row);
+                let to = (first + rows).min(tile.first_row + tile.queries.rows);
+                if from >= to {
+                    continue;
+                }
+                let first_row = from - tile.first_row;
+                runs.push(Run {
+                    tile: number,
+                    first_row,
+                    rows: to - from,
+                    log_sum_exp: (first_row..first_row + to - from)
+                        .flat_map(|row| (0..group).map(move |head| partial.log_sum_exp(row, head)))
+                        .collect(),
+                });
+            }
+        }
+        Kept { runs }
+    }
+
+    /// Attends exactly for the sampled queries and takes the comparison in. `output` is the chunk's,
+    /// `[tokens, heads, head_dim]`.
+    pub(crate) fn compare(
+        &mut self,
+        contexts: &[SelectContext<'_>],
+        tiles: &[Tile<'_>],
+        kept: &Kept,
+        counts: &[PairCount],
+        options: &AttendOptions<'_>,
+        output: &[f32],
+    ) -> Result<(), EngineError> {
+        let Some(context) = contexts.first() else { return Ok(()) };
+        let (layer, everything) = (context.layer, Selection::full(context.tokens));
+        let Heads { group, head_dim, .. } = self.heads;
+        let jobs: Vec<AttendJob<'_>> = kept
+            .runs
+            .iter()
+            .map(|run| {
+                let tile = &tiles[run.tile];
+                AttendJob {
+                    queries: QueryTile {
+                        data: &tile.queries.data[run.first_row * tile.queries.row_stride..],
+                        rows: run.rows,
+                        start: tile.queries.start + run.first_row,
+                        ..tile.queries
+                    },
+                    kv: KvView {
+                        head_dim,
+                        pages: contexts[tile.kv_head].pages,
+                    },
+                    selection: &everything,
+                }
+            })
+            .collect();
+        let mut exact: Vec<Partial> = kept
+            .runs
+            .iter()
+            .map(|run| Partial::new(run.rows, group, head_dim))
+            .collect();
+        attend_batch(&jobs, options, &mut exact)?;
+        let width = self.heads.width();
+        let mut expected = Vec::new();
+        for (run, exact) in kept.runs.iter().zip(&exact) {
+            let tile = &tiles[run.tile];
+            expected.resize(run.rows * group * head_dim, 0.0);
+            exact.finish_into(&mut expected, group * head_dim, None)?;
+            for row in 0..run.rows {
+                for head in 0..group {
+                    let mass = f64::from(run.log_sum_exp[row * group + head] - exact.log_sum_exp(row, head)).exp();
+                    let at = (tile.first_row + run.first_row + row) * width + (tile.kv_head * group + head) * head_dim;
+                    let error = relative_error(
+                        &output[at..at + head_dim],
+                        &expected[(row * group + head) * head_dim..][..head_dim],
+                    );
+                    self.sums_of(layer, tile.kv_head * group + head)
+                        .add(mass.min(1.0), error);
+                }
+            }
+        }
+        for (kv_head, count) in counts.iter().enumerate() {
+            for head in 0..group {
+                let pairs = &mut self.sums_of(layer, kv_head * group + head).pairs;
+                pairs.read += count.read;
+                pairs.causal += count.causal;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn report(&self) -> AuditReport {
+        let per_layer = self.heads.kv_heads * self.heads.group;
+        let audited = self
+            .sums
+            .iter()
+            .enumerate()
+            .filter_map(|(at, sums)| Some((at, sums.as_ref()?)));
+        let heads: Vec<HeadAudit> = audited
+            .map(|(at, sums)| HeadAudit {
+                layer: at / per_layer,
+                kv_head: at % per_layer / self.heads.group,
+                head: at % per_layer,
+                samples: sums.samples,
+                mean_mass: sums.mass / sums.samples.max(1) as f64,
+                first_percentile_mass: first_percentile(&sums.histogram),
+                mean_output_error: sums.error / sums.samples.max(1) as f64,
+                density: sums.pairs.read as f64 / sums.pairs.causal.max(1) as f64,
+            })
+            .collect();
+        let mut all = HeadSums::new();
+        for sums in self.sums.iter().flatten() {
+            all.samples += sums.samples;
+            all.mass += sums.mass;
+            all.error += sums.error;
+            all.largest_error = all.largest_error.max(sums.largest_error);
+            all.pairs.read += sums.pairs.read;
+            all.pairs.causal += sums.pairs.causal;
+            all.histogram
+                .iter_mut()
+                .zip(&sums.histogram)
+                .for_each(|(sum, count)| *sum += count);
+        }
+        AuditReport {
+            samples: all.samples,
+            mean_mass: all.mass / all.samples.max(1) as f64,
+            first_percentile_mass: first_percentile(&all.histogram),
+            worst_head: heads.iter().copied().min_by(|a, b| a.mean_mass.total_cmp(&b.mean_mass)),
+            mean_output_error: all.error / all.samples.max(1) as f64,
+            largest_output_error: all.largest_error,
+            density: all.pairs.read as f64 / all.pairs.causal.max(1) as f64,
+            heads,
+        }
+    }
+
+    fn sums_of(&mut self, layer: usize, head: usize) -> &mut HeadSums {
+        let at = layer * self.heads.kv_heads * self.heads.group + head;
+        self.sums[at].get_or_insert_with(HeadSums::new)
+    }
+}
+
+impl HeadSums {
+    fn new() -> Self {
+        Self {
+            samples: 0,
+            mass: 0.0,
+            error: 0.0,
+            largest_error: 0.0,
+            pairs: PairCount::default(),
+            histogram: vec![0; STEPS + 1],
+        }
+    }
+
+    fn add(&mut self, mass: f64, error: f64) {
+        self.samples += 1;
+        self.mass += mass;
+        self.error += error;
+        self.largest_error = self.largest_error.max(error);
+        self.histogram[(mass * STEPS as f64) as usize] += 1;
+    }
+}
+
+/// (first row, rows) of the runs that are sampled of a chunk of `rows`, evenly spread, the last rows among them.
+fn sampled_runs(rows: usize) -> Vec<(usize, usize)> {
+    if rows <= SAMPLED_ROWS {
+        return vec![(0, rows)];
+    }
+    let runs = SAMPLED_ROWS / RUN;
+    (1..=runs).map(|number| (rows * number / runs - RUN, RUN)).collect()
+}
+
+/// The mass that all but one sample in a hundred exceed, rounded down to a step.
+fn first_percentile(histogram: &[u32]) -> f64 {
+    let total: u64 = histogram.iter().map(|count| u64::from(*count)).sum();
+    let mut below = 0;
+    for (step, count) in histogram.iter().enumerate() {
+        below += u64::from(*count);
+        if below * 100 > total {
+            return step as f64 / STEPS as f64;
+        }
+    }
+    1.0
+}
+
+fn relative_error(ours: &[f32], exact: &[f32]) -> f64 {
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+    let difference = square(&mut ours.iter().zip(exact).map(|(a, b)| f64::from(a - b)));
+    let size = square(&mut exact.iter().map(|value| f64::from(*value)));
+    if size > 0.0 { (difference / size).sqrt() } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampled_runs_lie_in_the_chunk_apart_from_each_other_and_hold_its_end() {
+        for rows in [1, 7, 64, 65, 100, 512, 1024] {
+            let runs = sampled_runs(rows);
+            assert!(runs.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+            assert_eq!(runs.last().map(|(first, count)| first + count), Some(rows));
+            assert_eq!(runs.iter().map(|(_, count)| count).sum::<usize>(), rows.min(64));
+        }
+    }
+
+    #[test]
+    fn the_first_percentile_is_what_all_but_one_in_a_hundred_exceed() {
+        let mut sums = HeadSums::new();
+        (0..200).for_each(|n| sums.add(f64::from(n) / 200.0, 0.0));
+        assert_eq!(first_percentile(&sums.histogram), 0.01);
+        assert_eq!(first_percentile(&HeadSums::new().histogram), 1.0);
+    }
+}

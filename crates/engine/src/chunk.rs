@@ -1,0 +1,100 @@
+//! A chunk of a layer: its tiles and what they may read.
+
+use std::ops::Range;
+
+use riffle_attention::{AttendJob, KvView, PageView, Selection};
+use riffle_kv::KvCache;
+use riffle_model::AttentionInput;
+use riffle_policy::{Phase, SelectContext};
+
+use crate::tiles::{Heads, Tile};
+
+/// What all chunks of a batch share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Step {
+    pub(crate) phase: Phase,
+    pub(crate) layers: usize,
+    pub(crate) heads: Heads,
+    /// Tokens the layer will hold when the prompt has been read.
+    pub(crate) total_tokens: usize,
+    pub(crate) page_tokens: usize,
+    pub(crate) scale: f32,
+}
+
+/// One chunk of a layer, ready to be attended to.
+pub(crate) struct Chunk<'a> {
+    pub(crate) layer: usize,
+    pub(crate) group: usize,
+    pub(crate) head_dim: usize,
+    /// The tokens of the batch it holds.
+    pub(crate) tokens: Range<usize>,
+    /// What may be read, by KV head.
+    pub(crate) contexts: Vec<SelectContext<'a>>,
+    /// KV head by KV head.
+    pub(crate) tiles: Vec<Tile<'a>>,
+}
+
+impl<'a> Chunk<'a> {
+    /// Tokens `tokens` of the batch, with the pages of each KV head up to their end.
+    pub(crate) fn new(
+        step: &Step,
+        input: &AttentionInput<'a>,
+        tokens: Range<usize>,
+        pages: &'a [Vec<PageView<'a>>],
+    ) -> Self {
+        let contexts = pages.iter().enumerate().map(|(kv_head, pages)| SelectContext {
+            phase: step.phase,
+            layer: input.layer,
+            layers: step.layers,
+            kv_head,
+            chunk_start: input.start_position + tokens.start,
+            tokens: input.start_position + tokens.end,
+            total_tokens: step.total_tokens,
+            page_tokens: step.page_tokens,
+            scale: step.scale,
+            pages,
+        });
+        Self {
+            layer: input.layer,
+            group: step.heads.group,
+            head_dim: step.heads.head_dim,
+            contexts: contexts.collect(),
+            tiles: step.heads.tiles(input, tokens.clone()),
+            tokens,
+        }
+    }
+
+    pub(crate) fn job<'j>(&'j self, tile: &Tile<'a>, selection: &'j Selection) -> AttendJob<'j> {
+        AttendJob {
+            queries: tile.queries,
+            kv: self.kv(tile),
+            selection,
+        }
+    }
+
+    pub(crate) fn kv(&self, tile: &Tile<'_>) -> KvView<'a> {
+        KvView {
+            head_dim: self.head_dim,
+            pages: self.contexts[tile.kv_head].pages,
+        }
+    }
+}
+
+/// The pages of each KV head, cut at the end of the chunk.
+pub(crate) fn pages<'c>(
+    cache: &'c KvCache,
+    input: &AttentionInput<'_>,
+    heads: Heads,
+    tokens: &Range<usize>,
+) -> Vec<Vec<PageView<'c>>> {
+    let end = input.start_position + tokens.end;
+    let of_head = |kv_head: usize| {
+        let pages = cache.pages(input.layer, kv_head).take_while(|page| page.start < end);
+        let cut = pages.map(|page| PageView {
+            tokens: page.tokens.min(end - page.start),
+            ..page
+        });
+        cut.collect()
+    };
+    (0..heads.kv_heads).map(of_head).collect()
+}
