@@ -162,6 +162,12 @@ fn prompt(seed: u64, tokens: usize, group: usize) -> Scene {
     scene
 }
 
+fn largest_logit(scene: &Scene) -> f64 {
+    (0..scene.rows)
+        .flat_map(|row| (0..scene.group).flat_map(move |head| scene.logits(row, head)))
+        .fold(0.0, |top, logit| logit.abs().max(top))
+}
+
 /// Position, mass and voters.
 type Vote = (usize, f64, f64);
 
@@ -264,11 +270,7 @@ fn important_tokens_survive_across_chunks_and_heads_choose_for_themselves() {
 #[test]
 fn votes_only_grow_are_finite_and_come_once_a_chunk() {
     let mut scene = prompt(6, 330, 2);
-    // Logits in ±100.
-    let largest = (0..scene.rows)
-        .flat_map(|row| scene.logits(row, 0))
-        .fold(0.0f64, |top, logit| top.max(logit.abs()));
-    scene.scale *= (100.0 / largest) as f32;
+    scene.scale *= (100.0 / largest_logit(&scene)) as f32;
     let steps = run(&scene, SMALL, &mut *policy(SMALL));
     let voted = steps.iter().filter(|step| !step.votes.is_empty()).count();
     assert_eq!(voted, steps.len() - 1);
@@ -290,9 +292,11 @@ fn votes_only_grow_are_finite_and_come_once_a_chunk() {
 
 #[test]
 fn fused_phases_equal_one_pass_over_the_chosen_keys() {
-    for (seed, tokens, group, loud) in [(1, 150, 2, 1.0), (2, 95, 1, 1.0), (3, 150, 2, 30.0)] {
+    for (seed, tokens, group, largest) in [(1, 150, 2, 10.0), (2, 95, 1, 5.0), (3, 150, 2, 100.0)] {
         let mut scene = prompt(seed, tokens, group);
-        scene.scale *= loud;
+        scene.scale *= (largest / largest_logit(&scene)) as f32;
+        // A weight is off by as much as its logit was rounded.
+        let tolerance = 1e-5 + 4.0 * largest * f64::from(f32::EPSILON);
         let pages = scene.pages();
         for step in run(&scene, SMALL, &mut *policy(SMALL)) {
             let memory = step.memory.iter().map(|position| Span::new(*position, position + 1));
@@ -300,7 +304,7 @@ fn fused_phases_equal_one_pass_over_the_chosen_keys() {
             let tile = scene.tile(step.rows.start, step.rows.end);
             let exact = reference::attend(&tile, &kv(&scene, &pages), &all, &options(&scene), None).unwrap();
             for (ours, exact) in step.output.iter().zip(&exact.output) {
-                assert!((f64::from(*ours) - exact).abs() < 2e-5, "{ours} for {exact}");
+                assert!((f64::from(*ours) - exact).abs() < tolerance, "{ours} for {exact}");
             }
         }
     }
