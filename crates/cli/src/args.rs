@@ -269,7 +269,7 @@ pub(crate) enum BenchSubject {
     /// Attention kernels beside the machine's arithmetic peak and read bandwidth, measured in the same run
     Attention(BenchAttentionArguments),
     /// A model's prompt and answer rates at several depths of context
-    Model(BenchModelArguments),
+    Model(Box<BenchModelArguments>),
 }
 
 #[derive(Debug, Args)]
