@@ -1,5 +1,5 @@
-//! Rates of every weight format beside what the machine can do, measured in the same run:
-//! `cargo run --release -p riffle-linear --example rates [-- SIZE..]`
+//! Rates of weight formats beside what the machine can do, measured in turns in the same run:
+//! `cargo run --release -p riffle-linear --example rates [-- SIZE.. FORMAT..]`
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -7,17 +7,20 @@ use std::time::Instant;
 use riffle_linear::{PackedMatrix, WeightFormat};
 
 fn main() {
-    let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|size| size.parse().ok()).collect();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let sizes: Vec<usize> = words.iter().filter_map(|word| word.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![2048, 4096] } else { sizes };
+    let named = |format: &WeightFormat| words.iter().any(|word| word == format.name());
+    let all = !WeightFormat::ALL.iter().any(named);
     let peak = multiply_add_peak();
-    let bandwidth = read_bandwidth();
+    let mut memory = Memory::new();
     println!("threads {}", rayon::current_num_threads());
-    println!("multiply-add peak, f32: {peak:.0} GFLOP/s · reading memory: {bandwidth:.1} GB/s");
+    println!("multiply-add peak, f32: {peak:.0} GFLOP/s");
     println!(
         "{:>6} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9}",
-        "format", "size", "tokens", "µs", "GFLOP/s", "GB/s", "of peak"
+        "format", "size", "tokens", "µs", "GFLOP/s", "GB/s", "of limit"
     );
-    for &format in WeightFormat::ALL {
+    for &format in WeightFormat::ALL.iter().filter(|format| all || named(format)) {
         for &size in &sizes {
             let row_bytes = size / format.block_weights() * format.block_bytes();
             // Small numbers in every format: the rates do not depend on the values.
@@ -33,38 +36,50 @@ fn main() {
                 let input: Vec<f32> = (0..tokens * size).map(|index| (index % 17) as f32 - 8.0).collect();
                 let mut output = vec![0.0; tokens * size];
                 let mut next = 0;
-                let seconds = best_seconds(|| {
+                let mut product = || {
                     matrices[next % copies].matmul(black_box(&input), black_box(&mut output));
                     next += 1;
+                };
+                // One token is bound by memory, whose rate changes with what else the machine does: they take turns.
+                let mut read_seconds = f64::INFINITY;
+                let seconds = best_seconds(|| {
+                    if tokens == 1 {
+                        read_seconds = read_seconds.min(seconds_of(|| memory.read_part()));
+                    }
+                    seconds_of(&mut product)
                 });
                 let rate = 2.0 * (tokens * size * size) as f64 / seconds / 1e9;
+                let bytes_rate = bytes.len() as f64 / seconds;
+                let share = match tokens {
+                    1 => bytes_rate / (PART_BYTES as f64 / read_seconds),
+                    _ => rate / peak,
+                };
                 println!(
                     "{:>6} {size:>6} {tokens:>7} {:>9.1} {rate:>9.1} {:>9.1} {:>8.0}%",
                     format.name(),
                     seconds * 1e6,
-                    bytes.len() as f64 / seconds / 1e9,
-                    100.0
-                        * if tokens == 1 {
-                            bytes.len() as f64 / seconds / 1e9 / bandwidth
-                        } else {
-                            rate / peak
-                        },
+                    bytes_rate / 1e9,
+                    100.0 * share
                 );
             }
         }
     }
 }
 
-/// The fastest of some repetitions: other programs only ever slow a run down.
-fn best_seconds(mut work: impl FnMut()) -> f64 {
+fn seconds_of(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
     work();
+    start.elapsed().as_secs_f64()
+}
+
+/// The fastest of some repetitions: other programs only ever slow a run down.
+fn best_seconds(mut seconds: impl FnMut() -> f64) -> f64 {
+    seconds();
     let begin = Instant::now();
     let mut best = f64::INFINITY;
     let mut runs = 0;
-    while runs < 5 || begin.elapsed().as_secs_f64() < 0.4 {
-        let start = Instant::now();
-        work();
-        best = best.min(start.elapsed().as_secs_f64());
+    while runs < 5 || begin.elapsed().as_secs_f64() < 0.5 {
+        best = best.min(seconds());
         runs += 1;
     }
     best
@@ -74,7 +89,9 @@ fn best_seconds(mut work: impl FnMut()) -> f64 {
 fn multiply_add_peak() -> f64 {
     const STEPS: usize = 1 << 20;
     let seconds = best_seconds(|| {
-        rayon::broadcast(|_| black_box(spin(STEPS)));
+        seconds_of(|| {
+            rayon::broadcast(|_| black_box(spin(STEPS)));
+        })
     });
     2.0 * (STEPS * CHAINS * rayon::current_num_threads()) as f64 * 16.0 / seconds / 1e9
 }
@@ -138,24 +155,30 @@ fn spin_plain(steps: usize) -> f32 {
 /// Long enough to time, short enough that some pass is not interrupted.
 const PART_BYTES: usize = 32 << 20;
 
-/// GB/s of reading 512 MiB in huge pages, a part at a time, with every thread.
-fn read_bandwidth() -> f64 {
-    let mut mapping = memmap2::MmapMut::map_anon(512 << 20).expect("memory for the bandwidth test");
-    #[cfg(target_os = "linux")]
-    let _ = mapping.advise(memmap2::Advice::HugePage);
-    mapping.fill(1);
-    let data: &[u64] = bytemuck::cast_slice(&mapping);
-    let threads = rayon::current_num_threads();
-    let mut parts_read = data.chunks_exact(PART_BYTES / 8).cycle();
-    let seconds = best_seconds(|| {
-        let data = parts_read.next().expect("the data is longer than a part");
-        let parts = rayon::broadcast(|thread| {
-            let part = data.len() / threads;
-            read(&data[thread.index() * part..][..part])
-        });
-        black_box(parts);
-    });
-    PART_BYTES as f64 / seconds / 1e9
+/// 512 MiB in huge pages, read a part at a time with every thread.
+struct Memory {
+    mapping: memmap2::MmapMut,
+    part: usize,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        let mut mapping = memmap2::MmapMut::map_anon(512 << 20).expect("memory for the bandwidth test");
+        #[cfg(target_os = "linux")]
+        let _ = mapping.advise(memmap2::Advice::HugePage);
+        mapping.fill(1);
+        Memory { mapping, part: 0 }
+    }
+
+    fn read_part(&mut self) {
+        let parts: Vec<&[u8]> = self.mapping.chunks_exact(PART_BYTES).collect();
+        let words: &[u64] = bytemuck::cast_slice(parts[self.part % parts.len()]);
+        self.part += 1;
+        let share = words.len() / rayon::current_num_threads();
+        black_box(rayon::broadcast(|thread| {
+            read(&words[thread.index() * share..][..share])
+        }));
+    }
 }
 
 fn read(words: &[u64]) -> u64 {

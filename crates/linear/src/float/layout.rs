@@ -1,5 +1,7 @@
 //! `[outputs / 64][inputs][64]`, the last group narrowed to the 16-output blocks it needs and padded with zeros.
 
+use rayon::prelude::*;
+
 use super::{Element, GROUP, GROUP_BLOCKS};
 use crate::LANES;
 
@@ -23,25 +25,25 @@ pub(crate) fn group<E: Element>(packed: &[u8], outputs: usize, inputs: usize, fi
 /// Rearranges `source`, row-major little-endian `[outputs, inputs]`, into `packed`.
 pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
     let bytes = size_of::<E::Bits>();
-    for first in (0..outputs).step_by(GROUP) {
-        let rows = (outputs - first).min(GROUP);
-        let width = rows.next_multiple_of(LANES);
-        let group = &mut packed[first * inputs * bytes..][..width * inputs * bytes];
-        let source = &source[first * inputs * bytes..][..rows * inputs * bytes];
-        // A few inputs of all rows at a time: both sides stay in cache.
-        for start in (0..inputs).step_by(32) {
-            let end = (start + 32).min(inputs);
-            for (row, values) in source.chunks_exact(inputs * bytes).enumerate() {
-                for input in start..end {
-                    let to = (input * width + row) * bytes;
-                    group[to..to + bytes].copy_from_slice(&values[input * bytes..][..bytes]);
+    let groups = packed[..outputs.next_multiple_of(LANES) * inputs * bytes].par_chunks_mut(GROUP * inputs * bytes);
+    groups
+        .zip(source.par_chunks(GROUP * inputs * bytes))
+        .for_each(|(group, source)| {
+            let width = group.len() / (inputs * bytes);
+            // A few inputs of all rows at a time: both sides stay in cache.
+            for start in (0..inputs).step_by(32) {
+                let end = (start + 32).min(inputs);
+                for (row, values) in source.chunks_exact(inputs * bytes).enumerate() {
+                    for input in start..end {
+                        let to = (input * width + row) * bytes;
+                        group[to..to + bytes].copy_from_slice(&values[input * bytes..][..bytes]);
+                    }
                 }
             }
-        }
-        if cfg!(target_endian = "big") {
-            group.chunks_exact_mut(bytes).for_each(<[u8]>::reverse);
-        }
-    }
+            if cfg!(target_endian = "big") {
+                group.chunks_exact_mut(bytes).for_each(<[u8]>::reverse);
+            }
+        });
 }
 
 /// Writes row `row` as f32.

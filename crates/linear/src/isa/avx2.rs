@@ -3,15 +3,15 @@
 use core::arch::x86_64::*;
 
 use super::float::float_kernels;
-use super::quant::quant_kernels;
+use super::quant::{for_stretches, quant_kernels, share};
 use crate::LANES;
-use crate::float::{Element, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape};
+use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
+use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, half_bits};
 
 type Block = [__m256; 2];
 
 float_kernels!("avx2,fma,f16c", 4, 1, 1);
-quant_kernels!("avx2,fma,f16c");
+quant_kernels!("avx2,fma,f16c", few_tokens);
 
 #[inline]
 #[target_feature(enable = "avx2")]

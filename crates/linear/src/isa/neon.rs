@@ -3,15 +3,15 @@
 use core::arch::aarch64::*;
 
 use super::float::float_kernels;
-use super::quant::quant_kernels;
+use super::quant::{for_stretches, quant_kernels, share};
 use crate::LANES;
-use crate::float::{Element, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape};
+use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
+use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, half_bits};
 
 type Block = [float32x4_t; 4];
 
 float_kernels!("neon", 4, 1, 1);
-quant_kernels!("neon");
+quant_kernels!("neon", few_tokens);
 
 #[inline]
 #[target_feature(enable = "neon")]

@@ -1,9 +1,36 @@
 //! What the instruction sets share for quantised weights, around their own `stretches`.
 
+use crate::LANES;
+use crate::quant::{Quant, STRETCH};
+
+/// The part of a block whose successor, some way ahead, is asked for beside a stretch: a burst for the whole block would
+/// overrun the buffers that wait for memory.
+#[inline(always)]
+pub(super) fn share<Q: Quant>(block: &[u8], stretch: usize) -> &[u8] {
+    let bytes = (LANES * Q::BYTES).div_ceil(Q::WEIGHTS / STRETCH);
+    &block[stretch * bytes..(stretch * bytes + bytes).min(LANES * Q::BYTES)]
+}
+
+/// Repeats code for each stretch of a block, whose index is a constant there: shifts and places become constants too.
+macro_rules! for_stretches {
+    ($quant:ty, $index:ident => $body:block) => {
+        for_stretches!(@ $index $body 0);
+        if <$quant>::WEIGHTS == 8 * STRETCH {
+            for_stretches!(@ $index $body 1 2 3 4 5 6 7);
+        }
+    };
+    (@ $index:ident $body:block $($value:literal)*) => {
+        $({ const $index: usize = $value; $body })*
+    };
+}
+
+pub(super) use for_stretches;
+
 /// Expands to `quantise`, `expand` and `quant_tile` for an instruction set that has `prefetch` and
-/// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7.
+/// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7. `$one_token` names
+/// what multiplies one token: `few_tokens`, which it expands to as well, or a function of the instruction set's own.
 macro_rules! quant_kernels {
-    ($features:literal) => {
+    ($features:literal, $one_token:ident) => {
         #[target_feature(enable = $features)]
         pub(super) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
             crate::quant::quantise(values, shape, blocks);
@@ -13,18 +40,35 @@ macro_rules! quant_kernels {
         pub(super) fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
             let blocks = weights.chunks_exact(LANES * Q::BYTES);
             for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
-                // A share for each stretch: a burst would overrun the buffers that wait for memory.
-                let mut shares = block.chunks((LANES * Q::BYTES).div_ceil(Q::WEIGHTS / STRETCH));
-                for (stretch, expanded) in expanded.iter_mut().enumerate() {
-                    prefetch(shares.next().unwrap_or_default());
-                    Q::expand(block, stretch, expanded);
-                }
+                let halves = widen_halves::<Q>(block);
+                for_stretches!(Q, INDEX => {
+                    prefetch(share::<Q>(block, INDEX));
+                    Q::expand(block, INDEX, &halves, &mut expanded[INDEX]);
+                });
+            }
+        }
+
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn widen_halves<Q: Quant>(block: &[u8]) -> Halves {
+            let [scale, minimum] = Q::HALVES;
+            [
+                store(load::<F16>(&half_bits(block, scale))),
+                store(load::<F16>(&half_bits(block, minimum))),
+            ]
+        }
+
+        #[target_feature(enable = $features)]
+        pub(super) fn quant_pass<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+            match rows.len() {
+                1 => $one_token::<Q>(weights, rows, sums),
+                _ => few_tokens::<Q>(weights, rows, sums),
             }
         }
 
         /// Few tokens: a few stretches at a time are unpacked and used at once, so that memory never waits.
         #[target_feature(enable = $features)]
-        pub(super) fn quant_pass<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+        fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
             const STRETCHES: usize = 8;
             let mut expanded = [Expanded::default(); STRETCHES];
             let bytes = STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;

@@ -1,8 +1,8 @@
 //! Plain code: defines what every other instruction set must compute, to the bit.
 
 use crate::LANES;
-use crate::float::{Element, GroupSums, PANEL};
-use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape};
+use crate::float::{Element, F16, GroupSums, PANEL};
+use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape, half_bits};
 
 pub(super) fn float_tile<E: Element>(
     weights: &[[E::Bits; LANES]],
@@ -43,8 +43,9 @@ pub(super) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlo
 pub(super) fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
     let blocks = weights.chunks_exact(LANES * Q::BYTES);
     for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
+        let halves = Q::HALVES.map(|offset| half_bits(block, offset).map(F16::widen));
         for (stretch, expanded) in expanded.iter_mut().enumerate() {
-            Q::expand(block, stretch, expanded);
+            Q::expand(block, stretch, &halves, expanded);
         }
     }
 }

@@ -48,11 +48,14 @@ pub(crate) fn bytes(block: &[u8], offset: usize, index: usize) -> &[u8; LANES] {
     array(&block[LANES * (offset + index)..])
 }
 
-/// A binary16 of 16 rows, widened.
+/// The binary16 numbers of a block of 16 rows, widened: its scales, and its minimums or the scales again.
+pub(crate) type Halves = [[f32; LANES]; 2];
+
+/// A binary16 of 16 rows, as bits.
 #[inline(always)]
-pub(crate) fn halves(block: &[u8], offset: usize) -> [f32; LANES] {
+pub(crate) fn half_bits(block: &[u8], offset: usize) -> [u16; LANES] {
     let pairs: &[u8; 2 * LANES] = array(&block[LANES * offset..]);
-    core::array::from_fn(|row| f16_to_f32(u16::from_le_bytes([pairs[2 * row], pairs[2 * row + 1]])))
+    core::array::from_fn(|row| u16::from_le_bytes([pairs[2 * row], pairs[2 * row + 1]]))
 }
 
 /// The same binary16 in a row's own block.

@@ -1,6 +1,6 @@
 //! Blocks of 256 weights with scales of scales: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 
-use super::expanded::{Expanded, bytes, half, halves, words};
+use super::expanded::{Expanded, Halves, bytes, half, words};
 use super::{Field, Quant, Shape, field};
 use crate::LANES;
 
@@ -19,6 +19,7 @@ impl Quant for Q2K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 84;
     const FIELDS: &[Field] = &[field(0, 16, 1), field(16, 64, 4), field(80, 2, 2), field(82, 2, 2)];
+    const HALVES: [usize; 2] = [80, 82];
     const SHAPE: Shape = Shape {
         center: 0,
         halves: true,
@@ -26,8 +27,8 @@ impl Quant for Q2K {
     };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, expanded: &mut Expanded) {
-        let (scale, minimum) = (halves(block, 80), halves(block, 82));
+    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        let [scale, minimum] = halves;
         for part in 0..2 {
             let pairs = bytes(block, 0, 2 * stretch + part);
             for row in 0..LANES {
@@ -56,6 +57,7 @@ impl Quant for Q3K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 110;
     const FIELDS: &[Field] = &[field(0, 32, 4), field(32, 64, 4), field(96, 12, 1), field(108, 2, 2)];
+    const HALVES: [usize; 2] = [108, 108];
     const SHAPE: Shape = Shape {
         center: 4,
         halves: true,
@@ -63,8 +65,8 @@ impl Quant for Q3K {
     };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, expanded: &mut Expanded) {
-        let scale = halves(block, 108);
+    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        let [scale, _] = halves;
         for part in 0..2 {
             let index = 2 * stretch + part;
             let (low, high) = (bytes(block, 96, index % 8), bytes(block, 96, 8 + index % 4));
@@ -99,6 +101,7 @@ impl Quant for Q4K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 144;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 12, 1), field(16, 128, 4)];
+    const HALVES: [usize; 2] = [0, 2];
     const SHAPE: Shape = Shape {
         center: 0,
         halves: false,
@@ -106,8 +109,8 @@ impl Quant for Q4K {
     };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, expanded: &mut Expanded) {
-        scales_and_minimums(block, stretch, expanded);
+    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        scales_and_minimums(block, stretch, halves, expanded);
         let shift = 4 * (stretch % 2);
         for group in 0..8 {
             let pairs = words(block, 16, 8 * (stretch / 2) + group);
@@ -135,6 +138,7 @@ impl Quant for Q5K {
         field(16, 32, 4),
         field(48, 128, 4),
     ];
+    const HALVES: [usize; 2] = [0, 2];
     const SHAPE: Shape = Shape {
         center: 0,
         halves: false,
@@ -142,8 +146,8 @@ impl Quant for Q5K {
     };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, expanded: &mut Expanded) {
-        scales_and_minimums(block, stretch, expanded);
+    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        scales_and_minimums(block, stretch, halves, expanded);
         let shift = 4 * (stretch % 2);
         for group in 0..8 {
             let pairs = words(block, 48, 8 * (stretch / 2) + group);
@@ -169,6 +173,7 @@ impl Quant for Q6K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 210;
     const FIELDS: &[Field] = &[field(0, 128, 4), field(128, 64, 4), field(192, 16, 1), field(208, 2, 2)];
+    const HALVES: [usize; 2] = [208, 208];
     const SHAPE: Shape = Shape {
         center: 32,
         halves: true,
@@ -176,8 +181,8 @@ impl Quant for Q6K {
     };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, expanded: &mut Expanded) {
-        let scale = halves(block, 208);
+    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        let [scale, _] = halves;
         for part in 0..2 {
             let signed = bytes(block, 192, 2 * stretch + part);
             for row in 0..LANES {
@@ -210,8 +215,7 @@ impl Quant for Q6K {
 
 /// The scale and minimum of a stretch in Q4_K and Q5_K, for 16 rows.
 #[inline(always)]
-fn scales_and_minimums(block: &[u8], stretch: usize, expanded: &mut Expanded) {
-    let (scale, minimum) = (halves(block, 0), halves(block, 2));
+fn scales_and_minimums(block: &[u8], stretch: usize, [scale, minimum]: &Halves, expanded: &mut Expanded) {
     for row in 0..LANES {
         let (six, six_minimum) = six_bit_pair(stretch, |byte| bytes(block, 4, byte)[row]);
         expanded.scales[0][row] = scale[row] * f32::from(six);

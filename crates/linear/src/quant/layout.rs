@@ -1,5 +1,7 @@
 //! `[outputs / 16][inputs / block][field][unit][16]`: the bytes of a GGUF block, interleaved over 16 rows.
 
+use rayon::prelude::*;
+
 use super::Quant;
 use crate::LANES;
 
@@ -7,24 +9,24 @@ use crate::LANES;
 pub(crate) fn pack<Q: Quant>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
     let blocks = inputs / Q::WEIGHTS;
     let row_bytes = blocks * Q::BYTES;
-    let mut arranged = vec![0; Q::BYTES];
-    for (rows, band) in source
-        .chunks(LANES * row_bytes)
-        .zip(packed.chunks_exact_mut(LANES * row_bytes))
-    {
-        for (row, blocks) in rows.chunks_exact(row_bytes).enumerate() {
-            for (block, to) in blocks
-                .chunks_exact(Q::BYTES)
-                .zip(band.chunks_exact_mut(LANES * Q::BYTES))
-            {
-                arranged.copy_from_slice(block);
-                Q::arrange(&mut arranged);
-                for (from, place, unit) in units::<Q>(row) {
-                    to[place..place + unit].copy_from_slice(&arranged[from..from + unit]);
+    let bands = packed.par_chunks_exact_mut(LANES * row_bytes);
+    bands
+        .zip(source.par_chunks(LANES * row_bytes))
+        .for_each(|(band, rows)| {
+            let mut arranged = vec![0; Q::BYTES];
+            for (row, blocks) in rows.chunks_exact(row_bytes).enumerate() {
+                for (block, to) in blocks
+                    .chunks_exact(Q::BYTES)
+                    .zip(band.chunks_exact_mut(LANES * Q::BYTES))
+                {
+                    arranged.copy_from_slice(block);
+                    Q::arrange(&mut arranged);
+                    for (from, place, unit) in units::<Q>(row) {
+                        to[place..place + unit].copy_from_slice(&arranged[from..from + unit]);
+                    }
                 }
             }
-        }
-    }
+        });
     debug_assert_eq!(source.len(), outputs * row_bytes);
 }
 

@@ -10,7 +10,7 @@ mod plain_blocks;
 mod tests;
 
 pub(crate) use activation::{ActivationBlock, quantise};
-pub(crate) use expanded::Expanded;
+pub(crate) use expanded::{Expanded, Halves, half_bits};
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use layout::{pack, row_into};
 pub(crate) use multiply::multiply;
@@ -54,10 +54,12 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     const BYTES: usize;
     /// All bytes of a block, in order.
     const FIELDS: &[Field];
+    /// Where a block's scale and minimum lie, both binary16; the scale twice where there is no minimum.
+    const HALVES: [usize; 2];
     const SHAPE: Shape;
 
     /// Unpacks stretch `stretch` of 16 rows from their interleaved block.
-    fn expand(block: &[u8], stretch: usize, expanded: &mut Expanded);
+    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded);
 
     /// The weights of one block as the file holds it, each operation rounded as in ggml.
     fn dequantise(block: &[u8], weights: &mut [f32]);

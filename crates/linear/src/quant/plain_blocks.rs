@@ -1,6 +1,6 @@
 //! Blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 
-use super::expanded::{Expanded, half, halves, words};
+use super::expanded::{Expanded, Halves, half, words};
 use super::{Field, Quant, Shape, field};
 
 #[derive(Clone, Copy)]
@@ -32,11 +32,12 @@ impl Quant for Q4_0 {
     const WEIGHTS: usize = 32;
     const BYTES: usize = 18;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 16, 4)];
+    const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = centered(8);
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
-        expanded.scales[0] = halves(block, 0);
+    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        expanded.scales[0] = halves[0];
         nibbles(block, 2, expanded);
     }
 
@@ -52,12 +53,13 @@ impl Quant for Q4_1 {
     const WEIGHTS: usize = 32;
     const BYTES: usize = 20;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 16, 4)];
+    const HALVES: [usize; 2] = [0, 2];
     const SHAPE: Shape = WITH_MINIMUMS;
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
-        expanded.scales[0] = halves(block, 0);
-        expanded.minimums[0] = halves(block, 2).map(|offset| -offset);
+    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        expanded.scales[0] = halves[0];
+        expanded.minimums[0] = halves[1].map(|offset| -offset);
         nibbles(block, 4, expanded);
     }
 
@@ -73,11 +75,12 @@ impl Quant for Q5_0 {
     const WEIGHTS: usize = 32;
     const BYTES: usize = 22;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 4, 4), field(6, 16, 4)];
+    const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = centered(16);
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
-        expanded.scales[0] = halves(block, 0);
+    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        expanded.scales[0] = halves[0];
         nibbles_and_bits(block, 6, 2, expanded);
     }
 
@@ -102,12 +105,13 @@ impl Quant for Q5_1 {
     const WEIGHTS: usize = 32;
     const BYTES: usize = 24;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 4, 4), field(8, 16, 4)];
+    const HALVES: [usize; 2] = [0, 2];
     const SHAPE: Shape = WITH_MINIMUMS;
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
-        expanded.scales[0] = halves(block, 0);
-        expanded.minimums[0] = halves(block, 2).map(|offset| -offset);
+    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        expanded.scales[0] = halves[0];
+        expanded.minimums[0] = halves[1].map(|offset| -offset);
         nibbles_and_bits(block, 8, 4, expanded);
     }
 
@@ -132,11 +136,12 @@ impl Quant for Q8_0 {
     const WEIGHTS: usize = 32;
     const BYTES: usize = 34;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 4)];
+    const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = centered(128);
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
-        expanded.scales[0] = halves(block, 0);
+    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        expanded.scales[0] = halves[0];
         for group in 0..8 {
             let signed = words(block, 2, group);
             expanded.set(group, |lane| signed[lane] ^ 0x80);
