@@ -98,6 +98,12 @@ pub(crate) struct RunArguments {
     /// begin with alike is not read again
     #[arg(long, value_name = "F")]
     pub(crate) session: Option<PathBuf>,
+    /// Keep beginnings of prompts in this folder and do not read them again: not in another process either
+    #[arg(long, value_name = "DIR")]
+    pub(crate) prefix_cache: Option<PathBuf>,
+    /// Bytes of pages in --prefix-cache at most; those used longest ago go first [default: 8G]
+    #[arg(long, value_name = "BYTES", requires = "prefix_cache")]
+    pub(crate) prefix_cache_budget: Option<String>,
     /// Go on with the session's answer where it ended, without a prompt
     #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"])]
     pub(crate) continues: bool,

@@ -88,3 +88,34 @@ fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
     std::fs::create_dir(&path).expect("a folder");
     fails(&["--prompt", prompt], &["cannot read", text(&path)]);
 }
+
+#[test]
+fn a_second_question_about_a_text_starts_at_once_in_another_process() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("prefixes");
+    let text_of_book = "And it came to pass in those days, that ".repeat(200);
+    let ask = |question: &str, cached: bool| {
+        let prompt = format!("{text_of_book}{question}");
+        let cached: &[&str] = if cached { &["--prefix-cache", text(&cache)] } else { &[] };
+        report(&[&["--prompt", &prompt, "-n", "8"][..], cached].concat())
+    };
+    let first = ask("Who went up to the city?", true);
+    assert_eq!(first["prefix_cache"]["found_tokens"], 0);
+    let second = ask("What was the name of the king?", true);
+    let tokens = second["prompt_tokens"].as_u64().expect("tokens");
+    let found = second["prefix_cache"]["found_tokens"].as_u64().expect("tokens");
+    assert!(found + 512 + 256 > tokens && found % 512 == 0, "{found} of {tokens}");
+    assert_eq!(second["text"], ask("What was the name of the king?", false)["text"]);
+
+    let output = run_shipped(&[
+        "--prompt",
+        "x",
+        "--prefix-cache",
+        text(&cache),
+        "--prefix-cache-budget",
+        "1Q",
+    ]);
+    assert_refused(&output, 1, &["--prefix-cache-budget", "1Q"]);
+    let output = run_shipped(&["--prompt", "x", "--prefix-cache", "/dev/null/x"]);
+    assert_refused(&output, 1, &["cannot create", "/dev/null/x"]);
+}

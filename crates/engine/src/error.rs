@@ -79,6 +79,11 @@ pub enum EngineError {
         /// Tokens that the session and the prompt begin with alike.
         shared: usize,
     },
+    /// A prefix cache beside a policy that learns from the queries it sees.
+    #[error(
+        "--prefix-cache cannot serve policy {0}, which needs to have seen every query: use another policy, or --session"
+    )]
+    PrefixPolicy(String),
     /// Nothing to go on from.
     #[error("{} holds no answer to go on with: give --session a file that a run has saved, or give a prompt", path.display())]
     NothingToContinue {

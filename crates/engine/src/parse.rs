@@ -34,10 +34,10 @@ pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
 ///
 /// # Errors
 /// [`EngineError::Option`] shows the spelling.
-pub fn parse_bytes(text: &str) -> Result<u64, EngineError> {
+pub fn parse_bytes(option: &'static str, text: &str) -> Result<u64, EngineError> {
     let bad = || {
         EngineError::option(
-            "--memory",
+            option,
             format!("{text:?}"),
             "it must be a number of bytes with an optional unit, e.g. 900M or 1.5G",
         )
@@ -78,11 +78,11 @@ mod tests {
 
     #[test]
     fn bytes_take_binary_units_and_refuse_the_rest() {
-        assert_eq!(parse_bytes("4096").unwrap(), 4096);
-        assert_eq!(parse_bytes("1.5G").unwrap(), 3 << 29);
-        assert_eq!(parse_bytes("900MiB").unwrap(), 900 << 20);
+        assert_eq!(parse_bytes("--memory", "4096").unwrap(), 4096);
+        assert_eq!(parse_bytes("--memory", "1.5G").unwrap(), 3 << 29);
+        assert_eq!(parse_bytes("--memory", "900MiB").unwrap(), 900 << 20);
         for bad in ["", "G", "-1", "1X", "nan", "inf", "1e300"] {
-            assert!(parse_bytes(bad).is_err(), "{bad}");
+            assert!(parse_bytes("--memory", bad).is_err(), "{bad}");
         }
     }
 }

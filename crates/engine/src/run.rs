@@ -11,6 +11,7 @@ use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
 use crate::plan::policy_shape;
+use crate::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
 use crate::session_file::SessionFile;
 use crate::{
     AuditReport, Engine, EngineError, GenerateOptions, MemoryPlan, PrefillProgress, Session, SessionReport, StopReason,
@@ -29,6 +30,8 @@ pub struct RunRequest {
     pub generate: GenerateOptions,
     /// A file the session is restored from, if it is there, and saved to.
     pub session: Option<PathBuf>,
+    /// Where beginnings that were read before are looked up, and this prompt's beginning is kept.
+    pub prefix_cache: Option<PrefixCacheOptions>,
 }
 
 /// What happens while a run is under way. Breaking ends the run.
@@ -79,6 +82,8 @@ pub struct RunReport {
     pub kv: KvReport,
     /// The session's file, where there is one.
     pub session: Option<SessionReport>,
+    /// The prefix cache, where there is one.
+    pub prefix_cache: Option<PrefixReport>,
     /// The plan the run kept to.
     pub plan: MemoryPlan,
     /// Threads that computed.
@@ -135,6 +140,8 @@ pub fn run(
     let prompt = prompt
         .map(|prompt| prompt_tokens(engine, request, prompt))
         .transpose()?;
+    let prefix = request.prefix_cache.as_ref().filter(|_| prompt.is_some());
+    let mut prefix = prefix.map(RunPrefix::open).transpose()?;
     let mut file = request.session.as_deref().map(SessionFile::open).transpose()?;
 
     let start = Instant::now();
@@ -142,11 +149,14 @@ pub fn run(
         Some(file) => file.session(engine)?,
         None => Session::new(engine)?,
     };
-    let reused_tokens = match (&prompt, &file) {
+    let mut reused_tokens = match (&prompt, &file) {
         (Some((tokens, _)), Some(file)) => file.keep_shared(&mut session, tokens)?,
         (Some(_), None) => 0,
         (None, _) => session.tokens().len(),
     };
+    if let (Some((tokens, _)), Some(prefix), 0) = (&prompt, &mut prefix, reused_tokens) {
+        reused_tokens = prefix.fill(&mut session, tokens)?;
+    }
     let opened_s = start.elapsed().as_secs_f64();
     if let Some((tokens, _)) = &prompt
         && reused_tokens < tokens.len()
@@ -169,6 +179,9 @@ pub fn run(
     let decode_s = start.elapsed().as_secs_f64() - first_s;
     if let Some(file) = &mut file {
         file.save(&session)?;
+    }
+    if let Some(prefix) = &mut prefix {
+        prefix.store(&session)?;
     }
 
     // The first token costs no forward pass beyond the prefill; every later one costs one.
@@ -199,6 +212,7 @@ pub fn run(
         chat_template_applied: prompt.is_some_and(|(_, applied)| applied),
         kv: KvReport::new(engine, &session.usage()),
         session: file.map(|file| file.report),
+        prefix_cache: prefix.map(|prefix| prefix.report),
         plan: engine.plan().clone(),
         threads: rayon::current_num_threads(),
     })

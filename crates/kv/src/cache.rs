@@ -297,6 +297,23 @@ impl KvCache {
         (self.tokens[layer] - page * self.shape.page_tokens).min(self.shape.page_tokens)
     }
 
+    /// Extends a layer that holds whole pages by one whose planes `fill` fills in: for each KV head keys, then values.
+    pub(crate) fn append_page(&mut self, layer: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), KvError> {
+        let CacheShape {
+            kv_heads, page_tokens, ..
+        } = self.shape;
+        let page = self.tokens[layer] / page_tokens;
+        self.take_pages(layer, (page + 1) * page_tokens)?;
+        for table in layer * kv_heads..(layer + 1) * kv_heads {
+            for store in [&mut self.keys, &mut self.values] {
+                let slot = store.slot(table, page);
+                fill(store.near.bytes_mut(slot));
+            }
+        }
+        self.tokens[layer] = (page + 1) * page_tokens;
+        Ok(())
+    }
+
     /// Sets an empty cache to hold this many tokens in each layer; their pages are still to be added and filled in.
     pub(crate) fn begin_unfilled(&mut self, tokens: Vec<usize>) -> Result<(), KvError> {
         let mut pages = 0;

@@ -165,4 +165,12 @@ pub enum KvError {
         /// The file.
         path: PathBuf,
     },
+    /// The index of a prefix cache could not be read or written.
+    #[error("the index of prefix cache {} cannot be used: {problem}; where the disk has room, delete the folder or use another", folder.display())]
+    Index {
+        /// The prefix cache's folder.
+        folder: PathBuf,
+        /// What the store says.
+        problem: String,
+    },
 }

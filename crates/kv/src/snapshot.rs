@@ -26,7 +26,7 @@ use crate::{CacheShape, KvCache, KvError, KvTiers};
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
 const VERSION: u32 = 1;
 /// Planes are stored as they lie in memory.
-const BYTE_ORDER: u32 = u32::from_ne_bytes([1, 2, 3, 4]);
+pub(crate) const BYTE_ORDER: u32 = u32::from_ne_bytes([1, 2, 3, 4]);
 /// Bytes up to the tokens of the first layer.
 const FIXED_BYTES: usize = 16 + 8 * 8;
 const HASH_BYTES: usize = 16;
@@ -394,7 +394,7 @@ fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
         .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
 }
 
-fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
+pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
     let format = |format| match format {
         Format::F32 => 0,
         Format::F16 => 1,

@@ -42,6 +42,7 @@ fn read_and_answer() -> Result<(), Failure> {
             ..GenerateOptions::default()
         },
         session: None,
+        prefix_cache: None,
     };
     answer(&engine, &request, "answer   ", false)
 }

@@ -40,7 +40,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         memory_budget_bytes: arguments
             .memory
             .as_deref()
-            .map(riffle_engine::parse_bytes)
+            .map(|text| riffle_engine::parse_bytes("--memory", text))
             .transpose()?,
     })
 }

@@ -4,8 +4,8 @@ use std::io::Read;
 use std::ops::ControlFlow;
 
 use riffle_engine::{
-    AuditReport, Engine, GenerateOptions, RunEvent, RunReport, RunRequest, SamplingOptions, StopReason, human_bytes,
-    with_threads,
+    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, GenerateOptions, PrefixCacheOptions, RunEvent, RunReport,
+    RunRequest, SamplingOptions, StopReason, human_bytes, parse_bytes, with_threads,
 };
 
 use super::{engine_options, grouped, print, print_json, read_text, utf8};
@@ -22,6 +22,14 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
         (None, Some(path)) => Some(read_text(path)?),
         (None, None) => Some(read_standard_input()?),
     };
+    let budget = arguments.prefix_cache_budget.as_deref();
+    let budget = budget
+        .map(|text| parse_bytes("--prefix-cache-budget", text))
+        .transpose()?;
+    let prefix_cache = arguments.prefix_cache.clone().map(|folder| PrefixCacheOptions {
+        folder,
+        budget_bytes: budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
+    });
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
         let request = RunRequest {
@@ -30,6 +38,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             chat: !arguments.raw,
             generate: generate_options(&engine, &arguments.generate),
             session: arguments.session.clone(),
+            prefix_cache: prefix_cache.clone(),
         };
         answer(&engine, &request, "", arguments.json)
     })?
@@ -150,6 +159,20 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         context = grouped(report.plan.context_tokens),
         threads = report.threads,
     );
+    if let Some(prefix) = &report.prefix_cache {
+        eprintln!(
+            "prefixes  {folder}: {found} tokens found in {load:.2} s, {kept} kept in {store:.2} s, {bytes} in all",
+            folder = prefix.folder,
+            found = grouped(prefix.found_tokens),
+            load = prefix.load_ms / 1e3,
+            kept = grouped(prefix.kept_tokens),
+            store = prefix.store_ms / 1e3,
+            bytes = human_bytes(prefix.bytes),
+        );
+        if prefix.damaged_blocks > 0 {
+            eprintln!("          a damaged page there was removed, and its tokens were read from the prompt");
+        }
+    }
     if let Some(session) = &report.session {
         eprintln!(
             "session   {path}: {restored} tokens restored in {restore:.2} s, {size} saved in {save:.2} s",

@@ -1,0 +1,113 @@
+//! Beginnings that were read before: the answer is the same to the bit, and a policy finds only its own pages.
+
+mod testing;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, GenerateOptions, Session};
+use riffle_kv::PrefixCache;
+use testing::{fixture, go_on, prompt};
+
+fn engine(prefill: &str, decode: &str, change: impl FnOnce(&mut EngineOptions)) -> Arc<Engine> {
+    let mut options = EngineOptions {
+        context_tokens: Some(4096),
+        page_tokens: 32,
+        batch_tokens: 192,
+        chunk_tokens: 48,
+        prefill: prefill.parse().unwrap(),
+        decode: decode.parse().unwrap(),
+        ..Default::default()
+    };
+    change(&mut options);
+    Engine::load(fixture("model"), options).expect("the shipped model")
+}
+
+/// Tokens found, logits after the prompt to the bit, and the answer.
+fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> (usize, Vec<u32>, Vec<u32>) {
+    let mut session = Session::new(engine).unwrap();
+    if let Some(cache) = cache {
+        session.fill_prefix(cache, tokens).unwrap();
+    }
+    let found = session.tokens().len();
+    session.prefill(&tokens[found..], &mut go_on).unwrap();
+    let logits = session.logits().iter().map(|logit| logit.to_bits()).collect();
+    let options = GenerateOptions {
+        max_tokens: 12,
+        ..Default::default()
+    };
+    let generation = session.generate(&options, &mut |_| ControlFlow::Continue(())).unwrap();
+    if let Some(cache) = cache {
+        session.store_prefix(cache).unwrap();
+    }
+    (found, logits, generation.tokens)
+}
+
+#[test]
+fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_alike() {
+    let book = prompt(700);
+    for (prefill, decode) in [
+        ("full", "full"),
+        ("full", "quest:block=32,topk=2,threshold=0"),
+        ("xattention:block=64,tail=0", "full"),
+    ] {
+        for kv in [Format::F16, Format::Q8_0] {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+            let engine = engine(prefill, decode, |options| options.key_format = kv);
+            let first = [&book[..], &[5, 6, 7]].concat();
+            let second = [&book[..], &[9, 8, 7, 6, 5]].concat();
+            let expected = [&first, &second].map(|tokens| answer(&engine, None, tokens));
+            let got = [&first, &second, &first].map(|tokens| answer(&engine, Some(&cache), tokens));
+            // Pages of 32 in chunks of 48.
+            assert_eq!([got[0].0, got[1].0, got[2].0], [0, 672, 672]);
+            for (got, expected) in got.iter().zip([&expected[0], &expected[1], &expected[0]]) {
+                assert_eq!(
+                    (&got.1, &got.2),
+                    (&expected.1, &expected.2),
+                    "{prefill} {decode} {kv:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_of_another_policy_format_or_chunk_are_never_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let tokens = prompt(400);
+    let found = |engine: Arc<Engine>| answer(&engine, Some(&cache), &tokens).0;
+    assert_eq!(found(engine("tri-shape", "full", |_| ())), 0);
+    assert_eq!(found(engine("full", "full", |_| ())), 0);
+    assert_eq!(
+        found(engine("full", "full", |options| options.value_format = Format::Q4_0)),
+        0
+    );
+    assert_eq!(found(engine("tri-shape:sinks=64", "full", |_| ())), 0);
+    assert_eq!(
+        found(engine("tri-shape", "full", |options| options.chunk_tokens = 64)),
+        0
+    );
+    // Full attention does not depend on chunks, nor pages on the decode policy.
+    assert_eq!(
+        found(engine("full", "certified", |options| options.chunk_tokens = 64)),
+        384
+    );
+    assert_eq!(found(engine("tri-shape", "full", |_| ())), 384);
+}
+
+#[test]
+fn generated_tokens_are_not_kept_as_prompt() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let engine = engine("full", "streaming:sinks=4,window=16", |_| ());
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&prompt(64), &mut go_on).unwrap();
+    for token in 0..64 {
+        session.advance(token).unwrap();
+    }
+    session.prefill(&prompt(64), &mut go_on).unwrap();
+    assert_eq!(session.store_prefix(&cache).unwrap().0, 64);
+}

@@ -1,0 +1,149 @@
+//! One page of tokens of all layers as a file.
+//!
+//! ```text
+//! "RIFFLEPB"  version u32  byte order u32                             numbers little-endian
+//! key u128, key of the block before u128
+//! tokens: u32 each
+//! for each layer and KV head: K, V
+//! hash of all the above: u128
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::Path;
+
+use twox_hash::XxHash3_128;
+
+use super::failed;
+use crate::snapshot::{BYTE_ORDER, shape_numbers};
+use crate::{CacheShape, KvCache, KvError};
+
+const MAGIC: &[u8; 8] = b"RIFFLEPB";
+const VERSION: u32 = 1;
+const HEAD_BYTES: usize = 16 + 2 * 16;
+const HASH_BYTES: usize = 16;
+
+/// A page of tokens after others.
+pub(super) struct Block<'a> {
+    pub(super) key: u128,
+    parent: u128,
+    pub(super) tokens: &'a [u32],
+}
+
+impl<'a> Block<'a> {
+    /// The whole pages that `tokens` begin with.
+    pub(super) fn chain(
+        shape: &CacheShape,
+        identity: &[u8],
+        tokens: &'a [u32],
+    ) -> impl Iterator<Item = Block<'a>> + use<'a> {
+        let mut root = XxHash3_128::new();
+        root.write(&head_of_all());
+        for number in shape_numbers(shape) {
+            root.write(&number.to_le_bytes());
+        }
+        root.write(identity);
+        let mut parent = root.finish_128();
+        tokens.chunks_exact(shape.page_tokens).map(move |tokens| {
+            let mut hash = XxHash3_128::new();
+            hash.write(&parent.to_le_bytes());
+            hash.write(&token_bytes(tokens));
+            let key = hash.finish_128();
+            let block = Block { key, parent, tokens };
+            parent = key;
+            block
+        })
+    }
+
+    /// Bytes of a block's file.
+    pub(super) fn file_bytes(shape: &CacheShape) -> u64 {
+        let fixed = HEAD_BYTES + 4 * shape.page_tokens + HASH_BYTES;
+        fixed as u64 + shape.bytes_for(shape.page_tokens)
+    }
+
+    /// Writes page `number` of the cache and brings it to the disk.
+    pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
+        let failed = |source| failed("write", path, source);
+        let file = File::create(path).map_err(failed)?;
+        let mut out = Hashed {
+            file: BufWriter::with_capacity(1 << 20, &file),
+            hash: XxHash3_128::new(),
+        };
+        out.write(&self.head()).map_err(failed)?;
+        for layer in 0..cache.shape().layers {
+            for kv_head in 0..cache.shape().kv_heads {
+                let (keys, values, _) = cache.page_planes(layer, kv_head, number)?;
+                out.write(&keys).and_then(|()| out.write(&values)).map_err(failed)?;
+            }
+        }
+        let hash = out.hash.finish_128().to_le_bytes();
+        let flushed = out.file.write_all(&hash).and_then(|()| out.file.flush());
+        flushed.and_then(|()| file.sync_data()).map_err(failed)
+    }
+
+    /// Appends the page to a cache; false when the file is not this block to the byte. The cache is to be truncated
+    /// when the page did not come whole.
+    pub(super) fn read_into(&self, path: &Path, cache: &mut KvCache) -> Result<bool, KvError> {
+        let shape = *cache.shape();
+        let expected = Self::file_bytes(&shape);
+        // Its length is checked before memory is taken for it.
+        let length = match fs::metadata(path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(source) => return Err(failed("read", path, source)),
+        };
+        if length != expected {
+            return Ok(false);
+        }
+        let bytes = fs::read(path).map_err(|source| failed("read", path, source))?;
+        let Some((content, hash)) = bytes.split_last_chunk::<HASH_BYTES>() else {
+            return Ok(false);
+        };
+        let head = self.head();
+        let whole = bytes.len() as u64 == expected && XxHash3_128::oneshot(content).to_le_bytes() == *hash;
+        if !whole || !content.starts_with(&head) {
+            return Ok(false);
+        }
+        let mut planes = &content[head.len()..];
+        for layer in 0..shape.layers {
+            cache.append_page(layer, &mut |plane| {
+                let (bytes, rest) = planes.split_at(plane.len());
+                plane.copy_from_slice(bytes);
+                planes = rest;
+            })?;
+        }
+        Ok(true)
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let mut head = head_of_all().to_vec();
+        head.extend(self.key.to_le_bytes());
+        head.extend(self.parent.to_le_bytes());
+        head.extend(token_bytes(self.tokens));
+        head
+    }
+}
+
+fn head_of_all() -> [u8; 16] {
+    let mut head = [0; 16];
+    head[..8].copy_from_slice(MAGIC);
+    head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    head[12..].copy_from_slice(&BYTE_ORDER.to_le_bytes());
+    head
+}
+
+fn token_bytes(tokens: &[u32]) -> Vec<u8> {
+    tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+}
+
+struct Hashed<'a> {
+    file: BufWriter<&'a File>,
+    hash: XxHash3_128,
+}
+
+impl Hashed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hash.write(bytes);
+        self.file.write_all(bytes)
+    }
+}

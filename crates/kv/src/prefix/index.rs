@@ -1,0 +1,153 @@
+//! Which blocks there are and when they were used.
+
+use std::path::{Path, PathBuf};
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+use crate::KvError;
+
+/// Depth in its beginning, bytes, last use.
+type Record = (u32, u64, u64);
+
+const BLOCKS: TableDefinition<'_, u128, Record> = TableDefinition::new("blocks");
+/// Uses are counted, not timed: clocks go back.
+const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
+const USES: &str = "uses";
+
+/// A block in the index.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    /// Blocks before it.
+    pub(super) depth: u32,
+    pub(super) bytes: u64,
+}
+
+/// The index; changes are on the disk when a call returns.
+pub(super) struct Index {
+    path: PathBuf,
+    database: Database,
+}
+
+impl Index {
+    pub(super) fn open(path: &Path) -> Result<Self, KvError> {
+        let error = |error: redb::Error| index_error(path, error);
+        let database = Database::create(path).map_err(|source| error(source.into()))?;
+        let index = Self {
+            path: path.to_owned(),
+            database,
+        };
+        index.change(|_, _| Ok(()))?;
+        Ok(index)
+    }
+
+    pub(super) fn get(&self, key: u128) -> Result<Option<Entry>, KvError> {
+        let read = || -> Result<Option<Entry>, redb::Error> {
+            let table = self.database.begin_read()?.open_table(BLOCKS)?;
+            Ok(table.get(key)?.map(|entry| {
+                let (depth, bytes, _) = entry.value();
+                Entry { depth, bytes }
+            }))
+        };
+        read().map_err(|error| self.error(error))
+    }
+
+    /// Bytes of all blocks.
+    pub(super) fn bytes(&self) -> Result<u64, KvError> {
+        Ok(self.list()?.iter().map(|(_, (_, bytes, _))| bytes).sum())
+    }
+
+    /// The blocks to remove so that the others take at most `room_bytes`: those used longest ago, and of a beginning the
+    /// last first, because a block is found through those before it.
+    pub(super) fn oldest_beyond(&self, room_bytes: u64) -> Result<Vec<u128>, KvError> {
+        let mut blocks = self.list()?;
+        blocks.sort_unstable_by_key(|(key, (depth, _, used))| (*used, u32::MAX - depth, *key));
+        let mut bytes: u64 = blocks.iter().map(|(_, (_, bytes, _))| bytes).sum();
+        let beyond = blocks.iter().take_while(|(_, (_, block, _))| {
+            let beyond = bytes > room_bytes;
+            bytes -= block;
+            beyond
+        });
+        Ok(beyond.map(|(key, _)| *key).collect())
+    }
+
+    /// Notes that blocks were used now.
+    pub(super) fn touch(&mut self, keys: &[u128]) -> Result<(), KvError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.change(|blocks, now| {
+            for key in keys {
+                let entry = blocks.get(key)?.map(|entry| entry.value());
+                if let Some((depth, bytes, _)) = entry {
+                    blocks.insert(key, (depth, bytes, now))?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn insert(&mut self, entries: impl Iterator<Item = (u128, Entry)>) -> Result<(), KvError> {
+        self.change(|blocks, now| {
+            for (key, entry) in entries {
+                blocks.insert(key, (entry.depth, entry.bytes, now))?;
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn remove(&mut self, keys: &[u128]) -> Result<(), KvError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.change(|blocks, _| {
+            for key in keys {
+                blocks.remove(key)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn list(&self) -> Result<Vec<(u128, Record)>, KvError> {
+        let read = || -> Result<Vec<_>, redb::Error> {
+            let table = self.database.begin_read()?.open_table(BLOCKS)?;
+            let entries = table.iter()?.map(|entry| {
+                let (key, value) = entry?;
+                Ok((key.value(), value.value()))
+            });
+            entries
+                .collect::<Result<_, redb::StorageError>>()
+                .map_err(redb::Error::from)
+        };
+        read().map_err(|error| self.error(error))
+    }
+
+    /// One transaction: `work` gets the blocks and the number of this use.
+    fn change(
+        &self,
+        work: impl FnOnce(&mut redb::Table<'_, u128, Record>, u64) -> Result<(), redb::Error>,
+    ) -> Result<(), KvError> {
+        let write = || -> Result<(), redb::Error> {
+            let transaction = self.database.begin_write()?;
+            {
+                let mut counters = transaction.open_table(COUNTERS)?;
+                let now = counters.get(USES)?.map_or(0, |uses| uses.value()) + 1;
+                counters.insert(USES, now)?;
+                work(&mut transaction.open_table(BLOCKS)?, now)?;
+            }
+            transaction.commit()?;
+            Ok(())
+        };
+        write().map_err(|error| self.error(error))
+    }
+
+    fn error(&self, error: redb::Error) -> KvError {
+        index_error(&self.path, error)
+    }
+}
+
+fn index_error(path: &Path, error: redb::Error) -> KvError {
+    KvError::Index {
+        folder: path.parent().unwrap_or(path).to_owned(),
+        problem: error.to_string(),
+    }
+}

@@ -1,0 +1,230 @@
+//! Pages of beginnings that were read before, kept on disk for other sequences and other processes.
+
+mod block;
+mod index;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use block::Block;
+use index::{Entry, Index};
+
+use crate::{KvCache, KvError, PathLock};
+
+const INDEX_FILE: &str = "index.redb";
+const BLOCK_SUFFIX: &str = "block";
+/// How long another process may take before this one gives up: it holds the lock while it reads or writes pages.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A folder of blocks: each a page of tokens with its keys and values of all layers.
+///
+/// A block's key is a hash of what made it, of its tokens and of the key of the block before it, so a key stands for a
+/// whole beginning. Blocks say what they are and carry a checksum: one that has changed is removed, never used. The
+/// index is a transactional store; blocks are written and brought to the disk before it names them, and removed after it
+/// has forgotten them. Operations of several processes follow each other. The blocks used longest ago make room for new
+/// ones, before these are written: the blocks' files never take more than the budget.
+#[derive(Debug)]
+pub struct PrefixCache {
+    folder: PathBuf,
+    budget_bytes: u64,
+}
+
+/// What a lookup gave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefixFound {
+    /// Tokens the cache holds now.
+    pub tokens: usize,
+    /// Blocks that had changed on disk and were removed.
+    pub damaged_blocks: usize,
+}
+
+/// What became of a beginning that was to be kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefixStored {
+    /// Tokens of the beginning that are kept now.
+    pub tokens: usize,
+    /// Blocks written.
+    pub new_blocks: usize,
+    /// Blocks removed for them.
+    pub removed_blocks: usize,
+    /// Bytes of all blocks now.
+    pub bytes: u64,
+}
+
+impl PrefixCache {
+    /// The prefix cache in `folder`, which is made if it is not there. Its blocks take at most `budget_bytes`.
+    ///
+    /// # Errors
+    /// [`KvError::File`] when the folder cannot be made.
+    pub fn open(folder: impl AsRef<Path>, budget_bytes: u64) -> Result<Self, KvError> {
+        let folder = folder.as_ref().to_owned();
+        fs::create_dir_all(&folder).map_err(|source| failed("create", &folder, source))?;
+        Ok(Self { folder, budget_bytes })
+    }
+
+    /// Fills an empty cache with the longest beginning of `tokens` that is kept, in whole pages.
+    ///
+    /// `identity` names what makes the keys and values; blocks of another identity are never found.
+    ///
+    /// # Errors
+    /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`]; [`KvError::Budget`] and what else an append can meet.
+    /// The cache is empty then.
+    pub fn fill(&self, cache: &mut KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixFound, KvError> {
+        let _lock = self.lock()?;
+        let mut index = Index::open(&self.folder.join(INDEX_FILE))?;
+        let mut found = PrefixFound::default();
+        let mut used = Vec::new();
+        for block in Block::chain(cache.shape(), identity, tokens) {
+            if index.get(block.key)?.is_none() {
+                break;
+            }
+            let path = self.path_of(block.key);
+            let whole = block.read_into(&path, cache);
+            if !matches!(whole, Ok(true)) {
+                cache.truncate(found.tokens);
+            }
+            match whole {
+                Ok(true) => {
+                    used.push(block.key);
+                    found.tokens += block.tokens.len();
+                }
+                Ok(false) => {
+                    found.damaged_blocks += 1;
+                    index.remove(&[block.key])?;
+                    fs::remove_file(&path).ok();
+                    break;
+                }
+                Err(error) => {
+                    cache.clear();
+                    return Err(error);
+                }
+            }
+        }
+        index.touch(&used)?;
+        Ok(found)
+    }
+
+    /// Keeps the whole pages of the first `tokens.len()` tokens of a cache that holds exactly these tokens first.
+    ///
+    /// Where the budget does not allow for all of them, the first are kept.
+    ///
+    /// # Errors
+    /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`]; what was kept before is still kept, but for blocks that
+    /// had to make room.
+    pub fn store(&self, cache: &KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixStored, KvError> {
+        let held = (0..cache.shape().layers)
+            .map(|layer| cache.tokens(layer))
+            .min()
+            .unwrap_or(0);
+        let tokens = &tokens[..tokens.len().min(held)];
+        let _lock = self.lock()?;
+        let mut index = Index::open(&self.folder.join(INDEX_FILE))?;
+        self.sweep(&index)?;
+        let mut stored = PrefixStored::default();
+        let (mut known, mut new) = (Vec::new(), Vec::new());
+        let block_bytes = Block::file_bytes(cache.shape());
+        for (number, block) in Block::chain(cache.shape(), identity, tokens).enumerate() {
+            let fits = (number as u64 + 1).saturating_mul(block_bytes) <= self.budget_bytes;
+            if index.get(block.key)?.is_some() {
+                known.push(block.key);
+            } else if fits {
+                new.push((number, block));
+            } else {
+                break;
+            }
+        }
+        // What is used now goes last.
+        index.touch(&known)?;
+        let room = self.budget_bytes.saturating_sub(new.len() as u64 * block_bytes);
+        let removed = index.oldest_beyond(room)?;
+        index.remove(&removed)?;
+        for key in &removed {
+            self.remove_block(*key)?;
+        }
+        stored.removed_blocks = removed.len();
+        for (number, block) in &new {
+            let path = self.path_of(block.key);
+            if let Err(error) = block.write(&path, cache, *number) {
+                // What was written already is swept away by the next to come.
+                fs::remove_file(&path).ok();
+                return Err(error);
+            }
+        }
+        sync_folder(&self.folder)?;
+        index.insert(new.iter().map(|(number, block)| {
+            let entry = Entry {
+                depth: *number as u32,
+                bytes: block_bytes,
+            };
+            (block.key, entry)
+        }))?;
+        stored.new_blocks = new.len();
+        stored.tokens = (known.len() + new.len()) * cache.shape().page_tokens;
+        stored.bytes = index.bytes()?;
+        Ok(stored)
+    }
+
+    fn lock(&self) -> Result<PathLock, KvError> {
+        let start = Instant::now();
+        loop {
+            match PathLock::take(self.folder.join(INDEX_FILE)) {
+                Err(KvError::Busy { .. }) if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(20)),
+                Err(KvError::Busy { .. }) => {
+                    return Err(KvError::Busy {
+                        path: self.folder.clone(),
+                    });
+                }
+                lock => return lock,
+            }
+        }
+    }
+
+    fn path_of(&self, key: u128) -> PathBuf {
+        self.folder.join(format!("{key:032x}.{BLOCK_SUFFIX}"))
+    }
+
+    fn remove_block(&self, key: u128) -> Result<(), KvError> {
+        let path = self.path_of(key);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path, source)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what a process left that ended between a file and the index.
+    fn sweep(&self, index: &Index) -> Result<(), KvError> {
+        let entries = fs::read_dir(&self.folder).map_err(|source| failed("read", &self.folder, source))?;
+        for entry in entries {
+            let path = entry.map_err(|source| failed("read", &self.folder, source))?.path();
+            if path.extension().is_none_or(|extension| extension != BLOCK_SUFFIX) {
+                continue;
+            }
+            let name = path.file_stem().and_then(|name| name.to_str());
+            let key = name.and_then(|name| u128::from_str_radix(name, 16).ok());
+            if let Some(key) = key
+                && index.get(key)?.is_none()
+            {
+                self.remove_block(key)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sync_folder(folder: &Path) -> Result<(), KvError> {
+    if cfg!(unix) {
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
+        synced.map_err(|source| failed("write", folder, source))?;
+    }
+    Ok(())
+}
+
+fn failed(action: &'static str, path: &Path, source: std::io::Error) -> KvError {
+    KvError::File {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
