@@ -10,6 +10,8 @@
 //! (1/254 of the largest of the 32) away, and products are summed as integers. An activation that is not finite makes
 //! every output of its token NaN there; among floats infinities and NaN follow IEEE arithmetic.
 //!
+//! [`Columns`] runs the same kernels on small dense matrices that change from call to call.
+//!
 //! Each output is a sum over the inputs whose order is fixed: neither the number of tokens, nor the number of threads,
 //! nor the instruction set changes a bit of it.
 //!
@@ -26,6 +28,7 @@
 //! ```
 
 mod buffer;
+mod columns;
 mod error;
 mod float;
 mod format;
@@ -37,6 +40,7 @@ mod tasks;
 #[cfg(test)]
 mod testing;
 
+pub use columns::Columns;
 pub use error::LinearError;
 pub use format::WeightFormat;
 pub use matrix::PackedMatrix;

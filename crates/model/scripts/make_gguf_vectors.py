@@ -18,6 +18,8 @@ CASES = {
     "mistral-1": "f16",
     "qwen2-0": "f32",
     "qwen3-1": "f16",
+    "qwen3_5-0": "f32",
+    "qwen3_5-2": "bf16",
     "phi-0": "f32",
     "phi3-0": "bf16",
     "gemma2-0": "f32",
@@ -45,6 +47,9 @@ def main():
         gemma = conversion.gemma.Gemma3Model
         gemma.modify_tensors = lambda self, data, name, bid: TextModel.modify_tensors(self, data + self.norm_shift(name), name, bid)
         sys.argv = ["convert", str(VECTORS / case), "--outtype", kind, "--outfile", str(VECTORS / "gguf" / f"{case}.gguf")]
+        if case.startswith("qwen3_5"):
+            # These have no layers that predict further tokens.
+            sys.argv.append("--no-mtp")
         converter.main()
 
 

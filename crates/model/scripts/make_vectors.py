@@ -52,6 +52,13 @@ FAMILIES = {
         ("Qwen3Config", shape(40, 56, 4, 2, head_dim=24, tie_word_embeddings=True, rope_parameters=YARN), BF16),
         ("Qwen3Config", shape(36, 44, 3, 1, head_dim=32, attention_bias=True), F16),
     ],
+    "qwen3_5": [
+        ("Qwen3_5TextConfig", shape(33, 48, 3, 1, head_dim=32, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=20), F32),
+        ("Qwen3_5TextConfig", shape(40, 56, 4, 2, head_dim=64, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], attention_bias=True, tie_word_embeddings=True,
+                                    linear_conv_kernel_dim=3, linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=16, linear_value_head_dim=72), F16),
+        ("Qwen3_5TextConfig", shape(36, 40, 4, 4, head_dim=16, num_hidden_layers=5, layer_types=["linear_attention", "full_attention"] * 2 + ["linear_attention"],
+                                    rope_parameters=rope("default", partial_rotary_factor=0.5), linear_num_key_heads=1, linear_num_value_heads=3, linear_key_head_dim=24, linear_value_head_dim=8), BF16),
+    ],
     "phi3": [
         ("Phi3Config", shape(48, 56, 3, 1, original_max_position_embeddings=600, rope_parameters=rope("longrope", **LONG)), BF16),
         ("Phi3Config", shape(48, 40, 3, 3, original_max_position_embeddings=256, sliding_window=99, rope_parameters=rope("longrope", **LONG)), F16),
@@ -78,9 +85,13 @@ def randomise(model, seed):
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:
             is_bias = name.endswith("bias")
-            # Norms of the Gemma kind multiply by 1 + weight.
-            centre = 0.0 if is_bias or "Gemma" in type(model).__name__ else 1.0
+            # Norms of the Gemma and Qwen3.5 kind multiply by 1 + weight.
+            centre_zero = "Gemma" in type(model).__name__ or ("Qwen3_5" in type(model).__name__ and "linear_attn.norm" not in name)
+            centre = 0.0 if is_bias or centre_zero else 1.0
             parameter.data = centre + 0.2 * noise
+            if name.endswith("A_log"):
+                # Memories that last from a few tokens to a few hundred.
+                parameter.data = 2.0 * noise - 3.0
         elif "embed" in name:
             parameter.data = noise
         else:

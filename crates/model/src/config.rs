@@ -2,11 +2,11 @@
 
 use riffle_linear::WeightFormat;
 
-use crate::ModelError;
 use crate::fields::Fields;
+use crate::{ModelError, RecurrentShape};
 
 /// Largest number of layers, heads or dimensions of a head that is taken seriously.
-const LARGEST_COUNT: usize = 1 << 16;
+pub(crate) const LARGEST_COUNT: usize = 1 << 16;
 
 /// What a model is made of. Sizes are counts of values unless the name says bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +40,10 @@ pub struct ModelConfig {
     pub rotary_dim: usize,
     /// Different rotations in the model: 1, or 2 where local and global layers differ.
     pub rotary_tables: usize,
+    /// Layers that keep a recurrent state instead of keys and values, where a model has such.
+    pub recurrent: Option<RecurrentShape>,
+    /// Scratch values a token of a row block takes in the widest token mixer, beside what every layer takes.
+    pub(crate) mixer_width: usize,
     /// Added to the variance in norms.
     pub norm_epsilon: f32,
     /// Whether the embedding serves as output head too.
@@ -81,6 +85,8 @@ impl ModelConfig {
             windows: Vec::new(),
             rotary_dim: head_dim,
             rotary_tables: 1,
+            recurrent: None,
+            mixer_width: 0,
             norm_epsilon: fields.optional_positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied_embeddings: fields.flag("tie_word_embeddings", false)?,
             weight_format: WeightFormat::F32,
@@ -130,6 +136,27 @@ impl ModelConfig {
             self.windows.push(window.filter(|_| slides));
         }
         Ok(())
+    }
+
+    /// Layers that hold keys and values.
+    pub fn attention_layers(&self) -> usize {
+        (0..self.layers).filter(|layer| self.is_attention(*layer)).count()
+    }
+
+    /// The place of a layer among those that hold keys and values; `None` for a recurrent one.
+    pub fn cache_layer(&self, layer: usize) -> Option<usize> {
+        self.is_attention(layer)
+            .then(|| (0..layer).filter(|layer| self.is_attention(*layer)).count())
+    }
+
+    /// Bytes of a [`RecurrentState`](crate::RecurrentState) of this model, whatever the context; 0 where every layer
+    /// holds keys and values.
+    pub fn recurrent_bytes(&self) -> u64 {
+        self.recurrent.as_ref().map_or(0, RecurrentShape::bytes)
+    }
+
+    fn is_attention(&self, layer: usize) -> bool {
+        !self.recurrent.as_ref().is_some_and(|shape| shape.is_recurrent(layer))
     }
 
     /// Values of all query heads of a token.

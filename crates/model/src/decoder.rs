@@ -7,7 +7,7 @@ use crate::blocks::{Norm, Rotary};
 use crate::language_model::{AttentionStep, LanguageModel};
 use crate::weights::Checkpoint;
 use crate::workspace::{Pass, ROW_BLOCK, Workspace};
-use crate::{ModelConfig, ModelError};
+use crate::{ModelConfig, ModelError, RecurrentState};
 
 /// One layer of a family.
 pub(crate) trait DecoderLayer: Send + Sync {
@@ -114,6 +114,7 @@ impl LanguageModel for Decoder {
         start_position: usize,
         hidden: &mut [f32],
         attention: &mut dyn AttentionStep,
+        recurrent: &mut RecurrentState,
         workspace: &mut Workspace,
     ) -> Result<(), ModelError> {
         let tokens = hidden.len() / self.config.hidden_size;
@@ -125,11 +126,13 @@ impl LanguageModel for Decoder {
                 layers: self.layers.len(),
             });
         };
+        let recurrent = recurrent.layer_mut(&self.config, layer, start_position)?;
         let mut pass = Pass {
             layer,
             start_position,
             tokens,
             attention,
+            recurrent,
             workspace,
         };
         block.forward(&self.config, &mut pass, hidden)

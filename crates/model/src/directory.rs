@@ -19,7 +19,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
             hint: "give the directory that holds config.json and the weights, or a GGUF file",
         });
     };
-    let fields = Fields::new(&config_path, value)?;
+    let fields = Fields::new(&config_path, value)?.of_text_model()?;
     if let Some(quantised) = fields.object("quantization_config")? {
         let method = quantised.text("quant_method")?.unwrap_or("(unnamed)");
         return Err(fields.error(

@@ -207,6 +207,31 @@ pub enum ModelError {
     /// A workspace that was made for another model.
     #[error("the workspace was made for another model; make it from this model's configuration")]
     WrongWorkspace,
+    /// A recurrent state that was made for another model.
+    #[error("the recurrent state was made for another model; make it from this model's configuration")]
+    WrongRecurrentState,
+    /// A recurrent state that has not read the tokens before a batch, or has read more.
+    #[error(
+        "layer {layer} is to read from token {start_position} on, but its recurrent state has read {tokens}; restore the state of that position or read again from the start"
+    )]
+    RecurrentPosition {
+        /// The layer.
+        layer: usize,
+        /// Tokens the state has read.
+        tokens: usize,
+        /// Position of the batch's first token.
+        start_position: usize,
+    },
+    /// A stored recurrent state is not as long as the model's.
+    #[error(
+        "a stored recurrent state holds {found} bytes, this model's takes {expected}; it is cut off or of another model"
+    )]
+    RecurrentBytes {
+        /// Bytes of this model's state.
+        expected: u64,
+        /// Bytes found.
+        found: u64,
+    },
     /// A layer the model does not have.
     #[error("layer {layer} does not exist; the model has {layers}")]
     NoSuchLayer {

@@ -89,6 +89,22 @@ impl Fields {
         fields
     }
 
+    /// The settings of a text model, which multi-modal models nest in `text_config`.
+    pub(crate) fn of_text_model(self) -> Result<Fields, ModelError> {
+        let Some(text) = self.object("text_config")? else {
+            return Ok(self);
+        };
+        let mut fields = self;
+        for (name, value) in text.values {
+            let stays =
+                ["architectures", "tie_word_embeddings"].contains(&name.as_str()) && fields.get(&name).is_some();
+            if !stays && !value.is_null() {
+                fields.values.insert(name, value);
+            }
+        }
+        Ok(fields)
+    }
+
     /// An error about setting `name`.
     pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> ModelError {
         ModelError::Config {

@@ -2,13 +2,15 @@
 
 use std::error::Error;
 
-use crate::{ModelConfig, ModelError, Workspace};
+use crate::{ModelConfig, ModelError, RecurrentState, Workspace};
 
 /// Queries, keys and values of one layer for a batch of consecutive tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionInput<'a> {
     /// The layer.
     pub layer: usize,
+    /// Its place among the layers that hold keys and values.
+    pub cache_layer: usize,
     /// Absolute position of the first token.
     pub start_position: usize,
     /// Tokens in the batch.
@@ -30,7 +32,8 @@ pub trait AttentionStep {
 /// A decoder, driven layer by layer.
 ///
 /// Results are the same to the bit for every split of a text into batches and for every number of threads, as far as
-/// the attention step's are.
+/// the attention step's are. Recurrent layers read chunks of 64 tokens at a time: with them, splits elsewhere than at
+/// multiples of 64 tokens change results by rounding.
 pub trait LanguageModel: Send + Sync {
     /// Sizes and settings.
     fn config(&self) -> &ModelConfig;
@@ -53,13 +56,15 @@ pub trait LanguageModel: Send + Sync {
     /// Writes the embeddings of `tokens` to `hidden`, `[tokens, hidden_size]`.
     fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<(), ModelError>;
 
-    /// Takes `hidden`, `[tokens, hidden_size]`, through one layer.
+    /// Takes `hidden`, `[tokens, hidden_size]`, through one layer. A recurrent layer reads and renews its part of
+    /// `recurrent`, which must have seen the `start_position` tokens before; after an error that part is undefined.
     fn layer(
         &self,
         layer: usize,
         start_position: usize,
         hidden: &mut [f32],
         attention: &mut dyn AttentionStep,
+        recurrent: &mut RecurrentState,
         workspace: &mut Workspace,
     ) -> Result<(), ModelError>;
 

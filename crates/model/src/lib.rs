@@ -10,7 +10,7 @@
 //! by what attention needs, and [`scratch_bytes`] says beforehand by how much.
 //!
 //! ```no_run
-//! use riffle_model::{AttentionInput, AttentionStep, Workspace, load};
+//! use riffle_model::{AttentionInput, AttentionStep, RecurrentState, Workspace, load};
 //!
 //! /// Every token sees only itself: its attention result is its value.
 //! struct SelfOnly;
@@ -32,15 +32,19 @@
 //! let tokens = [1, 2, 3];
 //! let mut hidden = vec![0.0; tokens.len() * model.config().hidden_size];
 //! let mut workspace = Workspace::new(model.config(), tokens.len());
+//! let mut recurrent = RecurrentState::new(model.config());
 //! model.embed(&tokens, &mut hidden)?;
 //! for layer in 0..model.config().layers {
-//!     model.layer(layer, 0, &mut hidden, &mut SelfOnly, &mut workspace)?;
+//!     model.layer(layer, 0, &mut hidden, &mut SelfOnly, &mut recurrent, &mut workspace)?;
 //! }
 //! let last = &hidden[2 * model.config().hidden_size..];
 //! let mut logits = vec![0.0; model.config().vocab_size];
 //! model.logits(last, &mut logits, &mut workspace);
 //! # Ok::<(), riffle_model::ModelError>(())
 //! ```
+//!
+//! Layers of the Gated DeltaNet kind hold no keys and values but a [`RecurrentState`] of fixed size, which the caller
+//! owns, copies to roll back to, and hands to every layer.
 //!
 //! The work of a layer is spread over the current rayon pool in many small pieces. Calling it from within the pool,
 //! by `rayon::scope` or `ThreadPool::install` around the whole pass, saves waking the pool for each of them.
@@ -63,6 +67,7 @@ mod info;
 mod language_model;
 mod load;
 mod python_json;
+mod recurrent;
 mod stream;
 mod tokenizer;
 mod weights;
@@ -76,6 +81,7 @@ pub use generation::GenerationDefaults;
 pub use info::{ModelInfo, TokenizerInfo};
 pub use language_model::{AttentionInput, AttentionStep, LanguageModel};
 pub use load::{LoadedModel, inspect, load};
+pub use recurrent::{RecurrentShape, RecurrentState};
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;
 pub use weights::{TensorInfo, TensorType};

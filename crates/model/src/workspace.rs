@@ -2,6 +2,7 @@
 
 use crate::blocks::{RotaryTable, add};
 use crate::language_model::AttentionStep;
+use crate::recurrent::LayerState;
 use crate::{ModelConfig, ModelError};
 
 /// Tokens whose linear work is done at a time: enough rows to read each weight once for many, few enough that scratch
@@ -32,6 +33,8 @@ pub struct Workspace {
     inner: Vec<f32>,
     // [block rows, intermediate]
     inner_gate: Vec<f32>,
+    // [block rows, mixer]
+    mixer: Vec<f32>,
     // one for each rotation of the model
     pub(crate) rotary_tables: Vec<RotaryTable>,
 }
@@ -43,6 +46,7 @@ struct Sizes {
     kv_width: usize,
     hidden: usize,
     intermediate: usize,
+    mixer: usize,
     rotary_dim: usize,
     rotary_tables: usize,
 }
@@ -54,6 +58,7 @@ impl Sizes {
             kv_width: config.kv_width(),
             hidden: config.hidden_size,
             intermediate: config.intermediate_size,
+            mixer: config.mixer_width,
             rotary_dim: config.rotary_dim,
             rotary_tables: config.rotary_tables,
         }
@@ -77,6 +82,7 @@ impl Workspace {
             branch: vec![0.0; rows * sizes.hidden],
             inner: vec![0.0; rows * sizes.intermediate],
             inner_gate: vec![0.0; rows * sizes.intermediate],
+            mixer: vec![0.0; rows * sizes.mixer],
             rotary_tables: (0..sizes.rotary_tables)
                 .map(|_| RotaryTable::with_capacity(batch_tokens, sizes.rotary_dim))
                 .collect(),
@@ -108,6 +114,7 @@ impl Workspace {
             &self.branch,
             &self.inner,
             &self.inner_gate,
+            &self.mixer,
         ];
         let tables: u64 = self.rotary_tables.iter().map(RotaryTable::bytes).sum();
         4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables
@@ -132,7 +139,7 @@ impl Workspace {
 pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::of(config);
     let per_token = 2 * sizes.query_width + 2 * sizes.kv_width + sizes.rotary_dim * sizes.rotary_tables;
-    let per_row = 2 * sizes.hidden + 2 * sizes.intermediate;
+    let per_row = 2 * sizes.hidden + 2 * sizes.intermediate + sizes.mixer;
     let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.clamp(1, ROW_BLOCK) as u64);
     batch_tokens
         .saturating_mul(per_token as u64)
@@ -146,15 +153,19 @@ pub(crate) struct Pass<'a> {
     pub(crate) start_position: usize,
     pub(crate) tokens: usize,
     pub(crate) attention: &'a mut dyn AttentionStep,
+    /// The state of a recurrent layer.
+    pub(crate) recurrent: Option<&'a mut LayerState>,
     pub(crate) workspace: &'a mut Workspace,
 }
 
 /// Some rows of a batch and scratch for them.
 pub(crate) struct RowBlock<'a> {
+    /// Position of the first row.
+    pub(crate) start_position: usize,
     // [rows, hidden], the residual stream
     pub(crate) hidden: &'a mut [f32],
     // [rows, heads, head_dim], what attention returned
-    pub(crate) attended: &'a [f32],
+    pub(crate) attended: &'a mut [f32],
     // [rows, hidden]
     pub(crate) normed: &'a mut [f32],
     // [rows, hidden]
@@ -163,6 +174,8 @@ pub(crate) struct RowBlock<'a> {
     pub(crate) inner: &'a mut [f32],
     // [rows, intermediate]
     pub(crate) inner_gate: &'a mut [f32],
+    // [rows, mixer], for the parts of a token mixer to share out
+    pub(crate) mixer: &'a mut [f32],
 }
 
 impl RowBlock<'_> {
@@ -185,12 +198,14 @@ impl Pass<'_> {
         for start in (0..self.tokens).step_by(ROW_BLOCK) {
             let rows = ROW_BLOCK.min(self.tokens - start);
             work(&mut RowBlock {
+                start_position: self.start_position + start,
                 hidden: &mut hidden[start * sizes.hidden..][..rows * sizes.hidden],
-                attended: &workspace.attended[start * sizes.query_width..][..rows * sizes.query_width],
+                attended: &mut workspace.attended[start * sizes.query_width..][..rows * sizes.query_width],
                 normed: &mut workspace.normed[..rows * sizes.hidden],
                 branch: &mut workspace.branch[..rows * sizes.hidden],
                 inner: &mut workspace.inner[..rows * sizes.intermediate],
                 inner_gate: &mut workspace.inner_gate[..rows * sizes.intermediate],
+                mixer: &mut workspace.mixer[..rows * sizes.mixer],
             });
         }
     }

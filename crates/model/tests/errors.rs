@@ -5,7 +5,7 @@ mod testing;
 use std::error::Error;
 use std::path::Path;
 
-use riffle_model::{AttentionInput, AttentionStep, ModelError, Workspace, inspect, load};
+use riffle_model::{AttentionInput, AttentionStep, ModelError, RecurrentState, Workspace, inspect, load};
 use serde_json::{Value, json};
 use testing::{TinyModel, byte_fallback_tokenizer, safetensors_bytes, write_tokenizer};
 
@@ -429,6 +429,7 @@ fn bad_calls_are_typed_errors() {
     let loaded = load(directory.path()).unwrap();
     let model = loaded.model.as_ref();
     let mut workspace = Workspace::new(model.config(), 2);
+    let mut state = RecurrentState::new(model.config());
     let mut hidden = vec![0.0; 2 * 16];
 
     let error = model.embed(&[1, 320], &mut hidden).unwrap_err();
@@ -449,15 +450,15 @@ fn bad_calls_are_typed_errors() {
         }
     ));
     let error = model
-        .layer(0, 0, &mut hidden[..17], &mut Failing, &mut workspace)
+        .layer(0, 0, &mut hidden[..17], &mut Failing, &mut state, &mut workspace)
         .unwrap_err();
     assert!(matches!(error, ModelError::BufferLength { .. }));
     let error = model
-        .layer(1, 0, &mut hidden, &mut Failing, &mut workspace)
+        .layer(1, 0, &mut hidden, &mut Failing, &mut state, &mut workspace)
         .unwrap_err();
     assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
     let error = model
-        .layer(0, 0, &mut [0.0; 48], &mut Failing, &mut workspace)
+        .layer(0, 0, &mut [0.0; 48], &mut Failing, &mut state, &mut workspace)
         .unwrap_err();
     assert!(matches!(
         error,
@@ -469,11 +470,18 @@ fn bad_calls_are_typed_errors() {
     let mut other = model.config().clone();
     other.intermediate_size += 1;
     let error = model
-        .layer(0, 0, &mut hidden, &mut Failing, &mut Workspace::new(&other, 2))
+        .layer(
+            0,
+            0,
+            &mut hidden,
+            &mut Failing,
+            &mut state,
+            &mut Workspace::new(&other, 2),
+        )
         .unwrap_err();
     assert!(matches!(error, ModelError::WrongWorkspace));
     let error = model
-        .layer(0, 0, &mut hidden, &mut Failing, &mut workspace)
+        .layer(0, 0, &mut hidden, &mut Failing, &mut state, &mut workspace)
         .unwrap_err();
     assert_eq!(error.to_string(), "the cache is full");
 }

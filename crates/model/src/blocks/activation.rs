@@ -55,8 +55,22 @@ impl Activation {
     }
 }
 
+/// `values = values · sigmoid(gate)`.
+pub(crate) fn sigmoid_gate(values: &mut [f32], gate: &[f32]) {
+    for_pairs(values, gate, |values, gate| {
+        for (value, gate) in values.iter_mut().zip(gate) {
+            *value *= sigmoid(*gate);
+        }
+    });
+}
+
 #[inline(always)]
-fn silu(x: f32) -> f32 {
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
@@ -69,7 +83,7 @@ fn gelu_tanh(x: f32) -> f32 {
 
 /// e^x to about one unit in the last place, without branches or calls.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+pub(super) fn exp(x: f32) -> f32 {
     // Adding 1.5 · 2^23 rounds to a whole number and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);

@@ -1,8 +1,9 @@
 //! The attention block around the caller's attention step: projections, head norms, rotation.
 
+use super::activation::sigmoid_gate;
 use super::{Norm, Projection, Rotary};
 use crate::language_model::AttentionInput;
-use crate::workspace::{Pass, ROW_BLOCK, Workspace};
+use crate::workspace::{Pass, ROW_BLOCK, RowBlock, Workspace};
 use crate::{ModelConfig, ModelError};
 
 /// Projections of an attention layer and what happens to heads between them.
@@ -14,6 +15,8 @@ pub(crate) struct Attention {
     /// Norms of single heads before the rotation.
     pub(crate) query_norm: Option<Norm>,
     pub(crate) key_norm: Option<Norm>,
+    /// What opens and closes the result, from the same input as the queries.
+    pub(crate) gate: Option<Projection>,
 }
 
 impl Attention {
@@ -72,6 +75,7 @@ impl Attention {
         }
         let input = AttentionInput {
             layer: pass.layer,
+            cache_layer: config.cache_layer(pass.layer).unwrap_or(pass.layer),
             start_position: pass.start_position,
             tokens,
             queries: &queries[..tokens * query_width],
@@ -83,6 +87,17 @@ impl Attention {
             .map_err(ModelError::Attention)
     }
 
+    /// Gates rows of the result where the block has a gate; `norm` is that of [`attend`](Self::attend), and the rows'
+    /// residual stream must still be the layer's input.
+    pub(crate) fn gate_rows(&self, norm: &Norm, rows: &mut RowBlock<'_>) {
+        if let Some(gate) = &self.gate {
+            let opening = &mut rows.mixer[..rows.attended.len()];
+            norm.apply(rows.hidden, rows.normed);
+            gate.apply(rows.normed, opening);
+            sigmoid_gate(rows.attended, opening);
+        }
+    }
+
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
         let norms = self
@@ -91,7 +106,8 @@ impl Attention {
             .chain(&self.key_norm)
             .map(Norm::bytes)
             .sum::<u64>();
-        self.query.bytes() + self.key.bytes() + self.value.bytes() + self.output.bytes() + norms
+        let gate = self.gate.as_ref().map_or(0, Projection::bytes);
+        self.query.bytes() + self.key.bytes() + self.value.bytes() + self.output.bytes() + gate + norms
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod gated_delta_net;
 mod mlp;
 mod norm;
 mod projection;
@@ -10,6 +11,7 @@ mod rows;
 
 pub(crate) use activation::Activation;
 pub(crate) use attention::Attention;
+pub(crate) use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
 pub(crate) use mlp::Mlp;
 pub(crate) use norm::Norm;
 pub(crate) use projection::Projection;

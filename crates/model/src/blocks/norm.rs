@@ -78,7 +78,8 @@ impl Norm {
     }
 }
 
-fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
+/// 1 / √(mean of squares + epsilon).
+pub(super) fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
     (lane_sum(row, |x| x * x) / row.len() as f32 + epsilon).sqrt().recip()
 }
 
@@ -89,7 +90,7 @@ fn mean_and_scale(row: &[f32], epsilon: f32) -> (f32, f32) {
 }
 
 /// Sum of `term(x)` in a fixed order.
-fn lane_sum(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+pub(super) fn lane_sum(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let chunks = row.chunks_exact(LANES);
     let rest = chunks.remainder();

@@ -21,33 +21,41 @@ impl Projection {
         inputs: usize,
         biased: bool,
     ) -> Result<Projection, ModelError> {
-        let [projection] = Projection::load_parts(weights, name, [outputs], inputs, biased)?;
+        let [projection] = Projection::load_parts(weights, name, 1, [outputs], inputs, biased)?;
         Ok(projection)
     }
 
-    /// Takes a fused tensor as the projections it is stacked from.
+    /// Takes a fused tensor as the projections it is stacked from: `outputs` rows of each, once for each of `heads`
+    /// heads.
     pub(crate) fn load_parts<const PARTS: usize>(
         weights: &mut Checkpoint,
         name: &str,
+        heads: usize,
         outputs: [usize; PARTS],
         inputs: usize,
         biased: bool,
     ) -> Result<[Projection; PARTS], ModelError> {
-        let matrices = weights.matrices(&format!("{name}.weight"), outputs, inputs)?;
+        let matrices = weights.matrices(&format!("{name}.weight"), heads, outputs, inputs)?;
+        let stride: usize = outputs.iter().sum();
         let bias = match biased {
-            true => Some(weights.vector(&format!("{name}.bias"), outputs.iter().sum())?),
+            true => Some(weights.vector(&format!("{name}.bias"), heads * stride)?),
             false => None,
         };
-        let mut rest = bias.as_deref();
         let mut part = 0;
+        let mut first = 0;
         Ok(matrices.map(|weight| {
-            let bias = rest.map(|values| {
-                let (bias, after) = values.split_at(outputs[part]);
-                rest = Some(after);
-                bias.to_vec()
-            });
-            part += 1;
-            Projection { weight, bias }
+            let own = first..first + outputs[part];
+            (part, first) = (part + 1, own.end);
+            let of_heads = |values: &Vec<f32>| {
+                values
+                    .chunks(stride)
+                    .flat_map(|head| head[own.clone()].to_vec())
+                    .collect()
+            };
+            Projection {
+                weight,
+                bias: bias.as_ref().map(of_heads),
+            }
         }))
     }
 

@@ -152,6 +152,7 @@ fn build(
                 output: load("self_attn.o_proj", hidden, queries, biased)?,
                 query_norm,
                 key_norm,
+                gate: None,
             },
             after_attention,
             before_mlp,

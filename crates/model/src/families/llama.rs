@@ -94,7 +94,14 @@ fn attention(
     let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
     let part = |part: &str| format!("{name}.{part}");
     let [query, key, value] = if style.fused {
-        Projection::load_parts(weights, &part("qkv_proj"), [queries, kv, kv], hidden, style.input_bias)?
+        Projection::load_parts(
+            weights,
+            &part("qkv_proj"),
+            1,
+            [queries, kv, kv],
+            hidden,
+            style.input_bias,
+        )?
     } else {
         let mut load = |name, outputs| Projection::load(weights, &part(name), outputs, hidden, style.input_bias);
         [load("q_proj", queries)?, load("k_proj", kv)?, load("v_proj", kv)?]
@@ -110,6 +117,7 @@ fn attention(
         query_norm: head_norm("q_norm")?,
         key_norm: head_norm("k_norm")?,
         output: Projection::load(weights, &part("o_proj"), hidden, queries, style.output_bias)?,
+        gate: None,
     })
 }
 
@@ -123,7 +131,14 @@ fn mlp(
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let part = |part: &str| format!("{name}.{part}");
     let [gate, up] = if style.fused {
-        Projection::load_parts(weights, &part("gate_up_proj"), [inner, inner], hidden, style.mlp_bias)?
+        Projection::load_parts(
+            weights,
+            &part("gate_up_proj"),
+            1,
+            [inner, inner],
+            hidden,
+            style.mlp_bias,
+        )?
     } else {
         let mut load = |name| Projection::load(weights, &part(name), inner, hidden, style.mlp_bias);
         [load("gate_proj")?, load("up_proj")?]

@@ -7,6 +7,7 @@ mod phi;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 
 use crate::decoder::Decoder;
 use crate::fields::Fields;
@@ -30,6 +31,7 @@ const FAMILIES: &[Family] = &[
     mistral::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen3_5::FAMILY,
     phi::FAMILY,
     phi3::FAMILY,
     gemma::GEMMA2,

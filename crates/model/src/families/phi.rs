@@ -67,6 +67,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
                 output: load("self_attn.dense", hidden, queries)?,
                 query_norm,
                 key_norm,
+                gate: None,
             },
             mlp: Mlp::Plain {
                 up: load("mlp.fc1", inner, hidden)?,

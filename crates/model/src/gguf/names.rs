@@ -23,6 +23,18 @@ const PARTS: &[(&str, &str)] = &[
     ("ffn_down", "mlp.down_proj"),
 ];
 
+/// What is named otherwise in Qwen3.5.
+const QWEN35_PARTS: &[(&str, &str)] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("attn_qkv", "linear_attn.in_proj_qkv"),
+    ("attn_gate", "linear_attn.in_proj_z"),
+    ("ssm_conv1d", "linear_attn.conv1d"),
+    ("ssm_beta", "linear_attn.in_proj_b"),
+    ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_norm", "linear_attn.norm"),
+    ("ssm_out", "linear_attn.out_proj"),
+];
+
 /// What is named otherwise in Phi-2.
 const PHI2_PARTS: &[(&str, &str)] = &[
     ("attn_output", "self_attn.dense"),
@@ -68,8 +80,20 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
         ("output_norm", Architecture::Phi2) => "model.final_layernorm".to_owned(),
         ("output_norm", _) => "model.norm".to_owned(),
         _ => {
-            let (layer, part) = stem.strip_prefix("blk.")?.split_once('.')?;
+            let below = stem.strip_prefix("blk.")?;
+            // Two vectors have no part of their own in the model.
+            if architecture == Architecture::Qwen35 {
+                match (below.split_once('.'), kind) {
+                    (None, "ssm_a") => return Some(format!("model.layers.{below}.linear_attn.A")),
+                    (Some((layer, "ssm_dt")), "bias") => {
+                        return Some(format!("model.layers.{layer}.linear_attn.dt_bias"));
+                    }
+                    _ => {}
+                }
+            }
+            let (layer, part) = below.split_once('.')?;
             let own = match architecture {
+                Architecture::Qwen35 => QWEN35_PARTS,
                 Architecture::Phi2 => PHI2_PARTS,
                 Architecture::Phi3 => PHI3_PARTS,
                 Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,

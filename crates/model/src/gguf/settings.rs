@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::header::{Header, Metadata};
 use crate::ModelError;
+use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
 
@@ -15,6 +16,7 @@ pub(super) enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
+    Qwen35,
     Phi2,
     Phi3,
     Gemma2,
@@ -26,6 +28,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("llama", Architecture::Llama, "LlamaForCausalLM"),
     ("qwen2", Architecture::Qwen2, "Qwen2ForCausalLM"),
     ("qwen3", Architecture::Qwen3, "Qwen3ForCausalLM"),
+    ("qwen35", Architecture::Qwen35, "Qwen3_5ForCausalLM"),
     ("phi2", Architecture::Phi2, "PhiForCausalLM"),
     ("phi3", Architecture::Phi3, "Phi3ForCausalLM"),
     ("gemma2", Architecture::Gemma2, "Gemma2ForCausalLM"),
@@ -44,6 +47,10 @@ const SETTINGS: &[(&str, &str)] = &[
     ("attention.layer_norm_epsilon", "layer_norm_eps"),
     ("context_length", "max_position_embeddings"),
     ("vocab_size", "vocab_size"),
+    ("ssm.conv_kernel", "linear_conv_kernel_dim"),
+    ("ssm.state_size", "linear_key_head_dim"),
+    ("ssm.group_count", "linear_num_key_heads"),
+    ("ssm.time_step_rank", "linear_num_value_heads"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
 ];
@@ -97,9 +104,14 @@ pub(super) fn fields(
             settings.insert(setting.into(), to_json(value));
         }
     }
-    // Llama files made from Mistral models do not tell their window, and zero means none.
+    // Zero means none. Files made from Mistral models are of the Llama architecture and do not tell their window; they
+    // are computed without one, as llama.cpp does.
     if let Some(window) = metadata("attention.sliding_window").filter(|window| window.as_u64() != Some(0)) {
         settings.insert("sliding_window".into(), window);
+    }
+
+    if architecture == Architecture::Qwen35 {
+        hybrid(path, &metadata, &mut settings, &has)?;
     }
 
     // What the rest depends on is read with the usual checks.
@@ -136,6 +148,45 @@ pub(super) fn fields(
     };
     settings.insert("rope_parameters".into(), rotation);
     Fields::new(path, Value::Object(settings))
+}
+
+/// What a model with recurrent layers says otherwise than its directory.
+fn hybrid(
+    path: &Path,
+    metadata: &impl Fn(&str) -> Option<Value>,
+    settings: &mut Map<String, Value>,
+    has: &impl Fn(&str) -> bool,
+) -> Result<(), ModelError> {
+    let read = Fields::new(path, Value::Object(settings.clone()))?;
+    // Layers that predict further tokens are counted with the others.
+    let predicting = metadata("nextn_predict_layers")
+        .and_then(|layers| layers.as_u64())
+        .unwrap_or(0);
+    let layers = read.size("num_hidden_layers")?;
+    let layers = usize::try_from(predicting)
+        .ok()
+        .and_then(|predicting| layers.checked_sub(predicting));
+    let Some(layers) = layers.filter(|layers| (1..=LARGEST_COUNT).contains(layers)) else {
+        return Err(read.error(
+            "block_count",
+            format!("leaves no layers beside nextn_predict_layers {predicting}"),
+        ));
+    };
+    settings.insert("num_hidden_layers".into(), layers.into());
+    let kinds = (0..layers).map(|layer| match has(&format!("model.layers.{layer}.linear_attn.A")) {
+        true => "linear_attention",
+        false => "full_attention",
+    });
+    settings.insert("layer_types".into(), kinds.collect::<Vec<_>>().into());
+    let value_heads = read.size("linear_num_value_heads")?;
+    if let Some(width) = metadata("ssm.inner_size").and_then(|width| width.as_u64()) {
+        settings.insert("linear_value_head_dim".into(), (width / value_heads as u64).into());
+    }
+    // Value heads are stored in another order, norms with the one added, decays ready for use.
+    settings.insert("value_heads_tiled".into(), true.into());
+    settings.insert("norms_include_one".into(), true.into());
+    settings.insert("decay_rates_stored".into(), true.into());
+    Ok(())
 }
 
 /// The rotation, from metadata and from the tensors that hold factors.

@@ -129,10 +129,15 @@ impl Checkpoint {
 
     /// A vector as f32.
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
-        let (format, bytes) = self.take(name, &[length])?;
-        let vector = to_f32(format, &bytes);
+        self.array(name, &[length])
+    }
+
+    /// The values of a tensor of any shape as f32.
+    pub(crate) fn array(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let (format, bytes) = self.take(name, shape)?;
+        let values = to_f32(format, &bytes);
         self.unmap(name);
-        vector.ok_or_else(|| ModelError::WrongType {
+        values.ok_or_else(|| ModelError::WrongType {
             tensor: name.to_owned(),
             expected: "f32, f16 or bf16",
             found: TensorType::Weights(format),
@@ -141,24 +146,37 @@ impl Checkpoint {
 
     /// A matrix `[rows, columns]`, packed in its own format.
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<PackedMatrix, ModelError> {
-        let [matrix] = self.matrices(name, [rows], columns)?;
+        let [matrix] = self.matrices(name, 1, [rows], columns)?;
         Ok(matrix)
     }
 
-    /// A matrix stored as several on top of each other, each packed by itself.
+    /// A matrix stored as several on top of each other, so many rows of each for each of `heads` heads; each is packed
+    /// by itself.
     pub(crate) fn matrices<const PARTS: usize>(
         &mut self,
         name: &str,
+        heads: usize,
         rows: [usize; PARTS],
         columns: usize,
     ) -> Result<[PackedMatrix; PARTS], ModelError> {
-        let (format, bytes) = self.take(name, &[rows.iter().sum(), columns])?;
-        let mut rest = &bytes[..];
+        let stride: usize = rows.iter().sum();
+        let (format, bytes) = self.take(name, &[heads * stride, columns])?;
         let row_bytes = columns / format.block_weights() * format.block_bytes();
+        let mut first = 0;
         let parts = rows.map(|rows| {
-            let (part, after) = rest.split_at(rows * row_bytes);
-            rest = after;
-            PackedMatrix::pack(format, rows, columns, part)
+            let own = first * row_bytes..(first + rows) * row_bytes;
+            first += rows;
+            let part = match heads {
+                1 => Cow::Borrowed(&bytes[own]),
+                _ => Cow::Owned(
+                    bytes
+                        .chunks_exact((stride * row_bytes).max(1))
+                        .flat_map(|head| &head[own.clone()])
+                        .copied()
+                        .collect(),
+                ),
+            };
+            PackedMatrix::pack(format, heads * rows, columns, &part)
         });
         self.unmap(name);
         let mut packed = Vec::with_capacity(PARTS);

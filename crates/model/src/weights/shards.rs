@@ -59,7 +59,7 @@ fn add_shards(checkpoint: &mut Checkpoint, directory: &Path, index: &Fields) -> 
     }
     for (tensor, shard) in promised {
         let path = directory.join(shard);
-        if checkpoint.file_of(tensor) != Some(&path) {
+        if checkpoint.file_of(&text_name(tensor)) != Some(&path) {
             return Err(ModelError::CorruptWeights {
                 path,
                 problem: format!("tensor {tensor}, which {INDEX_FILE} places here, is not in it"),
@@ -77,8 +77,16 @@ fn add(checkpoint: &mut Checkpoint, path: PathBuf) -> Result<(), ModelError> {
     let tensors = read_header(&path, &mut file)?;
     let named = tensors
         .into_iter()
-        .map(|stored| (stored.info.name.clone(), stored, RowOrder::Plain));
+        .map(|stored| (text_name(&stored.info.name), stored, RowOrder::Plain));
     checkpoint.add_file(path, file, named)
+}
+
+/// A tensor's name in the text model, which multi-modal checkpoints keep below `model.language_model`.
+fn text_name(name: &str) -> String {
+    match name.strip_prefix("model.language_model.") {
+        Some(rest) => format!("model.{rest}"),
+        None => name.to_owned(),
+    }
 }
 
 /// A shard must lie beside its index; anything else could read files of the user.

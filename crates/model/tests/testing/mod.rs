@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use riffle_model::{AttentionInput, AttentionStep, LanguageModel, ModelConfig, Workspace};
+use riffle_model::{AttentionInput, AttentionStep, LanguageModel, ModelConfig, RecurrentState, Workspace};
 use safetensors::{Dtype, SafeTensors};
 
 /// Tokens and the logits the reference computes for them.
@@ -211,30 +211,73 @@ impl AttentionStep for DenseAttention {
     }
 }
 
-/// Logits of every position, `[tokens, vocab_size]`, the text taken in batches of `batch_tokens`.
-pub(crate) fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
-    let ModelConfig {
-        hidden_size,
-        vocab_size,
-        layers,
-        ..
-    } = *model.config();
-    let mut attention = DenseAttention::new(model);
-    let mut workspace = Workspace::new(model.config(), batch_tokens).for_context(tokens.len());
-    let mut logits = Vec::with_capacity(tokens.len() * vocab_size);
-    for (batch, tokens) in tokens.chunks(batch_tokens).enumerate() {
+/// A sequence being read: what attention and recurrent layers keep of it.
+pub(crate) struct Sequence<'a> {
+    model: &'a dyn LanguageModel,
+    attention: DenseAttention,
+    pub(crate) recurrent: RecurrentState,
+    workspace: Workspace,
+    tokens: usize,
+}
+
+impl<'a> Sequence<'a> {
+    pub(crate) fn new(model: &'a dyn LanguageModel, batch_tokens: usize, context_tokens: usize) -> Sequence<'a> {
+        Sequence {
+            model,
+            attention: DenseAttention::new(model),
+            recurrent: RecurrentState::new(model.config()),
+            workspace: Workspace::new(model.config(), batch_tokens).for_context(context_tokens),
+            tokens: 0,
+        }
+    }
+
+    /// Reads a batch and returns its logits, `[tokens, vocab_size]`.
+    pub(crate) fn read(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let ModelConfig {
+            hidden_size,
+            vocab_size,
+            layers,
+            ..
+        } = *self.model.config();
         let mut hidden = vec![0.0; tokens.len() * hidden_size];
-        model.embed(tokens, &mut hidden).unwrap();
+        self.model.embed(tokens, &mut hidden).unwrap();
         for layer in 0..layers {
-            model
-                .layer(layer, batch * batch_tokens, &mut hidden, &mut attention, &mut workspace)
+            let state = &mut self.recurrent;
+            self.model
+                .layer(
+                    layer,
+                    self.tokens,
+                    &mut hidden,
+                    &mut self.attention,
+                    state,
+                    &mut self.workspace,
+                )
                 .unwrap();
         }
-        let mut out = vec![0.0; tokens.len() * vocab_size];
-        model.logits(&hidden, &mut out, &mut workspace);
-        logits.extend(out);
+        self.tokens += tokens.len();
+        let mut logits = vec![0.0; tokens.len() * vocab_size];
+        self.model.logits(&hidden, &mut logits, &mut self.workspace);
+        logits
     }
-    logits
+
+    /// Forgets everything after the first `tokens` tokens, at which `state` was copied.
+    pub(crate) fn go_back(&mut self, tokens: usize, state: &RecurrentState) {
+        self.tokens = tokens;
+        self.recurrent.copy_from(state).unwrap();
+        let width = self.attention.kv_heads * self.attention.head_dim;
+        for kept in self.attention.keys.iter_mut().chain(&mut self.attention.values) {
+            kept.truncate(tokens * width);
+        }
+    }
+}
+
+/// Logits of every position, `[tokens, vocab_size]`, the text taken in batches of `batch_tokens`.
+pub(crate) fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
+    let mut sequence = Sequence::new(model, batch_tokens, tokens.len());
+    tokens
+        .chunks(batch_tokens)
+        .flat_map(|tokens| sequence.read(tokens))
+        .collect()
 }
 
 /// A tokenizer in the manner of Llama 2: `▁` for spaces, tokens `<0x00>` to `<0xFF>` for bytes outside the vocabulary.

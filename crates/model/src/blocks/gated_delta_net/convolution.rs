@@ -1,0 +1,121 @@
+//! The causal convolution of each channel over its last few tokens, followed by SiLU.
+
+use crate::ModelError;
+use crate::blocks::activation::silu;
+use crate::blocks::rows::for_rows;
+use crate::weights::Checkpoint;
+
+pub(super) struct Convolution {
+    // [kernel, channels], the oldest token first
+    taps: Vec<f32>,
+    channels: usize,
+}
+
+impl Convolution {
+    /// Takes `[channels, 1, kernel]`, or `[channels, kernel]` as GGUF files have it.
+    pub(super) fn load(
+        weights: &mut Checkpoint,
+        name: &str,
+        channels: usize,
+        kernel: usize,
+    ) -> Result<Convolution, ModelError> {
+        let flat = weights.info(name).is_some_and(|info| info.shape.len() == 2);
+        let values = match flat {
+            true => weights.array(name, &[channels, kernel])?,
+            false => weights.array(name, &[channels, 1, kernel])?,
+        };
+        Ok(Convolution::new(&values, channels))
+    }
+
+    /// From `values`, `[channels, kernel]`.
+    fn new(values: &[f32], channels: usize) -> Convolution {
+        let kernel = values.len() / channels;
+        let taps = (0..values.len()).map(|at| values[at % channels * kernel + at / channels]);
+        Convolution {
+            taps: taps.collect(),
+            channels,
+        }
+    }
+
+    pub(super) fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// `output[row, c] = silu(Σ taps[tap, c] · input[row + tap - (kernel - 1), c])`, both `[rows, channels]`; `before`,
+    /// `[kernel - 1, channels]`, stands for the rows before the first and becomes the last rows of `input`.
+    pub(super) fn apply(&self, before: &mut [f32], input: &[f32], output: &mut [f32]) {
+        let channels = self.channels;
+        let earlier = before.len() / channels;
+        for_rows(output, channels, |row, output| {
+            output.fill(0.0);
+            for (tap, taps) in self.taps.chunks_exact(channels).enumerate() {
+                let at = row + tap;
+                let source = match at.checked_sub(earlier) {
+                    None => &before[at * channels..][..channels],
+                    Some(row) => &input[row * channels..][..channels],
+                };
+                for ((output, tap), source) in output.iter_mut().zip(taps).zip(source) {
+                    *output += tap * source;
+                }
+            }
+            output.iter_mut().for_each(|value| *value = silu(*value));
+        });
+        if input.len() >= before.len() {
+            before.copy_from_slice(&input[input.len() - before.len()..]);
+        } else {
+            before.copy_within(input.len().., 0);
+            let kept = before.len() - input.len();
+            before[kept..].copy_from_slice(input);
+        }
+    }
+
+    /// Bytes in memory.
+    pub(super) fn bytes(&self) -> u64 {
+        4 * self.taps.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(count: usize, seed: usize) -> Vec<f32> {
+        (0..count)
+            .map(|i| ((i * 7919 + seed * 104_729) % 2003) as f32 / 900.0 - 1.1)
+            .collect()
+    }
+
+    #[test]
+    fn every_split_of_the_rows_gives_the_bits_of_the_formula() {
+        let (channels, kernel, rows) = (5, 4, 40);
+        let (weights, input) = (values(channels * kernel, 1), values(rows * channels, 2));
+        let convolution = Convolution::new(&weights, channels);
+        let exact = |row: usize, channel: usize| {
+            let sum: f64 = (0..kernel)
+                .filter(|tap| row + tap + 1 >= kernel)
+                .map(|tap| {
+                    let source = input[(row + tap + 1 - kernel) * channels + channel];
+                    f64::from(weights[channel * kernel + tap]) * f64::from(source)
+                })
+                .sum();
+            sum / (1.0 + (-sum).exp())
+        };
+        let mut whole = Vec::new();
+        for split in [rows, 1, 2, 3, 7] {
+            let mut before = vec![0.0; (kernel - 1) * channels];
+            let mut output = vec![0.0; input.len()];
+            for (input, output) in input.chunks(split * channels).zip(output.chunks_mut(split * channels)) {
+                convolution.apply(&mut before, input, output);
+            }
+            for (at, output) in output.iter().enumerate() {
+                assert!((f64::from(*output) - exact(at / channels, at % channels)).abs() < 1e-5);
+            }
+            assert_eq!(before, input[input.len() - before.len()..]);
+            if whole.is_empty() {
+                whole = output;
+            } else {
+                assert!(output == whole, "pieces of {split} rows");
+            }
+        }
+    }
+}

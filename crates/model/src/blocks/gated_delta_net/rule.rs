@@ -1,0 +1,320 @@
+//! The gated delta rule. For each token a head's memory `S`, `[key_dim, value_dim]`, decays and learns what its key
+//! should have read:
+//!
+//! ```text
+//! S ← exp(decay) S
+//! S ← S + key ⊗ strength (value − Sᵀ key)
+//! read = Sᵀ query
+//! ```
+//!
+//! One token is read so. Many are read in chunks, where the writes of a chunk are found all at once (the WY or UT
+//! transform of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024). With `D[i,j]` the decay
+//! from token j to token i and `D[i]` that since the chunk began, the writes `W`, `[tokens, value_dim]`, solve the unit
+//! lower triangular system
+//!
+//! ```text
+//! W[i] + Σ_{j<i} strength[i] D[i,j] (key[i]·key[j]) W[j] = strength[i] (value[i] − D[i] Sᵀ key[i])
+//! ```
+//!
+//! and then `read[i] = D[i] Sᵀ query[i] + Σ_{j≤i} D[i,j] (query[i]·key[j]) W[j]` and
+//! `S ← D[n] S + Σ_j D[n,j] key[j] ⊗ W[j]` are products of matrices. Heads run in parallel.
+
+use rayon::prelude::*;
+use riffle_linear::Columns;
+
+use crate::RecurrentShape;
+use crate::blocks::activation::exp;
+use crate::blocks::norm::lane_sum;
+
+/// Tokens read at once: chunks end at multiples of it, whatever the batch begins with.
+const CHUNK: usize = Columns::COUNT;
+/// Fewer tokens than these are read one by one.
+const FEW: usize = 4;
+/// Rows of the triangular system that are solved one by one between products.
+const SOLVE_ROWS: usize = 8;
+/// Added to the squared length of queries and keys.
+const EPSILON: f32 = 1e-6;
+
+/// The sizes of the heads and how they lie in a row.
+#[derive(Debug)]
+pub(super) struct Rule {
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    /// Pieces of 64 columns in a value head.
+    pieces: usize,
+    heads_tiled: bool,
+}
+
+/// What all heads read of some consecutive tokens.
+pub(super) struct HeadTokens<'a> {
+    /// Position of the first.
+    pub(super) start_position: usize,
+    pub(super) rows: usize,
+    // [rows, channels]: queries and keys of every key head, values of every value head
+    pub(super) mixed: &'a [f32],
+    // [rows, value_heads], how much of a value is written
+    pub(super) strength: &'a [f32],
+    // [rows, value_heads], the logarithm of what remains of the memory
+    pub(super) decay: &'a [f32],
+}
+
+/// A head's chunk, gathered.
+#[derive(Default)]
+struct Chunk {
+    // [tokens, key_dim], of length 1 / √key_dim
+    queries: Vec<f32>,
+    // [tokens, key_dim], of length 1
+    keys: Vec<f32>,
+    // [key_dim, tokens]
+    keys_across: Vec<Columns>,
+    // [tokens, tokens], below the diagonal: minus the triangular system
+    system: Vec<Columns>,
+    // [tokens, tokens], up to the diagonal: decayed query · key
+    scores: Vec<Columns>,
+    // [tokens, 64]
+    writes: Vec<Columns>,
+    // [tokens, 64]
+    reads: Vec<Columns>,
+    // [tokens], the logarithm of what remains of the memory since the chunk began
+    decay: Vec<f64>,
+}
+
+impl Rule {
+    pub(super) fn new(shape: &RecurrentShape, heads_tiled: bool) -> Rule {
+        Rule {
+            key_heads: shape.key_heads,
+            value_heads: shape.value_heads,
+            key_dim: shape.key_dim,
+            value_dim: shape.value_dim,
+            pieces: shape.column_pieces(),
+            heads_tiled,
+        }
+    }
+
+    /// Values of all value heads of a token.
+    pub(super) fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Reads `tokens`; `memory` is `[value_head, piece, key_dim]`, `read` `[value_head, rows, value_dim]`.
+    pub(super) fn apply(&self, tokens: &HeadTokens<'_>, memory: &mut [Columns], read: &mut [f32]) {
+        let memories = memory.par_chunks_mut(self.pieces * self.key_dim);
+        let reads = read.par_chunks_mut(tokens.rows * self.value_dim);
+        memories
+            .zip(reads)
+            .enumerate()
+            .for_each_init(Chunk::default, |chunk, (head, (memory, read))| {
+                let mut first = 0;
+                while first < tokens.rows {
+                    let until_boundary = CHUNK - (tokens.start_position + first) % CHUNK;
+                    let count = until_boundary.min(tokens.rows - first);
+                    let read = &mut read[first * self.value_dim..][..count * self.value_dim];
+                    self.gather(chunk, tokens, head, first, count);
+                    match count < FEW {
+                        true => self.one_by_one(chunk, tokens, head, first, memory, read),
+                        false => self.at_once(chunk, tokens, head, first, memory, read),
+                    }
+                    first += count;
+                }
+            });
+    }
+
+    /// Queries and keys of `count` tokens from `first` on, scaled to their lengths.
+    fn gather(&self, chunk: &mut Chunk, tokens: &HeadTokens<'_>, head: usize, first: usize, count: usize) {
+        let key_dim = self.key_dim;
+        let key_head = match self.heads_tiled {
+            true => head % self.key_heads,
+            false => head / (self.value_heads / self.key_heads),
+        };
+        let query_scale = (key_dim as f32).sqrt().recip();
+        chunk.queries.clear();
+        chunk.keys.clear();
+        for row in self.rows(tokens, first, count) {
+            let unit = |from: usize, length: f32| {
+                let values = &row[from..from + key_dim];
+                let scale = (lane_sum(values, |x| x * x) + EPSILON).sqrt().recip() * length;
+                values.iter().map(move |value| value * scale)
+            };
+            chunk.queries.extend(unit(key_head * key_dim, query_scale));
+            chunk.keys.extend(unit((self.key_heads + key_head) * key_dim, 1.0));
+        }
+    }
+
+    fn rows<'a>(&self, tokens: &HeadTokens<'a>, first: usize, count: usize) -> impl Iterator<Item = &'a [f32]> {
+        let channels = 2 * self.key_heads * self.key_dim + self.value_width();
+        tokens.mixed[first * channels..][..count * channels].chunks_exact(channels)
+    }
+
+    /// The values of `head` in a row that fall into a piece of columns.
+    fn values<'a>(&self, row: &'a [f32], head: usize, piece: usize) -> &'a [f32] {
+        let from = 2 * self.key_heads * self.key_dim + head * self.value_dim;
+        &row[from..from + self.value_dim][self.columns(piece)]
+    }
+
+    /// The columns of a head that fall into a piece.
+    fn columns(&self, piece: usize) -> std::ops::Range<usize> {
+        piece * Columns::COUNT..((piece + 1) * Columns::COUNT).min(self.value_dim)
+    }
+
+    /// The recurrence as it is defined.
+    fn one_by_one(
+        &self,
+        chunk: &mut Chunk,
+        tokens: &HeadTokens<'_>,
+        head: usize,
+        first: usize,
+        memory: &mut [Columns],
+        read: &mut [f32],
+    ) {
+        let key_dim = self.key_dim;
+        let count = read.len() / self.value_dim;
+        for (index, row) in self.rows(tokens, first, count).enumerate() {
+            let key = &chunk.keys[index * key_dim..][..key_dim];
+            let query = &chunk.queries[index * key_dim..][..key_dim];
+            let at = (first + index) * self.value_heads + head;
+            let remains = exp(tokens.decay[at]);
+            for (piece, memory) in memory.chunks_exact_mut(key_dim).enumerate() {
+                let mut write = [Columns::ZERO];
+                Columns::multiply_add(key, key_dim, 0..key_dim, memory, &mut write);
+                let values = self.values(row, head, piece);
+                for (write, value) in write[0].0.iter_mut().zip(values) {
+                    *write = tokens.strength[at] * (value - remains * *write);
+                }
+                for (memory, key) in memory.iter_mut().zip(key) {
+                    for (memory, write) in memory.0.iter_mut().zip(&write[0].0) {
+                        *memory = remains * *memory + key * write;
+                    }
+                }
+                let mut result = [Columns::ZERO];
+                Columns::multiply_add(query, key_dim, 0..key_dim, memory, &mut result);
+                let columns = self.columns(piece);
+                let read = &mut read[index * self.value_dim..][columns.clone()];
+                read.copy_from_slice(&result[0].0[..columns.len()]);
+            }
+        }
+    }
+
+    /// The chunk as products of matrices.
+    fn at_once(
+        &self,
+        chunk: &mut Chunk,
+        tokens: &HeadTokens<'_>,
+        head: usize,
+        first: usize,
+        memory: &mut [Columns],
+        read: &mut [f32],
+    ) {
+        let key_dim = self.key_dim;
+        let count = read.len() / self.value_dim;
+        let of_head = |index: usize| (first + index) * self.value_heads + head;
+        let mut decay = 0.0;
+        chunk.decay.clear();
+        chunk.decay.extend((0..count).map(|index| {
+            decay += f64::from(tokens.decay[of_head(index)]);
+            decay
+        }));
+        self.relate(chunk, count, |index| tokens.strength[of_head(index)]);
+        // Keys as the end of the chunk sees them.
+        for keys in &mut chunk.keys_across {
+            for (key, at) in keys.0.iter_mut().zip(&chunk.decay) {
+                *key *= exp((decay - at) as f32);
+            }
+        }
+        let Chunk {
+            queries,
+            keys,
+            keys_across,
+            system,
+            scores,
+            writes,
+            reads,
+            ..
+        } = chunk;
+        let (system, scores) = (Columns::values(system), Columns::values(scores));
+        for (piece, memory) in memory.chunks_exact_mut(key_dim).enumerate() {
+            // What the memory holds for the keys, then what is missing there.
+            let writes = cleared(writes, count);
+            Columns::multiply_add(keys, key_dim, 0..key_dim, memory, writes);
+            for (index, (write, row)) in writes.iter_mut().zip(self.rows(tokens, first, count)).enumerate() {
+                let (strength, remains) = (tokens.strength[of_head(index)], exp(chunk.decay[index] as f32));
+                for (write, value) in write.0.iter_mut().zip(self.values(row, head, piece)) {
+                    *write = strength * (value - remains * *write);
+                }
+            }
+            solve(system, writes);
+            let reads = cleared(reads, count);
+            Columns::multiply_add(queries, key_dim, 0..key_dim, memory, reads);
+            for (read, decay) in reads.iter_mut().zip(&chunk.decay) {
+                let remains = exp(*decay as f32);
+                read.0.iter_mut().for_each(|value| *value *= remains);
+            }
+            for (tile, reads) in reads.chunks_mut(SOLVE_ROWS).enumerate() {
+                let (from, until) = (tile * SOLVE_ROWS, tile * SOLVE_ROWS + reads.len());
+                Columns::multiply_add(&scores[from * CHUNK..], CHUNK, 0..until, &writes[..until], reads);
+            }
+            let remains = exp(decay as f32);
+            for memory in memory.iter_mut() {
+                memory.0.iter_mut().for_each(|value| *value *= remains);
+            }
+            Columns::multiply_add(Columns::values(keys_across), CHUNK, 0..count, writes, memory);
+            let columns = self.columns(piece);
+            for (read, result) in read.chunks_exact_mut(self.value_dim).zip(reads.iter()) {
+                read[columns.clone()].copy_from_slice(&result.0[..columns.len()]);
+            }
+        }
+    }
+
+    /// Fills `keys_across`, `system` and `scores` of a chunk of `count` tokens.
+    fn relate(&self, chunk: &mut Chunk, count: usize, strength: impl Fn(usize) -> f32) {
+        let key_dim = self.key_dim;
+        let keys_across = cleared(&mut chunk.keys_across, key_dim);
+        for (index, key) in chunk.keys.chunks_exact(key_dim).enumerate() {
+            for (across, key) in keys_across.iter_mut().zip(key) {
+                across.0[index] = *key;
+            }
+        }
+        let (system, scores) = (cleared(&mut chunk.system, count), cleared(&mut chunk.scores, count));
+        Columns::multiply_add(&chunk.keys, key_dim, 0..key_dim, keys_across, system);
+        Columns::multiply_add(&chunk.queries, key_dim, 0..key_dim, keys_across, scores);
+        for (index, (system, scores)) in system.iter_mut().zip(scores).enumerate() {
+            let strength = strength(index);
+            let now = chunk.decay[index];
+            let pairs = system.0.iter_mut().zip(&mut scores.0).zip(&chunk.decay);
+            for ((system, score), then) in pairs.take(index + 1) {
+                let remains = exp((now - then) as f32);
+                *system *= -strength * remains;
+                *score *= remains;
+            }
+            system.0[index..].fill(0.0);
+            scores.0[index + 1..].fill(0.0);
+        }
+    }
+}
+
+/// Solves `x[i] = x[i] + Σ_{j<i} system[i, j] x[j]` in place, from the first row on; `system` is `[rows, 64]`.
+fn solve(system: &[f32], x: &mut [Columns]) {
+    for first in (0..x.len()).step_by(SOLVE_ROWS) {
+        let (solved, rest) = x.split_at_mut(first);
+        let rows = SOLVE_ROWS.min(rest.len());
+        let rows = &mut rest[..rows];
+        Columns::multiply_add(&system[first * CHUNK..], CHUNK, 0..first, solved, rows);
+        for row in 1..rows.len() {
+            let (above, row_and_below) = rows.split_at_mut(row);
+            for (column, above) in above.iter().enumerate() {
+                let factor = system[(first + row) * CHUNK + first + column];
+                for (value, above) in row_and_below[0].0.iter_mut().zip(&above.0) {
+                    *value += factor * above;
+                }
+            }
+        }
+    }
+}
+
+/// The first `count` pieces, all zero.
+fn cleared(pieces: &mut Vec<Columns>, count: usize) -> &mut [Columns] {
+    pieces.clear();
+    pieces.resize(count, Columns::ZERO);
+    pieces
+}
