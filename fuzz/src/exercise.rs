@@ -3,7 +3,12 @@
 use std::error::Error;
 use std::path::Path;
 
-use riffle_model::{AttentionInput, AttentionStep, ChatMessage, LoadedModel, ModelError, Workspace, inspect, load};
+use riffle_model::{
+    AttentionInput, AttentionStep, ChatMessage, LoadedModel, ModelError, RecurrentState, Workspace, inspect, load,
+};
+
+/// A recurrent state may be larger than the weights it belongs to.
+const MOST_STATE_BYTES: u64 = 64 << 20;
 
 const TEXTS: [&str; 3] = ["", " a Word's 1234\r\n\t{é}\u{301}🙂  \u{0} <|im_end|>", "\u{fdfa}ﷺ ①"];
 
@@ -37,9 +42,14 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
     let tokens = [0, config.vocab_size as u32 - 1, config.vocab_size as u32 / 2];
     let mut hidden = vec![0.0; tokens.len() * config.hidden_size];
     let mut workspace = Workspace::new(config, tokens.len()).for_context(tokens.len());
+    // As an engine would, which plans the memory before.
+    if config.recurrent_bytes() > MOST_STATE_BYTES {
+        return Ok(());
+    }
+    let mut recurrent = RecurrentState::new(config);
     model.embed(&tokens, &mut hidden)?;
     for layer in 0..config.layers {
-        model.layer(layer, 0, &mut hidden, &mut Nothing, &mut workspace)?;
+        model.layer(layer, 0, &mut hidden, &mut Nothing, &mut recurrent, &mut workspace)?;
     }
     let mut logits = vec![0.0; config.vocab_size];
     model.logits(&hidden[..config.hidden_size], &mut logits, &mut workspace);

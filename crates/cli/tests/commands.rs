@@ -198,7 +198,7 @@ fn plan_adds_up_and_scales_with_the_context() {
     for plan in [&short, &long] {
         let part = |name: &str| plan[name].as_u64().expect("bytes");
         assert_eq!(
-            part("weights_bytes") + part("kv_bytes") + part("scratch_bytes"),
+            part("weights_bytes") + part("kv_bytes") + part("recurrent_bytes") + part("scratch_bytes"),
             part("total_bytes")
         );
     }

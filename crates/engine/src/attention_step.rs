@@ -65,7 +65,12 @@ impl AttentionStep for LayerAttention<'_> {
 impl LayerAttention<'_> {
     fn layer(&mut self, input: &AttentionInput<'_>, output: &mut [f32]) -> Result<ControlFlow<()>, EngineError> {
         let window = (self.window)(input.layer);
-        let two_phases = window.is_none() && self.policies.layer(input.layer).iter().any(|p| p.has_two_phases());
+        let two_phases = window.is_none()
+            && self
+                .policies
+                .layer(input.cache_layer)
+                .iter()
+                .any(|p| p.has_two_phases());
         let chunks: Vec<Range<usize>> = (0..input.tokens)
             .step_by(self.chunk_tokens)
             .map(|first| first..(first + self.chunk_tokens).min(input.tokens))
@@ -104,7 +109,7 @@ impl LayerAttention<'_> {
         let width = self.step.heads.kv_heads * self.step.heads.head_dim;
         let range = tokens.start * width..tokens.end * width;
         self.cache
-            .append(input.layer, &input.keys[range.clone()], &input.values[range])?;
+            .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
         Ok(())
     }
 
@@ -124,7 +129,7 @@ impl LayerAttention<'_> {
             .zip(&pages)
             .map(|(tokens, pages)| Chunk::new(&self.step, input, tokens.clone(), pages))
             .collect();
-        let policies = self.policies.layer(input.layer);
+        let policies = self.policies.layer(input.cache_layer);
         let tiles: Vec<(&Chunk<'_>, &Tile<'_>)> = chunks
             .iter()
             .flat_map(|chunk| chunk.tiles.iter().map(move |tile| (chunk, tile)))
@@ -159,12 +164,12 @@ impl LayerAttention<'_> {
         let pages = pages(self.cache, input, step.heads, &tokens);
         let chunk = Chunk::new(&step, input, tokens, &pages);
         if window.is_none() {
-            let policies = self.policies.layer_mut(input.layer).par_iter_mut();
+            let policies = self.policies.layer_mut(input.cache_layer).par_iter_mut();
             policies.zip(&chunk.contexts).for_each(|(policy, context)| {
                 policy.prepare(&step.heads.tile(input, chunk.tokens.clone(), context.kv_head), context);
             });
         }
-        let policies = self.policies.layer(input.layer);
+        let policies = self.policies.layer(input.cache_layer);
         let select = |own: bool, tile: &Tile<'_>| match window {
             Some(window) => Selection::none().with_row_window(window),
             None if own => policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]),

@@ -44,7 +44,7 @@ impl<'a> Chunk<'a> {
     ) -> Self {
         let contexts = pages.iter().enumerate().map(|(kv_head, pages)| SelectContext {
             phase: step.phase,
-            layer: input.layer,
+            layer: input.cache_layer,
             layers: step.layers,
             kv_head,
             chunk_start: input.start_position + tokens.start,
@@ -55,7 +55,7 @@ impl<'a> Chunk<'a> {
             pages,
         });
         Self {
-            layer: input.layer,
+            layer: input.cache_layer,
             group: step.heads.group,
             head_dim: step.heads.head_dim,
             contexts: contexts.collect(),
@@ -89,7 +89,9 @@ pub(crate) fn pages<'c>(
 ) -> Vec<Vec<PageView<'c>>> {
     let end = input.start_position + tokens.end;
     let of_head = |kv_head: usize| {
-        let pages = cache.pages(input.layer, kv_head).take_while(|page| page.start < end);
+        let pages = cache
+            .pages(input.cache_layer, kv_head)
+            .take_while(|page| page.start < end);
         let cut = pages.map(|page| PageView {
             tokens: page.tokens.min(end - page.start),
             ..page

@@ -47,6 +47,7 @@ mod parse;
 mod plan;
 mod prefix;
 mod profile;
+mod recurrence;
 mod run;
 mod sampler;
 mod saved;

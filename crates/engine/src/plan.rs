@@ -6,6 +6,7 @@ use riffle_model::ModelConfig;
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
+use crate::recurrence::Recurrence;
 use crate::{EngineError, EngineOptions};
 
 /// Bytes a run needs, part by part, beside what the machine has.
@@ -19,6 +20,8 @@ pub struct MemoryPlan {
     pub kv_bytes_per_token: u64,
     /// Bytes of KV pages when the context is full. Pages are allocated by use; this is the ceiling.
     pub kv_bytes: u64,
+    /// Bytes of the recurrent layers' state and the copies a session keeps of it; the same for every context.
+    pub recurrent_bytes: u64,
     /// Bytes of activations for one logical batch, attention partials and logits.
     pub scratch_bytes: u64,
     /// Sum of the parts.
@@ -39,10 +42,12 @@ impl MemoryPlan {
         let asked = options.context_for(config.max_position)?;
         let shape = cache_shape(config, options);
         shape.validate()?;
+        let recurrent_bytes = Recurrence::STATES * config.recurrent_bytes();
         let scratch = |context: usize| scratch_bytes(config, options, context);
         let needed = |context: usize| {
             config
                 .weight_bytes
+                .saturating_add(recurrent_bytes)
                 .saturating_add(scratch(context))
                 .saturating_add(shape.bytes_for(context))
         };
@@ -57,6 +62,7 @@ impl MemoryPlan {
             weights_bytes: config.weight_bytes,
             kv_bytes_per_token: shape.bytes_per_token(),
             kv_bytes: shape.bytes_for(context_tokens),
+            recurrent_bytes,
             scratch_bytes: scratch(context_tokens),
             total_bytes: needed(context_tokens),
             available_bytes,
@@ -88,10 +94,14 @@ impl MemoryPlan {
         Err(EngineError::OutOfMemory {
             needed: human_bytes(self.total_bytes),
             parts: format!(
-                "weights {}, KV of {} tokens {}, scratch {}",
+                "weights {}, KV of {} tokens {}, {}scratch {}",
                 human_bytes(self.weights_bytes),
                 self.context_tokens,
                 human_bytes(self.kv_bytes),
+                match self.recurrent_bytes {
+                    0 => String::new(),
+                    bytes => format!("recurrent state {}, ", human_bytes(bytes)),
+                },
                 human_bytes(self.scratch_bytes)
             ),
             available: human_bytes(self.available_bytes),
@@ -103,7 +113,7 @@ impl MemoryPlan {
 /// The shape of the cache a model needs under these options.
 pub(crate) fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> CacheShape {
     CacheShape {
-        layers: config.layers,
+        layers: config.attention_layers(),
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         page_tokens: options.page_tokens,
@@ -115,7 +125,7 @@ pub(crate) fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Cach
 /// What the policies of a model are built for.
 pub(crate) fn policy_shape(config: &ModelConfig, options: &EngineOptions) -> PolicyShape {
     PolicyShape {
-        layers: config.layers,
+        layers: config.attention_layers(),
         kv_heads: config.kv_heads,
         group: config.heads / config.kv_heads,
         head_dim: config.head_dim,

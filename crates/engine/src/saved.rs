@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use riffle_kv::{KvCache, KvError};
+use riffle_model::RecurrentState;
 use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,7 @@ use crate::sampler::SamplerState;
 use crate::{Engine, EngineError, Session};
 
 /// Changes with the record below.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
 /// What a session holds beside its pages.
 #[derive(Serialize, Deserialize)]
@@ -30,6 +31,8 @@ struct Record {
     prefill: Vec<Vec<u8>>,
     /// `[layers, kv_heads]`
     decode: Vec<Vec<u8>>,
+    /// Of the layers that hold no keys and values.
+    recurrent: Vec<u8>,
 }
 
 impl Session {
@@ -51,6 +54,7 @@ impl Session {
             pairs: self.pairs,
             prefill: states(&self.prefill),
             decode: states(&self.decode),
+            recurrent: self.recurrence.state.to_bytes(),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
         Ok(self.cache.save(path, &origin(&self.engine)?.to_bytes(), &record)?)
@@ -88,6 +92,11 @@ impl Session {
         }
         restore_states(&mut session.prefill, record.prefill, path)?;
         restore_states(&mut session.decode, record.decode, path)?;
+        let recurrent = RecurrentState::from_bytes(engine.model().config(), &record.recurrent)?;
+        if recurrent.tokens().is_some_and(|tokens| tokens != record.tokens.len()) {
+            return Err(unreadable(path));
+        }
+        session.recurrence.resume(recurrent)?;
         session.cache = cache;
         session.tokens = record.tokens;
         session.prefilled = record.prefilled;

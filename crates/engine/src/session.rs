@@ -13,6 +13,7 @@ use crate::audit::{Audit, AuditReport};
 use crate::block_means::BlockMeans;
 use crate::chunk::Step;
 use crate::plan::{cache_shape, policy_shape};
+use crate::recurrence::Recurrence;
 use crate::sampler::SamplerState;
 use crate::tiles::Heads;
 use crate::{Engine, EngineError};
@@ -35,6 +36,7 @@ pub struct Session {
     pub(crate) cache: KvCache,
     pub(crate) prefill: PolicySet,
     pub(crate) decode: PolicySet,
+    pub(crate) recurrence: Recurrence,
     pub(crate) tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
     pub(crate) prefilled: usize,
@@ -65,6 +67,7 @@ impl Session {
             cache: KvCache::new(cache_shape(config, options), Some(engine.plan().kv_bytes))?,
             prefill: policies(&options.prefill, Phase::Prefill)?,
             decode: policies(&options.decode, Phase::Decode)?,
+            recurrence: Recurrence::new(config),
             tokens: Vec::new(),
             prefilled: 0,
             pending: None,
@@ -75,7 +78,9 @@ impl Session {
             partials: Vec::new(),
             pairs: PairCount::default(),
             means: BlockMeans::default(),
-            audit: options.audit.then(|| Audit::new(config.layers, Heads::of(config))),
+            audit: options
+                .audit
+                .then(|| Audit::new(config.attention_layers(), Heads::of(config))),
             engine: Arc::clone(engine),
         })
     }
@@ -153,11 +158,17 @@ impl Session {
     }
 
     /// Forgets everything after the first `tokens` tokens.
-    pub fn truncate(&mut self, tokens: usize) {
-        self.tokens.truncate(tokens);
-        self.forget_from(self.tokens.len());
+    ///
+    /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
+    /// prompt that failed: from the end of its latest batch); going back to elsewhere reads again what came after the
+    /// last of these.
+    ///
+    /// # Errors
+    /// Of reading again, which the session leaves at the batch that failed; none for models without recurrent layers.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), EngineError> {
         self.logits.clear();
         self.end_answer();
+        self.go_back(tokens.min(self.tokens.len()))
     }
 
     /// Tokens that the session and `tokens` begin with alike.
@@ -168,17 +179,20 @@ impl Session {
     /// Keeps what the session and `tokens` begin with alike and forgets the rest, so that reading
     /// `tokens[kept..]` leaves a session of exactly `tokens`. Returns `kept`; where it is all of `tokens`, nothing is
     /// left to read.
-    pub fn keep_shared(&mut self, tokens: &[u32]) -> usize {
+    ///
+    /// # Errors
+    /// As [`Session::truncate`].
+    pub fn keep_shared(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
         let shared = self.shared_with(tokens);
         let whole = shared == self.tokens.len() && !self.logits.is_empty();
         if whole {
             self.end_answer();
-            return shared;
+            return Ok(shared);
         }
         // Logits are those of the last token that is read: one is read again where all of them are known.
         let kept = shared.min(tokens.len().saturating_sub(1));
-        self.truncate(kept);
-        kept
+        self.truncate(kept)?;
+        Ok(kept)
     }
 
     /// The token that was drawn last, which is read when the answer goes on.
@@ -189,6 +203,18 @@ impl Session {
     fn end_answer(&mut self) {
         self.pending = None;
         self.sampler = None;
+    }
+
+    /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state.
+    fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
+        let known = self.recurrence.restore(tokens)?;
+        let again = self.tokens[known..tokens].to_vec();
+        self.tokens.truncate(known);
+        self.forget_from(known);
+        for batch in again.chunks(self.engine.options().batch_tokens) {
+            self.read_batch(batch, Phase::Prefill, &mut |_, _| ControlFlow::Continue(()), tokens)?;
+        }
+        Ok(())
     }
 
     fn forget_from(&mut self, tokens: usize) {
@@ -219,6 +245,7 @@ impl Session {
         }
         self.check_room("the prompt", tokens.len())?;
         self.end_answer();
+        self.recurrence.keep_before_prompt()?;
         let layers = self.engine.model().config().layers;
         let batch_tokens = self.engine.options().batch_tokens;
         let goal = self.tokens.len() + tokens.len();
@@ -232,6 +259,7 @@ impl Session {
                 })
             };
             self.read_batch(batch, Phase::Prefill, &mut after_chunk, goal)?;
+            self.recurrence.keep_boundary()?;
             done += batch.len();
             if let Some(take) = take.as_deref_mut() {
                 self.hand_over_logits(batch.len(), take)?;
@@ -258,7 +286,8 @@ impl Session {
                     self.prefilled = self.tokens.len();
                 }
             }
-            Err(_) => self.forget_from(start),
+            // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
+            Err(_) => drop(self.go_back(start)),
         }
         result
     }
@@ -291,7 +320,7 @@ impl Session {
             means: &mut self.means,
             step: Step {
                 phase,
-                layers: config.layers,
+                layers: config.attention_layers(),
                 heads: Heads::of(config),
                 total_tokens: goal,
                 page_tokens: engine.options().page_tokens,
@@ -306,17 +335,30 @@ impl Session {
             after_chunk,
             failure: None,
         };
+        let interrupted = || EngineError::Interrupted {
+            tokens: start,
+            total: goal,
+        };
         for layer in 0..config.layers {
-            let result = model.layer(layer, start, &mut self.hidden, &mut attention, &mut self.workspace);
+            let state = &mut self.recurrence.state;
+            let result = model.layer(
+                layer,
+                start,
+                &mut self.hidden,
+                &mut attention,
+                state,
+                &mut self.workspace,
+            );
             if let Err(error) = result {
                 return Err(match (attention.failure.take(), error) {
                     (Some(failure), _) => failure,
-                    (None, riffle_model::ModelError::Attention(_)) => EngineError::Interrupted {
-                        tokens: start,
-                        total: goal,
-                    },
+                    (None, riffle_model::ModelError::Attention(_)) => interrupted(),
                     (None, error) => error.into(),
                 });
+            }
+            // A recurrent layer asks for no attention, where the others tell how far they are.
+            if config.cache_layer(layer).is_none() && (attention.after_chunk)(layer, batch.len()).is_break() {
+                return Err(interrupted());
             }
         }
         Ok(())

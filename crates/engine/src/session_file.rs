@@ -75,7 +75,7 @@ impl SessionFile {
                 shared,
             });
         }
-        Ok(session.keep_shared(tokens))
+        session.keep_shared(tokens)
     }
 
     pub(crate) fn save(&mut self, session: &Session) -> Result<(), EngineError> {

@@ -92,7 +92,7 @@ fn landmarks_follow_a_rollback() {
     let other: Vec<u32> = tokens[..130].iter().map(|token| (token + 7) % 61).collect();
     session.prefill(&tokens[..45], &mut go_on).unwrap();
     session.prefill(&other[45..], &mut go_on).unwrap();
-    session.truncate(45);
+    session.truncate(45).unwrap();
     session.prefill(&tokens[45..], &mut go_on).unwrap();
     let mut expected = Session::new(&small_engine(options(spec, spec))).unwrap();
     expected.prefill(&tokens[..45], &mut go_on).unwrap();

@@ -132,17 +132,20 @@ fn a_new_prompt_begins_its_seed_anew_and_keeps_what_it_shares() {
     let expected = generate(&mut fresh, &sampled(10));
 
     // The same prompt again: its last token alone is read again.
-    assert_eq!(fresh.keep_shared(&tokens), 299);
+    assert_eq!(fresh.keep_shared(&tokens).unwrap(), 299);
     fresh.prefill(&tokens[299..], &mut go_on).unwrap();
     assert_eq!(generate(&mut fresh, &sampled(10)), expected);
 
     // A prompt that goes on after the answer, and one that leaves it.
     let longer = [fresh.tokens(), &tokens[..5]].concat();
-    assert_eq!(fresh.keep_shared(&longer), 309);
+    assert_eq!(fresh.keep_shared(&longer).unwrap(), 309);
     fresh.prefill(&longer[309..], &mut go_on).unwrap();
-    assert_eq!(fresh.keep_shared(&longer), longer.len());
+    assert_eq!(fresh.keep_shared(&longer).unwrap(), longer.len());
     let other = [&tokens[..123], &[7, 8, 9]].concat();
-    assert_eq!((fresh.shared_with(&other), fresh.keep_shared(&other)), (123, 123));
+    assert_eq!(
+        (fresh.shared_with(&other), fresh.keep_shared(&other).unwrap()),
+        (123, 123)
+    );
     assert_eq!(fresh.tokens(), &tokens[..123]);
 }
 

@@ -45,7 +45,7 @@ fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
     });
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
-    session.truncate(37);
+    session.truncate(37).unwrap();
     assert_eq!(session.usage().tokens, 37);
     session.prefill(&tokens[37..80], &mut go_on).unwrap();
     let difference = largest_difference(session.logits(), &logits_after(&engine, &tokens[..80]));

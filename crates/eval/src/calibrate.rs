@@ -70,7 +70,7 @@ pub fn calibrate(
         session.prefill(&tokens, &mut |_| ControlFlow::Continue(()))?;
         let config = engine.model().config();
         let shape = PolicyShape {
-            layers: config.layers,
+            layers: config.attention_layers(),
             kv_heads: config.kv_heads,
             group: config.heads / config.kv_heads,
             head_dim: config.head_dim,

@@ -65,11 +65,11 @@ pub fn measure_model(
         let (prompt, answer) = (tokens(options.prompt_tokens), tokens(options.generated_tokens));
         let (mut prefill_s, mut decode_s) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..options.repeats {
-            session.truncate(depth);
+            session.truncate(depth)?;
             let start = Instant::now();
             session.prefill(&prompt, &mut go_on)?;
             prefill_s = prefill_s.min(start.elapsed().as_secs_f64());
-            session.truncate(depth);
+            session.truncate(depth)?;
             let start = Instant::now();
             for &token in &answer {
                 session.advance(token)?;

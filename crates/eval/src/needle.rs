@@ -71,7 +71,7 @@ pub fn needle(engine: &Arc<Engine>, text: &str, options: &NeedleOptions) -> Resu
         .needles
         .into_iter()
         .map(|needle| {
-            session.truncate(length);
+            session.truncate(length)?;
             let question = format!(
                 "\nWhat is the pass key for {name}? The pass key for {name} is",
                 name = needle.name

@@ -26,6 +26,8 @@ fn as_json(info: &ModelInfo) -> Value {
         "format": info.format,
         "architecture": config.architecture,
         "layers": config.layers,
+        "attention_layers": config.attention_layers(),
+        "recurrent_bytes": config.recurrent_bytes(),
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "heads": config.heads,
@@ -72,8 +74,15 @@ fn described(info: &ModelInfo) -> String {
             tokenizer.eos.as_deref().unwrap_or("none"),
         )
     });
+    let recurrent = match config.layers - config.attention_layers() {
+        0 => String::new(),
+        layers => format!(
+            ", {layers} of them recurrent with a state of {}",
+            human_bytes(config.recurrent_bytes())
+        ),
+    };
     let mut text = format!(
-        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}\nhidden        {}, feed-forward {}\nheads         {} query, {} KV, {} wide\npositions     {}\nvocabulary    {}{}\nweights       {}\ntokenizer     {tokenizer}\nchat template {}\n\n",
+        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\nheads         {} query, {} KV, {} wide\npositions     {}\nvocabulary    {}{}\nweights       {}\ntokenizer     {tokenizer}\nchat template {}\n\n",
         info.path.display(),
         info.format,
         config.architecture,

@@ -20,8 +20,12 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     } else {
         format!("does not fit; --ctx {} would", plan.largest_context_tokens)
     };
+    let recurrent = match plan.recurrent_bytes {
+        0 => String::new(),
+        bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
+    };
     print(&format!(
-        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {})\nscratch    {}\ntotal      {}\navailable  {}\nplan       {verdict}\n",
+        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {})\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\nplan       {verdict}\n",
         grouped(plan.context_tokens),
         human_bytes(plan.weights_bytes),
         human_bytes(plan.kv_bytes),

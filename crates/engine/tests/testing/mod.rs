@@ -24,6 +24,22 @@ pub fn small_engine(options: EngineOptions) -> Arc<Engine> {
     Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).expect("a model")
 }
 
+/// A random model of recurrent layers and one of attention, on an f32 cache.
+pub fn hybrid_engine(options: EngineOptions) -> Arc<Engine> {
+    let options = EngineOptions {
+        key_format: Format::F32,
+        value_format: Format::F32,
+        ..options
+    };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
+    Engine::load(path, options).expect("a model")
+}
+
+/// A prompt of `length` tokens for [`hybrid_engine`].
+pub fn hybrid_prompt(length: usize) -> Vec<u32> {
+    prompt(length).into_iter().map(|token| token % 31).collect()
+}
+
 /// A prompt of `length` tokens.
 pub fn prompt(length: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * 37 + i / 7) % 61) as u32).collect()

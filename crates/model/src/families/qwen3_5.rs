@@ -213,6 +213,13 @@ impl DecoderLayer for Layer {
         Ok(())
     }
 
+    fn rotary(&self) -> Option<&Rotary> {
+        match &self.mixer {
+            Mixer::Attention(_) => Some(&self.rotary),
+            Mixer::Recurrent(_) => None,
+        }
+    }
+
     fn bytes(&self) -> u64 {
         let mixer = match &self.mixer {
             Mixer::Attention(attention) => attention.bytes(),
