@@ -41,7 +41,7 @@ fn check_against(model: &Path, case: &Path) {
         let difference = largest_difference(split.into_iter(), whole.iter().copied());
         // Recurrent layers compute chunks of 64 tokens, and parts of one with other roundings.
         let rounding = match model.config().recurrent {
-            Some(_) if batch_tokens % 64 != 0 => ROUNDING * scale(&whole),
+            Some(_) if !batch_tokens.is_multiple_of(64) => ROUNDING * scale(&whole),
             _ => 0.0,
         };
         println!("{}: batches of {batch_tokens} differ by {difference:e}", case.display());

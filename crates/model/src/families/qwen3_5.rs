@@ -61,7 +61,7 @@ fn recurrent_shape(fields: &Fields, layers: usize) -> Result<RecurrentShape, Mod
     }
     let interval = fields.size("full_attention_interval")?;
     let is_recurrent = |layer: usize| match types.get(layer).map(String::as_str) {
-        None => Ok((layer + 1) % interval != 0),
+        None => Ok(!(layer + 1).is_multiple_of(interval)),
         Some("linear_attention") => Ok(true),
         Some("full_attention") => Ok(false),
         Some(other) => {
@@ -83,7 +83,7 @@ fn recurrent_shape(fields: &Fields, layers: usize) -> Result<RecurrentShape, Mod
         value_dim: size("linear_value_head_dim")?,
         kernel: size("linear_conv_kernel_dim")?,
     };
-    if shape.value_heads % shape.key_heads != 0 {
+    if !shape.value_heads.is_multiple_of(shape.key_heads) {
         let problem = format!(
             "{} value heads are not a multiple of the {} key heads",
             shape.value_heads, shape.key_heads
