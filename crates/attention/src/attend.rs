@@ -236,7 +236,7 @@ mod tests {
             for level in Level::all() {
                 let mut partial = problem.partial();
                 attend_at(level, &tile, &kv, &problem.selection, &problem.options, &mut partial);
-                close(&partial, &expected, level.name());
+                close(&partial, &expected, problem.quantised(), level.name());
             }
         }
     }

@@ -360,7 +360,7 @@ mod tests {
             &mut partials,
         )
         .unwrap();
-        close(&partials[0], &expected, "parts");
+        close(&partials[0], &expected, false, "parts");
     }
 
     #[test]

@@ -7,8 +7,10 @@
 //! - `q8_0` keys, per block: 16 f16 scales, then `[width / 4, 16, 4]` bytes with an offset of 128;
 //! - `q4_0` keys, per block: 16 f16 scales, then `[width / 8, 16, 4]` bytes, whose low nibbles are
 //!   dimensions 0..4 of the eight and whose high nibbles are 4..8, with an offset of 8;
-//! - values, per stripe: `[blocks, 16]` f16 scales, then for each of 16 tokens its blocks: `width`
-//!   signed bytes, or `width / 2` bytes whose low nibbles are the first half of the block.
+//! - `q8_0` values, per stripe: `[blocks, 16]` f16 scales, then per block `[4, width, 4]` bytes (four
+//!   tokens together) with an offset of 128;
+//! - `q4_0` values, per stripe: as many scales, then per block `[2, width, 4]` bytes, whose low nibbles are
+//!   the first four tokens of the eight and whose high nibbles the other four, with an offset of 8.
 
 use alloc::vec;
 
@@ -121,6 +123,7 @@ pub fn write_values(
     for t in 0..tokens {
         let row = &source[t * source_stride..][..head_dim];
         let slot = first_token_in_page + t;
+        let lane = slot % LANES;
         match plane {
             PlaneMut::F32(data) => data[slot * head_dim..][..head_dim].copy_from_slice(row),
             PlaneMut::F16(data) => {
@@ -134,24 +137,35 @@ pub fn write_values(
                 }
             }
             PlaneMut::Q8_0(data) => {
-                let (scales, bytes) = quantised_row_mut(data, Format::Q8_0, head_dim, slot);
+                let (scales, mut bytes) = value_stripe_mut(data, Format::Q8_0, head_dim, slot);
                 for (b, block) in row.chunks(QUANT_BLOCK).enumerate() {
                     let (scale, inverse) = scale_q8(block);
-                    scales[2 * (b * LANES + slot % LANES)..][..2].copy_from_slice(&scale.to_le_bytes());
-                    for (out, value) in bytes[b * QUANT_BLOCK..].iter_mut().zip(block) {
-                        *out = quant_q8(*value, inverse) as u8;
+                    scales[2 * (b * LANES + lane)..][..2].copy_from_slice(&scale.to_le_bytes());
+                    let (fours, rest) = bytes.split_at_mut(LANES * block.len());
+                    bytes = rest;
+                    let columns = fours[lane / 4 * 4 * block.len()..].chunks_exact_mut(4);
+                    for (column, value) in columns.zip(block) {
+                        column[lane % 4] = (quant_q8(*value, inverse) as u8) ^ 0x80;
                     }
                 }
             }
             PlaneMut::Q4_0(data) => {
-                let (scales, bytes) = quantised_row_mut(data, Format::Q4_0, head_dim, slot);
+                let (scales, mut bytes) = value_stripe_mut(data, Format::Q4_0, head_dim, slot);
+                let high = lane % 8 >= 4;
                 for (b, block) in row.chunks(QUANT_BLOCK).enumerate() {
                     let (scale, inverse) = scale_q4(block);
-                    scales[2 * (b * LANES + slot % LANES)..][..2].copy_from_slice(&scale.to_le_bytes());
-                    let (first, second) = block.split_at(block.len() / 2);
-                    let out = &mut bytes[b * QUANT_BLOCK / 2..];
-                    for ((out, low), high) in out.iter_mut().zip(first).zip(second) {
-                        *out = quant_q4(*low, inverse) | (quant_q4(*high, inverse) << 4);
+                    scales[2 * (b * LANES + lane)..][..2].copy_from_slice(&scale.to_le_bytes());
+                    let (eights, rest) = bytes.split_at_mut(LANES / 2 * block.len());
+                    bytes = rest;
+                    let columns = eights[lane / 8 * 4 * block.len()..].chunks_exact_mut(4);
+                    for (column, value) in columns.zip(block) {
+                        let nibble = quant_q4(*value, inverse);
+                        let byte = &mut column[lane % 4];
+                        *byte = if high {
+                            (*byte & 15) | (nibble << 4)
+                        } else {
+                            (*byte & 0xf0) | nibble
+                        };
                     }
                 }
             }
@@ -245,6 +259,7 @@ pub fn read_values(
     for t in 0..tokens {
         let row = &mut out[t * out_stride..][..head_dim];
         let slot = first_token_in_page + t;
+        let lane = slot % LANES;
         match plane {
             Plane::F32(data) => row.copy_from_slice(&data[slot * head_dim..][..head_dim]),
             Plane::F16(data) => {
@@ -258,21 +273,26 @@ pub fn read_values(
                 }
             }
             Plane::Q8_0(data) => {
-                let (scales, bytes) = quantised_row(data, Format::Q8_0, head_dim, slot);
+                let (scales, mut bytes) = value_stripe(data, Format::Q8_0, head_dim, slot);
                 for (b, block) in row.chunks_mut(QUANT_BLOCK).enumerate() {
-                    let scale = scale_at(scales, b * LANES + slot % LANES);
-                    for (value, byte) in block.iter_mut().zip(&bytes[b * QUANT_BLOCK..]) {
-                        *value = f32::from(*byte as i8) * scale;
+                    let scale = scale_at(scales, b * LANES + lane);
+                    let (fours, rest) = bytes.split_at(LANES * block.len());
+                    bytes = rest;
+                    let columns = fours[lane / 4 * 4 * block.len()..].chunks_exact(4);
+                    for (value, column) in block.iter_mut().zip(columns) {
+                        *value = f32::from((column[lane % 4] ^ 0x80) as i8) * scale;
                     }
                 }
             }
             Plane::Q4_0(data) => {
-                let (scales, bytes) = quantised_row(data, Format::Q4_0, head_dim, slot);
+                let (scales, mut bytes) = value_stripe(data, Format::Q4_0, head_dim, slot);
                 for (b, block) in row.chunks_mut(QUANT_BLOCK).enumerate() {
-                    let scale = scale_at(scales, b * LANES + slot % LANES);
-                    let half = block.len() / 2;
-                    for (d, value) in block.iter_mut().enumerate() {
-                        *value = nibble(bytes[b * QUANT_BLOCK / 2 + d % half], d >= half) * scale;
+                    let scale = scale_at(scales, b * LANES + lane);
+                    let (eights, rest) = bytes.split_at(LANES / 2 * block.len());
+                    bytes = rest;
+                    let columns = eights[lane / 8 * 4 * block.len()..].chunks_exact(4);
+                    for (value, column) in block.iter_mut().zip(columns) {
+                        *value = nibble(column[lane % 4], lane % 8 >= 4) * scale;
                     }
                 }
             }
@@ -336,21 +356,15 @@ fn check_copy(
     Ok(())
 }
 
-/// Scales `[blocks, 16]` of the token's stripe and the token's own bytes.
-fn quantised_row(data: &[u8], format: Format, head_dim: usize, slot: usize) -> (&[u8], &[u8]) {
+/// Scales `[blocks, 16]` and bytes of the token's stripe.
+fn value_stripe(data: &[u8], format: Format, head_dim: usize, slot: usize) -> (&[u8], &[u8]) {
     let len = format.plane_len(LANES, head_dim);
-    let scales_len = 2 * LANES * head_dim.div_ceil(QUANT_BLOCK);
-    let (scales, bytes) = data[slot / LANES * len..][..len].split_at(scales_len);
-    let row_len = (len - scales_len) / LANES;
-    (scales, &bytes[slot % LANES * row_len..][..row_len])
+    data[slot / LANES * len..][..len].split_at(2 * LANES * head_dim.div_ceil(QUANT_BLOCK))
 }
 
-fn quantised_row_mut(data: &mut [u8], format: Format, head_dim: usize, slot: usize) -> (&mut [u8], &mut [u8]) {
+fn value_stripe_mut(data: &mut [u8], format: Format, head_dim: usize, slot: usize) -> (&mut [u8], &mut [u8]) {
     let len = format.plane_len(LANES, head_dim);
-    let scales_len = 2 * LANES * head_dim.div_ceil(QUANT_BLOCK);
-    let (scales, bytes) = data[slot / LANES * len..][..len].split_at_mut(scales_len);
-    let row_len = (len - scales_len) / LANES;
-    (scales, &mut bytes[slot % LANES * row_len..][..row_len])
+    data[slot / LANES * len..][..len].split_at_mut(2 * LANES * head_dim.div_ceil(QUANT_BLOCK))
 }
 
 pub(crate) fn scale_at(scales: &[u8], index: usize) -> f32 {

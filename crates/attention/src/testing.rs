@@ -84,6 +84,13 @@ impl Problem {
         }
     }
 
+    pub(crate) fn quantised(&self) -> bool {
+        let quantised = |format| matches!(format, Format::Q8_0 | Format::Q4_0);
+        self.pages
+            .iter()
+            .any(|page| quantised(page.keys.0) || quantised(page.values.0))
+    }
+
     pub(crate) fn partial(&self) -> Partial {
         Partial::new(self.rows, self.group, self.head_dim)
     }
@@ -160,8 +167,10 @@ impl Page {
     }
 }
 
-/// Fails unless both hold the same attention up to rounding.
-pub(crate) fn close(ours: &Partial, expected: &Partial, what: &str) {
+/// Fails unless both hold the same attention up to rounding. Integer sums over quantised planes carry
+/// 15 bits of queries and weights, the rest single precision.
+pub(crate) fn close(ours: &Partial, expected: &Partial, quantised: bool, what: &str) {
+    let tolerance = if quantised { 1e-4 } else { 1e-5 };
     for row in 0..ours.rows() {
         for head in 0..ours.group() {
             let (a, b) = (ours.log_sum_exp(row, head), expected.log_sum_exp(row, head));
@@ -174,6 +183,6 @@ pub(crate) fn close(ours: &Partial, expected: &Partial, what: &str) {
     ours.finish_into(&mut a, stride, None).unwrap();
     expected.finish_into(&mut b, stride, None).unwrap();
     for (at, (a, b)) in a.iter().zip(&b).enumerate() {
-        assert!((a - b).abs() < 1e-5, "{what}: output {at}: {a} for {b}");
+        assert!((a - b).abs() < tolerance, "{what}: output {at}: {a} for {b}");
     }
 }

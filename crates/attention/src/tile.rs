@@ -7,12 +7,12 @@ use crate::block::{
     Block, active, aligned, block_of, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole,
 };
 use crate::kernel::{
-    Accumulate, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK, STRIPES, Score,
-    ScoreInt8, Slot, Softmax, WidenKeys, WidenValues,
+    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK,
+    QuantisedTile, STRIPES, Score, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues,
 };
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
-use crate::{AttendOptions, KvView, LANES, Plane, QueryTile, Span};
+use crate::{AttendOptions, Format, KvView, LANES, Plane, QueryTile, Span};
 
 /// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
 pub(crate) const BLOCK_ROWS: usize = 240;
@@ -402,8 +402,9 @@ impl<V: Visible> Call<'_, V> {
                     Plane::Bf16(data) if work.lone && R <= 8 => {
                         accumulate::<Bf16, R>(level, weights, data, halves(next_values), slots, keep, o, head_dim);
                     }
-                    Plane::Q8_0(values) if work.lone && R <= 8 => {
-                        level.run(AccumulateQuantised::<R, false> {
+                    Plane::Q8_0(values) | Plane::Q4_0(values) if work.lone && R <= 8 => {
+                        let four_bits = block.values.format() == Format::Q4_0;
+                        let tile = QuantisedTile {
                             weights,
                             values,
                             ahead: bytes(next_values),
@@ -411,18 +412,13 @@ impl<V: Visible> Call<'_, V> {
                             keep,
                             o,
                             head_dim,
-                        });
-                    }
-                    Plane::Q4_0(values) if work.lone && R <= 8 => {
-                        level.run(AccumulateQuantised::<R, true> {
-                            weights,
-                            values,
-                            ahead: bytes(next_values),
-                            slots,
-                            keep,
-                            o,
-                            head_dim,
-                        });
+                        };
+                        match (level.int8_dot(), four_bits) {
+                            (true, false) => level.run(AccumulateInt8::<R, false>(tile)),
+                            (true, true) => level.run(AccumulateInt8::<R, true>(tile)),
+                            (false, false) => level.run(AccumulateQuantised::<R, false>(tile)),
+                            (false, true) => level.run(AccumulateQuantised::<R, true>(tile)),
+                        }
                     }
                     _ => {
                         let data = aligned(values, KEY_BLOCK * head_dim);

@@ -6,11 +6,13 @@ use proptest::prelude::*;
 use riffle_attention::*;
 use testing::*;
 
-/// Single precision; where int8 keys meet small tiles, queries carry 15 bits instead of 24.
+/// Single precision; where quantised planes meet small tiles, queries and weights carry 15 bits instead of 24.
 fn tolerance(shape: &Shape) -> f64 {
-    match shape.formats.0 {
-        Format::Q8_0 | Format::Q4_0 => 2e-4,
-        _ => 3e-5,
+    let quantised = |format| matches!(format, Format::Q8_0 | Format::Q4_0);
+    if quantised(shape.formats.0) || quantised(shape.formats.1) {
+        2e-4
+    } else {
+        3e-5
     }
 }
 
@@ -227,6 +229,54 @@ fn bad_shapes_are_refused_and_nothing_is_written() {
     assert!(write_keys(&mut PlaneMut::F32(&mut [0.0; 256]), 16, usize::MAX, 7, &data, 16).is_err());
     assert!(write_values(&mut PlaneMut::Q8_0(&mut [0; 256]), 16, 0, 16, &data, 16).is_err());
     assert!(read_keys(&Plane::F32(&data), 64, 0, 16, &mut [0.0; 64], 64).is_err());
+}
+
+#[test]
+fn a_long_tail_beside_one_heavy_key_keeps_its_mass() {
+    // 127 weights below half a unit of the heavy one's integer scale: all would round to nothing.
+    let (head_dim, tokens) = (32, 128);
+    for format in [Format::Q8_0, Format::Q4_0] {
+        let mut page = Page {
+            start: 0,
+            tokens,
+            keys: Buffer::new(Format::F32, tokens, head_dim),
+            values: Buffer::new(format, tokens, head_dim),
+        };
+        let mut keys = vec![0.0; tokens * head_dim];
+        keys[0] = 11.0;
+        write_keys(&mut page.keys.plane_mut(), head_dim, 0, tokens, &keys, head_dim).unwrap();
+        let mut values = vec![1.0; tokens * head_dim];
+        values[..head_dim].fill(0.0);
+        write_values(&mut page.values.plane_mut(), head_dim, 0, tokens, &values, head_dim).unwrap();
+        let mut query = vec![0.0; head_dim];
+        query[0] = 1.0;
+        let tile = QueryTile {
+            data: &query,
+            rows: 1,
+            row_stride: head_dim,
+            group: 1,
+            head_dim,
+            start: tokens - 1,
+        };
+        let views = [page.view()];
+        let kv = KvView {
+            head_dim,
+            pages: &views,
+        };
+        let mut partial = Partial::new(1, 1, head_dim);
+        let (selection, options) = (Selection::full(tokens), AttendOptions::new(1.0));
+        attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
+        let mut out = vec![0.0; head_dim];
+        partial.finish_into(&mut out, head_dim, None).unwrap();
+        let tail = 127.0 * (-11.0f64).exp();
+        let share = tail / (1.0 + tail);
+        for x in out {
+            assert!(
+                (f64::from(x) - share).abs() < 0.02 * share,
+                "{format:?}: {x} for {share}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 use core::marker::PhantomData;
 
-use super::{Element, KEY_BLOCK, Slot, halves};
-use crate::format::QUANT_BLOCK;
+use super::{Element, KEY_BLOCK, Slot};
 use crate::simd::{Kernel, Simd};
 
 /// o ← o·keep + weights · values, for the rows of a tile.
@@ -82,8 +81,9 @@ fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
     store_sums(simd, tile.o, head_dim, rows, column, &sums);
 }
 
+/// The rows' sums in `16·N` columns, times `keep`.
 #[inline(always)]
-fn load_sums<S: Simd, const R: usize, const N: usize>(
+pub(super) fn load_sums<S: Simd, const R: usize, const N: usize>(
     simd: S,
     o: &[f32],
     head_dim: usize,
@@ -104,7 +104,7 @@ fn load_sums<S: Simd, const R: usize, const N: usize>(
 }
 
 #[inline(always)]
-fn store_sums<S: Simd, const R: usize, const N: usize>(
+pub(super) fn store_sums<S: Simd, const R: usize, const N: usize>(
     simd: S,
     o: &mut [f32],
     head_dim: usize,
@@ -119,160 +119,5 @@ fn store_sums<S: Simd, const R: usize, const N: usize>(
                 simd.store(sums[r][n], &mut o[n]);
             }
         }
-    }
-}
-
-/// As [`Accumulate`] over quantised values; each block of 32 columns folds its scales into the weights.
-pub(crate) struct AccumulateQuantised<'a, const R: usize, const FOUR_BITS: bool> {
-    pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
-    /// The block's stripes in the layout of a quantised value plane.
-    pub(crate) values: &'a [u8],
-    /// Stripes that will be accumulated next, to be fetched meanwhile; may be empty.
-    pub(crate) ahead: &'a [u8],
-    pub(crate) slots: &'a [Slot],
-    pub(crate) keep: &'a [f32; R],
-    pub(crate) o: &'a mut [f32],
-    pub(crate) head_dim: usize,
-}
-
-impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateQuantised<'_, R, FOUR_BITS> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        let whole = self.head_dim / QUANT_BLOCK;
-        let mut block = 0;
-        while R <= 4 && block + 2 <= whole {
-            quantised_columns::<S, R, FOUR_BITS, 2>(simd, &mut self, block);
-            block += 2;
-        }
-        while block < whole {
-            quantised_columns::<S, R, FOUR_BITS, 1>(simd, &mut self, block);
-            block += 1;
-        }
-        if self.head_dim > whole * QUANT_BLOCK {
-            quantised_tail::<S, R, FOUR_BITS>(simd, &mut self, whole);
-        }
-    }
-}
-
-/// Asks for the lines of one stripe.
-#[inline(always)]
-fn fetch<S: Simd>(simd: S, ahead: &[u8], first: usize, len: usize) {
-    if let Some(stripe) = ahead.get(first..first + len) {
-        for at in (0..len).step_by(64) {
-            simd.prefetch(stripe, at);
-        }
-    }
-}
-
-/// The stripe's scales and the rows of its tokens.
-#[inline(always)]
-fn quantised_stripe<const FOUR_BITS: bool>(values: &[u8], head_dim: usize, stripe: usize) -> (&[u8], &[u8], usize) {
-    let scales_len = 32 * head_dim.div_ceil(QUANT_BLOCK);
-    let row_len = if FOUR_BITS { head_dim / 2 } else { head_dim };
-    let len = scales_len + 16 * row_len;
-    let (scales, rows) = values[stripe * len..][..len].split_at(scales_len);
-    (scales, rows, row_len)
-}
-
-#[inline(always)]
-fn scaled_weights<S: Simd, const R: usize>(
-    simd: S,
-    weights: &[[f32; KEY_BLOCK]; R],
-    scales: &[u8],
-    slot: usize,
-    block: usize,
-) -> [[f32; 16]; R] {
-    let scale = simd.load_f16(&halves(&scales.as_chunks().0[block]));
-    let mut scaled = [[0.0; 16]; R];
-    for r in 0..R {
-        let weight = simd.load(&weights[r].as_chunks().0[slot]);
-        simd.store(simd.mul(weight, scale), &mut scaled[r]);
-    }
-    scaled
-}
-
-#[inline(always)]
-fn quantised_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
-    simd: S,
-    tile: &mut AccumulateQuantised<'_, R, FOUR_BITS>,
-    block: usize,
-) {
-    let (head_dim, rows) = (tile.head_dim, tile.o.len() / tile.head_dim);
-    let mut sums: [[[S::V; 2]; R]; N] = core::array::from_fn(|n| {
-        load_sums::<S, R, 2>(simd, tile.o, head_dim, rows, (block + n) * QUANT_BLOCK, tile.keep)
-    });
-    for (slot, place) in tile.slots.iter().enumerate() {
-        let (scales, bytes, row_len) = quantised_stripe::<FOUR_BITS>(tile.values, head_dim, place.stripe);
-        let scaled: [[[f32; 16]; R]; N] =
-            core::array::from_fn(|n| scaled_weights(simd, tile.weights, scales, slot, block + n));
-        if block == 0 {
-            fetch(
-                simd,
-                tile.ahead,
-                place.stripe * (scales.len() + bytes.len()),
-                scales.len() + bytes.len(),
-            );
-        }
-        for (j, row) in bytes.chunks_exact(row_len).enumerate().take(place.tokens.min(16)) {
-            let chunks = row.as_chunks::<16>().0;
-            for n in 0..N {
-                let value = if FOUR_BITS {
-                    simd.load_nibbles(&chunks[block + n])
-                } else {
-                    [
-                        simd.load_i8(&chunks[2 * (block + n)]),
-                        simd.load_i8(&chunks[2 * (block + n) + 1]),
-                    ]
-                };
-                for r in 0..R {
-                    let weight = simd.splat(scaled[n][r][j]);
-                    for half in 0..2 {
-                        sums[n][r][half] = simd.fma(weight, value[half], sums[n][r][half]);
-                    }
-                }
-            }
-        }
-    }
-    for n in 0..N {
-        store_sums(simd, tile.o, head_dim, rows, (block + n) * QUANT_BLOCK, &sums[n]);
-    }
-}
-
-/// The last 16 columns when `head_dim` is not a multiple of 32.
-#[inline(always)]
-fn quantised_tail<S: Simd, const R: usize, const FOUR_BITS: bool>(
-    simd: S,
-    tile: &mut AccumulateQuantised<'_, R, FOUR_BITS>,
-    block: usize,
-) {
-    let (head_dim, rows) = (tile.head_dim, tile.o.len() / tile.head_dim);
-    let column = block * QUANT_BLOCK;
-    let mut sums = load_sums::<S, R, 1>(simd, tile.o, head_dim, rows, column, tile.keep);
-    for (slot, place) in tile.slots.iter().enumerate() {
-        let (scales, bytes, row_len) = quantised_stripe::<FOUR_BITS>(tile.values, head_dim, place.stripe);
-        let scaled = scaled_weights(simd, tile.weights, scales, slot, block);
-        for (j, row) in bytes.chunks_exact(row_len).enumerate().take(place.tokens.min(16)) {
-            let value = quantised_tail_values::<S, FOUR_BITS>(simd, row, block);
-            for r in 0..R {
-                sums[r][0] = simd.fma(simd.splat(scaled[r][j]), value, sums[r][0]);
-            }
-        }
-    }
-    store_sums(simd, tile.o, head_dim, rows, column, &sums);
-}
-
-/// A tail block of 16 columns, not yet scaled.
-#[inline(always)]
-pub(super) fn quantised_tail_values<S: Simd, const FOUR_BITS: bool>(simd: S, row: &[u8], block: usize) -> S::V {
-    if FOUR_BITS {
-        let bytes = &row[16 * block..][..8];
-        simd.load(&core::array::from_fn(|d| {
-            let byte = bytes[d % 8];
-            f32::from((if d < 8 { byte & 15 } else { byte >> 4 }) as i8 - 8)
-        }))
-    } else {
-        simd.load_i8(&row.as_chunks().0[2 * block])
     }
 }

@@ -5,12 +5,14 @@
 
 mod accumulate;
 mod int8;
+mod quantised_values;
 mod score;
 mod softmax;
 mod widen;
 
-pub(crate) use accumulate::{Accumulate, AccumulateQuantised};
+pub(crate) use accumulate::Accumulate;
 pub(crate) use int8::{Int8Queries, ScoreInt8};
+pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
 pub(crate) use score::Score;
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use widen::{WidenKeys, WidenValues};

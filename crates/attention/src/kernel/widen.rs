@@ -1,6 +1,6 @@
 use core::marker::PhantomData;
 
-use super::accumulate::quantised_tail_values;
+use super::quantised_values::four_tokens;
 use super::{Element, Slot, halves};
 use crate::Plane;
 use crate::format::QUANT_BLOCK;
@@ -124,25 +124,50 @@ fn quantised_values<S: Simd, const FOUR_BITS: bool>(
     out: &mut [[f32; 16]],
 ) {
     let scales_len = 32 * head_dim.div_ceil(QUANT_BLOCK);
-    let row_len = if FOUR_BITS { head_dim / 2 } else { head_dim };
-    let len = scales_len + 16 * row_len;
-    let (scales, rows) = data[slot.stripe * len..][..len].split_at(scales_len);
-    let tokens = rows.chunks_exact(row_len).zip(out.chunks_exact_mut(head_dim / 16));
-    for (j, (row, out)) in tokens.enumerate() {
-        for (block, out) in out.chunks_mut(2).enumerate() {
-            let scale = simd.splat(crate::layout::scale_at(scales, 16 * block + j));
-            let chunks = row.as_chunks::<16>().0;
-            if let [first, second] = out {
-                let value = if FOUR_BITS {
-                    simd.load_nibbles(&chunks[block])
-                } else {
-                    [simd.load_i8(&chunks[2 * block]), simd.load_i8(&chunks[2 * block + 1])]
-                };
-                simd.store(simd.mul(value[0], scale), first);
-                simd.store(simd.mul(value[1], scale), second);
-            } else {
-                let value = quantised_tail_values::<S, FOUR_BITS>(simd, row, block);
-                simd.store(simd.mul(value, scale), &mut out[0]);
+    let bytes_per_column = if FOUR_BITS { 8 } else { 16 };
+    let len = scales_len + bytes_per_column * head_dim;
+    let (scales, bytes) = data[slot.stripe * len..][..len].split_at(scales_len);
+    let mut bytes = bytes.as_chunks::<64>().0;
+    let row = head_dim / 16;
+    for (block, scales) in scales.as_chunks::<32>().0.iter().enumerate() {
+        let wide = row - 2 * block >= 2;
+        let (now, rest) = bytes.split_at(bytes_per_column * if wide { 32 } else { 16 } / 64);
+        bytes = rest;
+        let mut lanes = [0.0; 16];
+        simd.store(simd.load_f16(&halves(scales)), &mut lanes);
+        let out = &mut out[2 * block..];
+        if wide {
+            widen_columns::<S, FOUR_BITS, 2>(simd, now, &lanes, slot.tokens, row, out);
+        } else {
+            widen_columns::<S, FOUR_BITS, 1>(simd, now, &lanes, slot.tokens, row, out);
+        }
+    }
+}
+
+/// One block of columns of a stripe; `out` begins at the block's first column, `row` vectors to a token.
+#[inline(always)]
+fn widen_columns<S: Simd, const FOUR_BITS: bool, const N: usize>(
+    simd: S,
+    bytes: &[[u8; 64]],
+    scales: &[f32; 16],
+    tokens: usize,
+    row: usize,
+    out: &mut [[f32; 16]],
+) {
+    for four in 0..tokens.min(16).div_ceil(4) {
+        for n in 0..N {
+            let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, n);
+            let values = [
+                simd.byte_to_f32::<0>(bytes),
+                simd.byte_to_f32::<1>(bytes),
+                simd.byte_to_f32::<2>(bytes),
+                simd.byte_to_f32::<3>(bytes),
+            ];
+            for (t, value) in values.into_iter().enumerate().take(tokens - 4 * four) {
+                let token = 4 * four + t;
+                let scale = simd.splat(scales[token]);
+                let offset = simd.splat(scales[token] * if FOUR_BITS { -8.0 } else { -128.0 });
+                simd.store(simd.fma(value, scale, offset), &mut out[token * row + n]);
             }
         }
     }

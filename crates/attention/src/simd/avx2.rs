@@ -78,18 +78,6 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn load_i8(self, x: &[u8; 16]) -> Self::V {
-        // SAFETY: see the impl.
-        unsafe {
-            let bytes = _mm_loadu_si128(x.as_ptr().cast());
-            let (low, high) = (
-                _mm256_cvtepi8_epi32(bytes),
-                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes)),
-            );
-            [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
-        }
-    }
-    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // SAFETY: see the impl.
         unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
@@ -243,8 +231,37 @@ impl Simd for Avx2 {
         unsafe { [_mm256_cvtepi32_ps(x[0]), _mm256_cvtepi32_ps(x[1])] }
     }
     #[inline(always)]
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn reduce_add_i32(self, x: Self::I) -> i32 {
+        lanes(x).iter().sum()
+    }
+    #[inline(always)]
+    fn to_i32(self, v: Self::V) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])] }
+    }
+    #[inline(always)]
+    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
+        super::byte_planes(&lanes(x), out);
+    }
+    #[inline(always)]
     fn prefetch<T>(self, data: &[T], at: usize) {
         // SAFETY: a prefetch only hints: any address is allowed, and nothing is read.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(data.as_ptr().wrapping_add(at).cast()) }
     }
+}
+
+#[inline(always)]
+fn lanes(x: [__m256i; 2]) -> [i32; 16] {
+    let mut lanes = [0; 16];
+    // SAFETY: called by methods of the token alone, and each store covers 8 of the 16 lanes.
+    unsafe {
+        _mm256_storeu_si256(lanes.as_mut_ptr().cast(), x[0]);
+        _mm256_storeu_si256(lanes[8..].as_mut_ptr().cast(), x[1]);
+    }
+    lanes
 }

@@ -71,11 +71,6 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    fn load_i8(self, x: &[u8; 16]) -> Self::V {
-        // SAFETY: see the impl.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
-    }
-    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // SAFETY: see the impl.
         unsafe { _mm512_fmadd_ps(a, b, c) }
@@ -154,21 +149,6 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    fn load_nibbles(self, x: &[u8; 16]) -> [Self::V; 2] {
-        // SAFETY: see the impl.
-        unsafe {
-            // A permutation looks only at the lowest four bits of each index.
-            let table = _mm512_setr_ps(
-                -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
-            );
-            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast()));
-            [
-                _mm512_permutexvar_ps(bytes, table),
-                _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes), table),
-            ]
-        }
-    }
-    #[inline(always)]
     fn splat_i32(self, x: i32) -> Self::I {
         // SAFETY: see the impl.
         unsafe { _mm512_set1_epi32(x) }
@@ -182,6 +162,33 @@ impl Simd for Avx512 {
     fn i32_to_f32(self, x: Self::I) -> Self::V {
         // SAFETY: see the impl.
         unsafe { _mm512_cvtepi32_ps(x) }
+    }
+    #[inline(always)]
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    fn reduce_add_i32(self, x: Self::I) -> i32 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_reduce_add_epi32(x) }
+    }
+    #[inline(always)]
+    fn to_i32(self, v: Self::V) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtps_epi32(v) }
+    }
+    #[inline(always)]
+    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
+        // SAFETY: see the impl.
+        unsafe {
+            // With 128 added, the second byte is the high plane and the first the low one plus 128.
+            let raised = _mm512_add_epi32(x, _mm512_set1_epi32(128));
+            let order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0));
+            let lower = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x8080_8080u32 as i32, 0, 0));
+            let planes = _mm512_xor_si512(_mm512_shuffle_epi8(raised, order), lower);
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), planes);
+        }
     }
     #[inline(always)]
     fn prefetch<T>(self, data: &[T], at: usize) {

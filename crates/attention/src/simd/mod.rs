@@ -30,8 +30,6 @@ pub(crate) trait Simd: Copy {
     fn store(self, v: Self::V, out: &mut [f32; 16]);
     fn load_f16(self, x: &[u16; 16]) -> Self::V;
     fn load_bf16(self, x: &[u16; 16]) -> Self::V;
-    /// Signed bytes.
-    fn load_i8(self, x: &[u8; 16]) -> Self::V;
     /// a·b + c.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -52,19 +50,27 @@ pub(crate) trait Simd: Copy {
     fn high_nibbles(self, b: Self::B) -> Self::B;
     /// Byte `n` of each group of four, unsigned, as f32.
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V;
-    /// 32 four-bit integers with an offset of 8: low nibbles, then high nibbles.
-    #[inline(always)]
-    fn load_nibbles(self, x: &[u8; 16]) -> [Self::V; 2] {
-        let eight = self.splat(8.0);
-        let (low, high) = (self.load_i8(&x.map(|b| b & 15)), self.load_i8(&x.map(|b| b >> 4)));
-        [self.sub(low, eight), self.sub(high, eight)]
-    }
     fn splat_i32(self, x: i32) -> Self::I;
     /// Adds to each lane Σ of four unsigned bytes of `b` times the four signed bytes of `x`.
     fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I;
     fn i32_to_f32(self, x: Self::I) -> Self::V;
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I;
+    fn reduce_add_i32(self, x: Self::I) -> i32;
+    fn to_i32(self, v: Self::V) -> Self::I;
+    /// Integers of magnitude up to 32512 as two planes of signed bytes, 256·high + low, in the first two
+    /// words of every four lanes: the high bytes of the four, then the low ones.
+    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]);
     /// Asks for the cache line where `data[at]` lies or would lie.
     fn prefetch<T>(self, data: &[T], at: usize);
+}
+
+/// What [`Simd::byte_planes`] writes, without vector instructions.
+#[inline(always)]
+fn byte_planes(lanes: &[i32; 16], out: &mut [i32; 16]) {
+    for (out, four) in out.as_chunks_mut::<4>().0.iter_mut().zip(lanes.as_chunks::<4>().0) {
+        out[0] = i32::from_le_bytes(four.map(|x| ((x + 128) >> 8) as u8));
+        out[1] = i32::from_le_bytes(four.map(|x| x as u8));
+    }
 }
 
 /// Work that can be instantiated for any instruction set. `run` must be `#[inline(always)]`.

@@ -60,20 +60,6 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    fn load_i8(self, x: &[u8; 16]) -> Self::V {
-        // SAFETY: see the impl.
-        unsafe {
-            let bytes = vld1q_s8(x.as_ptr().cast());
-            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
-            [
-                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
-                vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
-                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
-                vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))),
-            ]
-        }
-    }
-    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // SAFETY: see the impl.
         unsafe {
@@ -247,6 +233,30 @@ impl Simd for Neon {
                 vcvtq_f32_s32(x[3]),
             ]
         }
+    }
+    #[inline(always)]
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { core::array::from_fn(|i| vaddq_s32(a[i], b[i])) }
+    }
+    #[inline(always)]
+    fn reduce_add_i32(self, x: Self::I) -> i32 {
+        // SAFETY: see the impl.
+        unsafe { x.iter().map(|x| vaddvq_s32(*x)).sum() }
+    }
+    #[inline(always)]
+    fn to_i32(self, v: Self::V) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { v.map(|v| vcvtnq_s32_f32(v)) }
+    }
+    #[inline(always)]
+    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
+        let mut lanes = [0; 16];
+        for (lanes, x) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(x) {
+            // SAFETY: see the impl.
+            unsafe { vst1q_s32(lanes.as_mut_ptr(), x) };
+        }
+        super::byte_planes(&lanes, out);
     }
     #[inline(always)]
     fn prefetch<T>(self, _: &[T], _: usize) {}

@@ -37,10 +37,6 @@ impl Simd for Scalar {
         x.map(bf16_to_f32)
     }
     #[inline(always)]
-    fn load_i8(self, x: &[u8; 16]) -> Self::V {
-        x.map(|b| f32::from(b as i8))
-    }
-    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         core::array::from_fn(|i| a[i] * b[i] + c[i])
     }
@@ -115,6 +111,22 @@ impl Simd for Scalar {
     #[inline(always)]
     fn i32_to_f32(self, x: Self::I) -> Self::V {
         x.map(|x| x as f32)
+    }
+    #[inline(always)]
+    fn add_i32(self, a: Self::I, b: Self::I) -> Self::I {
+        core::array::from_fn(|i| a[i] + b[i])
+    }
+    #[inline(always)]
+    fn reduce_add_i32(self, x: Self::I) -> i32 {
+        x.iter().sum()
+    }
+    #[inline(always)]
+    fn to_i32(self, v: Self::V) -> Self::I {
+        self.round(v).map(|x| x as i32)
+    }
+    #[inline(always)]
+    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
+        super::byte_planes(&x, out);
     }
     #[inline(always)]
     fn prefetch<T>(self, _: &[T], _: usize) {}
