@@ -78,7 +78,7 @@ fn main() -> Result<(), AttendError> {
     };
     let options = AttendOptions::new(1.0 / (DIM as f32).sqrt());
 
-    let strides = (8..15).map(|k| position - (1usize << k));
+    let strides = (8..15).map(|k| 1usize << k);
     let needle_page = NEEDLE / PAGE * PAGE;
     let selections = [
         ("dense", Selection::full(TOKENS)),
@@ -90,7 +90,7 @@ fn main() -> Result<(), AttendError> {
             "window, global, log-stride",
             Selection::from_spans([Span::new(0, 1)])
                 .with_row_window(129)
-                .with_row_extras(position, [strides]),
+                .with_diagonals(strides),
         ),
         (
             "sinks, window and one chosen page",

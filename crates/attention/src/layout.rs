@@ -16,6 +16,8 @@ use alloc::vec;
 
 use crate::format::{QUANT_BLOCK, check_head_dim};
 use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::kernel::{FetchRows, Pack};
+use crate::simd::Level;
 use crate::{AttendError, Format, LANES, Plane, PlaneMut};
 
 /// Writes keys into a page, converting from f32.
@@ -41,10 +43,34 @@ pub fn write_keys(
         source.len(),
         source_stride,
     )?;
-    for t in 0..tokens {
-        let row = &source[t * source_stride..][..head_dim];
+    let level = Level::best();
+    let mut t = 0;
+    while t < tokens {
         let slot = first_token_in_page + t;
         let (stripe, lane) = (slot / LANES, slot % LANES);
+        if let PlaneMut::F32(data) = plane
+            && lane == 0
+            && tokens - t >= LANES
+        {
+            level.run(FetchRows {
+                data: source.get((t + 2 * LANES) * source_stride..).unwrap_or_default(),
+                stride: source_stride,
+                width: head_dim,
+                rows: LANES,
+            });
+            let rows: [&[f32]; LANES] = core::array::from_fn(|lane| &source[(t + lane) * source_stride..][..head_dim]);
+            level.run(Pack {
+                rows: &rows,
+                scale: 1.0,
+                out: data[stripe * LANES * head_dim..][..LANES * head_dim]
+                    .as_chunks_mut::<LANES>()
+                    .0,
+            });
+            t += LANES;
+            continue;
+        }
+        let row = &source[t * source_stride..][..head_dim];
+        t += 1;
         match plane {
             PlaneMut::F32(data) => {
                 let data = &mut data[stripe * LANES * head_dim..][..LANES * head_dim];
@@ -121,6 +147,14 @@ pub fn write_values(
         source_stride,
     )?;
     for t in 0..tokens {
+        if t % LANES == 0 {
+            Level::best().run(FetchRows {
+                data: source.get((t + 2 * LANES) * source_stride..).unwrap_or_default(),
+                stride: source_stride,
+                width: head_dim,
+                rows: LANES,
+            });
+        }
         let row = &source[t * source_stride..][..head_dim];
         let slot = first_token_in_page + t;
         let lane = slot % LANES;

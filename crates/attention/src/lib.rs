@@ -40,6 +40,7 @@ mod batch;
 mod block;
 #[cfg(feature = "std")]
 pub mod ceiling;
+mod diagonal;
 mod error;
 mod format;
 mod half;

@@ -47,8 +47,8 @@ impl Span {
 /// Kept in a canonical form, so that selections that name the same tokens the same way are equal and
 /// hash alike: spans are sorted, disjoint and merged when they touch, extras are sorted per row.
 ///
-/// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `j` is an extra of
-/// its row. A summary stands for a block of tokens; row `i` sees it only when the block ends at or
+/// Query `i` sees key `j <= i` when `j` lies in a span, or `i - j < row_window`, or `i - j` is one of the
+/// diagonals, or `j` is an extra of its row. A summary stands for a block of tokens; row `i` sees it only when the block ends at or
 /// before `i` and the row reads no token of the block in full.
 ///
 /// ```
@@ -64,6 +64,7 @@ impl Span {
 pub struct Selection {
     spans: Vec<Span>,
     row_window: usize,
+    diagonals: Vec<usize>,
     extras_start: usize,
     /// `extras[extra_ends[r - 1]..extra_ends[r]]` are the extras of query `extras_start + r`.
     extra_ends: Vec<usize>,
@@ -95,6 +96,15 @@ impl Selection {
     /// Query `i` also reads its last `window` tokens, itself included: `i + 1 - window..=i`.
     pub fn with_row_window(mut self, window: usize) -> Self {
         self.row_window = window;
+        self
+    }
+
+    /// Query `i` also reads `i - distance` for each of these distances, given in any order (log strides,
+    /// slashes).
+    pub fn with_diagonals(mut self, distances: impl IntoIterator<Item = usize>) -> Self {
+        self.diagonals = distances.into_iter().collect();
+        self.diagonals.sort_unstable();
+        self.diagonals.dedup();
         self
     }
 
@@ -153,7 +163,12 @@ impl Selection {
         self.row_window
     }
 
-    /// Tokens that the query at this absolute position reads besides spans and window, ascending.
+    /// Distances at which every row reads one token, ascending.
+    pub fn diagonals(&self) -> &[usize] {
+        &self.diagonals
+    }
+
+    /// Tokens that the query at this absolute position reads besides spans, window and diagonals, ascending.
     pub fn row_extras(&self, query: usize) -> &[usize] {
         let Some(row) = query.checked_sub(self.extras_start) else {
             return &[];
@@ -180,13 +195,14 @@ impl Selection {
         self.contains_with(query, key, true)
     }
 
-    /// As [`contains`](Self::contains); without causality the window reaches both ways.
+    /// As [`contains`](Self::contains); without causality window and diagonals reach both ways.
     pub fn contains_with(&self, query: usize, key: usize, causal: bool) -> bool {
         if causal && key > query {
             return false;
         }
         query.abs_diff(key) < self.row_window
             || self.in_spans(key)
+            || self.diagonals.binary_search(&query.abs_diff(key)).is_ok()
             || self.row_extras(query).binary_search(&key).is_ok()
     }
 
@@ -201,7 +217,7 @@ impl Selection {
         if !block.intersect(&window).is_empty() {
             return false;
         }
-        if self.spans_touch(block) {
+        if self.spans_touch(block) || self.diagonals_touch(query, block, causal) {
             return false;
         }
         let extras = self.row_extras(query);
@@ -225,6 +241,10 @@ impl Selection {
             causal: true,
         };
         tokens.needs(start, rows, &mut needs);
+        for distance in &self.diagonals {
+            needs.extend(diagonal_spans(start, rows, *distance, true));
+        }
+        merge_spans(&mut needs);
         needs
     }
 
@@ -235,6 +255,18 @@ impl Selection {
             mask.extend((0..tokens).map(|key| self.contains(query, key)));
         }
         mask
+    }
+
+    /// Whether the row reads a token of the block on a diagonal.
+    fn diagonals_touch(&self, query: usize, block: Span, causal: bool) -> bool {
+        self.diagonals.iter().any(|distance| {
+            let behind = query.checked_sub(*distance);
+            let ahead = query.checked_add(*distance).filter(|_| !causal);
+            [behind, ahead]
+                .into_iter()
+                .flatten()
+                .any(|key| block.range().contains(&key))
+        })
     }
 
     /// The tokens of the row's window, not clipped at the end of the sequence.
@@ -273,12 +305,27 @@ impl Selection {
             let span = span.intersect(&visible);
             count += span.len() - span.intersect(&window).len();
         }
-        let extras = self.row_extras(query).iter();
-        count
-            + extras
-                .filter(|key| **key <= query && !window.range().contains(key) && !self.in_spans(**key))
-                .count()
+        let apart = |key: usize| key <= query && !window.range().contains(&key) && !self.in_spans(key);
+        let diagonals = self
+            .diagonals
+            .iter()
+            .filter_map(|distance| query.checked_sub(*distance));
+        let extras = self.row_extras(query).iter().copied();
+        let extras = extras.filter(|key| *key <= query && self.diagonals.binary_search(&(query - key)).is_err());
+        count + diagonals.chain(extras).filter(|key| apart(*key)).count()
     }
+}
+
+/// The tokens at `distance` from the queries `start..start + rows`: behind them, and without causality ahead.
+pub(crate) fn diagonal_spans(start: usize, rows: usize, distance: usize, causal: bool) -> impl Iterator<Item = Span> {
+    let end = start.saturating_add(rows);
+    let behind = Span::new(start.saturating_sub(distance), end.saturating_sub(distance));
+    let ahead = Span::new(start.saturating_add(distance), end.saturating_add(distance));
+    let ahead = Some(ahead).filter(|_| !causal && distance > 0);
+    [Some(behind), ahead]
+        .into_iter()
+        .flatten()
+        .filter(|span| !span.is_empty())
 }
 
 /// Sorts, drops empty spans, and merges those that overlap or touch.
@@ -346,11 +393,13 @@ mod tests {
             spans in proptest::collection::vec((0usize..60, 0usize..60), 0..5),
             window in 0usize..20,
             extras in proptest::collection::vec(proptest::collection::vec(0usize..70, 0..4), 0..6),
+            diagonals in proptest::collection::vec(0usize..70, 0..5),
             start in 0usize..50,
             rows in 0usize..8,
         ) {
             let selection = Selection::from_spans(spans.iter().map(|(a, b)| Span::new(*a, *b)))
                 .with_row_window(window)
+                .with_diagonals(diagonals)
                 .with_row_extras(start, extras);
             let mask = selection.to_mask(start, rows, start + rows);
             proptest::prop_assert_eq!(selection.pair_count(start, rows), mask.iter().filter(|x| **x).count());

@@ -130,6 +130,7 @@ impl Problem {
                     Selection::full(805),
                     Selection::from_spans([Span::new(3, 5), Span::new(130, 300)])
                         .with_row_window(40)
+                        .with_diagonals([7, 64, 96, 500, 790])
                         .with_row_extras(800 - rows, (0..rows).map(|r| [r * 7, 64, 500 - r])),
                 ];
                 for selection in selections {

@@ -6,10 +6,12 @@ use core::marker::PhantomData;
 use crate::block::{
     Block, active, aligned, block_of, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole,
 };
+use crate::diagonal::DiagonalWorkspace;
 use crate::kernel::{
-    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK,
+    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK, Pack,
     QuantisedTile, STRIPES, Score, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues,
 };
+use crate::selection::{diagonal_spans, merge_spans};
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
 use crate::{AttendOptions, Format, KvView, LANES, Plane, QueryTile, Span};
@@ -21,6 +23,8 @@ pub(crate) const BLOCK_ROWS: usize = 240;
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     needs: Vec<Span>,
+    visits: Vec<Span>,
+    diagonals: DiagonalWorkspace,
     bits: Vec<u128>,
     queries: Vec<f32>,
     int8: Int8Queries,
@@ -99,41 +103,76 @@ impl<V: Visible> Call<'_, V> {
         let start = self.queries.start + first;
         let mut needs = core::mem::take(&mut workspace.needs);
         self.visible.needs(start, rows, &mut needs);
+        let mut visits = core::mem::take(&mut workspace.visits);
+        visits.clear();
+        visits.extend_from_slice(&needs);
+        for distance in self.visible.diagonals() {
+            visits.extend(diagonal_spans(start, rows, *distance, self.visible.causal()));
+        }
+        if !self.visible.diagonals().is_empty() {
+            merge_spans(&mut visits);
+            workspace.diagonals.begin();
+        }
         let mut packed = false;
-        // Blocks are cut from each page's own start, whatever the needs, so that the same blocks
-        // are summed in the same order however pages are spread over calls.
-        let mut next = (0, 0);
-        for need in &needs {
-            let need = need.intersect(&self.range);
-            if need.is_empty() {
+        let mut next = 0;
+        for visit in &visits {
+            let visit = visit.intersect(&self.range);
+            if visit.is_empty() {
                 continue;
             }
             let pages = self.kv.pages;
             let mut index = pages
-                .partition_point(|page| page.start + page.tokens <= need.start)
-                .max(next.0);
-            while let Some(page) = pages.get(index).filter(|page| page.start < need.end) {
-                let from = need.start.saturating_sub(page.start) / KEY_BLOCK;
-                let from = if next.0 == index { from.max(next.1) } else { from };
-                let to = (need.end - page.start).min(page.tokens).div_ceil(KEY_BLOCK);
-                for block in from..to {
-                    if !packed {
-                        self.pack(workspace, first, rows);
-                        packed = true;
-                    }
-                    let mut current = block_of(page, block, self.kv.head_dim);
-                    if rows * self.queries.group <= 8 {
-                        current.ahead = self.ahead(index, block + 1, need.end);
-                    }
-                    self.block(workspace, first, rows, &current, output);
-                }
-                if to > from {
-                    next = (index, to);
+                .partition_point(|page| page.start + page.tokens <= visit.start)
+                .max(next);
+            while let Some(page) = pages.get(index).filter(|page| page.start < visit.end) {
+                self.blocks_of_page(workspace, (first, rows), &needs, index, &mut packed, output);
+                if !self.visible.diagonals().is_empty() {
+                    let mut diagonals = core::mem::take(&mut workspace.diagonals);
+                    self.diagonals_of_page(&mut diagonals, first, rows, page, output);
+                    workspace.diagonals = diagonals;
                 }
                 index += 1;
             }
+            next = index;
         }
-        workspace.needs = needs;
+        (workspace.needs, workspace.visits) = (needs, visits);
+    }
+
+    /// The blocks of a page that hold any of the needs. Blocks are cut from the page's own start, whatever the
+    /// needs, so that the same blocks are summed in the same order however pages are spread over calls.
+    fn blocks_of_page(
+        &self,
+        workspace: &mut Workspace,
+        (first, rows): (usize, usize),
+        needs: &[Span],
+        index: usize,
+        packed: &mut bool,
+        output: &mut Output,
+    ) {
+        let page = &self.kv.pages[index];
+        let within = Span::new(page.start, page.start + page.tokens).intersect(&self.range);
+        let mut next = 0;
+        let from = needs.partition_point(|need| need.end <= within.start);
+        for need in needs[from..].iter().take_while(|need| need.start < within.end) {
+            let end = need.end.min(self.range.end);
+            let need = need.intersect(&within);
+            if need.is_empty() {
+                continue;
+            }
+            let blocks = ((need.start - page.start) / KEY_BLOCK).max(next)..(need.end - page.start).div_ceil(KEY_BLOCK);
+            next = blocks.end.max(next);
+            for block in blocks {
+                if !*packed {
+                    self.pack(workspace, first, rows);
+                    *packed = true;
+                }
+                let mut current = block_of(page, block, self.kv.head_dim);
+                if rows * self.queries.group <= 8 {
+                    current.ahead = self.ahead(index, block + 1, end);
+                }
+                self.block(workspace, first, rows, &current, output);
+            }
+        }
     }
 
     /// The planes of the block after `block - 1` of page `index`, if the need goes on there.
@@ -166,10 +205,14 @@ impl<V: Visible> Call<'_, V> {
             for (r, source) in sources.iter_mut().enumerate().take(tile.rows) {
                 *source = self.queries.query(first + (at + r) / group, (at + r) % group);
             }
-            for (d, out) in packed.chunks_exact_mut(tile.width).enumerate() {
-                for (out, source) in out.iter_mut().zip(&sources[..tile.rows]) {
-                    *out = source[d] * self.options.scale;
-                }
+            let (rows, scale) = (&sources[..tile.rows], self.options.scale);
+            match tile.width {
+                1 => pack::<1>(self.level, rows, scale, packed),
+                2 => pack::<2>(self.level, rows, scale, packed),
+                4 => pack::<4>(self.level, rows, scale, packed),
+                6 => pack::<6>(self.level, rows, scale, packed),
+                8 => pack::<8>(self.level, rows, scale, packed),
+                _ => pack::<12>(self.level, rows, scale, packed),
             }
             at += tile.rows;
         }
@@ -468,6 +511,14 @@ struct TileWork<'a> {
     uniform: bool,
     bias: Option<&'a [f32; KEY_BLOCK]>,
     lone: bool,
+}
+
+fn pack<const R: usize>(level: Level, rows: &[&[f32]], scale: f32, packed: &mut [f32]) {
+    level.run(Pack::<R> {
+        rows,
+        scale,
+        out: packed.as_chunks_mut().0,
+    });
 }
 
 fn score<E: Element, const R: usize>(

@@ -4,11 +4,11 @@ use alloc::vec::Vec;
 
 use crate::kernel::KEY_BLOCK;
 use crate::selection::merge_spans;
-use crate::{Selection, Span};
+use crate::{LANES, Selection, Span};
 
 /// Decides, per query position and block of keys, what is seen.
 pub(crate) trait Visible {
-    /// Positions that some query of `first..first + rows` may see, merged and ascending.
+    /// Positions that some query of `first..first + rows` may see off the diagonals, merged and ascending.
     fn needs(&self, first: usize, rows: usize, needs: &mut Vec<Span>);
     /// Bits of the block that every row shares, before the row's own rules.
     fn block_bits(&self, block: Span) -> u128;
@@ -16,6 +16,12 @@ pub(crate) trait Visible {
     fn uniform(&self, block: Span, shared: u128, first: usize, rows: usize) -> bool;
     /// Bits the query sees.
     fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128;
+    /// Distances at which every row sees one token, apart from what the bits say.
+    fn diagonals(&self) -> &[usize];
+    /// Of the lanes, query `query + i` beside key `key + i`, those that see their key by nothing but a diagonal.
+    fn diagonal_lanes(&self, query: usize, key: usize, lanes: u16) -> u16;
+    /// Whether diagonals reach only backwards.
+    fn causal(&self) -> bool;
     /// Added to the logit of the key at `position`, where keys stand for more than themselves.
     fn bias(&self, position: usize) -> Option<f32>;
 }
@@ -104,6 +110,32 @@ impl Visible for Tokens<'_> {
         bits
     }
 
+    fn diagonals(&self) -> &[usize] {
+        self.selection.diagonals()
+    }
+
+    fn diagonal_lanes(&self, query: usize, key: usize, lanes: u16) -> u16 {
+        if query.abs_diff(key) < self.selection.row_window() {
+            return 0;
+        }
+        let keys = Span::new(key, key + LANES);
+        if !self.selection.has_row_extras() && !self.selection.spans_touch(keys) {
+            return lanes;
+        }
+        let read_otherwise = |lane: usize| {
+            let (query, key) = (query + lane, key + lane);
+            self.selection.spans_touch(Span::new(key, key + 1))
+                || self.selection.row_extras(query).binary_search(&key).is_ok()
+        };
+        (0..LANES)
+            .filter(|lane| lanes & (1 << lane) != 0 && read_otherwise(*lane))
+            .fold(lanes, |lanes, lane| lanes & !(1 << lane))
+    }
+
+    fn causal(&self) -> bool {
+        self.causal
+    }
+
     fn bias(&self, _: usize) -> Option<f32> {
         None
     }
@@ -121,6 +153,42 @@ pub(crate) struct Summaries<'a> {
     pub(crate) open: &'a [bool],
     /// Per block: ln of its length.
     pub(crate) weights: &'a [f32],
+}
+
+impl Summaries<'_> {
+    /// Disjoint blocks of which the row reads a token on a diagonal.
+    fn on_diagonals(&self, block: Span, query: usize) -> u128 {
+        let diagonals = self.selection.diagonals();
+        let mut bits = 0;
+        // Blocks descend as distances grow, so that one walk over both meets every pair that can touch.
+        let mut next = diagonals.iter().peekable();
+        for at in block.range().rev() {
+            let span = self.blocks[at];
+            if span.start > query {
+                continue;
+            }
+            while next
+                .next_if(|distance| query.saturating_sub(**distance) >= span.end)
+                .is_some()
+            {}
+            let Some(distance) = next.peek() else { break };
+            if query.checked_sub(**distance).is_some_and(|key| key >= span.start) {
+                bits |= 1 << (at - block.start);
+            }
+        }
+        if !self.causal {
+            let mut next = diagonals.iter().peekable();
+            for at in block.range() {
+                let span = self.blocks[at];
+                while next.next_if(|distance| query + **distance < span.start).is_some() {}
+                let Some(distance) = next.peek() else { break };
+                if query + **distance < span.end {
+                    bits |= 1 << (at - block.start);
+                }
+            }
+        }
+        bits
+    }
 }
 
 impl Visible for Summaries<'_> {
@@ -171,7 +239,22 @@ impl Visible for Summaries<'_> {
                 bits &= !(1 << (at - block.start));
             }
         }
+        if !self.selection.diagonals().is_empty() {
+            bits &= !self.on_diagonals(block, query);
+        }
         bits
+    }
+
+    fn diagonals(&self) -> &[usize] {
+        &[]
+    }
+
+    fn diagonal_lanes(&self, _: usize, _: usize, _: u16) -> u16 {
+        0
+    }
+
+    fn causal(&self) -> bool {
+        self.causal
     }
 
     fn bias(&self, position: usize) -> Option<f32> {

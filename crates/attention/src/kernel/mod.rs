@@ -4,14 +4,18 @@
 //! page. Scores of a tile lie in `[R, KEY_BLOCK]`, with only the block's active stripes, packed in slots.
 
 mod accumulate;
+mod diagonal;
 mod int8;
+mod pack;
 mod quantised_values;
 mod score;
 mod softmax;
 mod widen;
 
 pub(crate) use accumulate::Accumulate;
+pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use int8::{Int8Queries, ScoreInt8};
+pub(crate) use pack::{FetchRows, Pack};
 pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
 pub(crate) use score::Score;
 pub(crate) use softmax::{AddMass, Softmax};

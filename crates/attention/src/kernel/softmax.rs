@@ -19,7 +19,13 @@ pub(crate) struct Softmax<'a, const R: usize> {
 
 /// Applies soft cap, bias and mask to one vector of logits.
 #[inline(always)]
-fn finish<S: Simd>(simd: S, mut v: S::V, cap: Option<f32>, bias: Option<&[f32; 16]>, mask: Option<u16>) -> S::V {
+pub(super) fn finish<S: Simd>(
+    simd: S,
+    mut v: S::V,
+    cap: Option<f32>,
+    bias: Option<&[f32; 16]>,
+    mask: Option<u16>,
+) -> S::V {
     if let Some(cap) = cap {
         // tanh x = 1 − 2 / (e^2x + 1), on |x| so that the exponent is never positive:
         // (1 − e) / (1 + e) with e = exp(−2|x|).

@@ -191,6 +191,41 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn transpose(self, r: [Self::V; 16]) -> [Self::V; 16] {
+        // SAFETY: see the impl.
+        unsafe {
+            // Within lanes of four: pairs of rows, then fours.
+            let mut fours = [self.splat(0.0); 16];
+            for k in 0..4 {
+                let (a, b) = (
+                    _mm512_unpacklo_ps(r[4 * k], r[4 * k + 1]),
+                    _mm512_unpackhi_ps(r[4 * k], r[4 * k + 1]),
+                );
+                let (c, d) = (
+                    _mm512_unpacklo_ps(r[4 * k + 2], r[4 * k + 3]),
+                    _mm512_unpackhi_ps(r[4 * k + 2], r[4 * k + 3]),
+                );
+                // fours[4k + j], lane q: column 4q + j of rows 4k..4k + 4.
+                fours[4 * k] = _mm512_shuffle_ps::<0x44>(a, c);
+                fours[4 * k + 1] = _mm512_shuffle_ps::<0xee>(a, c);
+                fours[4 * k + 2] = _mm512_shuffle_ps::<0x44>(b, d);
+                fours[4 * k + 3] = _mm512_shuffle_ps::<0xee>(b, d);
+            }
+            let mut out = [self.splat(0.0); 16];
+            for j in 0..4 {
+                let (a, b) = (fours[j], fours[4 + j]);
+                let (c, d) = (fours[8 + j], fours[12 + j]);
+                let (ab_low, ab_high) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+                let (cd_low, cd_high) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                out[j] = _mm512_shuffle_f32x4::<0x88>(ab_low, cd_low);
+                out[8 + j] = _mm512_shuffle_f32x4::<0xdd>(ab_low, cd_low);
+                out[4 + j] = _mm512_shuffle_f32x4::<0x88>(ab_high, cd_high);
+                out[12 + j] = _mm512_shuffle_f32x4::<0xdd>(ab_high, cd_high);
+            }
+            out
+        }
+    }
+    #[inline(always)]
     fn prefetch<T>(self, data: &[T], at: usize) {
         // SAFETY: a prefetch only hints: any address is allowed, and nothing is read.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(data.as_ptr().wrapping_add(at).cast()) }

@@ -60,6 +60,15 @@ pub(crate) trait Simd: Copy {
     /// Integers of magnitude up to 32512 as two planes of signed bytes, 256·high + low, in the first two
     /// words of every four lanes: the high bytes of the four, then the low ones.
     fn byte_planes(self, x: Self::I, out: &mut [i32; 16]);
+    /// Lane `j` of vector `i` becomes lane `i` of vector `j`.
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; 16]) -> [Self::V; 16] {
+        let mut lanes = [[0.0; 16]; 16];
+        for (lanes, row) in lanes.iter_mut().zip(rows) {
+            self.store(row, lanes);
+        }
+        core::array::from_fn(|j| self.load(&core::array::from_fn(|i| lanes[i][j])))
+    }
     /// Asks for the cache line where `data[at]` lies or would lie.
     fn prefetch<T>(self, data: &[T], at: usize);
 }

@@ -83,15 +83,7 @@ impl SparseAttentionConfig {
         let mut selection = Selection::from_spans(globals.map(|token| Span::new(*token, token + 1)))
             .with_row_window(self.window.saturating_add(1));
         if self.use_log_stride {
-            selection = selection.with_row_extras(
-                tile.start,
-                tile.clone().map(|query| {
-                    let far = powers(seq).filter(|stride| *stride > self.window);
-                    let back = far.clone().filter_map(move |stride| query.checked_sub(stride));
-                    let forward = far.filter_map(move |stride| Some(query + stride).filter(|key| *key < seq));
-                    back.chain(forward.filter(|_| !self.causal))
-                }),
-            );
+            selection = selection.with_diagonals(powers(seq).filter(|stride| *stride > self.window));
         }
         if self.use_landmarks {
             let blocks = self.landmark_blocks(tile.start, seq).into_iter();

@@ -3,6 +3,8 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::{SparseAttentionConfig, Tensor3};
+use crate::kernel::FetchRows;
+use crate::simd::Level;
 use crate::{
     AttendError, AttendOptions, Format, KvView, LANES, PageView, Partial, Plane, PlaneMut, QueryTile, Selection, Span,
     SummaryView, attend, attend_summaries, write_keys, write_values,
@@ -349,45 +351,49 @@ impl<'a> Prefill<'a> {
         let (dim, head_dim) = (self.k.dim(), self.head_dim);
         let len = Format::F32.plane_len(self.seq.next_multiple_of(LANES), head_dim);
         let stride = self.k.heads() * dim;
-        for (plane, tensor, keys) in [(&mut head.keys, self.k, true), (&mut head.values, self.v, false)] {
+        for plane in [&mut head.keys, &mut head.values] {
             plane.resize(len, 0.0);
-            let mut plane = PlaneMut::F32(plane);
-            if dim == head_dim {
-                let source = tensor.data().get(index * dim..).unwrap_or_default();
-                if keys {
-                    write_keys(&mut plane, head_dim, 0, self.seq, source, stride)?;
-                } else {
-                    write_values(&mut plane, head_dim, 0, self.seq, source, stride)?;
-                }
-                continue;
-            }
-            let mut row = vec![0.0; head_dim];
-            for token in 0..self.seq {
-                row[..dim].copy_from_slice(tensor.row(token, index));
-                if keys {
-                    write_keys(&mut plane, head_dim, token, 1, &row, head_dim)?;
-                } else {
-                    write_values(&mut plane, head_dim, token, 1, &row, head_dim)?;
-                }
+        }
+        let config = match &self.pattern {
+            Pattern::Sparse(config) if config.use_landmarks => Some(config),
+            _ => None,
+        };
+        let mut row = vec![0.0; head_dim];
+        // Block by block, so that means are taken while the rows are near.
+        let block_size = config.map_or(DENSE_TILE, |config| config.block_size);
+        for means in [&mut head.mean_keys, &mut head.mean_values] {
+            means.clear();
+            if config.is_some() {
+                means.resize(self.seq.div_ceil(block_size) * head_dim, 0.0);
             }
         }
-        let Pattern::Sparse(config) = &self.pattern else {
-            return Ok(());
-        };
-        if config.use_landmarks {
-            let blocks = self.seq.div_ceil(config.block_size);
-            for (means, tensor) in [(&mut head.mean_keys, self.k), (&mut head.mean_values, self.v)] {
-                means.clear();
-                means.resize(blocks * head_dim, 0.0);
-                for (block, mean) in means.chunks_exact_mut(head_dim).enumerate() {
-                    let span = config.block_span(block, self.seq);
-                    for token in span.range() {
+        for first in (0..self.seq).step_by(block_size) {
+            let tokens = block_size.min(self.seq - first);
+            let planes = [
+                (&mut head.keys, &mut head.mean_keys, self.k, true),
+                (&mut head.values, &mut head.mean_values, self.v, false),
+            ];
+            for (plane, means, tensor, keys) in planes {
+                let write = if keys { write_keys } else { write_values };
+                let mut plane = PlaneMut::F32(plane);
+                if dim == head_dim {
+                    let source = &tensor.data()[first * stride + index * dim..];
+                    write(&mut plane, head_dim, first, tokens, source, stride)?;
+                } else {
+                    for token in first..first + tokens {
+                        row[..dim].copy_from_slice(tensor.row(token, index));
+                        write(&mut plane, head_dim, token, 1, &row, head_dim)?;
+                    }
+                }
+                if config.is_some() {
+                    let mean = &mut means[first / block_size * head_dim..][..head_dim];
+                    for token in first..first + tokens {
                         for (mean, x) in mean.iter_mut().zip(tensor.row(token, index)) {
                             *mean += x;
                         }
                     }
                     for mean in mean {
-                        *mean /= span.len() as f32;
+                        *mean /= tokens as f32;
                     }
                 }
             }
@@ -408,6 +414,16 @@ impl<'a> Prefill<'a> {
         partial.reset(tile.len(), self.group, head_dim);
         let width = self.q.heads() * dim;
         let first_head = index * self.group;
+        Level::best().run(FetchRows {
+            data: self
+                .q
+                .data()
+                .get(tile.end * width + first_head * dim..)
+                .unwrap_or_default(),
+            stride: width,
+            width: self.group * dim,
+            rows: tile.len(),
+        });
         let (data, row_stride) = if dim == head_dim {
             (&self.q.data()[tile.start * width + first_head * dim..], width)
         } else {

@@ -192,10 +192,16 @@ pub fn selection(tokens: usize, start: usize, rows: usize) -> impl Strategy<Valu
     prop_oneof![
         2 => Just(Selection::full(tokens)),
         1 => Just(Selection::none()),
-        5 => (spans, prop_oneof![Just(0usize), 1..200usize], prop_oneof![Just(None), extras.prop_map(Some)]).prop_map(
-            move |(spans, window, extras)| {
+        5 => (
+            spans,
+            prop_oneof![Just(0usize), 1..200usize],
+            prop_oneof![2 => Just(Vec::new()), 1 => proptest::collection::vec(0..end, 1..8)],
+            prop_oneof![Just(None), extras.prop_map(Some)],
+        ).prop_map(
+            move |(spans, window, diagonals, extras)| {
                 let selection = Selection::from_spans(spans.into_iter().map(|(a, n)| Span::new(a, a + n)))
-                    .with_row_window(window);
+                    .with_row_window(window)
+                    .with_diagonals(diagonals);
                 match extras {
                     Some(extras) => selection.with_row_extras(start, extras),
                     None => selection,

@@ -61,10 +61,9 @@ impl SparsePolicy for LogStride {
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let globals = self.globals.iter().filter(|position| **position < context.tokens);
         let globals = globals.map(|position| Span::new(*position, position + 1));
-        let rows = (queries.start..queries.start + queries.rows).map(|query| self.strides(query));
         let selection = Selection::from_spans(globals)
             .with_row_window(self.window)
-            .with_row_extras(queries.start, rows);
+            .with_diagonals(self.strides(queries.start + queries.rows));
         if !self.landmarks {
             return selection;
         }
@@ -75,13 +74,12 @@ impl SparsePolicy for LogStride {
 }
 
 impl LogStride {
-    /// Tokens 2^k before the query that its window does not hold.
-    fn strides(&self, query: usize) -> impl Iterator<Item = usize> + use<> {
+    /// Distances 2^k outside the window, below `limit`.
+    fn strides(&self, limit: usize) -> impl Iterator<Item = usize> + use<> {
         let window = self.window;
         let distances = (0..usize::BITS).map(|power| 1usize << power);
         distances
-            .take_while(move |distance| *distance <= query)
+            .take_while(move |distance| *distance < limit)
             .filter(move |distance| *distance >= window)
-            .map(move |distance| query - distance)
     }
 }

@@ -1,0 +1,280 @@
+//! Diagonals: every row reads one token at each distance.
+//!
+//! 16 neighbouring rows at one distance read 16 neighbouring keys, so lanes hold rows *and* keys: one
+//! multiply-add gives a dimension of 16 dot products. Where rows and stripes do not line up, two stripes are
+//! shifted into one first.
+
+use alloc::vec::Vec;
+
+use crate::block::{aligned, stripes_of};
+use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, WidenKeys, WidenValues};
+use crate::simd::Level;
+use crate::tile::{Call, Output};
+use crate::visible::{Visible, low_bits};
+use crate::{LANES, PageView, Plane, Span};
+
+/// Scratch that is reused from call to call.
+#[derive(Debug, Default)]
+pub(crate) struct DiagonalWorkspace {
+    /// `[stripes, group, head_dim, 16]`, scaled.
+    queries: Vec<f32>,
+    /// Position of the first stripe of `queries`, once they are packed.
+    packed: Option<usize>,
+    stripe: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl DiagonalWorkspace {
+    /// Forgets the queries of the rows before.
+    pub(crate) fn begin(&mut self) {
+        self.packed = None;
+    }
+}
+
+/// 16 rows from `query` and the keys they read at one distance. Positions before 0 are masked lanes.
+#[derive(Clone, Copy)]
+struct Pairing {
+    /// Stripe of packed queries.
+    stripe: usize,
+    query: isize,
+    key: isize,
+    lanes: u16,
+}
+
+impl<V: Visible> Call<'_, V> {
+    /// What rows `first..first + rows` read of the page on diagonals, farthest behind first.
+    pub(crate) fn diagonals_of_page(
+        &self,
+        workspace: &mut DiagonalWorkspace,
+        first: usize,
+        rows: usize,
+        page: &PageView,
+        output: &mut Output,
+    ) {
+        let start = self.queries.start + first;
+        let readable = Span::new(page.start, page.start + page.tokens).intersect(&self.range);
+        // Rows are grouped so that a distance that is a multiple of 16 meets whole stripes.
+        let lead = (start as isize - page.start as isize).rem_euclid(LANES as isize);
+        let first_stripe = start as isize - lead;
+        let stripes = (lead as usize + rows).div_ceil(LANES);
+        for stripe in 0..stripes {
+            let query = first_stripe + (stripe * LANES) as isize;
+            let in_tile = lanes_within(query, Span::new(start, start + rows));
+            let behind = self.visible.diagonals().iter().rev();
+            let behind = behind.map(|distance| query - *distance as isize);
+            let ahead = self.visible.diagonals().iter().filter(|distance| **distance > 0);
+            let ahead = ahead.map(|distance| query.saturating_add_unsigned(*distance));
+            for key in behind.chain(ahead.filter(|_| !self.visible.causal())) {
+                let lanes = in_tile & lanes_within(key, readable);
+                if lanes == 0 {
+                    continue;
+                }
+                // Lanes before position 0 are not in `lanes`.
+                let skip = key.min(query).min(0).unsigned_abs();
+                let (from, to) = (query + skip as isize, key + skip as isize);
+                let seen = self.visible.diagonal_lanes(from as usize, to as usize, lanes >> skip);
+                let lanes = seen << skip;
+                if lanes == 0 {
+                    continue;
+                }
+                if workspace.packed != Some(lead as usize) {
+                    self.pack_diagonals(workspace, first, rows, lead as usize);
+                }
+                let pairing = Pairing {
+                    stripe,
+                    query,
+                    key,
+                    lanes,
+                };
+                self.diagonal(workspace, pairing, page, output);
+            }
+        }
+    }
+
+    /// Copies the scaled queries into `[stripes, group, head_dim, 16]`, `lead` lanes before the first.
+    fn pack_diagonals(&self, workspace: &mut DiagonalWorkspace, first: usize, rows: usize, lead: usize) {
+        let (group, head_dim) = (self.queries.group, self.kv.head_dim);
+        let stripes = (lead + rows).div_ceil(LANES);
+        let packed = aligned(&mut workspace.queries, stripes * group * head_dim * LANES);
+        for (at, packed) in packed.chunks_exact_mut(head_dim * LANES).enumerate() {
+            let (stripe, head) = (at / group, at % group);
+            // Lanes beyond the rows are masked; any row stands in for them.
+            let sources: [&[f32]; LANES] = core::array::from_fn(|lane| {
+                let row = (stripe * LANES + lane).saturating_sub(lead).min(rows - 1);
+                &self.queries.query(first + row, head)[..head_dim]
+            });
+            self.level.run(Pack {
+                rows: &sources,
+                scale: self.options.scale,
+                out: packed.as_chunks_mut::<LANES>().0,
+            });
+        }
+        workspace.packed = Some(lead);
+    }
+
+    /// One pairing, for every head of the group.
+    fn diagonal(&self, workspace: &mut DiagonalWorkspace, pairing: Pairing, page: &PageView, output: &mut Output) {
+        let (group, head_dim, len) = (self.queries.group, self.kv.head_dim, self.kv.head_dim * LANES);
+        let Pairing { query, key, lanes, .. } = pairing;
+        let near = Near::new(self.level, head_dim, page, key);
+        let keys = near.keys(&mut workspace.stripe, &mut workspace.keys);
+        let values = match output {
+            Output::Partial { .. } => near.values(&mut workspace.values),
+            Output::Mass { .. } => &[],
+        };
+        let packed = (pairing.stripe + 1) * group * len;
+        let packed = &aligned(&mut workspace.queries, packed)[pairing.stripe * group * len..];
+        let first_row = query - self.queries.start as isize;
+        for (head, queries) in packed.chunks_exact(len).enumerate() {
+            let kernel = |output| Diagonal {
+                queries,
+                keys,
+                mask: lanes,
+                soft_cap: self.options.soft_cap,
+                output,
+            };
+            match output {
+                Output::Partial { m, l, o } => self.level.run(kernel(DiagonalOutput::Partial {
+                    values,
+                    m,
+                    l,
+                    o,
+                    first: first_row * group as isize + head as isize,
+                    stride: group,
+                })),
+                Output::Mass {
+                    log_sum_exp,
+                    origin,
+                    mass,
+                } => {
+                    let seen = || (0..LANES).filter(|lane| lanes & (1 << lane) != 0);
+                    let (mut totals, mut weights) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+                    for lane in seen() {
+                        totals[lane] = log_sum_exp[(first_row + lane as isize) as usize * group + head];
+                    }
+                    self.level.run(kernel(DiagonalOutput::Mass {
+                        log_sum_exp: &totals,
+                        mass: &mut weights,
+                    }));
+                    for lane in seen() {
+                        let at = ((key + lane as isize) as usize).checked_sub(*origin);
+                        if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
+                            *mass += weights[lane];
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Lanes whose position, from that of lane 0 on, lies in the span.
+fn lanes_within(position: isize, span: Span) -> u16 {
+    let lane = |at: usize| (at as isize).saturating_sub(position).clamp(0, LANES as isize) as usize;
+    (low_bits(lane(span.end)) & !low_bits(lane(span.start))) as u16
+}
+
+/// 16 tokens of a page in a row, whose first need not begin a stripe nor lie in the page.
+struct Near<'a> {
+    level: Level,
+    head_dim: usize,
+    page: &'a PageView<'a>,
+    first_stripe: isize,
+    /// Of the first token within its stripe.
+    offset: usize,
+}
+
+impl<'a> Near<'a> {
+    fn new(level: Level, head_dim: usize, page: &'a PageView, position: isize) -> Self {
+        let slot = position - page.start as isize;
+        Self {
+            level,
+            head_dim,
+            page,
+            first_stripe: slot.div_euclid(LANES as isize),
+            offset: slot.rem_euclid(LANES as isize) as usize,
+        }
+    }
+
+    /// `[head_dim, 16]`; lanes outside the page hold anything.
+    fn keys<'b>(&self, stripe: &'b mut Vec<f32>, shifted: &'b mut Vec<f32>) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        let len = self.head_dim * LANES;
+        if self.offset == 0 {
+            if let Some((Plane::F32(keys), _)) = self.planes(self.first_stripe) {
+                return keys;
+            }
+            let out = aligned(stripe, len);
+            self.widen_keys(self.first_stripe, out);
+            return out;
+        }
+        let out = aligned(shifted, len);
+        let (from, to) = (self.offset, LANES - self.offset);
+        let one = aligned(stripe, len);
+        self.widen_keys(self.first_stripe, one);
+        for (out, one) in out.chunks_exact_mut(LANES).zip(one.chunks_exact(LANES)) {
+            out[..to].copy_from_slice(&one[from..]);
+        }
+        self.widen_keys(self.first_stripe + 1, one);
+        for (out, one) in out.chunks_exact_mut(LANES).zip(one.chunks_exact(LANES)) {
+            out[to..].copy_from_slice(&one[..from]);
+        }
+        out
+    }
+
+    /// `[16, head_dim]`; tokens outside the page hold anything.
+    fn values<'b>(&self, rows: &'b mut Vec<f32>) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        let len = self.head_dim * LANES;
+        if self.offset == 0
+            && let Some((_, Plane::F32(values))) = self.planes(self.first_stripe)
+        {
+            return values;
+        }
+        let out = aligned(rows, 2 * len);
+        for (stripe, out) in (self.first_stripe..).zip(out.chunks_exact_mut(len)) {
+            if let Some((_, values)) = self.planes(stripe) {
+                let slots = [Slot {
+                    stripe: 0,
+                    tokens: (self.page.tokens - stripe as usize * LANES).min(LANES),
+                }];
+                self.level.run(WidenValues {
+                    values,
+                    slots: &slots,
+                    head_dim: self.head_dim,
+                    out,
+                });
+            }
+        }
+        &out[self.offset * self.head_dim..][..len]
+    }
+
+    fn widen_keys(&self, stripe: isize, out: &mut [f32]) {
+        if let Some((keys, _)) = self.planes(stripe) {
+            let slots = [Slot {
+                stripe: 0,
+                tokens: LANES,
+            }];
+            self.level.run(WidenKeys {
+                keys,
+                slots: &slots,
+                head_dim: self.head_dim,
+                out,
+            });
+        }
+    }
+
+    /// One stripe of each plane, where the page has tokens in it.
+    fn planes(&self, stripe: isize) -> Option<(Plane<'a>, Plane<'a>)> {
+        let first = usize::try_from(stripe).ok()? * LANES;
+        (first < self.page.tokens).then(|| {
+            let stripe = |plane| stripes_of(plane, first, LANES, self.head_dim);
+            (stripe(self.page.keys), stripe(self.page.values))
+        })
+    }
+}

@@ -1,0 +1,51 @@
+use crate::LANES;
+use crate::simd::{Kernel, Simd};
+
+/// Copies rows side by side, times `scale`: `[head_dim]` each, to `[head_dim, R]`. Missing rows are zero.
+pub(crate) struct Pack<'a, const R: usize> {
+    /// At most R.
+    pub(crate) rows: &'a [&'a [f32]],
+    pub(crate) scale: f32,
+    pub(crate) out: &'a mut [[f32; R]],
+}
+
+impl<const R: usize> Kernel for Pack<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let scale = simd.splat(self.scale);
+        for (at, out) in self.out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let mut block = [simd.splat(0.0); LANES];
+            for (block, row) in block.iter_mut().zip(self.rows) {
+                *block = simd.mul(simd.load(&row.as_chunks().0[at]), scale);
+            }
+            for (out, column) in out.iter_mut().zip(simd.transpose(block)) {
+                let mut lanes = [0.0; LANES];
+                simd.store(column, &mut lanes);
+                out.copy_from_slice(&lanes[..R]);
+            }
+        }
+    }
+}
+
+/// Asks for rows that will be read soon: `[rows, width]` in a larger tensor, `stride` elements apart.
+pub(crate) struct FetchRows<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+    pub(crate) width: usize,
+    pub(crate) rows: usize,
+}
+
+impl Kernel for FetchRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for row in self.data.chunks(self.stride.max(1)).take(self.rows) {
+            for at in (0..self.width).step_by(LANES) {
+                simd.prefetch(row, at);
+            }
+        }
+    }
+}
