@@ -24,7 +24,7 @@ use crate::replace::replace_file;
 use crate::{CacheShape, KvCache, KvError, KvTiers};
 
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Planes are stored as they lie in memory.
 pub(crate) const BYTE_ORDER: u32 = u32::from_ne_bytes([1, 2, 3, 4]);
 /// Bytes up to the tokens of the first layer.
