@@ -88,10 +88,11 @@ impl Session {
     /// ends.
     ///
     /// # Errors
-    /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::Kv`].
+    /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`];
+    /// [`EngineError::Kv`].
     pub fn fill_prefix(&mut self, cache: &PrefixCache, tokens: &[u32]) -> Result<usize, EngineError> {
         let identity = self.prefix_identity()?;
-        self.truncate(0);
+        self.truncate(0)?;
         let options = self.engine.options();
         let grid = grid(options);
         let most = tokens.len().saturating_sub(1) / grid * grid;
@@ -116,6 +117,9 @@ impl Session {
     }
 
     fn prefix_identity(&self) -> Result<Vec<u8>, EngineError> {
+        if !self.recurrence.state.is_empty() {
+            return Err(EngineError::PrefixRecurrent);
+        }
         let options = self.engine.options();
         let phases = [(&self.prefill, &options.prefill), (&self.decode, &options.decode)];
         for (policies, rules) in phases {

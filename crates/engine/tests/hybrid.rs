@@ -155,6 +155,15 @@ fn a_restored_session_goes_on_to_the_bit() {
 }
 
 #[test]
+fn a_prefix_cache_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = riffle_kv::PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let mut session = Session::new(&hybrid_engine(EngineOptions::default())).unwrap();
+    let refused = session.fill_prefix(&cache, &hybrid_prompt(100));
+    assert!(matches!(refused, Err(EngineError::PrefixRecurrent)), "{refused:?}");
+}
+
+#[test]
 fn a_state_that_does_not_fit_is_refused_by_name() {
     let path = engine_path();
     let refused = Engine::load(
