@@ -1,8 +1,8 @@
 use crate::cost::WorkOf;
 use crate::parameter::Parameters;
 use crate::policies::{
-    certified, flex, full, h2o, h2o_chunk, log_stride, quest, snapkv, streaming, tri_shape, twilight, vertical_slash,
-    xattention,
+    blasst, certified, flex, full, h2o, h2o_chunk, log_stride, quest, snapkv, streaming, tri_shape, twilight,
+    vertical_slash, xattention,
 };
 use crate::{ParameterInfo, Phase, PolicyError, PolicySpec, SparsePolicy};
 
@@ -37,7 +37,7 @@ pub(crate) struct ChunkNeed {
     pub(crate) above: fn(&Parameters) -> usize,
 }
 
-static CATALOGUE: [PolicyInfo; 13] = [
+static CATALOGUE: [PolicyInfo; 14] = [
     full::INFO,
     streaming::INFO,
     tri_shape::INFO,
@@ -46,6 +46,7 @@ static CATALOGUE: [PolicyInfo; 13] = [
     vertical_slash::INFO,
     flex::INFO,
     xattention::INFO,
+    blasst::INFO,
     quest::INFO,
     twilight::INFO,
     certified::INFO,

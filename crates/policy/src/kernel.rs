@@ -24,6 +24,22 @@ pub(crate) fn dots(vectors: &[f32], keys: &[Lanes], out: &mut [Lanes]) {
     dots_plain(vectors, keys, out);
 }
 
+/// f16 bits as f32, exactly.
+pub(crate) fn widen_f16(halves: &[u16], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the machine has AVX-512 F, which is all the function needs beyond its safe body.
+            return unsafe { x86::widen_f16_avx512(halves, out) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the machine has AVX2, which is all the function needs beyond its safe body.
+            return unsafe { x86::widen_f16_avx2(halves, out) };
+        }
+    }
+    widen_f16_plain(halves, out);
+}
+
 /// Turns logits into their softmax; an empty slice stays empty.
 pub(crate) fn softmax(logits: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
@@ -42,7 +58,7 @@ pub(crate) fn softmax(logits: &mut [f32]) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Lanes, dots_plain, softmax_plain};
+    use super::{Lanes, dots_plain, softmax_plain, widen_f16_plain};
 
     #[target_feature(enable = "avx512f")]
     pub(super) fn dots_avx512(vectors: &[f32], keys: &[Lanes], out: &mut [Lanes]) {
@@ -52,6 +68,16 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     pub(super) fn dots_avx2(vectors: &[f32], keys: &[Lanes], out: &mut [Lanes]) {
         dots_plain(vectors, keys, out);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn widen_f16_avx512(halves: &[u16], out: &mut [f32]) {
+        widen_f16_plain(halves, out);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn widen_f16_avx2(halves: &[u16], out: &mut [f32]) {
+        widen_f16_plain(halves, out);
     }
 
     #[target_feature(enable = "avx512f")]
@@ -67,34 +93,48 @@ mod x86 {
 
 #[inline(always)]
 fn dots_plain(vectors: &[f32], keys: &[Lanes], out: &mut [Lanes]) {
-    /// Vectors that share a load of keys, and whose sums run side by side.
-    const TOGETHER: usize = 4;
     let width = keys.len();
-    let mut blocks = vectors.chunks_exact(TOGETHER * width);
-    let mut outs = out.chunks_exact_mut(TOGETHER);
-    for (block, out) in (&mut blocks).zip(&mut outs) {
-        let (a, rest) = block.split_at(width);
-        let (b, rest) = rest.split_at(width);
-        let (c, d) = rest.split_at(width);
-        let mut sums = [[0.0f32; LANES]; TOGETHER];
-        for ((((a, b), c), d), key) in a.iter().zip(b).zip(c).zip(d).zip(keys) {
-            for lane in 0..LANES {
-                sums[0][lane] += a * key[lane];
-                sums[1][lane] += b * key[lane];
-                sums[2][lane] += c * key[lane];
-                sums[3][lane] += d * key[lane];
+    let rest = dots_together::<8>(vectors, keys, out);
+    let done = out.len() - rest;
+    let rest = dots_together::<4>(&vectors[done * width..], keys, &mut out[done..]);
+    let done = out.len() - rest;
+    dots_together::<1>(&vectors[done * width..], keys, &mut out[done..]);
+}
+
+/// `R` vectors at a time share a load of keys, and their sums run side by side; returns how many vectors are left.
+#[inline(always)]
+fn dots_together<const R: usize>(vectors: &[f32], keys: &[Lanes], out: &mut [Lanes]) -> usize {
+    let width = keys.len();
+    let mut outs = out.chunks_exact_mut(R);
+    for (block, out) in vectors.chunks_exact(R * width).zip(&mut outs) {
+        let rows: [&[f32]; R] = std::array::from_fn(|row| &block[row * width..][..width]);
+        let mut sums = [[0.0f32; LANES]; R];
+        for (place, key) in keys.iter().enumerate() {
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let value = row[place];
+                for lane in 0..LANES {
+                    sums[lane] += value * key[lane];
+                }
             }
         }
         out.copy_from_slice(&sums);
     }
-    for (vector, out) in blocks.remainder().chunks_exact(width).zip(outs.into_remainder()) {
-        let mut sums = [0.0f32; LANES];
-        for (value, key) in vector.iter().zip(keys) {
-            for lane in 0..LANES {
-                sums[lane] += value * key[lane];
-            }
-        }
-        *out = sums;
+    outs.into_remainder().len()
+}
+
+/// Without branches, so that it runs on vectors: the exponent is moved by a product, which also makes subnormal numbers
+/// right, and infinities and NaN get theirs by a select.
+#[inline(always)]
+fn widen_f16_plain(halves: &[u16], out: &mut [f32]) {
+    // 2^112: the difference of the exponents' offsets.
+    let factor = f32::from_bits(0x7780_0000);
+    for (out, half) in out.iter_mut().zip(halves) {
+        let bits = u32::from(*half);
+        let magnitude = (bits & 0x7fff) << 13;
+        let moved = (f32::from_bits(magnitude) * factor).to_bits();
+        let special = magnitude | 0x7f80_0000;
+        let bits = if magnitude >= 0x0f80_0000 { special } else { moved } | (bits & 0x8000) << 16;
+        *out = f32::from_bits(bits);
     }
 }
 
@@ -154,6 +194,23 @@ fn exp(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_half_is_widened_exactly() {
+        let halves: Vec<u16> = (0..=u16::MAX).collect();
+        let (mut plain, mut chosen) = (vec![0.0; halves.len()], vec![0.0; halves.len()]);
+        widen_f16_plain(&halves, &mut plain);
+        widen_f16(&halves, &mut chosen);
+        for ((half, plain), chosen) in halves.iter().zip(plain).zip(chosen) {
+            let exact = riffle_attention::f16_to_f32(*half);
+            for ours in [plain, chosen] {
+                assert!(
+                    ours.to_bits() == exact.to_bits() || (ours.is_nan() && exact.is_nan()),
+                    "{half:#x}: {ours}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn exp_is_within_its_error() {

@@ -1,8 +1,8 @@
 //! Keys out of pages, and q·k logits over them, in a fixed order whatever the page size.
 
-use riffle_attention::{LANES, PageView, Plane, bf16_to_f32, f16_to_f32, read_keys};
+use riffle_attention::{LANES, PageView, Plane, bf16_to_f32, read_keys};
 
-use crate::kernel::{Lanes, dots};
+use crate::kernel::{Lanes, dots, widen_f16};
 
 /// Keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`; zeros where no page holds the token.
 pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &mut [f32]) {
@@ -49,16 +49,23 @@ impl Logits {
         if self.data.len() < count * self.row_stride {
             self.data.resize(count * self.row_stride, 0.0);
         }
-        let mut rows = vec![0.0; LANES * width];
+        let mut rows = vec![0.0; LANES * head_dim];
+        let mut stripe_keys: Vec<Lanes> = vec![[0.0; LANES]; head_dim];
         // [width, LANES]
         let mut keys: Vec<Lanes> = vec![[0.0; LANES]; width];
         let mut sums: Vec<Lanes> = vec![[0.0; LANES]; count];
         for first in (0..groups).step_by(LANES) {
-            if stride > 1 || !read_stripe(pages, first, &mut keys) {
-                read_tokens(pages, head_dim, first * stride, &mut rows);
-                for (lane, row) in rows.chunks_exact(width).enumerate() {
-                    for (key, value) in keys.iter_mut().zip(row) {
-                        key[lane] = *value;
+            if stride == 1 {
+                read_lanes(pages, first, &mut keys, &mut rows);
+            } else {
+                // Stripe by stripe: token t of them is number t % stride of group t / stride.
+                for stripe in 0..stride {
+                    read_lanes(pages, first * stride + stripe * LANES, &mut stripe_keys, &mut rows);
+                    for (lane, token) in (stripe * LANES..(stripe + 1) * LANES).enumerate() {
+                        let group_keys = &mut keys[token % stride * head_dim..][..head_dim];
+                        for (key, value) in group_keys.iter_mut().zip(&stripe_keys) {
+                            key[token / stride] = value[lane];
+                        }
                     }
                 }
             }
@@ -81,6 +88,18 @@ impl Logits {
     }
 }
 
+/// Reads the 16 keys from token `first` on, `[head_dim, LANES]`, with zeros where no page holds the token; `rows` is
+/// scratch.
+pub(crate) fn read_lanes(pages: &[PageView<'_>], first: usize, keys: &mut [Lanes], rows: &mut [f32]) {
+    if read_stripe(pages, first, keys) {
+        return;
+    }
+    read_tokens(pages, keys.len(), first, rows);
+    for (lane, row) in rows.chunks_exact(keys.len()).enumerate() {
+        keys.iter_mut().zip(row).for_each(|(key, value)| key[lane] = *value);
+    }
+}
+
 /// Reads 16 keys that are one whole stripe of a float page, as they lie; false where they are not.
 fn read_stripe(pages: &[PageView<'_>], first: usize, keys: &mut [Lanes]) -> bool {
     let after = pages.partition_point(|page| page.start + page.tokens <= first);
@@ -99,9 +118,7 @@ fn read_stripe(pages: &[PageView<'_>], first: usize, keys: &mut [Lanes]) -> bool
     match page.keys {
         Plane::F32(plane) => keys.copy_from_slice(&plane[elements]),
         Plane::F16(plane) => {
-            for (key, bits) in keys.iter_mut().zip(&plane[elements]) {
-                *key = f16_to_f32(*bits);
-            }
+            widen_f16(&plane[elements], keys);
         }
         Plane::Bf16(plane) => {
             for (key, bits) in keys.iter_mut().zip(&plane[elements]) {

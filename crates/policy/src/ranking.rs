@@ -1,15 +1,13 @@
 //! The best of many scores: ties go to the lower index, so that a choice is the same on every machine.
 
-use std::cmp::Ordering;
-
 /// Indices of the `count` highest scores, ascending; `forced` ones come first and count.
 pub(crate) fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
-    let (mut chosen, mut others): (Vec<usize>, Vec<usize>) = (0..scores.len()).partition(|index| forced(*index));
+    let (mut chosen, mut others) = parted(scores, forced);
     let more = count.saturating_sub(chosen.len()).min(others.len());
     if more > 0 && more < others.len() {
-        others.select_nth_unstable_by(more - 1, |a, b| better_first(scores, *a, *b));
+        others.select_nth_unstable(more - 1);
     }
-    chosen.extend_from_slice(&others[..more]);
+    chosen.extend(others[..more].iter().map(|entry| index_of(*entry)));
     chosen.sort_unstable();
     chosen
 }
@@ -17,42 +15,91 @@ pub(crate) fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> 
 /// Indices of the fewest best scores that hold `share` of the total together with the forced ones, and
 /// at least `least` in all, ascending.
 pub(crate) fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
-    let (mut chosen, mut others): (Vec<usize>, Vec<usize>) = (0..scores.len()).partition(|index| forced(*index));
-    let sum = |indices: &[usize]| -> f64 { indices.iter().map(|index| f64::from(scores[*index])).sum() };
-    let mut held = sum(&chosen);
+    /// Entries few enough to be sorted.
+    const FEW: usize = 64;
+    let (mut chosen, mut others) = parted(scores, forced);
+    let sum = |entries: &[u64]| -> f64 { entries.iter().map(|entry| f64::from(scores[index_of(*entry)])).sum() };
+    let mut held: f64 = chosen.iter().map(|index| f64::from(scores[*index])).sum();
     let wanted = f64::from(share) * (held + sum(&others));
-    // Sorting all would cost more than choosing: the best few are enough as a rule.
-    let (mut sorted, mut ready) = (0, 64);
-    loop {
-        ready = ready.min(others.len());
-        let rest = &mut others[sorted..];
-        if ready - sorted < rest.len() && ready > sorted {
-            rest.select_nth_unstable_by(ready - sorted - 1, |a, b| better_first(scores, *a, *b));
+    let least = least.saturating_sub(chosen.len()).min(others.len());
+    // The end of the choice lies in `first..end`; all before `first` is chosen, `held` in sum.
+    let (mut first, mut end) = (0, others.len());
+    while end - first > FEW {
+        let middle = first + (end - first) / 2;
+        others[first..end].select_nth_unstable(middle - first);
+        let better = sum(&others[first..middle]);
+        if middle >= least && held + better >= wanted {
+            end = middle;
+        } else {
+            held += better;
+            first = middle;
         }
-        rest[..ready - sorted].sort_unstable_by(|a, b| better_first(scores, *a, *b));
-        for index in &others[sorted..ready] {
-            if held >= wanted && chosen.len() >= least {
-                chosen.sort_unstable();
-                return chosen;
-            }
-            held += f64::from(scores[*index]);
-            chosen.push(*index);
-        }
-        if ready == others.len() {
-            chosen.sort_unstable();
-            return chosen;
-        }
-        (sorted, ready) = (ready, ready * 4);
     }
+    others[first..end].sort_unstable();
+    while first < others.len() && (held < wanted || first < least) {
+        if first == end {
+            // Rounding alone leads here: the sum in another order was enough.
+            end = others.len();
+            others[first..].sort_unstable();
+        }
+        held += f64::from(scores[index_of(others[first])]);
+        first += 1;
+    }
+    chosen.extend(others[..first].iter().map(|entry| index_of(*entry)));
+    chosen.sort_unstable();
+    chosen
 }
 
-fn better_first(scores: &[f32], a: usize, b: usize) -> Ordering {
-    scores[b].total_cmp(&scores[a]).then(a.cmp(&b))
+/// Forced indices, and an entry for each of the others that sorts the best first.
+fn parted(scores: &[f32], forced: impl Fn(usize) -> bool) -> (Vec<usize>, Vec<u64>) {
+    let (mut chosen, mut others) = (Vec::new(), Vec::with_capacity(scores.len()));
+    for (index, score) in scores.iter().enumerate() {
+        if forced(index) {
+            chosen.push(index);
+        } else {
+            others.push(entry(*score, index));
+        }
+    }
+    (chosen, others)
+}
+
+/// A number that is smaller for a higher score and, of equal scores, for a lower index.
+fn entry(score: f32, index: usize) -> u64 {
+    let bits = score.to_bits();
+    // In the order of `total_cmp`: negative numbers run backwards.
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(!ascending) << 32 | index as u64
+}
+
+fn index_of(entry: u64) -> usize {
+    (entry & 0xffff_ffff) as usize
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn entries_sort_as_scores_do() {
+        let scores = [
+            f32::INFINITY,
+            3.5,
+            1.0,
+            1e-40,
+            0.0,
+            -0.0,
+            -1e-40,
+            -2.0,
+            f32::NEG_INFINITY,
+        ];
+        let entries: Vec<u64> = scores
+            .iter()
+            .enumerate()
+            .map(|(index, score)| entry(*score, index))
+            .collect();
+        assert!(entries.is_sorted());
+        assert!(entry(1.0, 3) < entry(1.0, 4));
+    }
 
     #[test]
     fn ties_go_to_the_lower_index() {
@@ -69,7 +116,7 @@ mod tests {
         let scores: Vec<f32> = (0..3000).map(|n| ((n * 7919 + 5) % 613) as f32).collect();
         let total: f32 = scores.iter().sum();
         let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|a, b| better_first(&scores, *a, *b));
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
         for (share, least) in [
             (0.01, 0),
             (0.3, 0),

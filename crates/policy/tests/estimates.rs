@@ -451,8 +451,77 @@ fn twilight_reads_the_fewest_candidates_that_hold_the_estimated_mass() {
     }
 }
 
+/// BLASST's blocks of one query block by its definition, and the mass of each query that they leave out, at most.
+fn blasst_blocks(scene: &Scene, block: usize, rows: std::ops::Range<usize>, lambda: f64) -> (Vec<usize>, f64) {
+    let mut read = Vec::new();
+    for row in rows.clone() {
+        for head in 0..scene.group {
+            let mut top = f64::NEG_INFINITY;
+            for (number, logits) in scene.logits(row, head)[..scene.start + row + 1]
+                .chunks(block)
+                .enumerate()
+            {
+                let best = logits.iter().fold(f64::NEG_INFINITY, |best, logit| best.max(*logit));
+                if best >= top + lambda.ln() {
+                    read.push(number);
+                }
+                top = top.max(best);
+            }
+        }
+    }
+    let mut dropped = 0.0f64;
+    for row in rows {
+        for head in 0..scene.group {
+            let weights = scene.attention(row, head);
+            let left = weights
+                .iter()
+                .enumerate()
+                .filter(|(key, _)| !read.contains(&(key / block)));
+            dropped = dropped.max(left.map(|(_, weight)| weight).sum());
+        }
+    }
+    (read, dropped)
+}
+
+#[test]
+fn blasst_skips_blocks_far_below_the_best_before_them_and_says_what_it_drops() {
+    for phase in [Phase::Prefill, Phase::Decode] {
+        for (mut scene, tile) in scenes() {
+            scene.phase = phase;
+            for (factor, block) in [(16.0f32, 16), (100.0, 32), (0.5, 16)] {
+                let spec = format!("blasst:factor={factor},block={block}");
+                let lambda = f64::from((factor / scene.tokens as f32).min(1.0));
+                let end = scene.start + scene.rows;
+                let first = scene.start / block;
+                let by_block: Vec<(Vec<usize>, f64)> = (first..end.div_ceil(block))
+                    .map(|number| {
+                        let from = (number * block).max(scene.start) - scene.start;
+                        let to = ((number + 1) * block).min(end) - scene.start;
+                        blasst_blocks(&scene, block, from..to, lambda)
+                    })
+                    .collect();
+                assert_mask(&scene, &scene.select(&spec, tile), |from, to, _, key| {
+                    let numbers = (scene.start + from) / block..(scene.start + to).div_ceil(block);
+                    numbers
+                        .into_iter()
+                        .any(|number| by_block[number - first].0.contains(&(key / block)))
+                });
+                let mut policy = make(&spec, phase);
+                let pages = scene.pages();
+                policy.prepare(&scene.tile(0, scene.rows), &scene.context(&pages));
+                let dropped = by_block.iter().fold(0.0f64, |most, (_, dropped)| most.max(*dropped));
+                let said = f64::from(policy.dropped_mass().unwrap());
+                assert!((said - dropped).abs() < 1e-6, "said {said}, dropped {dropped}");
+                assert!(dropped <= f64::from(factor), "at most factor / L a key");
+            }
+        }
+    }
+}
+
 /// Every policy that looks at keys, in its phase.
-const SPECS: [(&str, Phase); 7] = [
+const SPECS: [(&str, Phase); 9] = [
+    ("blasst:factor=20,block=16", Phase::Prefill),
+    ("blasst:factor=20,block=16", Phase::Decode),
     ("twilight:block=16,least=3,candidates=0.2", Phase::Decode),
     ("certified:epsilon=0.2", Phase::Decode),
     ("vertical-slash:budget=0.3,sinks=3,recent=5", Phase::Prefill),
@@ -477,7 +546,7 @@ fn selections_do_not_depend_on_the_page_size() {
 }
 
 #[test]
-fn selections_name_only_tokens_that_are_there_and_other_than_certified_read_the_query_itself() {
+fn selections_name_only_tokens_that_are_there_and_all_but_pure_thresholds_read_the_query_itself() {
     for (spec, phase) in SPECS {
         for (mut scene, tile) in scenes() {
             scene.phase = phase;
@@ -491,7 +560,7 @@ fn selections_name_only_tokens_that_are_there_and_other_than_certified_read_the_
                 );
             }
             let (from, to, selection) = tiles.last().unwrap();
-            for row in (*from..*to).filter(|_| !spec.starts_with("certified")) {
+            for row in (*from..*to).filter(|_| !spec.starts_with("certified") && !spec.starts_with("blasst")) {
                 assert!(
                     selection.contains(scene.start + row, scene.start + row),
                     "{spec}: a query reads itself"

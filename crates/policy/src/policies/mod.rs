@@ -1,5 +1,6 @@
 //! One file a policy.
 
+pub(crate) mod blasst;
 pub(crate) mod certified;
 pub(crate) mod flex;
 pub(crate) mod full;

@@ -4,7 +4,7 @@ use super::quest::forced_blocks;
 use crate::bounds::Bounds;
 use crate::cost::{Setting, Work};
 use crate::kernel::{Lanes, dots, softmax};
-use crate::keys::read_tokens;
+use crate::keys::read_lanes;
 use crate::low_bit::LowBitKeys;
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::prepared::Prepared;
@@ -163,10 +163,7 @@ fn choose(
     for (place, stripe) in stripes.iter().enumerate() {
         // The last stripe may not be whole: its keys are read as they are.
         if !low_bit.expand(*stripe, &mut keys) {
-            read_tokens(context.pages, head_dim, stripe * LANES, &mut rows);
-            for (lane, row) in rows.chunks_exact(head_dim).enumerate() {
-                keys.iter_mut().zip(row).for_each(|(key, value)| key[lane] = *value);
-            }
+            read_lanes(context.pages, stripe * LANES, &mut keys, &mut rows);
         }
         dots(&vectors, &keys, &mut sums);
         for (query, sums) in sums.iter().enumerate() {

@@ -98,19 +98,21 @@ impl XAttention {
         let first_group = chunk.start / self.stride;
         let end_group = (chunk.start + chunk.rows).div_ceil(self.stride);
         let groups = context.tokens.div_ceil(self.stride);
+        // All heads at once: making long keys costs as much as many products.
+        let vectors: Vec<f32> = (0..chunk.group)
+            .flat_map(|head| self.long_queries(chunk, head))
+            .collect();
+        let scale = context.scale / self.stride as f32;
         let mut logits = Logits::default();
-        for head in 0..chunk.group {
-            let vectors = self.long_queries(chunk, head);
-            let scale = context.scale / self.stride as f32;
-            logits.compute(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
-            for (group, logits) in (first_group..end_group).zip(logits.rows_mut()) {
-                let weights = &mut logits[..(group + 1).min(groups)];
-                softmax(weights);
-                let row = &mut scores[group / per_block - first];
-                for (sum, block) in row.iter_mut().zip(weights.chunks(per_block)) {
-                    for weight in block {
-                        *sum += weight;
-                    }
+        logits.compute(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
+        let long_queries = (0..chunk.group).flat_map(|_| first_group..end_group);
+        for (group, logits) in long_queries.zip(logits.rows_mut()) {
+            let weights = &mut logits[..(group + 1).min(groups)];
+            softmax(weights);
+            let row = &mut scores[group / per_block - first];
+            for (sum, block) in row.iter_mut().zip(weights.chunks(per_block)) {
+                for weight in block {
+                    *sum += weight;
                 }
             }
         }
