@@ -59,6 +59,16 @@ fn an_audit_says_what_was_kept() {
 }
 
 #[test]
+fn auto_keeps_its_target_and_reads_less_than_everything() {
+    let report = report(&["--auto", "0.5", "-b", "1024", "-ub", "64"]);
+    assert_eq!(report["prefill_policy"], "auto to 0.5");
+    assert!(report["density"].as_f64() < Some(1.0), "{}", report["density"]);
+    assert!(report["audit"]["mean_mass"].as_f64() > Some(0.5));
+    let refused = run_shipped(&["--prompt", "x", "--auto", "1.5"]);
+    assert_refused(&refused, 1, &["--auto", "1.5", "0 to 1"]);
+}
+
+#[test]
 fn calibrate_writes_a_profile_that_a_run_takes_and_that_keeps_its_target() {
     let folder = tempfile::tempdir().expect("a folder");
     let (text, profile) = (folder.path().join("text.txt"), folder.path().join("profile.toml"));

@@ -9,12 +9,13 @@ use riffle_attention::{
 };
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, AttentionStep};
-use riffle_policy::{ColumnMass, PolicySet, SparsePolicy};
+use riffle_policy::{ColumnMass, Phase, PolicySet, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 use crate::audit::Audit;
+use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::{Chunk, Step, pages};
 use crate::tiles::{Tile, rows_from};
@@ -42,6 +43,7 @@ pub(crate) struct LayerAttention<'a> {
     pub(crate) partials: &'a mut Vec<Partial>,
     pub(crate) pairs: &'a mut PairCount,
     pub(crate) audit: Option<&'a mut Audit>,
+    pub(crate) auto: Option<&'a mut Auto>,
     /// Called after each chunk with (layer, tokens of the batch attended); may ask to stop.
     pub(crate) after_chunk: &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     /// The typed error behind a failed [`AttentionStep::attend`].
@@ -229,7 +231,13 @@ impl LayerAttention<'_> {
         }
         if let (Some(audit), Some(kept)) = (&mut self.audit, kept) {
             let output = &output[chunk.tokens.start * width..];
-            audit.compare(&chunk.contexts, &chunk.tiles, &kept, &counts, &self.options, output)?;
+            let samples = audit.compare(&chunk.contexts, &chunk.tiles, &kept, &counts, &self.options, output)?;
+            for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
+                let auto = self.auto.as_mut().filter(|_| step.phase == Phase::Prefill);
+                if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {
+                    self.policies.replace(chunk.layer, kv_head, spec)?;
+                }
+            }
         }
         Ok(())
     }

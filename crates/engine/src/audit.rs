@@ -74,6 +74,8 @@ struct HeadSums {
 /// The audit of one session.
 pub(crate) struct Audit {
     heads: Heads,
+    /// Share of its mass that a sample should keep.
+    target: f64,
     /// `[layers, query heads]`; empty until a layer is audited.
     sums: Vec<Option<HeadSums>>,
 }
@@ -92,9 +94,10 @@ struct Run {
 }
 
 impl Audit {
-    pub(crate) fn new(layers: usize, heads: Heads) -> Self {
+    pub(crate) fn new(layers: usize, heads: Heads, target: f64) -> Self {
         Self {
             heads,
+            target,
             sums: vec![None; layers * heads.kv_heads * heads.group],
         }
     }
@@ -131,7 +134,7 @@ impl Audit {
     }
 
     /// Attends exactly for the sampled queries and takes the comparison in. `output` is the chunk's,
-    /// `[tokens, heads, head_dim]`.
+    /// `[tokens, heads, head_dim]`. Returns, by KV head, how many samples there were and how many missed the target.
     pub(crate) fn compare(
         &mut self,
         contexts: &[SelectContext<'_>],
@@ -140,8 +143,11 @@ impl Audit {
         counts: &[PairCount],
         options: &AttendOptions<'_>,
         output: &[f32],
-    ) -> Result<(), EngineError> {
-        let Some(context) = contexts.first() else { return Ok(()) };
+    ) -> Result<Vec<(u64, u64)>, EngineError> {
+        let mut samples = vec![(0, 0); self.heads.kv_heads];
+        let Some(context) = contexts.first() else {
+            return Ok(samples);
+        };
         let (layer, everything) = (context.layer, Selection::full(context.tokens));
         let Heads { group, head_dim, .. } = self.heads;
         let jobs: Vec<AttendJob<'_>> = kept
@@ -184,6 +190,9 @@ impl Audit {
                         &output[at..at + head_dim],
                         &expected[(row * group + head) * head_dim..][..head_dim],
                     );
+                    let (seen, missed) = &mut samples[tile.kv_head];
+                    *seen += 1;
+                    *missed += u64::from(mass < self.target);
                     self.sums_of(layer, tile.kv_head * group + head)
                         .add(mass.min(1.0), error);
                 }
@@ -196,7 +205,7 @@ impl Audit {
                 pairs.causal += count.causal;
             }
         }
-        Ok(())
+        Ok(samples)
     }
 
     pub(crate) fn report(&self) -> AuditReport {

@@ -36,6 +36,7 @@
 
 mod attention_step;
 mod audit;
+mod auto;
 mod block_means;
 mod chunk;
 mod engine;

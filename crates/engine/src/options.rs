@@ -28,6 +28,9 @@ pub struct EngineOptions {
     pub cost: CostModel,
     /// Compare sampled queries with exact attention ([`Session::audit`](crate::Session::audit)).
     pub audit: bool,
+    /// Move every KV head, while the prompt is read, to the cheapest of `streaming`, `vertical-slash`, `xattention` and
+    /// `full` with which all but one in a hundred sampled queries keep this share of their mass; in place of `prefill`.
+    pub auto_target: Option<f64>,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -45,6 +48,7 @@ impl Default for EngineOptions {
             decode: PolicySpec::full().into(),
             cost: CostModel::default(),
             audit: false,
+            auto_target: None,
             memory_budget_bytes: None,
         }
     }
@@ -75,6 +79,9 @@ impl EngineOptions {
         }
         if self.context_tokens == Some(0) {
             return Err(EngineError::option("--ctx", 0, "it must be at least 1 token"));
+        }
+        if let Some(target) = self.auto_target.filter(|target| !(0.0..=1.0).contains(target)) {
+            return Err(EngineError::option("--auto", target, "it must be a share from 0 to 1"));
         }
         self.prefill.check(Phase::Prefill, self.chunk_tokens)?;
         self.decode.check(Phase::Decode, self.chunk_tokens)?;

@@ -27,7 +27,8 @@ impl Origin {
         let formats = (options.key_format.name(), options.value_format.name());
         origin.add("--kv-type", format!("{}:{}", formats.0, formats.1));
         origin.add("--page-tokens", options.page_tokens.to_string());
-        origin.add("--prefill", rules_text(&options.prefill));
+        let auto = options.auto_target.map(|target| format!("auto {target}"));
+        origin.add("--prefill", auto.unwrap_or_else(|| rules_text(&options.prefill)));
         if let Some(length) = engine.model().rotation_changes_at() {
             let long = engine.plan().context_tokens > length;
             let side = if long { "more than" } else { "at most" };

@@ -204,7 +204,10 @@ pub fn run(
         },
         decode_tokens_per_s: if decoded == 0 { 0.0 } else { decoded as f64 / decode_s },
         density: session.density(),
-        prefill_policy: options.prefill.to_string(),
+        prefill_policy: match options.auto_target {
+            Some(target) => format!("auto to {target}"),
+            None => options.prefill.to_string(),
+        },
         decode_policy: options.decode.to_string(),
         prefill_dense_below: dense_below(&options.prefill.base, Phase::Prefill, &shape, &options.cost),
         decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),

@@ -10,6 +10,7 @@ use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::attention_step::{LayerAttention, PairCount};
 use crate::audit::{Audit, AuditReport};
+use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::Step;
 use crate::plan::{cache_shape, policy_shape};
@@ -51,6 +52,7 @@ pub struct Session {
     pub(crate) pairs: PairCount,
     means: BlockMeans,
     audit: Option<Audit>,
+    auto: Option<Auto>,
 }
 
 impl Session {
@@ -78,9 +80,16 @@ impl Session {
             partials: Vec::new(),
             pairs: PairCount::default(),
             means: BlockMeans::default(),
-            audit: options
-                .audit
-                .then(|| Audit::new(config.attention_layers(), Heads::of(config))),
+            audit: (options.audit || options.auto_target.is_some()).then(|| {
+                Audit::new(
+                    config.attention_layers(),
+                    Heads::of(config),
+                    options.auto_target.unwrap_or(0.0),
+                )
+            }),
+            auto: options
+                .auto_target
+                .map(|_| Auto::new(&shape, &options.cost, engine.plan().context_tokens)),
             engine: Arc::clone(engine),
         })
     }
@@ -108,7 +117,7 @@ impl Session {
         self.pairs.read as f64 / self.pairs.causal as f64
     }
 
-    /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) is on.
+    /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) or `auto_target` is on.
     pub fn audit(&self) -> Option<AuditReport> {
         self.audit.as_ref().map(Audit::report)
     }
@@ -332,6 +341,7 @@ impl Session {
             partials: &mut self.partials,
             pairs: &mut self.pairs,
             audit: self.audit.as_mut(),
+            auto: self.auto.as_mut(),
             after_chunk,
             failure: None,
         };

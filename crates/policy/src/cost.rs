@@ -45,14 +45,14 @@ pub struct CostModel {
 }
 
 impl Default for CostModel {
-    /// Measured on an AMD EPYC (Zen 5) with AVX-512.
+    /// Measured by `riffle calibrate` on an AMD EPYC (Zen 5) with AVX-512.
     fn default() -> Self {
         Self {
-            attend_ns: 0.030,
-            decode_ns: 0.10,
-            score_ns: 0.035,
-            weigh_ns: 0.9,
-            rank_ns: 6.0,
+            attend_ns: 0.043,
+            decode_ns: 0.178,
+            score_ns: 0.042,
+            weigh_ns: 0.80,
+            rank_ns: 13.2,
         }
     }
 }

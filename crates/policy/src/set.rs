@@ -4,7 +4,9 @@ use crate::{CostModel, Phase, PolicyError, PolicyRules, PolicyShape, PolicySpec,
 /// The policies of one sequence in one phase: one for each layer and KV head, so that heads may differ and be prepared
 /// in parallel.
 pub struct PolicySet {
-    kv_heads: usize,
+    phase: Phase,
+    shape: PolicyShape,
+    cost: CostModel,
     /// `[layers, kv_heads]`
     heads: Vec<Box<dyn SparsePolicy>>,
 }
@@ -17,30 +19,33 @@ impl PolicySet {
     pub fn new(rules: &PolicyRules, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> Result<Self, PolicyError> {
         rules.check(phase, shape.chunk_tokens)?;
         let places = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
-        let heads = places.map(|(layer, kv_head)| {
-            let spec = rules.policy(layer, kv_head);
-            let inner = build(spec, phase)?;
-            let from = dense_below(spec, phase, shape, cost);
-            let guarded: Box<dyn SparsePolicy> = match from {
-                0 => inner,
-                from => Box::new(Guarded { from, inner }),
-            };
-            Ok(guarded)
-        });
+        let heads = places.map(|(layer, kv_head)| guarded(rules.policy(layer, kv_head), phase, shape, cost));
         Ok(Self {
-            kv_heads: shape.kv_heads,
-            heads: heads.collect::<Result<_, PolicyError>>()?,
+            phase,
+            shape: *shape,
+            cost: *cost,
+            heads: heads.collect::<Result<_, _>>()?,
         })
+    }
+
+    /// Gives a layer and KV head another policy, which knows nothing of the sequence yet.
+    ///
+    /// # Errors
+    /// [`PolicyError::UnsupportedPhase`].
+    pub fn replace(&mut self, layer: usize, kv_head: usize, spec: &PolicySpec) -> Result<(), PolicyError> {
+        let policy = guarded(spec, self.phase, &self.shape, &self.cost)?;
+        self.heads[layer * self.shape.kv_heads + kv_head] = policy;
+        Ok(())
     }
 
     /// A layer's policies, one for each KV head.
     pub fn layer(&self, layer: usize) -> &[Box<dyn SparsePolicy>] {
-        &self.heads[layer * self.kv_heads..][..self.kv_heads]
+        &self.heads[layer * self.shape.kv_heads..][..self.shape.kv_heads]
     }
 
     /// A layer's policies, one for each KV head.
     pub fn layer_mut(&mut self, layer: usize) -> &mut [Box<dyn SparsePolicy>] {
-        &mut self.heads[layer * self.kv_heads..][..self.kv_heads]
+        &mut self.heads[layer * self.shape.kv_heads..][..self.shape.kv_heads]
     }
 
     /// All policies, `[layers, kv_heads]`.
@@ -57,6 +62,19 @@ impl PolicySet {
     pub fn truncate(&mut self, tokens: usize) {
         self.heads.iter_mut().for_each(|policy| policy.truncate(tokens));
     }
+}
+
+fn guarded(
+    spec: &PolicySpec,
+    phase: Phase,
+    shape: &PolicyShape,
+    cost: &CostModel,
+) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+    let inner = build(spec, phase)?;
+    Ok(match dense_below(spec, phase, shape, cost) {
+        0 => inner,
+        from => Box::new(Guarded { from, inner }),
+    })
 }
 
 /// Sequences shorter than this many tokens are read densely: what the policy's `from` says, or its break-even length. A

@@ -37,6 +37,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         decode: profile.decode,
         cost: profile.cost,
         audit: arguments.audit,
+        auto_target: arguments.auto,
         memory_budget_bytes: arguments
             .memory
             .as_deref()
