@@ -56,20 +56,46 @@ fn line_mass(scene: &Scene, last: usize) -> (Vec<f64>, Vec<f64>) {
 #[test]
 fn vertical_slash_reads_the_heaviest_columns_and_diagonals() {
     for (scene, tile) in scenes() {
-        for (spec, budget, last) in [
-            ("vertical-slash:budget=0.4,sinks=3,recent=5,last=16", Some(0.4), 16),
-            ("vertical-slash:budget=0,vertical=9,slash=12,sinks=3,recent=5", None, 64),
+        for (spec, budget, last, width) in [
+            (
+                "vertical-slash:budget=0.4,sinks=3,recent=5,last=16,slash_block=1",
+                Some(0.4),
+                16,
+                1,
+            ),
+            (
+                "vertical-slash:budget=0,vertical=9,slash=12,sinks=3,recent=5,slash_block=1",
+                None,
+                64,
+                1,
+            ),
+            (
+                "vertical-slash:budget=0.4,sinks=3,recent=5,last=16,slash_block=8",
+                Some(0.4),
+                16,
+                8,
+            ),
+            (
+                "vertical-slash:budget=0,vertical=9,slash=40,sinks=3,recent=5,slash_block=16",
+                None,
+                64,
+                16,
+            ),
         ] {
             let (vertical, slash) = match budget {
                 Some(share) => {
                     let budget = (f64::from(share as f32) * scene.tokens as f64) as usize;
                     (budget / 5, budget - budget / 5)
                 }
-                None => (9, 12),
+                None => (9, if width == 1 { 12 } else { 40 }),
             };
             let (columns, distances) = line_mass(&scene, last);
             let columns = best(&columns, vertical, |column| column < 3);
-            let distances = best(&distances, slash, |distance| distance < 5);
+            let blocks: Vec<f64> = distances.chunks(width).map(|block| block.iter().sum()).collect();
+            let blocks = best(&blocks, slash / width, |block| block * width < 5);
+            let distances: Vec<usize> = (0..distances.len())
+                .filter(|distance| blocks.contains(&(distance / width)))
+                .collect();
             assert_mask(&scene, &scene.select(spec, tile), |from, to, row, key| {
                 let wide = |distance: &usize| {
                     *distance >= 5 && scene.start + from <= key + distance && key + distance < scene.start + to

@@ -11,12 +11,14 @@ use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolic
 
 /// Columns and diagonals of the attention map that held most mass for the last queries of the chunk.
 ///
-/// Mass is the softmax under all keys, summed over the last `last` queries and the heads of the group. A diagonal is
-/// read by a tile as one run, wide enough for all the tile's rows; the latest diagonals are exact for each row.
+/// Mass is the softmax under all keys, summed over the last `last` queries and the heads of the group. Diagonals are
+/// chosen in blocks of neighbours, because a tile reads a run of them as one run of keys, wide enough for all its rows:
+/// scattered ones would add up to everything. The latest diagonals are exact for each row.
 struct VerticalSlash {
     budget: f32,
     vertical: usize,
     slash: usize,
+    slash_block: usize,
     sinks: usize,
     recent: usize,
     last: usize,
@@ -57,6 +59,13 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         },
         ParameterInfo::tokens("vertical", "1000", "columns when budget is 0"),
         ParameterInfo::tokens("slash", "6096", "diagonals when budget is 0"),
+        ParameterInfo::count(
+            "slash_block",
+            "64",
+            "neighbouring diagonals that are chosen together",
+            1,
+            4096,
+        ),
         ParameterInfo::tokens("sinks", "30", "first columns, always chosen"),
         ParameterInfo::count(
             "recent",
@@ -78,6 +87,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             budget: parameters.number("budget"),
             vertical: parameters.count("vertical"),
             slash: parameters.count("slash"),
+            slash_block: parameters.count("slash_block"),
             sinks: parameters.count("sinks"),
             recent: parameters.count("recent"),
             last: parameters.count("last"),
@@ -117,11 +127,14 @@ impl VerticalSlash {
                 mass.add(weights)
             });
         }
-        let distances = top_count(&mass.distances, slash, |distance| distance < self.recent);
+        let width = self.slash_block;
+        let blocks: Vec<f32> = mass.distances.chunks(width).map(|block| block.iter().sum()).collect();
+        let blocks = top_count(&blocks, slash / width, |block| block * width < self.recent);
+        let distances = blocks.into_iter().flat_map(|block| block * width..(block + 1) * width);
         Lines {
             columns: top_count(&mass.columns, vertical, |column| column < self.sinks),
             // The latest diagonals are the row window.
-            distances: runs(distances.into_iter().filter(|distance| *distance >= self.recent)),
+            distances: runs(distances.filter(|distance| (self.recent..context.tokens).contains(distance))),
         }
     }
 }
@@ -191,8 +204,8 @@ fn work(parameters: &Parameters, setting: &Setting) -> Work {
     };
     let logits = (setting.rows.min(parameters.count("last")) * setting.group) as f64 * tokens;
     Work {
-        // Diagonals are widened to whole tiles: more is read than was chosen.
-        share: (2.3 * chosen).min(1.0),
+        // Blocks of diagonals are widened to whole tiles: more is read than was chosen.
+        share: (1.4 * chosen).min(1.0),
         scored: logits,
         weighed: 2.0 * logits,
         ranked: 2.0 * tokens,
