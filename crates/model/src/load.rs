@@ -50,6 +50,9 @@ pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
     })
 }
 
+/// Tensors that no family computes and that take no memory: pictures, and layers that predict further tokens.
+const NOT_COMPUTED: [&str; 2] = ["model.visual.", "mtp."];
+
 /// Everything of a model but its weights' data.
 pub(crate) struct Parts {
     pub(crate) path: PathBuf,
@@ -86,7 +89,11 @@ impl Parts {
         let tensors = self.weights.list();
         let tensor_bytes = tensors.iter().map(|tensor| tensor.bytes).sum();
         let mut config = self.config.clone();
-        config.weight_bytes = tensor_bytes;
+        let computed = tensors.iter().filter(|tensor| {
+            let name = &tensor.name;
+            !NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
+        });
+        config.weight_bytes = computed.map(|tensor| tensor.bytes).sum();
         config.weight_format = most_common_format(&tensors);
         let text_of = |id: Option<u32>| self.tokenizer.as_ref()?.token_text(id?);
         ModelInfo {

@@ -485,3 +485,56 @@ fn bad_calls_are_typed_errors() {
         .unwrap_err();
     assert_eq!(error.to_string(), "the cache is full");
 }
+
+#[test]
+fn impossible_hybrid_models_are_refused() {
+    let hybrid = |setting: &'static str, value: Value, words: &[&str]| {
+        bent(
+            |model| {
+                model.config["architectures"] = json!(["Qwen3_5ForCausalLM"]);
+                model.config["num_hidden_layers"] = json!(4);
+                model.config[setting] = value;
+            },
+            words,
+        );
+    };
+    hybrid("linear_num_value_heads", json!(17), &["linear_num_value_heads", "16"]);
+    hybrid("linear_key_head_dim", json!(1 << 20), &["linear_key_head_dim", "4096"]);
+    hybrid("linear_conv_kernel_dim", json!(0), &["linear_conv_kernel_dim"]);
+    hybrid("full_attention_interval", json!(0), &["full_attention_interval"]);
+    hybrid("full_attention_interval", json!(5), &["full_attention"]);
+    hybrid("layer_types", json!(["full_attention"]), &["layer_types", "1", "4"]);
+    hybrid(
+        "layer_types",
+        json!(["mamba", "mamba", "mamba", "mamba"]),
+        &["layer_types", "mamba"],
+    );
+    hybrid("hidden_act", json!("gelu_new"), &["hidden_act", "silu"]);
+    hybrid("text_config", json!(7), &["text_config"]);
+    // Nothing is wrong but the weights.
+    hybrid("hidden_act", json!("silu"), &["model.layers.0"]);
+}
+
+#[test]
+fn a_recurrent_state_that_does_not_fit_is_refused() {
+    let vectors = testing::vectors();
+    let [hybrid, other] = ["qwen3_5-0", "qwen3_5-1"].map(|case| load(vectors.join(case)).unwrap().model);
+    let config = hybrid.config();
+    let mut workspace = Workspace::new(config, 2);
+    let mut hidden = vec![0.0; 2 * config.hidden_size];
+    let mut layer = |start, state: &mut RecurrentState| {
+        let result = hybrid.layer(0, start, &mut hidden, &mut Failing, state, &mut workspace);
+        result.map_err(|error| error.to_string())
+    };
+    let mut foreign = RecurrentState::new(other.config());
+    assert!(layer(0, &mut foreign).unwrap_err().contains("another model"));
+    let mut state = RecurrentState::new(config);
+    assert!(layer(3, &mut state).unwrap_err().contains("from token 3 on"));
+    layer(0, &mut state).unwrap();
+    assert!(layer(0, &mut state).unwrap_err().contains("has read 2"));
+    assert_eq!(state.tokens(), None);
+    assert!(matches!(
+        state.copy_from(&foreign),
+        Err(ModelError::WrongRecurrentState)
+    ));
+}

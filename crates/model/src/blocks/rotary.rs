@@ -124,6 +124,12 @@ impl RotarySettings {
             // How GGUF files spell out a stretching they do not name.
             "factors" => Scaling::Factors(factors(&inner, "factors", dim)?),
             "yarn" => Scaling::Yarn(yarn(&inner, max_position, original_max_position()?)?),
+            "dynamic" => {
+                return Err(inner.error(
+                    "rope_type",
+                    "\"dynamic\" is not supported: it turns keys otherwise for every length of the text, so keys that are kept would not go together; use \"yarn\", or \"default\" for texts within max_position_embeddings",
+                ));
+            }
             other => {
                 return Err(inner.error(
                     "rope_type",
@@ -489,6 +495,7 @@ mod tests {
                 "rope_scaling.factor",
             ),
             (json!({"rope_scaling": {"type": "spiral"}}), "spiral"),
+            (json!({"rope_scaling": {"type": "dynamic", "factor": 2}}), "yarn"),
             (json!({"rope_scaling": 3}), "rope_scaling"),
         ] {
             let error = settings(value, 64).unwrap_err().to_string();
