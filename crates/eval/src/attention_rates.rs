@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use riffle_attention::ceiling::{instructions, multiply_add_gflops, read_gigabytes_per_second};
+use riffle_attention::ceiling::{instructions, multiply_add_gflops};
 use riffle_attention::{
     AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
 };
@@ -13,6 +13,7 @@ use riffle_kv::{CacheShape, KvCache};
 use serde::Serialize;
 
 use crate::EvalError;
+use crate::read_ceiling::ReadCeiling;
 
 /// One measurement: `rows` last queries of a text of `tokens` tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -117,21 +118,12 @@ pub fn measure_attention(
     done: &mut (dyn FnMut(&AttentionRate) -> ControlFlow<()> + Send),
 ) -> Result<AttentionReport, EvalError> {
     let threads = rayon::current_num_threads();
-    // Each thread reads a part of its own: one thread's reads must not fill the shared cache for another's.
-    const PART: usize = 64 << 20;
-    let memory = vec![1.0f32; PART * threads];
     let peak = || rayon::broadcast(|_| multiply_add_gflops()).into_iter().sum::<f64>();
-    let read_part = |part: usize| read_gigabytes_per_second(&memory[part * PART..][..PART]);
-    let read = || {
-        rayon::broadcast(|thread| read_part(thread.index()))
-            .into_iter()
-            .sum::<f64>()
-    };
     let mut report = AttentionReport {
         instructions: instructions().to_owned(),
         threads,
         peak_gflops: peak(),
-        read_gigabytes_per_s: read(),
+        read_gigabytes_per_s: ReadCeiling::new().gigabytes_per_s(),
         rates: Vec::new(),
     };
     for case in cases {

@@ -30,6 +30,7 @@ mod logits;
 mod model_rates;
 mod needle;
 mod needle_map;
+mod read_ceiling;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};

@@ -10,6 +10,7 @@ use riffle_engine::{Engine, Session};
 use serde::Serialize;
 
 use crate::EvalError;
+use crate::read_ceiling::ReadCeiling;
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +34,10 @@ pub struct ModelRate {
     pub prefill_tokens_per_s: f64,
     /// Tokens written a second.
     pub decode_tokens_per_s: f64,
+    /// GB/s at which weights were read while writing: all of them for each token, but for an embedding of its own.
+    pub weight_gigabytes_per_s: f64,
+    /// GB/s at which this machine reads memory, measured before and after each answer.
+    pub read_gigabytes_per_s: f64,
     /// Bytes of KV pages at the end.
     pub kv_bytes: u64,
 }
@@ -52,6 +57,8 @@ pub fn measure_model(
             "-p, -n, --repeats and --depth must be at least 1 (depths may be 0)".to_owned(),
         ));
     }
+    let weight_bytes = weight_bytes_of_a_token(engine)?;
+    let ceiling = ReadCeiling::new();
     let vocab = engine.model().config().vocab_size as u32;
     let mut random = ChaCha8Rng::seed_from_u64(0);
     let mut tokens = |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(0..vocab)).collect() };
@@ -64,6 +71,7 @@ pub fn measure_model(
         }
         let (prompt, answer) = (tokens(options.prompt_tokens), tokens(options.generated_tokens));
         let (mut prefill_s, mut decode_s) = (f64::INFINITY, f64::INFINITY);
+        let mut read = ceiling.gigabytes_per_s();
         for _ in 0..options.repeats {
             session.truncate(depth)?;
             let start = Instant::now();
@@ -75,12 +83,15 @@ pub fn measure_model(
                 session.advance(token)?;
             }
             decode_s = decode_s.min(start.elapsed().as_secs_f64());
+            read = read.max(ceiling.gigabytes_per_s());
         }
         let bytes = session.usage().bytes_by_tier;
         let rate = ModelRate {
             depth,
             prefill_tokens_per_s: prompt.len() as f64 / prefill_s,
             decode_tokens_per_s: answer.len() as f64 / decode_s,
+            weight_gigabytes_per_s: answer.len() as f64 * weight_bytes as f64 / decode_s / 1e9,
+            read_gigabytes_per_s: read,
             kv_bytes: bytes.device + bytes.ram + bytes.disk,
         };
         let flow = done(&rate);
@@ -90,4 +101,12 @@ pub fn measure_model(
         }
     }
     Ok(rates)
+}
+
+/// Bytes of the weights that every token reads.
+fn weight_bytes_of_a_token(engine: &Engine) -> Result<u64, EvalError> {
+    let info = riffle_model::inspect(engine.path())?;
+    let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
+    let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
+    Ok(read.map(|tensor| tensor.bytes).sum())
 }

@@ -76,12 +76,14 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
         let engine = Engine::load(&arguments.model.model, options)?;
         let rates = measure_model(&engine, &measured, &mut |rate| {
             let line = format!(
-                "depth {:>7}  prompt of {} at {:>8.1} tokens/s  answer of {} at {:>8.1} tokens/s  KV {}\n",
+                "depth {:>7}  prompt of {} at {:>8.1} tokens/s  answer of {} at {:>8.1} tokens/s, weights at {:.1} of {:.1} GB/s  KV {}\n",
                 rate.depth,
                 measured.prompt_tokens,
                 rate.prefill_tokens_per_s,
                 measured.generated_tokens,
                 rate.decode_tokens_per_s,
+                rate.weight_gigabytes_per_s,
+                rate.read_gigabytes_per_s,
                 human_bytes(rate.kv_bytes)
             );
             show(&line, arguments.json, &interrupt, &mut printed)

@@ -1,6 +1,7 @@
 //! AVX-512: 16 lanes in a register.
 
 use core::arch::x86_64::*;
+use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::float::float_kernels;
 use super::quant::{for_stretches, quant_kernels, share};
@@ -64,6 +65,20 @@ fn prefetch<T>(weights: &[T]) {
 }
 const PREFETCH_BYTES: usize = 8192;
 
+/// As [`prefetch`]. Blocks of 256 are read here and there, which leaves the buffers of the first cache no room for what
+/// is asked for: it goes to the second.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch_for_one<Q: Quant>(weights: &[u8]) {
+    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(PREFETCH_BYTES);
+    for line in (0..weights.len()).step_by(64) {
+        match Q::WEIGHTS {
+            STRETCH => _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line)),
+            _ => _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line)),
+        }
+    }
+}
+
 /// One token: each stretch goes from its block to the sum without passing through memory.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn one_token<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
@@ -72,10 +87,12 @@ fn one_token<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [
     for (block, activations) in blocks.zip(rows[0].chunks_exact(Q::WEIGHTS / STRETCH)) {
         let halves = widen_halves::<Q>(block);
         for_stretches!(Q, INDEX => {
-            prefetch(share::<Q>(block, INDEX));
+            prefetch_for_one::<Q>(share::<Q>(block, INDEX));
             let mut expanded = Expanded::default();
             Q::expand(block, INDEX, &halves, &mut expanded);
             total = add_stretch::<Q>(&expanded, &activations[INDEX], total);
+            // Else the compiler gathers the block's prefetches into a burst, which overruns the buffers.
+            compiler_fence(Ordering::SeqCst);
         });
     }
     sums[0] = store(total);

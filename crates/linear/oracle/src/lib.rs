@@ -1,0 +1,1 @@
+//! Holds nothing: `tests/candle.rs` compares `riffle-linear` with candle.
