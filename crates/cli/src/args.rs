@@ -55,6 +55,16 @@ pub(crate) struct EngineArguments {
     /// Element format of cached keys and values, one for both or KEYS:VALUES
     #[arg(long, value_name = "f32|f16|bf16|q8_0|q4_0", default_value = "f16")]
     pub(crate) kv_type: String,
+    /// Rotate heads (Hadamard) before they are cached, which spares 4-bit formats most of their loss [default: on for
+    /// planes in q4_0]
+    #[arg(long, value_name = "on|off", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) kv_rotate: Option<bool>,
+    /// Keep only the latest N tokens and the sinks: text without end in constant memory
+    #[arg(long, value_name = "N", conflicts_with_all = ["ctx", "prefill", "decode", "batch", "auto", "profile"])]
+    pub(crate) window_size: Option<usize>,
+    /// First tokens that --window-size keeps
+    #[arg(long, value_name = "M", default_value_t = 64, requires = "window_size")]
+    pub(crate) sink_tokens: usize,
     /// Tokens in a page of the KV cache, a multiple of 16
     #[arg(long, value_name = "N")]
     pub(crate) page_tokens: Option<usize>,

@@ -69,6 +69,15 @@ impl Engine {
         &self.plan
     }
 
+    /// The context length that decides how keys are turned, where that depends on it.
+    pub(crate) fn rotary_context(&self) -> usize {
+        match self.options.window {
+            // Its angles go on to the model's last position.
+            Some(_) => self.model().config().max_position,
+            None => self.plan.context_tokens,
+        }
+    }
+
     /// The tokenizer.
     ///
     /// # Errors

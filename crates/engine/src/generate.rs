@@ -142,7 +142,7 @@ impl Session {
             if generation.tokens.len() == options.max_tokens {
                 break;
             }
-            if self.tokens().len() >= engine.plan().context_tokens {
+            if self.is_full() {
                 generation.stop = StopReason::ContextFull;
                 break;
             }
@@ -161,7 +161,7 @@ impl Session {
     fn end_before(&self, token: u32) -> Option<StopReason> {
         if self.engine().generation_defaults().eos.contains(&token) {
             Some(StopReason::EndOfText)
-        } else if self.tokens().len() >= self.engine().plan().context_tokens {
+        } else if self.is_full() {
             Some(StopReason::ContextFull)
         } else {
             None

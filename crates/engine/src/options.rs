@@ -3,7 +3,8 @@
 use riffle_attention::Format;
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
-use crate::EngineError;
+use crate::edge::Rotation;
+use crate::{EngineError, StreamWindow};
 
 /// How a model is run: context, batches, cache formats and policies.
 #[derive(Debug, Clone)]
@@ -20,6 +21,11 @@ pub struct EngineOptions {
     pub key_format: Format,
     /// Element format of cached values.
     pub value_format: Format,
+    /// Rotate heads before they are cached ([`riffle_attention::rotate_heads`]): both planes, none, or for `None` those
+    /// in a 4-bit format, which lose least so.
+    pub rotate: Option<bool>,
+    /// Keep sinks and a window alone, of a sequence without end: set by [`EngineOptions::with_window`].
+    pub window: Option<StreamWindow>,
     /// Policies that choose what prompt tokens read.
     pub prefill: PolicyRules,
     /// Policies that choose what generated tokens read.
@@ -44,6 +50,8 @@ impl Default for EngineOptions {
             page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
             key_format: Format::F16,
             value_format: Format::F16,
+            rotate: None,
+            window: None,
             prefill: PolicySpec::full().into(),
             decode: PolicySpec::full().into(),
             cost: CostModel::default(),
@@ -88,11 +96,31 @@ impl EngineOptions {
         Ok(())
     }
 
+    /// Which planes hold rotated heads.
+    pub(crate) fn rotation(&self) -> Rotation {
+        let rotates = |format| self.rotate.unwrap_or(format == Format::Q4_0);
+        Rotation {
+            keys: rotates(self.key_format),
+            values: rotates(self.value_format),
+        }
+    }
+
     /// The context length for a model made for `max_position` tokens.
     ///
     /// # Errors
     /// [`EngineError::ContextTooLong`] when more was asked for than the model supports.
     pub fn context_for(&self, max_position: usize) -> Result<usize, EngineError> {
+        if let (Some(window), Some(context)) = (self.window, self.context_tokens)
+            && context > max_position
+        {
+            return Err(EngineError::option(
+                "--window-size",
+                window.window_tokens,
+                format!(
+                    "with sinks, a page and a chunk it takes {context} tokens and this model was made for {max_position}: use a smaller window, or a smaller -ub"
+                ),
+            ));
+        }
         match self.context_tokens {
             Some(context) if context > max_position => Err(EngineError::ContextTooLong {
                 context,

@@ -29,8 +29,17 @@ impl Origin {
         origin.add("--page-tokens", options.page_tokens.to_string());
         let auto = options.auto_target.map(|target| format!("auto {target}"));
         origin.add("--prefill", auto.unwrap_or_else(|| rules_text(&options.prefill)));
+        let rotation = options.rotation();
+        origin.add(
+            "--kv-rotate",
+            format!("keys {}, values {}", on(rotation.keys), on(rotation.values)),
+        );
+        let window = options
+            .window
+            .map_or("none".to_owned(), |window| window.window_tokens.to_string());
+        origin.add("--window-size", window);
         if let Some(length) = engine.model().rotation_changes_at() {
-            let long = engine.plan().context_tokens > length;
+            let long = engine.rotary_context() > length;
             let side = if long { "more than" } else { "at most" };
             origin.add("--ctx", format!("{side} {length} tokens"));
         }
@@ -60,6 +69,10 @@ impl Origin {
     pub(crate) fn add(&mut self, name: &str, value: String) {
         self.parts.push((name.to_owned(), value));
     }
+}
+
+fn on(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
 }
 
 /// All rules in full: their display counts them only.

@@ -145,6 +145,12 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + chunk * config.heads * (config.head_dim + 2)
         + config.hidden_size
         + config.vocab_size;
+    let rotation = options.rotation();
+    let rotated = batch
+        * config.head_dim
+        * (usize::from(rotation.keys) * (config.heads + config.kv_heads)
+            + usize::from(rotation.values) * config.kv_heads);
+    let floats = floats + rotated;
     riffle_model::scratch_bytes(config, batch)
         + (floats * size_of::<f32>()) as u64
         + (context * size_of::<u32>()) as u64

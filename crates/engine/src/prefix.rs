@@ -121,6 +121,14 @@ impl Session {
             return Err(EngineError::PrefixRecurrent);
         }
         let options = self.engine.options();
+        if options.window.is_some() {
+            let requirement = "a window forgets the beginning that it would keep: leave one of the two out";
+            return Err(EngineError::option(
+                "--prefix-cache",
+                "given with --window-size",
+                requirement,
+            ));
+        }
         let phases = [(&self.prefill, &options.prefill), (&self.decode, &options.decode)];
         for (policies, rules) in phases {
             if policies.iter().any(|policy| !policy.follows_from_keys()) {

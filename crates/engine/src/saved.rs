@@ -12,10 +12,11 @@ use crate::attention_step::PairCount;
 use crate::origin::Origin;
 use crate::plan::cache_shape;
 use crate::sampler::SamplerState;
+use crate::window::Rolled;
 use crate::{Engine, EngineError, Session};
 
 /// Changes with the record below.
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 
 /// What a session holds beside its pages.
 #[derive(Serialize, Deserialize)]
@@ -31,6 +32,7 @@ struct Record {
     prefill: Vec<Vec<u8>>,
     /// `[layers, kv_heads]`
     decode: Vec<Vec<u8>>,
+    rolled: Rolled,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
 }
@@ -54,6 +56,7 @@ impl Session {
             pairs: self.pairs,
             prefill: states(&self.prefill),
             decode: states(&self.decode),
+            rolled: self.rolled.clone(),
             recurrent: self.recurrence.state.to_bytes(),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
@@ -87,7 +90,7 @@ impl Session {
                 error => error.into(),
             })?;
         let record: Record = postcard::from_bytes(&record).map_err(|_| unreadable(path))?;
-        if record.tokens.len() > context {
+        if record.tokens.len() > context && engine.options().window.is_none() {
             return Err(too_long(record.tokens.len(), context));
         }
         restore_states(&mut session.prefill, record.prefill, path)?;
@@ -98,6 +101,7 @@ impl Session {
         }
         session.recurrence.resume(recurrent)?;
         session.cache = cache;
+        session.rolled = record.rolled;
         session.tokens = record.tokens;
         session.prefilled = record.prefilled;
         session.pending = record.pending;

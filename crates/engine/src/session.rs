@@ -13,10 +13,12 @@ use crate::audit::{Audit, AuditReport};
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::Step;
+use crate::edge::{CacheEdge, EdgeBuffers};
 use crate::plan::{cache_shape, policy_shape};
 use crate::recurrence::Recurrence;
 use crate::sampler::SamplerState;
 use crate::tiles::Heads;
+use crate::window::Rolled;
 use crate::{Engine, EngineError};
 
 /// How far a prefill has come.
@@ -38,6 +40,7 @@ pub struct Session {
     pub(crate) prefill: PolicySet,
     pub(crate) decode: PolicySet,
     pub(crate) recurrence: Recurrence,
+    pub(crate) rolled: Rolled,
     pub(crate) tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
     pub(crate) prefilled: usize,
@@ -48,6 +51,7 @@ pub struct Session {
     hidden: Vec<f32>,
     pub(crate) logits: Vec<f32>,
     workspace: Workspace,
+    edge: EdgeBuffers,
     partials: Vec<Partial>,
     pub(crate) pairs: PairCount,
     means: BlockMeans,
@@ -70,6 +74,7 @@ impl Session {
             prefill: policies(&options.prefill, Phase::Prefill)?,
             decode: policies(&options.decode, Phase::Decode)?,
             recurrence: Recurrence::new(config),
+            rolled: Rolled::default(),
             tokens: Vec::new(),
             prefilled: 0,
             pending: None,
@@ -77,6 +82,7 @@ impl Session {
             hidden: Vec::new(),
             logits: Vec::new(),
             workspace: Workspace::new(config, 0),
+            edge: EdgeBuffers::default(),
             partials: Vec::new(),
             pairs: PairCount::default(),
             means: BlockMeans::default(),
@@ -170,7 +176,8 @@ impl Session {
     ///
     /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
     /// prompt that failed: from the end of its latest batch); going back to elsewhere reads again what came after the
-    /// last of these.
+    /// last of these. A session with a window that has moved on since ([`StreamWindow`](crate::StreamWindow)) forgets
+    /// everything.
     ///
     /// # Errors
     /// Of reading again, which the session leaves at the batch that failed; none for models without recurrent layers.
@@ -201,7 +208,7 @@ impl Session {
         // Logits are those of the last token that is read: one is read again where all of them are known.
         let kept = shared.min(tokens.len().saturating_sub(1));
         self.truncate(kept)?;
-        Ok(kept)
+        Ok(self.tokens.len())
     }
 
     /// The token that was drawn last, which is read when the answer goes on.
@@ -216,6 +223,7 @@ impl Session {
 
     /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state.
     fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
+        let tokens = if self.rolled.reaches(tokens) { tokens } else { 0 };
         let known = self.recurrence.restore(tokens)?;
         let again = self.tokens[known..tokens].to_vec();
         self.tokens.truncate(known);
@@ -228,13 +236,24 @@ impl Session {
 
     fn forget_from(&mut self, tokens: usize) {
         self.prefilled = self.prefilled.min(tokens);
-        self.cache.truncate(tokens);
+        if tokens == 0 {
+            self.rolled = Rolled::default();
+        }
+        self.cache.truncate(self.rolled.place(tokens));
         self.prefill.truncate(tokens);
         self.decode.truncate(tokens);
         self.means.truncate(tokens);
     }
 
+    /// Whether there is no room for another token.
+    pub(crate) fn is_full(&self) -> bool {
+        self.check_room("the answer", 1).is_err()
+    }
+
     fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+        if self.engine.options().window.is_some() {
+            return Ok(());
+        }
         let context = self.engine.plan().context_tokens;
         let needed = self.tokens.len() + tokens;
         if needed > context {
@@ -287,6 +306,7 @@ impl Session {
         goal: usize,
     ) -> Result<(), EngineError> {
         let start = self.tokens.len();
+        self.roll(batch.len())?;
         let result = self.run_layers(batch, start, phase, after_chunk, goal);
         match result {
             Ok(()) => {
@@ -313,7 +333,7 @@ impl Session {
         let model = engine.model();
         let config = model.config();
         if self.workspace.batch_tokens() < batch.len() {
-            self.workspace = Workspace::new(config, batch.len()).for_context(engine.plan().context_tokens);
+            self.workspace = Workspace::new(config, batch.len()).for_context(engine.rotary_context());
         }
         // [tokens, hidden]
         self.hidden.resize(batch.len() * config.hidden_size, 0.0);
@@ -335,7 +355,10 @@ impl Session {
                 page_tokens: engine.options().page_tokens,
                 scale: config.attention_scale,
             },
-            window: &|layer| model.window(layer),
+            window: &|layer| match (model.window(layer), engine.options().window) {
+                (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
+                (own, _) => own,
+            },
             chunk_tokens: engine.options().chunk_tokens,
             options: AttendOptions::new(config.attention_scale).with_soft_cap(config.soft_cap),
             partials: &mut self.partials,
@@ -351,11 +374,18 @@ impl Session {
         };
         for layer in 0..config.layers {
             let state = &mut self.recurrence.state;
+            let mut edge = CacheEdge {
+                inner: &mut attention,
+                rotation: engine.options().rotation(),
+                head_dim: config.head_dim,
+                place: self.rolled.place(start),
+                buffers: &mut self.edge,
+            };
             let result = model.layer(
                 layer,
-                start,
+                self.rolled.position(start),
                 &mut self.hidden,
-                &mut attention,
+                &mut edge,
                 state,
                 &mut self.workspace,
             );

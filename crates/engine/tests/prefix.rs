@@ -49,8 +49,8 @@ fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_a
     let book = prompt(700);
     for (prefill, decode) in [
         ("full", "full"),
-        ("full", "quest:block=32,topk=2,threshold=0"),
-        ("xattention:block=64,tail=0", "full"),
+        ("full", "quest:block=32,topk=2,threshold=0,from=0"),
+        ("xattention:block=64,tail=0,from=0", "full"),
     ] {
         for kv in [Format::F16, Format::Q8_0] {
             let folder = tempfile::tempdir().unwrap();

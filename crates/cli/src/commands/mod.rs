@@ -12,7 +12,7 @@ pub(crate) mod run;
 use std::io::{self, Write};
 use std::path::Path;
 
-use riffle_engine::{EngineError, EngineOptions, Profile};
+use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow};
 use riffle_policy::PolicyRules;
 use serde::Serialize;
 
@@ -26,12 +26,13 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
     let profile = profile(arguments)?;
     let preferred = profile.prefill.preferred_chunk_tokens();
     let chunk_tokens = preferred.unwrap_or(defaults.chunk_tokens).min(arguments.batch);
-    Ok(EngineOptions {
+    let options = EngineOptions {
         context_tokens: arguments.ctx,
         batch_tokens: arguments.batch,
         chunk_tokens: arguments.chunk.unwrap_or(chunk_tokens),
         page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),
         key_format,
+        rotate: arguments.kv_rotate,
         value_format,
         prefill: profile.prefill,
         decode: profile.decode,
@@ -43,7 +44,15 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
             .as_deref()
             .map(|text| riffle_engine::parse_bytes("--memory", text))
             .transpose()?,
-    })
+        ..defaults
+    };
+    match arguments.window_size {
+        Some(window_tokens) => Ok(options.with_window(StreamWindow {
+            window_tokens,
+            sink_tokens: arguments.sink_tokens,
+        })?),
+        None => Ok(options),
+    }
 }
 
 /// Policies as the arguments give them: from a file, or one for each phase.

@@ -1,0 +1,201 @@
+//! Sequences without end: constant memory, positions inside the cache, sessions that go on.
+
+mod testing;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineError, EngineOptions, GenerateOptions, Session, StreamWindow};
+use testing::{fixture, go_on, largest_difference, logits_after, prompt};
+
+const WINDOW: StreamWindow = StreamWindow {
+    window_tokens: 60,
+    sink_tokens: 5,
+};
+
+/// The shipped model with fewer layers, made for fewer positions.
+fn model(folder: &Path, layers: usize, positions: usize) {
+    for file in [
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ] {
+        fs::copy(fixture("model").join(file), folder.join(file)).unwrap();
+    }
+    let config = fs::read_to_string(fixture("model/config.json")).unwrap();
+    let config = config.replace("\"num_hidden_layers\": 4", &format!("\"num_hidden_layers\": {layers}"));
+    let config = config.replace("131072", &positions.to_string());
+    fs::write(folder.join("config.json"), config).unwrap();
+}
+
+fn options(format: Format) -> EngineOptions {
+    EngineOptions {
+        page_tokens: 16,
+        chunk_tokens: 16,
+        batch_tokens: 16,
+        key_format: format,
+        value_format: format,
+        ..Default::default()
+    }
+}
+
+fn endless(model: &Path, format: Format) -> Arc<Engine> {
+    Engine::load(model, options(format).with_window(WINDOW).unwrap()).unwrap()
+}
+
+/// Tokens that the window's cache holds: the sinks' page, then whole pages up to the latest token.
+fn held(tokens: &[u32], in_cache: usize) -> Vec<u32> {
+    [&tokens[..16], &tokens[tokens.len() - (in_cache - 16)..]].concat()
+}
+
+#[test]
+fn a_window_that_moved_on_sees_its_tokens_as_if_they_were_all_there_had_been() {
+    // In a model of one layer a key depends on its token and position alone, so that the tokens in the cache, read
+    // afresh at their places there, are an oracle. Few positions: the window is turned back several times.
+    for (positions, format, tolerance) in [
+        (131_072, Format::F32, 2e-4),
+        (176, Format::F32, 2e-4),
+        (176, Format::F16, 2e-2),
+        (176, Format::Q8_0, 2e-1),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        model(folder.path(), 1, positions);
+        let rules = "streaming:sinks=5,window=60,from=0";
+        let plain = EngineOptions {
+            prefill: rules.parse().unwrap(),
+            decode: rules.parse().unwrap(),
+            context_tokens: Some(176),
+            ..options(format)
+        };
+        let plain = Engine::load(folder.path(), plain).unwrap();
+        let mut session = Session::new(&endless(folder.path(), format)).unwrap();
+        let tokens = prompt(700);
+        session.prefill(&tokens[..333], &mut go_on).unwrap();
+        for length in 333..tokens.len() {
+            if length % 29 == 0 || length == 333 {
+                let in_cache = session.usage().tokens;
+                assert!((60..=16 + 60 + 32).contains(&in_cache), "{in_cache} at {length}");
+                let expected = logits_after(&plain, &held(&tokens[..length], in_cache));
+                let difference = largest_difference(session.logits(), &expected);
+                assert!(difference < tolerance, "{positions} {format:?} {length}: {difference}");
+            }
+            session.advance(tokens[length]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn memory_stays_constant_however_long_the_sequence() {
+    let engine = endless(&fixture("model"), Format::F16);
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&prompt(500), &mut go_on).unwrap();
+    let mut most = 0;
+    for token in prompt(2500) {
+        session.advance(token).unwrap();
+        most = most.max(session.usage().bytes_by_tier.total());
+    }
+    assert_eq!(session.tokens().len(), 3000);
+    assert!(most <= engine.plan().kv_bytes, "{most} of {}", engine.plan().kv_bytes);
+    assert!(session.usage().tokens <= 16 + 60 + 32);
+}
+
+#[test]
+fn a_saved_window_goes_on_to_the_bit() {
+    for format in [Format::F16, Format::Q4_0] {
+        let folder = tempfile::tempdir().unwrap();
+        model(folder.path(), 4, 200);
+        let engine = endless(folder.path(), format);
+        let path = folder.path().join("session");
+        let options = |max_tokens| GenerateOptions {
+            max_tokens,
+            ..Default::default()
+        };
+        let write = |session: &mut Session, tokens| {
+            let generation = session.generate(&options(tokens), &mut |_| ControlFlow::Continue(()));
+            generation.unwrap().tokens
+        };
+        let mut whole = Session::new(&engine).unwrap();
+        whole.prefill(&prompt(150), &mut go_on).unwrap();
+        let expected = write(&mut whole, 400);
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&prompt(150), &mut go_on).unwrap();
+        let mut written = Vec::new();
+        for part in [1, 150, 3, 246] {
+            session.save(&path).unwrap();
+            session = Session::restore(&engine, &path).unwrap();
+            written.extend(write(&mut session, part));
+        }
+        assert_eq!(written, expected);
+        assert_eq!(session.logits(), whole.logits());
+    }
+}
+
+#[test]
+fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
+    let engine = endless(&fixture("model"), Format::F32);
+    let tokens = prompt(400);
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&tokens, &mut go_on).unwrap();
+    // Pages have gone since token 100: all is forgotten and read again.
+    assert_eq!(session.keep_shared(&tokens[..100]).unwrap(), 0);
+    assert_eq!((session.tokens().len(), session.usage().pages), (0, 0));
+    session.prefill(&tokens[..100], &mut go_on).unwrap();
+    assert_eq!(session.logits(), logits_after(&engine, &tokens[..100]));
+
+    let folder = tempfile::tempdir().unwrap();
+    let cache = riffle_kv::PrefixCache::open(folder.path(), 1 << 30).unwrap();
+    let message = session.store_prefix(&cache).unwrap_err().to_string();
+    assert!(
+        message.contains("--prefix-cache") && message.contains("--window-size"),
+        "{message}"
+    );
+    let small = tempfile::tempdir().unwrap();
+    model(small.path(), 1, 64);
+    let refused = Engine::load(small.path(), options(Format::F32).with_window(WINDOW).unwrap());
+    assert!(matches!(
+        refused.err(),
+        Some(EngineError::Option {
+            name: "--window-size",
+            ..
+        })
+    ));
+}
+
+/// Minutes long: `cargo test --release -p riffle-engine --test window -- --ignored --nocapture`.
+#[test]
+#[ignore = "a million positions take minutes"]
+fn a_million_positions_take_constant_memory() {
+    let resident_kib = || -> u64 {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path(), 2, 4096);
+    let window = StreamWindow {
+        window_tokens: 256,
+        sink_tokens: 4,
+    };
+    let engine = Engine::load(folder.path(), options(Format::F16).with_window(window).unwrap()).unwrap();
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&prompt(600), &mut go_on).unwrap();
+    let before = resident_kib();
+    for position in 600..1_000_600u32 {
+        session.advance(position % 61).unwrap();
+        if position % 100_000 == 0 {
+            eprintln!(
+                "{position} positions: {} KiB resident, {:?}",
+                resident_kib(),
+                session.usage()
+            );
+        }
+    }
+    // The tokens themselves are the text, four bytes each.
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 12 << 10, "{grown} KiB");
+    assert!(session.logits().iter().all(|logit| logit.is_finite()));
+}
