@@ -28,7 +28,7 @@ pub fn read_gigabytes_per_second(data: &[f32]) -> f64 {
 }
 
 /// Shortest of `tries` runs, by the clock on the wall.
-pub fn best_of(tries: usize, mut work: impl FnMut()) -> Duration {
+fn best_of(tries: usize, mut work: impl FnMut()) -> Duration {
     let run = |_| {
         let start = Instant::now();
         work();

@@ -59,6 +59,7 @@ mod testing;
 mod tile;
 mod view;
 mod visible;
+mod walk;
 
 pub use attend::{AttendJob, AttendOptions, add_column_mass, attend};
 pub use batch::{BatchStream, attend_batch};

@@ -1,17 +1,14 @@
-//! Drives the kernels: which blocks, which stripes of them, for which tile of rows.
+//! Drives the kernels over one block of keys: which stripes of it, for which tile of rows.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
-use crate::block::{
-    Block, active, aligned, block_of, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole,
-};
+use crate::block::{Block, active, aligned, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole};
 use crate::diagonal::DiagonalWorkspace;
 use crate::kernel::{
     Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK, Pack,
     QuantisedTile, STRIPES, Score, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues,
 };
-use crate::selection::{diagonal_spans, merge_spans};
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
 use crate::{AttendOptions, Format, KvView, LANES, Plane, QueryTile, Span};
@@ -22,9 +19,9 @@ pub(crate) const BLOCK_ROWS: usize = 240;
 /// Scratch that is reused from call to call.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
-    needs: Vec<Span>,
-    visits: Vec<Span>,
-    diagonals: DiagonalWorkspace,
+    pub(crate) needs: Vec<Span>,
+    pub(crate) visits: Vec<Span>,
+    pub(crate) diagonals: DiagonalWorkspace,
     bits: Vec<u128>,
     queries: Vec<f32>,
     int8: Int8Queries,
@@ -85,113 +82,8 @@ struct Tile {
 }
 
 impl<V: Visible> Call<'_, V> {
-    pub(crate) fn run(&self, workspace: &mut Workspace, mut output: Output) {
-        let group = self.queries.group;
-        if group == 0 || self.range.is_empty() {
-            return;
-        }
-        let positions = (BLOCK_ROWS / group).max(1);
-        let mut first = 0;
-        while first < self.queries.rows {
-            let rows = positions.min(self.queries.rows - first);
-            self.query_block(workspace, first, rows, &mut output);
-            first += rows;
-        }
-    }
-
-    fn query_block(&self, workspace: &mut Workspace, first: usize, rows: usize, output: &mut Output) {
-        let start = self.queries.start + first;
-        let mut needs = core::mem::take(&mut workspace.needs);
-        self.visible.needs(start, rows, &mut needs);
-        let mut visits = core::mem::take(&mut workspace.visits);
-        visits.clear();
-        visits.extend_from_slice(&needs);
-        for distance in self.visible.diagonals() {
-            visits.extend(diagonal_spans(start, rows, *distance, self.visible.causal()));
-        }
-        if !self.visible.diagonals().is_empty() {
-            merge_spans(&mut visits);
-            workspace.diagonals.begin();
-        }
-        let mut packed = false;
-        let mut next = 0;
-        for visit in &visits {
-            let visit = visit.intersect(&self.range);
-            if visit.is_empty() {
-                continue;
-            }
-            let pages = self.kv.pages;
-            let mut index = pages
-                .partition_point(|page| page.start + page.tokens <= visit.start)
-                .max(next);
-            while let Some(page) = pages.get(index).filter(|page| page.start < visit.end) {
-                self.blocks_of_page(workspace, (first, rows), &needs, index, &mut packed, output);
-                if !self.visible.diagonals().is_empty() {
-                    let mut diagonals = core::mem::take(&mut workspace.diagonals);
-                    self.diagonals_of_page(&mut diagonals, first, rows, page, output);
-                    workspace.diagonals = diagonals;
-                }
-                index += 1;
-            }
-            next = index;
-        }
-        (workspace.needs, workspace.visits) = (needs, visits);
-    }
-
-    /// The blocks of a page that hold any of the needs. Blocks are cut from the page's own start, whatever the
-    /// needs, so that the same blocks are summed in the same order however pages are spread over calls.
-    fn blocks_of_page(
-        &self,
-        workspace: &mut Workspace,
-        (first, rows): (usize, usize),
-        needs: &[Span],
-        index: usize,
-        packed: &mut bool,
-        output: &mut Output,
-    ) {
-        let page = &self.kv.pages[index];
-        let within = Span::new(page.start, page.start + page.tokens).intersect(&self.range);
-        let mut next = 0;
-        let from = needs.partition_point(|need| need.end <= within.start);
-        for need in needs[from..].iter().take_while(|need| need.start < within.end) {
-            let end = need.end.min(self.range.end);
-            let need = need.intersect(&within);
-            if need.is_empty() {
-                continue;
-            }
-            let blocks = ((need.start - page.start) / KEY_BLOCK).max(next)..(need.end - page.start).div_ceil(KEY_BLOCK);
-            next = blocks.end.max(next);
-            for block in blocks {
-                if !*packed {
-                    self.pack(workspace, first, rows);
-                    *packed = true;
-                }
-                let mut current = block_of(page, block, self.kv.head_dim);
-                if rows * self.queries.group <= 8 {
-                    current.ahead = self.ahead(index, block + 1, end);
-                }
-                self.block(workspace, first, rows, &current, output);
-            }
-        }
-    }
-
-    /// The planes of the block after `block - 1` of page `index`, if the need goes on there.
-    fn ahead(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
-        let page = self.kv.pages.get(index)?;
-        if block * KEY_BLOCK < page.tokens {
-            let block = block_of(page, block, self.kv.head_dim);
-            return (block.span.start < need_end).then_some((block.keys, block.values));
-        }
-        let next = self.kv.pages.get(index + 1)?;
-        if next.tokens == 0 || next.start >= need_end {
-            return None;
-        }
-        let block = block_of(next, 0, self.kv.head_dim);
-        Some((block.keys, block.values))
-    }
-
     /// Copies the scaled queries of a block into `[head_dim, width]` per tile.
-    fn pack(&self, workspace: &mut Workspace, first: usize, rows: usize) {
+    pub(crate) fn pack(&self, workspace: &mut Workspace, first: usize, rows: usize) {
         let (group, head_dim) = (self.queries.group, self.kv.head_dim);
         let total = rows * group;
         workspace.queries.clear();
@@ -244,7 +136,14 @@ impl<V: Visible> Call<'_, V> {
         Tile { first, rows, width }
     }
 
-    fn block(&self, workspace: &mut Workspace, first: usize, rows: usize, block: &Block, output: &mut Output) {
+    pub(crate) fn block(
+        &self,
+        workspace: &mut Workspace,
+        first: usize,
+        rows: usize,
+        block: &Block,
+        output: &mut Output,
+    ) {
         let (group, start) = (self.queries.group, self.queries.start + first);
         let valid = low_bits(block.span.len());
         let in_range = low_bits(self.range.end.saturating_sub(block.span.start))

@@ -217,14 +217,19 @@ proptest! {
         let config = SparseAttentionConfig { causal: true, ..config };
         let from = from.min(seq - 1);
         let mut noise = Noise::new(seed);
-        let q = tensor(&mut noise, seq, 2, 16);
+        let (q, queries) = (tensor(&mut noise, seq, 2, 16), tensor(&mut noise, seq, 6, 16));
         let (mut k, mut v) = (tensor(&mut noise, seq, 2, 16), tensor(&mut noise, seq, 2, 16));
-        let attention = SubquadraticSparseAttention::new(config).unwrap();
+        let attention = SubquadraticSparseAttention::new(config.clone()).unwrap();
         let run = |k: &Tensor3, v: &Tensor3| {
+            let mut cache = KvCache::new(seq, 2, 16, config.block_size);
             [
                 attention.forward(&q, k, v).unwrap(),
                 attention.forward_flash(&q, k, v).unwrap(),
-                dense_attention(&q, k, v, true).unwrap(),
+                attention.forward_gqa(&queries, k, v).unwrap(),
+                attention.forward_gqa_flash(&queries, k, v).unwrap(),
+                attention.forward_auto(&queries, k, v).unwrap(),
+                attention.decode_batch(&queries, k, v, &mut cache).unwrap(),
+                dense_attention(&queries, k, v, true).unwrap(),
             ]
         };
         let before = run(&k, &v);
@@ -232,7 +237,8 @@ proptest! {
             *x = noise.value() * 5.0;
         }
         for (before, after) in before.iter().zip(&run(&k, &v)) {
-            prop_assert_eq!(&before.data()[..from * 32], &after.data()[..from * 32]);
+            let len = from * before.heads() * 16;
+            prop_assert_eq!(&before.data()[..len], &after.data()[..len]);
         }
     }
 

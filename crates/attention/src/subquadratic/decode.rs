@@ -2,7 +2,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::cache::{Head, Store};
-use super::prefill::{Summaries, check_heads};
+use super::prefill::check_heads;
+use super::summaries::Summaries;
 use super::{KvCache, KvCacheF16, SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
 use crate::{
     AttendError, AttendOptions, KvView, LANES, Partial, QueryTile, Selection, Span, add_column_mass, attend,

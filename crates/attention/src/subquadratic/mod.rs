@@ -8,6 +8,7 @@ mod decode;
 mod landmarks;
 mod pattern;
 mod prefill;
+mod summaries;
 mod tensor;
 
 pub use cache::{Evicted, KvCache, KvCacheF16};

@@ -1,0 +1,116 @@
+//! Drives a call over pages: which blocks of which page, in an order that does not depend on how pages are spread
+//! over calls.
+
+use crate::block::block_of;
+use crate::kernel::KEY_BLOCK;
+use crate::selection::{diagonal_spans, merge_spans};
+use crate::tile::{BLOCK_ROWS, Call, Output, Workspace};
+use crate::visible::Visible;
+use crate::{Plane, Span};
+
+impl<V: Visible> Call<'_, V> {
+    pub(crate) fn run(&self, workspace: &mut Workspace, mut output: Output) {
+        let group = self.queries.group;
+        if group == 0 || self.range.is_empty() {
+            return;
+        }
+        let positions = (BLOCK_ROWS / group).max(1);
+        let mut first = 0;
+        while first < self.queries.rows {
+            let rows = positions.min(self.queries.rows - first);
+            self.query_block(workspace, first, rows, &mut output);
+            first += rows;
+        }
+    }
+
+    fn query_block(&self, workspace: &mut Workspace, first: usize, rows: usize, output: &mut Output) {
+        let start = self.queries.start + first;
+        let mut needs = core::mem::take(&mut workspace.needs);
+        self.visible.needs(start, rows, &mut needs);
+        let mut visits = core::mem::take(&mut workspace.visits);
+        visits.clear();
+        visits.extend_from_slice(&needs);
+        for distance in self.visible.diagonals() {
+            visits.extend(diagonal_spans(start, rows, *distance, self.visible.causal()));
+        }
+        if !self.visible.diagonals().is_empty() {
+            merge_spans(&mut visits);
+            workspace.diagonals.begin();
+        }
+        let mut packed = false;
+        let mut next = 0;
+        for visit in &visits {
+            let visit = visit.intersect(&self.range);
+            if visit.is_empty() {
+                continue;
+            }
+            let pages = self.kv.pages;
+            let mut index = pages
+                .partition_point(|page| page.start + page.tokens <= visit.start)
+                .max(next);
+            while let Some(page) = pages.get(index).filter(|page| page.start < visit.end) {
+                self.blocks_of_page(workspace, (first, rows), &needs, index, &mut packed, output);
+                if !self.visible.diagonals().is_empty() {
+                    let mut diagonals = core::mem::take(&mut workspace.diagonals);
+                    self.diagonals_of_page(&mut diagonals, first, rows, page, output);
+                    workspace.diagonals = diagonals;
+                }
+                index += 1;
+            }
+            next = index;
+        }
+        (workspace.needs, workspace.visits) = (needs, visits);
+    }
+
+    /// The blocks of a page that hold any of the needs. Blocks are cut from the page's own start, whatever the
+    /// needs, so that the same blocks are summed in the same order however pages are spread over calls.
+    fn blocks_of_page(
+        &self,
+        workspace: &mut Workspace,
+        (first, rows): (usize, usize),
+        needs: &[Span],
+        index: usize,
+        packed: &mut bool,
+        output: &mut Output,
+    ) {
+        let page = &self.kv.pages[index];
+        let within = Span::new(page.start, page.start + page.tokens).intersect(&self.range);
+        let mut next = 0;
+        let from = needs.partition_point(|need| need.end <= within.start);
+        for need in needs[from..].iter().take_while(|need| need.start < within.end) {
+            let end = need.end.min(self.range.end);
+            let need = need.intersect(&within);
+            if need.is_empty() {
+                continue;
+            }
+            let blocks = ((need.start - page.start) / KEY_BLOCK).max(next)..(need.end - page.start).div_ceil(KEY_BLOCK);
+            next = blocks.end.max(next);
+            for block in blocks {
+                if !*packed {
+                    self.pack(workspace, first, rows);
+                    *packed = true;
+                }
+                let mut current = block_of(page, block, self.kv.head_dim);
+                if rows * self.queries.group <= 8 {
+                    current.ahead = self.ahead(index, block + 1, end);
+                }
+                self.block(workspace, first, rows, &current, output);
+            }
+        }
+    }
+
+    /// The planes of the block after `block - 1` of page `index`, if the need goes on there.
+    fn ahead(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
+        let page = self.kv.pages.get(index)?;
+        if block * KEY_BLOCK < page.tokens {
+            let block = block_of(page, block, self.kv.head_dim);
+            return (block.span.start < need_end).then_some((block.keys, block.values));
+        }
+        let next = self.kv.pages.get(index + 1)?;
+        if next.tokens == 0 || next.start >= need_end {
+            return None;
+        }
+        let block = block_of(next, 0, self.kv.head_dim);
+        Some((block.keys, block.values))
+    }
+}
