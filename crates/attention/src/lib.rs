@@ -8,7 +8,8 @@
 //! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
 //! - [`SubquadraticSparseAttention`] and [`KvCache`] are a face for contiguous tensors with a fixed pattern.
 //!
-//! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust. Features:
+//! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the
+//! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) asks for another that the machine has. Features:
 //! `std` (default: detection, scratch per thread), `simd` (default: without it the crate forbids unsafe code),
 //! `parallel` (rayon), `fp16` (`half` types in [`KvCacheF16`]). Without `std` it needs only `alloc`.
 //!

@@ -107,43 +107,36 @@ impl Level {
     /// Plain Rust, on every machine: the twin that the others are compared with.
     pub(crate) const SCALAR: Self = Self(Kind::Scalar);
 
-    /// The best level of this machine.
+    /// The best level of this machine, or of those the environment variable `RIFFLE_INSTRUCTIONS` allows.
     #[inline]
     pub(crate) fn best() -> Self {
-        #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+        #[cfg(feature = "std")]
         {
-            if avx512::available() {
-                return Self(Kind::Avx512);
-            }
-            if avx2::available() {
-                return Self(Kind::Avx2);
-            }
+            static BEST: std::sync::OnceLock<Level> = std::sync::OnceLock::new();
+            *BEST.get_or_init(|| {
+                let most = std::env::var("RIFFLE_INSTRUCTIONS").ok();
+                let named = Self::all().find(|level| Some(level.name()) == most.as_deref());
+                named.or_else(|| Self::all().last()).unwrap_or(Self::SCALAR)
+            })
         }
-        #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+        #[cfg(not(feature = "std"))]
         {
-            return Self(Kind::Neon);
+            Self::all().last().unwrap_or(Self::SCALAR)
         }
-        #[allow(unreachable_code)]
-        Self::SCALAR
     }
 
-    /// Every level of this machine, the plain one first.
-    #[cfg(test)]
-    pub(crate) fn all() -> alloc::vec::Vec<Self> {
-        #[allow(unused_mut)]
-        let mut levels = alloc::vec![Self::SCALAR];
-        #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-        {
-            if avx2::available() {
-                levels.push(Self(Kind::Avx2));
-            }
-            if avx512::available() {
-                levels.push(Self(Kind::Avx512));
-            }
-        }
-        #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-        levels.push(Self(Kind::Neon));
-        levels
+    /// Every level of this machine, the plain one first and the best one last.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let levels = [
+            Some(Kind::Scalar),
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            avx2::available().then_some(Kind::Avx2),
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            avx512::available().then_some(Kind::Avx512),
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            Some(Kind::Neon),
+        ];
+        levels.into_iter().flatten().map(Self)
     }
 
     #[cfg(any(test, feature = "std"))]
