@@ -68,6 +68,21 @@ pub(crate) struct EngineArguments {
     /// Tokens in a page of the KV cache, a multiple of 16
     #[arg(long, value_name = "N")]
     pub(crate) page_tokens: Option<usize>,
+    /// KV pages in the device tier, e.g. 4G: the newest; on a CPU a part of memory [default: none]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) kv_device_budget: Option<String>,
+    /// KV pages in RAM, e.g. 500M [default: all, or what the machine has where --kv-disk is given]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) kv_ram_budget: Option<String>,
+    /// Folder of the files that hold the oldest KV pages; they are gone when the run ends
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kv_disk: Option<PathBuf>,
+    /// KV pages on disk, e.g. 20G [default: as many as there are]
+    #[arg(long, value_name = "BYTES", requires = "kv_disk")]
+    pub(crate) kv_disk_budget: Option<String>,
+    /// KV pages that may be on their way from a farther tier at a time
+    #[arg(long, value_name = "N", default_value_t = riffle_kv::DEFAULT_SLOTS)]
+    pub(crate) kv_slots: usize,
     /// Policy for reading the prompt, e.g. streaming:sinks=64,window=1024 (see riffle policies)
     #[arg(long, value_name = "POLICY", default_value = "full")]
     pub(crate) prefill: String,
@@ -287,6 +302,8 @@ pub(crate) struct BenchArguments {
 pub(crate) enum BenchSubject {
     /// Attention kernels beside the machine's arithmetic peak and read bandwidth, measured in the same run
     Attention(BenchAttentionArguments),
+    /// KV tiers: bytes against the formula, streaming beside plain copies and reads of the same run, decode from far pages
+    Kv(BenchKvArguments),
     /// A model's prompt and answer rates at several depths of context
     Model(Box<BenchModelArguments>),
 }
@@ -309,6 +326,31 @@ pub(crate) struct BenchModelArguments {
     pub(crate) repeats: usize,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchKvArguments {
+    /// Tokens of the sequences
+    #[arg(long, value_name = "N", default_value_t = 65_536)]
+    pub(crate) tokens: usize,
+    /// Latest tokens, which stay in the device tier while decode is measured
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    pub(crate) hot_tokens: usize,
+    /// Tokens in a page, a multiple of 16
+    #[arg(long, value_name = "N", default_value_t = riffle_kv::DEFAULT_PAGE_TOKENS)]
+    pub(crate) page_tokens: usize,
+    /// Element format of keys and values
+    #[arg(long, value_name = "f32|f16|bf16|q8_0|q4_0", default_value = "f16")]
+    pub(crate) kv_type: String,
+    /// Folder of the disk tier [default: the system's for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kv_disk: Option<PathBuf>,
+    /// Threads that compute [default: every core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

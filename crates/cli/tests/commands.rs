@@ -5,7 +5,7 @@ mod testing;
 use std::fs;
 
 use serde_json::Value;
-use testing::{ModelCopy, riffle, run, run_shipped, shipped_model, stderr, stdout};
+use testing::{ModelCopy, assert_refused, riffle, run, run_shipped, shipped_model, stderr, stdout};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("one JSON object")
@@ -299,4 +299,35 @@ fn a_chat_template_is_applied_where_there_is_one_unless_the_prompt_is_raw() {
     assert_eq!(raw["chat_template_applied"], false);
     let tokens = |report: &Value| report["prompt_tokens"].as_u64().expect("tokens");
     assert!(tokens(&raw) < tokens(&wrapped) && tokens(&wrapped) < tokens(&with_system));
+}
+
+#[test]
+fn a_run_under_a_quarter_of_its_kv_bytes_says_what_one_without_a_limit_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let prompt = "In the beginning God created the heaven and the earth. ".repeat(220);
+    let answer = |more: &[&str]| {
+        let mut all = vec!["--prompt", &prompt, "-n", "16", "--json", "--ctx", "4096"];
+        all.extend(["--page-tokens", "64", "-ub", "128"]);
+        all.extend(more);
+        json(&stdout(&run_shipped(&all)))
+    };
+    let free = answer(&[]);
+    let disk = folder.path().to_str().expect("UTF-8");
+    let limited = answer(&["--kv-ram-budget", "700K", "--kv-disk", disk, "--kv-slots", "4"]);
+    assert_eq!(limited["text"], free["text"]);
+    let bytes = |report: &Value, tier: &str| report["kv"][tier].as_u64().expect("bytes");
+    assert!(bytes(&limited, "ram_bytes") <= 700 << 10);
+    assert!(bytes(&limited, "disk_bytes") > 1 << 20, "{limited}");
+    assert_eq!(
+        bytes(&limited, "ram_bytes") + bytes(&limited, "disk_bytes"),
+        bytes(&free, "ram_bytes")
+    );
+    assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0);
+
+    let refused = run_shipped(&["--prompt", &prompt, "--ctx", "4096", "--kv-ram-budget", "700K"]);
+    assert_refused(
+        &refused,
+        1,
+        &["4096 tokens", "--kv-ram-budget 4096K", "--kv-disk DIR", "--ctx "],
+    );
 }

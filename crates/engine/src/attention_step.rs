@@ -5,11 +5,11 @@ use std::ops::{ControlFlow, Range};
 
 use rayon::prelude::*;
 use riffle_attention::{
-    AttendError, AttendJob, AttendOptions, Partial, Selection, Span, add_column_mass, attend_batch, attend_summaries,
+    AttendError, AttendJob, AttendOptions, Partial, Selection, Span, attend_batch, attend_summaries,
 };
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, AttentionStep};
-use riffle_policy::{ColumnMass, Phase, PolicySet, SparsePolicy};
+use riffle_policy::{Phase, PolicySet, SelectContext, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,8 @@ use crate::audit::Audit;
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::{Chunk, Step, pages};
-use crate::tiles::{Tile, rows_from};
+use crate::reading;
+use crate::tiles::Tile;
 
 /// Pairs of query and key that were read, and that dense attention would have read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,7 +97,11 @@ impl LayerAttention<'_> {
                 partials.resize_with(partials.len().max(count), || Partial::new(0, 0, 0));
             }
             let own = &mut partials[first_partial..first_partial + count];
-            self.chunk(input, tokens, window, two_phases, own, output)?;
+            let next = match self.step.phase {
+                Phase::Prefill if end < input.tokens => input.cache_layer,
+                _ => (input.cache_layer + 1) % self.cache.shape().layers,
+            };
+            self.chunk(input, tokens, window, two_phases, next, own, output)?;
             first_partial += count;
             flow = (self.after_chunk)(input.layer, end);
             if flow.is_break() {
@@ -112,6 +117,9 @@ impl LayerAttention<'_> {
         let range = tokens.start * width..tokens.end * width;
         self.cache
             .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
+        if let Some(watching) = self.watching.as_mut().filter(|_| self.cache.tiers().has_farther()) {
+            summarize_new_pages(self.cache, watching, input, tokens, self.step.heads.head_dim);
+        }
         Ok(())
     }
 
@@ -152,36 +160,29 @@ impl LayerAttention<'_> {
     }
 
     /// Attends a chunk into `partials`, one for each of its tiles, and writes the output. In the second of two phases
-    /// the partials hold the first already.
+    /// the partials hold the first already. `next` is the layer that is attended to after this chunk.
     fn chunk(
         &mut self,
         input: &AttentionInput<'_>,
         tokens: Range<usize>,
         window: Option<usize>,
         two_phases: bool,
+        next: usize,
         partials: &mut [Partial],
         output: &mut [f32],
     ) -> Result<(), EngineError> {
         let step = self.step;
-        let pages = pages(self.cache, input, step.heads, &tokens);
-        let chunk = Chunk::new(&step, input, tokens, &pages);
-        if window.is_none() {
-            let policies = self.policies.layer_mut(input.cache_layer).par_iter_mut();
-            policies.zip(&chunk.contexts).for_each(|(policy, context)| {
-                policy.prepare(&step.heads.tile(input, chunk.tokens.clone(), context.kv_head), context);
-            });
-        }
-        let policies = self.policies.layer(input.cache_layer);
-        let select = |own: bool, tile: &Tile<'_>| match window {
-            Some(window) => Selection::none().with_row_window(window),
-            None if own => policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]),
-            None => policies[tile.kv_head].select(&tile.queries, &chunk.contexts[tile.kv_head]),
+        let (selections, own) = match window {
+            Some(window) => {
+                let tiles = step.heads.tiles(input, tokens.clone());
+                let selection = Selection::none().with_row_window(window);
+                (vec![selection; tiles.len()], Vec::new())
+            }
+            None => self.select(input, tokens.clone(), two_phases)?,
         };
-        let selections: Vec<Selection> = chunk.tiles.par_iter().map(|tile| select(false, tile)).collect();
-        let own: Vec<Selection> = match two_phases {
-            true => chunk.tiles.par_iter().map(|tile| select(true, tile)).collect(),
-            false => Vec::new(),
-        };
+        // Pages come and go while they are read, so none is in these contexts.
+        let no_pages = vec![Vec::new(); step.heads.kv_heads];
+        let chunk = Chunk::new(&step, input, tokens, &no_pages);
         let mut counts = vec![PairCount::default(); step.heads.kv_heads];
         for (place, tile) in chunk.tiles.iter().enumerate() {
             let (rows, before) = (tile.queries.rows, tile.queries.start as u64);
@@ -198,22 +199,20 @@ impl LayerAttention<'_> {
             self.pairs.causal += count.causal;
         }
 
-        let jobs: Vec<AttendJob<'_>> = chunk
-            .tiles
-            .iter()
-            .zip(&selections)
-            .map(|(tile, selection)| chunk.job(tile, selection))
-            .collect();
         if !two_phases {
-            reset(partials, &jobs);
+            for (partial, tile) in partials.iter_mut().zip(&chunk.tiles) {
+                partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
+            }
         }
-        attend_batch(&jobs, &self.options, partials)?;
+        reading::attend(self.cache, &chunk, &selections, Some(next), &self.options, partials)?;
         let kept = self
             .audit
             .as_ref()
             .filter(|_| window.is_none())
             .map(|audit| audit.kept(&chunk.tiles, partials));
         if window.is_none() {
+            let policies = self.policies.layer(input.cache_layer);
+            extend_means(self.cache, self.means, policies, &chunk)?;
             attend_means(self.means, policies, &chunk, &selections, &self.options, partials)?;
         }
         let width = step.heads.width();
@@ -224,12 +223,14 @@ impl LayerAttention<'_> {
         }
         if window.is_none() {
             let read = [&own[..], &selections[..]];
-            observe(self.policies, &chunk, read, partials, &self.options)?;
+            reading::observe(self.cache, self.policies, &chunk, read, partials, &self.options)?;
             if let Some(watching) = &mut self.watching {
-                observe(watching, &chunk, read, partials, &self.options)?;
+                reading::observe(self.cache, watching, &chunk, read, partials, &self.options)?;
             }
         }
         if let (Some(audit), Some(kept)) = (&mut self.audit, kept) {
+            let pages = pages(self.cache, input, step.heads, &chunk.tokens);
+            let chunk = Chunk::new(&step, input, chunk.tokens, &pages);
             let output = &output[chunk.tokens.start * width..];
             let samples = audit.compare(&chunk.contexts, &chunk.tiles, &kept, &counts, &self.options, output)?;
             for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
@@ -241,24 +242,116 @@ impl LayerAttention<'_> {
         }
         Ok(())
     }
+
+    /// What each tile of a chunk reads, and for the second of two phases what it read in the first.
+    fn select(
+        &mut self,
+        input: &AttentionInput<'_>,
+        tokens: Range<usize>,
+        two_phases: bool,
+    ) -> Result<(Vec<Selection>, Vec<Selection>), EngineError> {
+        let selections = match self.cache.is_near(input.cache_layer) {
+            true => self.select_near(input, tokens.clone()),
+            false => self.select_far(input, tokens.clone())?,
+        };
+        if !two_phases {
+            return Ok((selections, Vec::new()));
+        }
+        let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
+        let chunk = Chunk::new(&self.step, input, tokens, &no_pages);
+        let policies = self.policies.layer(input.cache_layer);
+        let own = |tile: &Tile<'_>| policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]);
+        Ok((selections, chunk.tiles.par_iter().map(own).collect()))
+    }
+
+    /// Selects where every page can be shown as it lies.
+    fn select_near(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Vec<Selection> {
+        let heads = self.step.heads;
+        let pages = pages(self.cache, input, heads, &tokens);
+        let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
+        let policies = self.policies.layer_mut(input.cache_layer).par_iter_mut();
+        policies.zip(&chunk.contexts).for_each(|(policy, context)| {
+            policy.prepare(&heads.tile(input, tokens.clone(), context.kv_head), context);
+        });
+        let policies = self.policies.layer(input.cache_layer);
+        let select = |tile: &Tile<'_>| policies[tile.kv_head].select(&tile.queries, &chunk.contexts[tile.kv_head]);
+        chunk.tiles.par_iter().map(select).collect()
+    }
+
+    /// Selects KV head by KV head, with the keys that its policy looks at brought near.
+    fn select_far(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
+        let heads = self.step.heads;
+        let no_pages = vec![Vec::new(); heads.kv_heads];
+        let chunk = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
+        let mut selections = Vec::with_capacity(chunk.tiles.len());
+        let policies = self.policies.layer_mut(input.cache_layer);
+        for (policy, context) in policies.iter_mut().zip(&chunk.contexts) {
+            let queries = heads.tile(input, tokens.clone(), context.kv_head);
+            let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == context.kv_head);
+            let tiles: Vec<&Tile<'_>> = tiles.collect();
+            let choose = |policy: &mut dyn SparsePolicy, context: &SelectContext<'_>| {
+                policy.prepare(&queries, context);
+                let policy = &*policy;
+                let selections = tiles.par_iter().map(|tile| policy.select(&tile.queries, context));
+                selections.collect::<Vec<_>>()
+            };
+            selections.extend(reading::with_keys(
+                self.cache,
+                &mut **policy,
+                context,
+                heads.head_dim,
+                choose,
+            )?);
+        }
+        Ok(selections)
+    }
+}
+
+/// Shows the pages that an append has filled to the policies of the other phase: the pages may leave before that
+/// phase begins.
+fn summarize_new_pages(
+    cache: &KvCache,
+    policies: &mut PolicySet,
+    input: &AttentionInput<'_>,
+    tokens: Range<usize>,
+    head_dim: usize,
+) {
+    let page_tokens = cache.shape().page_tokens;
+    let first = (input.start_position + tokens.start) / page_tokens * page_tokens;
+    for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {
+        for page in cache.pages(input.cache_layer, kv_head) {
+            if page.start >= first && page.tokens == page_tokens {
+                policy.summarize(&page, head_dim);
+            }
+        }
+    }
+}
+
+/// Takes in the blocks that have filled, of heads whose policies read block means.
+fn extend_means(
+    cache: &mut KvCache,
+    means: &mut BlockMeans,
+    policies: &[Box<dyn SparsePolicy>],
+    chunk: &Chunk<'_>,
+) -> Result<(), EngineError> {
+    for (context, policy) in chunk.contexts.iter().zip(policies) {
+        let Some(block) = policy.summary_tokens() else { continue };
+        let head = means.of(chunk.layer, context.kv_head, block, chunk.head_dim);
+        let wanted = Span::new(head.tokens(), context.tokens);
+        reading::show(cache, context, wanted, |pages| Ok(head.extend(pages, context.tokens)?))?;
+    }
+    Ok(())
 }
 
 /// Reads the block means that selections name.
 fn attend_means(
-    means: &mut BlockMeans,
+    means: &BlockMeans,
     policies: &[Box<dyn SparsePolicy>],
     chunk: &Chunk<'_>,
     selections: &[Selection],
     options: &AttendOptions<'_>,
     partials: &mut [Partial],
 ) -> Result<(), AttendError> {
-    for (context, policy) in chunk.contexts.iter().zip(policies) {
-        if let Some(block) = policy.summary_tokens() {
-            means
-                .of(chunk.layer, context.kv_head, block, chunk.head_dim)
-                .extend(context.pages, context.tokens)?;
-        }
-    }
     let tiles = chunk.tiles.par_iter().zip(selections).zip(partials);
     tiles.try_for_each(|((tile, selection), partial)| {
         let block = policies[tile.kv_head].summary_tokens();
@@ -273,48 +366,4 @@ fn reset(partials: &mut [Partial], jobs: &[AttendJob<'_>]) {
     for (partial, job) in partials.iter_mut().zip(jobs) {
         partial.reset(job.queries.rows, job.queries.group, job.queries.head_dim);
     }
-}
-
-/// Tells each KV head's policy where the mass of the queries went that it asks for, under all they read.
-fn observe(
-    policies: &mut PolicySet,
-    chunk: &Chunk<'_>,
-    selections: [&[Selection]; 2],
-    partials: &[Partial],
-    options: &AttendOptions<'_>,
-) -> Result<(), AttendError> {
-    let heads = policies.layer_mut(chunk.layer).par_iter_mut().zip(&chunk.contexts);
-    heads.try_for_each(|(policy, context)| {
-        let from = policy.observes_from(context);
-        if from >= context.tokens {
-            return Ok(());
-        }
-        let mut mass = vec![0.0; context.tokens];
-        let tiles = chunk.tiles.iter().zip(partials).enumerate();
-        for (place, (tile, partial)) in tiles.filter(|(_, (tile, _))| tile.kv_head == context.kv_head) {
-            let Some((queries, first_row)) = rows_from(&tile.queries, from) else {
-                continue;
-            };
-            let log_sum_exp: Vec<f32> = (first_row..tile.queries.rows)
-                .flat_map(|row| (0..queries.group).map(move |head| partial.log_sum_exp(row, head)))
-                .collect();
-            for selection in selections.iter().filter_map(|selections| selections.get(place)) {
-                add_column_mass(
-                    &queries,
-                    &chunk.kv(tile),
-                    selection,
-                    options,
-                    &log_sum_exp,
-                    0,
-                    &mut mass,
-                )?;
-            }
-        }
-        policy.observe(&ColumnMass {
-            queries: Span::new(from, context.tokens),
-            group: chunk.group,
-            mass: &mass,
-        });
-        Ok(())
-    })
 }

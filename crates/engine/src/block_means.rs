@@ -21,6 +21,10 @@ pub(crate) struct HeadMeans {
     keys: Vec<f32>,
     /// `[blocks, head_dim]`
     values: Vec<f32>,
+    /// Sums of the block under way, `[2, head_dim]`: keys, then values.
+    sums: Vec<f32>,
+    /// Tokens in them.
+    counted: usize,
 }
 
 impl BlockMeans {
@@ -32,6 +36,8 @@ impl BlockMeans {
             blocks: Vec::new(),
             keys: Vec::new(),
             values: Vec::new(),
+            sums: vec![0.0; 2 * head_dim],
+            counted: 0,
         })
     }
 
@@ -43,6 +49,11 @@ impl BlockMeans {
     /// Forgets blocks that hold tokens at or after `tokens`.
     pub(crate) fn truncate(&mut self, tokens: usize) {
         for head in self.heads.values_mut() {
+            if tokens >= head.tokens() {
+                continue;
+            }
+            // A block that is cut within is taken in again.
+            head.begin();
             let blocks = (tokens / head.block).min(head.blocks.len());
             head.blocks.truncate(blocks);
             head.keys.truncate(blocks.next_multiple_of(LANES) * head.head_dim);
@@ -52,34 +63,62 @@ impl BlockMeans {
 }
 
 impl HeadMeans {
-    /// Takes in the blocks that end at or before `tokens`.
+    /// Tokens that have been taken in.
+    pub(crate) fn tokens(&self) -> usize {
+        self.blocks.len() * self.block + self.counted
+    }
+
+    /// Takes in the tokens below `tokens` of pages that come in order; a block is there when it is whole. The sums run in
+    /// order of position whatever the pages.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], tokens: usize) -> Result<(), AttendError> {
         let head_dim = self.head_dim;
-        while (self.blocks.len() + 1) * self.block <= tokens {
-            let number = self.blocks.len();
-            let span = Span::new(number * self.block, (number + 1) * self.block);
-            // Planes hold whole stripes.
-            let len = (number + 1).next_multiple_of(LANES) * head_dim;
-            self.keys.resize(len, 0.0);
-            self.values.resize(len, 0.0);
-            let key = mean(pages, span, head_dim, |page, first, count, rows| {
-                read_keys(&page.keys, head_dim, first, count, rows, head_dim)
-            })?;
-            let value = mean(pages, span, head_dim, |page, first, count, rows| {
-                read_values(&page.values, head_dim, first, count, rows, head_dim)
-            })?;
-            write_keys(&mut PlaneMut::F32(&mut self.keys), head_dim, number, 1, &key, head_dim)?;
-            write_values(
-                &mut PlaneMut::F32(&mut self.values),
-                head_dim,
-                number,
-                1,
-                &value,
-                head_dim,
-            )?;
-            self.blocks.push(span);
+        let mut rows = Vec::new();
+        for page in pages {
+            while self.tokens() < (page.start + page.tokens).min(tokens) {
+                let first = self.tokens() - page.start;
+                let count = (self.block - self.counted).min(page.tokens.min(tokens - page.start) - first);
+                rows.resize(count * head_dim, 0.0);
+                read_keys(&page.keys, head_dim, first, count, &mut rows, head_dim)?;
+                add(&mut self.sums[..head_dim], &rows);
+                read_values(&page.values, head_dim, first, count, &mut rows, head_dim)?;
+                add(&mut self.sums[head_dim..], &rows);
+                self.counted += count;
+                if self.counted == self.block {
+                    self.close()?;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Makes the block under way a mean.
+    fn close(&mut self) -> Result<(), AttendError> {
+        let (head_dim, number) = (self.head_dim, self.blocks.len());
+        // Planes hold whole stripes.
+        let len = (number + 1).next_multiple_of(LANES) * head_dim;
+        self.keys.resize(len, 0.0);
+        self.values.resize(len, 0.0);
+        let factor = 1.0 / self.block as f32;
+        self.sums.iter_mut().for_each(|sum| *sum *= factor);
+        let (key, value) = self.sums.split_at(head_dim);
+        write_keys(&mut PlaneMut::F32(&mut self.keys), head_dim, number, 1, key, head_dim)?;
+        write_values(
+            &mut PlaneMut::F32(&mut self.values),
+            head_dim,
+            number,
+            1,
+            value,
+            head_dim,
+        )?;
+        self.blocks
+            .push(Span::new(number * self.block, (number + 1) * self.block));
+        self.begin();
+        Ok(())
+    }
+
+    fn begin(&mut self) {
+        self.sums.fill(0.0);
+        self.counted = 0;
     }
 
     pub(crate) fn view(&self) -> SummaryView<'_> {
@@ -92,25 +131,8 @@ impl HeadMeans {
     }
 }
 
-/// Mean of what `read` writes of a page's tokens `first..first + count`, over the span, in order of position whatever
-/// the page size.
-fn mean(
-    pages: &[PageView<'_>],
-    span: Span,
-    head_dim: usize,
-    read: impl Fn(&PageView<'_>, usize, usize, &mut [f32]) -> Result<(), AttendError>,
-) -> Result<Vec<f32>, AttendError> {
-    let (mut sums, mut rows) = (vec![0.0f32; head_dim], Vec::new());
-    let after = pages.partition_point(|page| page.start + page.tokens <= span.start);
-    for page in pages[after..].iter().take_while(|page| page.start < span.end) {
-        let part = span.intersect(&Span::new(page.start, page.start + page.tokens));
-        rows.resize(part.len() * head_dim, 0.0);
-        read(page, part.start - page.start, part.len(), &mut rows)?;
-        for row in rows.chunks_exact(head_dim) {
-            sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-        }
+fn add(sums: &mut [f32], rows: &[f32]) {
+    for row in rows.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
     }
-    let factor = 1.0 / span.len() as f32;
-    sums.iter_mut().for_each(|sum| *sum *= factor);
-    Ok(sums)
 }

@@ -64,6 +64,11 @@ impl<'a> Chunk<'a> {
         }
     }
 
+    /// One past the last position.
+    pub(crate) fn end(&self) -> usize {
+        self.contexts.first().map_or(0, |context| context.tokens)
+    }
+
     pub(crate) fn job<'j>(&'j self, tile: &Tile<'a>, selection: &'j Selection) -> AttendJob<'j> {
         AttendJob {
             queries: tile.queries,

@@ -115,6 +115,18 @@ pub enum EngineError {
         /// What would fit.
         advice: String,
     },
+    /// The KV tiers do not hold the context.
+    #[error("KV of {tokens} tokens takes {needed}, but {refusal}{otherwise}")]
+    TierTooSmall {
+        /// Tokens of the context.
+        tokens: usize,
+        /// Bytes of its pages, for people.
+        needed: String,
+        /// What is too little and which flag would do.
+        refusal: String,
+        /// A shorter context, where one fits.
+        otherwise: String,
+    },
     /// The model has no tokenizer, so it cannot read or write text.
     #[error("{0} has no tokenizer.json: only token ids can be run (riffle eval logits)")]
     NoTokenizer(String),

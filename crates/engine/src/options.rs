@@ -1,6 +1,7 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
 use riffle_attention::Format;
+use riffle_kv::KvTiers;
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::edge::Rotation;
@@ -37,6 +38,9 @@ pub struct EngineOptions {
     /// Move every KV head, while the prompt is read, to the cheapest of `streaming`, `vertical-slash`, `xattention` and
     /// `full` with which all but one in a hundred sampled queries keep this share of their mass; in place of `prefill`.
     pub auto_target: Option<f64>,
+    /// Where KV pages may lie. How the cache will be used ([`KvTiers::outlook`]) and a budget of RAM that is not given
+    /// follow from the model and from the memory there is.
+    pub kv_tiers: KvTiers,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -57,6 +61,7 @@ impl Default for EngineOptions {
             cost: CostModel::default(),
             audit: false,
             auto_target: None,
+            kv_tiers: KvTiers::memory(None),
             memory_budget_bytes: None,
         }
     }
@@ -85,6 +90,21 @@ impl EngineOptions {
                 ),
             ));
         }
+        if self.kv_tiers.has_farther() && (self.audit || self.auto_target.is_some()) {
+            let name = if self.audit { "--audit" } else { "--auto" };
+            return Err(EngineError::option(
+                name,
+                "on",
+                "it reads every key exactly: leave out --kv-disk",
+            ));
+        }
+        if self.kv_tiers.slots == 0 {
+            return Err(EngineError::option(
+                "--kv-slots",
+                0,
+                "at least 1 page has to be on its way",
+            ));
+        }
         if self.context_tokens == Some(0) {
             return Err(EngineError::option("--ctx", 0, "it must be at least 1 token"));
         }
@@ -103,6 +123,26 @@ impl EngineOptions {
             keys: rotates(self.key_format),
             values: rotates(self.value_format),
         }
+    }
+
+    /// Tokens that are appended to a layer of the cache at a time at most.
+    pub(crate) fn append_tokens(&self) -> usize {
+        // Two-phase policies need a whole batch at once.
+        match self.prefill.has_two_phases() {
+            true => self.batch_tokens,
+            false => self.chunk_tokens,
+        }
+    }
+
+    /// Whether a policy looks through the keys of the whole sequence.
+    pub(crate) fn scans_keys(&self) -> Result<bool, EngineError> {
+        let scans = |rules: &PolicyRules, phase| {
+            let mut policies = rules.specs().map(|spec| riffle_policy::build(spec, phase));
+            policies.try_fold(false, |scans, policy| {
+                Ok::<_, EngineError>(scans || policy?.scans_keys())
+            })
+        };
+        Ok(scans(&self.prefill, Phase::Prefill)? || scans(&self.decode, Phase::Decode)?)
     }
 
     /// The context length for a model made for `max_position` tokens.

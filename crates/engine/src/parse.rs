@@ -30,7 +30,7 @@ pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
     }
 }
 
-/// Bytes: `4096`, `900K`, `1.5G`; a unit is a power of 1024.
+/// Bytes: `4096`, `900K`, `1.5G`; a unit is a power of 1024. `option` is what they were typed for.
 ///
 /// # Errors
 /// [`EngineError::Option`] shows the spelling.
@@ -60,6 +60,16 @@ pub fn parse_bytes(option: &'static str, text: &str) -> Result<u64, EngineError>
     }
 }
 
+/// Bytes as an option takes them, rounded up: `201M`.
+pub(crate) fn typed_bytes(bytes: u64) -> String {
+    let units = [(30, "G"), (20, "M"), (10, "K")];
+    let unit = units.into_iter().find(|(shift, _)| bytes >= 10 << shift);
+    match unit {
+        Some((shift, name)) => format!("{}{name}", bytes.div_ceil(1 << shift)),
+        None => bytes.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +84,17 @@ mod tests {
             "{message}"
         );
         assert!(parse_kv_type("f16:").is_err());
+    }
+
+    #[test]
+    fn bytes_that_are_advised_are_enough_when_they_are_typed() {
+        for bytes in [0, 1, 10_239, 10_240, 10_241, 205_000_001, 3 << 40, u64::MAX >> 12] {
+            assert!(
+                parse_bytes("--memory", &typed_bytes(bytes)).unwrap() >= bytes,
+                "{bytes}"
+            );
+        }
+        assert_eq!(typed_bytes(205 << 20), "205M");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The memory plan: what a run will use, before anything is allocated.
 
 use riffle_attention::Format;
-use riffle_kv::CacheShape;
+use riffle_kv::{CacheShape, KvTiers, Outlook};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
+use crate::parse::typed_bytes;
 use crate::recurrence::Recurrence;
 use crate::{EngineError, EngineOptions};
 
@@ -20,16 +21,36 @@ pub struct MemoryPlan {
     pub kv_bytes_per_token: u64,
     /// Bytes of KV pages when the context is full. Pages are allocated by use; this is the ceiling.
     pub kv_bytes: u64,
+    /// Where they lie then.
+    pub kv_tiers: TierPlan,
     /// Bytes of the recurrent layers' state and the copies a session keeps of it; the same for every context.
     pub recurrent_bytes: u64,
     /// Bytes of activations for one logical batch, attention partials and logits.
     pub scratch_bytes: u64,
-    /// Sum of the parts.
+    /// Sum of the parts that lie in memory.
     pub total_bytes: u64,
     /// Bytes the run may use.
     pub available_bytes: u64,
-    /// Longest context that fits in [`Self::available_bytes`], at most what the model supports; 0 if none does.
+    /// Longest context that fits in [`Self::available_bytes`] and in the tiers, at most what the model supports; 0 if none
+    /// does.
     pub largest_context_tokens: usize,
+}
+
+/// Bytes of KV pages by tier, and of those on their way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TierPlan {
+    /// In the device tier.
+    pub device_bytes: u64,
+    /// In main memory.
+    pub ram_bytes: u64,
+    /// In files, with their checksums.
+    pub disk_bytes: u64,
+    /// The hard budget of main memory; without limit beyond the pages themselves where there is none.
+    pub ram_budget_bytes: Option<u64>,
+    /// Bytes that the nearest tier needs at least.
+    pub least_near_bytes: u64,
+    /// What is too little, and the flag that would do.
+    pub refusal: Option<String>,
 }
 
 impl MemoryPlan {
@@ -43,28 +64,39 @@ impl MemoryPlan {
         let shape = cache_shape(config, options);
         shape.validate()?;
         let recurrent_bytes = Recurrence::STATES * config.recurrent_bytes();
-        let scratch = |context: usize| scratch_bytes(config, options, context);
-        let needed = |context: usize| {
-            config
+        let scans_keys = options.scans_keys()?;
+        let planned = |context: usize| {
+            let scratch_bytes = scratch_bytes(config, options, context);
+            let rest = config
                 .weight_bytes
                 .saturating_add(recurrent_bytes)
-                .saturating_add(scratch(context))
-                .saturating_add(shape.bytes_for(context))
+                .saturating_add(scratch_bytes);
+            let tiers = planned_tiers(options, context, scans_keys, available_bytes.saturating_sub(rest));
+            let kv_tiers = TierPlan::new(&tiers, &shape, context);
+            let total = rest
+                .saturating_add(kv_tiers.device_bytes)
+                .saturating_add(kv_tiers.ram_bytes);
+            (scratch_bytes, kv_tiers, total)
         };
-        let largest_context_tokens = largest(config.max_position, |context| needed(context) <= available_bytes);
+        let largest_context_tokens = largest(config.max_position, |context| {
+            let (_, tiers, total) = planned(context);
+            total <= available_bytes && tiers.refusal.is_none()
+        });
         // Nobody asked for the model's whole context: take what fits, unless nothing does.
         let context_tokens = match options.context_tokens {
             None if largest_context_tokens > 0 => largest_context_tokens,
             _ => asked,
         };
+        let (scratch_bytes, kv_tiers, total_bytes) = planned(context_tokens);
         Ok(Self {
             context_tokens,
             weights_bytes: config.weight_bytes,
             kv_bytes_per_token: shape.bytes_per_token(),
             kv_bytes: shape.bytes_for(context_tokens),
+            kv_tiers,
             recurrent_bytes,
-            scratch_bytes: scratch(context_tokens),
-            total_bytes: needed(context_tokens),
+            scratch_bytes,
+            total_bytes,
             available_bytes,
             largest_context_tokens,
         })
@@ -72,32 +104,51 @@ impl MemoryPlan {
 
     /// Whether the whole plan fits.
     pub fn fits(&self) -> bool {
-        self.total_bytes <= self.available_bytes
+        self.total_bytes <= self.available_bytes && self.kv_tiers.refusal.is_none()
     }
 
     /// Refuses a plan that does not fit.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] says what is needed, what there is and what would fit.
+    /// [`EngineError::OutOfMemory`] says what is needed, what there is and what would fit; [`EngineError::TierTooSmall`]
+    /// which flag would.
     pub fn check(&self, options: &EngineOptions) -> Result<(), EngineError> {
         if self.fits() {
             return Ok(());
         }
-        let halves = [options.key_format, options.value_format].contains(&Format::F32);
-        let advice = if self.largest_context_tokens == 0 {
-            "not even one token fits: use a smaller model, a smaller -b or a machine with more memory".to_owned()
-        } else if halves {
-            format!("use --ctx {} or less, or --kv-type f16", self.largest_context_tokens)
-        } else {
-            format!("use --ctx {} or less", self.largest_context_tokens)
+        let shorter = match self.largest_context_tokens {
+            0 => None,
+            tokens => Some(format!("--ctx {tokens} or less")),
         };
+        if let Some(refusal) = &self.kv_tiers.refusal {
+            return Err(EngineError::TierTooSmall {
+                tokens: self.context_tokens,
+                needed: human_bytes(self.kv_bytes),
+                refusal: refusal.clone(),
+                otherwise: shorter.map_or_else(String::new, |shorter| format!(", or {shorter}")),
+            });
+        }
+        let mut ways: Vec<String> = shorter.into_iter().collect();
+        if !ways.is_empty() && [options.key_format, options.value_format].contains(&Format::F32) {
+            ways.push("--kv-type f16".to_owned());
+        }
+        let room = self
+            .available_bytes
+            .saturating_sub(self.weights_bytes + self.recurrent_bytes + self.scratch_bytes);
+        if options.kv_tiers.disk.is_none() && room >= self.kv_tiers.least_near_bytes {
+            ways.push("--kv-disk DIR for the oldest pages".to_owned());
+        } else if options.kv_tiers.ram_budget_bytes.is_some_and(|budget| budget > room)
+            && room >= self.kv_tiers.least_near_bytes
+        {
+            ways.push(format!("--kv-ram-budget {room}"));
+        }
         Err(EngineError::OutOfMemory {
             needed: human_bytes(self.total_bytes),
             parts: format!(
                 "weights {}, KV of {} tokens {}, {}scratch {}",
                 human_bytes(self.weights_bytes),
                 self.context_tokens,
-                human_bytes(self.kv_bytes),
+                human_bytes(self.kv_tiers.device_bytes + self.kv_tiers.ram_bytes),
                 match self.recurrent_bytes {
                     0 => String::new(),
                     bytes => format!("recurrent state {}, ", human_bytes(bytes)),
@@ -105,9 +156,96 @@ impl MemoryPlan {
                 human_bytes(self.scratch_bytes)
             ),
             available: human_bytes(self.available_bytes),
-            advice,
+            advice: match ways.is_empty() {
+                true => {
+                    "not even one token fits: use a smaller model, a smaller -b or a machine with more memory".into()
+                }
+                false => format!("use {}", ways.join(", or ")),
+            },
         })
     }
+}
+
+impl TierPlan {
+    fn new(tiers: &KvTiers, shape: &CacheShape, context: usize) -> Self {
+        let [near, apart, disk_bytes] = tiers.bytes_for(shape, context);
+        let device_bytes = match tiers.device.reads_main_memory() {
+            true => near.min(tiers.device_budget_bytes),
+            false => near,
+        };
+        let least_near_bytes = tiers.least_near_bytes(shape);
+        let near_budget = match tiers.device.reads_main_memory() {
+            true => tiers
+                .ram_budget_bytes
+                .map(|ram| ram.saturating_add(tiers.device_budget_bytes)),
+            false => Some(tiers.device_budget_bytes),
+        };
+        let disk_budget = tiers.disk.as_ref().map(|disk| disk.budget_bytes.unwrap_or(u64::MAX));
+        let near_flag = match tiers.device.reads_main_memory() {
+            true => "--kv-ram-budget",
+            false => "--kv-device-budget",
+        };
+        let beside = if tiers.device.reads_main_memory() {
+            tiers.device_budget_bytes
+        } else {
+            0
+        };
+        let refusal = match (near_budget, disk_budget) {
+            (Some(near), _) if near < least_near_bytes => Some(format!(
+                "the nearest tier has {}: use {near_flag} {}{}",
+                human_bytes(near),
+                typed_bytes(least_near_bytes.saturating_sub(beside)),
+                if disk_budget.is_none() {
+                    ", or --kv-disk DIR for the oldest pages"
+                } else {
+                    ""
+                },
+            )),
+            (_, Some(budget)) if disk_bytes > budget => Some(format!(
+                "{} of it are for the disk and its budget is {}: use --kv-disk-budget {}",
+                human_bytes(disk_bytes),
+                human_bytes(budget),
+                typed_bytes(disk_bytes),
+            )),
+            (_, None) if disk_bytes > 0 => {
+                Some("RAM holds less of it: use --kv-disk DIR for the oldest pages".to_owned())
+            }
+            _ => None,
+        };
+        Self {
+            device_bytes,
+            ram_bytes: near - device_bytes + apart,
+            disk_bytes,
+            ram_budget_bytes: tiers.ram_budget_bytes,
+            least_near_bytes,
+            refusal,
+        }
+    }
+}
+
+/// The tiers of a context, with the outlook and a budget of RAM where pages may go on to a disk but none was given.
+fn planned_tiers(options: &EngineOptions, context: usize, scans_keys: bool, room_bytes: u64) -> KvTiers {
+    let mut tiers = options.kv_tiers.clone();
+    if tiers.disk.is_some() && tiers.ram_budget_bytes.is_none() {
+        tiers.ram_budget_bytes = Some(room_bytes.saturating_sub(tiers.device_budget_bytes));
+    }
+    tiers.outlook = Outlook {
+        context_tokens: context,
+        append_tokens: options.append_tokens().min(context),
+        scans_keys,
+    };
+    tiers
+}
+
+/// The tiers of a session under a plan that fits.
+pub(crate) fn session_tiers(options: &EngineOptions, plan: &MemoryPlan) -> Result<KvTiers, EngineError> {
+    let mut tiers = planned_tiers(options, plan.context_tokens, options.scans_keys()?, 0);
+    tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
+    if !tiers.has_farther() {
+        // Nothing but memory: the plan's own pages are the budget.
+        tiers.ram_budget_bytes = Some(plan.kv_bytes.saturating_sub(tiers.device_budget_bytes));
+    }
+    Ok(tiers)
 }
 
 /// The shape of the cache a model needs under these options.

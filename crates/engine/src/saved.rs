@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attention_step::PairCount;
 use crate::origin::Origin;
-use crate::plan::cache_shape;
+use crate::plan::{cache_shape, session_tiers};
 use crate::sampler::SamplerState;
 use crate::window::Rolled;
 use crate::{Engine, EngineError, Session};
@@ -83,9 +83,9 @@ impl Session {
         let mut session = Self::new(engine)?;
         let shape = cache_shape(engine.model().config(), engine.options());
         let context = engine.plan().context_tokens;
-        let budget = Some(engine.plan().kv_bytes);
+        let tiers = session_tiers(engine.options(), engine.plan())?;
         let (cache, record) =
-            KvCache::restore(path, &shape, &origin.to_bytes(), budget).map_err(|error| match error {
+            KvCache::restore_with_tiers(path, &shape, &origin.to_bytes(), tiers).map_err(|error| match error {
                 KvError::Budget { wanted_tokens, .. } => too_long(wanted_tokens, context),
                 error => error.into(),
             })?;

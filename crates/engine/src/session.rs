@@ -14,7 +14,7 @@ use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::Step;
 use crate::edge::{CacheEdge, EdgeBuffers};
-use crate::plan::{cache_shape, policy_shape};
+use crate::plan::{cache_shape, policy_shape, session_tiers};
 use crate::recurrence::Recurrence;
 use crate::sampler::SamplerState;
 use crate::tiles::Heads;
@@ -70,7 +70,7 @@ impl Session {
         let shape = policy_shape(config, options);
         let policies = |rules: &PolicyRules, phase| PolicySet::new(rules, phase, &shape, &options.cost);
         Ok(Self {
-            cache: KvCache::new(cache_shape(config, options), Some(engine.plan().kv_bytes))?,
+            cache: KvCache::with_tiers(cache_shape(config, options), session_tiers(options, engine.plan())?)?,
             prefill: policies(&options.prefill, Phase::Prefill)?,
             decode: policies(&options.decode, Phase::Decode)?,
             recurrence: Recurrence::new(config),

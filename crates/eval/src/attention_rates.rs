@@ -4,7 +4,6 @@ use std::hint::black_box;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use rayon::prelude::*;
 use riffle_attention::ceiling::{instructions, multiply_add_gflops};
 use riffle_attention::{
     AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
@@ -13,6 +12,7 @@ use riffle_kv::{CacheShape, KvCache};
 use serde::Serialize;
 
 use crate::EvalError;
+use crate::noise::noise;
 use crate::read_ceiling::ReadCeiling;
 
 /// One measurement: `rows` last queries of a text of `tokens` tokens.
@@ -288,21 +288,6 @@ fn error_of_last_row(job: &AttendJob<'_>, partial: &Partial, options: &AttendOpt
         norm += expected.powi(2);
     }
     Ok((difference / norm).sqrt())
-}
-
-/// Values from −1 to 1.
-fn noise(length: usize, seed: u64) -> Vec<f32> {
-    let mut values = vec![0.0f32; length];
-    values.par_chunks_mut(4096).enumerate().for_each(|(chunk, values)| {
-        let mut state = (seed << 32 | chunk as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        for value in values {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            *value = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
-        }
-    });
-    values
 }
 
 #[cfg(test)]

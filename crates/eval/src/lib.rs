@@ -3,6 +3,7 @@
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
 //! - [`needle`]: facts hidden in a long text, exact match, and [`draw_needle_map`], a picture of it;
 //! - [`measure_attention`]: kernel rates beside the machine's ceilings;
+//! - [`measure_kv`]: bytes and rates of the KV tiers beside the machine's;
 //! - [`measure_model`]: prompt and answer rates at several depths of context;
 //! - [`calibrate`]: the cheapest policy that keeps the attention of each head.
 //!
@@ -26,15 +27,18 @@
 mod attention_rates;
 mod calibrate;
 mod error;
+mod kv_rates;
 mod logits;
 mod model_rates;
 mod needle;
 mod needle_map;
+mod noise;
 mod read_ceiling;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use error::EvalError;
+pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
 pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
 pub use needle::{NeedleAnswer, NeedleOptions, needle};

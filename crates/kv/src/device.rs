@@ -1,3 +1,4 @@
+use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use crate::reclaim::release;
 ///
 /// On a CPU it is main memory ([`CpuDevice`]). An accelerator implements it over memory of its own that the host can
 /// address; pages then travel into it before they are read.
-pub trait Device: Send + Sync {
+pub trait Device: Debug + Send + Sync {
     /// Whether kernels read main memory in place. Pages of the RAM tier are then attended to where they lie, and the
     /// device tier is the part of main memory that the newest pages count for.
     fn reads_main_memory(&self) -> bool;

@@ -13,7 +13,7 @@ pub const DEFAULT_SLOTS: usize = 32;
 const GRAIN_BYTES: u64 = 4096;
 
 /// Where pages may lie, nearest first: device, RAM, disk. The newest pages and the first lie near, the oldest far.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct KvTiers {
     /// The nearest tier.
     pub device: Arc<dyn Device>,
@@ -93,6 +93,27 @@ impl KvTiers {
     /// Whether a page can lie anywhere but in the nearest tier.
     pub fn has_farther(&self) -> bool {
         self.disk.is_some() || !self.device.reads_main_memory()
+    }
+
+    /// Bytes of the pages of `tokens` tokens in the nearest tier, in a RAM tier apart from it, and on disk, pages on
+    /// their way counted as well.
+    pub fn bytes_for(&self, shape: &CacheShape, tokens: usize) -> [u64; 3] {
+        if !self.has_farther() {
+            return [shape.bytes_for(tokens), 0, 0];
+        }
+        let layout = Layout::new(self, shape);
+        let pages = shape.pages_for(tokens);
+        let planes = |most: usize, plane_bytes: u64| pages.min(most) as u64 * plane_bytes;
+        let near = planes(layout.near_key_slots, shape.key_plane_bytes())
+            + planes(layout.near_value_slots, shape.value_plane_bytes());
+        let far = pages > layout.near_key_slots.min(layout.near_value_slots);
+        let moving = if far {
+            self.ring_bytes(shape) + layout.scan_bytes
+        } else {
+            0
+        };
+        let ram = pages.saturating_sub(layout.near_key_slots).min(layout.ram_slots) as u64 * shape.page_bytes();
+        [near + moving, ram, self.disk_bytes_for(shape, tokens)]
     }
 
     pub(crate) fn check(&self) -> Result<(), KvError> {

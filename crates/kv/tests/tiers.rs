@@ -84,6 +84,7 @@ fn tiers(folder: &Path, shape: &CacheShape, near_pages: usize, slots: usize) -> 
 }
 
 /// Main memory in which every page takes a while to arrive, never the same.
+#[derive(Debug)]
 struct Unhurried(AtomicU64);
 
 struct UnhurriedMemory(Box<dyn DeviceMemory>, u64);

@@ -29,6 +29,17 @@ impl SparsePolicy for Guarded {
         self.inner.requires_block_selection()
     }
 
+    fn scans_keys(&self) -> bool {
+        self.inner.scans_keys()
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        match self.reads_all(context) {
+            true => context.tokens,
+            false => self.inner.keys_from(context),
+        }
+    }
+
     fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
         self.inner.summarize(page, head_dim);
     }

@@ -84,6 +84,17 @@ pub trait SparsePolicy: Send + Sync {
         false
     }
 
+    /// Whether its estimates look through the keys of the whole sequence, so that they are best kept near.
+    fn scans_keys(&self) -> bool {
+        true
+    }
+
+    /// The first token whose key [`prepare`](Self::prepare) and [`select`](Self::select) read now: pages before it need
+    /// not be shown. A policy that does not scan keys reads those that it has not taken in.
+    fn keys_from(&self, _context: &SelectContext<'_>) -> usize {
+        0
+    }
+
     /// Takes in a page's keys, of `head_dim` elements: before the page leaves the fast tier at the latest. A page may be
     /// shown again when it holds more tokens. Policies that keep summaries also do this on their own, in `prepare`, for
     /// the pages they see.

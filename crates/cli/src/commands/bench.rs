@@ -3,16 +3,20 @@
 use std::ops::ControlFlow;
 
 use riffle_engine::{Engine, human_bytes, with_threads};
-use riffle_eval::{AttentionCase, AttentionRate, ModelRateOptions, attention_cases, measure_attention, measure_model};
+use riffle_eval::{
+    AttentionCase, AttentionRate, KvRateOptions, KvRow, ModelRateOptions, attention_cases, measure_attention,
+    measure_kv, measure_model,
+};
 
 use super::{engine_options, print, print_json};
-use crate::args::{BenchArguments, BenchAttentionArguments, BenchModelArguments, BenchSubject};
+use crate::args::{BenchArguments, BenchAttentionArguments, BenchKvArguments, BenchModelArguments, BenchSubject};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
     match &arguments.subject {
         BenchSubject::Attention(arguments) => attention(arguments),
+        BenchSubject::Kv(arguments) => kv(arguments),
         BenchSubject::Model(arguments) => model(arguments),
     }
 }
@@ -60,6 +64,56 @@ fn row(rate: &AttentionRate) -> String {
         rate.read_share * 100.0,
         rate.relative_error
     )
+}
+
+fn kv(arguments: &BenchKvArguments) -> Result<(), Failure> {
+    let options = KvRateOptions {
+        folder: arguments.kv_disk.clone().unwrap_or_else(std::env::temp_dir),
+        tokens: arguments.tokens,
+        hot_tokens: arguments.hot_tokens,
+        page_tokens: arguments.page_tokens,
+        format: riffle_engine::parse_kv_type(&arguments.kv_type)?.0,
+    };
+    let interrupt = Interrupt::install()?;
+    let mut printed = Ok(());
+    let mut rows = 0;
+    let rates = with_threads(arguments.threads, || {
+        measure_kv(&options, &mut |row| {
+            rows += 1;
+            show(&(kv_row(row) + "\n"), arguments.json, &interrupt, &mut printed)
+        })
+    })??;
+    printed?;
+    if arguments.json {
+        print_json(&rates)?;
+    }
+    whole(rows, 16, "rows")
+}
+
+fn kv_row(row: KvRow<'_>) -> String {
+    match row {
+        KvRow::Bytes(row) => format!(
+            "bytes  {:<4} {:<4} pages of {}: {:.1} a token, {:.1} by format and shape ({:.3}×), bookkeeping {:.2}%",
+            row.tier,
+            row.format,
+            row.page_tokens,
+            row.bytes_per_token,
+            row.formula_bytes_per_token,
+            row.bytes_per_token / row.formula_bytes_per_token,
+            row.bookkeeping_share * 100.0
+        ),
+        KvRow::Stream(row) => format!(
+            "stream {}: {:.2} GB/s, plain {:.2} GB/s ({:.0}%)",
+            row.path,
+            row.gigabytes_per_s,
+            row.plain_gigabytes_per_s,
+            row.share * 100.0
+        ),
+        KvRow::Decode(row) => format!(
+            "decode, older pages in {}: {:.2} ms, {:.2}× resident",
+            row.older_pages, row.median_ms, row.ratio
+        ),
+    }
 }
 
 fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {

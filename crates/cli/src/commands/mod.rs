@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow};
+use riffle_kv::{DiskTier, KvTiers};
 use riffle_policy::PolicyRules;
 use serde::Serialize;
 
@@ -39,11 +40,20 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         cost: profile.cost,
         audit: arguments.audit,
         auto_target: arguments.auto,
-        memory_budget_bytes: arguments
-            .memory
-            .as_deref()
-            .map(|text| riffle_engine::parse_bytes("--memory", text))
-            .transpose()?,
+        kv_tiers: KvTiers {
+            device_budget_bytes: bytes("--kv-device-budget", &arguments.kv_device_budget)?.unwrap_or(0),
+            ram_budget_bytes: bytes("--kv-ram-budget", &arguments.kv_ram_budget)?,
+            disk: match &arguments.kv_disk {
+                Some(folder) => Some(DiskTier {
+                    folder: folder.clone(),
+                    budget_bytes: bytes("--kv-disk-budget", &arguments.kv_disk_budget)?,
+                }),
+                None => None,
+            },
+            slots: arguments.kv_slots,
+            ..defaults.kv_tiers
+        },
+        memory_budget_bytes: bytes("--memory", &arguments.memory)?,
         ..defaults
     };
     match arguments.window_size {
@@ -83,6 +93,12 @@ fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
         decode: arguments.decode.parse().map_err(EngineError::from)?,
         ..Profile::default()
     })
+}
+
+fn bytes(name: &'static str, text: &Option<String>) -> Result<Option<u64>, EngineError> {
+    text.as_deref()
+        .map(|text| riffle_engine::parse_bytes(name, text))
+        .transpose()
 }
 
 /// A text file, whole.

@@ -13,7 +13,10 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     if arguments.json {
         return print_json(&plan);
     }
-    let verdict = if plan.fits() {
+    let tiers = &plan.kv_tiers;
+    let verdict = if let Some(refusal) = &tiers.refusal {
+        format!("does not fit: {refusal}")
+    } else if plan.fits() {
         "fits".to_owned()
     } else if plan.largest_context_tokens == 0 {
         "does not fit at any context length".to_owned()
@@ -25,12 +28,15 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
     };
     print(&format!(
-        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {})\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\nplan       {verdict}\n",
+        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\nplan       {verdict}\n",
         grouped(plan.context_tokens),
         human_bytes(plan.weights_bytes),
         human_bytes(plan.kv_bytes),
         human_bytes(plan.kv_bytes_per_token),
         arguments.engine.kv_type,
+        human_bytes(tiers.device_bytes),
+        human_bytes(tiers.ram_bytes),
+        human_bytes(tiers.disk_bytes),
         human_bytes(plan.scratch_bytes),
         human_bytes(plan.total_bytes),
         human_bytes(plan.available_bytes),

@@ -1,7 +1,7 @@
 //! Threads that bring pages into slots of the device's memory.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use crate::disk::PlaneId;
@@ -34,23 +34,39 @@ pub(super) struct Loaded<K> {
 /// The threads; they end when this is dropped.
 pub(super) struct Loaders<K> {
     ask: Option<Sender<Load<K>>>,
-    loaded: Receiver<Loaded<K>>,
+    loaded: Arc<LoadedSlots<K>>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// Slots that came back and were not taken yet.
+struct LoadedSlots<K> {
+    waiting: Mutex<Waiting<K>>,
+    enough: Condvar,
+}
+
+struct Waiting<K> {
+    slots: Vec<Loaded<K>>,
+    /// How many the other side waits for: it is woken once for all of them.
+    wanted: usize,
 }
 
 impl<K: Send + 'static> Loaders<K> {
     pub(super) fn start(threads: usize) -> Result<Self, KvError> {
         let (ask, asked) = channel::<Load<K>>();
-        let (give, loaded) = channel();
         let asked = Arc::new(Mutex::new(asked));
+        let loaded = Arc::new(LoadedSlots {
+            waiting: Mutex::new(Waiting {
+                slots: Vec::new(),
+                wanted: 0,
+            }),
+            enough: Condvar::new(),
+        });
         let start = |number: usize| {
-            let (asked, give) = (Arc::clone(&asked), give.clone());
+            let (asked, loaded) = (Arc::clone(&asked), Arc::clone(&loaded));
             let thread = thread::Builder::new().name(format!("riffle-kv-load-{number}"));
             thread.spawn(move || {
                 while let Some(load) = next(&asked) {
-                    if give.send(fill(load)).is_err() {
-                        break;
-                    }
+                    loaded.give(fill(load));
                 }
             })
         };
@@ -67,9 +83,32 @@ impl<K: Send + 'static> Loaders<K> {
         ask.send(load).expect("the threads live as long as the sender");
     }
 
-    /// Waits for a slot that was asked for.
-    pub(super) fn wait(&self) -> Loaded<K> {
-        self.loaded.recv().expect("the threads live as long as the sender")
+    /// Waits until `count` of the slots that were asked for have come back, and takes all that have.
+    pub(super) fn wait(&self, count: usize) -> Vec<Loaded<K>> {
+        let mut waiting = self.loaded.lock();
+        waiting.wanted = count;
+        while waiting.slots.len() < count {
+            waiting = self
+                .loaded
+                .enough
+                .wait(waiting)
+                .expect("no thread panics while it gives");
+        }
+        std::mem::take(&mut waiting.slots)
+    }
+}
+
+impl<K> LoadedSlots<K> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting<K>> {
+        self.waiting.lock().expect("no thread panics while it gives")
+    }
+
+    fn give(&self, loaded: Loaded<K>) {
+        let mut waiting = self.lock();
+        waiting.slots.push(loaded);
+        if waiting.slots.len() >= waiting.wanted {
+            self.enough.notify_one();
+        }
     }
 }
 

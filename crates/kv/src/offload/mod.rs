@@ -99,9 +99,7 @@ impl OffloadEngine {
             if asked == far.len() {
                 self.expect(pages, next)?;
             }
-            for index in &far[start..end] {
-                self.ring.wait(&items[*index])?;
-            }
+            self.ring.wait(far[start..end].iter().map(|index| &items[*index]))?;
             let until = far.get(end).copied().unwrap_or(items.len());
             each(&pages.views(&items[first..until], &self.ring))?;
             for index in &far[start..end] {

@@ -158,19 +158,28 @@ impl Ring {
                 .find(|key| *key > last || key.layer != last.layer);
             let Some(key) = after.copied() else { return };
             self.drop_page(&key);
-            if self.held.contains_key(&key) {
-                self.receive();
+            if !self.held.contains_key(&key) {
+                return;
             }
-            return;
         }
-        self.receive();
+        self.receive(1);
     }
 
-    /// Waits until a page that was asked for is here.
-    pub(super) fn wait(&mut self, key: &PageKey) -> Result<(), KvError> {
-        while self.held.get(key).is_some_and(|held| held.loaded.is_none()) {
-            self.receive();
+    /// Waits until pages that were asked for are here.
+    pub(super) fn wait<'k>(&mut self, keys: impl Iterator<Item = &'k PageKey> + Clone) -> Result<(), KvError> {
+        loop {
+            let missing = |key: &&PageKey| self.held.get(key).is_some_and(|held| held.loaded.is_none());
+            let count = keys.clone().filter(missing).count();
+            if count == 0 {
+                break;
+            }
+            self.receive(count);
         }
+        keys.into_iter().try_for_each(|key| self.check(key))
+    }
+
+    /// The error of a page that could not be loaded.
+    fn check(&mut self, key: &PageKey) -> Result<(), KvError> {
         match self.held.get(key) {
             Some(Held {
                 loaded: Some(Ok(_)), ..
@@ -198,8 +207,12 @@ impl Ring {
 
     /// Waits until nothing is under way.
     pub(super) fn settle(&mut self) {
-        while self.held.values().any(|held| held.loaded.is_none()) {
-            self.receive();
+        loop {
+            let under_way = self.held.values().filter(|held| held.loaded.is_none()).count();
+            if under_way == 0 {
+                return;
+            }
+            self.receive(under_way);
         }
     }
 
@@ -217,22 +230,24 @@ impl Ring {
         Ok(memory)
     }
 
-    fn receive(&mut self) {
+    /// Takes back at least `count` slots that are under way.
+    fn receive(&mut self, count: usize) {
         let Some(loaders) = &self.loaders else { return };
-        let loaded = loaders.wait();
-        let Some(held) = self.held.get_mut(&loaded.key) else {
-            self.free.push(loaded.memory);
-            return;
-        };
-        match loaded.result {
-            Ok(()) if held.wanted => held.loaded = Some(Ok(loaded.memory)),
-            Err(error) if held.wanted => {
-                held.loaded = Some(Err(error));
+        for loaded in loaders.wait(count) {
+            let Some(held) = self.held.get_mut(&loaded.key) else {
                 self.free.push(loaded.memory);
-            }
-            _ => {
-                self.held.remove(&loaded.key);
-                self.free.push(loaded.memory);
+                continue;
+            };
+            match loaded.result {
+                Ok(()) if held.wanted => held.loaded = Some(Ok(loaded.memory)),
+                Err(error) if held.wanted => {
+                    held.loaded = Some(Err(error));
+                    self.free.push(loaded.memory);
+                }
+                _ => {
+                    self.held.remove(&loaded.key);
+                    self.free.push(loaded.memory);
+                }
             }
         }
     }

@@ -18,6 +18,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Full {
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
+    }
+
     fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         Selection::full(context.tokens)
     }

@@ -76,6 +76,14 @@ pub(super) fn protected(parameters: &Parameters, recent: usize) -> Protected {
 }
 
 impl SparsePolicy for H2o {
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
+    }
+
     fn prepare(&mut self, _chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
         self.take_in(context.tokens);
         if self.held.positions().len() > self.budget {

@@ -79,6 +79,14 @@ fn work(parameters: &Parameters, setting: &Setting) -> Work {
 }
 
 impl SparsePolicy for H2oChunk {
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
+    }
+
     fn has_two_phases(&self) -> bool {
         true
     }

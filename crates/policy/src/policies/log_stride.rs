@@ -54,6 +54,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for LogStride {
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
+    }
+
     fn summary_tokens(&self) -> Option<usize> {
         self.landmarks.then_some(self.block)
     }

@@ -76,6 +76,17 @@ impl SparsePolicy for Quest {
         true
     }
 
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        match self.reads_all(context) {
+            true => context.tokens,
+            false => self.bounds.tokens(),
+        }
+    }
+
     fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
         let end = page.start + page.tokens;
         // A page ahead of what is known waits for the pages between.

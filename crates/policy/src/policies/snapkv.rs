@@ -61,6 +61,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for SnapKv {
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
+    }
+
     fn prepare(&mut self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>) {
         if self.mass.is_empty() {
             return;

@@ -35,6 +35,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Streaming {
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
+    }
+
     fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let sinks = Span::new(0, self.sinks.min(context.tokens));
         Selection::from_spans([sinks]).with_row_window(self.window)

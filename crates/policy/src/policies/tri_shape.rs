@@ -44,6 +44,14 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for TriShape {
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        context.tokens
+    }
+
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if context.layer < self.dense_layers || in_tail(queries, context, self.tail) {
             return Selection::full(context.tokens);

@@ -89,6 +89,18 @@ impl SparsePolicy for Twilight {
         true
     }
 
+    fn scans_keys(&self) -> bool {
+        false
+    }
+
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        match context.layer < self.dense_layers {
+            true => context.tokens,
+            // Keys in four bits come in whole stripes.
+            false => self.bounds.tokens().min(context.tokens) / LANES * LANES,
+        }
+    }
+
     fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
         let end = page.start + page.tokens;
         // A page ahead of what is known waits for the pages between.

@@ -1,0 +1,242 @@
+//! Reads pages of a layer wherever they lie, with the bits of reading them all at once.
+
+use rayon::prelude::*;
+use riffle_attention::{
+    AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Selection, Span, add_column_mass,
+};
+use riffle_kv::KvCache;
+use riffle_policy::{ColumnMass, PolicySet, SelectContext, SparsePolicy};
+
+use crate::EngineError;
+use crate::chunk::Chunk;
+use crate::tiles::{Tile, rows_from};
+
+/// Attends a chunk's tiles to what they read. `next` is the layer that will be read after it.
+pub(crate) fn attend(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    selections: &[Selection],
+    next: Option<usize>,
+    options: &AttendOptions<'_>,
+    partials: &mut [Partial],
+) -> Result<(), EngineError> {
+    let end = chunk.end();
+    let wanted = wanted_pages(cache, chunk, || {
+        let tiles = chunk.tiles.iter().zip(selections);
+        tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
+    });
+    let named = chunk
+        .tiles
+        .iter()
+        .zip(selections)
+        .map(|(tile, selection)| (&tile.queries, selection));
+    let mut stream = BatchStream::new(named, Span::new(0, end), options);
+    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), next, &mut |pages| {
+        let pages = cut(pages, end);
+        let jobs: Vec<AttendJob<'_>> = chunk
+            .tiles
+            .iter()
+            .zip(selections)
+            .map(|(tile, selection)| AttendJob {
+                queries: tile.queries,
+                kv: KvView {
+                    head_dim: chunk.head_dim,
+                    pages: &pages[tile.kv_head],
+                },
+                selection,
+            })
+            .collect();
+        Ok(stream.attend(&jobs, options, partials)?)
+    })?;
+    Ok(stream.finish(partials)?)
+}
+
+/// Tells each KV head's policy where the mass of the queries went that it asks for, under all they read.
+pub(crate) fn observe(
+    cache: &mut KvCache,
+    policies: &mut PolicySet,
+    chunk: &Chunk<'_>,
+    selections: [&[Selection]; 2],
+    partials: &[Partial],
+    options: &AttendOptions<'_>,
+) -> Result<(), EngineError> {
+    let mut heads: Vec<Observed<'_>> = chunk
+        .contexts
+        .iter()
+        .zip(policies.layer(chunk.layer))
+        .filter_map(|(context, policy)| Observed::new(chunk, context, policy.observes_from(context), partials))
+        .collect();
+    if heads.is_empty() {
+        return Ok(());
+    }
+    let named = |place: usize| selections.iter().filter_map(move |selections| selections.get(place));
+    let wanted = wanted_pages(cache, chunk, || {
+        heads.iter().flat_map(|head| {
+            let rows = head.rows.iter();
+            rows.flat_map(|rows| named(rows.place).map(|selection| (head.kv_head, rows.queries, selection)))
+        })
+    });
+    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
+        let pages = cut(pages, chunk.end());
+        heads.par_iter_mut().try_for_each(|head| {
+            let kv = KvView {
+                head_dim: chunk.head_dim,
+                pages: &pages[head.kv_head],
+            };
+            for rows in &head.rows {
+                for selection in named(rows.place) {
+                    add_column_mass(
+                        &rows.queries,
+                        &kv,
+                        selection,
+                        options,
+                        &rows.log_sum_exp,
+                        0,
+                        &mut head.mass,
+                    )?;
+                }
+            }
+            Ok(())
+        })
+    })?;
+    let policies = policies.layer_mut(chunk.layer);
+    for head in &heads {
+        policies[head.kv_head].observe(&ColumnMass {
+            queries: Span::new(head.from, chunk.end()),
+            group: chunk.group,
+            mass: &head.mass,
+        });
+    }
+    Ok(())
+}
+
+/// Lets a policy make its choice with the keys it looks at near.
+pub(crate) fn with_keys<T>(
+    cache: &mut KvCache,
+    policy: &mut dyn SparsePolicy,
+    context: &SelectContext<'_>,
+    head_dim: usize,
+    choose: impl FnOnce(&mut dyn SparsePolicy, &SelectContext<'_>) -> T,
+) -> Result<T, EngineError> {
+    if !policy.scans_keys() {
+        // It keeps what it needs of each page; pages it has not seen are shown to it one by one.
+        let behind = Span::new(policy.keys_from(context), context.tokens);
+        show(cache, context, behind, |pages| {
+            for page in pages.iter().filter(|page| page.start + page.tokens < context.tokens) {
+                policy.summarize(page, head_dim);
+            }
+            Ok(())
+        })?;
+    }
+    let from = policy.keys_from(context).min(context.tokens);
+    let end = context.tokens;
+    Ok(cache.with_keys(context.layer, context.kv_head, from, |pages| {
+        let pages = cut_head(pages, end);
+        choose(
+            policy,
+            &SelectContext {
+                pages: &pages,
+                ..*context
+            },
+        )
+    })?)
+}
+
+/// Shows the pages of one KV head that hold `tokens`, in order.
+pub(crate) fn show(
+    cache: &mut KvCache,
+    context: &SelectContext<'_>,
+    tokens: Span,
+    mut each: impl FnMut(&[PageView<'_>]) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let mut wanted = vec![Vec::new(); cache.shape().kv_heads];
+    wanted[context.kv_head].push(pages_of(&tokens, context.page_tokens));
+    cache.stream::<EngineError>(context.layer, Some(&wanted), None, &mut |pages| {
+        each(&cut_head(&pages[context.kv_head], context.tokens))
+    })
+}
+
+/// What one policy asks for of a chunk.
+struct Observed<'c> {
+    kv_head: usize,
+    from: usize,
+    rows: Vec<Rows<'c>>,
+    mass: Vec<f32>,
+}
+
+struct Rows<'c> {
+    /// The tile's number.
+    place: usize,
+    queries: QueryTile<'c>,
+    log_sum_exp: Vec<f32>,
+}
+
+impl<'c> Observed<'c> {
+    fn new(chunk: &Chunk<'c>, context: &SelectContext<'_>, from: usize, partials: &[Partial]) -> Option<Self> {
+        if from >= context.tokens {
+            return None;
+        }
+        let rows = |(place, (tile, partial)): (usize, (&Tile<'c>, &Partial))| {
+            let (queries, first_row) = rows_from(&tile.queries, from)?;
+            let rows = first_row..tile.queries.rows;
+            let log_sum_exp = rows.flat_map(|row| (0..queries.group).map(move |head| partial.log_sum_exp(row, head)));
+            Some(Rows {
+                place,
+                queries,
+                log_sum_exp: log_sum_exp.collect(),
+            })
+        };
+        let tiles = chunk.tiles.iter().zip(partials).enumerate();
+        Some(Self {
+            kv_head: context.kv_head,
+            from,
+            rows: tiles
+                .filter(|(_, (tile, _))| tile.kv_head == context.kv_head)
+                .filter_map(rows)
+                .collect(),
+            mass: vec![0.0; context.tokens],
+        })
+    }
+}
+
+/// The pages that queries read, by KV head; `None` for all, where none has to be brought near.
+fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Selection)>>(
+    cache: &KvCache,
+    chunk: &Chunk<'_>,
+    reads: impl FnOnce() -> I,
+) -> Option<Vec<Vec<Span>>> {
+    if cache.is_near(chunk.layer) {
+        return None;
+    }
+    let shape = cache.shape();
+    let mut wanted = vec![Vec::new(); shape.kv_heads];
+    for (kv_head, queries, selection) in reads() {
+        let spans = selection.reads(queries.start, queries.rows);
+        wanted[kv_head].extend(spans.iter().map(|span| pages_of(span, shape.page_tokens)));
+    }
+    for spans in &mut wanted {
+        *spans = Selection::from_spans(spans.drain(..)).spans().to_vec();
+    }
+    Some(wanted)
+}
+
+fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
+    Span::new(tokens.start / page_tokens, tokens.end.div_ceil(page_tokens))
+}
+
+/// Pages up to a position; keys of later chunks may be there already.
+fn cut<'p>(pages: &[Vec<PageView<'p>>], end: usize) -> Vec<Vec<PageView<'p>>> {
+    pages.iter().map(|pages| cut_head(pages, end)).collect()
+}
+
+fn cut_head<'p>(pages: &[PageView<'p>], end: usize) -> Vec<PageView<'p>> {
+    let before = pages.iter().take_while(|page| page.start < end);
+    let cut = before.map(|page| PageView {
+        tokens: page.tokens.min(end - page.start),
+        ..*page
+    });
+    cut.collect()
+}

@@ -1,0 +1,445 @@
+//! What the KV cache takes and how fast its tiers are, beside what the machine does in the same run.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_attention::{
+    AttendJob, AttendOptions, BatchStream, Format, KvView, PageView, Partial, QueryTile, Selection, Span,
+};
+use riffle_engine::EngineError;
+use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook};
+use serde::Serialize;
+
+use crate::EvalError;
+use crate::noise::noise;
+
+/// What to measure with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvRateOptions {
+    /// Where the disk tier's files are made.
+    pub folder: PathBuf,
+    /// Tokens of a sequence.
+    pub tokens: usize,
+    /// The latest of them, which lie in the device tier while decode is measured.
+    pub hot_tokens: usize,
+    /// Tokens in a page.
+    pub page_tokens: usize,
+    /// Element format of keys and values.
+    pub format: Format,
+}
+
+/// Bytes of a cache in one tier.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KvBytes {
+    /// `device`, `ram` or `disk`.
+    pub tier: &'static str,
+    /// Element format of keys and values.
+    pub format: &'static str,
+    /// Tokens in a page.
+    pub page_tokens: usize,
+    /// Bytes a token takes by format and shape.
+    pub formula_bytes_per_token: f64,
+    /// Bytes of pages and bookkeeping, or of files, for each token.
+    pub bytes_per_token: f64,
+    /// Bytes of tables, free lists and checksums, as a share of the pages.
+    pub bookkeeping_share: f64,
+}
+
+/// How fast pages stream from one tier to a nearer one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StreamRate {
+    /// `ram to device` or `disk to ram`.
+    pub path: &'static str,
+    /// Pages streamed, in GB/s.
+    pub gigabytes_per_s: f64,
+    /// Plain copies or reads of as much by one thread, in GB/s.
+    pub plain_gigabytes_per_s: f64,
+    /// The one as a share of the other.
+    pub share: f64,
+}
+
+/// A decode step over all but the latest tokens in another place.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DecodeRate {
+    /// Where the older pages lie.
+    pub older_pages: &'static str,
+    /// Milliseconds of a step through all layers.
+    pub median_ms: f64,
+    /// The same as a multiple of everything in the device tier.
+    pub ratio: f64,
+}
+
+/// All of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KvRates {
+    /// Threads.
+    pub threads: usize,
+    /// Tokens of the sequences.
+    pub tokens: usize,
+    /// Rows by tier, format and page size.
+    pub bytes: Vec<KvBytes>,
+    /// Rows by path.
+    pub streams: Vec<StreamRate>,
+    /// Rows by place; the first is resident.
+    pub decode: Vec<DecodeRate>,
+}
+
+/// A row as it is measured.
+#[derive(Debug, Clone, Copy)]
+pub enum KvRow<'a> {
+    /// Bytes of a tier.
+    Bytes(&'a KvBytes),
+    /// Rate of a path.
+    Stream(&'a StreamRate),
+    /// Time of a decode step.
+    Decode(&'a DecodeRate),
+}
+
+const LAYERS: usize = 4;
+const KV_HEADS: usize = 8;
+const GROUP: usize = 4;
+const HEAD_DIM: usize = 128;
+/// Tokens appended at a time.
+const CHUNK: usize = 512;
+
+/// Measures; `done` is told each row and may end the run.
+///
+/// # Errors
+/// [`EvalError::Option`] for too few tokens; what the cache and its folder can meet.
+pub fn measure_kv(
+    options: &KvRateOptions,
+    done: &mut (dyn FnMut(KvRow<'_>) -> ControlFlow<()> + Send),
+) -> Result<KvRates, EvalError> {
+    if options.hot_tokens < CHUNK || options.tokens < 2 * options.hot_tokens {
+        return Err(EvalError::Option(format!(
+            "--tokens must be at least twice --hot-tokens, and those at least {CHUNK}"
+        )));
+    }
+    let mut rates = KvRates {
+        threads: rayon::current_num_threads(),
+        tokens: options.tokens,
+        bytes: Vec::new(),
+        streams: Vec::new(),
+        decode: Vec::new(),
+    };
+    for (tier, format) in ["ram", "disk"]
+        .into_iter()
+        .flat_map(|tier| Format::ALL.map(|f| (tier, f)))
+    {
+        let row = bytes(options, tier, format)?;
+        let flow = done(KvRow::Bytes(&row));
+        rates.bytes.push(row);
+        if flow.is_break() {
+            return Ok(rates);
+        }
+    }
+    for measure in [ram_to_device, disk_to_ram] {
+        let row = measure(options)?;
+        let flow = done(KvRow::Stream(&row));
+        rates.streams.push(row);
+        if flow.is_break() {
+            return Ok(rates);
+        }
+    }
+    let shape = shape(options, options.format);
+    let hot = shape.bytes_for(options.hot_tokens);
+    let places = [
+        ("device", KvTiers::memory(None)),
+        (
+            "ram, read in place",
+            KvTiers {
+                device_budget_bytes: hot,
+                ..KvTiers::memory(None)
+            },
+        ),
+        (
+            "ram, copied to the device",
+            KvTiers {
+                device: Arc::new(CpuDevice::apart()),
+                ..far(options, &shape, None, hot)
+            },
+        ),
+        ("disk", far(options, &shape, Some(options.folder.clone()), hot)),
+    ];
+    for (older_pages, tiers) in places {
+        let median_ms = decode_ms(options, &shape, tiers)?;
+        let resident = rates.decode.first().map_or(median_ms, |first| first.median_ms);
+        let row = DecodeRate {
+            older_pages,
+            median_ms,
+            ratio: median_ms / resident,
+        };
+        let flow = done(KvRow::Decode(&row));
+        rates.decode.push(row);
+        if flow.is_break() {
+            break;
+        }
+    }
+    Ok(rates)
+}
+
+fn shape(options: &KvRateOptions, format: Format) -> CacheShape {
+    CacheShape {
+        layers: LAYERS,
+        kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        page_tokens: options.page_tokens,
+        key_format: format,
+        value_format: format,
+    }
+}
+
+/// Tiers with room near for `near_bytes` of pages beside those on their way; the others go to `folder`, or to RAM.
+fn far(options: &KvRateOptions, shape: &CacheShape, folder: Option<PathBuf>, near_bytes: u64) -> KvTiers {
+    let mut tiers = KvTiers {
+        disk: folder.map(|folder| DiskTier {
+            folder,
+            budget_bytes: None,
+        }),
+        outlook: Outlook {
+            context_tokens: options.tokens,
+            append_tokens: CHUNK,
+            scans_keys: false,
+        },
+        ..KvTiers::memory(None)
+    };
+    let apart = tiers.disk.is_none();
+    if apart {
+        tiers.device = Arc::new(CpuDevice::apart());
+    }
+    let near = tiers.least_near_bytes(shape).max(near_bytes);
+    match apart {
+        true => tiers.device_budget_bytes = near,
+        false => tiers.ram_budget_bytes = Some(near),
+    }
+    tiers
+}
+
+fn bytes(options: &KvRateOptions, tier: &'static str, format: Format) -> Result<KvBytes, EvalError> {
+    let shape = shape(options, format);
+    let tokens = options.tokens.min(8192);
+    let tiers = match tier {
+        "disk" => far(options, &shape, Some(options.folder.clone()), 0),
+        _ => KvTiers::memory(None),
+    };
+    let cache = filled(&shape, tiers, tokens)?;
+    let usage = cache.usage();
+    let bytes = match tier {
+        "disk" => cache.file_bytes() as f64 / (usage.bytes_by_tier.disk as f64 / shape.bytes_per_token() as f64),
+        _ => (usage.bytes_by_tier.total() + usage.bookkeeping_bytes) as f64 / tokens as f64,
+    };
+    Ok(KvBytes {
+        tier,
+        format: format.name(),
+        page_tokens: shape.page_tokens,
+        formula_bytes_per_token: shape.bytes_per_token() as f64,
+        bytes_per_token: bytes,
+        bookkeeping_share: usage.bookkeeping_bytes as f64 / usage.bytes_by_tier.total() as f64,
+    })
+}
+
+/// A cache of noise.
+fn filled(shape: &CacheShape, tiers: KvTiers, tokens: usize) -> Result<KvCache, EvalError> {
+    let mut cache = KvCache::with_tiers(*shape, tiers).map_err(EngineError::from)?;
+    let width = KV_HEADS * HEAD_DIM;
+    let (keys, values) = (noise(CHUNK * width, 1), noise(CHUNK * width, 2));
+    for start in (0..tokens).step_by(CHUNK) {
+        let count = CHUNK.min(tokens - start);
+        for layer in 0..shape.layers {
+            let appended = cache.append(layer, &keys[..count * width], &values[..count * width]);
+            appended.map_err(EngineError::from)?;
+        }
+    }
+    Ok(cache)
+}
+
+/// Streams every layer and returns the seconds of the fastest of a few rounds.
+fn streaming_s(cache: &mut KvCache) -> Result<f64, EvalError> {
+    let mut round = || -> Result<f64, KvError> {
+        let start = Instant::now();
+        for layer in 0..LAYERS {
+            cache.stream::<KvError>(layer, None, Some((layer + 1) % LAYERS), &mut |pages| {
+                black_box(pages);
+                Ok(())
+            })?;
+        }
+        Ok(start.elapsed().as_secs_f64())
+    };
+    round().map_err(EngineError::from)?;
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        best = best.min(round().map_err(EngineError::from)?);
+    }
+    Ok(best)
+}
+
+fn stream_rate(path: &'static str, bytes: u64, streaming_s: f64, plain_s: f64) -> StreamRate {
+    let gigabytes = bytes as f64 / 1e9;
+    StreamRate {
+        path,
+        gigabytes_per_s: gigabytes / streaming_s,
+        plain_gigabytes_per_s: gigabytes / plain_s,
+        share: plain_s / streaming_s,
+    }
+}
+
+fn ram_to_device(options: &KvRateOptions) -> Result<StreamRate, EvalError> {
+    let shape = shape(options, options.format);
+    let mut cache = filled(&shape, far(options, &shape, None, 0), options.tokens)?;
+    let bytes = cache.usage().bytes_by_tier.ram;
+    let streaming = streaming_s(&mut cache)?;
+    drop(cache);
+    // The same bytes, a plane at a time, into memory as small as the ring.
+    let plane = options.format.plane_bytes(options.page_tokens, HEAD_DIM);
+    let source = vec![1u8; bytes as usize];
+    let mut target = vec![0u8; 2 * riffle_kv::DEFAULT_SLOTS * plane];
+    let plain = fastest(|| {
+        let slots = target.len() / plane;
+        for (number, plane_bytes) in source.chunks(plane).enumerate() {
+            target[number % slots * plane..][..plane_bytes.len()].copy_from_slice(plane_bytes);
+        }
+        black_box(&target);
+        Ok(())
+    })?;
+    Ok(stream_rate("ram to device", bytes, streaming, plain))
+}
+
+fn disk_to_ram(options: &KvRateOptions) -> Result<StreamRate, EvalError> {
+    let shape = shape(options, options.format);
+    let mut cache = filled(
+        &shape,
+        far(options, &shape, Some(options.folder.clone()), 0),
+        options.tokens,
+    )?;
+    let bytes = cache.usage().bytes_by_tier.disk;
+    let streaming = streaming_s(&mut cache)?;
+    drop(cache);
+    let plane = options.format.plane_bytes(options.page_tokens, HEAD_DIM);
+    let path = options.folder.join(format!(".riffle-bench.{}", std::process::id()));
+    let plain = plain_reads_s(&path, bytes as usize, plane);
+    std::fs::remove_file(&path).ok();
+    let plain = plain.map_err(|error| EvalError::file(&path, &error))?;
+    Ok(stream_rate("disk to ram", bytes, streaming, plain))
+}
+
+/// Seconds of plain reads of a file just written, a plane at a time.
+fn plain_reads_s(path: &std::path::Path, bytes: usize, plane: usize) -> std::io::Result<f64> {
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(path)?;
+    let mut target = vec![1u8; 2 * riffle_kv::DEFAULT_SLOTS * plane];
+    for _ in 0..bytes / plane {
+        file.write_all(&target[..plane])?;
+    }
+    let mut best = f64::INFINITY;
+    for _ in 0..6 {
+        file.seek(SeekFrom::Start(0))?;
+        let start = Instant::now();
+        for number in 0..bytes / plane {
+            let slot = number % (2 * riffle_kv::DEFAULT_SLOTS);
+            file.read_exact(&mut target[slot * plane..][..plane])?;
+        }
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+fn fastest(mut work: impl FnMut() -> Result<(), EvalError>) -> Result<f64, EvalError> {
+    let mut best = f64::INFINITY;
+    for _ in 0..6 {
+        let start = Instant::now();
+        work()?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// Milliseconds of attention of one token through all layers: the median of several.
+fn decode_ms(options: &KvRateOptions, shape: &CacheShape, tiers: KvTiers) -> Result<f64, EvalError> {
+    let mut cache = filled(shape, tiers, options.tokens)?;
+    let queries = noise(KV_HEADS * GROUP * HEAD_DIM, 3);
+    let selection = Selection::full(options.tokens);
+    let attend = AttendOptions::new(1.0 / (HEAD_DIM as f32).sqrt());
+    let tiles: Vec<QueryTile<'_>> = (0..KV_HEADS)
+        .map(|kv_head| QueryTile {
+            data: &queries[kv_head * GROUP * HEAD_DIM..],
+            rows: 1,
+            row_stride: KV_HEADS * GROUP * HEAD_DIM,
+            group: GROUP,
+            head_dim: HEAD_DIM,
+            start: options.tokens - 1,
+        })
+        .collect();
+    let mut partials = vec![Partial::new(1, GROUP, HEAD_DIM); KV_HEADS];
+    let mut step = || -> Result<(), EngineError> {
+        for layer in 0..LAYERS {
+            for partial in &mut partials {
+                partial.reset(1, GROUP, HEAD_DIM);
+            }
+            let named = tiles.iter().map(|tile| (tile, &selection));
+            let mut stream = BatchStream::new(named, Span::new(0, options.tokens), &attend);
+            let mut each = |pages: &[Vec<PageView<'_>>]| -> Result<(), EngineError> {
+                let jobs: Vec<AttendJob<'_>> = tiles
+                    .iter()
+                    .zip(pages)
+                    .map(|(tile, pages)| AttendJob {
+                        queries: *tile,
+                        kv: KvView {
+                            head_dim: HEAD_DIM,
+                            pages,
+                        },
+                        selection: &selection,
+                    })
+                    .collect();
+                Ok(stream.attend(&jobs, &attend, &mut partials)?)
+            };
+            cache.stream(layer, None, Some((layer + 1) % LAYERS), &mut each)?;
+            stream.finish(&mut partials)?;
+            black_box(&partials);
+        }
+        Ok(())
+    };
+    step()?;
+    let mut times_ms = Vec::new();
+    for _ in 0..9 {
+        let start = Instant::now();
+        step()?;
+        times_ms.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times_ms.sort_by(f64::total_cmp);
+    Ok(times_ms[times_ms.len() / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_per_token_equal_the_formula_and_every_path_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = KvRateOptions {
+            folder: folder.path().to_owned(),
+            tokens: 4096,
+            hot_tokens: 1024,
+            page_tokens: 256,
+            format: Format::F16,
+        };
+        let rates = measure_kv(&options, &mut |_| ControlFlow::Continue(())).unwrap();
+        for row in &rates.bytes {
+            let share = row.bytes_per_token / row.formula_bytes_per_token;
+            assert!((1.0..1.03).contains(&share), "{row:?}");
+            assert!(row.bookkeeping_share < 0.03, "{row:?}");
+        }
+        assert_eq!((rates.bytes.len(), rates.streams.len(), rates.decode.len()), (10, 2, 4));
+        assert!(rates.streams.iter().all(|row| row.gigabytes_per_s > 0.0));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
