@@ -3,7 +3,7 @@
 use riffle_attention::ceiling::read_gigabytes_per_second;
 
 /// Values each thread reads: more than the caches hold.
-const PART: usize = 64 << 20;
+const PART: usize = 32 << 20;
 
 /// Memory to read, a part for each thread: one thread's reads must not fill the shared cache for another's.
 pub(crate) struct ReadCeiling {
