@@ -292,6 +292,13 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     riffle_model::scratch_bytes(config, batch)
         + (floats * size_of::<f32>()) as u64
         + (context * size_of::<u32>()) as u64
+        + stored_bytes(config, options, context)
+}
+
+/// Bytes of what the policies keep of the sequence.
+fn stored_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
+    let shape = policy_shape(config, options);
+    options.prefill.stored_bytes(&shape, context) + options.decode.stored_bytes(&shape, context)
 }
 
 /// The largest number in 1..=limit for which `fits` holds (it holds for all smaller ones too), or 0.

@@ -28,6 +28,23 @@ fn the_largest_context_it_names_fits_and_one_token_more_does_not() {
 }
 
 #[test]
+fn what_policies_keep_of_the_sequence_is_planned() {
+    let info = riffle_model::inspect(fixture("model")).unwrap();
+    let scratch = |decode: &str| {
+        let options = EngineOptions {
+            context_tokens: Some(65_536),
+            decode: decode.parse().unwrap(),
+            ..Default::default()
+        };
+        riffle_engine::plan(&info, &options).unwrap().scratch_bytes
+    };
+    let config = &info.config;
+    // Smallest and largest of each channel, for every block of 256 tokens.
+    let bounds = config.layers * config.kv_heads * 65_536 / 256 * config.head_dim * 2 * 4;
+    assert_eq!(scratch("quest") - scratch("full"), bounds as u64);
+}
+
+#[test]
 fn without_a_context_it_takes_what_the_model_supports_or_what_fits() {
     let whole = plan(None, None);
     assert_eq!(whole.context_tokens, 131_072);

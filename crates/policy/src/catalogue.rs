@@ -25,6 +25,8 @@ pub struct PolicyInfo {
     pub(crate) chunk: Option<ChunkNeed>,
     /// The work it makes of a chunk; `None` where selecting costs next to nothing, so that it is never slower.
     pub(crate) work: Option<WorkOf>,
+    /// Bytes that one of it holds for each token of the sequence, by the elements of a key.
+    pub(crate) stored_bytes: fn(&Parameters, usize) -> f64,
     pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
 }
 

@@ -2,7 +2,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use crate::{Phase, PolicyError, PolicySpec, catalogue};
+use crate::{Phase, PolicyError, PolicyShape, PolicySpec, catalogue};
 
 /// Which policy each layer and KV head has in one phase: one for all, and rules for some. The last rule that matches
 /// decides.
@@ -52,6 +52,15 @@ impl PolicyRules {
     /// Whether a policy attends in two phases, and so holds a whole logical batch at once.
     pub fn has_two_phases(&self) -> bool {
         self.preferred_chunk_tokens().is_some()
+    }
+
+    /// Bytes that the policies of all layers and KV heads hold when the sequence has `tokens` tokens, at most.
+    pub fn stored_bytes(&self, shape: &PolicyShape, tokens: usize) -> u64 {
+        let of_head = self
+            .specs()
+            .map(|spec| (spec.info().stored_bytes)(spec.parameters(), shape.head_dim));
+        let most = of_head.fold(0.0, f64::max) * (shape.layers * shape.kv_heads) as f64;
+        (most * tokens as f64) as u64
     }
 
     /// Every policy that is named, the base first.

@@ -33,6 +33,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "BLASST, Yuan et al. 2025, arXiv:2512.12087, as a scan before the attention, with the dropped mass known",
     chunk: None,
     work: Some(work),
+    stored_bytes: |_, _| 0.0,
     parameters: &[
         ParameterInfo {
             name: "factor",

@@ -34,6 +34,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Top-p over scanned keys, after Twilight, Lin et al. 2025, arXiv:2502.02770, with the dropped mass known",
     chunk: None,
     work: Some(work),
+    stored_bytes: |_, _| 8.0,
     parameters: &[ParameterInfo {
         name: "epsilon",
         default: "0.05",

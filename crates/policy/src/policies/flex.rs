@@ -41,6 +41,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
     chunk: None,
     work: Some(work),
+    stored_bytes: |_, _| 8.0,
     parameters: &[
         ParameterInfo {
             name: "gamma",
@@ -131,7 +132,7 @@ impl Flex {
         let columns = top_share(&lines.columns, self.gamma, self.min_budget, |column| {
             column < self.block
         });
-        let distances = top_share(&lines.distances, self.gamma, self.min_budget, |distance| {
+        let distances = top_share(&lines.distances(), self.gamma, self.min_budget, |distance| {
             distance < self.block
         });
         Pattern::Lines {

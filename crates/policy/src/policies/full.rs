@@ -13,6 +13,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Dense causal attention",
     chunk: None,
     work: None,
+    stored_bytes: |_, _| 0.0,
     parameters: &[],
     build: |_| Box::new(Full),
 };

@@ -43,6 +43,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "H2O, Zhang et al. 2023, arXiv:2306.14048, with votes by the number of voters",
     chunk: None,
     work: None,
+    stored_bytes: |_, _| 16.0,
     parameters: &[
         ParameterInfo::count(
             "budget",

@@ -44,6 +44,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         above: |parameters| parameters.count("local") + parameters.count("heavy"),
     }),
     work: Some(work),
+    stored_bytes: |_, _| 0.0,
     parameters: &[
         ParameterInfo::count("local", "256", "tokens before a chunk that it reads", 1, MAX_TOKENS),
         ParameterInfo::count("heavy", "256", "older tokens, by votes, that it reads", 1, MAX_TOKENS),

@@ -20,6 +20,10 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "LogSparse, Li et al. 2019, arXiv:1907.00235; globals as in Longformer and BigBird",
     chunk: None,
     work: None,
+    stored_bytes: |parameters, head_dim| {
+        // Means of keys and values, which the caller keeps for it.
+        (parameters.count("landmarks") * 8 * head_dim) as f64 / parameters.count("block") as f64
+    },
     parameters: &[
         ParameterInfo::count(
             "window",

@@ -33,6 +33,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Quest, Tang et al. 2024, arXiv:2406.10774",
     chunk: None,
     work: Some(work),
+    stored_bytes: |parameters, head_dim| 8.0 * head_dim as f64 / parameters.count("block") as f64,
     parameters: &[
         ParameterInfo::count("topk", "8", "blocks read beside the first and the latest", 0, 1 << 24),
         ParameterInfo::count("threshold", "4", "blocks up to which everything is read", 0, 1 << 24),

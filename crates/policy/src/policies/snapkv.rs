@@ -29,6 +29,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "SnapKV, Li et al. 2024, arXiv:2404.14469",
     chunk: None,
     work: None,
+    stored_bytes: |_, _| 12.0,
     parameters: &[
         ParameterInfo::count(
             "budget",

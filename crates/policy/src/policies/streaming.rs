@@ -16,6 +16,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "StreamingLLM, Xiao et al. 2023, arXiv:2309.17453",
     chunk: None,
     work: None,
+    stored_bytes: |_, _| 0.0,
     parameters: &[
         ParameterInfo::tokens("sinks", "64", "first tokens that every query reads"),
         ParameterInfo::count(

@@ -21,6 +21,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
     chunk: None,
     work: None,
+    stored_bytes: |_, _| 0.0,
     parameters: &[
         ParameterInfo::tokens("sinks", "128", "first tokens that every query reads"),
         ParameterInfo::count(

@@ -38,6 +38,11 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Twilight, Lin et al. 2025, arXiv:2502.02770",
     chunk: None,
     work: Some(work),
+    stored_bytes: |parameters, head_dim| {
+        // Bounds, four bits a channel, and a scale for 16 channels.
+        let head_dim = head_dim as f64;
+        8.0 * head_dim / parameters.count("block") as f64 + head_dim / 2.0 + head_dim / 4.0
+    },
     parameters: &[
         ParameterInfo {
             name: "p",

@@ -38,8 +38,8 @@ struct Lines {
 pub(super) struct LineMass {
     /// `[tokens]`, by key.
     pub(super) columns: Vec<f32>,
-    /// `[tokens]`, by distance query − key.
-    pub(super) distances: Vec<f32>,
+    /// `[tokens]`, by distance query − key, the largest first: then a query's weights lie in order.
+    falling: Vec<f32>,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -50,6 +50,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
     chunk: None,
     work: Some(work),
+    stored_bytes: |_, _| 8.0,
     parameters: &[
         ParameterInfo {
             name: "budget",
@@ -128,7 +129,7 @@ impl VerticalSlash {
             });
         }
         let width = self.slash_block;
-        let blocks: Vec<f32> = mass.distances.chunks(width).map(|block| block.iter().sum()).collect();
+        let blocks: Vec<f32> = mass.distances().chunks(width).map(|block| block.iter().sum()).collect();
         let blocks = top_count(&blocks, slash / width, |block| block * width < self.recent);
         let distances = blocks.into_iter().flat_map(|block| block * width..(block + 1) * width);
         Lines {
@@ -143,7 +144,7 @@ impl LineMass {
     pub(super) fn new(tokens: usize) -> Self {
         Self {
             columns: vec![0.0; tokens],
-            distances: vec![0.0; tokens],
+            falling: vec![0.0; tokens],
         }
     }
 
@@ -152,9 +153,15 @@ impl LineMass {
         for (sum, weight) in self.columns.iter_mut().zip(weights) {
             *sum += weight;
         }
-        for (sum, weight) in self.distances.iter_mut().zip(weights.iter().rev()) {
+        let first = self.falling.len() - weights.len();
+        for (sum, weight) in self.falling[first..].iter_mut().zip(weights) {
             *sum += weight;
         }
+    }
+
+    /// `[tokens]`, by distance query − key.
+    pub(super) fn distances(&self) -> Vec<f32> {
+        self.falling.iter().rev().copied().collect()
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
     chunk: None,
     work: Some(work),
+    stored_bytes: |_, _| 0.0,
     parameters: &[
         ParameterInfo {
             name: "stride",
