@@ -43,16 +43,27 @@ impl<const R: usize> QuantisedTile<'_, R> {
         (&scales.as_chunks().0[block], bytes.as_chunks().0)
     }
 
-    /// Asks for the lines of one stripe.
+    /// What lies at the place of the block's bytes in the stripes that come next; empty without any. Lines of
+    /// `q8_0` are asked for one by one as the block's own are used, so that requests never queue.
     #[inline(always)]
-    fn fetch<S: Simd, const FOUR_BITS: bool>(&self, simd: S, stripe: usize) {
+    fn ahead<const FOUR_BITS: bool>(&self, stripe: usize, block: usize) -> &[u8] {
+        let scales_len = 32 * self.head_dim.div_ceil(QUANT_BLOCK);
         let bytes_per_column = if FOUR_BITS { 8 } else { 16 };
-        let len = 32 * self.head_dim.div_ceil(QUANT_BLOCK) + bytes_per_column * self.head_dim;
-        if let Some(stripe) = self.ahead.get(stripe * len..(stripe + 1) * len) {
-            for at in (0..len).step_by(64) {
-                simd.prefetch(stripe, at);
-            }
-        }
+        let len = scales_len + bytes_per_column * self.head_dim;
+        // The first block's share begins with the scales of all.
+        let first = stripe * len + block * (QUANT_BLOCK * bytes_per_column);
+        self.ahead.get(first..).unwrap_or_default()
+    }
+}
+
+/// Asks for the lines of the next stripe that its blocks do not: of `q8_0`, as many as its scales fill; of `q4_0`, all,
+/// at once, since its work outlasts its reads.
+#[inline(always)]
+fn fetch_rest<S: Simd, const FOUR_BITS: bool>(simd: S, ahead: &[u8], head_dim: usize) {
+    let end = 32 * head_dim.div_ceil(QUANT_BLOCK) + head_dim * if FOUR_BITS { 8 } else { 16 };
+    let first = if FOUR_BITS { 0 } else { 16 * head_dim };
+    for at in (first..end.min(ahead.len())).step_by(64) {
+        simd.prefetch(ahead, at);
     }
 }
 
@@ -92,8 +103,9 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
     let mut sums: [[S::V; N]; R] = load_sums(simd, tile.o, head_dim, rows, block * QUANT_BLOCK, tile.keep);
     for (slot, place) in tile.slots.iter().enumerate() {
         let (scales, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
+        let ahead = tile.ahead::<FOUR_BITS>(place.stripe, block);
         if block == 0 {
-            tile.fetch::<S, FOUR_BITS>(simd, place.stripe);
+            fetch_rest::<S, FOUR_BITS>(simd, ahead, head_dim);
         }
         let scales = valid_scales(simd, scales, place.tokens);
         let mut scaled = [[0.0; 16]; R];
@@ -103,6 +115,9 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
         }
         for four in 0..place.tokens.min(16).div_ceil(4) {
             for n in 0..N {
+                if !FOUR_BITS {
+                    simd.prefetch(ahead, 64 * (four * N + n));
+                }
                 let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, n);
                 let values = [
                     simd.byte_to_f32::<0>(bytes),
@@ -226,10 +241,16 @@ fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
     let mut sums = [[[simd.splat_i32(0); N]; 2]; R];
     for (slot, place) in tile.slots.iter().enumerate() {
         let (_, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
+        let ahead = tile.ahead::<FOUR_BITS>(place.stripe, block);
         if block == 0 {
-            tile.fetch::<S, FOUR_BITS>(simd, place.stripe);
+            fetch_rest::<S, FOUR_BITS>(simd, ahead, head_dim);
         }
-        for four in 0..4 {
+        for four in 0..4usize {
+            if !FOUR_BITS {
+                for n in 0..N {
+                    simd.prefetch(ahead, 64 * (four * N + n));
+                }
+            }
             let values: [S::B; N] = core::array::from_fn(|n| four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, n));
             for r in 0..R {
                 for plane in 0..2 {
