@@ -2,7 +2,7 @@
 
 use riffle_attention as ours;
 use riffle_attention::ceiling::best_of_thread_time;
-use ruvllm_sparse_attention as original;
+use ruvllm_sparse_attention::{self as original, AttentionBackend as _};
 
 const HEADS: usize = 8;
 const DIM: usize = 64;
