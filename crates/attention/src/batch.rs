@@ -13,7 +13,8 @@ const SPLIT: usize = 4096;
 ///
 /// With the feature `parallel` the work is spread over rayon's threads: jobs, blocks of their rows, and,
 /// for few rows over many keys, parts of the cache. The parts depend on the job alone, never on the number
-/// of threads, so results are the same bits on any machine size and without the feature.
+/// of threads, so results are the same bits on any machine size and without the feature. Each call allocates the
+/// list of its pieces and the partials of parts; [`attend`](crate::attend) itself allocates nothing once warm.
 ///
 /// # Errors
 /// As [`attend`](crate::attend); also when the numbers of jobs and partials differ.
