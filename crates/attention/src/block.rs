@@ -61,7 +61,7 @@ pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, head_dim: usize) -
 }
 
 /// Whole stripes of a plane that hold `tokens` from `first`, a multiple of 16.
-pub(crate) fn stripes_of<'a>(plane: Plane<'a>, first: usize, tokens: usize, head_dim: usize) -> Plane<'a> {
+pub(crate) fn stripes_of(plane: Plane, first: usize, tokens: usize, head_dim: usize) -> Plane {
     let format = plane.format();
     let begin = format.plane_len(first, head_dim);
     let end = begin + format.plane_len(tokens.next_multiple_of(LANES), head_dim);

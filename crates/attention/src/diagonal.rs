@@ -18,7 +18,7 @@ use crate::{LANES, PageView, Plane, Span};
 pub(crate) struct DiagonalWorkspace {
     /// `[stripes, group, head_dim, 16]`, scaled.
     queries: Vec<f32>,
-    /// Position of the first stripe of `queries`, once they are packed.
+    /// Lanes before the first row with which `queries` are packed, once they are.
     packed: Option<usize>,
     stripe: Vec<f32>,
     keys: Vec<f32>,

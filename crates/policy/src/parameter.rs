@@ -52,6 +52,18 @@ pub enum ParameterKind {
 pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
 
 impl ParameterInfo {
+    /// Of policies that choose blocks: what is read whatever is chosen.
+    pub(crate) const DENSE_LAYERS: Self =
+        Self::count("dense_layers", "2", "first layers that read everything", 0, 1 << 16);
+    pub(crate) const SINK_BLOCKS: Self = Self::count("sinks", "1", "first blocks, always read", 0, 1 << 24);
+    pub(crate) const RECENT_BLOCKS: Self = Self::count(
+        "recent",
+        "2",
+        "latest blocks, always read, the current one included",
+        1,
+        1 << 24,
+    );
+
     pub(crate) const fn tokens(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
         Self::count(name, default, meaning, 0, MAX_TOKENS)
     }

@@ -63,15 +63,9 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             meaning: "tokens in a block",
             kind: ParameterKind::PowerOfTwo { min: 16, max: 1024 },
         },
-        ParameterInfo::count("dense_layers", "2", "first layers that read everything", 0, 1 << 16),
-        ParameterInfo::count("sinks", "1", "first blocks, always read", 0, 1 << 24),
-        ParameterInfo::count(
-            "recent",
-            "2",
-            "latest blocks, always read, the current one included",
-            1,
-            1 << 24,
-        ),
+        ParameterInfo::DENSE_LAYERS,
+        ParameterInfo::SINK_BLOCKS,
+        ParameterInfo::RECENT_BLOCKS,
     ],
     build: |parameters| {
         Box::new(Twilight {
