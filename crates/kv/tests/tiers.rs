@@ -431,11 +431,15 @@ fn a_page_that_changed_on_disk_is_an_error_that_names_it_and_never_shown() {
     // The files have no names any more; this process still has them open.
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let ours = folder.path().to_str().unwrap();
-    let files: Vec<_> = open
+    // All paths before any is opened: a file opened meanwhile would be listed again under its new number.
+    let paths: Vec<_> = open
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| {
             std::fs::read_link(path).is_ok_and(|target| target.to_str().is_some_and(|t| t.starts_with(ours)))
         })
+        .collect();
+    let files: Vec<_> = paths
+        .iter()
         .map(|path| std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap())
         .filter(|file| file.metadata().unwrap().len() > 0)
         .collect();
