@@ -5,7 +5,8 @@
 //! - [`measure_attention`]: kernel rates beside the machine's ceilings;
 //! - [`measure_kv`]: bytes and rates of the KV tiers beside the machine's;
 //! - [`measure_model`]: prompt and answer rates at several depths of context;
-//! - [`calibrate`]: the cheapest policy that keeps the attention of each head.
+//! - [`calibrate`]: the cheapest policy that keeps the attention of each head;
+//! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of.
 //!
 //! ```no_run
 //! use riffle_engine::{Engine, EngineOptions};
@@ -34,6 +35,8 @@ mod needle;
 mod needle_map;
 mod noise;
 mod read_ceiling;
+mod record;
+mod statistics;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
@@ -43,3 +46,9 @@ pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
 pub use needle::{NeedleAnswer, NeedleOptions, needle};
 pub use needle_map::draw_needle_map;
+pub use record::{
+    AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
+    NeedleTable, PerplexityBucket, PerplexityRow, PerplexityTable, Record, Results, RulerCell, RulerSample, RulerTable,
+    RunSettings, now_utc,
+};
+pub use statistics::Interval;

@@ -1,0 +1,147 @@
+//! Records: what was measured, on what, and with which command, as files that a report is made of.
+
+mod header;
+mod tables;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use header::{Header, MachineInfo, ModelSummary, RunSettings, now_utc};
+pub use tables::{
+    AskPlace, ComparisonRow, ComparisonTable, NeedleCell, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket,
+    PerplexityRow, PerplexityTable, RulerCell, RulerSample, RulerTable,
+};
+
+use crate::EvalError;
+
+/// A measurement as it is kept: `DIR/NAME.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Who measured what, when and on what.
+    #[serde(flatten)]
+    pub header: Header,
+    /// What was found, by kind.
+    #[serde(flatten)]
+    pub results: Results,
+}
+
+/// What was found. In JSON `kind` names the variant and `results` holds it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", content = "results", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Results {
+    /// `riffle eval needle`.
+    Needle(NeedleTable),
+    /// `riffle eval ruler`.
+    Ruler(RulerTable),
+    /// `riffle eval perplexity`.
+    Perplexity(PerplexityTable),
+    /// `riffle eval compare`.
+    Comparison(ComparisonTable),
+}
+
+impl Record {
+    /// Writes `folder/name.json`, whole or not at all, and says where.
+    ///
+    /// # Errors
+    /// [`EvalError::Option`] for a name that is no file name, [`EvalError::File`] when it cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf, EvalError> {
+        let name = &self.header.name;
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) {
+            return Err(EvalError::Option(format!(
+                "--name {name:?} is not a file name: use letters, digits and dashes"
+            )));
+        }
+        fs::create_dir_all(folder).map_err(|error| EvalError::file(folder, &error))?;
+        let path = folder.join(format!("{name}.json"));
+        let partial = path.with_added_extension("partial");
+        let text = serde_json::to_string_pretty(self).map_err(|error| EvalError::file(&path, &error.into()))?;
+        fs::write(&partial, text + "\n")
+            .and_then(|()| fs::rename(&partial, &path))
+            .map_err(|error| EvalError::file(&path, &error))?;
+        Ok(path)
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`EvalError::File`] when the file cannot be read or holds something else.
+    pub fn read(path: &Path) -> Result<Self, EvalError> {
+        let text = fs::read_to_string(path).map_err(|error| EvalError::file(path, &error))?;
+        serde_json::from_str(&text).map_err(|error| EvalError::File {
+            path: path.to_owned(),
+            reason: format!("not a record of riffle eval or riffle bench ({error})"),
+        })
+    }
+
+    /// Reads every record of a folder (`*.json`), by file name.
+    ///
+    /// # Errors
+    /// As [`Record::read`]; [`EvalError::Option`] for a folder without records.
+    pub fn read_folder(folder: &Path) -> Result<Vec<Self>, EvalError> {
+        let entries = fs::read_dir(folder).map_err(|error| EvalError::file(folder, &error))?;
+        let mut paths = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|error| EvalError::file(folder, &error))?.path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        if paths.is_empty() {
+            return Err(EvalError::Option(format!(
+                "{}: no records there (*.json): write some first, e.g. riffle eval needle --out {}",
+                folder.display(),
+                folder.display()
+            )));
+        }
+        paths.iter().map(|path| Self::read(path)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::header::testing;
+
+    #[test]
+    fn a_record_reads_back_as_it_was_written_and_says_its_kind() {
+        let record = Record {
+            header: testing::header("tiny"),
+            results: Results::Comparison(ComparisonTable::default()),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = record.write(folder.path()).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["kind"], "comparison");
+        assert_eq!(value["seed"], 7);
+        assert_eq!(Record::read_folder(folder.path()).unwrap(), [record]);
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused_and_foreign_files_are_named() {
+        let record = |name: &str| Record {
+            header: testing::header(name),
+            results: Results::Comparison(ComparisonTable::default()),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["", "../up", ".hidden"] {
+            assert!(record(name).write(folder.path()).is_err(), "{name:?}");
+        }
+        assert!(
+            Record::read_folder(folder.path())
+                .unwrap_err()
+                .to_string()
+                .contains("no records")
+        );
+        fs::write(folder.path().join("other.json"), "{\"a\": 1}").unwrap();
+        let message = Record::read_folder(folder.path()).unwrap_err().to_string();
+        assert!(
+            message.contains("other.json") && message.contains("not a record"),
+            "{message}"
+        );
+    }
+}

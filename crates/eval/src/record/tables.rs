@@ -1,0 +1,355 @@
+//! What each measurement finds, row by row, and the sums over rows that tables and pictures show.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::RunSettings;
+use crate::statistics::Interval;
+
+/// How many facts stand in the text and how many are asked for at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NeedleKind {
+    /// One fact.
+    Single,
+    /// A fact at every depth, all of one form, so that each distracts from the others; one is asked for.
+    MultiKey,
+    /// Several values of one name, all asked for.
+    MultiValue,
+    /// Several names, all asked for in one prompt.
+    MultiQuery,
+}
+
+/// When the question comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AskPlace {
+    /// At the end of the one prompt that holds the document.
+    End,
+    /// In mid-document, half-way between the fact and the end: text goes on behind question and answer, and the answer
+    /// counts if every token of it is the most likely one there.
+    Middle,
+    /// After the document was read: the question comes token by token, under the decode policy.
+    Late,
+    /// In a second turn, after a first question was answered.
+    SecondTurn,
+}
+
+/// `riffle eval needle`: one row for each question.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NeedleTable {
+    /// How the model was run.
+    pub settings: RunSettings,
+    /// The wording of facts and questions.
+    pub wording: String,
+    /// Every question.
+    pub samples: Vec<NeedleSample>,
+}
+
+/// A question and its answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NeedleSample {
+    /// How many facts there were.
+    pub kind: NeedleKind,
+    /// When it was asked.
+    pub place: AskPlace,
+    /// Tokens of the document.
+    pub context_tokens: usize,
+    /// Number of the depth, from 0.
+    pub depth_index: usize,
+    /// Where the fact stands (of several: the first): 0 is the start of the document, 1 its end.
+    pub depth: f64,
+    /// Tokens between the fact's first token and the answer.
+    pub distance_tokens: usize,
+    /// Seed of the document.
+    pub seed: u64,
+    /// What was asked for.
+    pub names: Vec<String>,
+    /// The values in the document.
+    pub expected: Vec<String>,
+    /// What the model wrote.
+    pub answered: String,
+    /// Expected values that the answer holds, exactly.
+    pub correct: usize,
+}
+
+/// All questions of one cell of the map.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NeedleCell {
+    /// How many facts there were.
+    pub kind: NeedleKind,
+    /// When they were asked.
+    pub place: AskPlace,
+    /// Tokens of the documents.
+    pub context_tokens: usize,
+    /// Number of the depth, from 0.
+    pub depth_index: usize,
+    /// Mean depth, from 0 to 1.
+    pub depth: f64,
+    /// Share of the expected values that were found.
+    pub score: Interval,
+}
+
+/// `riffle eval ruler`: one row for each prompt.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RulerTable {
+    /// How the model was run.
+    pub settings: RunSettings,
+    /// The wording of the prompts.
+    pub wording: String,
+    /// Every prompt.
+    pub samples: Vec<RulerSample>,
+}
+
+/// One prompt of a RULER task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RulerSample {
+    /// The task, as RULER names it: `niah_single_1`.
+    pub task: String,
+    /// Tokens asked for.
+    pub context_tokens: usize,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Seed of the prompt.
+    pub seed: u64,
+    /// The strings that count.
+    pub expected: Vec<String>,
+    /// What the model wrote.
+    pub answered: String,
+    /// RULER's string match: the share of the expected strings in the answer; for `qa` 1 when any is.
+    pub score: f64,
+}
+
+/// All prompts of one task and length.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RulerCell {
+    /// The task.
+    pub task: String,
+    /// Tokens asked for.
+    pub context_tokens: usize,
+    /// Mean score.
+    pub score: Interval,
+}
+
+/// `riffle eval perplexity`: one row for each policy, dense attention first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PerplexityTable {
+    /// The text, by its file name.
+    pub text: String,
+    /// Tokens of it that were scored.
+    pub tokens: usize,
+    /// Tokens of a window.
+    pub window_tokens: usize,
+    /// Tokens from one window to the next; in each, those that the window before did not score are scored.
+    pub stride_tokens: usize,
+    /// The policies.
+    pub rows: Vec<PerplexityRow>,
+}
+
+/// How one policy predicts the text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PerplexityRow {
+    /// How the model was run.
+    pub settings: RunSettings,
+    /// Share of the causal query-key pairs that were read.
+    pub density: f64,
+    /// Over all scored tokens.
+    pub all: PerplexityBucket,
+    /// By position in the window.
+    pub buckets: Vec<PerplexityBucket>,
+}
+
+/// Predictions at some positions of a window.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct PerplexityBucket {
+    /// First position, from 0.
+    pub from_position: usize,
+    /// Position behind the last.
+    pub to_position: usize,
+    /// Tokens scored.
+    pub tokens: usize,
+    /// Mean negative log-likelihood of a token, in nats.
+    pub nll: f64,
+    /// exp(`nll`).
+    pub perplexity: f64,
+    /// Mean Kullback-Leibler divergence of the predictions from dense attention's, in nats; 0 for dense attention.
+    pub kl: f64,
+    /// The largest at one token.
+    pub largest_kl: f64,
+    /// Share of the tokens where the most likely next token is another than under dense attention.
+    pub flips: f64,
+}
+
+/// `riffle eval compare`: one row for each policy, task and length.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ComparisonTable {
+    /// The rows, dense attention first.
+    pub rows: Vec<ComparisonRow>,
+}
+
+/// One policy at one task and length.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ComparisonRow {
+    /// The policy as it was asked for, before its budget was fitted.
+    pub policy: String,
+    /// `prefill` or `decode`: the phase it chooses in; the other is dense.
+    pub phase: String,
+    /// The task: `needle:multi-key:end`, or a RULER task.
+    pub task: String,
+    /// Tokens of the document.
+    pub context_tokens: usize,
+    /// Share of the pairs that it was fitted to read, where budgets are equal.
+    pub budget: Option<f64>,
+    /// How the model was run.
+    pub settings: RunSettings,
+    /// Mean score of the task, from 0 to 1.
+    pub score: Interval,
+    /// Share of the causal pairs that were read in the policy's phase.
+    pub density: f64,
+    /// Milliseconds to read a prompt, on average.
+    pub prefill_ms: f64,
+    /// Milliseconds to read or write one token after it.
+    pub decode_ms: f64,
+    /// Bytes of keys and values that a token after the prompt reads, estimates that scan all keys included.
+    pub decode_bytes: f64,
+}
+
+impl NeedleTable {
+    /// Sums by kind, place, length and depth, in this order.
+    pub fn cells(&self) -> Vec<NeedleCell> {
+        let mut cells: BTreeMap<_, Vec<&NeedleSample>> = BTreeMap::new();
+        for sample in &self.samples {
+            let key = (sample.kind, sample.place, sample.context_tokens, sample.depth_index);
+            cells.entry(key).or_default().push(sample);
+        }
+        let cell = |((kind, place, context_tokens, depth_index), samples): (_, Vec<&NeedleSample>)| NeedleCell {
+            kind,
+            place,
+            context_tokens,
+            depth_index,
+            depth: samples.iter().map(|sample| sample.depth).sum::<f64>() / samples.len() as f64,
+            score: Interval::of_scores(&samples.iter().map(|sample| sample.score()).collect::<Vec<_>>()),
+        };
+        cells.into_iter().map(cell).collect()
+    }
+}
+
+impl NeedleSample {
+    /// Share of the expected values that the answer holds.
+    pub fn score(&self) -> f64 {
+        self.correct as f64 / self.expected.len().max(1) as f64
+    }
+}
+
+impl RulerTable {
+    /// Sums by task and length; tasks in the order they were run.
+    pub fn cells(&self) -> Vec<RulerCell> {
+        let mut tasks: Vec<&str> = Vec::new();
+        for sample in &self.samples {
+            if !tasks.contains(&sample.task.as_str()) {
+                tasks.push(&sample.task);
+            }
+        }
+        let mut cells = Vec::new();
+        for task in tasks {
+            let mut lengths: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+            for sample in self.samples.iter().filter(|sample| sample.task == task) {
+                lengths.entry(sample.context_tokens).or_default().push(sample.score);
+            }
+            cells.extend(lengths.into_iter().map(|(context_tokens, scores)| RulerCell {
+                task: task.to_owned(),
+                context_tokens,
+                score: Interval::of_scores(&scores),
+            }));
+        }
+        cells
+    }
+}
+
+impl NeedleKind {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Single, Self::MultiKey, Self::MultiValue, Self::MultiQuery];
+}
+
+impl AskPlace {
+    /// Every place.
+    pub const ALL: [Self; 4] = [Self::End, Self::Middle, Self::Late, Self::SecondTurn];
+}
+
+impl fmt::Display for NeedleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Single => "single",
+            Self::MultiKey => "multi-key",
+            Self::MultiValue => "multi-value",
+            Self::MultiQuery => "multi-query",
+        })
+    }
+}
+
+impl fmt::Display for AskPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::End => "end",
+            Self::Middle => "middle",
+            Self::Late => "late",
+            Self::SecondTurn => "second-turn",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(task: &str, context_tokens: usize, score: f64) -> RulerSample {
+        RulerSample {
+            task: task.to_owned(),
+            context_tokens,
+            prompt_tokens: context_tokens,
+            seed: 1,
+            expected: vec![String::new()],
+            answered: String::new(),
+            score,
+        }
+    }
+
+    #[test]
+    fn ruler_cells_are_means_by_task_and_length_in_the_order_of_tasks() {
+        let settings: RunSettings = serde_json::from_value(serde_json::json!({
+            "prefill": "full", "decode": "full", "key_format": "f16", "value_format": "f16", "page_tokens": 256,
+            "batch_tokens": 4096, "chunk_tokens": 512, "context_tokens": 8192, "tiers": "ram",
+        }))
+        .unwrap();
+        let samples = vec![
+            sample("vt", 4096, 0.5),
+            sample("vt", 2048, 1.0),
+            sample("vt", 4096, 1.0),
+            sample("cwe", 4096, 0.0),
+        ];
+        let wording = "plain".to_owned();
+        let cells = RulerTable {
+            settings,
+            wording,
+            samples,
+        }
+        .cells();
+        let found: Vec<_> = cells
+            .iter()
+            .map(|cell| {
+                (
+                    cell.task.as_str(),
+                    cell.context_tokens,
+                    cell.score.mean,
+                    cell.score.samples,
+                )
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [("vt", 2048, 1.0, 1), ("vt", 4096, 0.75, 2), ("cwe", 4096, 0.0, 1)]
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! Intervals: what a handful of samples says about the rest.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+/// A mean with its 95% confidence interval.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// The mean of the samples.
+    pub mean: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+    /// Samples.
+    pub samples: usize,
+}
+
+/// Normal quantile of a two-sided 95% interval.
+const Z: f64 = 1.959_963_984_540_054;
+
+/// Draws of a bootstrap.
+const DRAWS: usize = 2000;
+
+impl Interval {
+    /// Of a mean of scores from 0 to 1: Wilson's where all are 0 or 1, else by percentiles of a seeded bootstrap.
+    pub fn of_scores(scores: &[f64]) -> Self {
+        if scores.iter().all(|score| *score == 0.0 || *score == 1.0) {
+            return Self::wilson(scores.iter().filter(|score| **score == 1.0).count(), scores.len());
+        }
+        Self::bootstrap(scores)
+    }
+
+    /// Wilson's score interval of `successes` of `samples`; from 0 to 1 where there is no sample.
+    ///
+    /// Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+    pub fn wilson(successes: usize, samples: usize) -> Self {
+        if samples == 0 {
+            return Self {
+                mean: 0.0,
+                low: 0.0,
+                high: 1.0,
+                samples,
+            };
+        }
+        let n = samples as f64;
+        let mean = successes as f64 / n;
+        let scale = 1.0 / (1.0 + Z * Z / n);
+        let centre = (mean + Z * Z / (2.0 * n)) * scale;
+        let half = Z * scale * (mean * (1.0 - mean) / n + Z * Z / (4.0 * n * n)).sqrt();
+        Self {
+            mean,
+            // At the ends the formula meets the mean but for rounding.
+            low: (centre - half).clamp(0.0, mean),
+            high: (centre + half).clamp(mean, 1.0),
+            samples,
+        }
+    }
+
+    /// The 2.5th and 97.5th percentile of means of samples drawn anew, always from the same seed.
+    pub fn bootstrap(values: &[f64]) -> Self {
+        let samples = values.len();
+        if samples == 0 {
+            return Self {
+                mean: 0.0,
+                low: 0.0,
+                high: 1.0,
+                samples,
+            };
+        }
+        let mean = values.iter().sum::<f64>() / samples as f64;
+        let mut random = ChaCha8Rng::seed_from_u64(0x5eed);
+        let mut means: Vec<f64> = (0..DRAWS)
+            .map(|_| {
+                let sum: f64 = (0..samples).map(|_| values[random.random_range(0..samples)]).sum();
+                sum / samples as f64
+            })
+            .collect();
+        means.sort_by(f64::total_cmp);
+        let at = |share: f64| means[((DRAWS as f64 * share) as usize).min(DRAWS - 1)];
+        Self {
+            mean,
+            low: at(0.025).min(mean),
+            high: at(0.975).max(mean),
+            samples,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wilson_intervals_are_those_of_the_formula() {
+        // Computed by hand to six places: 8 of 10, none of 10, all of 20.
+        for ((successes, samples), (low, high)) in [
+            ((8, 10), (0.490_162, 0.943_318)),
+            ((0, 10), (0.0, 0.277_533)),
+            ((20, 20), (0.838_875, 1.0)),
+        ] {
+            let interval = Interval::wilson(successes, samples);
+            assert!((interval.low - low).abs() < 1e-5, "{interval:?}");
+            assert!((interval.high - high).abs() < 1e-5, "{interval:?}");
+        }
+        assert_eq!(Interval::wilson(0, 0).high, 1.0);
+    }
+
+    #[test]
+    fn bootstrap_intervals_are_the_same_each_time_and_shrink_with_samples() {
+        let values = |n: usize| (0..n).map(|i| (i % 4) as f64 / 3.0).collect::<Vec<_>>();
+        let (few, many) = (Interval::bootstrap(&values(20)), Interval::bootstrap(&values(2000)));
+        assert_eq!(few, Interval::bootstrap(&values(20)));
+        assert!((few.mean - 0.5).abs() < 1e-12 && few.low < 0.5 && few.high > 0.5);
+        // The standard error of 20 such values is 0.0833: the interval is about ±0.163.
+        assert!((few.high - few.low - 0.327).abs() < 0.06, "{few:?}");
+        assert!(many.high - many.low < 0.05, "{many:?}");
+        assert_eq!(Interval::of_scores(&[1.0, 1.0]), Interval::wilson(2, 2));
+    }
+}
