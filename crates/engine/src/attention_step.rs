@@ -232,7 +232,9 @@ impl LayerAttention<'_> {
             let pages = pages(self.cache, input, step.heads, &chunk.tokens);
             let chunk = Chunk::new(&step, input, chunk.tokens, &pages);
             let output = &output[chunk.tokens.start * width..];
-            let samples = audit.compare(&chunk.contexts, &chunk.tiles, &kept, &counts, &self.options, output)?;
+            let read = [&own[..], &selections[..]];
+            let (contexts, tiles) = (&chunk.contexts, &chunk.tiles);
+            let samples = audit.compare(contexts, tiles, &kept, &counts, read, &self.options, output)?;
             for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
                 let auto = self.auto.as_mut().filter(|_| step.phase == Phase::Prefill);
                 if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {

@@ -1,6 +1,9 @@
 //! How much of the true attention a policy keeps, measured while it runs: exact attention for sampled queries.
 
-use riffle_attention::{AttendJob, AttendOptions, KvView, Partial, QueryTile, Selection, attend_batch};
+use rayon::prelude::*;
+use riffle_attention::{
+    AttendError, AttendJob, AttendOptions, KvView, Partial, QueryTile, Selection, Span, add_column_mass, attend_batch,
+};
 use riffle_policy::SelectContext;
 use serde::Serialize;
 
@@ -59,6 +62,29 @@ pub struct HeadAudit {
     pub density: f64,
 }
 
+/// One sampled query of one head beside exact attention, as [`Session::observe_audit`](crate::Session::observe_audit)
+/// shows it.
+#[derive(Debug, Clone, Copy)]
+pub struct AuditedQuery<'a> {
+    /// Its layer, among those with keys and values.
+    pub layer: usize,
+    /// Its KV head.
+    pub kv_head: usize,
+    /// Its number among the layer's query heads.
+    pub head: usize,
+    /// Its position.
+    pub position: usize,
+    /// Share of the exact softmax mass that was read.
+    pub kept_mass: f64,
+    /// Exact softmax mass of the keys up to its own, `[position + 1]`.
+    pub mass: &'a [f32],
+    /// Keys that were read: ascending and disjoint. Block means are not among them.
+    pub read: &'a [Span],
+}
+
+/// Takes in sampled queries: layer by layer within a logical batch, in each head by position.
+pub(crate) type AuditObserver = Box<dyn FnMut(&AuditedQuery<'_>) + Send + Sync>;
+
 /// Running sums of one query head.
 #[derive(Clone)]
 struct HeadSums {
@@ -78,6 +104,7 @@ pub(crate) struct Audit {
     target: f64,
     /// `[layers, query heads]`; empty until a layer is audited.
     sums: Vec<Option<HeadSums>>,
+    observer: Option<AuditObserver>,
 }
 
 /// Log-sum-exp of what the sampled queries of a chunk read.
@@ -99,7 +126,12 @@ impl Audit {
             heads,
             target,
             sums: vec![None; layers * heads.kv_heads * heads.group],
+            observer: None,
         }
+    }
+
+    pub(crate) fn observe(&mut self, observer: AuditObserver) {
+        self.observer = Some(observer);
     }
 
     /// Samples what `partials` have read so far: keys alone, before any summary is added.
@@ -133,14 +165,16 @@ impl Audit {
         Kept { runs }
     }
 
-    /// Attends exactly for the sampled queries and takes the comparison in. `output` is the chunk's,
-    /// `[tokens, heads, head_dim]`. Returns, by KV head, how many samples there were and how many missed the target.
+    /// Attends exactly for the sampled queries and takes the comparison in. `read` is what each tile read, in one phase
+    /// or two; `output` is the chunk's, `[tokens, heads, head_dim]`. Returns, by KV head, how many samples there were and
+    /// how many missed the target.
     pub(crate) fn compare(
         &mut self,
         contexts: &[SelectContext<'_>],
         tiles: &[Tile<'_>],
         kept: &Kept,
         counts: &[PairCount],
+        read: [&[Selection]; 2],
         options: &AttendOptions<'_>,
         output: &[f32],
     ) -> Result<Vec<(u64, u64)>, EngineError> {
@@ -178,8 +212,9 @@ impl Audit {
         attend_batch(&jobs, options, &mut exact)?;
         let width = self.heads.width();
         let mut expected = Vec::new();
-        for (run, exact) in kept.runs.iter().zip(&exact) {
+        for ((run, exact), job) in kept.runs.iter().zip(&exact).zip(&jobs) {
             let tile = &tiles[run.tile];
+            self.show(layer, tile.kv_head, job, run, exact, read, options)?;
             expected.resize(run.rows * group * head_dim, 0.0);
             exact.finish_into(&mut expected, group * head_dim, None)?;
             for row in 0..run.rows {
@@ -206,6 +241,58 @@ impl Audit {
             }
         }
         Ok(samples)
+    }
+
+    /// Shows the queries of a run to the observer, where there is one.
+    fn show(
+        &mut self,
+        layer: usize,
+        kv_head: usize,
+        job: &AttendJob<'_>,
+        run: &Run,
+        exact: &Partial,
+        read: [&[Selection]; 2],
+        options: &AttendOptions<'_>,
+    ) -> Result<(), AttendError> {
+        let Some(observer) = &mut self.observer else {
+            return Ok(());
+        };
+        let group = self.heads.group;
+        let rows: Vec<(usize, usize)> = (0..run.rows)
+            .flat_map(|row| (0..group).map(move |head| (row, head)))
+            .collect();
+        let masses = rows
+            .par_iter()
+            .map(|&(row, head)| {
+                let queries = QueryTile {
+                    data: &job.queries.data[row * job.queries.row_stride + head * job.queries.head_dim..],
+                    rows: 1,
+                    group: 1,
+                    start: job.queries.start + row,
+                    ..job.queries
+                };
+                let mut mass = vec![0.0; queries.start + 1];
+                let log_sum_exp = [exact.log_sum_exp(row, head)];
+                add_column_mass(&queries, &job.kv, job.selection, options, &log_sum_exp, 0, &mut mass)?;
+                Ok(mass)
+            })
+            .collect::<Result<Vec<_>, AttendError>>()?;
+        for (&(row, head), mass) in rows.iter().zip(&masses) {
+            let position = job.queries.start + row;
+            let named = read.iter().filter_map(|selections| selections.get(run.tile));
+            let spans = Selection::from_spans(named.flat_map(|selection| selection.reads(position, 1)));
+            let kept = f64::from(run.log_sum_exp[row * group + head] - exact.log_sum_exp(row, head)).exp();
+            observer(&AuditedQuery {
+                layer,
+                kv_head,
+                head: kv_head * group + head,
+                position,
+                kept_mass: kept.min(1.0),
+                mass,
+                read: spans.spans(),
+            });
+        }
+        Ok(())
     }
 
     pub(crate) fn report(&self) -> AuditReport {

@@ -61,7 +61,7 @@ mod tiles;
 mod time_left;
 mod window;
 
-pub use audit::{AuditReport, HeadAudit};
+pub use audit::{AuditReport, AuditedQuery, HeadAudit};
 pub use engine::{Engine, plan, with_threads};
 pub use error::EngineError;
 pub use generate::{GenerateOptions, Generation, StopReason};

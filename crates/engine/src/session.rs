@@ -9,7 +9,7 @@ use riffle_model::Workspace;
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::attention_step::{LayerAttention, PairCount};
-use crate::audit::{Audit, AuditReport};
+use crate::audit::{Audit, AuditReport, AuditedQuery};
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::Step;
@@ -126,6 +126,26 @@ impl Session {
     /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) or `auto_target` is on.
     pub fn audit(&self) -> Option<AuditReport> {
         self.audit.as_ref().map(Audit::report)
+    }
+
+    /// Shows every query that is audited from now on to `observer`, with the exact mass of every key: a second pass
+    /// over the keys for each of them.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] where [`EngineOptions::audit`](crate::EngineOptions::audit) is off.
+    pub fn observe_audit(
+        &mut self,
+        observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
+    ) -> Result<(), EngineError> {
+        let Some(audit) = &mut self.audit else {
+            return Err(EngineError::option(
+                "--audit",
+                "off",
+                "it must be on for queries to be observed",
+            ));
+        };
+        audit.observe(Box::new(observer));
+        Ok(())
     }
 
     /// The engine this session runs on.

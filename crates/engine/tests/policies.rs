@@ -129,6 +129,54 @@ fn an_audit_finds_full_attention_whole_and_says_what_others_drop() {
 }
 
 #[test]
+fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
+    for (prefill, chunk_tokens) in [
+        ("streaming:sinks=2,window=16,from=0", 64),
+        ("h2o-chunk:local=8,heavy=8,from=0", 64),
+    ] {
+        let options = EngineOptions {
+            audit: true,
+            chunk_tokens,
+            ..options(prefill, "full")
+        };
+        let engine = small_engine(options);
+        let mut session = Session::new(&engine).unwrap();
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1 << 16);
+        session
+            .observe_audit(move |query| {
+                let read = query
+                    .read
+                    .iter()
+                    .flat_map(|span| &query.mass[span.range()])
+                    .sum::<f32>();
+                let whole = query.mass.iter().sum::<f32>();
+                let tokens: usize = query.read.iter().map(|span| span.len()).sum();
+                sender
+                    .send((query.position, query.kept_mass, read, whole, tokens))
+                    .unwrap();
+            })
+            .unwrap();
+        session.prefill(&prompt(200), &mut go_on).unwrap();
+        let samples = session.audit().unwrap().samples as usize;
+        drop(session);
+        let seen: Vec<_> = receiver.iter().collect();
+        assert_eq!(seen.len(), samples);
+        for (position, kept, read, whole, tokens) in seen {
+            assert!((whole - 1.0).abs() < 1e-4, "{prefill} {position}: {whole}");
+            assert!(
+                (kept - f64::from(read)).abs() < 1e-4,
+                "{prefill} {position}: {kept} {read}"
+            );
+            if prefill.starts_with("streaming") {
+                assert_eq!(tokens, (position + 1).min(18), "{position}");
+            }
+        }
+    }
+    let mut unaudited = Session::new(&small_engine(options("full", "full"))).unwrap();
+    assert!(unaudited.observe_audit(|_| ()).is_err());
+}
+
+#[test]
 fn logits_are_the_same_bits_for_any_number_of_threads() {
     let prefill = [
         "vertical-slash:from=0",
