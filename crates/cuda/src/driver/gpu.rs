@@ -1,0 +1,186 @@
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::emulated::EmulatedDriver;
+use super::{
+    DeviceBuffer, DeviceInfo, Driver, EmulatedOptions, Event, Kernel, KernelCache, ModuleSource, PinnedBuffer, Region,
+    Stream,
+};
+use crate::CudaError;
+
+/// A device, shared by everything that lives on it.
+#[derive(Clone)]
+pub struct Gpu {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    driver: Box<dyn Driver>,
+    /// Functions by module and name; modules under the empty name.
+    handles: Mutex<HashMap<(ModuleSource, &'static str), u64>>,
+    /// For copies that the caller waits for.
+    own_stream: Mutex<Option<u64>>,
+}
+
+impl Gpu {
+    /// The NVIDIA device of this number.
+    ///
+    /// # Errors
+    /// No driver (or a build without the feature `cuda`), no such device, one that is too old.
+    #[cfg(feature = "cuda")]
+    pub fn open(ordinal: usize, cache: KernelCache) -> Result<Self, CudaError> {
+        Ok(Self::new(Box::new(super::nvidia::NvidiaDriver::open(ordinal, cache)?)))
+    }
+
+    /// The NVIDIA device of this number.
+    ///
+    /// # Errors
+    /// Always: this build is without the feature `cuda`.
+    #[cfg(not(feature = "cuda"))]
+    pub fn open(_ordinal: usize, _cache: KernelCache) -> Result<Self, CudaError> {
+        Err(CudaError::NoDriver {
+            reason: "this riffle was built without CUDA (feature cuda)".to_owned(),
+        })
+    }
+
+    /// A device emulated on the CPU: the same kernels, compiled by g++. Slow; for tests of what surrounds kernels.
+    ///
+    /// # Errors
+    /// No compiler.
+    pub fn emulated(options: EmulatedOptions, cache: KernelCache) -> Result<Self, CudaError> {
+        Ok(Self::new(Box::new(EmulatedDriver::new(options, cache)?)))
+    }
+
+    fn new(driver: Box<dyn Driver>) -> Self {
+        let (handles, own_stream) = Default::default();
+        Self {
+            inner: Arc::new(Inner {
+                driver,
+                handles,
+                own_stream,
+            }),
+        }
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &DeviceInfo {
+        self.driver().info()
+    }
+
+    /// Bytes of device memory that are free now.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn free_bytes(&self) -> Result<usize, CudaError> {
+        self.driver().free_bytes()
+    }
+
+    /// Device memory that holds anything.
+    ///
+    /// # Errors
+    /// Too little memory; the error says how much is free.
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, CudaError> {
+        DeviceBuffer::new(self.clone(), bytes)
+    }
+
+    /// Main memory that copies read and write without the CPU, filled with zeros.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub fn allocate_host(&self, bytes: usize) -> Result<PinnedBuffer, CudaError> {
+        PinnedBuffer::new(self.clone(), bytes)
+    }
+
+    /// Device memory that holds these elements; returns when they are there.
+    ///
+    /// # Errors
+    /// Too little memory, a lost device.
+    pub fn upload<T: bytemuck::Pod>(&self, elements: &[T]) -> Result<DeviceBuffer, CudaError> {
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
+        let buffer = self.allocate(bytes.len())?;
+        if !bytes.is_empty() {
+            let mut host = self.allocate_host(bytes.len())?;
+            host.bytes_mut().copy_from_slice(bytes);
+            let stream = self.own_stream()?;
+            stream.to_device(buffer.all(), &host, 0)?;
+            stream.synchronize()?;
+        }
+        Ok(buffer)
+    }
+
+    /// The elements of a region, when everything queued on `after` has run.
+    ///
+    /// # Errors
+    /// A lost device; bytes that are no whole number of elements.
+    pub fn download<T: bytemuck::Pod>(&self, region: Region<'_>, after: &Stream) -> Result<Vec<T>, CudaError> {
+        let mut host = self.allocate_host(region.bytes())?;
+        after.from_device(&mut host, 0, region)?;
+        after.synchronize()?;
+        if !region.bytes().is_multiple_of(size_of::<T>()) {
+            return Err(CudaError::Mismatch {
+                what: "bytes of a download",
+                expected: region.bytes().next_multiple_of(size_of::<T>()),
+                found: region.bytes(),
+            });
+        }
+        Ok(bytemuck::pod_collect_to_vec(host.bytes()))
+    }
+
+    /// A new queue of work.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn stream(&self) -> Result<Stream, CudaError> {
+        Stream::new(self.clone())
+    }
+
+    /// A new event, not yet recorded.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn event(&self) -> Result<Event, CudaError> {
+        Event::new(self.clone())
+    }
+
+    /// A kernel of a module, compiled at first use and kept.
+    ///
+    /// # Errors
+    /// No compiler, a source that does not compile.
+    pub fn kernel(&self, source: &ModuleSource, name: &'static str) -> Result<Kernel, CudaError> {
+        let mut handles = self.inner.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = handles.get(&(source.clone(), name)) {
+            return Ok(Kernel::new(*function, name));
+        }
+        let module = match handles.get(&(source.clone(), "")) {
+            Some(module) => *module,
+            None => {
+                let module = self.driver().load(source)?;
+                handles.insert((source.clone(), ""), module);
+                module
+            }
+        };
+        let function = self.driver().function(module, name)?;
+        handles.insert((source.clone(), name), function);
+        Ok(Kernel::new(function, name))
+    }
+
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &*self.inner.driver
+    }
+
+    fn own_stream(&self) -> Result<Stream, CudaError> {
+        let mut own = self.inner.own_stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = match *own {
+            Some(handle) => handle,
+            None => *own.insert(self.driver().create_stream()?),
+        };
+        Ok(Stream::borrowed(self.clone(), handle))
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gpu").field(self.info()).finish()
+    }
+}

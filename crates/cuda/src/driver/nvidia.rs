@@ -1,0 +1,410 @@
+//! The NVIDIA driver, found at run time. Kernels are compiled by NVRTC to machine code at first use and kept on disk.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::fs;
+use std::sync::Mutex;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+
+use super::{Argument, DeviceInfo, Direction, Driver, Grid, KernelCache, ModuleSource};
+use crate::CudaError;
+
+#[derive(Debug)]
+pub(super) struct NvidiaDriver {
+    info: DeviceInfo,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    cache: KernelCache,
+    /// Names of functions, for errors.
+    names: Mutex<HashMap<u64, &'static str>>,
+}
+
+// SAFETY: a context may be used from any thread once it is made current there, which every call does.
+unsafe impl Send for NvidiaDriver {}
+// SAFETY: as above; the driver's calls are thread-safe.
+unsafe impl Sync for NvidiaDriver {}
+
+/// Machine code of a module for `sm_{major}{minor}`, by NVRTC.
+pub(super) fn compile(
+    source: &ModuleSource,
+    capability: (u32, u32),
+    cache: &KernelCache,
+) -> Result<Vec<u8>, CudaError> {
+    // SAFETY: the call only tries to load the library.
+    if !unsafe { nvrtc_sys::is_culib_present() } {
+        return Err(CudaError::NoCompiler {
+            reason: "NVRTC (libnvrtc) is not installed; it comes with the CUDA toolkit or the wheel nvidia-cuda-nvrtc"
+                .to_owned(),
+        });
+    }
+    let (mut major, mut minor) = (0, 0);
+    let failed = |error: nvrtc::NvrtcError| CudaError::driver("NVRTC", error);
+    // SAFETY: both point to integers.
+    unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }
+        .result()
+        .map_err(failed)?;
+    let text = source.text("");
+    let options = [
+        format!("--gpu-architecture=sm_{}{}", capability.0, capability.1),
+        "--std=c++17".to_owned(),
+    ];
+    let version = format!("nvrtc {major}.{minor}");
+    let path = cache.find_or_build(&[&text, &options.join(" "), &version], "cubin", |target| {
+        let code = CString::new(text.as_str()).expect("sources hold no zero byte");
+        let name = CString::new(source.name()).expect("names hold no zero byte");
+        let program = nvrtc::create_program(&code, Some(&name)).map_err(failed)?;
+        // SAFETY: the program and its texts live until it is destroyed below; the buffer has the size NVRTC gave.
+        let cubin = unsafe {
+            let compiled = nvrtc::compile_program(program, &options);
+            let cubin = match compiled {
+                Ok(()) => {
+                    let mut bytes = 0;
+                    let size = nvrtc_sys::nvrtcGetCUBINSize(program, &mut bytes)
+                        .result()
+                        .map_err(failed);
+                    size.and_then(|()| {
+                        let mut cubin = vec![0u8; bytes];
+                        nvrtc_sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast())
+                            .result()
+                            .map_err(failed)?;
+                        Ok(cubin)
+                    })
+                }
+                Err(error) => {
+                    let log = nvrtc::get_program_log(program).unwrap_or_default();
+                    let log: Vec<u8> = log.into_iter().map(|c| c as u8).filter(|c| *c != 0).collect();
+                    let log = String::from_utf8_lossy(&log);
+                    let line = log.lines().find(|line| line.contains("error")).map(str::to_owned);
+                    Err(CudaError::Compile {
+                        kernel: source.name(),
+                        line: line.unwrap_or_else(|| error.to_string()),
+                    })
+                }
+            };
+            nvrtc::destroy_program(program).ok();
+            cubin
+        }?;
+        fs::write(target, cubin).map_err(|error| CudaError::Cache {
+            path: target.display().to_string(),
+            message: error.to_string(),
+        })
+    })?;
+    fs::read(&path).map_err(|error| CudaError::Cache {
+        path: path.display().to_string(),
+        message: error.to_string(),
+    })
+}
+
+impl NvidiaDriver {
+    pub(super) fn open(ordinal: usize, cache: KernelCache) -> Result<Self, CudaError> {
+        // SAFETY: the call only tries to load the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver {
+                reason: "no CUDA driver (libcuda) is installed".to_owned(),
+            });
+        }
+        result::init().map_err(|error| CudaError::NoDriver {
+            reason: format!("the CUDA driver does not start: {}", message(&error)),
+        })?;
+        let found = result::device::get_count().map_err(|error| failed("counting devices", error))?;
+        let found = usize::try_from(found).unwrap_or(0);
+        if ordinal >= found {
+            return Err(CudaError::NoDevice { ordinal, found });
+        }
+        let call = |what: &'static str| move |error: DriverError| failed(what, error);
+        let device = result::device::get(ordinal as i32).map_err(call("opening the device"))?;
+        let attribute = |attribute| {
+            // SAFETY: the device is one the driver has given.
+            let value = unsafe { result::device::get_attribute(device, attribute) };
+            value
+                .map(|value| u32::try_from(value).unwrap_or(0))
+                .map_err(call("reading an attribute"))
+        };
+        use sys::CUdevice_attribute as Attribute;
+        let info = DeviceInfo {
+            name: result::device::get_name(device).map_err(call("reading the name"))?,
+            capability: (
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_bytes_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+                as usize,
+            // SAFETY: as above.
+            memory_bytes: unsafe { result::device::total_mem(device) }.map_err(call("reading the memory"))?,
+        };
+        if info.capability.0 < 8 {
+            return Err(CudaError::Capability {
+                name: info.name,
+                found: info.capability,
+            });
+        }
+        // SAFETY: as above; released when the driver is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(call("opening a context"))?;
+        Ok(Self {
+            info,
+            device,
+            context,
+            cache,
+            names: Mutex::default(),
+        })
+    }
+
+    /// Makes the context the thread's own.
+    fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained as long as the driver lives.
+        unsafe { result::ctx::set_current(self.context) }.map_err(|error| failed("entering the context", error))
+    }
+}
+
+impl Drop for NvidiaDriver {
+    fn drop(&mut self) {
+        // SAFETY: nothing outlives the driver; modules, streams and events go with the context.
+        unsafe { result::primary_ctx::release(self.device) }.ok();
+    }
+}
+
+fn message(error: &DriverError) -> String {
+    match error.error_string() {
+        Ok(text) => text.to_string_lossy().into_owned(),
+        Err(_) => format!("{:?}", error.0),
+    }
+}
+
+/// The typed error of a failed call.
+fn failed(what: &str, error: DriverError) -> CudaError {
+    use sys::CUresult as Code;
+    match error.0 {
+        Code::CUDA_ERROR_ILLEGAL_ADDRESS
+        | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+        | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | Code::CUDA_ERROR_INVALID_PC
+        | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | Code::CUDA_ERROR_ASSERT
+        | Code::CUDA_ERROR_LAUNCH_FAILED
+        | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+        | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+        | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | Code::CUDA_ERROR_DEINITIALIZED => CudaError::DeviceLost {
+            what: format!("{what} ({})", message(&error)),
+        },
+        _ => CudaError::driver(what, message(&error)),
+    }
+}
+
+impl Driver for NvidiaDriver {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_bytes(&self) -> Result<usize, CudaError> {
+        self.enter()?;
+        let (free, _) = result::mem_get_info().map_err(|error| failed("reading free memory", error))?;
+        Ok(free)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
+        self.enter()?;
+        // SAFETY: the memory is never read before it is written.
+        unsafe { result::malloc_sync(bytes) }.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory {
+                place: "device",
+                needed_bytes: bytes,
+                free_bytes: result::mem_get_info().map_or(0, |(free, _)| free),
+            },
+            _ => failed("allocating", error),
+        })
+    }
+
+    unsafe fn free(&self, address: u64) {
+        if self.enter().is_ok() {
+            // SAFETY: handed on to the caller. The context is waited for: work on any stream may use the memory.
+            unsafe {
+                result::ctx::synchronize().ok();
+                result::free_sync(address).ok();
+            }
+        }
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<*mut u8, CudaError> {
+        self.enter()?;
+        // SAFETY: the memory is never read before it is written; flag 1 makes it portable to every context.
+        let pointer = unsafe { result::malloc_host(bytes, 1) };
+        pointer.map(|pointer| pointer.cast()).map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory {
+                place: "pinned host",
+                needed_bytes: bytes,
+                free_bytes: 0,
+            },
+            _ => failed("pinning memory", error),
+        })
+    }
+
+    unsafe fn free_host(&self, pointer: *mut u8, _: usize) {
+        if self.enter().is_ok() {
+            // SAFETY: as in `free`.
+            unsafe {
+                result::ctx::synchronize().ok();
+                result::free_host(pointer.cast()).ok();
+            }
+        }
+    }
+
+    fn create_stream(&self) -> Result<u64, CudaError> {
+        self.enter()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        stream
+            .map(|stream| stream as u64)
+            .map_err(|error| failed("making a stream", error))
+    }
+
+    unsafe fn destroy_stream(&self, stream: u64) {
+        if self.enter().is_ok() {
+            // SAFETY: handed on to the caller; the driver finishes what is queued.
+            unsafe { result::stream::destroy(stream as sys::CUstream) }.ok();
+        }
+    }
+
+    unsafe fn synchronize(&self, stream: u64) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: handed on to the caller.
+        let done = unsafe { result::stream::synchronize(stream as sys::CUstream) };
+        done.map_err(|error| failed("waiting for a stream", error))
+    }
+
+    fn create_event(&self) -> Result<u64, CudaError> {
+        self.enter()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        event
+            .map(|event| event as u64)
+            .map_err(|error| failed("making an event", error))
+    }
+
+    unsafe fn destroy_event(&self, event: u64) {
+        if self.enter().is_ok() {
+            // SAFETY: handed on to the caller.
+            unsafe { result::event::destroy(event as sys::CUevent) }.ok();
+        }
+    }
+
+    unsafe fn record(&self, event: u64, stream: u64) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: handed on to the caller.
+        let done = unsafe { result::event::record(event as sys::CUevent, stream as sys::CUstream) };
+        done.map_err(|error| failed("recording an event", error))
+    }
+
+    unsafe fn wait(&self, stream: u64, event: u64) -> Result<(), CudaError> {
+        self.enter()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: handed on to the caller.
+        let done = unsafe { result::stream::wait_event(stream as sys::CUstream, event as sys::CUevent, flags) };
+        done.map_err(|error| failed("waiting for an event", error))
+    }
+
+    unsafe fn synchronize_event(&self, event: u64) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: handed on to the caller.
+        let done = unsafe { result::event::synchronize(event as sys::CUevent) };
+        done.map_err(|error| failed("waiting for an event", error))
+    }
+
+    unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, CudaError> {
+        self.enter()?;
+        // SAFETY: handed on to the caller.
+        let time = unsafe { result::event::elapsed(start as sys::CUevent, end as sys::CUevent) };
+        time.map_err(|error| failed("the time between events", error))
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: u64,
+        direction: Direction,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        self.enter()?;
+        let stream = stream as sys::CUstream;
+        // SAFETY: handed on to the caller; host addresses are those of pinned buffers.
+        let done = unsafe {
+            match direction {
+                Direction::Upload => {
+                    result::memcpy_htod_async(to, std::slice::from_raw_parts(from as *const u8, bytes), stream)
+                }
+                Direction::Download => {
+                    result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(to as *mut u8, bytes), from, stream)
+                }
+                Direction::Within => result::memcpy_dtod_async(to, from, bytes, stream),
+            }
+        };
+        done.map_err(|error| failed("copying", error))
+    }
+
+    unsafe fn fill(&self, stream: u64, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        self.enter()?;
+        // SAFETY: handed on to the caller.
+        let done = unsafe { result::memset_d8_async(to, byte, bytes, stream as sys::CUstream) };
+        done.map_err(|error| failed("filling memory", error))
+    }
+
+    fn load(&self, source: &ModuleSource) -> Result<u64, CudaError> {
+        let cubin = compile(source, self.info.capability, &self.cache)?;
+        self.enter()?;
+        // SAFETY: the image is what NVRTC made for this device.
+        let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) };
+        module
+            .map(|module| module as u64)
+            .map_err(|error| failed(&format!("loading {}", source.name()), error))
+    }
+
+    fn function(&self, module: u64, name: &'static str) -> Result<u64, CudaError> {
+        use sys::CUfunction_attribute as Attribute;
+        self.enter()?;
+        let c_name = CString::new(name).expect("names hold no zero byte");
+        // SAFETY: the module stays loaded as long as the context.
+        unsafe {
+            let function = result::module::get_function(module as sys::CUmodule, c_name);
+            let function = function.map_err(|error| failed(name, error))?;
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            let own = result::function::get_function_attribute(function, attribute);
+            let own = own.map_err(|error| failed(name, error))?;
+            let most = self.info.shared_bytes_per_block as i32 - own;
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let set = result::function::set_function_attribute(function, attribute, most);
+            set.map_err(|error| failed(name, error))?;
+            self.names
+                .lock()
+                .unwrap_or_else(|error| error.into_inner())
+                .insert(function as u64, name);
+            Ok(function as u64)
+        }
+    }
+
+    unsafe fn launch(&self, stream: u64, function: u64, grid: &Grid, arguments: &[Argument]) -> Result<(), CudaError> {
+        self.enter()?;
+        let values: Vec<[u8; 8]> = arguments.iter().map(|argument| argument.bytes().0).collect();
+        let mut pointers: Vec<*mut c_void> = values.iter().map(|value| value.as_ptr().cast_mut().cast()).collect();
+        let ([x, y, z], [u, v, w]) = (grid.blocks, grid.threads);
+        // SAFETY: handed on to the caller; the driver copies the arguments before it returns.
+        let done = unsafe {
+            result::launch_kernel(
+                function as sys::CUfunction,
+                (x, y, z),
+                (u, v, w),
+                grid.shared_bytes,
+                stream as sys::CUstream,
+                &mut pointers,
+            )
+        };
+        done.map_err(|error| {
+            let names = self.names.lock().unwrap_or_else(|error| error.into_inner());
+            failed(names.get(&function).unwrap_or(&"a launch"), error)
+        })
+    }
+}

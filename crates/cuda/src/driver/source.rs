@@ -1,0 +1,107 @@
+//! The CUDA C++ of every kernel, and the variants it is compiled in.
+
+use std::fmt::Write as _;
+
+/// A source file with the constants it is compiled for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModuleSource {
+    file: &'static str,
+    defines: Vec<(&'static str, u32)>,
+}
+
+impl ModuleSource {
+    /// `file` of `kernels/` with these constants defined.
+    pub fn new(file: &'static str, defines: &[(&'static str, u32)]) -> Self {
+        let defines = defines.to_vec();
+        Self { file, defines }
+    }
+
+    /// `decode.cu HEAD_DIM=128`: as errors and `kernels/variants.txt` name it.
+    pub fn name(&self) -> String {
+        let mut name = self.file.to_owned();
+        for (key, value) in &self.defines {
+            write!(name, " {key}={value}").expect("strings take everything");
+        }
+        name
+    }
+
+    /// One text without quoted includes: `head`, the definitions, the file and what it includes, each file once.
+    pub fn text(&self, head: &str) -> String {
+        let mut text = format!("{head}\n");
+        for (key, value) in &self.defines {
+            writeln!(text, "#define {key} {value}").expect("strings take everything");
+        }
+        include(self.file, &mut Vec::new(), &mut text);
+        text
+    }
+}
+
+/// Every variant that is compiled ahead to check registers and spills, in the words of [`ModuleSource::name`].
+pub fn variants() -> impl Iterator<Item = &'static str> {
+    include_str!("../../kernels/variants.txt")
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn include(file: &str, included: &mut Vec<String>, text: &mut String) {
+    if included.iter().any(|name| name == file) {
+        return;
+    }
+    included.push(file.to_owned());
+    let folder = file.rfind('/').map_or("", |at| &file[..=at]);
+    let source = find(file).unwrap_or_else(|| panic!("kernels/{file} is part of the crate"));
+    for line in source.lines() {
+        let quoted = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"'));
+        match quoted {
+            // Whichever branch of device.cuh is off includes nothing: a file counts as included only where it is read.
+            Some(name) => include(&format!("{folder}{name}"), included, text),
+            None if line.starts_with("#pragma once") => {}
+            None => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+}
+
+macro_rules! files {
+    ($($name:literal),* $(,)?) => {
+        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../kernels/", $name)))),*];
+    };
+}
+
+files!(
+    "device.cuh",
+    "intrinsics.cuh",
+    "emulated/fibers.h",
+    "emulated/intrinsics.h",
+    "elementwise.cu",
+    "rows.cu",
+);
+
+fn find(file: &str) -> Option<&'static str> {
+    FILES.iter().find(|(name, _)| *name == file).map(|(_, source)| *source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_hold_each_file_once_and_no_quoted_include() {
+        for (file, _) in FILES.iter().filter(|(file, _)| file.ends_with(".cu")) {
+            let text = ModuleSource::new(file, &[("HEAD_DIM", 64)]).text("#define RIFFLE_EMULATED");
+            assert!(text.starts_with("#define RIFFLE_EMULATED\n#define HEAD_DIM 64\n"));
+            assert!(!text.contains("#include \""));
+            assert_eq!(text.matches("struct Barrier {").count(), 1);
+        }
+    }
+
+    #[test]
+    fn every_variant_names_a_file() {
+        for variant in variants() {
+            let file = variant.split(' ').next().unwrap();
+            assert!(find(file).is_some(), "{variant}");
+        }
+    }
+}

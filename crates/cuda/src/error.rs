@@ -1,0 +1,118 @@
+/// What can go wrong on a GPU, or before one is found.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// No library of the driver, or a build without it.
+    #[error("{reason}; use --device cpu")]
+    NoDriver {
+        /// Why there is none.
+        reason: String,
+    },
+    /// The driver knows fewer devices.
+    #[error(
+        "there is no CUDA device {ordinal}: the driver finds {found}; use --device cuda:N with N below that, or --device cpu"
+    )]
+    NoDevice {
+        /// The device asked for.
+        ordinal: usize,
+        /// Devices there are.
+        found: usize,
+    },
+    /// The device is too old.
+    #[error("{name} has compute capability {}.{}; at least 8.0 is needed, use --device cpu", found.0, found.1)]
+    Capability {
+        /// The device.
+        name: String,
+        /// What it has.
+        found: (u32, u32),
+    },
+    /// An allocation failed.
+    #[error(
+        "{place} memory is short: {needed_bytes} bytes asked for, {free_bytes} free; lower the budget or the context"
+    )]
+    OutOfMemory {
+        /// `device` or `pinned host`.
+        place: &'static str,
+        /// Bytes asked for.
+        needed_bytes: usize,
+        /// Bytes free at that moment.
+        free_bytes: usize,
+    },
+    /// A compiler that kernels need at first use is missing.
+    #[error("kernels cannot be compiled: {reason}")]
+    NoCompiler {
+        /// What is missing.
+        reason: String,
+    },
+    /// A kernel does not compile.
+    #[error("kernel {kernel} does not compile: {line}")]
+    Compile {
+        /// The module.
+        kernel: String,
+        /// First line of the compiler's log.
+        line: String,
+    },
+    /// The device failed in mid-run; nothing on it can be read any more.
+    #[error("the GPU was lost while it did {what}; what is in main memory is intact, start again")]
+    DeviceLost {
+        /// The call that found it.
+        what: String,
+    },
+    /// The driver refused a call.
+    #[error("CUDA refused {what}: {message}")]
+    Driver {
+        /// The call.
+        what: String,
+        /// The driver's words.
+        message: String,
+    },
+    /// A cache of compiled kernels that cannot be written.
+    #[error(
+        "compiled kernels cannot be kept in {path}: {message}; set RIFFLE_KERNEL_CACHE to a folder that can be written"
+    )]
+    Cache {
+        /// The folder or file.
+        path: String,
+        /// The system's words.
+        message: String,
+    },
+    /// Two shapes that must agree do not.
+    #[error("{what}: expected {expected}, found {found}")]
+    Mismatch {
+        /// What disagrees.
+        what: &'static str,
+        /// What it must be.
+        expected: usize,
+        /// What it is.
+        found: usize,
+    },
+    /// Device memory that is shorter than its shape.
+    #[error("{what} holds {found_bytes} bytes, {needed_bytes} are needed")]
+    Short {
+        /// Which operand.
+        what: &'static str,
+        /// Bytes of its shape.
+        needed_bytes: usize,
+        /// Bytes it has.
+        found_bytes: usize,
+    },
+    /// A size no kernel is written for.
+    #[error("{what} {value} is not supported on the GPU: it must be {requirement}")]
+    Unsupported {
+        /// What it is.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+        /// What is supported.
+        requirement: &'static str,
+    },
+}
+
+impl CudaError {
+    pub(crate) fn driver(what: &str, message: impl ToString) -> Self {
+        Self::Driver {
+            what: what.to_owned(),
+            message: message.to_string(),
+        }
+    }
+}

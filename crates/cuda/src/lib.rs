@@ -1,0 +1,27 @@
+//! Riffle on an NVIDIA GPU: kernels, the memory they read, and the streams they run on.
+//!
+//! - A [`Gpu`] is a device, from [`Gpu::open`] (an NVIDIA driver found at run time, feature `cuda`) or
+//!   [`Gpu::emulated`] (the same kernels compiled by g++ for the CPU, thread by thread, to test everything around them).
+//! - [`DeviceBuffer`], [`PinnedBuffer`], [`Stream`] and [`Event`] own memory and order work.
+//! - [`ops`] launches the kernels: it checks shapes and queues.
+//!
+//! ```
+//! use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
+//!
+//! # if !riffle_cuda::has_compiler() { return Ok(()) }
+//! let gpu = Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user())?;
+//! let stream = gpu.stream()?;
+//! let numbers = gpu.upload(&[1.0f32, 2.0, 3.0])?;
+//! assert_eq!(gpu.download::<f32>(numbers.all(), &stream)?, [1.0, 2.0, 3.0]);
+//! # Ok::<(), riffle_cuda::CudaError>(())
+//! ```
+
+mod driver;
+mod error;
+pub mod ops;
+
+pub use driver::{
+    Argument, DeviceBuffer, DeviceInfo, EmulatedOptions, Event, Gpu, Grid, Kernel, KernelCache, ModuleSource,
+    PinnedBuffer, Region, Stream, has_compiler, variants,
+};
+pub use error::CudaError;

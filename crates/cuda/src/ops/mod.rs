@@ -1,0 +1,66 @@
+//! Launches of kernels: each checks shapes, computes the grid and queues one kernel.
+//!
+//! Activations are f32 and row-major unless a function says otherwise.
+
+mod elementwise;
+mod rows;
+
+pub use elementwise::{
+    Activation, Columns, activate, add, add_to_rows, copy_columns, gate_product, multiply, soft_cap,
+};
+pub use rows::{HeadRows, argmax, head_norm, layer_norm, rms_norm, rotary};
+
+use crate::{CudaError, Region};
+
+/// Threads of blocks that map over arrays.
+const MAP_THREADS: u32 = 256;
+
+/// Blocks that cover `count` elements, up to a number that fills any device.
+fn map_blocks(count: usize) -> usize {
+    count.div_ceil(MAP_THREADS as usize).min(65_535)
+}
+
+/// Checks that a region holds `count` elements of `size` bytes.
+fn check_bytes(what: &'static str, region: Region<'_>, count: usize, size: usize) -> Result<(), CudaError> {
+    let needed_bytes = count.saturating_mul(size);
+    if region.bytes() < needed_bytes {
+        return Err(CudaError::Short {
+            what,
+            needed_bytes,
+            found_bytes: region.bytes(),
+        });
+    }
+    Ok(())
+}
+
+/// Elements of `rows` that begin `stride` apart and are `width` wide.
+fn strided(rows: usize, stride: usize, width: usize) -> usize {
+    if rows == 0 {
+        0
+    } else {
+        (rows - 1).saturating_mul(stride).saturating_add(width)
+    }
+}
+
+fn small(what: &'static str, value: usize) -> Result<u32, CudaError> {
+    u32::try_from(value)
+        .ok()
+        .filter(|value| *value <= i32::MAX as u32)
+        .ok_or(CudaError::Unsupported {
+            what,
+            value,
+            requirement: "below 2^31",
+        })
+}
+
+fn positive(what: &'static str, value: usize) -> Result<u32, CudaError> {
+    if value == 0 {
+        let requirement = "at least 1";
+        return Err(CudaError::Unsupported {
+            what,
+            value,
+            requirement,
+        });
+    }
+    small(what, value)
+}
