@@ -4,7 +4,8 @@ use std::error::Error;
 use std::path::Path;
 
 use riffle_model::{
-    AttentionInput, AttentionStep, ChatMessage, LoadedModel, ModelError, RecurrentState, Workspace, inspect, load,
+    AttentionInput, AttentionStep, ChatMessage, LanguageModel, LoadedModel, ModelError, RecurrentState, Workspace,
+    inspect, load,
 };
 
 /// A recurrent state may be larger than the weights it belongs to.

@@ -56,7 +56,7 @@ impl Engine {
 
     /// The model.
     pub fn model(&self) -> &dyn LanguageModel {
-        &*self.loaded.model
+        &self.loaded.model
     }
 
     /// The options this engine runs under.

@@ -2,38 +2,31 @@
 
 use riffle_linear::PackedMatrix;
 
-use crate::blocks::for_rows;
-use crate::blocks::{Norm, Rotary};
+use crate::blocks::{Norm, for_rows};
 use crate::language_model::{AttentionStep, LanguageModel};
+use crate::layer::Layer;
 use crate::weights::Checkpoint;
 use crate::workspace::{Pass, ROW_BLOCK, Workspace};
 use crate::{ModelConfig, ModelError, RecurrentState};
 
-/// One layer of a family.
-pub(crate) trait DecoderLayer: Send + Sync {
-    /// Takes `hidden`, `[tokens, hidden]`, through the layer.
-    fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError>;
-
-    /// How its keys carry their positions; `None` where they carry none or there are none.
-    fn rotary(&self) -> Option<&Rotary>;
-
-    /// Bytes its weights take in memory.
-    fn bytes(&self) -> u64;
-}
-
-/// A whole model.
-pub(crate) struct Decoder {
-    pub(crate) config: ModelConfig,
-    pub(crate) embedding: PackedMatrix,
+/// A whole model: weights and the order of work. On the CPU it computes itself ([`LanguageModel`]).
+pub struct Decoder {
+    /// Sizes and settings.
+    pub config: ModelConfig,
+    /// `[vocab_size, hidden_size]`.
+    pub embedding: PackedMatrix,
     /// Factor on embeddings, where a family has one.
-    pub(crate) embedding_scale: Option<f32>,
-    pub(crate) layers: Vec<Box<dyn DecoderLayer>>,
-    pub(crate) final_norm: Norm,
-    /// `None` where the embedding serves.
-    pub(crate) head: Option<PackedMatrix>,
-    pub(crate) head_bias: Option<Vec<f32>>,
+    pub embedding_scale: Option<f32>,
+    /// The layers, first to last.
+    pub layers: Vec<Layer>,
+    /// The norm before the head.
+    pub final_norm: Norm,
+    /// `[vocab_size, hidden_size]`; `None` where the embedding serves.
+    pub head: Option<PackedMatrix>,
+    /// `[vocab_size]`.
+    pub head_bias: Option<Vec<f32>>,
     /// Logits are bent to cap · tanh(logit / cap), where a family does so.
-    pub(crate) logit_cap: Option<f32>,
+    pub logit_cap: Option<f32>,
 }
 
 impl Decoder {
@@ -50,7 +43,7 @@ impl Decoder {
             config: config.clone(),
             embedding,
             embedding_scale: None,
-            layers: Vec::with_capacity(config.layers),
+            layers: Vec::new(),
             final_norm,
             head,
             head_bias: None,
@@ -62,7 +55,7 @@ impl Decoder {
     pub(crate) fn bytes(&self) -> u64 {
         let head = self.head.as_ref().map_or(0, |head| head.bytes() as u64);
         let bias = self.head_bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
-        let layers: u64 = self.layers.iter().map(|layer| layer.bytes()).sum();
+        let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
         self.embedding.bytes() as u64 + layers + self.final_norm.bytes() + head + bias
     }
 }

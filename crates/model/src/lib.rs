@@ -10,7 +10,7 @@
 //! by what attention needs, and [`scratch_bytes`] says beforehand by how much.
 //!
 //! ```no_run
-//! use riffle_model::{AttentionInput, AttentionStep, RecurrentState, Workspace, load};
+//! use riffle_model::{AttentionInput, AttentionStep, LanguageModel, RecurrentState, Workspace, load};
 //!
 //! /// Every token sees only itself: its attention result is its value.
 //! struct SelfOnly;
@@ -28,7 +28,7 @@
 //! }
 //!
 //! let loaded = load("path/to/model")?;
-//! let model = loaded.model.as_ref();
+//! let model = &loaded.model;
 //! let tokens = [1, 2, 3];
 //! let mut hidden = vec![0.0; tokens.len() * model.config().hidden_size];
 //! let mut workspace = Workspace::new(model.config(), tokens.len());
@@ -49,7 +49,8 @@
 //! The work of a layer is spread over the current rayon pool in many small pieces. Calling it from within the pool,
 //! by `rayon::scope` or `ThreadPool::install` around the whole pass, saves waking the pool for each of them.
 //!
-//! An architecture is one file of `families`, put together from the parts in `blocks`.
+//! An architecture is one file of `families`, put together from the parts in `blocks`. It describes its layers as data
+//! ([`Layer`], [`Step`]); a [`Decoder`] carries the description out on the CPU, and whoever computes elsewhere reads it.
 
 mod blocks;
 mod calendar;
@@ -65,6 +66,7 @@ mod generation;
 mod gguf;
 mod info;
 mod language_model;
+mod layer;
 mod load;
 mod python_json;
 mod recurrent;
@@ -73,13 +75,16 @@ mod tokenizer;
 mod weights;
 mod workspace;
 
+pub use blocks::{Activation, Attention, GatedDeltaNet, Mlp, Norm, Projection, Rotary};
 pub use chat::{ChatMessage, ChatTemplate};
 pub use config::ModelConfig;
+pub use decoder::Decoder;
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
 pub use generation::GenerationDefaults;
 pub use info::{ModelInfo, TokenizerInfo};
 pub use language_model::{AttentionInput, AttentionStep, LanguageModel};
+pub use layer::{Layer, Rows, Step};
 pub use load::{LoadedModel, inspect, load};
 pub use recurrent::{RecurrentShape, RecurrentState};
 pub use stream::StreamDecoder;

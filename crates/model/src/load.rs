@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use riffle_linear::WeightFormat;
 
+use crate::decoder::Decoder;
 use crate::families::Family;
 use crate::fields::Fields;
-use crate::language_model::LanguageModel;
 use crate::weights::Checkpoint;
 use crate::{
     ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, TensorInfo, TensorType, Tokenizer,
@@ -16,7 +16,7 @@ use crate::{
 /// A model ready to run.
 pub struct LoadedModel {
     /// The decoder.
-    pub model: Box<dyn LanguageModel>,
+    pub model: Decoder,
     /// Text to tokens and back, where the model brings a tokenizer.
     pub tokenizer: Option<Tokenizer>,
     /// Messages to text, where the model brings a template.
@@ -42,7 +42,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
     info.config.weight_bytes = decoder.bytes();
     decoder.config = info.config.clone();
     Ok(LoadedModel {
-        model: Box::new(decoder),
+        model: decoder,
         tokenizer: parts.tokenizer,
         chat_template: parts.chat_template,
         generation: info.generation.clone(),

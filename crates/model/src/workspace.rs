@@ -1,7 +1,8 @@
 //! Scratch memory of a forward pass, allocated once and of known size.
 
-use crate::blocks::{RotaryTable, add};
+use crate::blocks::RotaryTable;
 use crate::language_model::AttentionStep;
+use crate::layer::Rows;
 use crate::recurrent::LayerState;
 use crate::{ModelConfig, ModelError};
 
@@ -178,15 +179,15 @@ pub(crate) struct RowBlock<'a> {
     pub(crate) mixer: &'a mut [f32],
 }
 
-impl RowBlock<'_> {
-    /// `hidden += branch`.
-    pub(crate) fn add_branch(&mut self) {
-        add(self.hidden, self.branch);
-    }
-
-    /// `hidden += normed`.
-    pub(crate) fn add_normed(&mut self) {
-        add(self.hidden, self.normed);
+impl<'a> RowBlock<'a> {
+    /// The rows a step names.
+    pub(crate) fn rows_mut(&mut self, rows: Rows) -> &mut &'a mut [f32] {
+        match rows {
+            Rows::Hidden => &mut self.hidden,
+            Rows::Attended => &mut self.attended,
+            Rows::Normed => &mut self.normed,
+            Rows::Branch => &mut self.branch,
+        }
     }
 }
 

@@ -5,7 +5,9 @@ mod testing;
 use std::error::Error;
 use std::path::Path;
 
-use riffle_model::{AttentionInput, AttentionStep, ModelError, RecurrentState, Workspace, inspect, load};
+use riffle_model::{
+    AttentionInput, AttentionStep, LanguageModel, ModelError, RecurrentState, Workspace, inspect, load,
+};
 use serde_json::{Value, json};
 use testing::{TinyModel, byte_fallback_tokenizer, safetensors_bytes, write_tokenizer};
 
@@ -427,7 +429,7 @@ fn bad_calls_are_typed_errors() {
     let directory = tempfile::tempdir().unwrap();
     TinyModel::default().write(directory.path());
     let loaded = load(directory.path()).unwrap();
-    let model = loaded.model.as_ref();
+    let model = &loaded.model;
     let mut workspace = Workspace::new(model.config(), 2);
     let mut state = RecurrentState::new(model.config());
     let mut hidden = vec![0.0; 2 * 16];

@@ -4,7 +4,7 @@ mod testing;
 
 use std::path::Path;
 
-use riffle_model::{RecurrentState, Workspace, load};
+use riffle_model::{LanguageModel, RecurrentState, Workspace, load};
 use safetensors::SafeTensors;
 use testing::{Expected, Sequence, cases, fixtures, largest_difference, logits_of, vectors};
 
@@ -28,7 +28,7 @@ fn check_against(model: &Path, case: &Path) {
         .unwrap_or_else(|error| panic!("{}: {error}", case.display()))
         .model;
     let expected = Expected::read(&case.join("expected.safetensors"));
-    let whole = logits_of(model.as_ref(), &expected.tokens, expected.tokens.len());
+    let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
     let difference = expected.largest_difference(&whole, model.config().vocab_size);
     println!("{}: largest difference {difference:e}", case.display());
     assert!(
@@ -37,7 +37,7 @@ fn check_against(model: &Path, case: &Path) {
         case.display()
     );
     for batch_tokens in [1, 7, 64] {
-        let split = logits_of(model.as_ref(), &expected.tokens, batch_tokens);
+        let split = logits_of(&model, &expected.tokens, batch_tokens);
         let difference = largest_difference(split.into_iter(), whole.iter().copied());
         // Recurrent layers compute chunks of 64 tokens, and parts of one with other roundings.
         let rounding = match model.config().recurrent {
@@ -88,9 +88,9 @@ fn qwen3_5_logits_equal_the_reference_for_every_batch_size() {
 fn a_restored_recurrent_state_continues_with_the_same_bits() {
     for case in cases(&vectors(), "qwen3_5-") {
         let model = load(&case).unwrap().model;
-        let (model, config) = (model.as_ref(), model.config());
+        let config = model.config();
         let tokens = Expected::read(&case.join("expected.safetensors")).tokens;
-        let mut sequence = Sequence::new(model, 128, tokens.len());
+        let mut sequence = Sequence::new(&model, 128, tokens.len());
         sequence.read(&tokens[..100]);
         let snapshot = sequence.recurrent.clone();
         let stored = snapshot.to_bytes();
@@ -172,7 +172,7 @@ fn logits_are_the_same_bits_for_every_number_of_threads() {
     let expected = Expected::read(&fixtures().join("vectors/shipped/expected.safetensors"));
     let logits_with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| logits_of(model.as_ref(), &expected.tokens, 512))
+        pool.install(|| logits_of(&model, &expected.tokens, 512))
     };
     let alone = logits_with(1);
     for threads in [2, 5] {
@@ -207,7 +207,7 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
         let directory = vectors().join("quantised");
         let model = load(directory.join(format!("{case}.gguf"))).unwrap().model;
         let expected = Expected::read(&directory.join(format!("{case}.safetensors")));
-        let whole = logits_of(model.as_ref(), &expected.tokens, expected.tokens.len());
+        let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
         let difference = expected.relative_difference(&whole);
         println!("{case}: the difference is {difference:e} of the logits");
         // An activation that lies between two steps may be rounded to the other one, which moves it by 0.4%.
@@ -216,7 +216,7 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
             "{case}: the difference is {difference:e} of the logits"
         );
         for batch_tokens in [1, 7, 64] {
-            let split = logits_of(model.as_ref(), &expected.tokens, batch_tokens);
+            let split = logits_of(&model, &expected.tokens, batch_tokens);
             assert!(split == whole, "{case}: batches of {batch_tokens} differ");
         }
     }

@@ -73,7 +73,7 @@ fn a_model_takes_the_bytes_of_its_file_and_little_more() {
 
     let loaded = load(&path).unwrap();
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
-    assert!(logits_of(loaded.model.as_ref(), &tokens, TOKENS)[0].is_finite());
+    assert!(logits_of(&loaded.model, &tokens, TOKENS)[0].is_finite());
     let allowed = |weights: f64| weights as u64 + kv + 2 * logits + scratch_bytes(&config, TOKENS);
     let taken = status_bytes("VmRSS").saturating_sub(before);
     let most = status_bytes("VmHWM").saturating_sub(before);

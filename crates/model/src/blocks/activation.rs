@@ -6,7 +6,7 @@ use crate::fields::Fields;
 
 /// The non-linearity of a feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Activation {
+pub enum Activation {
     /// x · sigmoid(x).
     Silu,
     /// The tanh form of x · Φ(x).

@@ -1,35 +1,37 @@
 //! The attention block around the caller's attention step: projections, head norms, rotation.
 
-use super::activation::sigmoid_gate;
+use std::sync::Arc;
+
 use super::{Norm, Projection, Rotary};
 use crate::language_model::AttentionInput;
-use crate::workspace::{Pass, ROW_BLOCK, RowBlock, Workspace};
+use crate::workspace::{Pass, ROW_BLOCK, Workspace};
 use crate::{ModelConfig, ModelError};
 
-/// Projections of an attention layer and what happens to heads between them.
-pub(crate) struct Attention {
-    pub(crate) query: Projection,
-    pub(crate) key: Projection,
-    pub(crate) value: Projection,
-    pub(crate) output: Projection,
-    /// Norms of single heads before the rotation.
-    pub(crate) query_norm: Option<Norm>,
-    pub(crate) key_norm: Option<Norm>,
-    /// What opens and closes the result, from the same input as the queries.
-    pub(crate) gate: Option<Projection>,
+/// What goes into attention: projections of the normalised rows and what happens to heads then. The result lies in
+/// [`Rows::Attended`](crate::Rows::Attended).
+pub struct Attention {
+    /// The norm before the projections.
+    pub norm: Arc<Norm>,
+    /// To `[heads, head_dim]`.
+    pub query: Projection,
+    /// To `[kv_heads, head_dim]`.
+    pub key: Projection,
+    /// To `[kv_heads, head_dim]`.
+    pub value: Projection,
+    /// Norm of single query heads before the rotation.
+    pub query_norm: Option<Norm>,
+    /// Norm of single key heads before the rotation.
+    pub key_norm: Option<Norm>,
+    /// How queries and keys carry their positions.
+    pub rotary: Arc<Rotary>,
+    /// Which of the model's rotations that is, below [`ModelConfig::rotary_tables`].
+    pub rotary_table: usize,
 }
 
 impl Attention {
     /// Normalises `hidden`, projects, rotates and attends; the result lies in the workspace, not yet projected back.
-    pub(crate) fn attend(
-        &self,
-        pass: &mut Pass<'_>,
-        config: &ModelConfig,
-        norm: &Norm,
-        rotary: (usize, &Rotary),
-        hidden: &[f32],
-    ) -> Result<(), ModelError> {
-        let (table, rotary) = rotary;
+    pub(crate) fn attend(&self, pass: &mut Pass<'_>, config: &ModelConfig, hidden: &[f32]) -> Result<(), ModelError> {
+        let rotary = &*self.rotary;
         let (tokens, width) = (pass.tokens, config.hidden_size);
         let (query_width, kv_width) = (config.query_width(), config.kv_width());
         let Workspace {
@@ -42,12 +44,12 @@ impl Attention {
             context_tokens,
             ..
         } = &mut *pass.workspace;
-        let table = &mut rotary_tables[table];
+        let table = &mut rotary_tables[self.rotary_table];
         table.prepare(rotary, *context_tokens, pass.start_position, tokens);
         for start in (0..tokens).step_by(ROW_BLOCK) {
             let rows = ROW_BLOCK.min(tokens - start);
             let normed = &mut normed[..rows * width];
-            norm.apply(&hidden[start * width..][..rows * width], normed);
+            self.norm.apply(&hidden[start * width..][..rows * width], normed);
             let queries = &mut queries[start * query_width..][..rows * query_width];
             let keys = &mut keys[start * kv_width..][..rows * kv_width];
             self.query.apply(normed, queries);
@@ -87,27 +89,10 @@ impl Attention {
             .map_err(ModelError::Attention)
     }
 
-    /// Gates rows of the result where the block has a gate; `norm` is that of [`attend`](Self::attend), and the rows'
-    /// residual stream must still be the layer's input.
-    pub(crate) fn gate_rows(&self, norm: &Norm, rows: &mut RowBlock<'_>) {
-        if let Some(gate) = &self.gate {
-            let opening = &mut rows.mixer[..rows.attended.len()];
-            norm.apply(rows.hidden, rows.normed);
-            gate.apply(rows.normed, opening);
-            sigmoid_gate(rows.attended, opening);
-        }
-    }
-
-    /// Bytes in memory.
+    /// Bytes in memory, without the norm that other parts may share.
     pub(crate) fn bytes(&self) -> u64 {
-        let norms = self
-            .query_norm
-            .iter()
-            .chain(&self.key_norm)
-            .map(Norm::bytes)
-            .sum::<u64>();
-        let gate = self.gate.as_ref().map_or(0, Projection::bytes);
-        self.query.bytes() + self.key.bytes() + self.value.bytes() + self.output.bytes() + gate + norms
+        let norms = self.query_norm.iter().chain(&self.key_norm).map(Norm::bytes);
+        self.query.bytes() + self.key.bytes() + self.value.bytes() + norms.sum::<u64>()
     }
 }
 

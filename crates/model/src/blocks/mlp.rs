@@ -3,18 +3,25 @@
 use super::{Activation, Projection};
 
 /// A feed-forward block, gated or plain.
-pub(crate) enum Mlp {
+pub enum Mlp {
     /// down(activation(gate(x)) * up(x)).
     Gated {
+        /// To the inner width.
         gate: Projection,
+        /// To the inner width.
         up: Projection,
+        /// From the inner width.
         down: Projection,
+        /// The non-linearity.
         activation: Activation,
     },
     /// down(activation(up(x))).
     Plain {
+        /// To the inner width.
         up: Projection,
+        /// From the inner width.
         down: Projection,
+        /// The non-linearity.
         activation: Activation,
     },
 }

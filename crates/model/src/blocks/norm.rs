@@ -7,13 +7,21 @@ const LANES: usize = 16;
 
 /// A norm with its learned weights.
 #[derive(Debug)]
-pub(crate) enum Norm {
-    /// x / rms(x) · weight.
-    Rms { weight: Vec<f32>, epsilon: f32 },
-    /// (x - mean) / deviation · weight + bias.
-    Layer {
+pub enum Norm {
+    /// x / √(mean of squares + epsilon) · weight.
+    Rms {
+        /// `[width]`.
         weight: Vec<f32>,
+        /// Added to the mean of squares.
+        epsilon: f32,
+    },
+    /// (x - mean) / √(variance + epsilon) · weight + bias.
+    Layer {
+        /// `[width]`.
+        weight: Vec<f32>,
+        /// `[width]`.
         bias: Vec<f32>,
+        /// Added to the variance.
         epsilon: f32,
     },
 }

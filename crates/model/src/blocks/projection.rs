@@ -7,7 +7,7 @@ use crate::ModelError;
 use crate::weights::Checkpoint;
 
 /// `output = weight · input + bias`.
-pub(crate) struct Projection {
+pub struct Projection {
     weight: PackedMatrix,
     bias: Option<Vec<f32>>,
 }
@@ -57,6 +57,16 @@ impl Projection {
                 bias: bias.as_ref().map(of_heads),
             }
         }))
+    }
+
+    /// `[outputs, inputs]`.
+    pub fn weight(&self) -> &PackedMatrix {
+        &self.weight
+    }
+
+    /// `[outputs]`.
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
     }
 
     /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`.

@@ -203,7 +203,7 @@ fn factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>, ModelErro
 
 /// A rotation ready to be applied.
 #[derive(Debug)]
-pub(crate) struct Rotary {
+pub struct Rotary {
     /// Tells rotations apart, so that a table filled for one is not read for another.
     id: u64,
     /// Radians per position, `[dim / 2]`.
@@ -276,9 +276,24 @@ impl Rotary {
         }
     }
 
-    /// Dimensions that turn.
-    pub(crate) fn dim(&self) -> usize {
+    /// Dimensions of a head that turn: pairs (i, i + dim / 2).
+    pub fn dim(&self) -> usize {
         2 * self.frequencies.len()
+    }
+
+    /// The cosines and sines of consecutive tokens in a context of `context_tokens`: for each token `dim / 2` cosines, then
+    /// as many sines.
+    ///
+    /// # Panics
+    ///
+    /// When `angles` does not hold whole tokens.
+    pub fn angles(&self, context_tokens: usize, start_position: usize, angles: &mut [f32]) {
+        let width = self.dim();
+        assert!(angles.len().is_multiple_of(width), "angles must be [tokens, {width}]");
+        let frequencies = self.frequencies(context_tokens);
+        for_rows(angles, width, |row, angles| {
+            self.fill(frequencies, start_position + row, angles)
+        });
     }
 
     /// Turns one head, `[head_dim]`, by the angles of one token, `[dim / 2]` each.
@@ -368,10 +383,7 @@ impl RotaryTable {
             return;
         }
         let width = rotary.dim();
-        let frequencies = rotary.frequencies(context_tokens);
-        for_rows(&mut self.angles[..tokens * width], width, |row, angles| {
-            rotary.fill(frequencies, start_position + row, angles)
-        });
+        rotary.angles(context_tokens, start_position, &mut self.angles[..tokens * width]);
         self.holds = wanted;
     }
 

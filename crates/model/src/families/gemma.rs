@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::Family;
 use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
-use crate::decoder::{Decoder, DecoderLayer};
+use crate::decoder::Decoder;
 use crate::fields::Fields;
+use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
-use crate::workspace::Pass;
 use crate::{ModelConfig, ModelError};
 
 pub(super) const GEMMA2: Family = Family {
@@ -136,79 +136,49 @@ fn build(
             false => Ok(None),
         };
         let (query_norm, key_norm) = (head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?);
-        let mut wide_norm = |part: &str| norm(weights, &name(part), hidden);
+        let mut wide_norm = |part: &str| norm(weights, &name(part), hidden).map(Arc::new);
         let before_attention = wide_norm("input_layernorm")?;
         let after_attention = wide_norm("post_attention_layernorm")?;
         let before_mlp = wide_norm("pre_feedforward_layernorm")?;
         let after_mlp = wide_norm("post_feedforward_layernorm")?;
         let mut load =
             |part: &str, outputs, inputs, biased| Projection::load(weights, &name(part), outputs, inputs, biased);
-        decoder.layers.push(Box::new(Layer {
-            before_attention,
-            attention: Attention {
-                query: load("self_attn.q_proj", queries, hidden, biased)?,
-                key: load("self_attn.k_proj", kv, hidden, biased)?,
-                value: load("self_attn.v_proj", kv, hidden, biased)?,
-                output: load("self_attn.o_proj", hidden, queries, biased)?,
-                query_norm,
-                key_norm,
-                gate: None,
-            },
-            after_attention,
-            before_mlp,
-            mlp: Mlp::Gated {
-                gate: load("mlp.gate_proj", inner, hidden, false)?,
-                up: load("mlp.up_proj", inner, hidden, false)?,
-                down: load("mlp.down_proj", hidden, inner, false)?,
-                activation,
-            },
-            after_mlp,
-            rotary: rotary(layer),
-        }));
+        let (rotary_table, rotary) = rotary(layer);
+        let attention = Attention {
+            norm: before_attention,
+            query: load("self_attn.q_proj", queries, hidden, biased)?,
+            key: load("self_attn.k_proj", kv, hidden, biased)?,
+            value: load("self_attn.v_proj", kv, hidden, biased)?,
+            query_norm,
+            key_norm,
+            rotary,
+            rotary_table,
+        };
+        let output = load("self_attn.o_proj", hidden, queries, biased)?;
+        let mlp = Mlp::Gated {
+            gate: load("mlp.gate_proj", inner, hidden, false)?,
+            up: load("mlp.up_proj", inner, hidden, false)?,
+            down: load("mlp.down_proj", hidden, inner, false)?,
+            activation,
+        };
+        let normalise = |norm, from, to| Step::Normalise { norm, from, to };
+        decoder.layers.push(Layer {
+            attention: Some(attention),
+            steps: vec![
+                Step::Project {
+                    projection: output,
+                    from: Rows::Attended,
+                    to: Rows::Normed,
+                },
+                normalise(after_attention, Rows::Normed, Rows::Branch),
+                Step::Add(Rows::Branch),
+                normalise(before_mlp, Rows::Hidden, Rows::Normed),
+                Step::FeedForward(mlp),
+                normalise(after_mlp, Rows::Branch, Rows::Normed),
+                Step::Add(Rows::Normed),
+            ],
+        });
     }
     decoder.embedding_scale = Some((hidden as f32).sqrt());
     Ok(decoder)
-}
-
-struct Layer {
-    before_attention: Norm,
-    attention: Attention,
-    after_attention: Norm,
-    before_mlp: Norm,
-    mlp: Mlp,
-    after_mlp: Norm,
-    /// Which of the workspace's angle tables, and the rotation that fills it.
-    rotary: (usize, Arc<Rotary>),
-}
-
-impl DecoderLayer for Layer {
-    fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError> {
-        let rotary = (self.rotary.0, &*self.rotary.1);
-        self.attention
-            .attend(pass, config, &self.before_attention, rotary, hidden)?;
-        pass.for_row_blocks(hidden, |rows| {
-            self.attention.output.apply(rows.attended, rows.normed);
-            self.after_attention.apply(rows.normed, rows.branch);
-            rows.add_branch();
-            self.before_mlp.apply(rows.hidden, rows.normed);
-            self.mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch);
-            self.after_mlp.apply(rows.branch, rows.normed);
-            rows.add_normed();
-        });
-        Ok(())
-    }
-
-    fn rotary(&self) -> Option<&Rotary> {
-        Some(&self.rotary.1)
-    }
-
-    fn bytes(&self) -> u64 {
-        let norms = [
-            &self.before_attention,
-            &self.after_attention,
-            &self.before_mlp,
-            &self.after_mlp,
-        ];
-        self.attention.bytes() + self.mlp.bytes() + norms.into_iter().map(Norm::bytes).sum::<u64>()
-    }
 }

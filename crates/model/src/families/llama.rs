@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::Family;
 use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
-use crate::decoder::{Decoder, DecoderLayer};
+use crate::decoder::Decoder;
 use crate::fields::Fields;
+use crate::layer::{Layer, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
-use crate::workspace::Pass;
 use crate::{ModelConfig, ModelError};
 
 pub(super) const FAMILY: Family = Family {
@@ -67,13 +67,23 @@ pub(super) fn build_with(
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        decoder.layers.push(Box::new(Layer {
-            attention_norm: norm(config, weights, &name("input_layernorm"), config.hidden_size)?,
-            attention: attention(style, config, weights, &name("self_attn"))?,
-            mlp_norm: norm(config, weights, &name("post_attention_layernorm"), config.hidden_size)?,
-            mlp: mlp(style, config, weights, &name("mlp"), activation)?,
-            rotary: Arc::clone(&rotary),
-        }));
+        let attention_norm = norm(config, weights, &name("input_layernorm"), config.hidden_size)?;
+        let (attention, output) = attention(style, config, weights, &name("self_attn"), attention_norm, &rotary)?;
+        let mlp_norm = norm(config, weights, &name("post_attention_layernorm"), config.hidden_size)?;
+        let mlp = mlp(style, config, weights, &name("mlp"), activation)?;
+        let mut steps = vec![
+            Step::Project {
+                projection: output,
+                from: Rows::Attended,
+                to: Rows::Branch,
+            },
+            Step::Add(Rows::Branch),
+        ];
+        steps.extend(feed_forward(mlp_norm, mlp));
+        decoder.layers.push(Layer {
+            attention: Some(attention),
+            steps,
+        });
     }
     Ok(decoder)
 }
@@ -85,12 +95,15 @@ fn norm(config: &ModelConfig, weights: &mut Checkpoint, name: &str, width: usize
     })
 }
 
+/// The attention and the projection of its result.
 fn attention(
     style: Style,
     config: &ModelConfig,
     weights: &mut Checkpoint,
     name: &str,
-) -> Result<Attention, ModelError> {
+    before: Norm,
+    rotary: &Arc<Rotary>,
+) -> Result<(Attention, Projection), ModelError> {
     let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
     let part = |part: &str| format!("{name}.{part}");
     let [query, key, value] = if style.fused {
@@ -110,15 +123,18 @@ fn attention(
         true => norm(config, weights, &part(name), config.head_dim).map(Some),
         false => Ok(None),
     };
-    Ok(Attention {
+    let attention = Attention {
+        norm: Arc::new(before),
         query,
         key,
         value,
         query_norm: head_norm("q_norm")?,
         key_norm: head_norm("k_norm")?,
-        output: Projection::load(weights, &part("o_proj"), hidden, queries, style.output_bias)?,
-        gate: None,
-    })
+        rotary: Arc::clone(rotary),
+        rotary_table: 0,
+    };
+    let output = Projection::load(weights, &part("o_proj"), hidden, queries, style.output_bias)?;
+    Ok((attention, output))
 }
 
 fn mlp(
@@ -149,35 +165,4 @@ fn mlp(
         down: Projection::load(weights, &part("down_proj"), hidden, inner, style.mlp_bias)?,
         activation,
     })
-}
-
-struct Layer {
-    attention_norm: Norm,
-    attention: Attention,
-    mlp_norm: Norm,
-    mlp: Mlp,
-    rotary: Arc<Rotary>,
-}
-
-impl DecoderLayer for Layer {
-    fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError> {
-        self.attention
-            .attend(pass, config, &self.attention_norm, (0, &self.rotary), hidden)?;
-        pass.for_row_blocks(hidden, |rows| {
-            self.attention.output.apply(rows.attended, rows.branch);
-            rows.add_branch();
-            self.mlp_norm.apply(rows.hidden, rows.normed);
-            self.mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch);
-            rows.add_branch();
-        });
-        Ok(())
-    }
-
-    fn rotary(&self) -> Option<&Rotary> {
-        Some(&self.rotary)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.attention_norm.bytes() + self.attention.bytes() + self.mlp_norm.bytes() + self.mlp.bytes()
-    }
 }

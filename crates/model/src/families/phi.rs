@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::Family;
 use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
-use crate::decoder::{Decoder, DecoderLayer};
+use crate::decoder::Decoder;
 use crate::fields::Fields;
+use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
-use crate::workspace::Pass;
 use crate::{ModelConfig, ModelError};
 
 pub(super) const FAMILY: Family = Family {
@@ -56,58 +56,44 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             false => Ok(None),
         };
         let (query_norm, key_norm) = (head_norm("self_attn.q_layernorm")?, head_norm("self_attn.k_layernorm")?);
-        let norm = norm(weights, &name("input_layernorm"), hidden)?;
+        let norm = Arc::new(norm(weights, &name("input_layernorm"), hidden)?);
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, true);
-        decoder.layers.push(Box::new(Layer {
-            norm,
-            attention: Attention {
-                query: load("self_attn.q_proj", queries, hidden)?,
-                key: load("self_attn.k_proj", kv, hidden)?,
-                value: load("self_attn.v_proj", kv, hidden)?,
-                output: load("self_attn.dense", hidden, queries)?,
-                query_norm,
-                key_norm,
-                gate: None,
-            },
-            mlp: Mlp::Plain {
-                up: load("mlp.fc1", inner, hidden)?,
-                down: load("mlp.fc2", hidden, inner)?,
-                activation,
-            },
+        let attention = Attention {
+            norm: Arc::clone(&norm),
+            query: load("self_attn.q_proj", queries, hidden)?,
+            key: load("self_attn.k_proj", kv, hidden)?,
+            value: load("self_attn.v_proj", kv, hidden)?,
+            query_norm,
+            key_norm,
             rotary: Arc::clone(&rotary),
-        }));
+            rotary_table: 0,
+        };
+        let output = load("self_attn.dense", hidden, queries)?;
+        let mlp = Mlp::Plain {
+            up: load("mlp.fc1", inner, hidden)?,
+            down: load("mlp.fc2", hidden, inner)?,
+            activation,
+        };
+        decoder.layers.push(Layer {
+            attention: Some(attention),
+            steps: vec![
+                // Both branches start from the layer's input.
+                Step::Normalise {
+                    norm,
+                    from: Rows::Hidden,
+                    to: Rows::Normed,
+                },
+                Step::Project {
+                    projection: output,
+                    from: Rows::Attended,
+                    to: Rows::Branch,
+                },
+                Step::Add(Rows::Branch),
+                Step::FeedForward(mlp),
+                Step::Add(Rows::Branch),
+            ],
+        });
     }
     decoder.head_bias = Some(weights.vector("lm_head.bias", config.vocab_size)?);
     Ok(decoder)
-}
-
-struct Layer {
-    norm: Norm,
-    attention: Attention,
-    mlp: Mlp,
-    rotary: Arc<Rotary>,
-}
-
-impl DecoderLayer for Layer {
-    fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError> {
-        self.attention
-            .attend(pass, config, &self.norm, (0, &self.rotary), hidden)?;
-        pass.for_row_blocks(hidden, |rows| {
-            // Both branches start from the layer's input.
-            self.norm.apply(rows.hidden, rows.normed);
-            self.attention.output.apply(rows.attended, rows.branch);
-            rows.add_branch();
-            self.mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch);
-            rows.add_branch();
-        });
-        Ok(())
-    }
-
-    fn rotary(&self) -> Option<&Rotary> {
-        Some(&self.rotary)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.norm.bytes() + self.attention.bytes() + self.mlp.bytes()
-    }
 }

@@ -6,10 +6,10 @@ use super::Family;
 use crate::blocks::{
     Activation, Attention, DeltaNetStorage, GatedDeltaNet, Mlp, Norm, Projection, Rotary, RotarySettings,
 };
-use crate::decoder::{Decoder, DecoderLayer};
+use crate::decoder::Decoder;
 use crate::fields::Fields;
+use crate::layer::{Layer, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
-use crate::workspace::Pass;
 use crate::{ModelConfig, ModelError, RecurrentShape};
 
 pub(super) const FAMILY: Family = Family {
@@ -121,12 +121,18 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let mixer_norm = norm(weights, &name("input_layernorm"), hidden)?;
-        let mixer = match config.recurrent.as_ref().filter(|shape| shape.is_recurrent(layer)) {
+        let mixer_norm = Arc::new(norm(weights, &name("input_layernorm"), hidden)?);
+        let (attention, mut steps) = match config.recurrent.as_ref().filter(|shape| shape.is_recurrent(layer)) {
             Some(shape) => {
                 let name = name("linear_attn");
                 let epsilon = config.norm_epsilon;
-                Mixer::Recurrent(GatedDeltaNet::load(weights, &name, shape, hidden, epsilon, storage)?)
+                let mixer = GatedDeltaNet::load(weights, &name, shape, hidden, epsilon, storage)?;
+                let normalise = Step::Normalise {
+                    norm: mixer_norm,
+                    from: Rows::Hidden,
+                    to: Rows::Normed,
+                };
+                (None, vec![normalise, Step::Recur(mixer)])
             }
             None => {
                 let query_norm = Some(norm(weights, &name("self_attn.q_norm"), config.head_dim)?);
@@ -143,88 +149,36 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
                 )?;
                 let mut load =
                     |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, biased);
-                Mixer::Attention(Attention {
+                let attention = Attention {
+                    norm: Arc::clone(&mixer_norm),
                     query,
                     key: load("self_attn.k_proj", kv, hidden)?,
                     value: load("self_attn.v_proj", kv, hidden)?,
-                    output: load("self_attn.o_proj", hidden, queries)?,
                     query_norm,
                     key_norm,
-                    gate: Some(gate),
-                })
+                    rotary: Arc::clone(&rotary),
+                    rotary_table: 0,
+                };
+                let output = Step::Project {
+                    projection: load("self_attn.o_proj", hidden, queries)?,
+                    from: Rows::Attended,
+                    to: Rows::Branch,
+                };
+                let open = Step::OpenGate { norm: mixer_norm, gate };
+                (Some(attention), vec![open, output])
             }
         };
+        steps.push(Step::Add(Rows::Branch));
         let mlp_norm = norm(weights, &name("post_attention_layernorm"), hidden)?;
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);
-        decoder.layers.push(Box::new(Layer {
-            mixer_norm,
-            mixer,
-            mlp_norm,
-            mlp: Mlp::Gated {
-                gate: load("mlp.gate_proj", inner, hidden)?,
-                up: load("mlp.up_proj", inner, hidden)?,
-                down: load("mlp.down_proj", hidden, inner)?,
-                activation: Activation::Silu,
-            },
-            rotary: Arc::clone(&rotary),
-        }));
+        let mlp = Mlp::Gated {
+            gate: load("mlp.gate_proj", inner, hidden)?,
+            up: load("mlp.up_proj", inner, hidden)?,
+            down: load("mlp.down_proj", hidden, inner)?,
+            activation: Activation::Silu,
+        };
+        steps.extend(feed_forward(mlp_norm, mlp));
+        decoder.layers.push(Layer { attention, steps });
     }
     Ok(decoder)
-}
-
-/// What lets tokens see each other.
-enum Mixer {
-    Attention(Attention),
-    Recurrent(GatedDeltaNet),
-}
-
-struct Layer {
-    mixer_norm: Norm,
-    mixer: Mixer,
-    mlp_norm: Norm,
-    mlp: Mlp,
-    rotary: Arc<Rotary>,
-}
-
-impl DecoderLayer for Layer {
-    fn forward(&self, config: &ModelConfig, pass: &mut Pass<'_>, hidden: &mut [f32]) -> Result<(), ModelError> {
-        let mut state = pass.recurrent.take();
-        if let Mixer::Attention(attention) = &self.mixer {
-            attention.attend(pass, config, &self.mixer_norm, (0, &self.rotary), hidden)?;
-        }
-        pass.for_row_blocks(hidden, |rows| {
-            match (&self.mixer, &mut state) {
-                (Mixer::Attention(attention), _) => {
-                    attention.gate_rows(&self.mixer_norm, rows);
-                    attention.output.apply(rows.attended, rows.branch);
-                }
-                (Mixer::Recurrent(mixer), state) => {
-                    self.mixer_norm.apply(rows.hidden, rows.normed);
-                    if let Some(state) = state {
-                        mixer.apply(rows.start_position, state, rows.normed, rows.mixer, rows.branch);
-                    }
-                }
-            }
-            rows.add_branch();
-            self.mlp_norm.apply(rows.hidden, rows.normed);
-            self.mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch);
-            rows.add_branch();
-        });
-        Ok(())
-    }
-
-    fn rotary(&self) -> Option<&Rotary> {
-        match &self.mixer {
-            Mixer::Attention(_) => Some(&self.rotary),
-            Mixer::Recurrent(_) => None,
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        let mixer = match &self.mixer {
-            Mixer::Attention(attention) => attention.bytes(),
-            Mixer::Recurrent(mixer) => mixer.bytes(),
-        };
-        self.mixer_norm.bytes() + mixer + self.mlp_norm.bytes() + self.mlp.bytes()
-    }
 }

@@ -28,7 +28,7 @@ pub(crate) struct DeltaNetStorage {
 }
 
 /// The weights of one layer's token mixer.
-pub(crate) struct GatedDeltaNet {
+pub struct GatedDeltaNet {
     hidden: usize,
     rule: Rule,
     /// Queries, keys and values of all heads.

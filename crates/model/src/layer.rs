@@ -1,0 +1,163 @@
+//! A layer as data: what happens to a batch's rows, in order.
+//!
+//! Families describe their layers and compute nothing. The description is carried out here on the CPU, in blocks of
+//! rows, and by `riffle-cuda` in a device's memory; a family is therefore written once.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::blocks::{Attention, GatedDeltaNet, Mlp, Norm, Projection, Rotary, add, sigmoid_gate};
+use crate::recurrent::LayerState;
+use crate::workspace::{Pass, RowBlock};
+use crate::{ModelConfig, ModelError};
+
+/// Values of a batch's rows that steps read and write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// The residual stream, `[rows, hidden_size]`.
+    Hidden,
+    /// What attention returned, `[rows, heads, head_dim]`.
+    Attended,
+    /// Scratch, `[rows, hidden_size]`: as a rule what goes into a block.
+    Normed,
+    /// Scratch, `[rows, hidden_size]`: as a rule what comes out of a block.
+    Branch,
+}
+
+/// Work on rows, each row by itself but for the memory of [`Step::Recur`].
+pub enum Step {
+    /// `to = norm(from)`.
+    Normalise {
+        /// The norm.
+        norm: Arc<Norm>,
+        /// What it reads.
+        from: Rows,
+        /// What it writes.
+        to: Rows,
+    },
+    /// `to = projection(from)`.
+    Project {
+        /// The linear layer.
+        projection: Projection,
+        /// What it reads.
+        from: Rows,
+        /// What it writes.
+        to: Rows,
+    },
+    /// `Branch = feed_forward(Normed)`.
+    FeedForward(Mlp),
+    /// `Branch = mixer(Normed)`, reading and renewing the layer's recurrent state in order of rows.
+    Recur(GatedDeltaNet),
+    /// `Normed = norm(Hidden)`, then `Attended *= sigmoid(gate(Normed))`.
+    OpenGate {
+        /// The norm before the gate.
+        norm: Arc<Norm>,
+        /// Linear layer to the width of the attention result.
+        gate: Projection,
+    },
+    /// `Hidden += rows`.
+    Add(Rows),
+}
+
+/// One layer of a decoder.
+pub struct Layer {
+    /// What lets tokens see each other, where that is attention; done for the whole batch before the steps.
+    pub attention: Option<Attention>,
+    /// What happens to the rows then.
+    pub steps: Vec<Step>,
+}
+
+impl Layer {
+    /// Takes `hidden`, `[tokens, hidden]`, through the layer on the CPU.
+    pub(crate) fn forward(
+        &self,
+        config: &ModelConfig,
+        pass: &mut Pass<'_>,
+        hidden: &mut [f32],
+    ) -> Result<(), ModelError> {
+        let mut state = pass.recurrent.take();
+        if let Some(attention) = &self.attention {
+            attention.attend(pass, config, hidden)?;
+        }
+        pass.for_row_blocks(hidden, |rows| {
+            for step in &self.steps {
+                step.apply(rows, state.as_deref_mut());
+            }
+        });
+        Ok(())
+    }
+
+    /// How its keys carry their positions; `None` where there are none.
+    pub(crate) fn rotary(&self) -> Option<&Rotary> {
+        Some(&self.attention.as_ref()?.rotary)
+    }
+
+    /// Bytes its weights take in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let mut seen = BTreeSet::new();
+        // A norm that several parts share is held once.
+        let mut once = |norm: &Arc<Norm>| match seen.insert(Arc::as_ptr(norm)) {
+            true => norm.bytes(),
+            false => 0,
+        };
+        let attention = self.attention.as_ref();
+        let attention = attention.map_or(0, |attention| attention.bytes() + once(&attention.norm));
+        let steps = self.steps.iter().map(|step| match step {
+            Step::Normalise { norm, .. } => once(norm),
+            Step::Project { projection, .. } => projection.bytes(),
+            Step::FeedForward(mlp) => mlp.bytes(),
+            Step::Recur(mixer) => mixer.bytes(),
+            Step::OpenGate { norm, gate } => once(norm) + gate.bytes(),
+            Step::Add(_) => 0,
+        });
+        attention + steps.sum::<u64>()
+    }
+}
+
+impl Step {
+    fn apply(&self, rows: &mut RowBlock<'_>, state: Option<&mut LayerState>) {
+        match self {
+            Step::Normalise { norm, from, to } => {
+                rows.with(*from, *to, |input, output| norm.apply(input, output));
+            }
+            Step::Project { projection, from, to } => {
+                rows.with(*from, *to, |input, output| projection.apply(input, output));
+            }
+            Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch),
+            Step::Recur(mixer) => {
+                if let Some(state) = state {
+                    mixer.apply(rows.start_position, state, rows.normed, rows.mixer, rows.branch);
+                }
+            }
+            Step::OpenGate { norm, gate } => {
+                let opening = &mut rows.mixer[..rows.attended.len()];
+                norm.apply(rows.hidden, rows.normed);
+                gate.apply(rows.normed, opening);
+                sigmoid_gate(rows.attended, opening);
+            }
+            Step::Add(term) => rows.with(*term, Rows::Hidden, |term, hidden| add(hidden, term)),
+        }
+    }
+}
+
+impl RowBlock<'_> {
+    /// Calls `work(from, to)`; they must be different rows.
+    fn with(&mut self, from: Rows, to: Rows, work: impl FnOnce(&[f32], &mut [f32])) {
+        let output = std::mem::take(self.rows_mut(to));
+        work(self.rows_mut(from), &mut *output);
+        *self.rows_mut(to) = output;
+    }
+}
+
+/// The steps of a feed-forward block with a norm before it: `Hidden += mlp(norm(Hidden))`.
+pub(crate) fn feed_forward(norm: Norm, mlp: Mlp) -> [Step; 3] {
+    [
+        Step::Normalise {
+            norm: Arc::new(norm),
+            from: Rows::Hidden,
+            to: Rows::Normed,
+        },
+        Step::FeedForward(mlp),
+        Step::Add(Rows::Branch),
+    ]
+}
