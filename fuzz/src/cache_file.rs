@@ -41,7 +41,7 @@ fn hash_head(bytes: &mut [u8]) {
         usize::try_from(u64::from_le_bytes(eight.try_into().ok()?)).ok()
     };
     let end = || {
-        let tokens = number(16)?.checked_mul(8)?;
+        let tokens = number(16)?.checked_mul(number(24)?)?.checked_mul(8)?;
         let end = 80usize.checked_add(tokens)?.checked_add(number(64)?)?;
         end.checked_add(number(72)?)
     };

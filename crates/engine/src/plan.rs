@@ -1,7 +1,7 @@
 //! The memory plan: what a run will use, before anything is allocated.
 
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, KvTiers, Outlook};
+use riffle_kv::{CacheShape, KvTiers, Outlook, largest};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicyShape;
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub struct TierPlan {
     pub device_bytes: u64,
     /// In main memory.
     pub ram_bytes: u64,
-    /// In files, with their checksums.
+    /// In files.
     pub disk_bytes: u64,
     /// The hard budget of main memory; without limit beyond the pages themselves where there is none.
     pub ram_budget_bytes: Option<u64>,
@@ -301,20 +301,6 @@ fn stored_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -
     options.prefill.stored_bytes(&shape, context) + options.decode.stored_bytes(&shape, context)
 }
 
-/// The largest number in 1..=limit for which `fits` holds (it holds for all smaller ones too), or 0.
-fn largest(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, limit);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    low
-}
-
 /// Bytes this process may still use: what the system has available, within its control group's limit.
 pub fn available_memory_bytes() -> u64 {
     let mut system = sysinfo::System::new();
@@ -355,12 +341,5 @@ mod tests {
         assert_eq!(human_bytes(1536), "1.5 KiB");
         assert_eq!(human_bytes(300 << 20), "300 MiB");
         assert_eq!(human_bytes(u64::MAX), "16777216 TiB");
-    }
-
-    #[test]
-    fn the_largest_fitting_number_is_found_exactly() {
-        assert_eq!(largest(100, |n| n <= 37), 37);
-        assert_eq!(largest(100, |_| true), 100);
-        assert_eq!(largest(100, |_| false), 0);
     }
 }

@@ -8,11 +8,15 @@ use std::sync::Arc;
 
 use riffle_attention::{Format, Plane, PlaneMut};
 
+use crate::ledger::Ledger;
 use crate::reclaim::OS_PAGE_BYTES;
 use crate::{Device, DeviceMemory, KvError};
 
-/// Bytes of a slab, unless one plane is larger or the budget smaller.
+/// Bytes of a slab at most, unless one plane is larger.
 const SLAB_BYTES: usize = 16 << 20;
+
+/// A slab is at most this part of a budget, so that what is mapped and not used stands in nobody's way.
+const SLABS_IN_BUDGET: u64 = 64;
 
 /// Where a plane lies in an [`Arena`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +26,11 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// The slab it lies in.
+    pub(crate) fn slab(self) -> u16 {
+        self.slab
+    }
+
     /// The slot as one number.
     pub(crate) fn number(self) -> u32 {
         u32::from(self.slab) << 16 | u32::from(self.index)
@@ -39,6 +48,8 @@ impl Slot {
 /// The planes of one format and size.
 pub(crate) struct Arena {
     device: Arc<dyn Device>,
+    /// What slabs are counted in.
+    ledger: Arc<Ledger>,
     format: Format,
     plane_bytes: usize,
     /// `None` where a slab ran empty and was unmapped.
@@ -57,9 +68,16 @@ struct Slab {
 }
 
 impl Arena {
-    pub(crate) fn new(device: Arc<dyn Device>, format: Format, page_tokens: usize, head_dim: usize) -> Self {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        ledger: Arc<Ledger>,
+        format: Format,
+        page_tokens: usize,
+        head_dim: usize,
+    ) -> Self {
         Self {
             device,
+            ledger,
             format,
             plane_bytes: format.plane_bytes(page_tokens, head_dim),
             slabs: Vec::new(),
@@ -68,17 +86,20 @@ impl Arena {
         }
     }
 
-    /// Sees to it that `slots` are free, with at most `most_slots` mapped in all; nothing is mapped on error.
-    pub(crate) fn reserve(&mut self, slots: usize, most_slots: usize) -> Result<(), KvError> {
+    /// Sees to it that `slots` are free, with at most `most_slots` mapped in all. False where the ledger has no room for
+    /// them; nothing is mapped then, nor on error.
+    pub(crate) fn reserve(&mut self, slots: usize, most_slots: usize) -> Result<bool, KvError> {
         while self.free_slots < slots {
-            let usual = (SLAB_BYTES / self.plane_bytes).clamp(1, 1 << 16);
+            let share = usize::try_from(self.ledger.budget_bytes() / SLABS_IN_BUDGET).unwrap_or(usize::MAX);
+            let usual = (SLAB_BYTES.min(share) / self.plane_bytes).clamp(1, 1 << 16);
             let room = most_slots.saturating_sub(self.slots()).max(1);
-            if let Err(error) = self.map_slab(usual.min(room)) {
+            let mapped = self.map_slab(usual.min(room), slots - self.free_slots);
+            if !matches!(mapped, Ok(true)) {
                 self.unmap_empty();
-                return Err(error);
+                return mapped;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes the lowest free slot; one must have been reserved.
@@ -125,10 +146,6 @@ impl Arena {
         self.format
     }
 
-    pub(crate) fn plane(&self, slot: Slot) -> Plane<'_> {
-        as_plane(self.format, self.bytes(slot))
-    }
-
     pub(crate) fn plane_mut(&mut self, slot: Slot) -> PlaneMut<'_> {
         let format = self.format;
         as_plane_mut(format, self.bytes_mut(slot))
@@ -159,7 +176,40 @@ impl Arena {
         bitmaps + self.slabs.capacity() * size_of::<Option<Slab>>()
     }
 
-    fn slots(&self) -> usize {
+    /// The last slab, if the planes in it have room in those before it.
+    pub(crate) fn spare_slab(&self) -> Option<u16> {
+        let (number, slab) = self
+            .slabs
+            .iter()
+            .enumerate()
+            .rev()
+            .find_map(|(n, slab)| Some((n, slab.as_ref()?)))?;
+        let free_before = self.free_slots - (slab.slots - slab.used_slots);
+        (slab.used_slots <= free_before).then_some(number as u16)
+    }
+
+    /// Moves a plane of the last slab to one before it; room there is [known](Self::spare_slab).
+    pub(crate) fn move_down(&mut self, slot: Slot) -> Slot {
+        let target = self.take();
+        debug_assert!(target.slab < slot.slab);
+        let plane = self.bytes(slot).to_vec();
+        self.bytes_mut(target).copy_from_slice(&plane);
+        self.free_for_reuse(slot);
+        target
+    }
+
+    /// Unmaps slabs in which nothing is in use.
+    pub(crate) fn trim(&mut self) {
+        self.unmap_empty();
+    }
+
+    /// Slots in use.
+    pub(crate) fn used_slots(&self) -> usize {
+        self.slots() - self.free_slots
+    }
+
+    /// Slots that are mapped.
+    pub(crate) fn slots(&self) -> usize {
         self.slabs.iter().flatten().map(|slab| slab.slots).sum()
     }
 
@@ -173,16 +223,27 @@ impl Arena {
         slab.expect("slots in use lie in mapped slabs")
     }
 
-    fn map_slab(&mut self, slots: usize) -> Result<(), KvError> {
+    /// Maps a slab of `slots`, or of fewer where the ledger has no room for so many but for the `needed` ones.
+    fn map_slab(&mut self, mut slots: usize, needed: usize) -> Result<bool, KvError> {
+        let needed = needed.min(slots);
+        while !self.ledger.take((slots * self.plane_bytes) as u64) {
+            if slots == needed {
+                return Ok(false);
+            }
+            slots = (slots / 2).max(needed);
+        }
         let bytes = slots * self.plane_bytes;
         let number = self.slabs.iter().position(Option::is_none).unwrap_or(self.slabs.len());
-        if number > usize::from(u16::MAX) {
-            let source = std::io::ErrorKind::OutOfMemory.into();
-            return Err(KvError::Memory { bytes, source });
-        }
-        let memory = self.device.allocate(bytes);
+        let memory = match number > usize::from(u16::MAX) {
+            true => Err(std::io::ErrorKind::OutOfMemory.into()),
+            false => self.device.allocate(bytes),
+        };
+        let memory = memory.map_err(|source| {
+            self.ledger.give(bytes as u64);
+            KvError::Memory { bytes, source }
+        })?;
         let slab = Slab {
-            memory: memory.map_err(|source| KvError::Memory { bytes, source })?,
+            memory,
             used: vec![0; slots.div_ceil(64)],
             slots,
             used_slots: 0,
@@ -194,17 +255,24 @@ impl Arena {
         }
         self.free_slots += slots;
         self.first_free = self.first_free.min(number);
-        Ok(())
+        Ok(true)
     }
 
     fn unmap_empty(&mut self) {
         for slab in &mut self.slabs {
             if let Some(empty) = slab.take_if(|slab| slab.used_slots == 0) {
                 self.free_slots -= empty.slots;
+                self.ledger.give((empty.slots * self.plane_bytes) as u64);
             }
         }
         let kept = self.slabs.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
         self.slabs.truncate(kept);
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        self.ledger.give(self.mapped_bytes() as u64);
     }
 }
 
@@ -268,10 +336,15 @@ impl Slab {
 mod tests {
     use super::*;
 
+    fn arena(format: Format, page_tokens: usize, head_dim: usize) -> Arena {
+        let device = Arc::new(crate::CpuDevice::new());
+        Arena::new(device, Ledger::new(None), format, page_tokens, head_dim)
+    }
+
     #[test]
     fn a_freed_slot_never_takes_a_neighbours_bytes_with_it() {
         // 16 tokens × 16 as q4_0: planes of 160 bytes, many in one page of the operating system.
-        let mut arena = Arena::new(Arc::new(crate::CpuDevice::new()), Format::Q4_0, 16, 16);
+        let mut arena = arena(Format::Q4_0, 16, 16);
         arena.reserve(200, 200).unwrap();
         let slots: Vec<Slot> = (0..200).map(|_| arena.take()).collect();
         for (n, slot) in slots.iter().enumerate() {
@@ -289,10 +362,7 @@ mod tests {
         arena.free(&mut [slots[130]]);
         for (n, slot) in slots.iter().enumerate() {
             if !(40..120).contains(&n) && n != 130 {
-                let Plane::Q4_0(bytes) = arena.plane(*slot) else {
-                    unreachable!()
-                };
-                assert!(bytes.iter().all(|byte| *byte == n as u8), "slot {n}");
+                assert!(arena.bytes(*slot).iter().all(|byte| *byte == n as u8), "slot {n}");
             }
         }
         assert_eq!(arena.take(), slots[40]);
@@ -300,7 +370,7 @@ mod tests {
 
     #[test]
     fn an_arena_that_runs_empty_maps_nothing() {
-        let mut arena = Arena::new(Arc::new(crate::CpuDevice::new()), Format::F32, 1024, 256);
+        let mut arena = arena(Format::F32, 1024, 256);
         arena.reserve(40, 64).unwrap();
         let mut slots: Vec<Slot> = (0..40).map(|_| arena.take()).collect();
         assert!(arena.mapped_bytes() >= 40 << 20);

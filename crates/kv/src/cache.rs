@@ -2,25 +2,27 @@ use std::sync::Arc;
 
 use riffle_attention::{PageView, PlaneMut, Span, write_keys, write_values};
 
-use crate::disk::{DiskSpace, HASH_BYTES};
+use crate::ledger::Taken;
 use crate::offload::{OffloadEngine, Pages};
+use crate::pool::Pool;
 use crate::store::{PlaneBytes, PlaneStore};
 use crate::tiers::Layout;
-use crate::{CacheShape, KvError, KvTiers, KvUsage, TierBytes};
+use crate::{CacheShape, KvError, KvTiers, KvUsage, PagePool, TierBytes, largest};
 
 /// Keys and values of one sequence, in pages of (layer, KV head).
 ///
 /// The newest pages and the first lie in the nearest tier; where farther tiers are given, the oldest leave for them
-/// when room is needed, and come back through [`stream`](Self::stream) to be read.
+/// when room is needed, and come back through [`stream`](Self::stream) to be read. Sequences of one [`PagePool`] may hold
+/// pages in common; who writes into one copies it first.
 pub struct KvCache {
-    shape: CacheShape,
-    tiers: KvTiers,
-    space: Arc<DiskSpace>,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) keys: PlaneStore,
     pub(crate) values: PlaneStore,
-    /// `[layers]`
-    tokens: Vec<usize>,
+    /// `[layers, kv_heads]`: heads differ where some have let tokens go ([`retain`](Self::retain)).
+    pub(crate) tokens: Vec<usize>,
     offload: OffloadEngine,
+    /// Memory of pages on their way and of keys that are looked through.
+    _moving: Taken,
 }
 
 /// Takes pages of each KV head.
@@ -45,36 +47,55 @@ impl KvCache {
     /// # Errors
     /// [`KvError::Shape`]; [`KvError::Disk`] when the folder of the disk tier cannot be written to.
     pub fn with_tiers(shape: CacheShape, tiers: KvTiers) -> Result<Self, KvError> {
-        shape.validate()?;
-        tiers.check()?;
-        let layout = Layout::new(&tiers, &shape);
-        let space = Arc::new(DiskSpace::new(tiers.disk.as_ref().and_then(|disk| disk.budget_bytes)));
+        PagePool::new(shape, tiers)?.cache()
+    }
+
+    pub(crate) fn in_pool(pool: Arc<Pool>) -> Result<Self, KvError> {
+        let (shape, tiers) = (&pool.shape, &pool.tiers);
+        let layout = Layout::new(tiers, shape);
         let store =
-            |what, format, slots| PlaneStore::new(what, &shape, format, &tiers, slots, layout.ram_slots, &space);
+            |what, format, slots| PlaneStore::new(what, shape, format, tiers, slots, layout.ram_slots, &pool.ledgers);
+        let limited = tiers.has_farther() && tiers.near_budget_bytes().is_some();
+        let moving = u64::from(limited) * (tiers.ring_bytes(shape).saturating_add(layout.scan_bytes));
+        // A first sequence that has too little of everything is told so when it appends.
+        let moving = moving.min(pool.ledgers.near.budget_bytes());
         Ok(Self {
             keys: store("keys", shape.key_format, layout.near_key_slots)?,
             values: store("values", shape.value_format, layout.near_value_slots)?,
-            tokens: vec![0; shape.layers],
-            offload: OffloadEngine::new(&tiers, &shape, layout.scan_bytes),
-            shape,
-            tiers,
-            space,
+            tokens: vec![0; shape.layers * shape.kv_heads],
+            offload: OffloadEngine::new(tiers, shape, layout.scan_bytes),
+            _moving: Taken::take(&pool.ledgers.near, moving, "pages on their way")?,
+            pool,
         })
     }
 
     /// The cache's shape.
     pub fn shape(&self) -> &CacheShape {
-        &self.shape
+        &self.pool.shape
     }
 
     /// The tiers its pages may lie in.
     pub fn tiers(&self) -> &KvTiers {
-        &self.tiers
+        &self.pool.tiers
     }
 
-    /// Tokens in a layer; 0 for a layer that does not exist.
+    /// Where its pages come from, for sequences that are to share some of them.
+    pub fn pool(&self) -> PagePool {
+        PagePool(Arc::clone(&self.pool))
+    }
+
+    /// Tokens in a layer, in the KV head that holds most; 0 for a layer that does not exist.
     pub fn tokens(&self, layer: usize) -> usize {
-        self.tokens.get(layer).copied().unwrap_or(0)
+        let heads = self.pool.shape.kv_heads;
+        let heads = self
+            .tokens
+            .get(layer.saturating_mul(heads)..layer.saturating_add(1).saturating_mul(heads));
+        heads.and_then(|heads| heads.iter().copied().max()).unwrap_or(0)
+    }
+
+    /// Tokens in a (layer, KV head) that exists.
+    pub fn head_tokens(&self, layer: usize, kv_head: usize) -> usize {
+        self.tokens[layer * self.pool.shape.kv_heads + kv_head]
     }
 
     /// Appends tokens to a layer. Keys and values are `[tokens, kv_heads, head_dim]`. The pages they fill lie near until
@@ -91,7 +112,7 @@ impl KvCache {
             head_dim,
             page_tokens,
             ..
-        } = self.shape;
+        } = self.pool.shape;
         if layer >= layers {
             return Err(KvError::Layer { layer, layers });
         }
@@ -103,61 +124,49 @@ impl KvCache {
                 width,
             });
         }
-        let held = self.tokens[layer];
         let added = keys.len() / width;
-        self.take_pages(layer, held + added)?;
+        self.take_pages(layer, added)?;
 
         for kv_head in 0..kv_heads {
             let table = layer * kv_heads + kv_head;
+            let held = self.tokens[table];
             let mut token = 0;
             while token < added {
                 let slot = (held + token) % page_tokens;
                 let count = (page_tokens - slot).min(added - token);
                 let at = token * width + kv_head * head_dim;
                 let page = (held + token) / page_tokens;
-                let place = self.keys.slot(table, page);
-                let plane = &mut self.keys.near.plane_mut(place);
+                let plane = &mut self.keys.plane_mut(table, page);
                 write_keys(plane, head_dim, slot, count, &keys[at..], width).expect("lengths are checked");
-                let place = self.values.slot(table, page);
-                let plane = &mut self.values.near.plane_mut(place);
+                let plane = &mut self.values.plane_mut(table, page);
                 write_values(plane, head_dim, slot, count, &values[at..], width).expect("lengths are checked");
                 token += count;
             }
+            self.tokens[table] = held + added;
         }
-        self.tokens[layer] = held + added;
         Ok(())
     }
 
     /// The pages of a (layer, KV head) whose keys and values lie near, in order: all of them while nothing has left for
     /// a farther tier. None for a layer or head that does not exist.
     pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'_>> {
-        let exists = layer < self.shape.layers && kv_head < self.shape.kv_heads;
-        let table = if exists {
-            layer * self.shape.kv_heads + kv_head
-        } else {
-            0
-        };
+        let shape = self.shape();
+        let exists = layer < shape.layers && kv_head < shape.kv_heads;
+        let table = if exists { layer * shape.kv_heads + kv_head } else { 0 };
         let pages = if exists { self.keys.pages(table) } else { 0 };
-        let (keys, values) = (self.keys.far(table), self.values.far(table));
-        let far = match (keys.is_empty(), values.is_empty()) {
-            (true, _) => values,
-            (_, true) => keys,
-            _ => keys.start.min(values.start)..keys.end.max(values.end),
-        };
-        let shown = if exists { pages - far.len() } else { 0 };
-        (0..shown).map(move |near| {
-            let page = if near < far.start { near } else { near + far.len() };
-            let keys = self.keys.near.plane(self.keys.slot(table, page));
-            let values = self.values.near.plane(self.values.slot(table, page));
-            self.parts().page_view(layer, page, keys, values)
+        let near: Vec<usize> = (0..pages)
+            .filter(|page| !self.keys.is_far(table, *page) && !self.values.is_far(table, *page))
+            .collect();
+        near.into_iter().map(move |page| {
+            let (keys, values) = (self.keys.plane(table, page), self.values.plane(table, page));
+            self.parts().page_view(table, page, keys, values)
         })
     }
 
     /// Whether all pages of a layer lie near.
     pub fn is_near(&self, layer: usize) -> bool {
-        let heads = self.shape.kv_heads;
-        (layer * heads..(layer + 1) * heads)
-            .all(|table| self.keys.far(table).is_empty() && self.values.far(table).is_empty())
+        let heads = self.shape().kv_heads;
+        (layer * heads..(layer + 1) * heads).all(|table| self.keys.is_near(table) && self.values.is_near(table))
     }
 
     /// Shows pages of a layer to `each`, some at a time and loading ahead: to each call for each KV head pages in order,
@@ -176,7 +185,7 @@ impl KvCache {
         self.check_layer(layer)?;
         next.map_or(Ok(()), |next| self.check_layer(next))?;
         let pages = Pages {
-            shape: &self.shape,
+            shape: &self.pool.shape,
             keys: &self.keys,
             values: &self.values,
             tokens: &self.tokens,
@@ -199,7 +208,7 @@ impl KvCache {
     ) -> Result<T, KvError> {
         self.check_layer(layer)?;
         let pages = Pages {
-            shape: &self.shape,
+            shape: &self.pool.shape,
             keys: &self.keys,
             values: &self.values,
             tokens: &self.tokens,
@@ -208,12 +217,19 @@ impl KvCache {
     }
 
     /// Forgets everything after the first `tokens` tokens, in every layer; freed pages go back to the operating
-    /// system.
+    /// system. Heads that have let tokens go count those that they still hold.
     pub fn truncate(&mut self, tokens: usize) {
         for held in &mut self.tokens {
             *held = tokens.min(*held);
         }
-        self.drain_pages(tokens.div_ceil(self.shape.page_tokens), usize::MAX);
+        self.drain_pages(tokens.div_ceil(self.shape().page_tokens), usize::MAX);
+    }
+
+    /// Forgets everything after the first `tokens` tokens of one (layer, KV head) that exists.
+    pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
+        let table = layer * self.shape().kv_heads + kv_head;
+        self.tokens[table] = tokens.min(self.tokens[table]);
+        self.drain_table(table, tokens.div_ceil(self.shape().page_tokens));
     }
 
     /// Forgets everything.
@@ -221,15 +237,15 @@ impl KvCache {
         self.truncate(0);
     }
 
-    /// What the cache holds.
+    /// What the cache holds, pages that it shares included.
     pub fn usage(&self) -> KvUsage {
         let [near, ram, disk] = {
             let (keys, values) = (self.keys.tier_bytes(), self.values.tier_bytes());
             [keys[0] + values[0], keys[1] + values[1], keys[2] + values[2]]
         };
-        let device = match self.tiers.device.reads_main_memory() {
+        let device = match self.tiers().device.reads_main_memory() {
             // The newest pages count for the device tier.
-            true => near.min(self.tiers.device_budget_bytes),
+            true => near.min(self.tiers().device_budget_bytes),
             false => near,
         };
         let bookkeeping = self.keys.bookkeeping_bytes()
@@ -237,47 +253,63 @@ impl KvCache {
             + self.tokens.capacity() * size_of::<usize>();
         KvUsage {
             tokens: self.tokens.iter().copied().max().unwrap_or(0),
-            pages: self.page_total(),
+            pages: (0..self.tokens.len()).map(|table| self.keys.pages(table)).sum(),
             bytes_by_tier: TierBytes {
                 device,
                 ram: near - device + ram,
                 disk,
             },
+            shared_bytes: self.keys.shared_bytes() + self.values.shared_bytes(),
             bookkeeping_bytes: bookkeeping as u64,
         }
     }
 
-    /// Bytes of memory mapped for pages and for those on their way: at least the pages' own, at most the budgets of
-    /// device and RAM.
+    /// Bytes of memory mapped for pages, shared ones included, and for those on their way: at least the pages' own, at
+    /// most the budgets of device and RAM.
     pub fn mapped_bytes(&self) -> u64 {
         let (keys, values) = (self.keys.mapped_bytes(), self.values.mapped_bytes());
         (keys.iter().chain(&values).sum::<usize>() + self.offload.allocated_bytes()) as u64
     }
 
-    /// Bytes of the disk tier's files, checksums included: at most its budget.
+    /// Bytes of the disk tier's files: at most its budget.
     pub fn file_bytes(&self) -> u64 {
         self.keys.file_bytes() + self.values.file_bytes()
     }
 
     /// The planes of a page that exists, wherever they lie, and how many tokens it holds.
     pub(crate) fn page_planes(&self, layer: usize, kv_head: usize, page: usize) -> Result<PagePlanes<'_>, KvError> {
-        let table = layer * self.shape.kv_heads + kv_head;
-        let tokens = self.page_tokens_held(layer, page);
+        let table = layer * self.shape().kv_heads + kv_head;
+        let tokens = self.parts().tokens_in(table, page);
         Ok((self.keys.bytes(table, page)?, self.values.bytes(table, page)?, tokens))
-    }
-
-    pub(crate) fn set_tokens(&mut self, layer: usize, tokens: usize) {
-        self.tokens[layer] = tokens;
     }
 
     /// Takes `pages` entries from entry `first` on out of every table and frees their slots.
     pub(crate) fn drain_pages(&mut self, first: usize, pages: usize) {
         self.offload.forget();
-        self.keys.drain(first, pages);
-        self.values.drain(first, pages);
+        let tables = 0..self.tokens.len();
+        self.keys.drain(tables.clone(), first, pages);
+        self.values.drain(tables, first, pages);
     }
 
-    /// Changes the keys of a page that exists, wherever it lies.
+    /// Takes the entries from entry `first` on out of one table.
+    pub(crate) fn drain_table(&mut self, table: usize, first: usize) {
+        self.offload.forget();
+        self.keys.drain(table..table + 1, first, usize::MAX);
+        self.values.drain(table..table + 1, first, usize::MAX);
+    }
+
+    /// Moves pages together after many have gone, so that others can have their room.
+    pub(crate) fn defragment(&mut self) {
+        self.keys.defragment();
+        self.values.defragment();
+    }
+
+    /// Forgets what was loaded ahead: pages are about to change.
+    pub(crate) fn forget_loaded(&mut self) {
+        self.offload.forget();
+    }
+
+    /// Changes the keys of a page that exists, wherever it lies; one that was shared becomes the sequence's own.
     pub(crate) fn change_keys(
         &mut self,
         layer: usize,
@@ -285,43 +317,56 @@ impl KvCache {
         page: usize,
         change: impl FnOnce(&mut PlaneMut<'_>),
     ) -> Result<(), KvError> {
-        let table = layer * self.shape.kv_heads + kv_head;
-        if self.keys.is_far(table, page) {
+        let table = layer * self.shape().kv_heads + kv_head;
+        if self.keys.is_far(table, page) || page < self.keys.shared_pages(table) {
             self.offload.forget();
         }
+        self.own_pages(table, page)?;
         self.keys.change(table, page, change)
     }
 
-    /// Tokens in a page that exists.
-    pub(crate) fn page_tokens_held(&self, layer: usize, page: usize) -> usize {
-        (self.tokens[layer] - page * self.shape.page_tokens).min(self.shape.page_tokens)
+    /// Makes the shared pages of a table from page `first` on its own.
+    pub(crate) fn own_pages(&mut self, table: usize, first: usize) -> Result<(), KvError> {
+        let CacheShape {
+            kv_heads, page_tokens, ..
+        } = self.pool.shape;
+        let full = |table: usize| self.tokens[table] / page_tokens;
+        let copied = self.keys.shared_pages(table).saturating_sub(first);
+        if copied > 0 && !self.fits(self.keys.own_pages() + copied) {
+            return Err(self.over_budget(table / kv_heads, self.tokens[table]));
+        }
+        for store in [&mut self.keys, &mut self.values] {
+            store.make_room(copied, &full)?;
+            store.own(table, first)?;
+            store.drop_unnamed();
+        }
+        Ok(())
     }
 
     /// Extends a layer that holds whole pages by one whose planes `fill` fills in: for each KV head keys, then values.
     pub(crate) fn append_page(&mut self, layer: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), KvError> {
         let CacheShape {
             kv_heads, page_tokens, ..
-        } = self.shape;
-        let page = self.tokens[layer] / page_tokens;
-        self.take_pages(layer, (page + 1) * page_tokens)?;
+        } = self.pool.shape;
+        let page = self.tokens(layer) / page_tokens;
+        self.take_pages(layer, page_tokens)?;
         for table in layer * kv_heads..(layer + 1) * kv_heads {
             for store in [&mut self.keys, &mut self.values] {
-                let slot = store.slot(table, page);
-                fill(store.near.bytes_mut(slot));
+                fill(store.bytes_mut(table, page));
             }
+            self.tokens[table] = (page + 1) * page_tokens;
         }
-        self.tokens[layer] = (page + 1) * page_tokens;
         Ok(())
     }
 
-    /// Sets an empty cache to hold this many tokens in each layer; their pages are still to be added and filled in.
+    /// Sets an empty cache to hold this many tokens in each (layer, KV head); their pages are still to be added and
+    /// filled in.
     pub(crate) fn begin_unfilled(&mut self, tokens: Vec<usize>) -> Result<(), KvError> {
-        let mut pages = 0;
-        for (layer, tokens) in tokens.iter().enumerate() {
-            let more = tokens.div_ceil(self.shape.page_tokens).checked_mul(self.shape.kv_heads);
-            pages = more.map_or(usize::MAX, |more| more.saturating_add(pages));
+        let mut pages = 0usize;
+        for (table, tokens) in tokens.iter().enumerate() {
+            pages = pages.saturating_add(tokens.div_ceil(self.shape().page_tokens));
             if !self.fits(pages) {
-                return Err(self.over_budget(layer, *tokens));
+                return Err(self.over_budget(table / self.shape().kv_heads, *tokens));
             }
         }
         self.tokens = tokens;
@@ -332,23 +377,24 @@ impl KvCache {
     pub(crate) fn next_unfilled(&mut self, layer: usize, kv_head: usize) -> Result<[&mut [u8]; 2], KvError> {
         let CacheShape {
             kv_heads, page_tokens, ..
-        } = self.shape;
+        } = self.pool.shape;
         let table = layer * kv_heads + kv_head;
         let tokens = &self.tokens;
         let take = |store: &mut PlaneStore| {
-            let filled: Vec<usize> = (0..tokens.len() * kv_heads).map(|table| store.pages(table)).collect();
-            let full = |table: usize| filled[table].min(tokens[table / kv_heads] / page_tokens);
+            let filled: Vec<usize> = (0..tokens.len()).map(|table| store.pages(table)).collect();
+            let full = |table: usize| filled[table].min(tokens[table] / page_tokens);
             store.make_room(1, &full)?;
             store.take(table, 1);
-            Ok::<_, KvError>(store.slot(table, filled[table]))
+            Ok::<_, KvError>(filled[table])
         };
-        let (keys, values) = (take(&mut self.keys)?, take(&mut self.values)?);
-        Ok([self.keys.near.bytes_mut(keys), self.values.near.bytes_mut(values)])
+        let page = take(&mut self.keys)?;
+        take(&mut self.values)?;
+        Ok([self.keys.bytes_mut(table, page), self.values.bytes_mut(table, page)])
     }
 
-    fn parts(&self) -> Pages<'_> {
+    pub(crate) fn parts(&self) -> Pages<'_> {
         Pages {
-            shape: &self.shape,
+            shape: &self.pool.shape,
             keys: &self.keys,
             values: &self.values,
             tokens: &self.tokens,
@@ -356,7 +402,7 @@ impl KvCache {
     }
 
     fn check_layer(&self, layer: usize) -> Result<(), KvError> {
-        let layers = self.shape.layers;
+        let layers = self.shape().layers;
         if layer < layers {
             Ok(())
         } else {
@@ -364,106 +410,118 @@ impl KvCache {
         }
     }
 
-    fn page_total(&self) -> usize {
-        (0..self.shape.layers * self.shape.kv_heads)
-            .map(|table| self.keys.pages(table))
-            .sum()
-    }
-
-    /// Extends the layer's tables to `tokens` and brings the page that will be written to near, or changes nothing that
-    /// a reader could tell.
-    fn take_pages(&mut self, layer: usize, tokens: usize) -> Result<(), KvError> {
+    /// Extends the layer's tables by `added` tokens and sees to it that the pages that will be written to lie near and
+    /// are the sequence's own, or changes nothing that a reader could tell.
+    fn take_pages(&mut self, layer: usize, added: usize) -> Result<(), KvError> {
         let CacheShape {
             kv_heads, page_tokens, ..
-        } = self.shape;
+        } = self.pool.shape;
         let tables = layer * kv_heads..(layer + 1) * kv_heads;
-        let held = self.keys.pages(tables.start);
-        let new_pages = tokens.div_ceil(page_tokens) - held;
-        self.check_budget(layer, tokens, new_pages)?;
-        let written_to = self.tokens[layer] / page_tokens;
-        let full = |table: usize| self.tokens[table / kv_heads] / page_tokens;
-        let bring = |store: &PlaneStore, table: usize| tokens > self.tokens[layer] && store.is_far(table, written_to);
-        if tables
+        let tokens = &self.tokens;
+        let full = |table: usize| tokens[table] / page_tokens;
+        let new_pages: Vec<usize> = tables
             .clone()
-            .any(|table| bring(&self.keys, table) || bring(&self.values, table))
-        {
+            .map(|table| (tokens[table] + added).div_ceil(page_tokens) - self.keys.pages(table))
+            .collect();
+        let partial = |table: &usize| added > 0 && !tokens[*table].is_multiple_of(page_tokens);
+        let bring = |store: &PlaneStore| -> Vec<usize> {
+            let partial = tables.clone().filter(partial);
+            partial.filter(|table| store.must_bring_last(*table)).collect()
+        };
+        let copied = tables.clone().filter(partial);
+        let copied = copied.filter(|table| self.keys.shared_pages(*table) == self.keys.pages(*table));
+        let more = new_pages.iter().sum::<usize>() + copied.count();
+        if !self.fits(self.keys.own_pages().saturating_add(more)) {
+            return Err(self.over_budget(layer, self.tokens(layer) + added));
+        }
+        let brought = [bring(&self.keys), bring(&self.values)];
+        if brought.iter().any(|tables| !tables.is_empty()) {
             self.offload.forget();
         }
-        if new_pages > 0 && !self.tiers.device.reads_main_memory() {
+        let planes = new_pages.iter().sum::<usize>();
+        if planes > 0 && !self.pool.tiers.device.reads_main_memory() {
             self.offload.settle();
         }
-        for store in [&mut self.keys, &mut self.values] {
-            let last = tables.clone().filter(|table| bring(store, *table)).collect::<Vec<_>>();
-            store.make_room(last.len(), &full)?;
-            for table in last {
-                store.bring_last(table)?;
+        let room = (|| {
+            for (store, tables) in [&mut self.keys, &mut self.values].into_iter().zip(brought) {
+                store.make_room(tables.len(), &full)?;
+                for table in tables {
+                    store.bring_last(table)?;
+                }
             }
-        }
-        let planes = new_pages * kv_heads;
-        self.keys.make_room(planes, &full)?;
-        if let Err(error) = self.values.make_room(planes, &full) {
-            self.keys.unreserve();
-            return Err(error);
-        }
-        for table in tables {
-            self.keys.take(table, new_pages);
-            self.values.take(table, new_pages);
+            self.keys.make_room(planes, &full)?;
+            self.values
+                .make_room(planes, &full)
+                .inspect_err(|_| self.keys.unreserve())
+        })();
+        room.map_err(|error| match error {
+            // Other sequences have what was still free.
+            KvError::NearBudget { .. } if !self.pool.tiers.has_farther() => {
+                self.over_budget(layer, self.tokens(layer) + added)
+            }
+            error => error,
+        })?;
+        for (table, pages) in tables.zip(new_pages) {
+            self.keys.take(table, pages);
+            self.values.take(table, pages);
         }
         Ok(())
     }
 
-    /// Refuses what no tier has room for.
-    fn check_budget(&self, layer: usize, tokens: usize, new_pages: usize) -> Result<(), KvError> {
-        let kv_heads = self.shape.kv_heads;
-        let held = self.page_total();
-        if new_pages
-            .checked_mul(kv_heads)
-            .is_some_and(|more| self.fits(held.saturating_add(more)))
-        {
-            return Ok(());
-        }
-        Err(self.over_budget(layer, tokens))
-    }
-
     fn over_budget(&self, layer: usize, wanted_tokens: usize) -> KvError {
-        let (kv_heads, held) = (self.shape.kv_heads, self.page_total());
+        let CacheShape {
+            layers,
+            kv_heads,
+            page_tokens,
+            ..
+        } = self.pool.shape;
         let most = largest(usize::MAX, |pages| self.fits(pages));
-        let pages_of_token = self.shape.layers * kv_heads;
+        let held = self.keys.own_pages();
+        let shared: usize = (0..self.tokens.len()).map(|table| self.keys.shared_pages(table)).sum();
         let budget = |bytes: Option<u64>| bytes.unwrap_or(u64::MAX);
-        let disk = self.tiers.disk.as_ref().map_or(0, |disk| budget(disk.budget_bytes));
-        let ram = budget(self.tiers.ram_budget_bytes);
+        let tiers = self.tiers();
+        let disk = tiers.disk.as_ref().map_or(0, |disk| budget(disk.budget_bytes));
+        let ram = budget(tiers.ram_budget_bytes);
         KvError::Budget {
-            budget_bytes: self.tiers.device_budget_bytes.saturating_add(ram).saturating_add(disk),
-            fitting_tokens: (most / pages_of_token).saturating_mul(self.shape.page_tokens),
+            budget_bytes: tiers.device_budget_bytes.saturating_add(ram).saturating_add(disk),
+            fitting_tokens: (most.saturating_add(shared) / (layers * kv_heads)).saturating_mul(page_tokens),
             layer,
-            layer_tokens: (self.keys.pages(layer * kv_heads) + (most - held) / kv_heads) * self.shape.page_tokens,
+            layer_tokens: (self.keys.pages(layer * kv_heads) + most.saturating_sub(held) / kv_heads) * page_tokens,
             wanted_tokens,
         }
     }
 
-    /// Whether the tiers hold this many pages.
+    /// Whether the tiers hold this many pages beside those that are shared.
     fn fits(&self, pages: usize) -> bool {
-        let (keys, values) = (self.keys.on_disk_of(pages), self.values.on_disk_of(pages));
+        let shape = self.shape();
+        let (key_slots, value_slots) = self.near_slots();
+        let (keys, values) = (
+            self.keys.on_disk_of(pages, key_slots),
+            self.values.on_disk_of(pages, value_slots),
+        );
         if keys == 0 && values == 0 {
             return true;
         }
-        let bytes = |planes: usize, plane: u64| (planes as u128) * u128::from(plane + HASH_BYTES as u64);
-        let bytes = bytes(keys, self.shape.key_plane_bytes()) + bytes(values, self.shape.value_plane_bytes());
-        let budget = self.space.budget_bytes.unwrap_or(u64::MAX);
+        let bytes = |planes: usize, plane: u64| (planes as u128) * u128::from(plane);
+        let bytes = bytes(keys, shape.key_plane_bytes()) + bytes(values, shape.value_plane_bytes());
+        let ledger = &self.pool.ledgers.disk;
+        let budget = ledger.free_bytes().saturating_add(self.file_bytes());
         self.keys.has_disk() && bytes <= u128::from(budget)
     }
-}
 
-/// The largest number up to `limit` that fits, given that all smaller ones do.
-fn largest(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, limit);
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) {
-            low = middle;
-        } else {
-            high = middle - 1;
+    /// Planes of keys and values that may lie near: what the budget allows for, less what other sequences of the pool
+    /// and shared pages have taken of it.
+    fn near_slots(&self) -> (usize, usize) {
+        let shape = self.shape();
+        let (keys, values) = (self.keys.near_slots(), self.values.near_slots());
+        let bytes = |slots: usize, plane: u64| (slots as u128) * u128::from(plane);
+        let mapped = (self.keys.own_mapped_bytes() + self.values.own_mapped_bytes()) as u64;
+        let room = self.pool.ledgers.near.free_bytes().saturating_add(mapped);
+        let wanted = bytes(keys, shape.key_plane_bytes()) + bytes(values, shape.value_plane_bytes());
+        if wanted <= u128::from(room) || room == u64::MAX {
+            return (keys, values);
         }
+        let pairs = usize::try_from(room / shape.page_bytes()).unwrap_or(usize::MAX);
+        (keys.min(pairs), values.min(pairs))
     }
-    low
 }

@@ -1,6 +1,6 @@
-//! Planes in a file of their own, each with a checksum behind it.
+//! Planes in a file of their own; their checksums stay in memory.
 //!
-//! The file belongs to one sequence in one process: it has no name once it is open (or is removed when it is dropped,
+//! The file belongs to sequences of one process: it has no name once it is open (or is removed when it is dropped,
 //! where a system cannot do that), so a killed process leaves nothing behind and two processes never meet. It is as
 //! long as its last plane in use.
 
@@ -8,16 +8,14 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use twox_hash::XxHash3_64;
 
 use crate::KvError;
+use crate::ledger::Ledger;
 use crate::slots::SlotMap;
-
-/// Bytes of a plane's checksum.
-pub(crate) const HASH_BYTES: usize = 8;
 
 /// Which plane of which page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,124 +26,29 @@ pub(crate) struct PlaneId {
     pub(crate) page: usize,
 }
 
-impl PlaneId {
-    /// Ties a plane's checksum to its place, so that a plane that lies in a wrong place is found out. Pages are counted
-    /// anew when earlier ones leave, so the page's number is not part of it.
-    fn hash(&self, slot: u32, plane: &[u8]) -> [u8; HASH_BYTES] {
-        let seed = (self.layer as u64) << 48 ^ (self.kv_head as u64) << 32 ^ u64::from(slot);
-        XxHash3_64::oneshot_with_seed(seed, plane).to_le_bytes()
-    }
-}
-
-/// Bytes that the files of a sequence may take together.
-#[derive(Debug)]
-pub(crate) struct DiskSpace {
-    pub(crate) budget_bytes: Option<u64>,
-    used_bytes: AtomicU64,
-}
-
-impl DiskSpace {
-    pub(crate) fn new(budget_bytes: Option<u64>) -> Self {
-        Self {
-            budget_bytes,
-            used_bytes: AtomicU64::new(0),
-        }
-    }
-}
-
 /// The planes of one kind that lie on disk.
+#[derive(Debug)]
 pub(crate) struct PlaneFile {
-    file: Arc<DiskFile>,
-    slots: SlotMap,
-    space: Arc<DiskSpace>,
-    staging: Vec<u8>,
-}
-
-/// The file itself: what the threads that load share.
-pub(crate) struct DiskFile {
     file: File,
     folder: PathBuf,
     plane_bytes: usize,
     /// Where the file has to be removed by name.
     path: Option<PathBuf>,
+    space: Arc<Ledger>,
+    used: Mutex<Used>,
+}
+
+/// Which slots of the file are in use, and what their planes hash to: a plane that lies in a wrong place, or is an older
+/// one of the same place, is found out as well.
+#[derive(Debug, Default)]
+struct Used {
+    slots: SlotMap,
+    /// By slot.
+    sums: Vec<u64>,
 }
 
 impl PlaneFile {
-    pub(crate) fn create(folder: &Path, plane_bytes: usize, space: Arc<DiskSpace>) -> Result<Self, KvError> {
-        Ok(Self {
-            file: Arc::new(DiskFile::create(folder, plane_bytes)?),
-            slots: SlotMap::default(),
-            space,
-            staging: Vec::new(),
-        })
-    }
-
-    pub(crate) fn file(&self) -> &Arc<DiskFile> {
-        &self.file
-    }
-
-    /// Writes a plane and says where.
-    pub(crate) fn write(&mut self, id: PlaneId, plane: &[u8]) -> Result<u32, KvError> {
-        let slot = self.slots.lowest_free();
-        let stride = self.file.stride() as u64;
-        let grown = (slot as u64 + 1) * stride;
-        let before = self.file_bytes();
-        if grown > before {
-            let used = self.space.used_bytes.load(Ordering::Relaxed) - before + grown;
-            if let Some(budget_bytes) = self.space.budget_bytes.filter(|budget| used > *budget) {
-                return Err(KvError::DiskBudget { budget_bytes });
-            }
-        }
-        let number = u32::try_from(slot).map_err(|_| self.file.failed("write", io::ErrorKind::FileTooLarge.into()))?;
-        self.rewrite(number, id, plane)?;
-        self.slots.take(slot);
-        self.count(before);
-        Ok(number)
-    }
-
-    /// Writes a plane in place of the one in this slot.
-    pub(crate) fn rewrite(&mut self, slot: u32, id: PlaneId, plane: &[u8]) -> Result<(), KvError> {
-        self.staging.clear();
-        self.staging.extend_from_slice(plane);
-        self.staging.extend_from_slice(&id.hash(slot, plane));
-        let written = write_all_at(
-            &self.file.file,
-            &self.staging,
-            u64::from(slot) * self.file.stride() as u64,
-        );
-        written.map_err(|source| self.file.failed("write", source))
-    }
-
-    /// Forgets planes; the file ends behind the last one in use.
-    pub(crate) fn free(&mut self, slots: impl IntoIterator<Item = u32>) {
-        let before = self.file_bytes();
-        for slot in slots {
-            self.slots.free(slot as usize);
-        }
-        if self.file_bytes() < before {
-            // A file that stays longer costs room on the disk and nothing else.
-            self.file.file.set_len(self.file_bytes()).ok();
-            self.count(before);
-        }
-    }
-
-    /// Length of the file.
-    pub(crate) fn file_bytes(&self) -> u64 {
-        self.slots.end() as u64 * self.file.stride() as u64
-    }
-
-    pub(crate) fn bookkeeping_bytes(&self) -> usize {
-        self.slots.bookkeeping_bytes() + self.slots.used() * HASH_BYTES
-    }
-
-    fn count(&self, before: u64) {
-        self.space.used_bytes.fetch_sub(before, Ordering::Relaxed);
-        self.space.used_bytes.fetch_add(self.file_bytes(), Ordering::Relaxed);
-    }
-}
-
-impl DiskFile {
-    fn create(folder: &Path, plane_bytes: usize) -> Result<Self, KvError> {
+    pub(crate) fn create(folder: &Path, plane_bytes: usize, space: Arc<Ledger>) -> Result<Self, KvError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let failed = |source| KvError::Disk {
             action: "create a file for",
@@ -167,18 +70,45 @@ impl DiskFile {
                 folder: folder.to_owned(),
                 plane_bytes,
                 path: (!unnamed).then_some(path),
+                space,
+                used: Mutex::default(),
             });
         }
     }
 
-    /// Bytes from one plane to the next: the plane and its checksum.
-    pub(crate) fn stride(&self) -> usize {
-        self.plane_bytes + HASH_BYTES
+    /// Writes a plane and says where.
+    pub(crate) fn write(&self, plane: &[u8]) -> Result<u32, KvError> {
+        let mut used = self.used();
+        let slot = used.slots.lowest_free();
+        let number = u32::try_from(slot).map_err(|_| self.failed("write", io::ErrorKind::FileTooLarge.into()))?;
+        let grown = (slot + 1).saturating_sub(used.slots.end()) as u64 * self.plane_bytes as u64;
+        if !self.space.take(grown) {
+            let budget_bytes = self.space.budget_bytes();
+            return Err(KvError::DiskBudget { budget_bytes });
+        }
+        if let Err(source) = write_all_at(&self.file, plane, self.place(number)) {
+            self.space.give(grown);
+            return Err(self.failed("write", source));
+        }
+        used.slots.take(slot);
+        if slot >= used.sums.len() {
+            used.sums.resize(slot + 1, 0);
+        }
+        used.sums[slot] = sum(plane);
+        Ok(number)
     }
 
-    /// Reads a plane and its checksum into `target`, `[stride]`, and checks it.
+    /// Writes a plane in place of the one in this slot.
+    pub(crate) fn rewrite(&self, slot: u32, plane: &[u8]) -> Result<(), KvError> {
+        let written = write_all_at(&self.file, plane, self.place(slot));
+        written.map_err(|source| self.failed("write", source))?;
+        self.used().sums[slot as usize] = sum(plane);
+        Ok(())
+    }
+
+    /// Reads a plane into `target`, `[plane_bytes]`, and checks it.
     pub(crate) fn read(&self, slot: u32, id: PlaneId, target: &mut [u8]) -> Result<(), KvError> {
-        let target = &mut target[..self.stride()];
+        let target = &mut target[..self.plane_bytes];
         let damaged = || KvError::DamagedPage {
             what: id.what,
             page: id.page,
@@ -186,16 +116,51 @@ impl DiskFile {
             kv_head: id.kv_head,
             folder: self.folder.clone(),
         };
-        let read = read_exact_at(&self.file, target, u64::from(slot) * self.stride() as u64);
+        let read = read_exact_at(&self.file, target, self.place(slot));
         read.map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => damaged(),
             _ => self.failed("read", source),
         })?;
-        let (plane, hash) = target.split_at(self.plane_bytes);
-        if id.hash(slot, plane) != hash {
+        let expected = self.used().sums[slot as usize];
+        if sum(target) != expected {
             return Err(damaged());
         }
         Ok(())
+    }
+
+    /// Forgets planes; the file ends behind the last one in use.
+    pub(crate) fn free(&self, slots: impl IntoIterator<Item = u32>) {
+        let mut used = self.used();
+        let before = used.slots.end();
+        for slot in slots {
+            used.slots.free(slot as usize);
+        }
+        let end = used.slots.end();
+        if end < before {
+            used.sums.truncate(end);
+            used.sums.shrink_to(2 * end);
+            // A file that stays longer costs room on the disk and nothing else.
+            self.file.set_len((end * self.plane_bytes) as u64).ok();
+            self.space.give(((before - end) * self.plane_bytes) as u64);
+        }
+    }
+
+    /// Length of the file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        (self.used().slots.end() * self.plane_bytes) as u64
+    }
+
+    pub(crate) fn bookkeeping_bytes(&self) -> usize {
+        let used = self.used();
+        used.slots.bookkeeping_bytes() + used.sums.capacity() * size_of::<u64>()
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().expect("no thread panics while it holds the slots")
+    }
+
+    fn place(&self, slot: u32) -> u64 {
+        u64::from(slot) * self.plane_bytes as u64
     }
 
     fn failed(&self, action: &'static str, source: io::Error) -> KvError {
@@ -207,12 +172,17 @@ impl DiskFile {
     }
 }
 
-impl Drop for DiskFile {
+impl Drop for PlaneFile {
     fn drop(&mut self) {
+        self.space.give(self.file_bytes());
         if let Some(path) = &self.path {
             std::fs::remove_file(path).ok();
         }
     }
+}
+
+fn sum(plane: &[u8]) -> u64 {
+    XxHash3_64::oneshot(plane)
 }
 
 #[cfg(unix)]
@@ -267,39 +237,39 @@ mod tests {
     }
 
     fn file(folder: &Path, budget_bytes: Option<u64>) -> PlaneFile {
-        PlaneFile::create(folder, 100, Arc::new(DiskSpace::new(budget_bytes))).unwrap()
+        PlaneFile::create(folder, 100, Ledger::new(budget_bytes)).unwrap()
     }
 
     #[test]
     fn a_plane_reads_back_and_any_other_bytes_are_an_error_that_names_it() {
         let folder = tempfile::tempdir().unwrap();
-        let mut file = file(folder.path(), None);
+        let file = file(folder.path(), None);
         let plane: Vec<u8> = (0..100).collect();
-        let first = file.write(id(0), &plane).unwrap();
-        let second = file.write(id(7), &plane).unwrap();
-        let mut target = vec![0; 108];
-        file.file().read(second, id(7), &mut target).unwrap();
-        assert_eq!(target[..100], plane);
-        for at in 0..108 {
-            let place = u64::from(second) * 108 + at;
-            let mut byte = [0];
-            read_exact_at(&file.file().file, &mut byte, place).unwrap();
-            write_all_at(&file.file().file, &[byte[0] ^ 4], place).unwrap();
-            let error = file.file().read(second, id(7), &mut target).unwrap_err().to_string();
+        let first = file.write(&[7; 100]).unwrap();
+        let second = file.write(&plane).unwrap();
+        let mut target = vec![0; 100];
+        file.read(second, id(7), &mut target).unwrap();
+        assert_eq!(target, plane);
+        for at in 0..100 {
+            let place = u64::from(second) * 100 + at;
+            write_all_at(&file.file, &[plane[at as usize] ^ 4], place).unwrap();
+            let error = file.read(second, id(7), &mut target).unwrap_err().to_string();
             assert!(error.contains("keys of page 7 of layer 2, KV head 1"), "{error}");
-            write_all_at(&file.file().file, &byte, place).unwrap();
+            write_all_at(&file.file, &[plane[at as usize]], place).unwrap();
         }
-        // Whole, but written for another place.
-        let moved = {
-            let mut bytes = vec![0; 108];
-            read_exact_at(&file.file().file, &mut bytes, u64::from(second) * 108).unwrap();
-            write_all_at(&file.file().file, &bytes, u64::from(first) * 108).unwrap();
-            file.file().read(first, id(7), &mut target)
-        };
-        assert!(matches!(moved, Err(KvError::DamagedPage { .. })));
-        file.file().file.set_len(150).unwrap();
+        // Whole, but of another place; then an older plane of the same place.
+        write_all_at(&file.file, &plane, 0).unwrap();
         assert!(matches!(
-            file.file().read(second, id(7), &mut target),
+            file.read(first, id(0), &mut target),
+            Err(KvError::DamagedPage { .. })
+        ));
+        file.rewrite(second, &[9; 100]).unwrap();
+        file.read(second, id(7), &mut target).unwrap();
+        write_all_at(&file.file, &plane, 100).unwrap();
+        assert!(file.read(second, id(7), &mut target).is_err());
+        file.file.set_len(150).unwrap();
+        assert!(matches!(
+            file.read(second, id(7), &mut target),
             Err(KvError::DamagedPage { .. })
         ));
     }
@@ -307,21 +277,23 @@ mod tests {
     #[test]
     fn the_file_follows_its_planes_within_the_budget_of_both_files() {
         let folder = tempfile::tempdir().unwrap();
-        let space = Arc::new(DiskSpace::new(Some(5 * 108)));
-        let mut keys = PlaneFile::create(folder.path(), 100, Arc::clone(&space)).unwrap();
-        let mut values = PlaneFile::create(folder.path(), 100, space).unwrap();
-        for page in 0..3 {
-            keys.write(id(page), &[0; 100]).unwrap();
+        let space = Ledger::new(Some(500));
+        let keys = PlaneFile::create(folder.path(), 100, Arc::clone(&space)).unwrap();
+        let values = PlaneFile::create(folder.path(), 100, Arc::clone(&space)).unwrap();
+        for _ in 0..3 {
+            keys.write(&[0; 100]).unwrap();
         }
-        values.write(id(0), &[0; 100]).unwrap();
-        values.write(id(1), &[0; 100]).unwrap();
-        let full = values.write(id(2), &[0; 100]);
-        assert!(matches!(full, Err(KvError::DiskBudget { budget_bytes: 540 })));
+        values.write(&[0; 100]).unwrap();
+        values.write(&[0; 100]).unwrap();
+        let full = values.write(&[0; 100]);
+        assert!(matches!(full, Err(KvError::DiskBudget { budget_bytes: 500 })));
         keys.free([0, 2]);
-        assert_eq!(keys.file().file.metadata().unwrap().len(), 2 * 108);
-        assert_eq!(keys.write(id(9), &[0; 100]).unwrap(), 0);
-        values.write(id(2), &[0; 100]).unwrap();
-        assert!(values.write(id(3), &[0; 100]).is_err());
+        assert_eq!(keys.file.metadata().unwrap().len(), 200);
+        assert_eq!(keys.write(&[0; 100]).unwrap(), 0);
+        values.write(&[0; 100]).unwrap();
+        assert!(values.write(&[0; 100]).is_err());
+        drop((keys, values));
+        assert_eq!(space.used_bytes(), 0);
     }
 
     #[cfg(target_os = "linux")]
@@ -329,30 +301,25 @@ mod tests {
     fn a_full_disk_is_an_error_and_takes_no_slot() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = file(folder.path(), None);
-        file.file = Arc::new(DiskFile {
-            file: OpenOptions::new().write(true).open("/dev/full").unwrap(),
-            folder: folder.path().to_owned(),
-            plane_bytes: 100,
-            path: None,
-        });
-        let error = file.write(id(0), &[0; 100]).unwrap_err().to_string();
+        file.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let error = file.write(&[0; 100]).unwrap_err().to_string();
         assert!(error.contains("cannot write KV pages in"), "{error}");
-        assert_eq!(file.file_bytes(), 0);
+        assert_eq!((file.file_bytes(), file.space.used_bytes()), (0, 0));
     }
 
     #[cfg(unix)]
     #[test]
     fn nothing_is_left_in_the_folder_even_while_the_file_is_in_use() {
         let folder = tempfile::tempdir().unwrap();
-        let mut files = [file(folder.path(), None), file(folder.path(), None)];
-        for (number, file) in files.iter_mut().enumerate() {
-            file.write(id(number), &[number as u8; 100]).unwrap();
+        let files = [file(folder.path(), None), file(folder.path(), None)];
+        for (number, file) in files.iter().enumerate() {
+            file.write(&[number as u8; 100]).unwrap();
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        let mut target = vec![0; 108];
-        files[0].file().read(0, id(0), &mut target).unwrap();
+        let mut target = vec![9; 100];
+        files[0].read(0, id(0), &mut target).unwrap();
         assert_eq!(target[0], 0);
-        let missing = PlaneFile::create(&folder.path().join("none"), 100, Arc::new(DiskSpace::new(None)));
+        let missing = PlaneFile::create(&folder.path().join("none"), 100, Ledger::new(None));
         assert!(matches!(missing, Err(KvError::Disk { .. })));
     }
 }

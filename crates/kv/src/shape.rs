@@ -107,3 +107,29 @@ impl CacheShape {
             as u64
     }
 }
+
+/// The largest number up to `limit` for which `fits` holds, given that it holds for all smaller ones too; 0 if for none.
+pub fn largest(limit: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_fitting_number_is_found_exactly() {
+        assert_eq!(largest(100, |n| n <= 37), 37);
+        assert_eq!(largest(usize::MAX, |_| true), usize::MAX);
+        assert_eq!(largest(100, |_| false), 0);
+    }
+}

@@ -4,7 +4,6 @@
 #[derive(Debug, Default)]
 pub(crate) struct SlotMap {
     words: Vec<u64>,
-    used: usize,
     /// No word before this one has a free slot.
     first_free: usize,
 }
@@ -25,13 +24,11 @@ impl SlotMap {
         }
         debug_assert!(self.words[slot / 64] & (1 << (slot % 64)) == 0);
         self.words[slot / 64] |= 1 << (slot % 64);
-        self.used += 1;
     }
 
     pub(crate) fn free(&mut self, slot: usize) {
         debug_assert!(self.words[slot / 64] & (1 << (slot % 64)) != 0);
         self.words[slot / 64] &= !(1 << (slot % 64));
-        self.used -= 1;
         self.first_free = self.first_free.min(slot / 64);
         while self.words.last() == Some(&0) {
             self.words.pop();
@@ -42,10 +39,6 @@ impl SlotMap {
     pub(crate) fn end(&self) -> usize {
         let last = self.words.last().map_or(0, |word| 64 - word.leading_zeros() as usize);
         self.words.len().saturating_sub(1) * 64 + last
-    }
-
-    pub(crate) fn used(&self) -> usize {
-        self.used
     }
 
     pub(crate) fn bookkeeping_bytes(&self) -> usize {
@@ -64,7 +57,7 @@ mod tests {
             assert_eq!(slots.lowest_free(), expected);
             slots.take(expected);
         }
-        assert_eq!((slots.end(), slots.used()), (200, 200));
+        assert_eq!(slots.end(), 200);
         slots.free(3);
         slots.free(130);
         assert_eq!(slots.lowest_free(), 3);
@@ -77,6 +70,6 @@ mod tests {
         for slot in 0..100 {
             slots.free(slot);
         }
-        assert_eq!((slots.end(), slots.used(), slots.lowest_free()), (0, 0, 0));
+        assert_eq!((slots.end(), slots.lowest_free()), (0, 0));
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! "RIFFLEKV"  version u32  byte order u32                            numbers little-endian
 //! layers, kv_heads, head_dim, page_tokens, K format, V format: u64 each
-//! identity length u64, attachment length u64, tokens of each layer: u64 each
+//! identity length u64, attachment length u64, tokens of each layer and KV head: u64 each
 //! identity, attachment, hash of all the above: u128
 //! for each layer, KV head and page: K in whole stripes, V in whole stripes, hash of the page: u128
 //! hash of all hashes: u128
@@ -24,10 +24,10 @@ use crate::replace::replace_file;
 use crate::{CacheShape, KvCache, KvError, KvTiers};
 
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Planes are stored as they lie in memory.
 pub(crate) const BYTE_ORDER: u32 = u32::from_ne_bytes([1, 2, 3, 4]);
-/// Bytes up to the tokens of the first layer.
+/// Bytes up to the tokens of the first layer and KV head.
 const FIXED_BYTES: usize = 16 + 8 * 8;
 const HASH_BYTES: usize = 16;
 
@@ -49,7 +49,7 @@ impl KvCache {
             let mut all_hashes = XxHash3_128::new();
             all_hashes.write(&head_hash);
             for (layer, kv_head) in self.heads() {
-                for page in 0..self.page_count(layer) {
+                for page in 0..self.page_count(layer, kv_head) {
                     let planes = self.page_planes(layer, kv_head, page).map_err(io::Error::other)?;
                     all_hashes.write(&self.write_page(&planes, file)?);
                 }
@@ -91,8 +91,8 @@ impl KvCache {
         let mut all_hashes = XxHash3_128::new();
         all_hashes.write(&head.hash);
         for (layer, kv_head) in cache.heads() {
-            for page in 0..cache.page_count(layer) {
-                let tokens = cache.page_tokens_held(layer, page);
+            for page in 0..cache.page_count(layer, kv_head) {
+                let tokens = cache.parts().tokens_in(layer * shape.kv_heads + kv_head, page);
                 let mut expected = PageHash::new(tokens);
                 let stripes = tokens.next_multiple_of(LANES);
                 let planes = cache.next_unfilled(layer, kv_head)?;
@@ -126,7 +126,8 @@ impl KvCache {
     /// A hash of what a page holds: equal for equal keys and values, whatever was in its memory before. `None` for a
     /// page that does not exist or cannot be read.
     pub fn page_hash(&self, layer: usize, kv_head: usize, page: usize) -> Option<u128> {
-        let exists = kv_head < self.shape().kv_heads && page < self.page_count(layer);
+        let exists =
+            layer < self.shape().layers && kv_head < self.shape().kv_heads && page < self.page_count(layer, kv_head);
         let planes = exists.then(|| self.page_planes(layer, kv_head, page).ok()).flatten()?;
         Some(u128::from_le_bytes(self.for_each_part(&planes, |_| ())))
     }
@@ -136,7 +137,7 @@ impl KvCache {
         head.extend(VERSION.to_le_bytes());
         head.extend(BYTE_ORDER.to_le_bytes());
         let lengths = [identity.len() as u64, attachment.len() as u64];
-        let tokens = (0..self.shape().layers).map(|layer| self.tokens(layer) as u64);
+        let tokens = self.tokens.iter().map(|tokens| *tokens as u64);
         for number in shape_numbers(self.shape()).into_iter().chain(lengths).chain(tokens) {
             head.extend(number.to_le_bytes());
         }
@@ -150,8 +151,8 @@ impl KvCache {
         (0..self.shape().layers).flat_map(move |layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)))
     }
 
-    fn page_count(&self, layer: usize) -> usize {
-        self.tokens(layer).div_ceil(self.shape().page_tokens)
+    fn page_count(&self, layer: usize, kv_head: usize) -> usize {
+        self.head_tokens(layer, kv_head).div_ceil(self.shape().page_tokens)
     }
 
     fn write_page(&self, planes: &PagePlanes<'_>, file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {
@@ -290,10 +291,13 @@ impl<'a> Reader<'a> {
             return Err(self.not_readable("written on a machine of another byte order"));
         }
         let numbers: Vec<u64> = numbers(&fixed[16..]).collect();
-        let (layers, identity_bytes, attachment_bytes) = (numbers[0], numbers[6], numbers[7]);
+        let (identity_bytes, attachment_bytes) = (numbers[6], numbers[7]);
+        let tables = u128::from(numbers[0]) * u128::from(numbers[1]);
         // Each length is checked against the file before memory is taken for it.
-        let variable = u128::from(layers) * 8 + u128::from(identity_bytes) + u128::from(attachment_bytes);
-        let bytes = FIXED_BYTES as u128 + variable + HASH_BYTES as u128;
+        let variable = tables
+            .saturating_mul(8)
+            .saturating_add(u128::from(identity_bytes) + u128::from(attachment_bytes));
+        let bytes = variable.saturating_add((FIXED_BYTES + HASH_BYTES) as u128);
         if bytes > u128::from(self.length) {
             return Err(self.damaged("it is cut, or its head has changed"));
         }
@@ -306,7 +310,7 @@ impl<'a> Reader<'a> {
         if hash != expected.finish_128().to_le_bytes() {
             return Err(self.damaged("its head has changed"));
         }
-        let (tokens, rest) = head.split_at(layers as usize * 8);
+        let (tokens, rest) = head.split_at(tables as usize * 8);
         let (identity, attachment) = rest.split_at(identity_bytes as usize);
         Ok(Head {
             shape: numbers[..6].try_into().expect("six numbers"),
@@ -343,10 +347,9 @@ impl<'a> Reader<'a> {
         }
         let stripe_bytes = (shape.key_format.plane_bytes(LANES, shape.head_dim)
             + shape.value_format.plane_bytes(LANES, shape.head_dim)) as u128;
-        let heads = shape.kv_heads as u128;
         let pages = head.tokens.iter().map(|tokens| {
             let pages = tokens.div_ceil(shape.page_tokens as u64);
-            heads * (u128::from(tokens.div_ceil(LANES as u64)) * stripe_bytes + u128::from(pages) * HASH_BYTES as u128)
+            u128::from(tokens.div_ceil(LANES as u64)) * stripe_bytes + u128::from(pages) * HASH_BYTES as u128
         });
         let expected = u128::from(head.bytes) + pages.sum::<u128>() + HASH_BYTES as u128;
         if expected != u128::from(self.length) {

@@ -10,11 +10,10 @@ impl KvCache {
     /// Freed pages go back to the operating system. Layers that hold fewer pages lose what they have of these.
     pub fn remove_pages(&mut self, first: usize, pages: usize) {
         let page_tokens = self.shape().page_tokens;
-        for layer in 0..self.shape().layers {
-            let tokens = self.tokens(layer);
-            let from = first.saturating_mul(page_tokens).min(tokens);
-            let to = (first.saturating_add(pages).saturating_mul(page_tokens)).min(tokens);
-            self.set_tokens(layer, tokens - (to - from));
+        for tokens in &mut self.tokens {
+            let from = first.saturating_mul(page_tokens).min(*tokens);
+            let to = (first.saturating_add(pages).saturating_mul(page_tokens)).min(*tokens);
+            *tokens -= to - from;
         }
         self.drain_pages(first, pages);
     }
@@ -92,7 +91,9 @@ impl KvCache {
         if layer >= layers {
             return Err(KvError::Layer { layer, layers });
         }
-        let held = self.tokens(layer);
+        let kv_heads = self.shape().kv_heads;
+        let heads = &self.tokens[layer * kv_heads..(layer + 1) * kv_heads];
+        let held = heads.iter().copied().min().unwrap_or(0);
         match first.checked_add(tokens) {
             Some(end) if end <= held => Ok(()),
             end => Err(KvError::Tokens {

@@ -3,7 +3,6 @@ use std::sync::Arc;
 
 use riffle_attention::LANES;
 
-use crate::disk::HASH_BYTES;
 use crate::{CacheShape, CpuDevice, Device, KvError};
 
 /// Pages that may be on their way to the device at a time unless the caller chooses.
@@ -37,7 +36,7 @@ pub struct KvTiers {
 pub struct DiskTier {
     /// The folder of the files; they have no names and are gone with the cache.
     pub folder: PathBuf,
-    /// Bytes of pages and their checksums; `None` is without limit.
+    /// Bytes of pages; `None` is without limit.
     pub budget_bytes: Option<u64>,
 }
 
@@ -83,8 +82,7 @@ impl KvTiers {
     pub fn disk_bytes_for(&self, shape: &CacheShape, tokens: usize) -> u64 {
         let layout = Layout::new(self, shape);
         let planes = shape.pages_for(tokens);
-        let far =
-            |nearer: usize, plane_bytes: u64| planes.saturating_sub(nearer) as u64 * (plane_bytes + HASH_BYTES as u64);
+        let far = |nearer: usize, plane_bytes: u64| planes.saturating_sub(nearer) as u64 * plane_bytes;
         let ram = layout.ram_slots;
         far(layout.near_key_slots.saturating_add(ram), shape.key_plane_bytes())
             + far(layout.near_value_slots.saturating_add(ram), shape.value_plane_bytes())
@@ -130,7 +128,7 @@ impl KvTiers {
     }
 
     /// Budget of the nearest tier, and of main memory where a device reads it in place.
-    fn near_budget_bytes(&self) -> Option<u64> {
+    pub(crate) fn near_budget_bytes(&self) -> Option<u64> {
         if !self.device.reads_main_memory() {
             return Some(self.device_budget_bytes);
         }
@@ -138,7 +136,7 @@ impl KvTiers {
             .map(|ram| ram.saturating_add(self.device_budget_bytes))
     }
 
-    fn ring_bytes(&self, shape: &CacheShape) -> u64 {
+    pub(crate) fn ring_bytes(&self, shape: &CacheShape) -> u64 {
         self.slots as u64 * SlotLayout::new(shape).bytes as u64
     }
 
@@ -216,7 +214,7 @@ impl Layout {
     }
 }
 
-/// Where keys and values lie in a slot of the ring; each has room for a checksum behind it.
+/// Where keys and values lie in a slot of the ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotLayout {
     pub(crate) values_at: usize,
@@ -225,7 +223,7 @@ pub(crate) struct SlotLayout {
 
 impl SlotLayout {
     pub(crate) fn new(shape: &CacheShape) -> Self {
-        let plane = |bytes: u64| (bytes as usize + HASH_BYTES).next_multiple_of(4 * LANES);
+        let plane = |bytes: u64| (bytes as usize).next_multiple_of(4 * LANES);
         let values_at = plane(shape.key_plane_bytes());
         let bytes = values_at + plane(shape.value_plane_bytes());
         Self {
@@ -237,5 +235,5 @@ impl SlotLayout {
 
 /// Bytes from one plane of keys to the next in the memory in which keys are looked through.
 pub(crate) fn scan_stride(shape: &CacheShape) -> usize {
-    (shape.key_plane_bytes() as usize + HASH_BYTES).next_multiple_of(4 * LANES)
+    (shape.key_plane_bytes() as usize).next_multiple_of(4 * LANES)
 }

@@ -7,6 +7,8 @@ pub struct KvUsage {
     pub pages: usize,
     /// Bytes of these pages, by where they lie.
     pub bytes_by_tier: TierBytes,
+    /// Bytes of these pages that another sequence holds as well.
+    pub shared_bytes: u64,
     /// Bytes of page tables and free lists.
     pub bookkeeping_bytes: u64,
 }

@@ -20,7 +20,7 @@ pub(super) struct LoadPlane {
     pub(super) source: Source,
     /// Where the plane begins in the slot.
     pub(super) at: usize,
-    /// Bytes of the plane and its checksum.
+    /// Bytes of the plane.
     pub(super) bytes: usize,
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Pages<'a> {
     pub(crate) shape: &'a CacheShape,
     pub(crate) keys: &'a PlaneStore,
     pub(crate) values: &'a PlaneStore,
-    /// `[layers]`
+    /// `[layers, kv_heads]`
     pub(crate) tokens: &'a [usize],
 }
 
@@ -156,9 +156,9 @@ impl OffloadEngine {
                     shape.key_format,
                     &loaded.next().expect("every far page has been read")[..shape.key_plane_bytes() as usize],
                 ),
-                false => pages.keys.near.plane(pages.keys.slot(table, page)),
+                false => pages.keys.plane(table, page),
             };
-            pages.page_view(layer, page, keys, no_values(shape.value_format))
+            pages.page_view(table, page, keys, no_values(shape.value_format))
         });
         Ok(show(&views.collect::<Vec<_>>()))
     }
@@ -203,9 +203,9 @@ impl OffloadEngine {
 impl<'a> Pages<'a> {
     /// The wanted pages that exist, in the order in which they are read.
     fn items(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<PageKey> {
-        let held = self.tokens[layer].div_ceil(self.shape.page_tokens);
         let mut items = Vec::new();
         for kv_head in 0..self.shape.kv_heads {
+            let held = self.keys.pages(layer * self.shape.kv_heads + kv_head);
             let ranges = wanted.map_or(&[ALL][..], |wanted| &wanted[kv_head]);
             for range in ranges {
                 let pages = range.start.min(held)..range.end.min(held);
@@ -237,28 +237,33 @@ impl<'a> Pages<'a> {
             let slot: &'r [u8] = if planes.any() { ring.bytes(key) } else { &[] };
             let keys = match planes.keys {
                 true => as_plane(shape.key_format, &slot[..shape.key_plane_bytes() as usize]),
-                false => self.keys.near.plane(self.keys.slot(table, key.page)),
+                false => self.keys.plane(table, key.page),
             };
             let values = match planes.values {
                 true => {
                     let values = &slot[ring.layout().values_at..];
                     as_plane(shape.value_format, &values[..shape.value_plane_bytes() as usize])
                 }
-                false => self.values.near.plane(self.values.slot(table, key.page)),
+                false => self.values.plane(table, key.page),
             };
-            views[key.kv_head].push(self.page_view(key.layer, key.page, keys, values));
+            views[key.kv_head].push(self.page_view(table, key.page, keys, values));
         }
         views
     }
 
-    pub(crate) fn page_view<'p>(&self, layer: usize, page: usize, keys: Plane<'p>, values: Plane<'p>) -> PageView<'p> {
-        let start = page * self.shape.page_tokens;
+    pub(crate) fn page_view<'p>(&self, table: usize, page: usize, keys: Plane<'p>, values: Plane<'p>) -> PageView<'p> {
         PageView {
-            start,
-            tokens: self.shape.page_tokens.min(self.tokens[layer] - start),
+            start: page * self.shape.page_tokens,
+            tokens: self.tokens_in(table, page),
             keys,
             values,
         }
+    }
+
+    /// Tokens in a page that exists.
+    pub(crate) fn tokens_in(&self, table: usize, page: usize) -> usize {
+        let page_tokens = self.shape.page_tokens;
+        page_tokens.min(self.tokens[table] - page * page_tokens)
     }
 
     fn load_planes(&self, key: &PageKey, planes: Planes, layout: SlotLayout) -> Vec<LoadPlane> {
@@ -277,7 +282,7 @@ impl<'a> Pages<'a> {
                 id: store.id(table, key.page),
                 source: store.source(table, key.page),
                 at,
-                bytes: bytes as usize + crate::disk::HASH_BYTES,
+                bytes: bytes as usize,
             })
         };
         both.into_iter().filter_map(load).collect()

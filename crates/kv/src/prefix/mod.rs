@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use block::Block;
 use index::{Entry, Index};
 
-use crate::{KvCache, KvError, PathLock};
+use crate::{CacheShape, KvCache, KvError, PathLock};
 
 const INDEX_FILE: &str = "index.redb";
 const BLOCK_SUFFIX: &str = "block";
@@ -211,6 +211,11 @@ impl PrefixCache {
         }
         Ok(())
     }
+}
+
+/// The keys of the whole pages that `tokens` begin with: each is a hash of what made them and of all tokens up to its end.
+pub(crate) fn chain(shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Vec<u128> {
+    Block::chain(shape, identity, tokens).map(|block| block.key).collect()
 }
 
 fn sync_folder(folder: &Path) -> Result<(), KvError> {
