@@ -62,3 +62,8 @@ template <bool IS_BF16> __device__ __forceinline__ u16 narrow(float value) {
 template <bool IS_BF16> __device__ __forceinline__ float widen(u16 bits) {
     return IS_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
+
+__device__ __forceinline__ u64 shuffle_64(u64 value, u32 lane) {
+    u32 low = __shfl_sync(FULL_WARP, u32(value), int(lane)), high = __shfl_sync(FULL_WARP, u32(value >> 32), int(lane));
+    return u64(high) << 32 | low;
+}

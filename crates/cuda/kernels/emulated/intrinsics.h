@@ -200,3 +200,29 @@ template <bool BF16> void multiply_add_16x8x16(float (&c)[4], const unsigned (&a
         c[i] = sum;
     }
 }
+
+// mma.m16n8k32 of signed bytes: register i of A holds row g + 8 (i % 2), bytes 4t + 16 (i / 2) and the next three,
+// register i of B rows 4t + 16i and the next three, column g. With k16 only the first halves.
+template <unsigned K>
+void multiply_add_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    struct Fragments {
+        unsigned a[4], b[2];
+    } mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    unsigned lane = emulated::machine.current->lane;
+    const auto *slots = emulated::meet(mine);
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned column = lane % 4 * 2 + i % 2;
+        for (unsigned k = 0; k < K; k++) {
+            const auto *from_a = reinterpret_cast<const Fragments *>(slots[lane / 4 * 4 + k % 16 / 4]);
+            const auto *from_b = reinterpret_cast<const Fragments *>(slots[column * 4 + k % 16 / 4]);
+            int x = (signed char)(from_a->a[i / 2 + 2 * (k / 16)] >> (8 * (k % 4)));
+            c[i] += x * (signed char)(from_b->b[k / 16] >> (8 * (k % 4)));
+        }
+    }
+}
+inline void multiply_add_16x8x32_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    multiply_add_bytes<32>(c, a, b);
+}
+inline void multiply_add_16x8x16_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+    multiply_add_bytes<16>(c, {a0, a1, 0, 0}, {b, 0});
+}

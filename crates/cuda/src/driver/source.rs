@@ -77,6 +77,14 @@ files!(
     "emulated/intrinsics.h",
     "elementwise.cu",
     "rows.cu",
+    "weights.cuh",
+    "pages.cuh",
+    "reads.cuh",
+    "softmax.cuh",
+    "prefill.cu",
+    "decode.cu",
+    "quantised_linear.cu",
+    "float_linear.cu",
 );
 
 fn find(file: &str) -> Option<&'static str> {

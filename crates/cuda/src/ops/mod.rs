@@ -2,12 +2,24 @@
 //!
 //! Activations are f32 and row-major unless a function says otherwise.
 
+mod attention;
 mod elementwise;
+mod layout;
+mod linear;
+mod reads;
 mod rows;
+mod weights;
 
+pub use attention::{
+    AttentionOptions, Outputs, Pages, PrefillState, Queries, decode, decode_merge, decode_parts,
+    decode_workspace_bytes, prefill,
+};
 pub use elementwise::{
     Activation, Columns, activate, add, add_to_rows, copy_columns, gate_product, multiply, soft_cap,
 };
+pub use layout::{PlaneKind, plane_to_cpu, plane_to_device};
+pub use linear::DeviceMatrix;
+pub use reads::{KEY_BLOCK, Reads, TileReads};
 pub use rows::{HeadRows, argmax, head_norm, layer_norm, rms_norm, rotary};
 
 use crate::{CudaError, Region};

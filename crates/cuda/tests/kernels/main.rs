@@ -1,5 +1,7 @@
 //! Kernels against references in f64 and against the CPU's crates, on every device there is.
 
+mod attention;
 mod driver;
+mod linear;
 mod rows;
 mod testing;

@@ -1,0 +1,400 @@
+//! Attention over pages on the device.
+
+use std::ops::Range;
+
+use riffle_attention::{Format, LANES};
+
+use super::reads::{Reads, Section, check_head_dim};
+use super::{check_bytes, positive, small, strided};
+use crate::{CudaError, Grid, Kernel, ModuleSource, Region, Stream};
+
+/// The pages of the KV heads of one layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Pages<'a> {
+    /// Addresses of key planes, u64 `[kv_heads, pages_per_head]`; zero where a page is away.
+    pub keys: Region<'a>,
+    /// Addresses of value planes, likewise.
+    pub values: Region<'a>,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Entries of a head in the tables: page `p` holds positions `p · page_tokens..`.
+    pub pages_per_head: usize,
+    /// Tokens of a page, a multiple of 16.
+    pub page_tokens: usize,
+    /// Elements of a key or value.
+    pub head_dim: usize,
+    /// Format of the key planes.
+    pub key_format: Format,
+    /// Format of the value planes.
+    pub value_format: Format,
+}
+
+/// The queries of a chunk: row `r`, head `h` is `data[r · row_stride + h · head_dim..]`, f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Queries<'a> {
+    /// From the first head of the first row on.
+    pub data: Region<'a>,
+    /// Rows.
+    pub rows: usize,
+    /// Elements from row to row.
+    pub row_stride: usize,
+}
+
+/// Where outputs go, as queries lie.
+#[derive(Debug, Clone, Copy)]
+pub struct Outputs<'a> {
+    /// f32, from the first head of the first row on.
+    pub data: Region<'a>,
+    /// Elements from row to row.
+    pub row_stride: usize,
+    /// ln Σ exp(logit) of each row and head, f32 `[rows, heads]`, where it is wanted; sinks take no part in it.
+    pub log_sum_exp: Option<Region<'a>>,
+}
+
+/// What all tiles of a call share.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOptions<'a> {
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Logits become cap·tanh(logit / cap).
+    pub soft_cap: Option<f32>,
+    /// A logit for each query head that takes part in the softmax without a value, f32 `[heads]`.
+    pub sinks: Option<Region<'a>>,
+}
+
+/// What a prefill over some of the keys leaves for one over the next, f32 in units of the kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct PrefillState<'a> {
+    /// `[rows, heads, 5]`.
+    pub sums: Region<'a>,
+    /// `[rows, heads, head_dim]`.
+    pub outputs: Region<'a>,
+    /// Whether an earlier call has left something.
+    pub resume: bool,
+    /// Whether this is the last: it writes the outputs.
+    pub finish: bool,
+}
+
+impl PrefillState<'_> {
+    /// Bytes of `sums` and `outputs`.
+    pub fn bytes(rows: usize, heads: usize, head_dim: usize) -> (usize, usize) {
+        (rows * heads * 5 * 4, rows * heads * head_dim * 4)
+    }
+}
+
+/// The number kernels know a format by.
+pub(super) fn format_number(format: Format) -> Result<u32, CudaError> {
+    match format {
+        Format::F32 => Err(CudaError::Unsupported {
+            what: "bits of a cached element",
+            value: 32,
+            requirement: "a page of f16, bf16, q8_0 or q4_0",
+        }),
+        Format::F16 => Ok(1),
+        Format::Bf16 => Ok(2),
+        Format::Q8_0 => Ok(3),
+        Format::Q4_0 => Ok(4),
+    }
+}
+
+impl Pages<'_> {
+    pub(super) fn check(&self) -> Result<(), CudaError> {
+        check_head_dim(self.head_dim)?;
+        if self.page_tokens == 0 || !self.page_tokens.is_multiple_of(LANES) {
+            return Err(CudaError::Unsupported {
+                what: "page_tokens",
+                value: self.page_tokens,
+                requirement: "a multiple of 16",
+            });
+        }
+        small("page_tokens", self.page_tokens)?;
+        small("pages", self.pages_per_head)?;
+        let entries = self.kv_heads.saturating_mul(self.pages_per_head);
+        check_bytes("page table of keys", self.keys, entries, 8)?;
+        check_bytes("page table of values", self.values, entries, 8)
+    }
+
+    /// Checks that a table reaches `tokens`.
+    pub(super) fn check_tokens(&self, tokens: usize) -> Result<(), CudaError> {
+        if tokens.div_ceil(self.page_tokens) > self.pages_per_head {
+            return Err(CudaError::Mismatch {
+                what: "pages of a head",
+                expected: tokens.div_ceil(self.page_tokens),
+                found: self.pages_per_head,
+            });
+        }
+        Ok(())
+    }
+
+    fn module(&self, file: &'static str) -> ModuleSource {
+        let is_bf16 = |format| u32::from(format == Format::Bf16);
+        ModuleSource::new(
+            file,
+            &[
+                ("HEAD_DIM", self.head_dim as u32),
+                ("KEY_BF16", is_bf16(self.key_format)),
+                ("VALUE_BF16", is_bf16(self.value_format)),
+            ],
+        )
+    }
+
+    fn kernel(&self, stream: &Stream, file: &'static str, name: &'static str) -> Result<Kernel, CudaError> {
+        stream.gpu().kernel(&self.module(file), name)
+    }
+}
+
+/// Attends many queries to what `reads` names.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short.
+pub fn prefill(
+    stream: &Stream,
+    outputs: &Outputs<'_>,
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    reads: &Reads,
+    options: &AttentionOptions<'_>,
+    state: Option<&PrefillState<'_>>,
+) -> Result<(), CudaError> {
+    let heads = check(queries, pages, reads, options)?;
+    check_outputs(outputs, queries, pages, heads)?;
+    if let Some(state) = state {
+        let (sums, of_outputs) = PrefillState::bytes(queries.rows, heads, pages.head_dim);
+        check_bytes("sums of a state", state.sums, sums, 1)?;
+        check_bytes("outputs of a state", state.outputs, of_outputs, 1)?;
+    }
+    let (resume, finish) = state.map_or((false, true), |state| (state.resume, state.finish));
+    let kernel = pages.kernel(stream, "prefill.cu", "prefill")?;
+    let (key_tile, warps) = if pages.head_dim <= 128 { (64, 8) } else { (32, 4) };
+    let pitch = pages.head_dim + 8;
+    // Keys and values twice; the queries share their place where they go into registers.
+    let tiles_bytes = 2 * 4 * key_tile * pitch;
+    let query_bytes = 2 * 16 * warps * pitch;
+    let shared_bytes = if pages.head_dim <= 128 {
+        tiles_bytes.max(query_bytes)
+    } else {
+        tiles_bytes + query_bytes
+    };
+    let grid = Grid::line(reads.work_items(), 32 * warps as u32).with_shared(shared_bytes);
+    let arguments = [
+        outputs.data.into(),
+        (outputs.row_stride as u64).into(),
+        outputs.log_sum_exp.into(),
+        queries.data.into(),
+        (queries.row_stride as u64).into(),
+        reads.section(Section::Work).into(),
+        reads.section(Section::Tiles).into(),
+        reads.section(Section::Runs).into(),
+        reads.section(Section::Diagonals).into(),
+        reads.section(Section::ExtraEnds).into(),
+        reads.section(Section::Extras).into(),
+        pages.keys.into(),
+        pages.values.into(),
+        (pages.pages_per_head as u32).into(),
+        (pages.page_tokens as u32).into(),
+        format_number(pages.key_format)?.into(),
+        format_number(pages.value_format)?.into(),
+        (reads.group() as u32).into(),
+        (heads as u32).into(),
+        options.scale.into(),
+        options.soft_cap.unwrap_or(0.0).into(),
+        options.sinks.into(),
+        state.map(|state| state.sums).into(),
+        state.map(|state| state.outputs).into(),
+        u32::from(resume).into(),
+        u32::from(finish).into(),
+    ];
+    stream.launch(&kernel, grid, &arguments)
+}
+
+/// Bytes of workspace that [`decode_parts`] takes for these reads.
+pub fn decode_workspace_bytes(reads: &Reads) -> usize {
+    reads.parts() * chunks(reads) * 16 * (reads.head_dim() + 2) * 4
+}
+
+/// Attends few queries (up to 16 with all heads of a group together in one block) to `parts` of what `reads` names;
+/// the pages of the others may be away. Partials go to the workspace.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short.
+pub fn decode_parts(
+    stream: &Stream,
+    workspace: Region<'_>,
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    reads: &Reads,
+    parts: Range<usize>,
+    options: &AttentionOptions<'_>,
+) -> Result<(), CudaError> {
+    check(queries, pages, reads, options)?;
+    let (sums, of_outputs) = workspace_parts(workspace, reads)?;
+    if parts.end > reads.parts() || parts.start > parts.end {
+        return Err(CudaError::Mismatch {
+            what: "end of the parts of a decode",
+            expected: reads.parts(),
+            found: parts.end,
+        });
+    }
+    let kernel = pages.kernel(stream, "decode.cu", "decode")?;
+    let warps = if pages.head_dim <= 128 { 4 } else { 2 };
+    let shared_bytes = warps * 4 * 16 * (pages.head_dim + 8) * 2;
+    let all = reads.section(Section::Parts);
+    let grid = Grid::of([parts.len(), chunks(reads), 1], 32 * warps as u32).with_shared(shared_bytes);
+    let arguments = [
+        sums.into(),
+        of_outputs.into(),
+        queries.data.into(),
+        (queries.row_stride as u64).into(),
+        all.part(16 * parts.start..16 * parts.end).into(),
+        reads.section(Section::Tiles).into(),
+        reads.section(Section::Runs).into(),
+        reads.section(Section::Diagonals).into(),
+        reads.section(Section::ExtraEnds).into(),
+        reads.section(Section::Extras).into(),
+        pages.keys.into(),
+        pages.values.into(),
+        (pages.pages_per_head as u32).into(),
+        (pages.page_tokens as u32).into(),
+        format_number(pages.key_format)?.into(),
+        format_number(pages.value_format)?.into(),
+        (reads.group() as u32).into(),
+        options.scale.into(),
+        options.soft_cap.unwrap_or(0.0).into(),
+    ];
+    stream.launch(&kernel, grid, &arguments)
+}
+
+/// Merges the partials of all parts in order and writes the outputs.
+///
+/// # Errors
+/// As [`decode_parts`].
+pub fn decode_merge(
+    stream: &Stream,
+    outputs: &Outputs<'_>,
+    workspace: Region<'_>,
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    reads: &Reads,
+    options: &AttentionOptions<'_>,
+) -> Result<(), CudaError> {
+    let heads = check(queries, pages, reads, options)?;
+    check_outputs(outputs, queries, pages, heads)?;
+    let (sums, of_outputs) = workspace_parts(workspace, reads)?;
+    let kernel = pages.kernel(stream, "decode.cu", "merge")?;
+    let arguments = [
+        outputs.data.into(),
+        (outputs.row_stride as u64).into(),
+        outputs.log_sum_exp.into(),
+        sums.into(),
+        of_outputs.into(),
+        reads.section(Section::Slots).into(),
+        reads.section(Section::Tiles).into(),
+        (chunks(reads) as u32).into(),
+        (reads.group() as u32).into(),
+        (heads as u32).into(),
+        options.sinks.into(),
+    ];
+    stream.launch(
+        &kernel,
+        Grid::of([reads.tiles().len(), reads.packed_rows(), 1], 128),
+        &arguments,
+    )
+}
+
+/// All parts of a decode and their merge.
+///
+/// # Errors
+/// As [`decode_parts`].
+pub fn decode(
+    stream: &Stream,
+    outputs: &Outputs<'_>,
+    workspace: Region<'_>,
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    reads: &Reads,
+    options: &AttentionOptions<'_>,
+) -> Result<(), CudaError> {
+    decode_parts(stream, workspace, queries, pages, reads, 0..reads.parts(), options)?;
+    decode_merge(stream, outputs, workspace, queries, pages, reads, options)
+}
+
+fn chunks(reads: &Reads) -> usize {
+    reads.packed_rows().div_ceil(16)
+}
+
+/// The sums and the outputs of the workspace.
+fn workspace_parts<'a>(workspace: Region<'a>, reads: &Reads) -> Result<(Region<'a>, Region<'a>), CudaError> {
+    check_bytes("workspace of a decode", workspace, decode_workspace_bytes(reads), 1)?;
+    let sums = reads.parts() * chunks(reads) * 16 * 2 * 4;
+    Ok((
+        workspace.part(0..sums),
+        workspace.part(sums..decode_workspace_bytes(reads)),
+    ))
+}
+
+/// Checks what all calls share and gives the number of query heads.
+fn check(
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    reads: &Reads,
+    options: &AttentionOptions<'_>,
+) -> Result<usize, CudaError> {
+    pages.check()?;
+    positive("KV heads", pages.kv_heads)?;
+    if reads.head_dim() != pages.head_dim {
+        return Err(CudaError::Mismatch {
+            what: "head_dim of reads and pages",
+            expected: pages.head_dim,
+            found: reads.head_dim(),
+        });
+    }
+    let heads = pages.kv_heads.saturating_mul(reads.group());
+    small("query heads", heads)?;
+    let width = heads.saturating_mul(pages.head_dim);
+    check_bytes(
+        "queries",
+        queries.data,
+        strided(queries.rows, queries.row_stride, width),
+        4,
+    )?;
+    if let Some(sinks) = options.sinks {
+        check_bytes("sinks", sinks, heads, 4)?;
+    }
+    for tile in reads.tiles() {
+        if tile.row + tile.rows > queries.rows {
+            return Err(CudaError::Mismatch {
+                what: "rows of queries",
+                expected: tile.row + tile.rows,
+                found: queries.rows,
+            });
+        }
+        if tile.kv_head >= pages.kv_heads {
+            return Err(CudaError::Mismatch {
+                what: "KV heads",
+                expected: tile.kv_head + 1,
+                found: pages.kv_heads,
+            });
+        }
+        pages.check_tokens(tile.start + tile.rows)?;
+    }
+    Ok(heads)
+}
+
+fn check_outputs(
+    outputs: &Outputs<'_>,
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    heads: usize,
+) -> Result<(), CudaError> {
+    let width = heads * pages.head_dim;
+    check_bytes(
+        "outputs",
+        outputs.data,
+        strided(queries.rows, outputs.row_stride, width),
+        4,
+    )?;
+    match outputs.log_sum_exp {
+        Some(region) => check_bytes("log-sum-exp", region, queries.rows * heads, 4),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,178 @@
+//! Weights times activations: the linear layers, and rows of an embedding.
+
+use riffle_linear::WeightFormat;
+
+use super::weights::{arrange, blocks, device_bytes, number};
+use super::{check_bytes, small};
+use crate::{CudaError, DeviceBuffer, Gpu, Grid, Kernel, ModuleSource, Region, Stream};
+
+/// Rows up to which each output is a sum of its own; more go through the tensor cores.
+const FEW_ROWS: usize = 8;
+const TILE_ROWS: usize = 128;
+const TILE_OUTPUTS: usize = 64;
+/// Dynamic shared memory of `multiply_many`: `sizeof(Tile)` in the two sources.
+const QUANTISED_TILE_BYTES: usize = 4 * (4 * 12 * (TILE_ROWS + TILE_OUTPUTS) + 8 * TILE_ROWS + 16 * TILE_OUTPUTS);
+const FLOAT_TILE_BYTES: usize = 2 * 2 * 40 * (TILE_ROWS + TILE_OUTPUTS);
+
+/// A matrix of weights on the device, `[outputs, inputs]`, in the format of its file.
+///
+/// Products with block formats round activations to 8 bits, a scale for each 32, as `riffle-linear` does on the CPU;
+/// those with f16 and bf16 round them to that type when there are more than eight rows, and are exact to f32 otherwise.
+#[derive(Debug)]
+pub struct DeviceMatrix {
+    format: WeightFormat,
+    outputs: usize,
+    inputs: usize,
+    data: DeviceBuffer,
+}
+
+impl DeviceMatrix {
+    /// Brings weights to the device: `bytes` are `[outputs, inputs]` as safetensors or GGUF files hold them.
+    ///
+    /// # Errors
+    /// Bytes that are not the matrix, too little memory.
+    pub fn upload(
+        gpu: &Gpu,
+        format: WeightFormat,
+        outputs: usize,
+        inputs: usize,
+        bytes: &[u8],
+    ) -> Result<Self, CudaError> {
+        let blocks = blocks(format, outputs, inputs, bytes.len())?;
+        small("outputs", outputs)?;
+        small("inputs", inputs)?;
+        let mut arranged = vec![0; device_bytes(format, blocks)];
+        arrange(format, bytes, &mut arranged);
+        let data = gpu.upload(&arranged)?;
+        Ok(Self {
+            format,
+            outputs,
+            inputs,
+            data,
+        })
+    }
+
+    /// Bytes a matrix of this shape takes on the device.
+    pub fn bytes_for(format: WeightFormat, outputs: usize, inputs: usize) -> usize {
+        device_bytes(format, outputs * (inputs / format.block_weights()))
+    }
+
+    /// Its format.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// Elements of an output row.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Elements of an input row.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        self.data.bytes()
+    }
+
+    /// Bytes of scratch that [`multiply`](Self::multiply) takes for `rows`.
+    pub fn scratch_bytes(&self, rows: usize) -> usize {
+        if self.is_quantised() {
+            rows * (self.inputs + self.inputs / 32 * 8)
+        } else {
+            0
+        }
+    }
+
+    /// `output = input · weightsᵀ`: `[rows, outputs]` from `[rows, inputs]`.
+    ///
+    /// # Errors
+    /// Regions that are too short.
+    pub fn multiply(
+        &self,
+        stream: &Stream,
+        output: Region<'_>,
+        input: Region<'_>,
+        rows: usize,
+        scratch: Region<'_>,
+    ) -> Result<(), CudaError> {
+        check_bytes("outputs", output, rows.saturating_mul(self.outputs), 4)?;
+        check_bytes("inputs", input, rows.saturating_mul(self.inputs), 4)?;
+        check_bytes("scratch of a product", scratch, self.scratch_bytes(rows), 1)?;
+        let (row_count, outputs, inputs) = (small("rows", rows)?, self.outputs as u32, self.inputs as u32);
+        let shape = [row_count.into(), outputs.into(), inputs.into()];
+        if !self.is_quantised() {
+            let (name, grid) = match rows {
+                0 | 1 => ("multiply_1", self.few(rows, 1)),
+                _ if rows <= FEW_ROWS || self.format == WeightFormat::F32 => ("multiply_8", self.few(rows, 8)),
+                _ => ("multiply_many", self.many(rows, FLOAT_TILE_BYTES)),
+            };
+            let [a, b, c] = shape;
+            let arguments = [output.into(), self.data.all().into(), input.into(), a, b, c];
+            return stream.launch(&self.kernel(stream, name)?, grid, &arguments);
+        }
+        let stretches = rows * (self.inputs / 32);
+        let quants = scratch.part(0..rows * self.inputs);
+        let scales = scratch.part(rows * self.inputs..rows * self.inputs + 4 * stretches);
+        let sums = scratch.part(rows * self.inputs + 4 * stretches..rows * self.inputs + 8 * stretches);
+        let count = stretches as u64;
+        let arguments = [quants.into(), scales.into(), sums.into(), input.into(), count.into()];
+        let grid = Grid::line(stretches.div_ceil(128), 128);
+        stream.launch(&self.kernel(stream, "quantise_rows")?, grid, &arguments)?;
+        let (name, grid) = match rows {
+            0 | 1 => ("multiply_1", self.few(rows, 1)),
+            _ if rows <= FEW_ROWS => ("multiply_4", self.few(rows, 4)),
+            _ => ("multiply_many", self.many(rows, QUANTISED_TILE_BYTES)),
+        };
+        let [a, b, c] = shape;
+        let data = self.data.all().into();
+        let arguments = [output.into(), data, quants.into(), scales.into(), sums.into(), a, b, c];
+        stream.launch(&self.kernel(stream, name)?, grid, &arguments)
+    }
+
+    /// `output[row]`, `[inputs]`, becomes the weights of output `ids[row]` (u32, all below `outputs`), as exact as the
+    /// file holds them.
+    ///
+    /// # Errors
+    /// Regions that are too short.
+    pub fn gather(&self, stream: &Stream, output: Region<'_>, ids: Region<'_>, rows: usize) -> Result<(), CudaError> {
+        check_bytes("embeddings", output, rows.saturating_mul(self.inputs), 4)?;
+        check_bytes("token ids", ids, rows, 4)?;
+        let kernel = self.kernel(stream, "gather")?;
+        let (outputs, inputs) = (self.outputs as u32, self.inputs as u32);
+        let arguments = [
+            output.into(),
+            self.data.all().into(),
+            ids.into(),
+            outputs.into(),
+            inputs.into(),
+        ];
+        stream.launch(&kernel, Grid::line(rows, 128), &arguments)
+    }
+
+    fn is_quantised(&self) -> bool {
+        self.format.block_weights() > 1
+    }
+
+    fn kernel(&self, stream: &Stream, name: &'static str) -> Result<Kernel, CudaError> {
+        let file = if self.is_quantised() {
+            "quantised_linear.cu"
+        } else {
+            "float_linear.cu"
+        };
+        stream
+            .gpu()
+            .kernel(&ModuleSource::new(file, &[("FORMAT", number(self.format))]), name)
+    }
+
+    fn few(&self, rows: usize, together: usize) -> Grid {
+        Grid::of([self.outputs.div_ceil(4), rows.div_ceil(together), 1], 128)
+    }
+
+    fn many(&self, rows: usize, shared_bytes: usize) -> Grid {
+        let blocks = [self.outputs.div_ceil(TILE_OUTPUTS), rows.div_ceil(TILE_ROWS), 1];
+        Grid::of(blocks, 256).with_shared(shared_bytes)
+    }
+}

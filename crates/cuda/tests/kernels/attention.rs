@@ -1,0 +1,517 @@
+//! Prefill and decode over pages against the reference in f64.
+
+use riffle_attention::{
+    AttendOptions, Format, KvView, PageView, Plane, PlaneMut, QueryTile, Selection, Span, reference, write_keys,
+    write_values,
+};
+use riffle_cuda::ops::{
+    AttentionOptions, Outputs, Pages, PlaneKind, PrefillState, Queries, Reads, TileReads, decode, decode_merge,
+    decode_parts, decode_workspace_bytes, plane_to_cpu, plane_to_device, prefill,
+};
+use riffle_cuda::{DeviceBuffer, Gpu, Stream};
+
+use crate::testing::{assert_near, noise, on_every_device};
+
+/// A cache of some tokens for every KV head, on both sides.
+pub(crate) struct Cache {
+    pub(crate) head_dim: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) tokens: usize,
+    pub(crate) page_tokens: usize,
+    pub(crate) formats: [Format; 2],
+    /// The CPU's planes, bytes by [kind, head, page].
+    pub(crate) planes: Vec<Vec<u16>>,
+    buffers: Vec<DeviceBuffer>,
+    tables: [DeviceBuffer; 2],
+}
+
+fn plane_mut(format: Format, data: &mut [u16]) -> PlaneMut<'_> {
+    match format {
+        Format::F16 => PlaneMut::F16(data),
+        Format::Bf16 => PlaneMut::Bf16(data),
+        Format::Q8_0 => PlaneMut::Q8_0(bytemuck::cast_slice_mut(data)),
+        Format::Q4_0 => PlaneMut::Q4_0(bytemuck::cast_slice_mut(data)),
+        Format::F32 => panic!("not on the device"),
+    }
+}
+
+fn plane(format: Format, data: &[u16]) -> Plane<'_> {
+    match format {
+        Format::F16 => Plane::F16(data),
+        Format::Bf16 => Plane::Bf16(data),
+        Format::Q8_0 => Plane::Q8_0(bytemuck::cast_slice(data)),
+        Format::Q4_0 => Plane::Q4_0(bytemuck::cast_slice(data)),
+        Format::F32 => panic!("not on the device"),
+    }
+}
+
+impl Cache {
+    pub(crate) fn new(
+        gpu: &Gpu,
+        head_dim: usize,
+        kv_heads: usize,
+        tokens: usize,
+        page_tokens: usize,
+        formats: [Format; 2],
+    ) -> Self {
+        let pages = tokens.div_ceil(page_tokens);
+        let (mut planes, mut buffers, mut addresses) = (Vec::new(), Vec::new(), [Vec::new(), Vec::new()]);
+        for (kind, format) in formats.into_iter().enumerate() {
+            for head in 0..kv_heads {
+                let source = noise(tokens * head_dim, 10 * head + kind + 1);
+                for page in 0..pages {
+                    let (first, bytes) = (page * page_tokens, format.plane_bytes(page_tokens, head_dim));
+                    let count = page_tokens.min(tokens - first);
+                    // What lies behind the last token is not a number.
+                    let mut data = vec![0xffffu16; bytes.div_ceil(2)];
+                    let rows = &source[first * head_dim..];
+                    let mut target = plane_mut(format, &mut data);
+                    match kind {
+                        0 => write_keys(&mut target, head_dim, 0, count, rows, head_dim).unwrap(),
+                        _ => write_values(&mut target, head_dim, 0, count, rows, head_dim).unwrap(),
+                    }
+                    let mut device = vec![0u8; bytes];
+                    let plane_kind = [PlaneKind::Keys, PlaneKind::Values][kind];
+                    plane_to_device(
+                        plane_kind,
+                        format,
+                        head_dim,
+                        &bytemuck::cast_slice(&data)[..bytes],
+                        &mut device,
+                    )
+                    .unwrap();
+                    let buffer = gpu.upload(&device).unwrap();
+                    addresses[kind].push(buffer.all().address());
+                    buffers.push(buffer);
+                    planes.push(data);
+                }
+            }
+        }
+        let tables = addresses.map(|addresses| gpu.upload(&addresses).unwrap());
+        Self {
+            head_dim,
+            kv_heads,
+            tokens,
+            page_tokens,
+            formats,
+            planes,
+            buffers,
+            tables,
+        }
+    }
+
+    pub(crate) fn pages(&self) -> Pages<'_> {
+        assert!(!self.buffers.is_empty());
+        Pages {
+            keys: self.tables[0].all(),
+            values: self.tables[1].all(),
+            kv_heads: self.kv_heads,
+            pages_per_head: self.tokens.div_ceil(self.page_tokens),
+            page_tokens: self.page_tokens,
+            head_dim: self.head_dim,
+            key_format: self.formats[0],
+            value_format: self.formats[1],
+        }
+    }
+
+    pub(crate) fn views(&self, head: usize) -> Vec<PageView<'_>> {
+        let pages = self.tokens.div_ceil(self.page_tokens);
+        (0..pages)
+            .map(|page| PageView {
+                start: page * self.page_tokens,
+                tokens: self.page_tokens.min(self.tokens - page * self.page_tokens),
+                keys: plane(self.formats[0], &self.planes[head * pages + page]),
+                values: plane(self.formats[1], &self.planes[(self.kv_heads + head) * pages + page]),
+            })
+            .collect()
+    }
+}
+
+/// A chunk of queries at the end of the cache, and what each tile reads.
+struct Case<'a> {
+    cache: &'a Cache,
+    group: usize,
+    rows: usize,
+    tile_rows: usize,
+    selections: Vec<Selection>,
+    soft_cap: Option<f32>,
+    sinks: bool,
+}
+
+impl Case<'_> {
+    fn start(&self) -> usize {
+        self.cache.tokens - self.rows
+    }
+
+    fn tiles(&self) -> Vec<TileReads<'_>> {
+        let mut tiles = Vec::new();
+        for kv_head in 0..self.cache.kv_heads {
+            for (number, row) in (0..self.rows).step_by(self.tile_rows).enumerate() {
+                let selection = &self.selections[(kv_head + number) % self.selections.len()];
+                let rows = self.tile_rows.min(self.rows - row);
+                tiles.push(TileReads {
+                    kv_head,
+                    start: self.start() + row,
+                    row,
+                    rows,
+                    selection,
+                });
+            }
+        }
+        tiles
+    }
+
+    fn heads(&self) -> usize {
+        self.cache.kv_heads * self.group
+    }
+
+    fn width(&self) -> usize {
+        self.heads() * self.cache.head_dim
+    }
+
+    fn queries(&self) -> Vec<f32> {
+        noise(self.rows * self.width(), 77)
+            .into_iter()
+            .map(|x| 2.0 * x)
+            .collect()
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.cache.head_dim as f32).sqrt()
+    }
+
+    fn sink_logits(&self) -> Vec<f32> {
+        noise(self.heads(), 5)
+    }
+
+    /// Outputs `[rows, heads, head_dim]` and log-sum-exp `[rows, heads]`.
+    fn expected(&self) -> (Vec<f64>, Vec<f64>) {
+        let (queries, sinks, d) = (self.queries(), self.sink_logits(), self.cache.head_dim);
+        let mut outputs = vec![0.0; queries.len()];
+        let mut sums = vec![0.0; self.rows * self.heads()];
+        for tile in self.tiles() {
+            let pages = self.cache.views(tile.kv_head);
+            let kv = KvView {
+                head_dim: d,
+                pages: &pages,
+            };
+            let first_head = tile.kv_head * self.group;
+            let data = &queries[tile.row * self.width() + first_head * d..];
+            let view = QueryTile {
+                data,
+                rows: tile.rows,
+                row_stride: self.width(),
+                group: self.group,
+                head_dim: d,
+                start: tile.start,
+            };
+            let options = AttendOptions::new(self.scale()).with_soft_cap(self.soft_cap);
+            let sinks = self.sinks.then(|| &sinks[first_head..first_head + self.group]);
+            let found = reference::attend(&view, &kv, tile.selection, &options, sinks).unwrap();
+            for row in 0..tile.rows {
+                let at = (tile.row + row) * self.heads() + first_head;
+                let width = self.group * d;
+                outputs[at * d..][..width].copy_from_slice(&found.output[row * width..][..width]);
+                sums[at..at + self.group].copy_from_slice(&found.log_sum_exp[row * self.group..][..self.group]);
+            }
+        }
+        (outputs, sums)
+    }
+
+    /// Checks `run` against the reference.
+    fn check(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        what: &str,
+        run: impl Fn(&Outputs<'_>, &Queries<'_>, &mut Reads, &AttentionOptions<'_>),
+    ) -> Vec<f32> {
+        let (outputs, sums) = self.expected();
+        let queries = gpu.upload(&self.queries()).unwrap();
+        let sinks = gpu.upload(&self.sink_logits()).unwrap();
+        let (out, lse) = (
+            gpu.allocate(4 * outputs.len()).unwrap(),
+            gpu.allocate(4 * sums.len()).unwrap(),
+        );
+        let mut reads = Reads::new(gpu, self.cache.head_dim, self.group).unwrap();
+        let options = AttentionOptions {
+            scale: self.scale(),
+            soft_cap: self.soft_cap,
+            sinks: self.sinks.then(|| sinks.all()),
+        };
+        let row_stride = self.width();
+        let target = Outputs {
+            data: out.all(),
+            row_stride,
+            log_sum_exp: Some(lse.all()),
+        };
+        let source = Queries {
+            data: queries.all(),
+            rows: self.rows,
+            row_stride,
+        };
+        run(&target, &source, &mut reads, &options);
+        let found: Vec<f32> = gpu.download(out.all(), stream).unwrap();
+        // Queries, keys and weights are 16-bit numbers in the products.
+        let bf16 = self.cache.formats.contains(&Format::Bf16);
+        assert_near(&found, &outputs, if bf16 { 2e-2 } else { 3e-3 }, what);
+        let found_sums: Vec<f32> = gpu.download(lse.all(), stream).unwrap();
+        for (found, expected) in found_sums.iter().zip(sums) {
+            let same =
+                f64::from(*found) == expected || (f64::from(*found) - expected).abs() < if bf16 { 4e-2 } else { 5e-3 };
+            assert!(same, "{what}: log-sum-exp {found}, expected {expected}");
+        }
+        found
+    }
+
+    fn check_prefill(&self, gpu: &Gpu, stream: &Stream, what: &str) -> Vec<f32> {
+        self.check(gpu, stream, what, |outputs, queries, reads, options| {
+            reads.set(stream, &self.tiles(), None).unwrap();
+            prefill(stream, outputs, queries, &self.cache.pages(), reads, options, None).unwrap();
+        })
+    }
+
+    fn check_decode(&self, gpu: &Gpu, stream: &Stream, what: &str) -> Vec<f32> {
+        self.check(gpu, stream, what, |outputs, queries, reads, options| {
+            reads.set(stream, &self.tiles(), None).unwrap();
+            let workspace = gpu.allocate(decode_workspace_bytes(reads)).unwrap();
+            decode(
+                stream,
+                outputs,
+                workspace.all(),
+                queries,
+                &self.cache.pages(),
+                reads,
+                options,
+            )
+            .unwrap();
+        })
+    }
+}
+
+/// Selections of every kind, for a tile that begins at `start`.
+fn selections(tokens: usize, start: usize) -> Vec<Selection> {
+    let rows = (0..9).map(|row| vec![3, row * 5, start + row, start.saturating_sub(20)]);
+    vec![
+        Selection::full(tokens),
+        Selection::from_spans([Span::new(0, 5), Span::new(64, 128), Span::new(130, 131)]).with_row_window(20),
+        Selection::none()
+            .with_row_window(3)
+            .with_diagonals([0, 1, 2, 4, 8, 16, 32, 64, 70, 128]),
+        Selection::from_spans([Span::new(7, 9)]).with_row_extras(start, rows),
+        Selection::none(),
+    ]
+}
+
+const FORMATS: [[Format; 2]; 6] = [
+    [Format::F16, Format::F16],
+    [Format::Bf16, Format::Bf16],
+    [Format::Q8_0, Format::Q8_0],
+    [Format::Q8_0, Format::Q4_0],
+    [Format::Q4_0, Format::F16],
+    [Format::Bf16, Format::Q8_0],
+];
+
+#[test]
+fn planes_go_to_the_device_and_back_unchanged() {
+    for format in [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0] {
+        for kind in [PlaneKind::Keys, PlaneKind::Values] {
+            for head_dim in [16, 48, 128] {
+                let bytes = format.plane_bytes(48, head_dim);
+                let cpu: Vec<u8> = noise(bytes, 3).iter().map(|x| (x.to_bits() >> 5) as u8).collect();
+                let (mut device, mut back) = (vec![0; bytes], vec![0; bytes]);
+                plane_to_device(kind, format, head_dim, &cpu, &mut device).unwrap();
+                plane_to_cpu(kind, format, head_dim, &device, &mut back).unwrap();
+                assert!(cpu == back, "{format:?} {kind:?} {head_dim}");
+            }
+        }
+    }
+    let error = plane_to_device(PlaneKind::Keys, Format::F32, 16, &[], &mut []).unwrap_err();
+    assert!(error.to_string().contains("f16, bf16, q8_0 or q4_0"), "{error}");
+}
+
+#[test]
+fn prefill_equals_the_reference_in_every_format_and_under_every_kind_of_selection() {
+    on_every_device(|gpu, stream| {
+        for (number, formats) in FORMATS.into_iter().enumerate() {
+            // Pages of 48 tokens cut blocks of 64 anywhere.
+            let cache = Cache::new(gpu, 64, 2, 190, [48, 64, 16, 256, 80, 32][number], formats);
+            let (rows, tile_rows) = ([70, 1, 33, 90, 45, 64][number], [32, 1, 33, 40, 9, 64][number]);
+            let group = [3, 4, 1, 2, 2, 5][number];
+            let selections = selections(190, 190 - rows);
+            let case = Case {
+                cache: &cache,
+                group,
+                rows,
+                tile_rows,
+                selections,
+                soft_cap: None,
+                sinks: number % 2 == 0,
+            };
+            case.check_prefill(gpu, stream, &format!("{formats:?}"));
+        }
+    });
+}
+
+#[test]
+fn prefill_equals_the_reference_at_every_width() {
+    on_every_device(|gpu, stream| {
+        for (head_dim, soft_cap) in [(96, None), (128, Some(0.7)), (256, None)] {
+            let cache = Cache::new(gpu, head_dim, 1, 150, 64, [Format::F16; 2]);
+            let selections = selections(150, 110);
+            let case = Case {
+                cache: &cache,
+                group: 2,
+                rows: 40,
+                tile_rows: 20,
+                selections,
+                soft_cap,
+                sinks: true,
+            };
+            case.check_prefill(gpu, stream, &format!("head_dim {head_dim}"));
+        }
+    });
+}
+
+#[test]
+fn decode_equals_the_reference() {
+    on_every_device(|gpu, stream| {
+        for (number, formats) in FORMATS.into_iter().enumerate() {
+            let tokens = [700, 513, 64, 65, 1100, 30][number];
+            let cache = Cache::new(gpu, 64, 2, tokens, [256, 48, 64, 16, 128, 32][number], formats);
+            let (rows, group) = ([1, 3, 1, 9, 1, 2][number], [4, 8, 1, 2, 7, 3][number]);
+            let mut selections = selections(tokens, tokens - rows);
+            selections.rotate_left(number % 5);
+            let sinks = number % 2 == 1;
+            let case = Case {
+                cache: &cache,
+                group,
+                rows,
+                tile_rows: rows,
+                selections,
+                soft_cap: None,
+                sinks,
+            };
+            case.check_decode(gpu, stream, &format!("{formats:?}"));
+        }
+        for (head_dim, soft_cap) in [(96, None), (128, Some(0.7)), (256, None)] {
+            let cache = Cache::new(gpu, head_dim, 1, 300, 64, [Format::F16; 2]);
+            let selections = vec![Selection::full(300)];
+            let case = Case {
+                cache: &cache,
+                group: 4,
+                rows: 1,
+                tile_rows: 1,
+                selections,
+                soft_cap,
+                sinks: true,
+            };
+            case.check_decode(gpu, stream, &format!("head_dim {head_dim}"));
+        }
+    });
+}
+
+#[test]
+fn pages_that_come_a_group_at_a_time_give_the_bits_of_all_at_once() {
+    on_every_device(|gpu, stream| {
+        let cache = Cache::new(gpu, 64, 2, 700, 64, [Format::Q8_0, Format::F16]);
+        let selections = selections(700, 660);
+        let case = Case {
+            cache: &cache,
+            group: 2,
+            rows: 40,
+            tile_rows: 20,
+            selections,
+            soft_cap: None,
+            sinks: true,
+        };
+        let whole = case.check_prefill(gpu, stream, "at once");
+        let streamed = case.check(gpu, stream, "in groups", |outputs, queries, reads, options| {
+            let (sums, of_outputs) = PrefillState::bytes(case.rows, case.heads(), 64);
+            let (sums, of_outputs) = (gpu.allocate(sums).unwrap(), gpu.allocate(of_outputs).unwrap());
+            for (first, end) in [(0, 128), (128, 192), (192, 640), (640, 704)] {
+                reads.set(stream, &case.tiles(), Some(Span::new(first, end))).unwrap();
+                let state = PrefillState {
+                    sums: sums.all(),
+                    outputs: of_outputs.all(),
+                    resume: first > 0,
+                    finish: end == 704,
+                };
+                prefill(stream, outputs, queries, &cache.pages(), reads, options, Some(&state)).unwrap();
+            }
+        });
+        assert!(whole == streamed);
+        let case = Case {
+            rows: 2,
+            tile_rows: 2,
+            ..case
+        };
+        let whole = case.check_decode(gpu, stream, "decoded at once");
+        let streamed = case.check(gpu, stream, "decoded in parts", |outputs, queries, reads, options| {
+            reads.set(stream, &case.tiles(), None).unwrap();
+            let workspace = gpu.allocate(decode_workspace_bytes(reads)).unwrap();
+            for part in (0..reads.parts()).rev() {
+                assert!(reads.part_keys(part).end > reads.part_keys(part).start);
+                let pages = cache.pages();
+                decode_parts(stream, workspace.all(), queries, &pages, reads, part..part + 1, options).unwrap();
+            }
+            decode_merge(
+                stream,
+                outputs,
+                workspace.all(),
+                queries,
+                &cache.pages(),
+                reads,
+                options,
+            )
+            .unwrap();
+        });
+        assert!(whole == streamed);
+    });
+}
+
+#[test]
+fn shapes_that_disagree_are_refused() {
+    on_every_device(|gpu, stream| {
+        let cache = Cache::new(gpu, 64, 1, 20, 32, [Format::F16; 2]);
+        let selection = Selection::full(100);
+        let mut reads = Reads::new(gpu, 64, 1).unwrap();
+        reads
+            .set(
+                stream,
+                &[TileReads {
+                    kv_head: 0,
+                    start: 90,
+                    row: 0,
+                    rows: 1,
+                    selection: &selection,
+                }],
+                None,
+            )
+            .unwrap();
+        let data = gpu.allocate(256).unwrap();
+        let outputs = Outputs {
+            data: data.all(),
+            row_stride: 64,
+            log_sum_exp: None,
+        };
+        let queries = Queries {
+            data: data.all(),
+            rows: 1,
+            row_stride: 64,
+        };
+        let options = AttentionOptions {
+            scale: 1.0,
+            soft_cap: None,
+            sinks: None,
+        };
+        let error = prefill(stream, &outputs, &queries, &cache.pages(), &reads, &options, None).unwrap_err();
+        assert_eq!(error.to_string(), "pages of a head: expected 3, found 1");
+        assert!(
+            Reads::new(gpu, 100, 1)
+                .unwrap_err()
+                .to_string()
+                .contains("multiple of 16")
+        );
+    });
+}
