@@ -21,11 +21,13 @@ use crate::chunk::{Chunk, Step, pages};
 use crate::reading;
 use crate::tiles::Tile;
 
-/// Pairs of query and key that were read, and that dense attention would have read.
+/// Pairs of query position and key, over all layers and KV heads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PairCount {
-    pub(crate) read: u64,
-    pub(crate) causal: u64,
+pub struct PairCount {
+    /// Pairs that were read.
+    pub read: u64,
+    /// Pairs that dense attention would have read.
+    pub causal: u64,
 }
 
 /// The engine's side of [`AttentionStep`]: it owns the order of append, select and attend, and never knows which

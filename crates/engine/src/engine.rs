@@ -11,7 +11,7 @@ use crate::{EngineError, EngineOptions, MemoryPlan};
 /// A model in memory, its options and its plan. Sessions share it.
 pub struct Engine {
     path: PathBuf,
-    loaded: LoadedModel,
+    loaded: Arc<LoadedModel>,
     options: EngineOptions,
     plan: MemoryPlan,
     fingerprint: OnceLock<u128>,
@@ -30,10 +30,32 @@ impl Engine {
         plan.check(&options)?;
         Ok(Arc::new(Self {
             path: path.to_owned(),
-            loaded: riffle_model::load(path)?,
+            loaded: Arc::new(riffle_model::load(path)?),
             options,
             plan,
             fingerprint: OnceLock::new(),
+        }))
+    }
+
+    /// The same model under other options: the weights are shared, everything else is checked and planned anew. Memory
+    /// that the weights take is not counted twice; caches of sessions that are alive are not known to it.
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
+        options.validate()?;
+        let config = self.model().config();
+        let available = options
+            .memory_budget_bytes
+            .unwrap_or_else(|| available_memory_bytes().saturating_add(config.weight_bytes));
+        let plan = MemoryPlan::new(config, &options, available)?;
+        plan.check(&options)?;
+        Ok(Arc::new(Self {
+            path: self.path.clone(),
+            loaded: Arc::clone(&self.loaded),
+            options,
+            plan,
+            fingerprint: self.fingerprint.clone(),
         }))
     }
 

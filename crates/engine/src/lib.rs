@@ -61,6 +61,7 @@ mod tiles;
 mod time_left;
 mod window;
 
+pub use attention_step::PairCount;
 pub use audit::{AuditReport, AuditedQuery, HeadAudit};
 pub use engine::{Engine, plan, with_threads};
 pub use error::EngineError;

@@ -1,6 +1,6 @@
 //! A session: one sequence of tokens, its cache and its policies.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Partial};
@@ -123,6 +123,11 @@ impl Session {
         self.pairs.read as f64 / self.pairs.causal as f64
     }
 
+    /// The pairs that [`Session::density`] is the share of.
+    pub fn pairs(&self) -> PairCount {
+        self.pairs
+    }
+
     /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) or `auto_target` is on.
     pub fn audit(&self) -> Option<AuditReport> {
         self.audit.as_ref().map(Audit::report)
@@ -164,7 +169,7 @@ impl Session {
         tokens: &[u32],
         observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
-        self.read_prompt(tokens, observe, None)
+        self.read_prompt(tokens, observe, &[], None)
     }
 
     /// Reads `tokens` as [`Session::prefill`] does and hands over the logits of every position:
@@ -173,7 +178,23 @@ impl Session {
     /// # Errors
     /// As [`Session::prefill`].
     pub fn prefill_with_logits(&mut self, tokens: &[u32], take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
-        self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), Some(take))
+        let everything = 0..self.tokens.len() + tokens.len();
+        self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), &[everything], Some(take))
+    }
+
+    /// Reads `tokens` as one prompt and hands over the logits at the `wanted` positions of the sequence alone, ascending
+    /// and apart from each other: `take(first_position, logits [positions, vocab])`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_with_logits_at(
+        &mut self,
+        tokens: &[u32],
+        wanted: &[Range<usize>],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+        take: &mut TakeLogits<'_>,
+    ) -> Result<(), EngineError> {
+        self.read_prompt(tokens, observe, wanted, Some(take))
     }
 
     /// Reads one generated token.
@@ -286,6 +307,7 @@ impl Session {
         &mut self,
         tokens: &[u32],
         observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+        wanted: &[Range<usize>],
         mut take: Option<&mut TakeLogits<'_>>,
     ) -> Result<(), EngineError> {
         if tokens.is_empty() {
@@ -310,7 +332,7 @@ impl Session {
             self.recurrence.keep_boundary()?;
             done += batch.len();
             if let Some(take) = take.as_deref_mut() {
-                self.hand_over_logits(batch.len(), take)?;
+                self.hand_over_logits(batch.len(), wanted, take)?;
             }
         }
         self.finish_logits()
@@ -440,23 +462,32 @@ impl Session {
         Ok(())
     }
 
-    /// Logits of the last `tokens` tokens, a bounded number of rows at a time.
-    fn hand_over_logits(&mut self, tokens: usize, take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
+    /// Logits of those of the last `tokens` tokens that are wanted, a bounded number of rows at a time.
+    fn hand_over_logits(
+        &mut self,
+        tokens: usize,
+        wanted: &[Range<usize>],
+        take: &mut TakeLogits<'_>,
+    ) -> Result<(), EngineError> {
         const ROWS: usize = 64;
         let config = self.engine.model().config();
         let first = self.tokens.len() - tokens;
-        for (block, hidden) in self.hidden.chunks(ROWS * config.hidden_size).enumerate() {
-            let rows = hidden.len() / config.hidden_size;
-            // [rows, vocab]
-            self.logits.resize(rows * config.vocab_size, 0.0);
-            self.engine
-                .model()
-                .logits(hidden, &mut self.logits, &mut self.workspace);
-            if take(first + block * ROWS, &self.logits).is_break() {
-                return Err(EngineError::Interrupted {
-                    tokens: self.tokens.len(),
-                    total: self.tokens.len(),
-                });
+        for range in wanted {
+            let range = range.start.max(first)..range.end.min(self.tokens.len());
+            for start in range.clone().step_by(ROWS) {
+                let rows = ROWS.min(range.end - start);
+                let hidden = &self.hidden[(start - first) * config.hidden_size..][..rows * config.hidden_size];
+                // [rows, vocab]
+                self.logits.resize(rows * config.vocab_size, 0.0);
+                self.engine
+                    .model()
+                    .logits(hidden, &mut self.logits, &mut self.workspace);
+                if take(start, &self.logits).is_break() {
+                    return Err(EngineError::Interrupted {
+                        tokens: self.tokens.len(),
+                        total: self.tokens.len(),
+                    });
+                }
             }
         }
         Ok(())

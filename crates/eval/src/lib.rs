@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 mod attention_rates;
+mod baselines;
 mod calibrate;
 mod error;
 mod kv_rates;
@@ -39,6 +40,7 @@ mod record;
 mod statistics;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
+pub use baselines::{baselines, parse_policy};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use error::EvalError;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};

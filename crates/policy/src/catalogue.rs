@@ -57,6 +57,28 @@ static CATALOGUE: [PolicyInfo; 14] = [
 ];
 
 impl PolicyInfo {
+    /// A policy from outside the catalogue, for [`PolicySpec::parse_among`]: for both phases, of any chunk length, never
+    /// guarded, with no memory of its own in the plan.
+    pub const fn outside(
+        name: &'static str,
+        source: &'static str,
+        parameters: &'static [ParameterInfo],
+        build: fn(&Parameters) -> Box<dyn SparsePolicy>,
+    ) -> Self {
+        Self {
+            name,
+            supports_prefill: true,
+            supports_decode: true,
+            saves: "nothing",
+            source,
+            parameters,
+            chunk: None,
+            work: None,
+            stored_bytes: |_, _| 0.0,
+            build,
+        }
+    }
+
     /// Whether it chooses in this phase.
     pub fn supports(&self, phase: Phase) -> bool {
         match phase {
@@ -103,9 +125,11 @@ pub(crate) fn check_phase(info: &PolicyInfo, phase: Phase) -> Result<(), PolicyE
     })
 }
 
-pub(crate) fn find(name: &str) -> Result<&'static PolicyInfo, PolicyError> {
-    CATALOGUE.iter().find(|info| info.name == name).ok_or_else(|| {
-        let known: Vec<&str> = CATALOGUE.iter().map(|info| info.name).collect();
+/// The policy of this name, in the catalogue or among `more`.
+pub(crate) fn find(name: &str, more: &'static [PolicyInfo]) -> Result<&'static PolicyInfo, PolicyError> {
+    let mut known = CATALOGUE.iter().chain(more);
+    known.clone().find(|info| info.name == name).ok_or_else(|| {
+        let known: Vec<&str> = known.by_ref().map(|info| info.name).collect();
         PolicyError::Unknown {
             name: name.to_owned(),
             known: known.join(", "),

@@ -61,7 +61,7 @@ pub(crate) use catalogue::ChunkNeed;
 pub use catalogue::{PolicyInfo, build, catalogue};
 pub use cost::{CostModel, PolicyShape};
 pub use error::PolicyError;
-pub use parameter::{ParameterInfo, ParameterKind};
+pub use parameter::{ParameterInfo, ParameterKind, Parameters};
 pub use policy::{ColumnMass, Phase, SelectContext, SparsePolicy};
 pub use rules::{PolicyRule, PolicyRules};
 pub use set::{PolicySet, dense_below};

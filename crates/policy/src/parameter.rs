@@ -146,7 +146,7 @@ pub(crate) enum Value {
 
 /// The values of all parameters of one policy, given or default, within their limits.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Parameters {
+pub struct Parameters {
     values: Vec<(&'static str, Value)>,
 }
 
@@ -190,14 +190,16 @@ impl Parameters {
         self.values.iter().map(|(name, value)| (*name, value))
     }
 
-    pub(crate) fn count(&self, name: &str) -> usize {
+    /// The value of a parameter that is declared as a whole number.
+    pub fn count(&self, name: &str) -> usize {
         match self.value(name) {
             Value::Count(value) => *value,
             _ => unreachable!("{name} is declared as a count"),
         }
     }
 
-    pub(crate) fn number(&self, name: &str) -> f32 {
+    /// The value of a parameter that is declared as a number.
+    pub fn number(&self, name: &str) -> f32 {
         match self.value(name) {
             Value::Number(value) => *value,
             _ => unreachable!("{name} is declared as a number"),

@@ -31,6 +31,36 @@ impl PolicySpec {
             .expect("the catalogue has full, which needs no parameters")
     }
 
+    /// Reads a spec of the catalogue or of `more`, policies from elsewhere ([`PolicyInfo::outside`]).
+    ///
+    /// # Errors
+    /// As parsing: an unknown name or parameter, a value out of range.
+    pub fn parse_among(text: &str, more: &'static [PolicyInfo]) -> Result<Self, PolicyError> {
+        let (name, list) = match text.split_once(':') {
+            Some((name, list)) => (name.trim(), Some(list)),
+            None => (text.trim(), None),
+        };
+        let info = find(name, more)?;
+        let mut given: Vec<(&str, &str)> = Vec::new();
+        for part in list.into_iter().flat_map(|list| list.split(',')) {
+            let (key, value) = part
+                .split_once('=')
+                .map(|(key, value)| (key.trim(), value.trim()))
+                .unwrap_or_default();
+            if key.is_empty() || value.is_empty() {
+                return Err(PolicyError::Syntax { text: text.to_owned() });
+            }
+            if given.iter().any(|(known, _)| *known == key) {
+                return Err(PolicyError::RepeatedParameter {
+                    policy: info.name,
+                    parameter: key.to_owned(),
+                });
+            }
+            given.push((key, value));
+        }
+        Self::new(info, given)
+    }
+
     /// The policy's name.
     pub fn name(&self) -> &'static str {
         self.info.name
@@ -107,30 +137,9 @@ impl PolicySpec {
 impl FromStr for PolicySpec {
     type Err = PolicyError;
 
+    /// Of the catalogue.
     fn from_str(text: &str) -> Result<Self, PolicyError> {
-        let (name, list) = match text.split_once(':') {
-            Some((name, list)) => (name.trim(), Some(list)),
-            None => (text.trim(), None),
-        };
-        let info = find(name)?;
-        let mut given: Vec<(&str, &str)> = Vec::new();
-        for part in list.into_iter().flat_map(|list| list.split(',')) {
-            let (key, value) = part
-                .split_once('=')
-                .map(|(key, value)| (key.trim(), value.trim()))
-                .unwrap_or_default();
-            if key.is_empty() || value.is_empty() {
-                return Err(PolicyError::Syntax { text: text.to_owned() });
-            }
-            if given.iter().any(|(known, _)| *known == key) {
-                return Err(PolicyError::RepeatedParameter {
-                    policy: info.name,
-                    parameter: key.to_owned(),
-                });
-            }
-            given.push((key, value));
-        }
-        Self::new(info, given)
+        Self::parse_among(text, &[])
     }
 }
 
