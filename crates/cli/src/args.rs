@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::eval_args::EvalArguments;
+
 /// Runs language models over very long inputs on the machine you have.
 ///
 /// Without a command, riffle reads the shipped book with the shipped model and answers a question about it.
@@ -224,67 +226,6 @@ pub(crate) struct CalibrateArguments {
     /// The profile to write
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct EvalArguments {
-    #[command(subcommand)]
-    pub(crate) measurement: Measurement,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Measurement {
-    /// Write the logits of every position, for verification
-    Logits(LogitsArguments),
-    /// Ask for facts hidden at even depths in a long text, exact match
-    Needle(NeedleArguments),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LogitsArguments {
-    #[command(flatten)]
-    pub(crate) model: ModelArguments,
-    /// Token ids: a JSON array, or numbers separated by spaces, commas or lines
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tokens: PathBuf,
-    /// The safetensors file to write: f32 `logits` [tokens, vocab]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct NeedleArguments {
-    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
-    #[arg(long, value_name = "PATH")]
-    pub(crate) model: Option<PathBuf>,
-    /// UTF-8 text to hide the facts in [default: the shipped text]
-    #[arg(long, value_name = "F")]
-    pub(crate) file: Option<PathBuf>,
-    /// Document lengths in tokens
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,16384")]
-    pub(crate) lengths: Vec<usize>,
-    /// Facts in each document, at even depths
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    pub(crate) depths: usize,
-    /// Documents for each length, each with other facts
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(crate) documents: u64,
-    /// Seed of the first document
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Draw the table as an SVG picture
-    #[arg(long, value_name = "FILE")]
-    pub(crate) svg: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// Print JSON

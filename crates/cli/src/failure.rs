@@ -31,6 +31,14 @@ impl Failure {
         }
     }
 
+    /// The same with what to do next, where the run was interrupted.
+    pub(crate) fn with_hint(mut self, hint: &str) -> Self {
+        if self.status == INTERRUPTED {
+            self.message += &format!("; {hint}");
+        }
+        self
+    }
+
     /// Standard output could not be written, most often because its reader has gone.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
@@ -59,6 +67,7 @@ impl From<EvalError> for Failure {
     fn from(error: EvalError) -> Self {
         match error {
             EvalError::Engine(error) => error.into(),
+            EvalError::Interrupted { .. } => Self::interrupted(error),
             error => Self::new(error),
         }
     }

@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod eval_args;
 mod failure;
 mod interrupt;
 mod progress;

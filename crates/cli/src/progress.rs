@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use riffle_engine::{PrefillProgress, TimeLeft};
+use riffle_eval::Step;
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -45,6 +46,49 @@ impl PrefillDisplay {
                 "reading {:.0}/{} tokens, {message}",
                 progress.tokens_done, progress.tokens
             );
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Progress of a measurement in cells, with the time left.
+pub(crate) struct StepDisplay {
+    bar: ProgressBar,
+    start: Instant,
+    last_line: Instant,
+}
+
+impl StepDisplay {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
+        let style =
+            ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        let now = Instant::now();
+        Self {
+            bar,
+            start: now,
+            last_line: now,
+        }
+    }
+
+    pub(crate) fn update(&mut self, step: &Step<'_>) {
+        let elapsed_s = self.start.elapsed().as_secs_f64();
+        let measured = step.done - step.found;
+        let left = if measured > 0.0 {
+            format!(", {:.0} s left", elapsed_s * (step.total - step.done) / measured)
+        } else {
+            String::new()
+        };
+        let message = format!("{} of {} cells{left}: {}", step.cells_done, step.cells, step.cell);
+        self.bar.set_position((1000.0 * step.done / step.total.max(1.0)) as u64);
+        self.bar.set_message(message.clone());
+        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            eprintln!("{message}");
         }
     }
 

@@ -73,7 +73,7 @@ pub use prefix::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use profile::Profile;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use sampler::{Sampler, SamplingOptions};
-pub use session::{PrefillProgress, Session};
+pub use session::{PolicyStates, PrefillProgress, Session};
 pub use session_file::SessionReport;
 pub use stop::StopMatcher;
 pub use time_left::TimeLeft;

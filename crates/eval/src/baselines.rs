@@ -122,7 +122,10 @@ impl SparsePolicy for Random {
         let place = place.iter().fold(self.seed, |hash, part| mix(hash ^ *part as u64));
         let mut drawn: Vec<(u64, usize)> = (1..own).map(|block| (mix(place ^ block as u64), block)).collect();
         drawn.sort_unstable();
-        let drawn = drawn.iter().take(wanted.saturating_sub(forced)).map(|(_, block)| *block);
+        let drawn = drawn
+            .iter()
+            .take(wanted.saturating_sub(forced))
+            .map(|(_, block)| *block);
         let blocks = drawn.chain([0]).chain(own..end.div_ceil(self.block));
         Selection::from_spans(blocks.map(|block| Span::new(block * self.block, ((block + 1) * self.block).min(end))))
     }

@@ -30,6 +30,14 @@ pub enum EvalError {
     /// A token file holds no ids.
     #[error("{0}: no token ids in it")]
     NoTokens(PathBuf),
+    /// The caller asked to stop between or in cells.
+    #[error("interrupted after {done} of {cells} cells")]
+    Interrupted {
+        /// Cells that were finished.
+        done: usize,
+        /// All cells.
+        cells: usize,
+    },
     /// The options make no sense together.
     #[error("{0}")]
     Option(String),

@@ -28,29 +28,42 @@
 mod attention_rates;
 mod baselines;
 mod calibrate;
+mod cells;
+mod choice;
+mod compare;
+mod csv;
 mod error;
 mod kv_rates;
 mod logits;
 mod model_rates;
-mod needle;
-mod needle_map;
+
 mod noise;
+mod perplexity;
 mod read_ceiling;
 mod record;
 mod statistics;
+mod tasks;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
 pub use baselines::{baselines, parse_policy};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
+pub use cells::{Journal, Step, StepWatch};
+pub use choice::PolicyChoice;
+pub use compare::{CompareOptions, CompareTask, compare};
+pub use csv::to_csv;
 pub use error::EvalError;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
 pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
-pub use needle::{NeedleAnswer, NeedleOptions, needle};
-pub use needle_map::draw_needle_map;
+
+pub use perplexity::{PerplexityOptions, perplexity};
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
-    NeedleTable, PerplexityBucket, PerplexityRow, PerplexityTable, Record, Results, RulerCell, RulerSample, RulerTable,
-    RunSettings, now_utc,
+    NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, Results, RulerCell,
+    RulerSample, RulerTable, RunSettings, now_utc,
 };
 pub use statistics::Interval;
+pub use tasks::{
+    Ask, ChainAnswer, Corpus, DocumentsWording, GivenQuestion, ListWording, NeedleOptions, NiahWording, RulerOptions,
+    RulerTask, VariablesWording, Wording, digest, needle, read_questions, ruler,
+};

@@ -1,5 +1,7 @@
 //! Intervals: what a handful of samples says about the rest.
 
+use std::fmt;
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
@@ -24,10 +26,11 @@ const Z: f64 = 1.959_963_984_540_054;
 const DRAWS: usize = 2000;
 
 impl Interval {
-    /// Of a mean of scores from 0 to 1: Wilson's where all are 0 or 1, else by percentiles of a seeded bootstrap.
+    /// Of a mean of scores from 0 to 1: by percentiles of a seeded bootstrap where scores lie between and there are at least
+    /// twenty of them, else Wilson's, which is wider than need be for scores between.
     pub fn of_scores(scores: &[f64]) -> Self {
-        if scores.iter().all(|score| *score == 0.0 || *score == 1.0) {
-            return Self::wilson(scores.iter().filter(|score| **score == 1.0).count(), scores.len());
+        if scores.len() < 20 || scores.iter().all(|score| *score == 0.0 || *score == 1.0) {
+            return Self::wilson(scores.iter().sum(), scores.len());
         }
         Self::bootstrap(scores)
     }
@@ -35,7 +38,7 @@ impl Interval {
     /// Wilson's score interval of `successes` of `samples`; from 0 to 1 where there is no sample.
     ///
     /// Wilson 1927, "Probable inference, the law of succession, and statistical inference".
-    pub fn wilson(successes: usize, samples: usize) -> Self {
+    pub fn wilson(successes: f64, samples: usize) -> Self {
         if samples == 0 {
             return Self {
                 mean: 0.0,
@@ -45,7 +48,7 @@ impl Interval {
             };
         }
         let n = samples as f64;
-        let mean = successes as f64 / n;
+        let mean = successes / n;
         let scale = 1.0 / (1.0 + Z * Z / n);
         let centre = (mean + Z * Z / (2.0 * n)) * scale;
         let half = Z * scale * (mean * (1.0 - mean) / n + Z * Z / (4.0 * n * n)).sqrt();
@@ -88,6 +91,18 @@ impl Interval {
     }
 }
 
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            mean,
+            low,
+            high,
+            samples,
+        } = self;
+        write!(f, "{mean:.3} ({low:.3} to {high:.3}, {samples} samples)")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,15 +111,15 @@ mod tests {
     fn wilson_intervals_are_those_of_the_formula() {
         // Computed by hand to six places: 8 of 10, none of 10, all of 20.
         for ((successes, samples), (low, high)) in [
-            ((8, 10), (0.490_162, 0.943_318)),
-            ((0, 10), (0.0, 0.277_533)),
-            ((20, 20), (0.838_875, 1.0)),
+            ((8.0, 10), (0.490_162, 0.943_318)),
+            ((0.0, 10), (0.0, 0.277_533)),
+            ((20.0, 20), (0.838_875, 1.0)),
         ] {
             let interval = Interval::wilson(successes, samples);
             assert!((interval.low - low).abs() < 1e-5, "{interval:?}");
             assert!((interval.high - high).abs() < 1e-5, "{interval:?}");
         }
-        assert_eq!(Interval::wilson(0, 0).high, 1.0);
+        assert_eq!(Interval::wilson(0.0, 0).high, 1.0);
     }
 
     #[test]
@@ -116,6 +131,6 @@ mod tests {
         // The standard error of 20 such values is 0.0833: the interval is about ±0.163.
         assert!((few.high - few.low - 0.327).abs() < 0.06, "{few:?}");
         assert!(many.high - many.low < 0.05, "{many:?}");
-        assert_eq!(Interval::of_scores(&[1.0, 1.0]), Interval::wilson(2, 2));
+        assert_eq!(Interval::of_scores(&[1.0, 0.5]), Interval::wilson(1.5, 2));
     }
 }

@@ -1,11 +1,12 @@
 //! The shipped model finds what full attention can see, and loses what streaming attention cannot.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
 use riffle_engine::{Engine, EngineOptions};
-use riffle_eval::{NeedleAnswer, NeedleOptions, needle};
+use riffle_eval::{AskPlace, Corpus, Journal, NeedleKind, NeedleOptions, NeedleSample, Wording, needle};
 
 fn engine(policy: &str) -> Arc<Engine> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model");
@@ -18,50 +19,73 @@ fn engine(policy: &str) -> Arc<Engine> {
 }
 
 /// Ten needles at even depths in each of `documents` documents.
-fn answers(policy: &str, context_tokens: usize, documents: u64) -> Vec<NeedleAnswer> {
+fn samples(
+    policy: &str,
+    kind: NeedleKind,
+    place: AskPlace,
+    context_tokens: usize,
+    documents: u64,
+) -> Vec<NeedleSample> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/text/prophets.txt");
     let text = fs::read_to_string(path).unwrap();
     let engine = engine(policy);
-    (1..=documents)
-        .flat_map(|seed| {
-            needle(
-                &engine,
-                &text,
-                &NeedleOptions {
-                    context_tokens,
-                    depths: 10,
-                    seed,
-                },
-            )
-            .unwrap()
-        })
-        .collect()
+    let corpus = Corpus::new(&engine, &text, Wording::plain(), Vec::new()).unwrap();
+    let options = NeedleOptions {
+        lengths: vec![context_tokens],
+        depths: 10,
+        kinds: vec![kind],
+        places: vec![place],
+        documents,
+        seed: 1,
+    };
+    let mut watch = |_: &riffle_eval::Step<'_>| ControlFlow::Continue(());
+    needle(&engine, &corpus, &options, &mut Journal::none(), &mut watch)
+        .unwrap()
+        .samples
 }
 
-fn exact(answers: &[NeedleAnswer]) -> f64 {
-    answers.iter().filter(|answer| answer.correct).count() as f64 / answers.len() as f64
+fn share(samples: &[NeedleSample]) -> f64 {
+    samples.iter().map(NeedleSample::score).sum::<f64>() / samples.len() as f64
 }
 
 #[test]
-fn full_attention_finds_needles_at_4k() {
-    let answers = answers("full", 4096, 4);
-    assert_eq!(answers.len(), 40);
-    assert!(exact(&answers) >= 0.95, "{answers:?}");
+fn full_attention_finds_needles_at_4k_however_late_they_are_asked_for() {
+    for place in AskPlace::ALL {
+        let samples = samples("full", NeedleKind::MultiKey, place, 4096, 2);
+        assert_eq!(samples.len(), 20);
+        assert!(share(&samples) >= 0.9, "{place}: {samples:?}");
+    }
 }
 
 #[test]
 fn full_attention_finds_needles_at_16k() {
-    let answers = answers("full", 16384, 2);
-    assert_eq!(answers.len(), 20);
-    assert!(exact(&answers) >= 0.95, "{answers:?}");
+    let samples = samples("full", NeedleKind::MultiKey, AskPlace::Late, 16384, 2);
+    assert_eq!(samples.len(), 20);
+    assert!(share(&samples) >= 0.95, "{samples:?}");
+}
+
+#[test]
+fn a_needle_alone_and_several_asked_for_at_once_are_found() {
+    let alone = samples("full", NeedleKind::Single, AskPlace::End, 2048, 1);
+    assert_eq!(alone.len(), 10);
+    assert!(share(&alone) >= 0.9, "{alone:?}");
+    let several = samples("full", NeedleKind::MultiQuery, AskPlace::Late, 2048, 1);
+    assert!(several.iter().all(|sample| sample.expected.len() == 3));
+    assert!(share(&several) >= 0.8, "{several:?}");
 }
 
 #[test]
 fn streaming_attention_loses_needles_outside_its_window_and_keeps_those_inside() {
-    let answers = answers("streaming:sinks=64,window=1024", 4096, 3);
-    // The question itself takes a few dozen tokens of the window.
-    let (inside, outside): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.distance_tokens < 900);
-    assert!(inside.len() >= 3 && outside.len() >= 20);
-    assert!(exact(&inside) >= 0.6, "{inside:?}");
-    assert!(exact(&outside) <= 0.05, "{outside:?}");
+    for place in [AskPlace::Late, AskPlace::Middle] {
+        let samples = samples("streaming:sinks=64,window=1024", NeedleKind::MultiKey, place, 4096, 3);
+        // The question itself takes a few dozen tokens of the window.
+        let (inside, outside): (Vec<_>, Vec<_>) = samples.into_iter().partition(|sample| sample.distance_tokens < 900);
+        assert!(inside.len() >= 3 && outside.len() >= 10);
+        assert!(share(&inside) >= 0.6, "{place}: {inside:?}");
+        let outside: Vec<_> = outside
+            .into_iter()
+            .filter(|sample| sample.distance_tokens > 1100)
+            .collect();
+        assert!(share(&outside) <= 0.05, "{place}: {outside:?}");
+    }
 }

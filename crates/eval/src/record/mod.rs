@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 pub use header::{Header, MachineInfo, ModelSummary, RunSettings, now_utc};
 pub use tables::{
     AskPlace, ComparisonRow, ComparisonTable, NeedleCell, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket,
-    PerplexityRow, PerplexityTable, RulerCell, RulerSample, RulerTable,
+    PerplexityPosition, PerplexityRow, PerplexityTable, RulerCell, RulerSample, RulerTable,
 };
 
-use crate::EvalError;
+use crate::{EvalError, to_csv};
 
 /// A measurement as it is kept: `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -62,6 +62,75 @@ impl Record {
             .and_then(|()| fs::rename(&partial, &path))
             .map_err(|error| EvalError::file(&path, &error))?;
         Ok(path)
+    }
+
+    /// Its rows as CSV: questions, prompts, policies and positions, or policies and tasks.
+    ///
+    /// # Errors
+    /// As [`to_csv`].
+    pub fn csv(&self) -> Result<String, EvalError> {
+        match &self.results {
+            Results::Needle(table) => to_csv(&table.samples),
+            Results::Ruler(table) => to_csv(&table.samples),
+            Results::Perplexity(table) => to_csv(table.by_position()),
+            Results::Comparison(table) => to_csv(&table.rows),
+        }
+    }
+
+    /// What was found, in lines for people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        match &self.results {
+            Results::Needle(table) => {
+                for cell in table.cells() {
+                    text += &format!(
+                        "{:<11} {:<11} {:>7} tokens {:>4.0}% deep: {}\n",
+                        cell.kind.to_string(),
+                        cell.place.to_string(),
+                        cell.context_tokens,
+                        cell.depth * 100.0,
+                        cell.score
+                    );
+                }
+            }
+            Results::Ruler(table) => {
+                for cell in table.cells() {
+                    text += &format!("{:<16} {:>7} tokens: {}\n", cell.task, cell.context_tokens, cell.score);
+                }
+            }
+            Results::Perplexity(table) => {
+                for row in &table.rows {
+                    let (run, all) = (&row.settings, &row.all);
+                    text += &format!(
+                        "prefill {}, decode {}: perplexity {:.4}, KL {:.5} (largest {:.3}), {:.2}% other first choices, {:.1}% of the pairs read\n",
+                        run.prefill,
+                        run.decode,
+                        all.perplexity,
+                        all.kl,
+                        all.largest_kl,
+                        all.flips * 100.0,
+                        row.density * 100.0
+                    );
+                }
+            }
+            Results::Comparison(table) => {
+                for row in &table.rows {
+                    text += &format!(
+                        "{:<10} {:<32} {:<24} {:>7} tokens: {}, {:.1}% of the pairs, prompt {:.0} ms, token {:.2} ms, {:.0} bytes\n",
+                        row.phase,
+                        row.policy,
+                        row.task,
+                        row.context_tokens,
+                        row.score,
+                        row.density * 100.0,
+                        row.prefill_ms,
+                        row.decode_ms,
+                        row.decode_bytes
+                    );
+                }
+            }
+        }
+        text
     }
 
     /// Reads a record.

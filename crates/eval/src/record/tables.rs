@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::RunSettings;
+use crate::EvalError;
 use crate::statistics::Interval;
 
 /// How many facts stand in the text and how many are asked for at once.
@@ -182,6 +184,20 @@ pub struct PerplexityBucket {
     pub flips: f64,
 }
 
+/// A policy at some positions.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PerplexityPosition {
+    /// Policy for reading the prompt.
+    pub prefill: String,
+    /// Policy for writing the answer.
+    pub decode: String,
+    /// Share of the causal query-key pairs that were read, at all positions.
+    pub density: f64,
+    /// The predictions.
+    #[serde(flatten)]
+    pub bucket: PerplexityBucket,
+}
+
 /// `riffle eval compare`: one row for each policy, task and length.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonTable {
@@ -243,6 +259,23 @@ impl NeedleSample {
     }
 }
 
+impl PerplexityTable {
+    /// A row for each policy and position, and for each policy a first one over all positions.
+    pub fn by_position(&self) -> Vec<PerplexityPosition> {
+        let of_row = |row: &PerplexityRow| {
+            let all = std::iter::once(&row.all).chain(&row.buckets);
+            let positions = all.map(|bucket| PerplexityPosition {
+                prefill: row.settings.prefill.clone(),
+                decode: row.settings.decode.clone(),
+                density: row.density,
+                bucket: *bucket,
+            });
+            positions.collect::<Vec<_>>()
+        };
+        self.rows.iter().flat_map(of_row).collect()
+    }
+}
+
 impl RulerTable {
     /// Sums by task and length; tasks in the order they were run.
     pub fn cells(&self) -> Vec<RulerCell> {
@@ -297,6 +330,34 @@ impl fmt::Display for AskPlace {
             Self::Late => "late",
             Self::SecondTurn => "second-turn",
         })
+    }
+}
+
+impl FromStr for NeedleKind {
+    type Err = EvalError;
+
+    fn from_str(text: &str) -> Result<Self, EvalError> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.to_string() == text)
+            .ok_or_else(|| {
+                let known = Self::ALL.map(|known| known.to_string());
+                EvalError::Option(format!("unknown kind of needle {text:?}; known: {}", known.join(", ")))
+            })
+    }
+}
+
+impl FromStr for AskPlace {
+    type Err = EvalError;
+
+    fn from_str(text: &str) -> Result<Self, EvalError> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.to_string() == text)
+            .ok_or_else(|| {
+                let known = Self::ALL.map(|known| known.to_string());
+                EvalError::Option(format!("unknown place to ask {text:?}; known: {}", known.join(", ")))
+            })
     }
 }
 

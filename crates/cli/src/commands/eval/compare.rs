@@ -1,0 +1,50 @@
+//! `riffle eval compare`.
+
+use riffle_eval::{CompareOptions, Results};
+
+use super::needle::{parsed, subject};
+use super::perplexity::policies;
+use super::run::corpus;
+use crate::eval_args::CompareArguments;
+use crate::failure::Failure;
+
+/// One policy of each kind and the baselines.
+const POLICIES: [&str; 14] = [
+    "streaming",
+    "tri-shape",
+    "log-stride",
+    "h2o-chunk",
+    "vertical-slash",
+    "flex",
+    "xattention",
+    "random",
+    "oracle-top-k",
+    "oracle-top-p",
+    "quest:dense_layers=0,block=64,budget=256",
+    "certified",
+    "h2o",
+    "snapkv",
+];
+
+pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
+    let (engine, mut policies) = policies(&arguments.engine, &arguments.policy)?;
+    if policies.is_empty() {
+        policies = parsed(&POLICIES.map(str::to_owned))?;
+    }
+    let options = CompareOptions {
+        policies,
+        tasks: parsed(&arguments.tasks)?,
+        lengths: arguments.lengths.clone(),
+        samples: arguments.samples,
+        depths: arguments.depths,
+        seed: arguments.subject.seed,
+        budget: arguments.budget,
+    };
+    subject(&arguments.subject, "compare")?.measure(&engine, &arguments.output, |engine, text, journal, watch| {
+        let (corpus, mut about) = corpus(engine, text, &arguments.wording, Vec::new())?;
+        about["budget"] = arguments.budget.into();
+        about["seed"] = arguments.subject.seed.into();
+        let table = riffle_eval::compare(engine, &corpus, &options, &mut journal(about)?, watch)?;
+        Ok(Results::Comparison(table))
+    })
+}

@@ -1,0 +1,69 @@
+//! `riffle eval needle` and `riffle eval ruler`.
+
+use std::str::FromStr;
+
+use riffle_eval::{EvalError, NeedleOptions, Results, RulerOptions, RulerTask};
+
+use super::run::{Subject, corpus, shipped};
+use crate::eval_args::{NeedleArguments, RulerArguments, SubjectArguments};
+use crate::failure::Failure;
+
+pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
+    let options = NeedleOptions {
+        lengths: arguments.lengths.clone(),
+        depths: arguments.depths,
+        kinds: parsed(&arguments.kinds)?,
+        places: parsed(&arguments.ask)?,
+        documents: arguments.documents,
+        seed: arguments.subject.seed,
+    };
+    subject(&arguments.subject, "needle")?.measure(
+        &arguments.engine,
+        &arguments.output,
+        |engine, text, journal, watch| {
+            let (corpus, about) = corpus(engine, text, &arguments.wording, Vec::new())?;
+            let table = riffle_eval::needle(engine, &corpus, &options, &mut journal(about)?, watch)?;
+            Ok(Results::Needle(table))
+        },
+    )
+}
+
+pub(super) fn ruler(arguments: &RulerArguments) -> Result<(), Failure> {
+    let tasks = parsed(&arguments.tasks)?;
+    let options = RulerOptions {
+        tasks: if tasks.is_empty() {
+            RulerTask::ALL.to_vec()
+        } else {
+            tasks
+        },
+        lengths: arguments.lengths.clone(),
+        samples: arguments.samples,
+        seed: arguments.subject.seed,
+        late: arguments.late,
+    };
+    let questions = arguments.questions.as_deref().map(riffle_eval::read_questions);
+    let questions = questions.transpose()?.unwrap_or_default();
+    subject(&arguments.subject, "ruler")?.measure(
+        &arguments.engine,
+        &arguments.output,
+        |engine, text, journal, watch| {
+            let (corpus, mut about) = corpus(engine, text, &arguments.wording, questions)?;
+            about["late"] = arguments.late.into();
+            let table = riffle_eval::ruler(engine, &corpus, &options, &mut journal(about)?, watch)?;
+            Ok(Results::Ruler(table))
+        },
+    )
+}
+
+pub(super) fn subject(arguments: &SubjectArguments, measurement: &'static str) -> Result<Subject, Failure> {
+    Ok(Subject {
+        measurement,
+        model: shipped(arguments.model.as_ref(), "model")?,
+        text: shipped(arguments.text.as_ref(), "text/prophets.txt")?,
+        seed: arguments.seed,
+    })
+}
+
+pub(super) fn parsed<T: FromStr<Err = EvalError>>(texts: &[String]) -> Result<Vec<T>, EvalError> {
+    texts.iter().map(|text| text.trim().parse()).collect()
+}

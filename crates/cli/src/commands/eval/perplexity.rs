@@ -1,0 +1,75 @@
+//! `riffle eval perplexity`.
+
+use riffle_engine::parse_bytes;
+use riffle_eval::{PerplexityOptions, PolicyChoice, Results};
+use riffle_policy::Phase;
+use serde_json::json;
+
+use super::needle::parsed;
+use super::run::{Subject, shipped};
+use crate::args::EngineArguments;
+use crate::eval_args::PerplexityArguments;
+use crate::failure::Failure;
+
+pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure> {
+    let (engine, policies) = policies(&arguments.engine, &arguments.policy)?;
+    let has_decode = policies.iter().any(|policy| policy.phase == Phase::Decode);
+    let stride = arguments
+        .stride
+        .unwrap_or(arguments.window / if has_decode { 2 } else { 1 });
+    let budget = parse_bytes("--predictions-budget", &arguments.predictions_budget)?;
+    let subject = Subject {
+        measurement: "perplexity",
+        model: shipped(arguments.model.as_ref(), "model")?,
+        text: shipped(arguments.file.as_ref(), "text/zechariah.txt")?,
+        seed: 0,
+    };
+    let name = subject
+        .text
+        .file_name()
+        .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    subject.measure(&engine, &arguments.output, |engine, text, journal, watch| {
+        let mut tokens = engine.tokenizer()?.encode(text, true)?;
+        tokens.truncate(arguments.tokens.unwrap_or(usize::MAX));
+        let about = json!({
+            "text": riffle_eval::digest(&tokens),
+            "window": arguments.window,
+            "stride": stride,
+        });
+        let options = PerplexityOptions {
+            text: name,
+            tokens,
+            window_tokens: arguments.window,
+            stride_tokens: stride,
+            policies,
+            predictions_budget_bytes: budget,
+        };
+        let table = riffle_eval::perplexity(engine, &options, &mut journal(about)?, watch)?;
+        Ok(Results::Perplexity(table))
+    })
+}
+
+/// The policies to compare, those of --prefill and --decode among them, and the arguments of the dense run.
+pub(super) fn policies(
+    engine: &EngineArguments,
+    given: &[String],
+) -> Result<(EngineArguments, Vec<PolicyChoice>), Failure> {
+    if engine.auto.is_some() || engine.profile.is_some() || engine.window_size.is_some() {
+        return Err(Failure::new(
+            "--auto, --profile and --window-size are not compared here: give policies with --policy",
+        ));
+    }
+    let mut policies: Vec<PolicyChoice> = parsed(given)?;
+    let full = "full".to_owned();
+    for (phase, text) in [("prefill", &engine.prefill), ("decode", &engine.decode)] {
+        if *text != full {
+            policies.push(format!("{phase}={text}").parse()?);
+        }
+    }
+    let engine = EngineArguments {
+        prefill: full.clone(),
+        decode: full,
+        ..engine.clone()
+    };
+    Ok((engine, policies))
+}

@@ -1,0 +1,154 @@
+//! What every measurement with a record does alike: load, go on from a journal, show progress, print and keep.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_engine::{Engine, EngineOptions, with_threads};
+use riffle_eval::{
+    Corpus, EvalError, GivenQuestion, Header, Journal, Record, Results, RunSettings, StepWatch, Wording,
+};
+use serde_json::{Value, json};
+
+use crate::args::EngineArguments;
+use crate::commands::{engine_options, print, print_json, read_text};
+use crate::eval_args::OutputArguments;
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::progress::StepDisplay;
+use crate::shipped::fixtures;
+
+/// The path given, or a shipped one.
+pub(super) fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
+    match given {
+        Some(path) => Ok(path.clone()),
+        None => fixtures().map(|folder| folder.join(name)),
+    }
+}
+
+/// Engine options whose policies may be baselines as well.
+pub(super) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
+    let baseline = |text: &str| {
+        let name = text.split(':').next().unwrap_or_default().trim().to_owned();
+        riffle_eval::baselines().iter().any(|info| info.name == name)
+    };
+    let (prefill, decode) = (&arguments.prefill, &arguments.decode);
+    let mut known = arguments.clone();
+    for (text, place) in [(prefill, &mut known.prefill), (decode, &mut known.decode)] {
+        if baseline(text) {
+            "full".clone_into(place);
+        }
+    }
+    let mut options = engine_options(&known)?;
+    let parse = |text: &str| riffle_eval::parse_policy(text).map_err(riffle_engine::EngineError::from);
+    if baseline(prefill) {
+        options.prefill = parse(prefill)?;
+    }
+    if baseline(decode) {
+        options.decode = parse(decode)?;
+    }
+    Ok(options)
+}
+
+/// What a measurement is about, beside the names of its cells.
+pub(super) struct Subject {
+    /// The measurement, as in `needle`.
+    pub(super) measurement: &'static str,
+    pub(super) model: PathBuf,
+    pub(super) text: PathBuf,
+    pub(super) seed: u64,
+}
+
+impl Subject {
+    /// Loads the model, opens the journal, measures, prints and keeps the record. `about` adds to what the journal must
+    /// agree on.
+    pub(super) fn measure(
+        &self,
+        engine: &EngineArguments,
+        output: &OutputArguments,
+        measure: impl FnOnce(
+            &Arc<Engine>,
+            &str,
+            &dyn Fn(Value) -> Result<Journal, Failure>,
+            &mut StepWatch<'_>,
+        ) -> Result<Results, Failure>
+        + Send,
+    ) -> Result<(), Failure> {
+        let options = options(engine)?;
+        let text = read_text(&self.text)?;
+        let interrupt = Interrupt::install()?;
+        let mut display = StepDisplay::new();
+        let start = Instant::now();
+        let record = with_threads(engine.threads, || {
+            let engine = Engine::load(&self.model, options)?;
+            let journal = |about: Value| self.journal(&engine, output.resume.as_deref(), about);
+            let results = measure(&engine, &text, &journal, &mut |step| {
+                display.update(step);
+                interrupt.flow()
+            });
+            display.finish();
+            let results = results.map_err(|failure| match &output.resume {
+                Some(path) => failure.with_hint(&format!(
+                    "what is finished is in {}: the same command goes on from there",
+                    path.display()
+                )),
+                None => failure.with_hint("with --resume FILE such a run can go on"),
+            })?;
+            let name = output.name.clone().unwrap_or_else(|| self.name(&engine));
+            let seconds = start.elapsed().as_secs_f64();
+            let header = Header::new(&name, std::env::args().collect(), self.seed, Some(&engine), seconds)?;
+            Ok::<_, Failure>(Record { header, results })
+        })??;
+        if let Some(folder) = &output.out {
+            let path = record.write(folder)?;
+            eprintln!("{}", path.display());
+        }
+        show(&record, output)
+    }
+
+    fn journal(&self, engine: &Engine, path: Option<&Path>, about: Value) -> Result<Journal, Failure> {
+        let Some(path) = path else {
+            return Ok(Journal::none());
+        };
+        let settings = serde_json::to_value(RunSettings::of(engine)).map_err(Failure::new)?;
+        let about = json!({
+            "measurement": self.measurement,
+            "model": format!("{:032x}", engine.fingerprint()?),
+            "settings": settings,
+            "about": about,
+        });
+        Ok(Journal::open(path, &about)?)
+    }
+
+    /// `needle-xattention-quest`.
+    fn name(&self, engine: &Engine) -> String {
+        let options = engine.options();
+        let mut name = self.measurement.to_owned();
+        for rules in [&options.prefill, &options.decode] {
+            if rules.base.name() != "full" {
+                name = format!("{name}-{}", rules.base.name());
+            }
+        }
+        name
+    }
+}
+
+/// The corpus of a text, and what a journal has to know of it.
+pub(super) fn corpus(
+    engine: &Arc<Engine>,
+    text: &str,
+    wording: &str,
+    given: Vec<GivenQuestion>,
+) -> Result<(Corpus, Value), EvalError> {
+    let corpus = Corpus::new(engine, text, Wording::find(wording, engine)?, given)?;
+    let about = corpus.about();
+    Ok((corpus, about))
+}
+
+fn show(record: &Record, output: &OutputArguments) -> Result<(), Failure> {
+    if output.json {
+        return print_json(record);
+    }
+    let text = if output.csv { record.csv()? } else { record.text() };
+    print(&text)
+}

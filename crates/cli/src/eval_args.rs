@@ -1,0 +1,214 @@
+//! The command line of `riffle eval`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::args::{EngineArguments, ModelArguments};
+
+#[derive(Debug, Args)]
+pub(crate) struct EvalArguments {
+    #[command(subcommand)]
+    pub(crate) measurement: Measurement,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Measurement {
+    /// Write the logits of every position, for verification
+    #[command(
+        after_help = "Example:\n  riffle eval logits --model fixtures/model --tokens ids.json --out logits.safetensors"
+    )]
+    Logits(Box<LogitsArguments>),
+    /// Ask for facts hidden in a long text: length × depth, one or several, at the end, in mid-document, late, in a second turn
+    #[command(
+        after_help = "Examples:\n  riffle eval needle --lengths 4096,16384\n  riffle eval needle --kinds single,multi-key --ask end,middle,late --prefill xattention --out results --resume needle.journal"
+    )]
+    Needle(Box<NeedleArguments>),
+    /// Run RULER's thirteen tasks, made from a text
+    #[command(
+        after_help = "Examples:\n  riffle eval ruler --lengths 4096,16384 --samples 10\n  riffle eval ruler --model qwen.gguf --text book.txt --tasks vt,cwe,qa_1 --questions squad.json\n\nDocuments of qa_1 and qa_2 are paragraphs of the text, each with a stated fact, or those of --questions."
+    )]
+    Ruler(Box<RulerArguments>),
+    /// Measure how well a text is predicted, and how far each policy's predictions lie from dense attention's
+    #[command(
+        after_help = "Example:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming --policy decode=quest:dense_layers=0"
+    )]
+    Perplexity(Box<PerplexityArguments>),
+    /// Compare policies on the same tasks, at equal budgets if asked
+    #[command(
+        after_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well. Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
+    )]
+    Compare(Box<CompareArguments>),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Token ids: a JSON array, or numbers separated by spaces, commas or lines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: PathBuf,
+    /// The safetensors file to write: f32 `logits` [tokens, vocab]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What is measured, by default the shipped model on the shipped text.
+#[derive(Debug, Args)]
+pub(crate) struct SubjectArguments {
+    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+    /// UTF-8 text that prompts are made of [default: the shipped text]
+    #[arg(long, visible_alias = "file", value_name = "F")]
+    pub(crate) text: Option<PathBuf>,
+    /// Seed of the first document or prompt
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// Where results go.
+#[derive(Debug, Args)]
+pub(crate) struct OutputArguments {
+    /// Print the record as JSON
+    #[arg(long, conflicts_with = "csv")]
+    pub(crate) json: bool,
+    /// Print the rows as CSV
+    #[arg(long)]
+    pub(crate) csv: bool,
+    /// Write the record to DIR/NAME.json, for riffle eval report
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// NAME of the record [default: the measurement and its policies]
+    #[arg(long, value_name = "NAME", requires = "out")]
+    pub(crate) name: Option<String>,
+    /// Keep what is finished in this file, and go on from it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) resume: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NeedleArguments {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArguments,
+    /// Document lengths in tokens
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,16384")]
+    pub(crate) lengths: Vec<usize>,
+    /// Depths at which facts stand, 1/(n+1) to n/(n+1)
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) depths: usize,
+    /// Documents of each kind and length, each with other facts
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) documents: u64,
+    /// How many facts: single (one in the text), multi-key (one at every depth, one asked for), multi-value (three values of one name), multi-query (three names asked for)
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "multi-key")]
+    pub(crate) kinds: Vec<String>,
+    /// When the question comes: end, middle (text goes on behind it), late (token by token, after the text was read), second-turn
+    #[arg(long, value_name = "WHEN,…", value_delimiter = ',', default_value = "late")]
+    pub(crate) ask: Vec<String>,
+    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
+    #[arg(long, value_name = "WORDING", default_value = "auto")]
+    pub(crate) wording: String,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RulerArguments {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArguments,
+    /// Tasks [default: all thirteen]
+    #[arg(long, value_name = "TASK,…", value_delimiter = ',')]
+    pub(crate) tasks: Vec<String>,
+    /// Prompt lengths in tokens
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096")]
+    pub(crate) lengths: Vec<usize>,
+    /// Prompts of each task and length
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) samples: u64,
+    /// Questions with answers and documents for qa_1 and qa_2: a JSON array of {"question", "answers", "documents"}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) questions: Option<PathBuf>,
+    /// Read the question token by token, under the decode policy, after the rest was read
+    #[arg(long)]
+    pub(crate) late: bool,
+    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
+    #[arg(long, value_name = "WORDING", default_value = "auto")]
+    pub(crate) wording: String,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PerplexityArguments {
+    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+    /// UTF-8 text to predict [default: the shipped text]
+    #[arg(long, visible_alias = "text", value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Tokens of the text to take, from its start [default: all]
+    #[arg(long, value_name = "N")]
+    pub(crate) tokens: Option<usize>,
+    /// Tokens of a window
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub(crate) window: usize,
+    /// Tokens from one window to the next, and scored at the end of each [default: the window, half of it with a decode policy]
+    #[arg(long, value_name = "N")]
+    pub(crate) stride: Option<usize>,
+    /// A policy to compare with dense attention, POLICY, prefill=POLICY or decode=POLICY; may be given several times
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Vec<String>,
+    /// Bytes that the dense predictions of one window may take in a temporary file
+    #[arg(long, value_name = "BYTES", default_value = "8G")]
+    pub(crate) predictions_budget: String,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArguments {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArguments,
+    /// A policy: POLICY, prefill=POLICY or decode=POLICY; may be given several times [default: one of each kind and the baselines]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Vec<String>,
+    /// Tasks: needle:KIND:WHEN, or those of riffle eval ruler
+    #[arg(
+        long,
+        value_name = "TASK,…",
+        value_delimiter = ',',
+        default_value = "needle:multi-key:late,needle:multi-key:middle"
+    )]
+    pub(crate) tasks: Vec<String>,
+    /// Document lengths in tokens
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096")]
+    pub(crate) lengths: Vec<usize>,
+    /// Prompts of a ruler task, documents of a needle task
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) samples: u64,
+    /// Depths of needle tasks
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) depths: usize,
+    /// Share of the query-key pairs that every policy is fitted to read at each length [default: policies as they are]
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) budget: Option<f64>,
+    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
+    #[arg(long, value_name = "WORDING", default_value = "auto")]
+    pub(crate) wording: String,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}

@@ -1,0 +1,190 @@
+//! Policies side by side: the same tasks, the same prompts, and where asked for the same budget.
+
+mod fit;
+mod task;
+
+use std::sync::Arc;
+
+use riffle_engine::Engine;
+use riffle_policy::Phase;
+use serde::{Deserialize, Serialize};
+
+use crate::EvalError;
+use crate::baselines::baselines;
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::choice::PolicyChoice;
+use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
+use crate::statistics::Interval;
+use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader};
+
+pub use task::CompareTask;
+
+/// What to compare.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompareOptions {
+    /// Policies beside dense attention.
+    pub policies: Vec<PolicyChoice>,
+    /// Tasks.
+    pub tasks: Vec<CompareTask>,
+    /// Tokens of the documents.
+    pub lengths: Vec<usize>,
+    /// Prompts of a RULER task, documents of a needle task.
+    pub samples: u64,
+    /// Depths of a needle task.
+    pub depths: usize,
+    /// Seed of the first prompt.
+    pub seed: u64,
+    /// Share of the pairs that every policy is fitted to read in its phase, at each length; `None` takes policies as they are.
+    pub budget: Option<f64>,
+}
+
+/// What a cell found: the scores of its prompts and what they cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Scored {
+    /// The policy as it was run.
+    settings: RunSettings,
+    scores: Vec<f64>,
+    cost: Cost,
+}
+
+/// A part of a comparison: a policy at a length, on one task.
+struct Entry<'a> {
+    choice: &'a PolicyChoice,
+    task: CompareTask,
+    context_tokens: usize,
+}
+
+/// Runs every policy on every task at every length. Finished cells come from the journal and go there.
+///
+/// A prefill policy is asked with the document, as one prompt. A decode policy is asked late, token by token behind the
+/// document, so that all of its answers depend on it. Every prompt is read from its beginning, so that times are whole.
+///
+/// # Errors
+/// [`EvalError::Option`] for nothing to compare or a policy that cannot be fitted; [`EvalError::Interrupted`].
+pub fn compare(
+    engine: &Arc<Engine>,
+    corpus: &Corpus,
+    options: &CompareOptions,
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<ComparisonTable, EvalError> {
+    if options.tasks.is_empty() || options.lengths.is_empty() || options.samples == 0 || options.depths == 0 {
+        return Err(EvalError::Option(
+            "nothing to compare: give --tasks and --lengths, and --samples and --depths of at least 1".to_owned(),
+        ));
+    }
+    if let Some(budget) = options.budget.filter(|budget| !(*budget > 0.0 && *budget <= 1.0)) {
+        return Err(EvalError::Option(format!(
+            "--budget is {budget}, but must be a share above 0 and at most 1"
+        )));
+    }
+    let mut choices: Vec<&PolicyChoice> = options.policies.iter().filter(|choice| !choice.is_full()).collect();
+    let full = PolicyChoice::full();
+    choices.insert(0, &full);
+    let mut cells = Vec::new();
+    for &context_tokens in &options.lengths {
+        for &choice in &choices {
+            for &task in options
+                .tasks
+                .iter()
+                .filter(|task| task.suits(choice.phase, choice.is_full()))
+            {
+                let (samples, depths) = (options.samples, options.depths);
+                cells.push(Cell {
+                    name: format!("{choice}: {task} {context_tokens} tokens, {samples} samples, {depths} depths"),
+                    tokens: context_tokens * samples as usize * task.prompts(depths),
+                    task: Entry {
+                        choice,
+                        task,
+                        context_tokens,
+                    },
+                });
+            }
+        }
+    }
+    let mut fitted = fit::Fitted::new(engine, corpus, options.budget, options.seed);
+    let found: Vec<Scored> = run_cells(&cells, journal, watch, &mut |entry: &Entry<'_>, watch| {
+        let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
+        let engine = engine.with_options(choice.options(engine.options()))?;
+        let mut scored = Scored {
+            settings: RunSettings::of(&engine),
+            scores: Vec::new(),
+            cost: Cost::default(),
+        };
+        let asked = match choice.phase {
+            Phase::Prefill => Asked::WithDocument,
+            Phase::Decode => Asked::Late,
+        };
+        for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
+            let mut reader = Reader::new(&engine, true)?;
+            let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
+            match entry.task {
+                CompareTask::Needle(kind, place) => {
+                    let test = NeedleTest {
+                        kind,
+                        place,
+                        context_tokens: entry.context_tokens,
+                        depths: options.depths,
+                        seed,
+                    };
+                    let (samples, cost) = test.run(corpus, &mut reader, watch)?;
+                    scored.scores.extend(samples.iter().map(|sample| sample.score()));
+                    scored.cost.add(&cost);
+                }
+                CompareTask::Ruler(task) => {
+                    let (sample, cost) = task.run(corpus, &mut reader, entry.context_tokens, seed, asked, watch)?;
+                    scored.scores.push(sample.score);
+                    scored.cost.add(&cost);
+                }
+            }
+        }
+        Ok(scored)
+    })?;
+    let rows = cells
+        .iter()
+        .zip(&found)
+        .map(|(cell, scored)| row(engine, options, &cell.task, scored));
+    Ok(ComparisonTable { rows: rows.collect() })
+}
+
+fn row(engine: &Engine, options: &CompareOptions, entry: &Entry<'_>, scored: &Scored) -> ComparisonRow {
+    let cost = &scored.cost;
+    let pairs = match entry.choice.phase {
+        Phase::Prefill => cost.prompt_pairs,
+        Phase::Decode => cost.step_pairs,
+    };
+    ComparisonRow {
+        policy: entry.choice.to_string(),
+        phase: entry.choice.phase.to_string(),
+        task: entry.task.to_string(),
+        context_tokens: entry.context_tokens,
+        budget: options.budget.filter(|_| !entry.choice.is_full()),
+        settings: scored.settings.clone(),
+        score: Interval::of_scores(&scored.scores),
+        density: pairs.read as f64 / pairs.causal.max(1) as f64,
+        prefill_ms: cost.prompt_s * 1e3 / cost.prompts.max(1) as f64,
+        decode_ms: cost.steps_s * 1e3 / cost.steps.max(1) as f64,
+        decode_bytes: decode_bytes(engine, entry.choice, cost),
+    }
+}
+
+/// Bytes of keys and values a token behind the prompt reads: those of the pairs, and all keys where the policy scans them.
+/// The oracles' scan is not counted: they stand for a choice that costs nothing.
+fn decode_bytes(engine: &Engine, choice: &PolicyChoice, cost: &Cost) -> f64 {
+    let (options, config) = (engine.options(), engine.model().config());
+    let bytes = |format: riffle_attention::Format| {
+        let page = options.page_tokens;
+        format.plane_bytes(page, config.head_dim) as f64 / page as f64
+    };
+    let (keys, values) = (bytes(options.key_format), bytes(options.value_format));
+    let oracle = baselines().iter().any(|info| info.name == choice.policy.name());
+    let scans = choice.phase == Phase::Decode
+        && !oracle
+        && riffle_policy::build(&choice.policy, Phase::Decode).is_ok_and(|policy| policy.scans_keys());
+    let scanned = if scans && !choice.is_full() {
+        cost.step_pairs.causal as f64 * keys
+    } else {
+        0.0
+    };
+    (cost.step_pairs.read as f64 * (keys + values) + scanned) / cost.steps.max(1) as f64
+}

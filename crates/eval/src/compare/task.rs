@@ -1,0 +1,90 @@
+//! Tasks that policies are compared on.
+
+use std::fmt;
+use std::str::FromStr;
+
+use riffle_policy::Phase;
+
+use crate::EvalError;
+use crate::record::{AskPlace, NeedleKind};
+use crate::tasks::RulerTask;
+
+/// A needle test, spelled `needle:KIND:PLACE`, or a task of RULER by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompareTask {
+    /// Needles of a kind, asked for somewhere.
+    Needle(NeedleKind, AskPlace),
+    /// A RULER task.
+    Ruler(RulerTask),
+}
+
+impl CompareTask {
+    /// Whether it tells policies of a phase apart: in decode only what is asked token by token does.
+    pub(crate) fn suits(self, phase: Phase, full: bool) -> bool {
+        match self {
+            Self::Needle(_, place) => full || phase == Phase::Prefill || place == AskPlace::Late,
+            Self::Ruler(_) => true,
+        }
+    }
+
+    /// Prompts of one sample.
+    pub(crate) fn prompts(self, depths: usize) -> usize {
+        match self {
+            Self::Needle(NeedleKind::Single, AskPlace::End | AskPlace::Late)
+            | Self::Needle(_, AskPlace::End | AskPlace::SecondTurn) => depths,
+            _ => 1,
+        }
+    }
+}
+
+impl fmt::Display for CompareTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Needle(kind, place) => write!(f, "needle:{kind}:{place}"),
+            Self::Ruler(task) => task.fmt(f),
+        }
+    }
+}
+
+impl FromStr for CompareTask {
+    type Err = EvalError;
+
+    fn from_str(text: &str) -> Result<Self, EvalError> {
+        let Some(parts) = text.strip_prefix("needle") else {
+            return text.parse().map(Self::Ruler);
+        };
+        let mut parts = parts.split(':').skip(1);
+        let kind = parts.next().map_or(Ok(NeedleKind::MultiKey), str::parse)?;
+        let place = parts.next().map_or(Ok(AskPlace::Late), str::parse)?;
+        if parts.next().is_some() || !kind.can_be_asked(place) {
+            return Err(EvalError::Option(format!(
+                "task {text:?}: needle:KIND:PLACE has two parts, and in mid-document only single and multi-key can be asked for, in a second turn only multi-key"
+            )));
+        }
+        Ok(Self::Needle(kind, place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_are_spelled_as_they_print() {
+        for text in ["needle:single:end", "needle:multi-key:middle", "vt", "qa_2"] {
+            assert_eq!(text.parse::<CompareTask>().unwrap().to_string(), text);
+        }
+        assert_eq!(
+            "needle".parse::<CompareTask>().unwrap().to_string(),
+            "needle:multi-key:late"
+        );
+        for text in [
+            "needle:single:second-turn",
+            "needle:many",
+            "needle:single:end:x",
+            "qa_3",
+        ] {
+            assert!(text.parse::<CompareTask>().is_err(), "{text}");
+        }
+    }
+}

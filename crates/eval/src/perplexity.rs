@@ -1,0 +1,432 @@
+//! How well a text is predicted under a policy, and how far its predictions lie from those of dense attention.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+
+use riffle_engine::{Engine, PairCount, Session, human_bytes};
+use riffle_policy::Phase;
+use serde::{Deserialize, Serialize};
+
+use crate::EvalError;
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::choice::PolicyChoice;
+use crate::record::{PerplexityBucket, PerplexityRow, PerplexityTable, RunSettings};
+use crate::tasks::{Watch, most_likely};
+
+/// What to predict.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PerplexityOptions {
+    /// What records call the text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Tokens of a window: the context of a prediction is what lies before it in its window.
+    pub window_tokens: usize,
+    /// Tokens from one window to the next. The last so many of each window are scored, but never a window's first token.
+    pub stride_tokens: usize,
+    /// Policies beside dense attention. In decode the scored tokens are read one by one behind the rest of the window.
+    pub policies: Vec<PolicyChoice>,
+    /// Bytes that the predictions of dense attention for one window may take in a temporary file.
+    pub predictions_budget_bytes: u64,
+}
+
+/// Sums over scored tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Sums {
+    tokens: usize,
+    nll: f64,
+    kl: f64,
+    largest_kl: f64,
+    flips: usize,
+}
+
+/// What one policy made of one window.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct WindowScore {
+    /// By bucket.
+    sums: Vec<Sums>,
+    pairs: PairCount,
+}
+
+/// Predicts the text under dense attention and every policy. Finished windows come from the journal and go there.
+///
+/// # Errors
+/// [`EvalError::Option`] for windows that cannot be, or predictions over their budget; [`EvalError::Interrupted`].
+pub fn perplexity(
+    engine: &Arc<Engine>,
+    options: &PerplexityOptions,
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<PerplexityTable, EvalError> {
+    let windows = windows(options)?;
+    let vocab = engine.model().config().vocab_size;
+    let scored = options.stride_tokens.min(options.window_tokens - 1);
+    let bytes = (scored * vocab * size_of::<f32>()) as u64;
+    let dense_alone = options.policies.iter().all(PolicyChoice::is_full);
+    if bytes > options.predictions_budget_bytes && !dense_alone {
+        return Err(EvalError::Option(format!(
+            "the dense predictions of {scored} tokens take {} and --predictions-budget is {}: use a smaller --stride, or a larger budget",
+            human_bytes(bytes),
+            human_bytes(options.predictions_budget_bytes)
+        )));
+    }
+    let dense = [PolicyChoice::full()];
+    let others = options.policies.iter().filter(|policy| !policy.is_full());
+    let choices: Vec<&PolicyChoice> = dense.iter().chain(others).collect();
+    let engines = choices
+        .iter()
+        .map(|choice| engine.with_options(choice.options(engine.options())))
+        .collect::<Result<Vec<_>, _>>()?;
+    let buckets = buckets(options.window_tokens);
+    // Dense attention leads each window: what it predicts is what the others are compared with.
+    let mut cells = Vec::new();
+    for window in &windows {
+        for (number, choice) in choices.iter().enumerate() {
+            cells.push(Cell {
+                name: format!("{choice}, window from {}", window.start),
+                tokens: window.len(),
+                task: (number, window.clone()),
+            });
+        }
+    }
+    let mut predictions: Option<(usize, Predictions)> = None;
+    let found: Vec<WindowScore> = run_cells(&cells, journal, watch, &mut |(number, window), watch| {
+        let tokens = &options.tokens[window.clone()];
+        let known = predictions.as_ref().is_some_and(|(start, _)| *start == window.start);
+        if *number > 0 && !known {
+            // The dense run of this window is in the journal, its predictions are not.
+            let mut written = Predictions::new()?;
+            score(
+                &engines[0],
+                choices[0].phase,
+                tokens,
+                scored,
+                &buckets,
+                watch,
+                &mut |_, logits| written.write(logits),
+            )?;
+            predictions = Some((window.start, written));
+        }
+        if *number == 0 {
+            let mut written = Predictions::new()?;
+            let result = score(
+                &engines[0],
+                choices[0].phase,
+                tokens,
+                scored,
+                &buckets,
+                watch,
+                &mut |sums, logits| {
+                    sums.tokens += 1;
+                    if dense_alone { Ok(()) } else { written.write(logits) }
+                },
+            );
+            predictions = Some((window.start, written));
+            return result;
+        }
+        let Some((_, dense)) = &mut predictions else {
+            return Err(EvalError::Option("no dense predictions".to_owned()));
+        };
+        let mut dense = dense.reader(vocab)?;
+        score(
+            &engines[*number],
+            choices[*number].phase,
+            tokens,
+            scored,
+            &buckets,
+            watch,
+            &mut |sums, logits| {
+                sums.compare(dense.next()?, logits);
+                Ok(())
+            },
+        )
+    })?;
+    let rows = choices.iter().enumerate().map(|(number, _)| {
+        let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(choices.len()).collect();
+        row(RunSettings::of(&engines[number]), &scores, &buckets)
+    });
+    let rows: Vec<PerplexityRow> = rows.collect();
+    Ok(PerplexityTable {
+        text: options.text.clone(),
+        tokens: rows[0].all.tokens,
+        window_tokens: options.window_tokens,
+        stride_tokens: options.stride_tokens,
+        rows,
+    })
+}
+
+/// The windows, all of one length and within the text.
+fn windows(options: &PerplexityOptions) -> Result<Vec<Range<usize>>, EvalError> {
+    let (window, stride, tokens) = (options.window_tokens, options.stride_tokens, options.tokens.len());
+    if window < 2 || stride == 0 || stride > window {
+        return Err(EvalError::Option(format!(
+            "--window is {window} and --stride {stride}: a window takes at least 2 tokens, a stride at least 1 and at most the window"
+        )));
+    }
+    if tokens < window {
+        return Err(EvalError::Option(format!(
+            "the text has {tokens} tokens and --window is {window}: use a shorter window or a longer text"
+        )));
+    }
+    Ok((0..=tokens - window)
+        .step_by(stride)
+        .map(|start| start..start + window)
+        .collect())
+}
+
+/// Positions by powers of two from 256 on, up to the window's end.
+fn buckets(window_tokens: usize) -> Vec<Range<usize>> {
+    let mut edges = vec![0];
+    let powers = (8..)
+        .map(|power| 1usize << power)
+        .take_while(|edge| *edge < window_tokens);
+    edges.extend(powers);
+    edges.push(window_tokens);
+    edges.windows(2).map(|edge| edge[0]..edge[1]).collect()
+}
+
+/// Predicts the last `scored` tokens of a window, in order. `take` is given the sums of the token's bucket, whose likelihood
+/// is counted here, and the logits that predict it.
+fn score(
+    engine: &Arc<Engine>,
+    phase: Phase,
+    window: &[u32],
+    scored: usize,
+    buckets: &[Range<usize>],
+    watch: &mut Watch<'_>,
+    take: &mut dyn FnMut(&mut Sums, &[f32]) -> Result<(), EvalError>,
+) -> Result<WindowScore, EvalError> {
+    let vocab = engine.model().config().vocab_size;
+    let first = window.len() - scored;
+    let mut sums = vec![Sums::default(); buckets.len()];
+    let mut session = Session::new(engine)?;
+    let mut failed = None;
+    let mut one = |position: usize, logits: &[f32]| {
+        let bucket = buckets.partition_point(|bucket| bucket.end <= position);
+        let sums = &mut sums[bucket];
+        sums.nll += log_sum_exp(logits) - f64::from(logits[window[position] as usize]);
+        take(sums, logits)
+    };
+    let pairs = match phase {
+        Phase::Prefill => {
+            let wanted = first - 1..window.len() - 1;
+            let read = session.prefill_with_logits_at(
+                window,
+                &[wanted],
+                &mut |progress| watch(progress.tokens_done / progress.tokens as f64),
+                &mut |position, logits| {
+                    let rows = logits.chunks_exact(vocab).enumerate();
+                    for (row, logits) in rows {
+                        if let Err(error) = one(position + row + 1, logits) {
+                            failed = Some(error);
+                            return ControlFlow::Break(());
+                        }
+                    }
+                    ControlFlow::Continue(())
+                },
+            );
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            read?;
+            session.pairs()
+        }
+        Phase::Decode => {
+            session.prefill(&window[..first], &mut |progress| {
+                watch(0.5 * progress.tokens_done / progress.tokens as f64)
+            })?;
+            let before = session.pairs();
+            for position in first..window.len() {
+                one(position, session.logits())?;
+                session.advance(window[position])?;
+                let done = (position - first) as f64 / scored as f64;
+                crate::tasks::go_on(&session, &mut |_| watch(0.5 + 0.5 * done))?;
+            }
+            let after = session.pairs();
+            PairCount {
+                read: after.read - before.read,
+                causal: after.causal - before.causal,
+            }
+        }
+    };
+    Ok(WindowScore { sums, pairs })
+}
+
+impl Sums {
+    /// Takes in a token whose prediction under dense attention is `dense`.
+    fn compare(&mut self, dense: &[f32], logits: &[f32]) {
+        let kl = divergence(dense, logits);
+        self.tokens += 1;
+        self.kl += kl;
+        self.largest_kl = self.largest_kl.max(kl);
+        self.flips += usize::from(most_likely(dense) != most_likely(logits));
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.tokens += other.tokens;
+        self.nll += other.nll;
+        self.kl += other.kl;
+        self.largest_kl = self.largest_kl.max(other.largest_kl);
+        self.flips += other.flips;
+    }
+
+    fn bucket(&self, positions: &Range<usize>) -> PerplexityBucket {
+        let tokens = self.tokens.max(1) as f64;
+        PerplexityBucket {
+            from_position: positions.start,
+            to_position: positions.end,
+            tokens: self.tokens,
+            nll: self.nll / tokens,
+            perplexity: (self.nll / tokens).exp(),
+            kl: self.kl / tokens,
+            largest_kl: self.largest_kl,
+            flips: self.flips as f64 / tokens,
+        }
+    }
+}
+
+fn row(settings: RunSettings, scores: &[&WindowScore], buckets: &[Range<usize>]) -> PerplexityRow {
+    let mut sums = vec![Sums::default(); buckets.len()];
+    let (mut all, mut pairs) = (Sums::default(), PairCount::default());
+    for score in scores {
+        for (sum, part) in sums.iter_mut().zip(&score.sums) {
+            sum.add(part);
+            all.add(part);
+        }
+        pairs.read += score.pairs.read;
+        pairs.causal += score.pairs.causal;
+    }
+    let whole = 0..buckets.last().map_or(0, |bucket| bucket.end);
+    let scored = sums.iter().zip(buckets).filter(|(sums, _)| sums.tokens > 0);
+    PerplexityRow {
+        settings,
+        density: pairs.read as f64 / pairs.causal.max(1) as f64,
+        all: all.bucket(&whole),
+        buckets: scored.map(|(sums, positions)| sums.bucket(positions)).collect(),
+    }
+}
+
+/// ln Σ exp, in f64.
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+    largest + sum.ln()
+}
+
+/// Σ p · (ln p − ln q) of the softmaxes of two rows of logits, in nats; never below 0 by rounding.
+fn divergence(dense: &[f32], other: &[f32]) -> f64 {
+    let (of_dense, of_other) = (log_sum_exp(dense), log_sum_exp(other));
+    let terms = dense.iter().zip(other).map(|(p, q)| {
+        let (p, q) = (f64::from(*p) - of_dense, f64::from(*q) - of_other);
+        p.exp() * (p - q)
+    });
+    terms.sum::<f64>().max(0.0)
+}
+
+/// Logits of dense attention in a temporary file without a name, row by row.
+struct Predictions {
+    file: BufWriter<File>,
+}
+
+struct PredictionReader<'f> {
+    file: BufReader<&'f mut File>,
+    bytes: Vec<u8>,
+    row: Vec<f32>,
+}
+
+impl Predictions {
+    fn new() -> Result<Self, EvalError> {
+        let file = tempfile::tempfile().map_err(|error| no_file(&error))?;
+        Ok(Self {
+            file: BufWriter::new(file),
+        })
+    }
+
+    fn write(&mut self, logits: &[f32]) -> Result<(), EvalError> {
+        let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+        self.file.write_all(&bytes).map_err(|error| no_file(&error))
+    }
+
+    /// All rows, from the first on.
+    fn reader(&mut self, vocab: usize) -> Result<PredictionReader<'_>, EvalError> {
+        self.file.flush().map_err(|error| no_file(&error))?;
+        let file = self.file.get_mut();
+        file.rewind().map_err(|error| no_file(&error))?;
+        Ok(PredictionReader {
+            file: BufReader::with_capacity(1 << 20, file),
+            bytes: vec![0; vocab * size_of::<f32>()],
+            row: Vec::with_capacity(vocab),
+        })
+    }
+}
+
+impl PredictionReader<'_> {
+    fn next(&mut self) -> Result<&[f32], EvalError> {
+        self.file.read_exact(&mut self.bytes).map_err(|error| no_file(&error))?;
+        self.row.clear();
+        let (values, _) = self.bytes.as_chunks::<4>();
+        self.row.extend(values.iter().map(|value| f32::from_le_bytes(*value)));
+        Ok(&self.row)
+    }
+}
+
+fn no_file(error: &std::io::Error) -> EvalError {
+    EvalError::File {
+        path: std::env::temp_dir(),
+        reason: format!("temporary file of dense predictions: {error}; set TMPDIR to a folder with room"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divergences_are_those_of_the_definition() {
+        // p = (1/2, 1/2), q = (1/4, 3/4): ½ ln 2 + ½ ln ⅔.
+        let q = [0.25f32.ln(), 0.75f32.ln()];
+        let expected = 0.5 * 2f64.ln() + 0.5 * (2.0f64 / 3.0).ln();
+        assert!((divergence(&[3.0, 3.0], &q) - expected).abs() < 1e-7);
+        assert_eq!(divergence(&q, &q), 0.0);
+        assert!((log_sum_exp(&[0.0, 0.0, 0.0]) - 3f64.ln()).abs() < 1e-12);
+        assert!((log_sum_exp(&[1000.0, 1000.0]) - 1000.0 - 2f64.ln()).abs() < 1e-9);
+    }
+
+    #[test]
+    fn sums_count_flips_and_keep_the_largest_divergence() {
+        let mut sums = Sums::default();
+        sums.compare(&[1.0, 0.0], &[1.0, 0.0]);
+        sums.compare(&[1.0, 0.0], &[0.0, 1.0]);
+        sums.nll = 2.0 * 3f64.ln();
+        let bucket = sums.bucket(&(0..256));
+        assert_eq!((bucket.tokens, bucket.flips), (2, 0.5));
+        assert!((bucket.perplexity - 3.0).abs() < 1e-12);
+        // σ(1) − σ(−1) = tanh(½), times a difference of 1 in each direction.
+        assert!(
+            (bucket.largest_kl - 0.5f64.tanh()).abs() < 1e-7 && (bucket.kl - bucket.largest_kl / 2.0).abs() < 1e-12
+        );
+    }
+
+    #[test]
+    fn windows_slide_by_the_stride_and_buckets_cover_them() {
+        let options = |window_tokens, stride_tokens, tokens: usize| PerplexityOptions {
+            text: String::new(),
+            tokens: vec![0; tokens],
+            window_tokens,
+            stride_tokens,
+            policies: Vec::new(),
+            predictions_budget_bytes: 0,
+        };
+        assert_eq!(windows(&options(8, 4, 17)).unwrap(), [0..8, 4..12, 8..16]);
+        assert_eq!(buckets(1000), [0..256, 256..512, 512..1000]);
+        assert_eq!(buckets(256), [0..256]);
+        for (window, stride, tokens) in [(8, 9, 20), (1, 1, 20), (8, 0, 20), (8, 4, 7)] {
+            assert!(
+                windows(&options(window, stride, tokens)).is_err(),
+                "{window} {stride} {tokens}"
+            );
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What prompts are made of: a text, its words, a wording, and the model's tokenizer and template.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use rand_chacha::ChaCha8Rng;
+use riffle_engine::Engine;
+use riffle_model::{ChatMessage, Tokenizer};
+use serde_json::{Value, json};
+
+use super::given::GivenQuestion;
+use super::ruler::RulerTask;
+use super::wording::{Ask, Wording};
+use crate::EvalError;
+
+/// Stands for the text while a chat template is filled in.
+const MARK: &str = "<<here>>";
+
+/// The fewest tokens and words that prompts can be made of.
+const LEAST_TOKENS: usize = 1024;
+const LEAST_WORDS: usize = 32;
+
+/// Everything that tasks draw from. A seed and a corpus fix a prompt.
+pub struct Corpus {
+    engine: Arc<Engine>,
+    /// How tasks are phrased.
+    pub(crate) wording: Wording,
+    /// Tokens of the text.
+    pub(crate) hay: Vec<u32>,
+    /// Lines of the text that are long enough to stand as a document.
+    pub(crate) lines: Vec<String>,
+    /// Plain words, of one token each where there are enough of them.
+    words: Vec<String>,
+    /// Questions that the user gave.
+    pub(crate) given: Vec<GivenQuestion>,
+}
+
+/// A text's tokens as a short name (FNV-1a, 64 bits): equal texts have equal names.
+pub fn digest(tokens: &[u32]) -> String {
+    let hash = tokens.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, token| {
+        (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{} tokens, {hash:016x}", tokens.len())
+}
+
+/// The tokens before a text and those behind it.
+pub(crate) struct Frame {
+    pub(crate) head: Vec<u32>,
+    pub(crate) tail: Vec<u32>,
+}
+
+impl Corpus {
+    /// Cuts a text for a model; `given` are the user's questions for the `qa` tasks, empty for questions about stated facts.
+    ///
+    /// # Errors
+    /// [`EvalError::Option`] for a text that is too short to hide anything in.
+    pub fn new(
+        engine: &Arc<Engine>,
+        text: &str,
+        wording: Wording,
+        given: Vec<GivenQuestion>,
+    ) -> Result<Self, EvalError> {
+        let tokenizer = engine.tokenizer()?;
+        let hay = tokenizer.encode(text, false)?;
+        let all: BTreeSet<&str> = text
+            .split_whitespace()
+            .filter(|word| word.len() >= 4 && word.bytes().all(|byte| byte.is_ascii_lowercase()))
+            .collect();
+        let mut words = Vec::new();
+        for word in &all {
+            if tokenizer.encode(&format!(" {word}"), false)?.len() == 1 {
+                words.push((*word).to_owned());
+            }
+        }
+        if words.len() < LEAST_WORDS {
+            words = all.into_iter().map(str::to_owned).collect();
+        }
+        if words.len() < LEAST_WORDS || hay.len() < LEAST_TOKENS {
+            return Err(EvalError::Option(format!(
+                "the text has {} tokens and {} plain words: tasks need at least {LEAST_TOKENS} and {LEAST_WORDS}; give a longer one",
+                hay.len(),
+                words.len()
+            )));
+        }
+        let lines = text.lines().map(str::trim).filter(|line| line.len() >= 40);
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        Ok(Self {
+            engine: Arc::clone(engine),
+            wording,
+            hay,
+            lines: if lines.is_empty() { vec![text.to_owned()] } else { lines },
+            words,
+            given,
+        })
+    }
+
+    /// Everything of it that decides a prompt, for a [`Journal`](crate::Journal).
+    pub fn about(&self) -> Value {
+        json!({
+            "wording": self.wording,
+            "text": digest(&self.hay),
+            "questions": self.given.len(),
+        })
+    }
+
+    /// The name of the wording.
+    pub fn wording(&self) -> &str {
+        &self.wording.name
+    }
+
+    /// The prompt of a RULER task as text, and what its answer must hold.
+    ///
+    /// # Errors
+    /// [`EvalError::Option`] for a task that does not fit the length.
+    pub fn ruler_prompt(
+        &self,
+        task: RulerTask,
+        context_tokens: usize,
+        seed: u64,
+    ) -> Result<(String, Vec<String>), EvalError> {
+        let prompt = task.prompt(self, context_tokens, seed)?;
+        let tokens = [&*prompt.document, &*prompt.questions[0]].concat();
+        Ok((self.tokenizer()?.decode(&tokens)?, prompt.expected))
+    }
+
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, EvalError> {
+        Ok(self.engine.tokenizer()?)
+    }
+
+    pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, EvalError> {
+        Ok(self.tokenizer()?.encode(text, false)?)
+    }
+
+    /// What stands before and behind a text that is asked about.
+    pub(crate) fn frame(&self, before: &str, ask: &Ask) -> Result<Frame, EvalError> {
+        let Some(template) = self.engine.chat_template().filter(|_| self.wording.chat) else {
+            let mut head = self.tokenizer()?.encode("", true)?;
+            head.extend(self.encode(before)?);
+            let tail = self.encode(&format!("\n{}{}", ask.question, ask.lead))?;
+            return Ok(Frame { head, tail });
+        };
+        let message = ChatMessage::new("user", format!("{before}{MARK}\n{}", ask.question));
+        let text = template.render(&[message], true)? + ask.lead.trim_start();
+        let (head, tail) = self.split_at_mark(&text)?;
+        // The template writes the special tokens itself.
+        Ok(Frame {
+            head: self.encode(head)?,
+            tail: self.encode(tail)?,
+        })
+    }
+
+    /// A question after an answer was given.
+    pub(crate) fn follow_up(&self, ask: &Ask) -> Result<Vec<u32>, EvalError> {
+        let Some(template) = self.engine.chat_template().filter(|_| self.wording.chat) else {
+            return self.encode(&format!("\n{}{}", ask.question, ask.lead));
+        };
+        let messages = [
+            ChatMessage::new("user", "A question."),
+            ChatMessage::new("assistant", MARK),
+            ChatMessage::new("user", ask.question.clone()),
+        ];
+        let text = template.render(&messages, true)? + ask.lead.trim_start();
+        let (_, tail) = self.split_at_mark(&text)?;
+        self.encode(tail)
+    }
+
+    fn split_at_mark<'t>(&self, text: &'t str) -> Result<(&'t str, &'t str), EvalError> {
+        text.split_once(MARK).ok_or_else(|| {
+            EvalError::Option(
+                "the model's chat template does not repeat what it is given: use --wording plain, or a wording file with \"chat\": false"
+                    .to_owned(),
+            )
+        })
+    }
+
+    /// Different keys of two plain words.
+    pub(crate) fn keys(&self, random: &mut ChaCha8Rng, count: usize) -> Result<Vec<String>, EvalError> {
+        let possible = self.words.len() * (self.words.len() - 1);
+        if count * 2 > possible {
+            return Err(EvalError::Option(format!(
+                "{count} keys are needed and the text's plain words make {possible}: give a longer text or use a shorter context"
+            )));
+        }
+        let (mut seen, mut keys) = (BTreeSet::new(), Vec::with_capacity(count));
+        while keys.len() < count {
+            let pair: Vec<&String> = self.words.choose_multiple(random, 2).collect();
+            let key = format!("{}{}{}", pair[0], self.wording.key_joiner, pair[1]);
+            if seen.insert(key.clone()) {
+                keys.push(key);
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Different words; where the text has too few, words are joined to make more.
+    pub(crate) fn distinct_words(&self, random: &mut ChaCha8Rng, count: usize) -> Vec<String> {
+        if count <= self.words.len() {
+            return self.words.choose_multiple(random, count).cloned().collect();
+        }
+        let (mut seen, mut words) = (BTreeSet::new(), Vec::with_capacity(count));
+        while words.len() < count {
+            let parts = self
+                .words
+                .choose_multiple(random, 2 + seen.len() / (self.words.len() * self.words.len() / 4));
+            let word = parts.map(String::as_str).collect::<Vec<_>>().concat();
+            if seen.insert(word.clone()) {
+                words.push(word);
+            }
+        }
+        words
+    }
+
+    /// A number of the wording's digits.
+    pub(crate) fn number(&self, random: &mut ChaCha8Rng) -> String {
+        let first = char::from(random.random_range(b'1'..=b'9'));
+        let rest = (1..self.wording.digits.max(1)).map(|_| char::from(random.random_range(b'0'..=b'9')));
+        std::iter::once(first).chain(rest).collect()
+    }
+}

@@ -1,0 +1,46 @@
+//! Questions about documents that the user gives.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::EvalError;
+
+/// A question, its answers and the documents that hold them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenQuestion {
+    /// The question.
+    pub question: String,
+    /// Answers any of which counts.
+    pub answers: Vec<String>,
+    /// The documents needed: one for `qa_1`, two or more for `qa_2`.
+    pub documents: Vec<String>,
+}
+
+/// Reads a JSON array of [`GivenQuestion`]s.
+///
+/// # Errors
+/// [`EvalError::File`] for a file that is not there, is no such array, or has a question without answer or document.
+pub fn read_questions(path: &Path) -> Result<Vec<GivenQuestion>, EvalError> {
+    let failed = |reason: String| EvalError::File {
+        path: path.to_owned(),
+        reason: format!(
+            "{reason}; --questions takes a JSON array of {{\"question\": \"…\", \"answers\": [\"…\"], \"documents\": [\"…\"]}}"
+        ),
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let questions: Vec<GivenQuestion> = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+    if questions.is_empty() {
+        return Err(failed("no questions in it".to_owned()));
+    }
+    let empty = questions
+        .iter()
+        .position(|question| question.answers.is_empty() || question.documents.is_empty());
+    match empty {
+        Some(number) => Err(failed(format!(
+            "question {} has no answers or no documents",
+            number + 1
+        ))),
+        None => Ok(questions),
+    }
+}

@@ -1,0 +1,19 @@
+//! Tasks: prompts made from any text, with answers that are known.
+
+mod corpus;
+mod filler;
+mod given;
+mod needle;
+mod prompt;
+mod ruler;
+mod score;
+mod task;
+mod wording;
+
+pub use corpus::{Corpus, digest};
+pub use given::{GivenQuestion, read_questions};
+pub(crate) use needle::NeedleTest;
+pub(crate) use prompt::{Asked, Cost, Reader, Watch, go_on, most_likely};
+pub use ruler::RulerTask;
+pub use task::{NeedleOptions, RulerOptions, needle, ruler};
+pub use wording::{Ask, ChainAnswer, DocumentsWording, ListWording, NiahWording, VariablesWording, Wording};

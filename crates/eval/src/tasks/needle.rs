@@ -1,0 +1,319 @@
+//! Needles in a haystack: facts at even depths in a long text, asked for in several ways.
+
+use std::ops::Range;
+
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::corpus::Corpus;
+use super::filler::{Fact, Filler, room};
+use super::prompt::{Asked, Cost, Prompt, Reader, Watch};
+use super::score::exact_values;
+use super::wording::{Ask, fill};
+use crate::EvalError;
+use crate::record::{AskPlace, NeedleKind, NeedleSample};
+
+/// Values of one key, and keys asked for at once.
+const SEVERAL: usize = 3;
+
+/// Tokens of an answer with one value.
+const ANSWER_TOKENS: usize = 24;
+
+/// Documents of one kind, length and seed, with a question for each depth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NeedleTest {
+    pub(crate) kind: NeedleKind,
+    pub(crate) place: AskPlace,
+    pub(crate) context_tokens: usize,
+    /// Facts are at 1/(n+1) … n/(n+1) of the document.
+    pub(crate) depths: usize,
+    pub(crate) seed: u64,
+}
+
+/// One fact, or several with the same key.
+struct Needle {
+    key: String,
+    values: Vec<String>,
+    depth_index: usize,
+    /// Token at which the first fact begins, and the one behind it.
+    start: usize,
+    end: usize,
+}
+
+struct Haystack {
+    document: Vec<u32>,
+    needles: Vec<Needle>,
+}
+
+impl NeedleKind {
+    /// Whether it can be asked for there: in mid-document and in a second turn one value is asked for, and a second turn
+    /// needs another fact.
+    pub fn can_be_asked(self, place: AskPlace) -> bool {
+        match place {
+            AskPlace::End | AskPlace::Late => true,
+            AskPlace::Middle => matches!(self, Self::Single | Self::MultiKey),
+            AskPlace::SecondTurn => self == Self::MultiKey,
+        }
+    }
+}
+
+impl NeedleTest {
+    /// Reads the documents and asks for every needle.
+    pub(crate) fn run(
+        &self,
+        corpus: &Corpus,
+        reader: &mut Reader,
+        watch: &mut Watch<'_>,
+    ) -> Result<(Vec<NeedleSample>, Cost), EvalError> {
+        let mut random = self.random(1);
+        let (mut samples, mut cost) = (Vec::new(), Cost::default());
+        let share = 1.0 / self.depths as f64;
+        for haystack in self.haystacks(corpus)? {
+            if self.place == AskPlace::Middle {
+                let (found, spent) = self.in_middle(corpus, &haystack, reader, watch)?;
+                samples.extend(found);
+                cost.add(&spent);
+                continue;
+            }
+            for number in 0..haystack.needles.len() {
+                let done = samples.len() as f64;
+                let asked = self.asked(&haystack, number, &mut random);
+                let prompt = self.prompt(corpus, &haystack, &asked)?;
+                let mode = match self.place {
+                    AskPlace::Late => Asked::Late,
+                    _ => Asked::WithDocument,
+                };
+                let reply = reader.reply(&prompt, mode, &mut |part| watch((done + part) * share))?;
+                cost.add(&reply.cost);
+                let answered = match self.place {
+                    AskPlace::SecondTurn => &reply.answers[1..],
+                    _ => &reply.answers[..],
+                };
+                samples.push(self.sample(&haystack, &asked, answered, prompt.tokens()));
+            }
+        }
+        // The deepest single needles are asked for first, since they share most of the text.
+        samples.sort_by_key(|sample| sample.depth_index);
+        Ok((samples, cost))
+    }
+
+    fn random(&self, stream: u64) -> ChaCha8Rng {
+        let place = (self.context_tokens as u64) << 16 | (self.kind as u64) << 8 | stream;
+        ChaCha8Rng::seed_from_u64(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place)
+    }
+
+    /// The needles of one question: the one at this depth first, and for multi-query others.
+    fn asked<'h>(&self, haystack: &'h Haystack, number: usize, random: &mut ChaCha8Rng) -> Vec<&'h Needle> {
+        let others: Vec<&Needle> = (0..haystack.needles.len())
+            .filter(|other| *other != number)
+            .map(|other| &haystack.needles[other])
+            .collect();
+        let needle = &haystack.needles[number];
+        let more = match (self.kind, self.place) {
+            (NeedleKind::MultiQuery, _) => SEVERAL - 1,
+            (_, AskPlace::SecondTurn) => 1,
+            _ => 0,
+        };
+        let more = others.choose_multiple(random, more).copied();
+        match self.place {
+            // What is asked first is not what counts.
+            AskPlace::SecondTurn => more.chain([needle]).collect(),
+            _ => std::iter::once(needle).chain(more).collect(),
+        }
+    }
+
+    fn prompt(&self, corpus: &Corpus, haystack: &Haystack, asked: &[&Needle]) -> Result<Prompt, EvalError> {
+        let wording = &corpus.wording.niah;
+        let form = match self.kind {
+            NeedleKind::MultiValue => &wording.values,
+            _ => &wording.one,
+        };
+        let asks: Vec<Ask> = match (&wording.keys, self.kind) {
+            (Some(form), NeedleKind::MultiQuery) => {
+                let keys: Vec<&str> = asked.iter().map(|needle| needle.key.as_str()).collect();
+                vec![filled(form, &keys.join(", "))]
+            }
+            _ => asked.iter().map(|needle| filled(form, &needle.key)).collect(),
+        };
+        let mut questions = vec![corpus.frame(&wording.before, &asks[0])?.tail];
+        for ask in &asks[1..] {
+            questions.push(corpus.follow_up(ask)?);
+        }
+        let values = match self.kind {
+            NeedleKind::MultiValue => SEVERAL,
+            NeedleKind::MultiQuery if asks.len() == 1 => SEVERAL,
+            _ => 1,
+        };
+        let mut prompt = corpus.prompt(haystack.document.clone(), questions, Vec::new(), ANSWER_TOKENS * values);
+        if prompt.stops.is_empty() {
+            prompt.stops.push("\n".to_owned());
+        }
+        Ok(prompt)
+    }
+
+    fn sample(&self, haystack: &Haystack, asked: &[&Needle], answers: &[String], end: usize) -> NeedleSample {
+        let asked = match self.place {
+            AskPlace::SecondTurn => &asked[1..],
+            _ => asked,
+        };
+        let expected: Vec<String> = asked.iter().flat_map(|needle| needle.values.clone()).collect();
+        // Where each key was asked for by itself, its answer alone counts.
+        let correct = if answers.len() == asked.len() {
+            let pairs = answers.iter().zip(asked);
+            pairs.map(|(answer, needle)| exact_values(answer, &needle.values)).sum()
+        } else {
+            exact_values(&answers.join("\n"), &expected)
+        };
+        let needle = asked[0];
+        NeedleSample {
+            kind: self.kind,
+            place: self.place,
+            context_tokens: self.context_tokens,
+            depth_index: needle.depth_index,
+            depth: needle.start as f64 / haystack.document.len() as f64,
+            distance_tokens: end - needle.start,
+            seed: self.seed,
+            names: asked.iter().map(|needle| needle.key.clone()).collect(),
+            expected,
+            answered: answers.join("\n"),
+            correct,
+        }
+    }
+
+    /// One document, or for single needles one for each depth, the deepest first.
+    fn haystacks(&self, corpus: &Corpus) -> Result<Vec<Haystack>, EvalError> {
+        let mut random = self.random(0);
+        let keys = corpus.keys(&mut random, self.depths)?;
+        let values = if self.kind == NeedleKind::MultiValue {
+            SEVERAL
+        } else {
+            1
+        };
+        let needles: Vec<(usize, String, Vec<String>)> = keys
+            .into_iter()
+            .enumerate()
+            .map(|(index, key)| {
+                let values = (0..values).map(|_| corpus.number(&mut random)).collect();
+                (index, key, values)
+            })
+            .collect();
+        let start = random.random_range(0..corpus.hay.len());
+        if self.kind != NeedleKind::Single {
+            return Ok(vec![self.haystack(corpus, start, &needles)?]);
+        }
+        let each = needles.iter().rev();
+        each.map(|needle| self.haystack(corpus, start, std::slice::from_ref(needle)))
+            .collect()
+    }
+
+    fn haystack(
+        &self,
+        corpus: &Corpus,
+        start: usize,
+        needles: &[(usize, String, Vec<String>)],
+    ) -> Result<Haystack, EvalError> {
+        let wording = &corpus.wording.niah;
+        let mut facts = Vec::new();
+        for (index, key, values) in needles {
+            let depth = (index + 1) as f64 / (self.depths + 1) as f64;
+            for (number, value) in values.iter().enumerate() {
+                let fact = fill(&wording.fact, &[("key", key), ("value", value)]);
+                let fact = fill(&fact, &[("noun", "number"), ("nouns", "numbers")]);
+                facts.push(Fact {
+                    // Further values lie between the first and the end.
+                    depth: depth + (1.0 - depth) * number as f64 / values.len() as f64,
+                    tokens: corpus.encode(&format!("\n{fact}\n"))?,
+                });
+            }
+        }
+        let before = fill(&wording.before, &[("noun", "number"), ("nouns", "numbers")]);
+        let head = corpus.frame(&before, &filled(&wording.one, ""))?.head;
+        let taken = head.len() + facts.iter().map(|fact| fact.tokens.len()).sum::<usize>();
+        let what = format!("a document with {} facts", facts.len());
+        let filler = Filler::text(&corpus.hay, start, room(self.context_tokens, taken, &what)?);
+        let (document, starts) = filler.assemble(&head, &facts);
+        // The first value of each needle stands first.
+        let firsts = (0..facts.len()).step_by(needles[0].2.len());
+        let needles = needles.iter().zip(firsts).map(|((index, key, values), first)| Needle {
+            key: key.clone(),
+            values: values.clone(),
+            depth_index: *index,
+            start: starts[first],
+            end: starts[first] + facts[first].tokens.len(),
+        });
+        Ok(Haystack {
+            needles: needles.collect(),
+            document,
+        })
+    }
+
+    /// Questions and answers half-way between each needle and the document's end; the text goes on behind them. An answer
+    /// counts if each of its tokens is the most likely one where it stands.
+    fn in_middle(
+        &self,
+        corpus: &Corpus,
+        haystack: &Haystack,
+        reader: &mut Reader,
+        watch: &mut Watch<'_>,
+    ) -> Result<(Vec<NeedleSample>, Cost), EvalError> {
+        let wording = &corpus.wording.niah;
+        let document = &haystack.document;
+        // By needle: where it is asked for, the question, the answer's tokens.
+        let mut asked = Vec::new();
+        for needle in &haystack.needles {
+            let ask = filled(&wording.one, &needle.key);
+            let question = corpus.encode(&format!("\n{}{}", ask.question, ask.lead))?;
+            let whole = corpus.encode(&format!("\n{}{} {}", ask.question, ask.lead, needle.values[0]))?;
+            // Where the last token of the question and the first of the answer are one, it belongs to the answer.
+            let shared = question.iter().zip(&whole).take_while(|(a, b)| a == b).count();
+            let behind = corpus.encode(".\n")?;
+            asked.push((
+                usize::midpoint(needle.start, document.len()),
+                whole,
+                shared,
+                behind,
+                needle,
+            ));
+        }
+        asked.sort_by_key(|(place, ..)| *place);
+        let (mut tokens, mut taken) = (Vec::new(), 0);
+        let mut answers: Vec<Range<usize>> = Vec::new();
+        // Two questions close together stand one behind the other, never one inside a needle of another.
+        for (place, whole, shared, behind, _) in &asked {
+            let place = outside_needles(*place, haystack).max(taken);
+            tokens.extend(&document[taken..place]);
+            taken = place;
+            answers.push(tokens.len() + shared..tokens.len() + whole.len());
+            tokens.extend(whole);
+            tokens.extend(behind);
+        }
+        tokens.extend(&document[taken..]);
+        let wanted: Vec<Range<usize>> = answers.iter().map(|answer| answer.start - 1..answer.end - 1).collect();
+        let (likeliest, cost) = reader.likeliest(&tokens, &wanted, watch)?;
+        let mut likeliest = likeliest.into_iter();
+        let mut samples = Vec::new();
+        for ((.., needle), answer) in asked.iter().zip(&answers) {
+            let found: Vec<u32> = likeliest.by_ref().take(answer.len()).collect();
+            let right = found == tokens[answer.clone()];
+            let text = corpus.tokenizer()?.decode(&found)?;
+            samples.push(NeedleSample {
+                correct: usize::from(right),
+                answered: text.trim().to_owned(),
+                distance_tokens: answer.start - needle.start,
+                ..self.sample(haystack, &[needle], &[], document.len().max(answer.start))
+            });
+        }
+        Ok((samples, cost))
+    }
+}
+
+/// `place`, or the first token behind the fact that it lies in.
+fn outside_needles(place: usize, haystack: &Haystack) -> usize {
+    let holds = |needle: &&Needle| (needle.start..needle.end).contains(&place);
+    haystack.needles.iter().find(holds).map_or(place, |needle| needle.end)
+}
+
+fn filled(ask: &Ask, keys: &str) -> Ask {
+    ask.fill(&[("keys", keys), ("noun", "number"), ("nouns", "numbers")])
+}

@@ -1,0 +1,278 @@
+//! A prompt and its answer.
+
+use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_engine::{Engine, EngineError, GenerateOptions, PairCount, PolicyStates, Session, StopReason};
+use riffle_policy::Phase;
+
+use super::corpus::Corpus;
+use crate::EvalError;
+
+/// What is read, what is asked about it, and what must be answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Prompt {
+    /// Everything before the first question.
+    pub(crate) document: Vec<u32>,
+    /// Questions, each asked after the answer to the one before.
+    pub(crate) questions: Vec<Vec<u32>>,
+    /// What the answers must hold.
+    pub(crate) expected: Vec<String>,
+    /// Tokens of each answer at most.
+    pub(crate) max_tokens: usize,
+    /// Texts that end an answer.
+    pub(crate) stops: Vec<String>,
+}
+
+/// The answers, and what they cost.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Reply {
+    /// One for each question.
+    pub(crate) answers: Vec<String>,
+    pub(crate) cost: Cost,
+}
+
+/// What reading and writing took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Cost {
+    /// Prompts read from their beginning.
+    pub(crate) prompts: usize,
+    /// Seconds of these.
+    pub(crate) prompt_s: f64,
+    /// Pairs of all prompt tokens.
+    pub(crate) prompt_pairs: PairCount,
+    /// Tokens read or written one by one.
+    pub(crate) steps: usize,
+    /// Seconds of these.
+    pub(crate) steps_s: f64,
+    /// Pairs of these.
+    pub(crate) step_pairs: PairCount,
+}
+
+/// How a question is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// In one prompt with the document. Whole batches that the prompt before began with alike are not read again.
+    WithDocument,
+    /// Token by token, after the document.
+    Late,
+}
+
+/// Told the share of a reply that is done; may ask to stop.
+pub(crate) type Watch<'a> = dyn FnMut(f64) -> ControlFlow<()> + 'a;
+
+impl Corpus {
+    pub(crate) fn prompt(
+        &self,
+        document: Vec<u32>,
+        questions: Vec<Vec<u32>>,
+        expected: Vec<String>,
+        max_tokens: usize,
+    ) -> Prompt {
+        Prompt {
+            document,
+            questions,
+            expected,
+            max_tokens,
+            stops: self.wording.stops.clone(),
+        }
+    }
+}
+
+impl Prompt {
+    /// Tokens of the document and the first question.
+    pub(crate) fn tokens(&self) -> usize {
+        self.document.len() + self.questions[0].len()
+    }
+}
+
+/// A session, and its policies' state at the end of the document that it has read.
+pub(crate) struct Reader {
+    session: Session,
+    /// Whether policies follow from keys, so that what was read of one prompt serves another.
+    shares: bool,
+    at_document: Option<PolicyStates>,
+}
+
+impl Reader {
+    /// A reader under the engine's options. With `fresh` every prompt is read from its beginning, so that times are whole.
+    pub(crate) fn new(engine: &Arc<Engine>, fresh: bool) -> Result<Self, EvalError> {
+        let options = engine.options();
+        let mut shares = !fresh;
+        for (rules, phase) in [(&options.prefill, Phase::Prefill), (&options.decode, Phase::Decode)] {
+            for spec in rules.specs() {
+                let policy = riffle_policy::build(spec, phase).map_err(riffle_engine::EngineError::from)?;
+                shares &= policy.follows_from_keys();
+            }
+        }
+        Ok(Self {
+            session: Session::new(engine)?,
+            shares: shares && options.auto_target.is_none(),
+            at_document: None,
+        })
+    }
+
+    /// Reads a prompt and writes the answers.
+    pub(crate) fn reply(&mut self, prompt: &Prompt, asked: Asked, watch: &mut Watch<'_>) -> Result<Reply, EvalError> {
+        let mut reply = Reply::default();
+        let session = &mut self.session;
+        match asked {
+            Asked::WithDocument => {
+                self.at_document = None;
+                let mut whole = prompt.document.clone();
+                whole.extend(&prompt.questions[0]);
+                let batch = session.engine().options().batch_tokens;
+                // At least a page's worth is read together with the question, so that what looks at the end sees it.
+                let shared = session.shared_with(&whole).min(whole.len().saturating_sub(256));
+                let kept = if self.shares { shared / batch * batch } else { 0 };
+                session.truncate(kept)?;
+                read(session, &whole[kept..], kept == 0, &mut reply.cost, watch)?;
+            }
+            Asked::Late => match &self.at_document {
+                Some(states) if session.shared_with(&prompt.document) == prompt.document.len() => {
+                    session.restore_policies(states)?;
+                }
+                _ => {
+                    session.truncate(0)?;
+                    read(session, &prompt.document, true, &mut reply.cost, watch)?;
+                    self.at_document = Some(session.policy_states());
+                }
+            },
+        }
+        for (number, question) in prompt.questions.iter().enumerate() {
+            match asked {
+                Asked::Late => step(session, question, &mut reply.cost, watch)?,
+                Asked::WithDocument if number == 0 => {}
+                Asked::WithDocument => read(session, question, false, &mut reply.cost, watch)?,
+            }
+            reply.answers.push(write(session, prompt, &mut reply.cost, watch)?);
+        }
+        Ok(reply)
+    }
+
+    /// Reads `tokens` as one prompt and says what the most likely token is at each of the `wanted` positions, for the
+    /// token behind it.
+    pub(crate) fn likeliest(
+        &mut self,
+        tokens: &[u32],
+        wanted: &[Range<usize>],
+        watch: &mut Watch<'_>,
+    ) -> Result<(Vec<u32>, Cost), EvalError> {
+        self.at_document = None;
+        let session = &mut self.session;
+        session.truncate(0)?;
+        let vocab = session.engine().model().config().vocab_size;
+        let (start, before) = (Instant::now(), session.pairs());
+        let mut found = Vec::new();
+        session.prefill_with_logits_at(
+            tokens,
+            wanted,
+            &mut |progress| watch(progress.tokens_done / progress.tokens as f64),
+            &mut |_, logits| {
+                found.extend(logits.chunks_exact(vocab).map(most_likely));
+                ControlFlow::Continue(())
+            },
+        )?;
+        let mut cost = Cost {
+            prompts: 1,
+            prompt_s: start.elapsed().as_secs_f64(),
+            ..Cost::default()
+        };
+        add_since(&mut cost.prompt_pairs, before, session.pairs());
+        Ok((found, cost))
+    }
+}
+
+/// The token with the largest logit, of equals the first.
+pub(crate) fn most_likely(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (token, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = token;
+        }
+    }
+    best as u32
+}
+
+fn read(
+    session: &mut Session,
+    tokens: &[u32],
+    whole: bool,
+    cost: &mut Cost,
+    watch: &mut Watch<'_>,
+) -> Result<(), EvalError> {
+    let (start, before) = (Instant::now(), session.pairs());
+    session.prefill(tokens, &mut |progress| {
+        watch(progress.tokens_done / progress.tokens as f64)
+    })?;
+    if whole {
+        cost.prompts += 1;
+        cost.prompt_s += start.elapsed().as_secs_f64();
+    }
+    add_since(&mut cost.prompt_pairs, before, session.pairs());
+    Ok(())
+}
+
+/// Reads tokens one by one, under the decode policy.
+fn step(session: &mut Session, tokens: &[u32], cost: &mut Cost, watch: &mut Watch<'_>) -> Result<(), EvalError> {
+    let (start, before) = (Instant::now(), session.pairs());
+    for token in tokens {
+        session.advance(*token)?;
+        go_on(session, watch)?;
+    }
+    cost.steps += tokens.len();
+    cost.steps_s += start.elapsed().as_secs_f64();
+    add_since(&mut cost.step_pairs, before, session.pairs());
+    Ok(())
+}
+
+fn write(session: &mut Session, prompt: &Prompt, cost: &mut Cost, watch: &mut Watch<'_>) -> Result<String, EvalError> {
+    let options = GenerateOptions {
+        max_tokens: prompt.max_tokens,
+        stops: prompt.stops.clone(),
+        ..GenerateOptions::default()
+    };
+    let (start, before, tokens) = (Instant::now(), session.pairs(), session.tokens().len());
+    let generation = session.generate(&options, &mut |_| watch(1.0))?;
+    if generation.stop == StopReason::Interrupted {
+        return Err(interrupted(session));
+    }
+    cost.steps += session.tokens().len() - tokens;
+    cost.steps_s += start.elapsed().as_secs_f64();
+    add_since(&mut cost.step_pairs, before, session.pairs());
+    Ok(generation.text.trim().to_owned())
+}
+
+pub(crate) fn go_on(session: &Session, watch: &mut Watch<'_>) -> Result<(), EvalError> {
+    match watch(1.0) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(interrupted(session)),
+    }
+}
+
+fn interrupted(session: &Session) -> EvalError {
+    let tokens = session.tokens().len();
+    EngineError::Interrupted { tokens, total: tokens }.into()
+}
+
+fn add_since(sum: &mut PairCount, before: PairCount, after: PairCount) {
+    sum.read += after.read - before.read;
+    sum.causal += after.causal - before.causal;
+}
+
+impl Cost {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.prompts += other.prompts;
+        self.prompt_s += other.prompt_s;
+        self.steps += other.steps;
+        self.steps_s += other.steps_s;
+        for (sum, more) in [
+            (&mut self.prompt_pairs, other.prompt_pairs),
+            (&mut self.step_pairs, other.step_pairs),
+        ] {
+            sum.read += more.read;
+            sum.causal += more.causal;
+        }
+    }
+}

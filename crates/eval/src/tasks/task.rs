@@ -1,0 +1,171 @@
+//! Needle and RULER runs, cell by cell.
+
+use std::sync::Arc;
+
+use riffle_engine::Engine;
+
+use super::corpus::Corpus;
+use super::needle::NeedleTest;
+use super::prompt::{Asked, Reader};
+use super::ruler::RulerTask;
+use crate::EvalError;
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::record::{AskPlace, NeedleKind, NeedleSample, NeedleTable, RulerSample, RulerTable, RunSettings};
+
+/// What to ask in a needle test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NeedleOptions {
+    /// Tokens of the documents, facts included.
+    pub lengths: Vec<usize>,
+    /// Depths at which facts stand, 1/(n+1) … n/(n+1).
+    pub depths: usize,
+    /// How many facts and questions.
+    pub kinds: Vec<NeedleKind>,
+    /// When the questions come. Kinds that cannot be asked for somewhere are left out there.
+    pub places: Vec<AskPlace>,
+    /// Documents of each kind and length, each with other facts.
+    pub documents: u64,
+    /// Seed of the first document.
+    pub seed: u64,
+}
+
+/// What to ask of RULER.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RulerOptions {
+    /// Tasks.
+    pub tasks: Vec<RulerTask>,
+    /// Tokens of the prompts.
+    pub lengths: Vec<usize>,
+    /// Prompts of each task and length.
+    pub samples: u64,
+    /// Seed of the first prompt.
+    pub seed: u64,
+    /// Read the question token by token after the rest, under the decode policy.
+    pub late: bool,
+}
+
+/// Asks for needles at every length, depth, kind and place. Finished cells come from the journal and go there.
+///
+/// # Errors
+/// [`EvalError::Option`] for needles that do not fit, [`EvalError::Interrupted`], and whatever a run can fail with.
+pub fn needle(
+    engine: &Arc<Engine>,
+    corpus: &Corpus,
+    options: &NeedleOptions,
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<NeedleTable, EvalError> {
+    if options.depths == 0 || options.documents == 0 {
+        return Err(EvalError::Option(
+            "--depths and --documents must be at least 1".to_owned(),
+        ));
+    }
+    let mut cells = Vec::new();
+    for &context_tokens in &options.lengths {
+        for &kind in &options.kinds {
+            for &place in options.places.iter().filter(|place| kind.can_be_asked(**place)) {
+                for seed in (options.seed..).take(options.documents as usize) {
+                    let depths = options.depths;
+                    cells.push(Cell {
+                        name: format!("{kind} {place} {context_tokens} tokens, {depths} depths, seed {seed}"),
+                        tokens: if kind == NeedleKind::Single {
+                            context_tokens * depths
+                        } else {
+                            context_tokens
+                        },
+                        task: NeedleTest {
+                            kind,
+                            place,
+                            context_tokens,
+                            depths,
+                            seed,
+                        },
+                    });
+                }
+            }
+        }
+    }
+    if cells.is_empty() {
+        return Err(EvalError::Option(
+            "nothing to ask: in mid-document only single and multi-key can be asked for, in a second turn only multi-key"
+                .to_owned(),
+        ));
+    }
+    let mut reader = Reader::new(engine, false)?;
+    let samples: Vec<Vec<NeedleSample>> = run_cells(&cells, journal, watch, &mut |test: &NeedleTest, watch| {
+        Ok(test.run(corpus, &mut reader, watch)?.0)
+    })?;
+    Ok(NeedleTable {
+        settings: RunSettings::of(engine),
+        wording: corpus.wording().to_owned(),
+        samples: samples.concat(),
+    })
+}
+
+/// Runs RULER's tasks. Finished prompts come from the journal and go there.
+///
+/// # Errors
+/// As [`needle`].
+pub fn ruler(
+    engine: &Arc<Engine>,
+    corpus: &Corpus,
+    options: &RulerOptions,
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<RulerTable, EvalError> {
+    if options.tasks.is_empty() || options.lengths.is_empty() || options.samples == 0 {
+        return Err(EvalError::Option(
+            "nothing to ask: give at least one of --tasks and --lengths, and --samples of at least 1".to_owned(),
+        ));
+    }
+    let asked = if options.late { Asked::Late } else { Asked::WithDocument };
+    let mut cells = Vec::new();
+    for &context_tokens in &options.lengths {
+        for &task in &options.tasks {
+            for seed in (options.seed..).take(options.samples as usize) {
+                cells.push(Cell {
+                    name: format!("{task} {context_tokens} tokens, seed {seed}"),
+                    tokens: context_tokens,
+                    task: (task, context_tokens, seed),
+                });
+            }
+        }
+    }
+    let mut reader = Reader::new(engine, false)?;
+    let samples = run_cells(&cells, journal, watch, &mut |(task, context_tokens, seed), watch| {
+        let (sample, _) = task.run(corpus, &mut reader, *context_tokens, *seed, asked, watch)?;
+        Ok(sample)
+    })?;
+    Ok(RulerTable {
+        settings: RunSettings::of(engine),
+        wording: corpus.wording().to_owned(),
+        samples,
+    })
+}
+
+impl RulerTask {
+    /// Reads one prompt and scores the answer.
+    pub(crate) fn run(
+        self,
+        corpus: &Corpus,
+        reader: &mut Reader,
+        context_tokens: usize,
+        seed: u64,
+        asked: Asked,
+        watch: &mut super::Watch<'_>,
+    ) -> Result<(RulerSample, super::Cost), EvalError> {
+        let prompt = self.prompt(corpus, context_tokens, seed)?;
+        let reply = reader.reply(&prompt, asked, watch)?;
+        let answered = reply.answers.join("\n");
+        let sample = RulerSample {
+            task: self.name().to_owned(),
+            context_tokens,
+            prompt_tokens: prompt.tokens(),
+            seed,
+            score: self.score(&answered, &prompt.expected),
+            expected: prompt.expected,
+            answered,
+        };
+        Ok((sample, reply.cost))
+    }
+}

@@ -1,0 +1,203 @@
+//! How tasks are phrased: templates with `{names}` in braces.
+
+use std::path::Path;
+
+use riffle_engine::Engine;
+use serde::{Deserialize, Serialize};
+
+use crate::EvalError;
+
+/// The phrases of all tasks. Two are built in: `ruler`, RULER's own words under the model's chat template where it has one,
+/// and `plain`, the short forms that the shipped model was trained on. Others are JSON files of the same fields.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wording {
+    /// What records call it.
+    pub name: String,
+    /// Whether prompts go through the model's chat template, if it has one.
+    pub chat: bool,
+    /// Digits of a number.
+    pub digits: usize,
+    /// Between the two words of a key.
+    pub key_joiner: String,
+    /// Texts that end an answer, beside the model's own end.
+    pub stops: Vec<String>,
+    /// Needles.
+    pub niah: NiahWording,
+    /// Chains of variables.
+    pub variables: VariablesWording,
+    /// Words of a numbered list.
+    pub common_words: ListWording,
+    /// Words of a coded text.
+    pub coded_words: ListWording,
+    /// Questions about documents.
+    pub documents: DocumentsWording,
+}
+
+/// A question, and how the answer begins: the model goes on from there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ask {
+    /// The question.
+    pub question: String,
+    /// The beginning of the answer.
+    pub lead: String,
+}
+
+/// Facts `{key}` → `{value}`; `{noun}` and `{nouns}` say what a value is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NiahWording {
+    /// Before the text.
+    pub before: String,
+    /// A fact.
+    pub fact: String,
+    /// Asks for the one value of `{keys}`.
+    pub one: Ask,
+    /// Asks for several values of one key.
+    pub values: Ask,
+    /// Asks for the values of several keys at once; `null` asks for one after another.
+    pub keys: Option<Ask>,
+}
+
+/// Variables; `{name}`, `{source}` and `{value}` in the lines, `{value}`, `{last}` and `{count}` in the question.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VariablesWording {
+    /// Before the text.
+    pub before: String,
+    /// A variable that has the value.
+    pub value: String,
+    /// A variable that has the value of another.
+    pub link: String,
+    /// Names of five capital letters, as in RULER, in place of two words.
+    pub upper_case: bool,
+    /// What the answer must hold.
+    pub asks_for: ChainAnswer,
+    /// The question.
+    pub ask: Ask,
+}
+
+/// What the answer about a chain must hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChainAnswer {
+    /// The names of all variables of the chain, as in RULER.
+    AllNames,
+    /// Every variable before the last one, and the value: the chain link by link.
+    LastLink,
+}
+
+/// Words to count; `{count}` in the question.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListWording {
+    /// Before the list.
+    pub before: String,
+    /// The question.
+    pub ask: Ask,
+}
+
+/// Documents with a fact in each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DocumentsWording {
+    /// Before the documents.
+    pub before: String,
+    /// A document: `{number}`, `{text}`.
+    pub document: String,
+    /// A fact of one hop: `{key}`, `{value}`.
+    pub fact: String,
+    /// Asks for it: `{key}`.
+    pub ask: Ask,
+    /// The fact at the end of two hops: `{key}`, `{value}`.
+    pub first_hop: String,
+    /// The fact that leads there: `{key}`, `{source}`.
+    pub second_hop: String,
+    /// Asks for the value behind both: `{key}`.
+    pub ask_two_hops: Ask,
+    /// A question that the user gave: `{question}`.
+    pub ask_given: Ask,
+}
+
+impl Wording {
+    /// The short forms that the shipped model was trained on.
+    pub fn plain() -> Self {
+        serde_json::from_str(include_str!("plain.json")).expect("the built-in wording is whole")
+    }
+
+    /// RULER's words. Hsieh et al. 2024, arXiv:2404.06654.
+    pub fn ruler() -> Self {
+        serde_json::from_str(include_str!("ruler.json")).expect("the built-in wording is whole")
+    }
+
+    /// By name (`plain`, `ruler`), from a JSON file, or for `auto` RULER's where the model has a chat template.
+    ///
+    /// # Errors
+    /// [`EvalError::File`] for a file that is not there or lacks a field.
+    pub fn find(name: &str, engine: &Engine) -> Result<Self, EvalError> {
+        match name {
+            "auto" if engine.chat_template().is_some() => Ok(Self::ruler()),
+            "auto" | "plain" => Ok(Self::plain()),
+            "ruler" => Ok(Self::ruler()),
+            path => Self::read(Path::new(path)),
+        }
+    }
+
+    fn read(path: &Path) -> Result<Self, EvalError> {
+        let failed = |reason: String| EvalError::File {
+            path: path.to_owned(),
+            reason: format!("{reason}; --wording takes auto, plain, ruler or a JSON file of the fields of either"),
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
+    }
+}
+
+impl Ask {
+    /// Both parts with names filled in.
+    pub(crate) fn fill(&self, values: &[(&str, &str)]) -> Self {
+        Self {
+            question: fill(&self.question, values),
+            lead: fill(&self.lead, values),
+        }
+    }
+}
+
+/// `template` with every `{name}` replaced.
+pub(crate) fn fill(template: &str, values: &[(&str, &str)]) -> String {
+    let mut text = template.to_owned();
+    for (name, value) in values {
+        text = text.replace(&format!("{{{name}}}"), value);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_built_in_wordings_are_whole_and_fill_in() {
+        let plain = Wording::plain();
+        let ask = plain.niah.one.fill(&[("keys", "field house")]);
+        assert_eq!(
+            ask.question + &ask.lead,
+            "What is the pass key for field house? The pass key for field house is"
+        );
+        assert_eq!(Wording::ruler().name, "ruler");
+    }
+
+    #[test]
+    fn a_wording_file_that_lacks_a_field_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("wording.json");
+        let mut value: serde_json::Value = serde_json::from_str(include_str!("plain.json")).unwrap();
+        std::fs::write(&path, value.to_string()).unwrap();
+        assert_eq!(Wording::read(&path).unwrap(), Wording::plain());
+        value["niah"].as_object_mut().unwrap().remove("fact");
+        std::fs::write(&path, value.to_string()).unwrap();
+        let message = Wording::read(&path).unwrap_err().to_string();
+        assert!(message.contains("missing field `fact`"), "{message}");
+    }
+}

@@ -1,0 +1,241 @@
+//! Generated prompts are the same each time and hold their own answers; policies are compared and fitted.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use riffle_engine::{Engine, EngineOptions};
+use riffle_eval::{
+    CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, PerplexityOptions, RulerOptions,
+    RulerTable, RulerTask, Step, Wording, compare, perplexity, ruler,
+};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn engine() -> Arc<Engine> {
+    Engine::load(fixtures().join("model"), EngineOptions::default()).unwrap()
+}
+
+fn corpus(engine: &Arc<Engine>, wording: Wording, given: Vec<GivenQuestion>) -> Corpus {
+    let text = fs::read_to_string(fixtures().join("text/prophets.txt")).unwrap();
+    Corpus::new(engine, &text, wording, given).unwrap()
+}
+
+fn on(_: &Step<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn every_task_fits_its_length_is_the_same_each_time_and_holds_its_answer() {
+    let engine = engine();
+    for wording in [Wording::plain(), Wording::ruler()] {
+        let corpus = corpus(&engine, wording, Vec::new());
+        for task in RulerTask::ALL {
+            for context_tokens in [1500, 4096] {
+                let prompt = |seed| corpus.ruler_prompt(task, context_tokens, seed).unwrap();
+                let (text, expected) = prompt(1);
+                assert_eq!(prompt(1), (text.clone(), expected.clone()), "{task}");
+                assert_ne!(prompt(2).0, text, "{task}");
+                assert!(!expected.is_empty());
+                for answer in &expected {
+                    assert!(text.contains(answer), "{task}: no {answer:?} in {text}");
+                }
+                let tokens = engine.tokenizer().unwrap().encode(&text, false).unwrap().len();
+                // Parts are tokenised one by one, so a few tokens may join when the whole is.
+                assert!(
+                    tokens <= context_tokens + 8 && tokens * 10 >= context_tokens * 8,
+                    "{task} {context_tokens}: {tokens}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn counted_words_are_the_ones_that_stand_most_often() {
+    let engine = engine();
+    let corpus = corpus(&engine, Wording::plain(), Vec::new());
+    for task in [RulerTask::Cwe, RulerTask::Fwe] {
+        let (text, expected) = corpus.ruler_prompt(task, 4096, 3).unwrap();
+        let list = text.split("\nWhat are").next().unwrap();
+        let mut counts = std::collections::HashMap::<&str, usize>::new();
+        for word in list
+            .split_whitespace()
+            .filter(|word| word.chars().all(char::is_alphabetic))
+        {
+            *counts.entry(word).or_default() += 1;
+        }
+        let mut counts: Vec<(usize, &str)> = counts.into_iter().map(|(word, count)| (count, word)).collect();
+        counts.sort_unstable_by(|a, b| b.cmp(a));
+        let mut most: Vec<&str> = counts[..expected.len()].iter().map(|(_, word)| *word).collect();
+        assert!(
+            counts[expected.len() - 1].0 > counts[expected.len()].0,
+            "{task}: {counts:?}"
+        );
+        let mut expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+        most.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(most, expected, "{task}");
+    }
+}
+
+#[test]
+fn given_questions_are_asked_among_documents_of_others() {
+    let engine = engine();
+    let question = |n: usize, documents: usize| GivenQuestion {
+        question: format!("Who lives in house {n}?"),
+        answers: vec![format!("Mr {n}")],
+        documents: (0..documents)
+            .map(|d| format!("House {n}, sheet {d}: Mr {n} lives here."))
+            .collect(),
+    };
+    let given = corpus(
+        &engine,
+        Wording::plain(),
+        vec![question(1, 1), question(2, 2), question(3, 1)],
+    );
+    let (text, expected) = given.ruler_prompt(RulerTask::Qa2, 2048, 1).unwrap();
+    assert_eq!(expected, ["Mr 2"]);
+    for part in [
+        "House 2, sheet 0",
+        "House 2, sheet 1",
+        "House 3, sheet 0",
+        "Who lives in house 2?",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let one_hop = corpus(&engine, Wording::plain(), vec![question(1, 1)]);
+    let error = one_hop.ruler_prompt(RulerTask::Qa2, 2048, 1).unwrap_err().to_string();
+    assert!(error.contains("no question with two documents"), "{error}");
+}
+
+fn ruler_table(journal: &mut Journal, stop_after: usize) -> Result<RulerTable, EvalError> {
+    let engine = engine();
+    let options = RulerOptions {
+        tasks: vec![RulerTask::NiahSingle2, RulerTask::NiahMultikey1],
+        lengths: vec![1024],
+        samples: 2,
+        seed: 1,
+        late: false,
+    };
+    let corpus = corpus(&engine, Wording::plain(), Vec::new());
+    ruler(&engine, &corpus, &options, journal, &mut |step| {
+        if step.cells_done >= stop_after {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })
+}
+
+#[test]
+fn a_run_that_is_resumed_finds_what_one_run_finds() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let open = || Journal::open(&path, &serde_json::json!({ "test": 1 })).unwrap();
+    let stopped = ruler_table(&mut open(), 2);
+    assert!(matches!(stopped, Err(EvalError::Interrupted { done: 2, cells: 4 })));
+    let resumed = ruler_table(&mut open(), usize::MAX).unwrap();
+    assert_eq!(resumed, ruler_table(&mut Journal::none(), usize::MAX).unwrap());
+    assert!(resumed.samples.iter().all(|sample| sample.score == 1.0), "{resumed:?}");
+}
+
+#[test]
+fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
+    let engine = engine();
+    let text = fs::read_to_string(fixtures().join("text/zechariah.txt")).unwrap();
+    let mut tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
+    tokens.truncate(1536);
+    let policies = [
+        "streaming:sinks=4,window=64",
+        "oracle-top-p:mass=0.999999",
+        "decode=streaming:sinks=4,window=64",
+    ];
+    let options = PerplexityOptions {
+        text: "zechariah".to_owned(),
+        tokens,
+        window_tokens: 1024,
+        stride_tokens: 512,
+        policies: policies.map(|policy| policy.parse().unwrap()).to_vec(),
+        predictions_budget_bytes: 1 << 30,
+    };
+    let table = perplexity(&engine, &options, &mut Journal::none(), &mut on).unwrap();
+    let [full, streaming, oracle, decode] = &table.rows[..] else {
+        panic!("{table:?}");
+    };
+    assert_eq!(
+        (table.tokens, full.all.kl, full.all.flips, full.density),
+        (1024, 0.0, 0.0, 1.0)
+    );
+    assert!(full.all.perplexity > 2.0 && full.all.perplexity < 40.0, "{full:?}");
+    for sparse in [streaming, decode] {
+        assert!(
+            sparse.all.kl > 0.02 && sparse.all.flips > 0.02 && sparse.density < 0.2,
+            "{sparse:?}"
+        );
+    }
+    assert!(oracle.all.kl < 1e-3 && oracle.density < 1.0, "{oracle:?}");
+    let scored: usize = full.buckets.iter().map(|bucket| bucket.tokens).sum();
+    assert_eq!(scored, 1024);
+    assert_eq!(full.buckets.len(), 1, "positions 512 to 1024 are scored");
+
+    let little = PerplexityOptions {
+        predictions_budget_bytes: 1000,
+        ..options
+    };
+    let error = perplexity(&engine, &little, &mut Journal::none(), &mut on)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("--predictions-budget"), "{error}");
+}
+
+#[test]
+fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
+    let engine = engine();
+    let corpus = corpus(&engine, Wording::plain(), Vec::new());
+    let policies = ["streaming", "random:block=16", "oracle-top-k", "decode=oracle-top-k"];
+    let options = CompareOptions {
+        policies: policies.map(|policy| policy.parse().unwrap()).to_vec(),
+        tasks: vec![
+            "needle:multi-key:middle".parse().unwrap(),
+            "niah_multikey_1".parse().unwrap(),
+        ],
+        lengths: vec![1024],
+        samples: 1,
+        depths: 5,
+        seed: 1,
+        budget: Some(0.1),
+    };
+    let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap();
+    // The decode policy is not asked in mid-document.
+    assert_eq!(table.rows.len(), 9);
+    let row = |policy: &str| -> &ComparisonRow {
+        let found = table
+            .rows
+            .iter()
+            .find(|row| row.policy == policy && row.task.starts_with("needle"));
+        found.unwrap_or_else(|| panic!("no {policy}"))
+    };
+    assert_eq!((row("full").density, row("full").budget), (1.0, None));
+    assert!(
+        row("full").score.mean >= 0.8 && row("oracle-top-k").score.mean >= 0.8,
+        "{table:?}"
+    );
+    assert!(
+        row("streaming").score.mean <= 0.2 && row("random:block=16").score.mean <= 0.2,
+        "{table:?}"
+    );
+    for row in table.rows.iter().filter(|row| row.budget.is_some()) {
+        assert!((row.density - 0.1).abs() < 0.04, "{row:?}");
+    }
+    let decode = table.rows.iter().find(|row| row.phase == "decode").unwrap();
+    let full = table
+        .rows
+        .iter()
+        .find(|row| row.policy == "full" && row.task == "niah_multikey_1")
+        .unwrap();
+    assert!(decode.decode_bytes < 0.15 * full.decode_bytes, "{decode:?} {full:?}");
+}
