@@ -1,23 +1,38 @@
 //! Measurements: what a model and a policy keep, cost and lose.
 //!
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
-//! - [`needle`]: facts hidden in a long text, exact match, and [`draw_needle_map`], a picture of it;
+//! - [`needle()`]: facts hidden in a long text, asked for at the end, in mid-document, late and in a second turn;
+//! - [`ruler()`]: RULER's thirteen tasks, generated from a text ([`Corpus`]) in the words of a [`Wording`];
+//! - [`perplexity()`]: a text predicted under policies, beside the predictions of dense attention;
+//! - [`compare()`]: policies on the same tasks, at equal budgets, with [`baselines`] that know every score or nothing;
 //! - [`measure_attention`]: kernel rates beside the machine's ceilings;
 //! - [`measure_kv`]: bytes and rates of the KV tiers beside the machine's;
 //! - [`measure_model`]: prompt and answer rates at several depths of context;
 //! - [`calibrate`]: the cheapest policy that keeps the attention of each head;
-//! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of.
+//! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of. Long measurements are
+//!   cut into cells that a [`Journal`] remembers, so that a run that was stopped goes on.
 //!
 //! ```no_run
+//! use std::ops::ControlFlow;
+//!
 //! use riffle_engine::{Engine, EngineOptions};
-//! use riffle_eval::{NeedleOptions, needle};
+//! use riffle_eval::{AskPlace, Corpus, Journal, NeedleKind, NeedleOptions, Wording, needle};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::load("fixtures/model", EngineOptions::default())?;
 //! let text = std::fs::read_to_string("fixtures/text/prophets.txt")?;
-//! let options = NeedleOptions { context_tokens: 4096, depths: 10, seed: 1 };
-//! for answer in needle(&engine, &text, &options)? {
-//!     println!("{:.2} {} {}", answer.depth, answer.expected, answer.answered);
+//! let corpus = Corpus::new(&engine, &text, Wording::plain(), Vec::new())?;
+//! let options = NeedleOptions {
+//!     lengths: vec![4096],
+//!     depths: 10,
+//!     kinds: vec![NeedleKind::MultiKey],
+//!     places: vec![AskPlace::Late],
+//!     documents: 1,
+//!     seed: 1,
+//! };
+//! let table = needle(&engine, &corpus, &options, &mut Journal::none(), &mut |_| ControlFlow::Continue(()))?;
+//! for cell in table.cells() {
+//!     println!("{:.2} deep: {}", cell.depth, cell.score);
 //! }
 //! # Ok(())
 //! # }
