@@ -408,3 +408,39 @@ impl Driver for NvidiaDriver {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What NVRTC is asked for at run time: every file, on a machine without CUDA's headers.
+    #[test]
+    fn nvrtc_compiles_every_file_to_machine_code() {
+        // SAFETY: the call only tries to load the library.
+        if !unsafe { nvrtc_sys::is_culib_present() } {
+            assert!(std::env::var_os("RIFFLE_NEEDS_NVRTC").is_none(), "there is no libnvrtc");
+            eprintln!("skipped: there is no libnvrtc");
+            return;
+        }
+        let folder = std::env::temp_dir().join(format!("riffle-nvrtc-{}", std::process::id()));
+        let cache = KernelCache::new(&folder);
+        let mut seen = Vec::new();
+        for variant in crate::variants() {
+            let source = ModuleSource::parse(variant).expect("variants name files");
+            let file = variant.split(' ').next();
+            if seen.contains(&file) {
+                continue;
+            }
+            seen.push(file);
+            let cubin = compile(&source, (9, 0), &cache).unwrap();
+            assert_eq!(cubin[..4], *b"\x7fELF", "{variant}");
+            assert_eq!(compile(&source, (9, 0), &cache).unwrap(), cubin);
+        }
+        let error = compile(&ModuleSource::new("decode.cu", &[("HEAD_DIM", 64)]), (9, 0), &cache).unwrap_err();
+        assert!(
+            matches!(&error, CudaError::Compile { line, .. } if line.contains("error")),
+            "{error}"
+        );
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -5,13 +5,13 @@ use std::ops::Range;
 use riffle_attention::{Format, LANES};
 
 use super::reads::{Reads, Section, check_head_dim};
-use super::{check_bytes, positive, small, strided};
+use super::{check_aligned, check_bytes, positive, small, strided};
 use crate::{CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 
 /// The pages of the KV heads of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Pages<'a> {
-    /// Addresses of key planes, u64 `[kv_heads, pages_per_head]`; zero where a page is away.
+    /// Addresses of key planes, u64 `[kv_heads, pages_per_head]`, multiples of 16; zero where a page is away.
     pub keys: Region<'a>,
     /// Addresses of value planes, likewise.
     pub values: Region<'a>,
@@ -162,6 +162,7 @@ pub fn prefill(
         let (sums, of_outputs) = PrefillState::bytes(queries.rows, heads, pages.head_dim);
         check_bytes("sums of a state", state.sums, sums, 1)?;
         check_bytes("outputs of a state", state.outputs, of_outputs, 1)?;
+        check_aligned("outputs of a state", state.outputs, 16)?;
     }
     let (resume, finish) = state.map_or((false, true), |state| (state.resume, state.finish));
     let kernel = pages.kernel(stream, "prefill.cu", "prefill")?;
@@ -325,6 +326,7 @@ fn chunks(reads: &Reads) -> usize {
 /// The sums and the outputs of the workspace.
 fn workspace_parts<'a>(workspace: Region<'a>, reads: &Reads) -> Result<(Region<'a>, Region<'a>), CudaError> {
     check_bytes("workspace of a decode", workspace, decode_workspace_bytes(reads), 1)?;
+    check_aligned("workspace of a decode", workspace, 16)?;
     let sums = reads.parts() * chunks(reads) * 16 * 2 * 4;
     Ok((
         workspace.part(0..sums),
@@ -333,7 +335,7 @@ fn workspace_parts<'a>(workspace: Region<'a>, reads: &Reads) -> Result<(Region<'
 }
 
 /// Checks what all calls share and gives the number of query heads.
-fn check(
+pub(super) fn check(
     queries: &Queries<'_>,
     pages: &Pages<'_>,
     reads: &Reads,

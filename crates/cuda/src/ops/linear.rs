@@ -3,7 +3,7 @@
 use riffle_linear::WeightFormat;
 
 use super::weights::{arrange, blocks, device_bytes, number};
-use super::{check_bytes, small};
+use super::{check_aligned, check_bytes, small};
 use crate::{CudaError, DeviceBuffer, Gpu, Grid, Kernel, ModuleSource, Region, Stream};
 
 /// Rows up to which each output is a sum of its own; more go through the tensor cores.
@@ -101,6 +101,8 @@ impl DeviceMatrix {
         check_bytes("outputs", output, rows.saturating_mul(self.outputs), 4)?;
         check_bytes("inputs", input, rows.saturating_mul(self.inputs), 4)?;
         check_bytes("scratch of a product", scratch, self.scratch_bytes(rows), 1)?;
+        check_aligned("inputs", input, 16)?;
+        check_aligned("scratch of a product", scratch, 16)?;
         let (row_count, outputs, inputs) = (small("rows", rows)?, self.outputs as u32, self.inputs as u32);
         let shape = [row_count.into(), outputs.into(), inputs.into()];
         if !self.is_quantised() {

@@ -2,25 +2,36 @@
 //!
 //! Activations are f32 and row-major unless a function says otherwise.
 
+mod append;
 mod attention;
+mod delta;
 mod elementwise;
 mod layout;
 mod linear;
+mod mass;
 mod reads;
 mod rows;
+mod scoring;
 mod weights;
 
+pub use append::{append, rotate_heads};
 pub use attention::{
     AttentionOptions, Outputs, Pages, PrefillState, Queries, decode, decode_merge, decode_parts,
     decode_workspace_bytes, prefill,
 };
+pub use delta::{DeltaShape, DeltaTokens, convolve, delta_gates, delta_rule, delta_scratch_bytes};
 pub use elementwise::{
     Activation, Columns, activate, add, add_to_rows, copy_columns, gate_product, multiply, soft_cap,
 };
 pub use layout::{PlaneKind, plane_to_cpu, plane_to_device};
 pub use linear::DeviceMatrix;
+pub use mass::column_mass;
 pub use reads::{KEY_BLOCK, Reads, TileReads};
 pub use rows::{HeadRows, argmax, head_norm, layer_norm, rms_norm, rotary};
+pub use scoring::{
+    BlockSummaries, Estimate, block_means, block_sums, bound_scores, key_bounds, line_mass, line_mass_scratch_bytes,
+    xattention_scores, xattention_scratch_bytes,
+};
 
 use crate::{CudaError, Region};
 
@@ -40,6 +51,18 @@ fn check_bytes(what: &'static str, region: Region<'_>, count: usize, size: usize
             what,
             needed_bytes,
             found_bytes: region.bytes(),
+        });
+    }
+    Ok(())
+}
+
+/// Checks that a region which kernels read or write in vectors begins where they can.
+fn check_aligned(what: &'static str, region: Region<'_>, bytes: usize) -> Result<(), CudaError> {
+    if !region.address().is_multiple_of(bytes as u64) {
+        return Err(CudaError::Unsupported {
+            what,
+            value: region.address() as usize,
+            requirement: "the address of a region that begins at a multiple of 16 bytes",
         });
     }
     Ok(())

@@ -1,7 +1,10 @@
 //! Kernels against references in f64 and against the CPU's crates, on every device there is.
 
 mod attention;
+mod cache;
+mod delta;
 mod driver;
 mod linear;
 mod rows;
+mod scoring;
 mod testing;

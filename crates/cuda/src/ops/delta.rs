@@ -1,0 +1,285 @@
+//! Gated DeltaNet: convolution, gates and the delta rule.
+
+use super::{MAP_THREADS, check_bytes, map_blocks, positive, small};
+use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
+
+/// Tokens that are read at once.
+const CHUNK: usize = 64;
+/// Fewer tokens than these are read one by one.
+const FEW: usize = 16;
+
+/// The sizes of the heads of a recurrent layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Query and key heads.
+    pub key_heads: usize,
+    /// Value heads, a multiple of the key heads; each has a memory of its own.
+    pub value_heads: usize,
+    /// Width of a query or key, up to 256.
+    pub key_dim: usize,
+    /// Width of a value.
+    pub value_dim: usize,
+    /// Value heads that share a key head are as many key heads apart, instead of side by side.
+    pub heads_tiled: bool,
+}
+
+/// What the rule reads of some consecutive tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaTokens<'a> {
+    /// Tokens.
+    pub rows: usize,
+    /// f32 `[rows, channels]`: queries and keys of every key head, values of every value head.
+    pub mixed: Region<'a>,
+    /// f32 `[rows, value_heads]`, how much of a value is written.
+    pub strength: Region<'a>,
+    /// f32 `[rows, value_heads]`, the logarithm of what remains of the memory.
+    pub decay: Region<'a>,
+}
+
+impl DeltaShape {
+    /// Values of a token that pass the convolution.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// f32 values of the memories: `[value_heads, key_dim, value_dim]`.
+    pub fn memory_values(&self) -> usize {
+        self.value_heads * self.key_dim * self.value_dim
+    }
+
+    fn check(&self) -> Result<(), CudaError> {
+        positive("key heads", self.key_heads)?;
+        positive("value heads", self.value_heads)?;
+        positive("value_dim", self.value_dim)?;
+        small("channels", self.channels())?;
+        if !self.value_heads.is_multiple_of(self.key_heads) {
+            return Err(CudaError::Unsupported {
+                what: "value heads",
+                value: self.value_heads,
+                requirement: "a multiple of the key heads",
+            });
+        }
+        if !(1..=256).contains(&self.key_dim) {
+            return Err(CudaError::Unsupported {
+                what: "key_dim",
+                value: self.key_dim,
+                requirement: "from 1 to 256",
+            });
+        }
+        Ok(())
+    }
+}
+
+fn launch(
+    stream: &Stream,
+    key_dim: Option<usize>,
+    name: &'static str,
+    grid: Grid,
+    arguments: &[Argument],
+) -> Result<(), CudaError> {
+    let defines: Vec<_> = key_dim.map(|key_dim| ("KEY_DIM", key_dim as u32)).into_iter().collect();
+    let kernel = stream.gpu().kernel(&ModuleSource::new("delta.cu", &defines), name)?;
+    stream.launch(&kernel, grid, arguments)
+}
+
+/// `output[row, c] = silu(Σ taps[tap, c] · input[row + tap − (kernel − 1), c])`, both f32 `[rows, channels]`; `before`,
+/// `[kernel − 1, channels]`, stands for the rows before the first and becomes the last rows of the input.
+///
+/// # Errors
+/// Regions that are too short.
+pub fn convolve(
+    stream: &Stream,
+    output: Region<'_>,
+    input: Region<'_>,
+    before: Region<'_>,
+    taps: Region<'_>,
+    kernel: usize,
+    channels: usize,
+    rows: usize,
+) -> Result<(), CudaError> {
+    let count = rows.saturating_mul(channels);
+    check_bytes("convolved rows", output, count, 4)?;
+    check_bytes("rows", input, count, 4)?;
+    check_bytes("taps", taps, kernel.saturating_mul(channels), 4)?;
+    let earlier = positive("kernel", kernel)? - 1;
+    let width = positive("channels", channels)?;
+    check_bytes("rows before", before, (kernel - 1).saturating_mul(channels), 4)?;
+    let arguments = [
+        output.into(),
+        input.into(),
+        before.into(),
+        taps.into(),
+        (kernel as u32).into(),
+        width.into(),
+        (count as u64).into(),
+    ];
+    launch(
+        stream,
+        None,
+        "convolve",
+        Grid::line(map_blocks(count), MAP_THREADS),
+        &arguments,
+    )?;
+    let arguments = [
+        before.into(),
+        input.into(),
+        earlier.into(),
+        width.into(),
+        (rows as u64).into(),
+    ];
+    let grid = Grid::line(channels.div_ceil(MAP_THREADS as usize), MAP_THREADS);
+    launch(stream, None, "convolved", grid, &arguments)
+}
+
+/// `strength = sigmoid(strength)` and `decay = rate · softplus(decay + bias)`, both f32 `[rows, heads]`, with rates and
+/// biases `[heads]`.
+///
+/// # Errors
+/// Regions that are too short.
+pub fn delta_gates(
+    stream: &Stream,
+    strength: Region<'_>,
+    decay: Region<'_>,
+    rates: Region<'_>,
+    biases: Region<'_>,
+    rows: usize,
+    heads: usize,
+) -> Result<(), CudaError> {
+    let count = rows.saturating_mul(heads);
+    check_bytes("strengths", strength, count, 4)?;
+    check_bytes("decays", decay, count, 4)?;
+    check_bytes("decay rates", rates, heads, 4)?;
+    check_bytes("decay biases", biases, heads, 4)?;
+    let arguments = [
+        strength.into(),
+        decay.into(),
+        rates.into(),
+        biases.into(),
+        positive("heads", heads)?.into(),
+        (count as u64).into(),
+    ];
+    launch(
+        stream,
+        None,
+        "delta_gates",
+        Grid::line(map_blocks(count), MAP_THREADS),
+        &arguments,
+    )
+}
+
+/// Bytes of scratch that [`delta_rule`] takes for `rows`.
+pub fn delta_scratch_bytes(shape: &DeltaShape, rows: usize) -> usize {
+    let relations = if rows < FEW {
+        0
+    } else {
+        2 * rows.div_ceil(CHUNK) * shape.value_heads * CHUNK * CHUNK
+    };
+    4 * (rows * shape.key_heads * 2 * shape.key_dim + relations)
+}
+
+/// Reads tokens by the gated delta rule: `read` becomes f32 `[rows, value_heads, value_dim]`, `memory`, f32
+/// `[value_heads, key_dim, value_dim]`, what it is after them. Queries and keys are normalised on the way.
+///
+/// # Errors
+/// Sizes no kernel is written for, regions that are too short.
+pub fn delta_rule(
+    stream: &Stream,
+    shape: &DeltaShape,
+    read: Region<'_>,
+    memory: Region<'_>,
+    tokens: &DeltaTokens<'_>,
+    scratch: Region<'_>,
+) -> Result<(), CudaError> {
+    shape.check()?;
+    let rows = tokens.rows;
+    check_bytes(
+        "reads",
+        read,
+        rows.saturating_mul(shape.value_heads * shape.value_dim),
+        4,
+    )?;
+    check_bytes("memories", memory, shape.memory_values(), 4)?;
+    check_bytes("mixed rows", tokens.mixed, rows.saturating_mul(shape.channels()), 4)?;
+    check_bytes("strengths", tokens.strength, rows.saturating_mul(shape.value_heads), 4)?;
+    check_bytes("decays", tokens.decay, rows.saturating_mul(shape.value_heads), 4)?;
+    check_bytes("scratch of a delta rule", scratch, delta_scratch_bytes(shape, rows), 1)?;
+    let row_count: Argument = small("rows", rows)?.into();
+    let (key_heads, value_heads): (Argument, Argument) =
+        ((shape.key_heads as u32).into(), (shape.value_heads as u32).into());
+    let (value_dim, tiled) = ((shape.value_dim as u32).into(), u32::from(shape.heads_tiled).into());
+    let key_dim = Some(shape.key_dim);
+    let unit_heads = rows * shape.key_heads * 2;
+    let units = scratch.part(0..4 * unit_heads * shape.key_dim);
+    let arguments = [
+        units.into(),
+        tokens.mixed.into(),
+        key_heads,
+        value_heads,
+        value_dim,
+        row_count,
+    ];
+    launch(
+        stream,
+        key_dim,
+        "delta_units",
+        Grid::line(unit_heads.div_ceil(4), 128),
+        &arguments,
+    )?;
+    let (strength, decay) = (tokens.strength.into(), tokens.decay.into());
+    if rows < FEW {
+        let grid = Grid::of([shape.value_dim.div_ceil(16), shape.value_heads, 1], 128);
+        let arguments = [
+            read.into(),
+            memory.into(),
+            units.into(),
+            tokens.mixed.into(),
+            strength,
+            decay,
+            key_heads,
+            value_heads,
+            value_dim,
+            tiled,
+            row_count,
+        ];
+        return launch(stream, key_dim, "delta_tokens", grid, &arguments);
+    }
+    let chunks = rows.div_ceil(CHUNK);
+    let half = 4 * chunks * shape.value_heads * CHUNK * CHUNK;
+    let relations = scratch.part(units.bytes()..units.bytes() + 2 * half);
+    let (scores, inverse) = (relations.part(0..half), relations.part(half..2 * half));
+    let arguments = [
+        scores.into(),
+        inverse.into(),
+        units.into(),
+        strength,
+        decay,
+        key_heads,
+        value_heads,
+        tiled,
+        row_count,
+    ];
+    launch(
+        stream,
+        key_dim,
+        "delta_relations",
+        Grid::of([chunks, shape.value_heads, 1], 256),
+        &arguments,
+    )?;
+    let shared_bytes = (shape.key_dim + 2 * CHUNK) * 32 * 4;
+    let grid = Grid::of([shape.value_dim.div_ceil(32), shape.value_heads, 1], 256).with_shared(shared_bytes);
+    let arguments = [
+        read.into(),
+        memory.into(),
+        units.into(),
+        tokens.mixed.into(),
+        scores.into(),
+        inverse.into(),
+        decay,
+        key_heads,
+        value_heads,
+        value_dim,
+        tiled,
+        row_count,
+    ];
+    launch(stream, key_dim, "delta_chunks", grid, &arguments)
+}

@@ -1,0 +1,69 @@
+//! Where the attention went.
+
+use std::ops::Range;
+
+use riffle_attention::Format;
+
+use super::attention::{AttentionOptions, Pages, Queries, check, format_number};
+use super::reads::{KEY_BLOCK, Reads, Section};
+use super::{check_bytes, small};
+use crate::{CudaError, Grid, ModuleSource, Region, Stream};
+
+/// The softmax weight that each of `keys` receives from the rows of `reads`, summed over rows and the heads of the
+/// group: `mass` becomes f32 `[kv_heads, keys]`. The keys begin at a multiple of 64.
+///
+/// `log_sum_exp`, f32 `[rows, heads]`, is that of the whole attention, so that parts of a cache may be visited in any order.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short.
+pub fn column_mass(
+    stream: &Stream,
+    mass: Region<'_>,
+    keys: Range<usize>,
+    log_sum_exp: Region<'_>,
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    reads: &Reads,
+    options: &AttentionOptions<'_>,
+) -> Result<(), CudaError> {
+    let heads = check(queries, pages, reads, options)?;
+    if !keys.start.is_multiple_of(KEY_BLOCK) {
+        return Err(CudaError::Unsupported {
+            what: "first key of a column mass",
+            value: keys.start,
+            requirement: "a multiple of 64",
+        });
+    }
+    check_bytes("column mass", mass, pages.kv_heads.saturating_mul(keys.len()), 4)?;
+    check_bytes("log-sum-exp", log_sum_exp, queries.rows.saturating_mul(heads), 4)?;
+    let is_bf16 = u32::from(pages.key_format == Format::Bf16);
+    let defines = [("HEAD_DIM", pages.head_dim as u32), ("KEY_BF16", is_bf16)];
+    let kernel = stream
+        .gpu()
+        .kernel(&ModuleSource::new("column_mass.cu", &defines), "column_mass")?;
+    let shared_bytes = (KEY_BLOCK + 4 * 16) * (pages.head_dim + 8) * 2;
+    let grid = Grid::of([keys.len().div_ceil(KEY_BLOCK), pages.kv_heads, 1], 128).with_shared(shared_bytes);
+    let arguments = [
+        mass.into(),
+        small("keys", keys.len())?.into(),
+        small("first key", keys.start)?.into(),
+        log_sum_exp.into(),
+        queries.data.into(),
+        (queries.row_stride as u64).into(),
+        reads.section(Section::Tiles).into(),
+        small("tiles", reads.tiles().len())?.into(),
+        reads.section(Section::Runs).into(),
+        reads.section(Section::Diagonals).into(),
+        reads.section(Section::ExtraEnds).into(),
+        reads.section(Section::Extras).into(),
+        pages.keys.into(),
+        (pages.pages_per_head as u32).into(),
+        (pages.page_tokens as u32).into(),
+        format_number(pages.key_format)?.into(),
+        (reads.group() as u32).into(),
+        (heads as u32).into(),
+        options.scale.into(),
+        options.soft_cap.unwrap_or(0.0).into(),
+    ];
+    stream.launch(&kernel, grid, &arguments)
+}

@@ -1,0 +1,418 @@
+//! Page summaries and the scores that policies choose by, equal to those of `riffle-policy` to the bit.
+
+use super::attention::{Pages, Queries, format_number};
+use super::layout::PlaneKind;
+use super::{check_bytes, positive, small, strided};
+use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
+
+/// One vector, or a pair of them, for each block of keys of each KV head.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockSummaries<'a> {
+    /// f32: bounds `[kv_heads, capacity, 2, head_dim]` (smallest, then largest), means `[kv_heads, capacity, head_dim]`.
+    pub data: Region<'a>,
+    /// Blocks there is room for in each head.
+    pub capacity: usize,
+    /// Tokens in a block.
+    pub block_tokens: usize,
+}
+
+/// A chunk of queries against all keys of one KV head.
+#[derive(Debug, Clone, Copy)]
+pub struct Estimate<'a> {
+    /// The chunk's queries.
+    pub queries: Queries<'a>,
+    /// Position of its first row.
+    pub start: usize,
+    /// The KV head.
+    pub kv_head: usize,
+    /// Query heads of a KV head.
+    pub group: usize,
+    /// The pages of the layer.
+    pub pages: Pages<'a>,
+    /// Keys there are.
+    pub tokens: usize,
+    /// Factor on q·k.
+    pub scale: f32,
+}
+
+fn launch(
+    stream: &Stream,
+    head_dim: usize,
+    name: &'static str,
+    grid: Grid,
+    arguments: &[Argument],
+) -> Result<(), CudaError> {
+    let kernel = stream
+        .gpu()
+        .kernel(&ModuleSource::new("scoring.cu", &[("HEAD_DIM", head_dim as u32)]), name)?;
+    stream.launch(&kernel, grid, arguments)
+}
+
+fn channel_threads(head_dim: usize) -> u32 {
+    head_dim.next_multiple_of(32) as u32
+}
+
+/// Takes the keys of the blocks from that of token `from` on into their channel bounds.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short.
+pub fn key_bounds(
+    stream: &Stream,
+    bounds: &BlockSummaries<'_>,
+    pages: &Pages<'_>,
+    from: usize,
+    tokens: usize,
+) -> Result<(), CudaError> {
+    pages.check()?;
+    pages.check_tokens(tokens)?;
+    positive("block", bounds.block_tokens)?;
+    let blocks = tokens.div_ceil(bounds.block_tokens);
+    check_summaries(bounds, pages, blocks, 2)?;
+    let first = from / bounds.block_tokens;
+    let grid = Grid::of(
+        [blocks.saturating_sub(first), pages.kv_heads, 1],
+        channel_threads(pages.head_dim),
+    );
+    let arguments = [
+        bounds.data.into(),
+        (bounds.capacity as u32).into(),
+        pages.keys.into(),
+        (pages.pages_per_head as u32).into(),
+        (pages.page_tokens as u32).into(),
+        format_number(pages.key_format)?.into(),
+        small("block", first)?.into(),
+        (bounds.block_tokens as u32).into(),
+        small("tokens", tokens)?.into(),
+    ];
+    launch(stream, pages.head_dim, "key_bounds", grid, &arguments)
+}
+
+/// Means of the whole blocks below `tokens`, from that of token `from` on, of keys or of values.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short.
+pub fn block_means(
+    stream: &Stream,
+    means: &BlockSummaries<'_>,
+    kind: PlaneKind,
+    pages: &Pages<'_>,
+    from: usize,
+    tokens: usize,
+) -> Result<(), CudaError> {
+    pages.check()?;
+    pages.check_tokens(tokens)?;
+    positive("block", means.block_tokens)?;
+    let blocks = tokens / means.block_tokens;
+    check_summaries(means, pages, blocks, 1)?;
+    let first = from / means.block_tokens;
+    let grid = Grid::of(
+        [blocks.saturating_sub(first), pages.kv_heads, 1],
+        channel_threads(pages.head_dim),
+    );
+    let (planes, format) = match kind {
+        PlaneKind::Keys => (pages.keys, pages.key_format),
+        PlaneKind::Values => (pages.values, pages.value_format),
+    };
+    let arguments = [
+        means.data.into(),
+        (means.capacity as u32).into(),
+        planes.into(),
+        (pages.pages_per_head as u32).into(),
+        (pages.page_tokens as u32).into(),
+        format_number(format)?.into(),
+        small("block", first)?.into(),
+        (means.block_tokens as u32).into(),
+    ];
+    launch(stream, pages.head_dim, "block_means", grid, &arguments)
+}
+
+/// Quest's bound of each of the first `blocks` blocks, summed over the queries and the heads of the group: f32
+/// `[kv_heads, blocks]`.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short.
+pub fn bound_scores(
+    stream: &Stream,
+    scores: Region<'_>,
+    bounds: &BlockSummaries<'_>,
+    queries: &Queries<'_>,
+    pages: &Pages<'_>,
+    group: usize,
+    blocks: usize,
+) -> Result<(), CudaError> {
+    pages.check()?;
+    check_summaries(bounds, pages, blocks, 2)?;
+    let width = pages.kv_heads.saturating_mul(group).saturating_mul(pages.head_dim);
+    check_bytes(
+        "queries",
+        queries.data,
+        strided(queries.rows, queries.row_stride, width),
+        4,
+    )?;
+    check_bytes("scores", scores, pages.kv_heads.saturating_mul(blocks), 4)?;
+    let arguments = [
+        scores.into(),
+        small("blocks", blocks)?.into(),
+        bounds.data.into(),
+        (bounds.capacity as u32).into(),
+        queries.data.into(),
+        (queries.row_stride as u64).into(),
+        small("rows", queries.rows)?.into(),
+        positive("group", group)?.into(),
+    ];
+    launch(
+        stream,
+        pages.head_dim,
+        "bound_scores",
+        Grid::of([blocks, pages.kv_heads, 1], 32),
+        &arguments,
+    )
+}
+
+/// Bytes of scratch that [`xattention_scores`] takes: the weights of all long queries on all long keys.
+pub fn xattention_scratch_bytes(start: usize, rows: usize, tokens: usize, group: usize, stride: usize) -> usize {
+    let (first, end) = (start / stride, (start + rows).div_ceil(stride));
+    (end - first) * group * logit_stride(tokens.div_ceil(stride)) * 4
+}
+
+/// XAttention's score of each block of keys for each block of the chunk's queries: f32 `[query blocks, blocks]`, zero
+/// behind the diagonal. Query block `r` is block `start / block + r`.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short, a stride that does not divide the block.
+pub fn xattention_scores(
+    stream: &Stream,
+    scores: Region<'_>,
+    scratch: Region<'_>,
+    estimate: &Estimate<'_>,
+    stride: usize,
+    block: usize,
+) -> Result<(), CudaError> {
+    estimate.check()?;
+    positive("stride", stride)?;
+    if block == 0 || !block.is_multiple_of(stride) {
+        return Err(CudaError::Unsupported {
+            what: "block",
+            value: block,
+            requirement: "a multiple of the stride",
+        });
+    }
+    let (start, rows) = (estimate.start, estimate.queries.rows);
+    let (first, end) = (start / stride, (start + rows).div_ceil(stride));
+    let (groups, blocks) = (estimate.tokens.div_ceil(stride), estimate.tokens.div_ceil(block));
+    let (first_row, row_end) = (start / block, (start + rows).div_ceil(block));
+    check_bytes("scores", scores, (row_end - first_row) * blocks, 4)?;
+    let needed = xattention_scratch_bytes(start, rows, estimate.tokens, estimate.group, stride);
+    check_bytes("scratch of an estimate", scratch, needed, 1)?;
+    let per_head = end - first;
+    estimate.weights(
+        stream,
+        scratch,
+        first,
+        per_head,
+        stride,
+        groups,
+        estimate.scale / stride as f32,
+    )?;
+    let arguments = [
+        scores.into(),
+        small("blocks", blocks)?.into(),
+        scratch.into(),
+        (logit_stride(groups) as u64).into(),
+        (first as u32).into(),
+        (per_head as u32).into(),
+        (estimate.group as u32).into(),
+        (groups as u32).into(),
+        ((block / stride) as u32).into(),
+        (first_row as u32).into(),
+    ];
+    let grid = Grid::of([blocks.div_ceil(128), row_end - first_row, 1], 128);
+    launch(stream, estimate.pages.head_dim, "antidiagonal_scores", grid, &arguments)
+}
+
+/// Bytes of scratch that [`line_mass`] takes.
+pub fn line_mass_scratch_bytes(rows: usize, tokens: usize, group: usize) -> usize {
+    rows * group * logit_stride(tokens) * 4
+}
+
+/// The attention mass of every column, and of every distance query − key, under all keys, summed over the estimate's
+/// queries and the heads of the group: f32 `[tokens]` each. The queries are the last of a chunk.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short.
+pub fn line_mass(
+    stream: &Stream,
+    columns: Region<'_>,
+    distances: Region<'_>,
+    scratch: Region<'_>,
+    estimate: &Estimate<'_>,
+) -> Result<(), CudaError> {
+    estimate.check()?;
+    let (rows, tokens) = (estimate.queries.rows, estimate.tokens);
+    check_bytes("mass of columns", columns, tokens, 4)?;
+    check_bytes("mass of distances", distances, tokens, 4)?;
+    let needed = line_mass_scratch_bytes(rows, tokens, estimate.group);
+    check_bytes("scratch of an estimate", scratch, needed, 1)?;
+    estimate.weights(stream, scratch, estimate.start, rows, 1, tokens, estimate.scale)?;
+    let arguments = [
+        columns.into(),
+        distances.into(),
+        scratch.into(),
+        (logit_stride(tokens) as u64).into(),
+        (estimate.start as u32).into(),
+        (rows as u32).into(),
+        (estimate.group as u32).into(),
+        (tokens as u32).into(),
+    ];
+    let grid = Grid::line(tokens.div_ceil(128), 128);
+    launch(stream, estimate.pages.head_dim, "line_mass", grid, &arguments)
+}
+
+/// `sums[i]` becomes the sum of `values[i · width..][..width]` in order; the last of them may be shorter.
+///
+/// # Errors
+/// Regions that are too short.
+pub fn block_sums(
+    stream: &Stream,
+    sums: Region<'_>,
+    values: Region<'_>,
+    width: usize,
+    count: usize,
+) -> Result<(), CudaError> {
+    let width_u32 = positive("width of a block", width)?;
+    let blocks = count.div_ceil(width);
+    check_bytes("sums", sums, blocks, 4)?;
+    check_bytes("values", values, count, 4)?;
+    let arguments = [
+        sums.into(),
+        values.into(),
+        width_u32.into(),
+        small("values", count)?.into(),
+        (blocks as u32).into(),
+    ];
+    // The kernel has no heads; any width of them serves.
+    launch(
+        stream,
+        64,
+        "block_sums",
+        Grid::line(blocks.div_ceil(128), 128),
+        &arguments,
+    )
+}
+
+impl Estimate<'_> {
+    fn check(&self) -> Result<(), CudaError> {
+        self.pages.check()?;
+        self.pages.check_tokens(self.tokens)?;
+        positive("group", self.group)?;
+        small("tokens", self.tokens)?;
+        let width = self
+            .pages
+            .kv_heads
+            .saturating_mul(self.group)
+            .saturating_mul(self.pages.head_dim);
+        let queries = &self.queries;
+        check_bytes(
+            "queries",
+            queries.data,
+            strided(queries.rows, queries.row_stride, width),
+            4,
+        )?;
+        for (what, limit, found) in [
+            ("KV heads", self.pages.kv_heads, self.kv_head + 1),
+            ("last query of an estimate", self.tokens, self.start + queries.rows),
+        ] {
+            if found > limit {
+                return Err(CudaError::Mismatch {
+                    what,
+                    expected: limit,
+                    found,
+                });
+            }
+        }
+        positive("rows of an estimate", queries.rows)?;
+        Ok(())
+    }
+
+    /// The softmax of `per_head` long queries of each head on `groups` long keys, `[group × per_head, logit_stride]`.
+    fn weights(
+        &self,
+        stream: &Stream,
+        scratch: Region<'_>,
+        first: usize,
+        per_head: usize,
+        stride: usize,
+        groups: usize,
+        scale: f32,
+    ) -> Result<(), CudaError> {
+        let vectors = per_head * self.group;
+        let head_dim = self.pages.head_dim;
+        let heads = self
+            .queries
+            .data
+            .part(4 * self.kv_head * self.group * head_dim..self.queries.data.bytes());
+        let entry = 8 * self.kv_head * self.pages.pages_per_head;
+        let planes = self.pages.keys.part(entry..entry + 8 * self.pages.pages_per_head);
+        let row = logit_stride(groups) as u64;
+        let arguments = [
+            scratch.into(),
+            row.into(),
+            heads.into(),
+            (self.queries.row_stride as u64).into(),
+            (self.start as u32).into(),
+            (self.queries.rows as u32).into(),
+            (first as u32).into(),
+            (per_head as u32).into(),
+            small("long queries", vectors)?.into(),
+            planes.into(),
+            (self.pages.page_tokens as u32).into(),
+            format_number(self.pages.key_format)?.into(),
+            (stride as u32).into(),
+            (groups as u32).into(),
+            (self.tokens as u32).into(),
+            scale.into(),
+        ];
+        let grid = Grid::of([groups.div_ceil(64), vectors.div_ceil(64), 1], 256);
+        launch(stream, head_dim, "long_logits", grid, &arguments)?;
+        let arguments = [
+            scratch.into(),
+            row.into(),
+            (first as u32).into(),
+            (per_head as u32).into(),
+            (groups as u32).into(),
+        ];
+        launch(
+            stream,
+            head_dim,
+            "ordered_softmax",
+            Grid::line(vectors, 256),
+            &arguments,
+        )
+    }
+}
+
+/// Elements from row to row of logits.
+fn logit_stride(groups: usize) -> usize {
+    groups.next_multiple_of(32)
+}
+
+fn check_summaries(
+    summaries: &BlockSummaries<'_>,
+    pages: &Pages<'_>,
+    blocks: usize,
+    vectors: usize,
+) -> Result<(), CudaError> {
+    if blocks > summaries.capacity {
+        return Err(CudaError::Mismatch {
+            what: "blocks of summaries",
+            expected: blocks,
+            found: summaries.capacity,
+        });
+    }
+    small("blocks", summaries.capacity)?;
+    let count = pages
+        .kv_heads
+        .saturating_mul(summaries.capacity)
+        .saturating_mul(vectors * pages.head_dim);
+    check_bytes("summaries", summaries.data, count, 4)
+}

@@ -1,0 +1,294 @@
+//! Scores and summaries against `riffle-policy`: what is chosen by them is equal to the bit.
+
+use riffle_attention::{Format, PageView, QueryTile, Selection, Span};
+use riffle_cuda::ops::{
+    BlockSummaries, Estimate, PlaneKind, Queries, block_means, block_sums, bound_scores, key_bounds, line_mass,
+    line_mass_scratch_bytes, xattention_scores, xattention_scratch_bytes,
+};
+use riffle_policy::{Phase, PolicySpec, SelectContext, SparsePolicy};
+
+use crate::attention::Cache;
+use crate::testing::{assert_near, noise, on_every_device};
+
+fn policy(spec: &str) -> Box<dyn SparsePolicy> {
+    let spec: PolicySpec = spec.parse().unwrap();
+    let phase = if spec.info().supports_prefill {
+        Phase::Prefill
+    } else {
+        Phase::Decode
+    };
+    riffle_policy::build(&spec, phase).unwrap()
+}
+
+fn context<'a>(phase: Phase, start: usize, tokens: usize, scale: f32, pages: &'a [PageView<'a>]) -> SelectContext<'a> {
+    SelectContext {
+        phase,
+        layer: 9,
+        layers: 12,
+        kv_head: 0,
+        chunk_start: start,
+        tokens,
+        total_tokens: 100_000,
+        page_tokens: 64,
+        scale,
+        pages,
+    }
+}
+
+/// Places in the order of scores, ties by index.
+fn order(scores: &[f32]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+    order
+}
+
+/// The forced places and the best others, ascending: as `riffle-policy` ranks.
+fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
+    let mut chosen: Vec<usize> = (0..scores.len()).filter(|at| forced(*at)).collect();
+    let more = count.saturating_sub(chosen.len());
+    chosen.extend(order(scores).into_iter().filter(|at| !forced(*at)).take(more));
+    chosen.sort_unstable();
+    chosen
+}
+
+fn top_share(scores: &[f32], share: f32, forced: impl Fn(usize) -> bool) -> Vec<usize> {
+    let mut chosen: Vec<usize> = (0..scores.len()).filter(|at| forced(*at)).collect();
+    let total: f64 = scores.iter().map(|x| f64::from(*x)).sum();
+    let mut held: f64 = chosen.iter().map(|at| f64::from(scores[*at])).sum();
+    for at in order(scores).into_iter().filter(|at| !forced(*at)) {
+        if held >= f64::from(share) * total {
+            break;
+        }
+        held += f64::from(scores[at]);
+        chosen.push(at);
+    }
+    chosen.sort_unstable();
+    chosen
+}
+
+const FORMATS: [Format; 4] = [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
+
+#[test]
+fn quest_chooses_the_blocks_the_cpu_chooses() {
+    on_every_device(|gpu, stream| {
+        for format in FORMATS {
+            let (head_dim, kv_heads, group, tokens, block) = (48, 2, 3, 1000, 16);
+            let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 80, [format, Format::F16]);
+            let blocks = tokens.div_ceil(block);
+            let bounds = gpu.allocate(4 * kv_heads * 70 * 2 * head_dim).unwrap();
+            let bounds = BlockSummaries {
+                data: bounds.all(),
+                capacity: 70,
+                block_tokens: block,
+            };
+            // First most keys, then the rest: the block between is taken in again.
+            key_bounds(stream, &bounds, &cache.pages(), 0, 700).unwrap();
+            key_bounds(stream, &bounds, &cache.pages(), 700, tokens).unwrap();
+            let queries = noise(kv_heads * group * head_dim, 3);
+            let device = gpu.upload(&queries).unwrap();
+            let source = Queries {
+                data: device.all(),
+                rows: 1,
+                row_stride: queries.len(),
+            };
+            let scores = gpu.allocate(4 * kv_heads * blocks).unwrap();
+            bound_scores(stream, scores.all(), &bounds, &source, &cache.pages(), group, blocks).unwrap();
+            let scores: Vec<f32> = gpu.download(scores.all(), stream).unwrap();
+            for head in 0..kv_heads {
+                let pages = cache.views(head);
+                let context = context(Phase::Decode, tokens - 1, tokens, 0.1, &pages);
+                let tile = QueryTile {
+                    data: &queries[head * group * head_dim..],
+                    rows: 1,
+                    row_stride: group * head_dim,
+                    group,
+                    head_dim,
+                    start: tokens - 1,
+                };
+                let mut quest = policy("quest:block=16,topk=20,sinks=1,recent=2");
+                quest.prepare(&tile, &context);
+                let of_head = &scores[head * blocks..][..blocks];
+                let chosen = top_count(of_head, 23, |number| number < 1 || number + 2 >= blocks);
+                let spans = chosen
+                    .into_iter()
+                    .map(|n| Span::new(n * block, ((n + 1) * block).min(tokens)));
+                assert_eq!(
+                    Selection::from_spans(spans),
+                    quest.select(&tile, &context),
+                    "{format:?}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn xattention_chooses_the_blocks_the_cpu_chooses() {
+    on_every_device(|gpu, stream| {
+        for (number, format) in FORMATS.into_iter().enumerate() {
+            let (head_dim, kv_heads, group) = (32, 2, 2);
+            let (stride, block, rows, tokens) =
+                [(8, 32, 100, 517), (4, 16, 37, 300), (16, 64, 128, 384), (1, 16, 20, 90)][number];
+            let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 48, [format, Format::F16]);
+            let (start, width, scale) = (tokens - rows, kv_heads * group * head_dim, 0.3f32);
+            let queries: Vec<f32> = noise(rows * width, 8).iter().map(|x| 3.0 * x).collect();
+            let device = gpu.upload(&queries).unwrap();
+            for kv_head in 0..kv_heads {
+                let source = Queries {
+                    data: device.all(),
+                    rows,
+                    row_stride: width,
+                };
+                let pages = cache.pages();
+                let estimate = Estimate {
+                    queries: source,
+                    start,
+                    kv_head,
+                    group,
+                    pages,
+                    tokens,
+                    scale,
+                };
+                let (first_row, row_end, blocks) = (start / block, tokens.div_ceil(block), tokens.div_ceil(block));
+                let scores = gpu.allocate(4 * (row_end - first_row) * blocks).unwrap();
+                let scratch = gpu
+                    .allocate(xattention_scratch_bytes(start, rows, tokens, group, stride))
+                    .unwrap();
+                xattention_scores(stream, scores.all(), scratch.all(), &estimate, stride, block).unwrap();
+                let scores: Vec<f32> = gpu.download(scores.all(), stream).unwrap();
+
+                let views = cache.views(kv_head);
+                let context = context(Phase::Prefill, start, tokens, scale, &views);
+                let tile = QueryTile {
+                    data: &queries[kv_head * group * head_dim..],
+                    rows,
+                    row_stride: width,
+                    group,
+                    head_dim,
+                    start,
+                };
+                let mut xattention = policy(&format!(
+                    "xattention:stride={stride},block={block},threshold=0.7,tail=0"
+                ));
+                xattention.prepare(&tile, &context);
+                for (row, scores) in scores.chunks_exact(blocks).enumerate() {
+                    let number = first_row + row;
+                    let chosen = top_share(&scores[..number + 1], 0.7, |at| at == 0 || at == number);
+                    let spans = chosen
+                        .into_iter()
+                        .map(|n| Span::new(n * block, ((n + 1) * block).min(tokens)));
+                    let first = (number * block).max(start);
+                    let part = QueryTile {
+                        data: &tile.data[(first - start) * width..],
+                        rows: ((number + 1) * block).min(tokens) - first,
+                        start: first,
+                        ..tile
+                    };
+                    assert_eq!(
+                        Selection::from_spans(spans),
+                        xattention.select(&part, &context),
+                        "{format:?} {number}"
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
+    on_every_device(|gpu, stream| {
+        for format in FORMATS {
+            let (head_dim, group, rows, tokens, last, scale) = (64, 2, 50, 413, 21, 0.4f32);
+            let cache = Cache::new(gpu, head_dim, 1, tokens, 64, [format, Format::F16]);
+            let (start, width) = (tokens - rows, group * head_dim);
+            let queries: Vec<f32> = noise(rows * width, 8).iter().map(|x| 3.0 * x).collect();
+            let device = gpu.upload(&queries).unwrap();
+            let data = device.region(4 * (rows - last) * width..4 * rows * width);
+            let estimate = Estimate {
+                queries: Queries {
+                    data,
+                    rows: last,
+                    row_stride: width,
+                },
+                start: tokens - last,
+                kv_head: 0,
+                group,
+                pages: cache.pages(),
+                tokens,
+                scale,
+            };
+            let scratch = gpu.allocate(line_mass_scratch_bytes(last, tokens, group)).unwrap();
+            let [columns, distances, sums] = [(); 3].map(|()| gpu.allocate(4 * tokens).unwrap());
+            line_mass(stream, columns.all(), distances.all(), scratch.all(), &estimate).unwrap();
+            let slash_block = 16;
+            block_sums(stream, sums.all(), distances.all(), slash_block, tokens).unwrap();
+            let columns: Vec<f32> = gpu.download(columns.all(), stream).unwrap();
+            let sums: Vec<f32> = gpu
+                .download(sums.region(0..4 * tokens.div_ceil(slash_block)), stream)
+                .unwrap();
+
+            let views = cache.views(0);
+            let context = context(Phase::Prefill, start, tokens, scale, &views);
+            let tile = QueryTile {
+                data: &queries,
+                rows,
+                row_stride: width,
+                group,
+                head_dim,
+                start,
+            };
+            let mut slash =
+                policy("vertical-slash:budget=0,vertical=40,slash=160,slash_block=16,sinks=4,recent=10,last=21");
+            slash.prepare(&tile, &context);
+            let (recent, end) = (10, tokens);
+            let blocks = top_count(&sums, 160 / slash_block, |at| at * slash_block < recent);
+            let diagonals = blocks.iter().filter_map(|at| {
+                let (from, to) = ((at * slash_block).max(recent), ((at + 1) * slash_block).min(tokens));
+                (from < to).then(|| Span::new((start + 1).saturating_sub(to), end - from))
+            });
+            let chosen = top_count(&columns, 40, |at| at < 4)
+                .into_iter()
+                .map(|at| Span::new(at, at + 1));
+            let expected = Selection::from_spans(chosen.chain(diagonals)).with_row_window(recent);
+            assert_eq!(expected, slash.select(&tile, &context), "{format:?}");
+        }
+    });
+}
+
+#[test]
+fn means_are_those_of_the_blocks() {
+    on_every_device(|gpu, stream| {
+        let (head_dim, tokens, block) = (80, 200, 32);
+        let cache = Cache::new(gpu, head_dim, 2, tokens, 48, [Format::Q8_0, Format::Bf16]);
+        let blocks = tokens / block;
+        for (kind, keys) in [(PlaneKind::Keys, true), (PlaneKind::Values, false)] {
+            let buffer = gpu.allocate(4 * 2 * blocks * head_dim).unwrap();
+            let means = BlockSummaries {
+                data: buffer.all(),
+                capacity: blocks,
+                block_tokens: block,
+            };
+            block_means(stream, &means, kind, &cache.pages(), 0, tokens).unwrap();
+            let mut expected = Vec::new();
+            for head in 0..2 {
+                let mut rows = vec![0.0f32; tokens * head_dim];
+                for page in cache.views(head) {
+                    let out = &mut rows[page.start * head_dim..];
+                    match keys {
+                        true => riffle_attention::read_keys(&page.keys, head_dim, 0, page.tokens, out, head_dim),
+                        false => riffle_attention::read_values(&page.values, head_dim, 0, page.tokens, out, head_dim),
+                    }
+                    .unwrap();
+                }
+                for number in 0..blocks {
+                    expected.extend((0..head_dim).map(|d| {
+                        let tokens = number * block..(number + 1) * block;
+                        tokens.map(|t| f64::from(rows[t * head_dim + d])).sum::<f64>() / block as f64
+                    }));
+                }
+            }
+            assert_near(&gpu.download(buffer.all(), stream).unwrap(), &expected, 1e-6, "means");
+        }
+    });
+}
