@@ -124,6 +124,10 @@ pub(crate) struct RunArguments {
     /// Read the prompt from a UTF-8 text file
     #[arg(long, value_name = "F")]
     pub(crate) file: Option<PathBuf>,
+    /// A question about the prompt's text, which is put before it; may be given several times: the text is read once, and
+    /// each question is answered by itself
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["session", "prefix_cache"])]
+    pub(crate) question: Vec<String>,
     /// Restore the session from this file if it is there, and save it there afterwards: what the prompt and the session
     /// begin with alike is not read again
     #[arg(long, value_name = "F")]

@@ -90,6 +90,85 @@ fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
 }
 
 #[test]
+fn several_questions_about_a_text_are_answered_as_each_alone_and_share_its_pages() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let book = folder.path().join("book");
+    let text_of_book = "And it came to pass in those days, that ".repeat(200);
+    std::fs::write(&book, &text_of_book).expect("a file");
+    let questions = ["Who went up to the city?", "What was the name of the king?", "When?"];
+    let mut arguments = vec!["--file", text(&book), "-n", "8"];
+    arguments.extend(questions.iter().flat_map(|question| ["--question", *question]));
+    let reports = report(&arguments);
+    let reports = reports.as_array().expect("a list");
+    assert_eq!(reports.len(), 3);
+    for (number, (answer, question)) in reports.iter().zip(questions).enumerate() {
+        let alone = report(&["--prompt", &format!("{text_of_book}\n{question}"), "-n", "8"]);
+        assert_eq!(answer["text"], alone["text"]);
+        assert_eq!(answer["prompt_tokens"], alone["prompt_tokens"]);
+        let reused = answer["reused_tokens"].as_u64().expect("a number");
+        assert!(if number == 0 {
+            reused == 0
+        } else {
+            reused >= 1024 && reused % 512 == 0
+        });
+        assert!(answer["kv"]["shared_bytes"].as_u64() > Some(0));
+    }
+}
+
+#[test]
+fn a_disk_that_fills_in_the_middle_of_a_run_says_so_and_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (disk, session) = (folder.path().join("pages"), folder.path().join("session"));
+    std::fs::create_dir(&disk).expect("a folder");
+    let prompt = "In the beginning God created the heaven and the earth. ".repeat(150);
+    // A limit on the size of files stands for a full disk.
+    let run = |prompt: &str, blocks: &str| {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"", blocks]);
+        command
+            .args([env!("CARGO_BIN_EXE_riffle"), "run", "--model"])
+            .arg(testing::shipped_model());
+        command.args([
+            "--prompt",
+            prompt,
+            "-n",
+            "4",
+            "--ctx",
+            "8000",
+            "-b",
+            "256",
+            "--page-tokens",
+            "32",
+            "-ub",
+            "256",
+        ]);
+        command
+            .args(["--kv-ram-budget", "1500K", "--kv-slots", "4", "--kv-disk"])
+            .arg(&disk);
+        command.arg("--session").arg(&session).arg("--json");
+        command.stdin(std::process::Stdio::null()).output().expect("sh runs")
+    };
+    let saved = run(&prompt[..prompt.len() / 4], "unlimited");
+    let saved_text = stdout(&saved);
+    let before = std::fs::read(&session).expect("a session");
+    assert_refused(
+        &run(&prompt, "100"),
+        1,
+        &["cannot write KV pages", "free space there", text(&disk)],
+    );
+    assert_eq!(
+        std::fs::read(&session).expect("a session"),
+        before,
+        "the earlier session is still there"
+    );
+    assert_eq!(std::fs::read_dir(&disk).expect("a folder").count(), 0);
+    // With room, the same run goes on from it.
+    let report: Value = serde_json::from_str(&stdout(&run(&prompt, "unlimited"))).expect("JSON");
+    assert!(report["kv"]["disk_bytes"].as_u64() > Some(0), "{saved_text}");
+    assert!(report["reused_tokens"].as_u64() > Some(100));
+}
+
+#[test]
 fn a_second_question_about_a_text_starts_at_once_in_another_process() {
     let folder = tempfile::tempdir().expect("a folder");
     let cache = folder.path().join("prefixes");

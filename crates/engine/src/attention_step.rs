@@ -38,7 +38,7 @@ pub(crate) struct LayerAttention<'a> {
     /// Policies of the other phase, which may learn from the masses of this one.
     pub(crate) watching: Option<&'a mut PolicySet>,
     pub(crate) means: &'a mut BlockMeans,
-    pub(crate) step: Step,
+    pub(crate) step: Step<'a>,
     /// Tokens each layer of the model looks back at most; such a layer is sparse by design and no policy acts on it.
     pub(crate) window: &'a dyn Fn(usize) -> Option<usize>,
     pub(crate) chunk_tokens: usize,
@@ -120,7 +120,7 @@ impl LayerAttention<'_> {
         self.cache
             .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
         if let Some(watching) = self.watching.as_mut().filter(|_| self.cache.tiers().has_farther()) {
-            summarize_new_pages(self.cache, watching, input, tokens, self.step.heads.head_dim);
+            summarize_new_pages(self.cache, watching, input, tokens, &self.step);
         }
         Ok(())
     }
@@ -134,7 +134,7 @@ impl LayerAttention<'_> {
     ) -> Result<(), EngineError> {
         let pages: Vec<_> = chunks
             .iter()
-            .map(|tokens| pages(self.cache, input, self.step.heads, tokens))
+            .map(|tokens| pages(self.cache, input, &self.step, tokens))
             .collect();
         let chunks: Vec<Chunk<'_>> = chunks
             .iter()
@@ -187,7 +187,8 @@ impl LayerAttention<'_> {
         let chunk = Chunk::new(&step, input, tokens, &no_pages);
         let mut counts = vec![PairCount::default(); step.heads.kv_heads];
         for (place, tile) in chunk.tiles.iter().enumerate() {
-            let (rows, before) = (tile.queries.rows, tile.queries.start as u64);
+            let gone = step.gone(input.cache_layer, tile.kv_head);
+            let (rows, before) = (tile.queries.rows, (tile.queries.start + gone) as u64);
             let named = [Some(&selections[place]), own.get(place)].into_iter().flatten();
             let read: usize = named
                 .map(|selection| selection.pair_count(tile.queries.start, rows))
@@ -231,12 +232,9 @@ impl LayerAttention<'_> {
             }
         }
         if let (Some(audit), Some(kept)) = (&mut self.audit, kept) {
-            let pages = pages(self.cache, input, step.heads, &chunk.tokens);
-            let chunk = Chunk::new(&step, input, chunk.tokens, &pages);
             let output = &output[chunk.tokens.start * width..];
             let read = [&own[..], &selections[..]];
-            let (contexts, tiles) = (&chunk.contexts, &chunk.tiles);
-            let samples = audit.compare(contexts, tiles, &kept, &counts, read, &self.options, output)?;
+            let samples = audit.compare(self.cache, &chunk, &kept, &counts, read, &self.options, output)?;
             for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
                 let auto = self.auto.as_mut().filter(|_| step.phase == Phase::Prefill);
                 if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {
@@ -270,12 +268,11 @@ impl LayerAttention<'_> {
 
     /// Selects where every page can be shown as it lies.
     fn select_near(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Vec<Selection> {
-        let heads = self.step.heads;
-        let pages = pages(self.cache, input, heads, &tokens);
+        let pages = pages(self.cache, input, &self.step, &tokens);
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
         let policies = self.policies.layer_mut(input.cache_layer).par_iter_mut();
         policies.zip(&chunk.contexts).for_each(|(policy, context)| {
-            policy.prepare(&heads.tile(input, tokens.clone(), context.kv_head), context);
+            policy.prepare(&self.step.tile(input, tokens.clone(), context.kv_head), context);
         });
         let policies = self.policies.layer(input.cache_layer);
         let select = |tile: &Tile<'_>| policies[tile.kv_head].select(&tile.queries, &chunk.contexts[tile.kv_head]);
@@ -290,7 +287,7 @@ impl LayerAttention<'_> {
         let mut selections = Vec::with_capacity(chunk.tiles.len());
         let policies = self.policies.layer_mut(input.cache_layer);
         for (policy, context) in policies.iter_mut().zip(&chunk.contexts) {
-            let queries = heads.tile(input, tokens.clone(), context.kv_head);
+            let queries = self.step.tile(input, tokens.clone(), context.kv_head);
             let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == context.kv_head);
             let tiles: Vec<&Tile<'_>> = tiles.collect();
             let choose = |policy: &mut dyn SparsePolicy, context: &SelectContext<'_>| {
@@ -318,14 +315,15 @@ fn summarize_new_pages(
     policies: &mut PolicySet,
     input: &AttentionInput<'_>,
     tokens: Range<usize>,
-    head_dim: usize,
+    step: &Step<'_>,
 ) {
     let page_tokens = cache.shape().page_tokens;
-    let first = (input.start_position + tokens.start) / page_tokens * page_tokens;
     for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {
+        let start = input.start_position + tokens.start - step.gone(input.cache_layer, kv_head);
+        let first = start / page_tokens * page_tokens;
         for page in cache.pages(input.cache_layer, kv_head) {
             if page.start >= first && page.tokens == page_tokens {
-                policy.summarize(&page, head_dim);
+                policy.summarize(&page, step.heads.head_dim);
             }
         }
     }

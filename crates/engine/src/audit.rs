@@ -1,14 +1,13 @@
 //! How much of the true attention a policy keeps, measured while it runs: exact attention for sampled queries.
 
-use rayon::prelude::*;
-use riffle_attention::{
-    AttendError, AttendJob, AttendOptions, KvView, Partial, QueryTile, Selection, Span, add_column_mass, attend_batch,
-};
-use riffle_policy::SelectContext;
+use riffle_attention::{AttendOptions, Partial, QueryTile, Selection, Span};
+use riffle_kv::KvCache;
 use serde::Serialize;
 
 use crate::EngineError;
 use crate::attention_step::PairCount;
+use crate::chunk::Chunk;
+use crate::reading;
 use crate::tiles::{Heads, Tile};
 
 /// Queries of a chunk that are compared with exact attention.
@@ -165,13 +164,13 @@ impl Audit {
         Kept { runs }
     }
 
-    /// Attends exactly for the sampled queries and takes the comparison in. `read` is what each tile read, in one phase
-    /// or two; `output` is the chunk's, `[tokens, heads, head_dim]`. Returns, by KV head, how many samples there were and
-    /// how many missed the target.
+    /// Attends exactly for the sampled queries of a chunk, whose pages are read wherever they lie, and takes the comparison
+    /// in. `read` is what each tile read, in one phase or two; `output` is the chunk's, `[tokens, heads, head_dim]`.
+    /// Returns, by KV head, how many samples there were and how many missed the target.
     pub(crate) fn compare(
         &mut self,
-        contexts: &[SelectContext<'_>],
-        tiles: &[Tile<'_>],
+        cache: &mut KvCache,
+        chunk: &Chunk<'_>,
         kept: &Kept,
         counts: &[PairCount],
         read: [&[Selection]; 2],
@@ -179,42 +178,27 @@ impl Audit {
         output: &[f32],
     ) -> Result<Vec<(u64, u64)>, EngineError> {
         let mut samples = vec![(0, 0); self.heads.kv_heads];
-        let Some(context) = contexts.first() else {
-            return Ok(samples);
-        };
-        let (layer, everything) = (context.layer, Selection::full(context.tokens));
+        let (layer, tiles) = (chunk.layer, &chunk.tiles);
         let Heads { group, head_dim, .. } = self.heads;
-        let jobs: Vec<AttendJob<'_>> = kept
-            .runs
-            .iter()
-            .map(|run| {
-                let tile = &tiles[run.tile];
-                AttendJob {
-                    queries: QueryTile {
-                        data: &tile.queries.data[run.first_row * tile.queries.row_stride..],
-                        rows: run.rows,
-                        start: tile.queries.start + run.first_row,
-                        ..tile.queries
-                    },
-                    kv: KvView {
-                        head_dim,
-                        pages: contexts[tile.kv_head].pages,
-                    },
-                    selection: &everything,
-                }
-            })
-            .collect();
-        let mut exact: Vec<Partial> = kept
-            .runs
-            .iter()
-            .map(|run| Partial::new(run.rows, group, head_dim))
-            .collect();
-        attend_batch(&jobs, options, &mut exact)?;
+        let sampled = kept.runs.iter().map(|run| {
+            let tile = &tiles[run.tile];
+            let queries = QueryTile {
+                data: &tile.queries.data[run.first_row * tile.queries.row_stride..],
+                rows: run.rows,
+                start: tile.queries.start + run.first_row,
+                ..tile.queries
+            };
+            (tile.kv_head, queries)
+        });
+        let sampled: Vec<(usize, QueryTile<'_>)> = sampled.collect();
+        let exact = kept.runs.iter().map(|run| Partial::new(run.rows, group, head_dim));
+        let mut exact: Vec<Partial> = exact.collect();
+        reading::attend_everything(cache, chunk, &sampled, options, &mut exact)?;
         let width = self.heads.width();
         let mut expected = Vec::new();
-        for ((run, exact), job) in kept.runs.iter().zip(&exact).zip(&jobs) {
+        for ((run, exact), (_, queries)) in kept.runs.iter().zip(&exact).zip(&sampled) {
             let tile = &tiles[run.tile];
-            self.show(layer, tile.kv_head, job, run, exact, read, options)?;
+            self.show(cache, chunk, queries, run, exact, read, options)?;
             expected.resize(run.rows * group * head_dim, 0.0);
             exact.finish_into(&mut expected, group * head_dim, None)?;
             for row in 0..run.rows {
@@ -246,44 +230,27 @@ impl Audit {
     /// Shows the queries of a run to the observer, where there is one.
     fn show(
         &mut self,
-        layer: usize,
-        kv_head: usize,
-        job: &AttendJob<'_>,
+        cache: &mut KvCache,
+        chunk: &Chunk<'_>,
+        queries: &QueryTile<'_>,
         run: &Run,
         exact: &Partial,
         read: [&[Selection]; 2],
         options: &AttendOptions<'_>,
-    ) -> Result<(), AttendError> {
+    ) -> Result<(), EngineError> {
         let Some(observer) = &mut self.observer else {
             return Ok(());
         };
-        let group = self.heads.group;
-        let rows: Vec<(usize, usize)> = (0..run.rows)
-            .flat_map(|row| (0..group).map(move |head| (row, head)))
-            .collect();
-        let masses = rows
-            .par_iter()
-            .map(|&(row, head)| {
-                let queries = QueryTile {
-                    data: &job.queries.data[row * job.queries.row_stride + head * job.queries.head_dim..],
-                    rows: 1,
-                    group: 1,
-                    start: job.queries.start + row,
-                    ..job.queries
-                };
-                let mut mass = vec![0.0; queries.start + 1];
-                let log_sum_exp = [exact.log_sum_exp(row, head)];
-                add_column_mass(&queries, &job.kv, job.selection, options, &log_sum_exp, 0, &mut mass)?;
-                Ok(mass)
-            })
-            .collect::<Result<Vec<_>, AttendError>>()?;
-        for (&(row, head), mass) in rows.iter().zip(&masses) {
-            let position = job.queries.start + row;
+        let (group, kv_head) = (self.heads.group, chunk.tiles[run.tile].kv_head);
+        let masses = reading::mass_of_everything(cache, chunk, kv_head, queries, exact, options)?;
+        for (at, mass) in masses.iter().enumerate() {
+            let (row, head) = (at / group, at % group);
+            let position = queries.start + row;
             let named = read.iter().filter_map(|selections| selections.get(run.tile));
             let spans = Selection::from_spans(named.flat_map(|selection| selection.reads(position, 1)));
             let kept = f64::from(run.log_sum_exp[row * group + head] - exact.log_sum_exp(row, head)).exp();
             observer(&AuditedQuery {
-                layer,
+                layer: chunk.layer,
                 kv_head,
                 head: kv_head * group + head,
                 position,

@@ -46,9 +46,16 @@ impl BlockMeans {
         self.heads.get(&(layer, kv_head, block))
     }
 
-    /// Forgets blocks that hold tokens at or after `tokens`.
-    pub(crate) fn truncate(&mut self, tokens: usize) {
-        for head in self.heads.values_mut() {
+    /// Forgets everything about a KV head.
+    pub(crate) fn forget(&mut self, layer: usize, kv_head: usize) {
+        self.heads
+            .retain(|(of_layer, of_head, _), _| (*of_layer, *of_head) != (layer, kv_head));
+    }
+
+    /// Forgets blocks that hold tokens at or after the place that `tokens` says of a layer and KV head.
+    pub(crate) fn truncate(&mut self, tokens: impl Fn(usize, usize) -> usize) {
+        for ((layer, kv_head, _), head) in &mut self.heads {
+            let tokens = tokens(*layer, *kv_head);
             if tokens >= head.tokens() {
                 continue;
             }

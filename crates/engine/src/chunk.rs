@@ -2,16 +2,17 @@
 
 use std::ops::Range;
 
-use riffle_attention::{AttendJob, KvView, PageView, Selection};
+use riffle_attention::{AttendJob, KvView, PageView, QueryTile, Selection};
 use riffle_kv::KvCache;
 use riffle_model::AttentionInput;
 use riffle_policy::{Phase, SelectContext};
 
+use crate::eviction::Evicted;
 use crate::tiles::{Heads, Tile};
 
 /// What all chunks of a batch share.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Step {
+pub(crate) struct Step<'a> {
     pub(crate) phase: Phase,
     pub(crate) layers: usize,
     pub(crate) heads: Heads,
@@ -19,6 +20,24 @@ pub(crate) struct Step {
     pub(crate) total_tokens: usize,
     pub(crate) page_tokens: usize,
     pub(crate) scale: f32,
+    /// Tokens that heads do not hold any more: they count without them.
+    pub(crate) evicted: &'a Evicted,
+}
+
+impl Step<'_> {
+    /// Tokens `tokens` of a batch as one tile of one KV head.
+    pub(crate) fn tile<'q>(&self, input: &AttentionInput<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
+        let tile = self.heads.tile(input, tokens, kv_head);
+        QueryTile {
+            start: tile.start - self.gone(input.cache_layer, kv_head),
+            ..tile
+        }
+    }
+
+    /// Places by which positions of a KV head move down.
+    pub(crate) fn gone(&self, layer: usize, kv_head: usize) -> usize {
+        self.evicted.gone(layer, self.heads.kv_heads, kv_head)
+    }
 }
 
 /// One chunk of a layer, ready to be attended to.
@@ -37,36 +56,41 @@ pub(crate) struct Chunk<'a> {
 impl<'a> Chunk<'a> {
     /// Tokens `tokens` of the batch, with the pages of each KV head up to their end.
     pub(crate) fn new(
-        step: &Step,
+        step: &Step<'_>,
         input: &AttentionInput<'a>,
         tokens: Range<usize>,
         pages: &'a [Vec<PageView<'a>>],
     ) -> Self {
+        let start = |kv_head: usize| input.start_position - step.gone(input.cache_layer, kv_head);
         let contexts = pages.iter().enumerate().map(|(kv_head, pages)| SelectContext {
             phase: step.phase,
             layer: input.cache_layer,
             layers: step.layers,
             kv_head,
-            chunk_start: input.start_position + tokens.start,
-            tokens: input.start_position + tokens.end,
-            total_tokens: step.total_tokens,
+            chunk_start: start(kv_head) + tokens.start,
+            tokens: start(kv_head) + tokens.end,
+            total_tokens: step.total_tokens - step.gone(input.cache_layer, kv_head),
             page_tokens: step.page_tokens,
             scale: step.scale,
             pages,
         });
+        let mut tiles = step.heads.tiles(input, tokens.clone());
+        for tile in &mut tiles {
+            tile.queries.start -= step.gone(input.cache_layer, tile.kv_head);
+        }
         Self {
             layer: input.cache_layer,
             group: step.heads.group,
             head_dim: step.heads.head_dim,
             contexts: contexts.collect(),
-            tiles: step.heads.tiles(input, tokens.clone()),
+            tiles,
             tokens,
         }
     }
 
-    /// One past the last position.
+    /// One past the last position of the KV head that holds most.
     pub(crate) fn end(&self) -> usize {
-        self.contexts.first().map_or(0, |context| context.tokens)
+        self.contexts.iter().map(|context| context.tokens).max().unwrap_or(0)
     }
 
     pub(crate) fn job<'j>(&'j self, tile: &Tile<'a>, selection: &'j Selection) -> AttendJob<'j> {
@@ -89,11 +113,11 @@ impl<'a> Chunk<'a> {
 pub(crate) fn pages<'c>(
     cache: &'c KvCache,
     input: &AttentionInput<'_>,
-    heads: Heads,
+    step: &Step<'_>,
     tokens: &Range<usize>,
 ) -> Vec<Vec<PageView<'c>>> {
-    let end = input.start_position + tokens.end;
     let of_head = |kv_head: usize| {
+        let end = input.start_position + tokens.end - step.gone(input.cache_layer, kv_head);
         let pages = cache
             .pages(input.cache_layer, kv_head)
             .take_while(|page| page.start < end);
@@ -103,5 +127,5 @@ pub(crate) fn pages<'c>(
         });
         cut.collect()
     };
-    (0..heads.kv_heads).map(of_head).collect()
+    (0..step.heads.kv_heads).map(of_head).collect()
 }

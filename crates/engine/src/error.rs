@@ -84,8 +84,8 @@ pub enum EngineError {
         "--prefix-cache cannot serve policy {0}, which needs to have seen every query: use another policy, or --session"
     )]
     PrefixPolicy(String),
-    /// A prefix cache beside a model whose layers do not all keep keys and values.
-    #[error("--prefix-cache keeps keys and values alone, and this model has recurrent layers beside: use --session")]
+    /// Pages of another session for a model whose layers do not all keep keys and values.
+    #[error("pages alone do not hold the state of this model's recurrent layers: fork the session that has read them")]
     PrefixRecurrent,
     /// Nothing to go on from.
     #[error("{} holds no answer to go on with: give --session a file that a run has saved, or give a prompt", path.display())]

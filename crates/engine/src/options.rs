@@ -90,14 +90,6 @@ impl EngineOptions {
                 ),
             ));
         }
-        if self.kv_tiers.has_farther() && (self.audit || self.auto_target.is_some()) {
-            let name = if self.audit { "--audit" } else { "--auto" };
-            return Err(EngineError::option(
-                name,
-                "on",
-                "it reads every key exactly: leave out --kv-disk",
-            ));
-        }
         if self.kv_tiers.slots == 0 {
             return Err(EngineError::option(
                 "--kv-slots",
@@ -142,7 +134,8 @@ impl EngineOptions {
                 Ok::<_, EngineError>(scans || policy?.scans_keys())
             })
         };
-        Ok(scans(&self.prefill, Phase::Prefill)? || scans(&self.decode, Phase::Decode)?)
+        // Policies that a head may be moved to scan keys.
+        Ok(self.auto_target.is_some() || scans(&self.prefill, Phase::Prefill)? || scans(&self.decode, Phase::Decode)?)
     }
 
     /// The context length for a model made for `max_position` tokens.

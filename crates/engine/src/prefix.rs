@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use riffle_kv::PrefixCache;
+use riffle_model::RecurrentState;
 use serde::Serialize;
 
 use crate::origin::Origin;
@@ -11,6 +12,12 @@ use crate::{EngineError, EngineOptions, Session};
 
 /// Bytes a prefix cache's pages take at most unless the caller says.
 pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
+
+/// Tokens after which the state of recurrent layers is kept on the way.
+const STATE_TOKENS: usize = 16 << 10;
+
+/// Tokens that recurrent layers take in together: batches of whole steps give the same bits however they are cut.
+const RECURRENT_STEP: usize = 64;
 
 /// A folder of beginnings.
 #[derive(Debug, Clone)]
@@ -83,19 +90,23 @@ impl Session {
     /// so that reading the rest gives what reading all would have given. Returns how many damaged blocks were removed
     /// on the way.
     ///
+    /// A model with recurrent layers finds the beginnings whose state was kept with them ([`Session::store_prefix`]).
+    ///
     /// With full attention that holds to the bit. A sparse prefill policy finds only pages that it made itself, cut into
     /// the same chunks: as good as its own, and the same to the bit where its choices do not depend on where a prompt
     /// ends.
     ///
     /// # Errors
-    /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`];
-    /// [`EngineError::Kv`].
+    /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::Kv`].
     pub fn fill_prefix(&mut self, cache: &PrefixCache, tokens: &[u32]) -> Result<usize, EngineError> {
         let identity = self.prefix_identity()?;
         self.truncate(0)?;
         let options = self.engine.options();
         let grid = grid(options);
         let most = tokens.len().saturating_sub(1) / grid * grid;
+        if !self.recurrence.state.is_empty() {
+            return self.fill_recurrent(cache, &identity, &tokens[..most]);
+        }
         let looked_at = most.next_multiple_of(options.page_tokens).min(tokens.len());
         let found = cache.fill(&mut self.cache, &identity, &tokens[..looked_at])?;
         let kept = found.tokens.min(most) / grid * grid;
@@ -105,21 +116,76 @@ impl Session {
         Ok(found.damaged_blocks)
     }
 
+    /// [`Session::fill_prefix`] of a model with recurrent layers: up to where their state is known.
+    fn fill_recurrent(&mut self, cache: &PrefixCache, identity: &[u8], tokens: &[u32]) -> Result<usize, EngineError> {
+        let (mut found, note) = cache.fill_with_note(&mut self.cache, identity, tokens)?;
+        let Some(note) = note else {
+            return Ok(found.damaged_blocks);
+        };
+        let state = RecurrentState::from_bytes(self.engine.model().config(), &note);
+        match state {
+            Ok(state) if state.tokens() == Some(found.tokens) => {
+                self.recurrence.resume(state)?;
+                self.tokens.extend_from_slice(&tokens[..found.tokens]);
+                self.prefilled = found.tokens;
+            }
+            _ => {
+                self.cache.clear();
+                found.damaged_blocks += 1;
+            }
+        }
+        Ok(found.damaged_blocks)
+    }
+
     /// Keeps the whole pages of what was read as prompt. Returns the tokens kept and the bytes that all pages of the
     /// prefix cache take.
+    ///
+    /// The state of recurrent layers is kept with them where the session holds whole pages of prompt and nothing else; a
+    /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`Session::prefix_cuts`].
     ///
     /// # Errors
     /// As [`Session::fill_prefix`].
     pub fn store_prefix(&self, cache: &PrefixCache) -> Result<(usize, u64), EngineError> {
         let identity = self.prefix_identity()?;
-        let stored = cache.store(&self.cache, &identity, &self.tokens[..self.prefilled])?;
+        let read = &self.tokens[..self.prefilled];
+        let stored = match self.recurrence.state.is_empty() {
+            true => cache.store(&self.cache, &identity, read)?,
+            false if self.recurrence.state.tokens() == Some(read.len()) && self.is_at_page() => {
+                cache.store_with_note(&self.cache, &identity, read, &self.recurrence.state.to_bytes())?
+            }
+            false => cache.store(&self.cache, &identity, &[])?,
+        };
         Ok((stored.tokens, stored.bytes))
     }
 
-    fn prefix_identity(&self) -> Result<Vec<u8>, EngineError> {
-        if !self.recurrence.state.is_empty() {
-            return Err(EngineError::PrefixRecurrent);
+    /// Lengths of a prompt of `tokens` tokens at which the state of recurrent layers is worth keeping: shortly before its
+    /// end, where the next question about the same text will part from it, and now and then on the way. Empty for models
+    /// without such layers, whose pages say everything.
+    pub fn prefix_cuts(&self, tokens: usize) -> Vec<usize> {
+        if self.recurrence.state.is_empty() {
+            return Vec::new();
         }
+        let (page, grid) = (self.engine.options().page_tokens, grid(self.engine.options()));
+        // Whole pages, whole chunks, and whole steps of the recurrent layers' own.
+        let step = [page, grid, RECURRENT_STEP].into_iter().fold(1, lcm);
+        let last = tokens.saturating_sub(1) / step;
+        let near_end = [3, 1, 0].map(|before: usize| last.saturating_sub(before) * step);
+        let on_the_way = (1..).map(|number| (number * STATE_TOKENS).next_multiple_of(step));
+        let on_the_way = on_the_way.take_while(|cut| *cut < near_end[0]);
+        let mut cuts: Vec<usize> = on_the_way
+            .chain(near_end)
+            .filter(|cut| *cut > self.tokens.len())
+            .collect();
+        cuts.dedup();
+        cuts
+    }
+
+    fn is_at_page(&self) -> bool {
+        !self.tokens.is_empty() && self.tokens.len().is_multiple_of(self.engine.options().page_tokens)
+    }
+
+    /// Refuses what pages of another sequence cannot serve.
+    pub(crate) fn check_prefix(&self) -> Result<(), EngineError> {
         let options = self.engine.options();
         if options.window.is_some() {
             let requirement = "a window forgets the beginning that it would keep: leave one of the two out";
@@ -135,6 +201,12 @@ impl Session {
                 return Err(EngineError::PrefixPolicy(rules.to_string()));
             }
         }
+        Ok(())
+    }
+
+    fn prefix_identity(&self) -> Result<Vec<u8>, EngineError> {
+        self.check_prefix()?;
+        let options = self.engine.options();
         let mut origin = Origin::of_pages(&self.engine)?;
         if options.prefill.specs().any(|spec| spec.name() != "full") {
             // What such a policy chooses depends on the chunk it is asked for.
@@ -144,8 +216,16 @@ impl Session {
     }
 }
 
+fn lcm(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
 /// A prompt is cut into chunks at these places, whatever its length: to go on from there gives the same chunks.
-fn grid(options: &EngineOptions) -> usize {
+pub(crate) fn grid(options: &EngineOptions) -> usize {
     if options.batch_tokens.is_multiple_of(options.chunk_tokens) {
         options.chunk_tokens
     } else {

@@ -32,7 +32,7 @@ pub(crate) fn attend(
         .map(|(tile, selection)| (&tile.queries, selection));
     let mut stream = BatchStream::new(named, Span::new(0, end), options);
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), next, &mut |pages| {
-        let pages = cut(pages, end);
+        let pages = cut(pages, chunk);
         let jobs: Vec<AttendJob<'_>> = chunk
             .tiles
             .iter()
@@ -49,6 +49,70 @@ pub(crate) fn attend(
         Ok(stream.attend(&jobs, options, partials)?)
     })?;
     Ok(stream.finish(partials)?)
+}
+
+/// Attends queries of KV heads of a chunk to everything before them.
+pub(crate) fn attend_everything(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    queries: &[(usize, QueryTile<'_>)],
+    options: &AttendOptions<'_>,
+    partials: &mut [Partial],
+) -> Result<(), EngineError> {
+    let everything = Selection::full(chunk.end());
+    let named = queries.iter().map(|(_, queries)| (queries, &everything));
+    let mut stream = BatchStream::new(named, Span::new(0, chunk.end()), options);
+    cache.stream::<EngineError>(chunk.layer, None, None, &mut |pages| {
+        let pages = cut(pages, chunk);
+        let jobs = queries.iter().map(|(kv_head, queries)| AttendJob {
+            queries: *queries,
+            kv: KvView {
+                head_dim: chunk.head_dim,
+                pages: &pages[*kv_head],
+            },
+            selection: &everything,
+        });
+        Ok(stream.attend(&jobs.collect::<Vec<_>>(), options, partials)?)
+    })?;
+    Ok(stream.finish(partials)?)
+}
+
+/// The exact softmax mass of each row and head of a KV head's queries, `[rows × group]` of `[position + 1]`, from the
+/// partials of [`attend_everything`].
+pub(crate) fn mass_of_everything(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    kv_head: usize,
+    queries: &QueryTile<'_>,
+    exact: &Partial,
+    options: &AttendOptions<'_>,
+) -> Result<Vec<Vec<f32>>, EngineError> {
+    let everything = Selection::full(chunk.end());
+    let places = 0..queries.rows * queries.group;
+    let mut masses: Vec<Vec<f32>> = places
+        .map(|at| vec![0.0; queries.start + at / queries.group + 1])
+        .collect();
+    let mut wanted = vec![Vec::new(); cache.shape().kv_heads];
+    wanted[kv_head].push(Span::new(0, usize::MAX));
+    cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
+        let kv = KvView {
+            head_dim: chunk.head_dim,
+            pages: &cut_head(&pages[kv_head], chunk.end()),
+        };
+        masses.par_iter_mut().enumerate().try_for_each(|(at, mass)| {
+            let (row, head) = (at / queries.group, at % queries.group);
+            let one = QueryTile {
+                data: &queries.data[row * queries.row_stride + head * queries.head_dim..],
+                rows: 1,
+                group: 1,
+                start: queries.start + row,
+                ..*queries
+            };
+            let log_sum_exp = [exact.log_sum_exp(row, head)];
+            Ok(add_column_mass(&one, &kv, &everything, options, &log_sum_exp, 0, mass)?)
+        })
+    })?;
+    Ok(masses)
 }
 
 /// Tells each KV head's policy where the mass of the queries went that it asks for, under all they read.
@@ -77,7 +141,7 @@ pub(crate) fn observe(
         })
     });
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
-        let pages = cut(pages, chunk.end());
+        let pages = cut(pages, chunk);
         heads.par_iter_mut().try_for_each(|head| {
             let kv = KvView {
                 head_dim: chunk.head_dim,
@@ -102,7 +166,7 @@ pub(crate) fn observe(
     let policies = policies.layer_mut(chunk.layer);
     for head in &heads {
         policies[head.kv_head].observe(&ColumnMass {
-            queries: Span::new(head.from, chunk.end()),
+            queries: Span::new(head.from, head.mass.len()),
             group: chunk.group,
             mass: &head.mass,
         });
@@ -227,9 +291,10 @@ fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
     Span::new(tokens.start / page_tokens, tokens.end.div_ceil(page_tokens))
 }
 
-/// Pages up to a position; keys of later chunks may be there already.
-fn cut<'p>(pages: &[Vec<PageView<'p>>], end: usize) -> Vec<Vec<PageView<'p>>> {
-    pages.iter().map(|pages| cut_head(pages, end)).collect()
+/// Pages up to the chunk's end in each KV head; keys of later chunks may be there already.
+fn cut<'p>(pages: &[Vec<PageView<'p>>], chunk: &Chunk<'_>) -> Vec<Vec<PageView<'p>>> {
+    let heads = pages.iter().zip(&chunk.contexts);
+    heads.map(|(pages, context)| cut_head(pages, context.tokens)).collect()
 }
 
 fn cut_head<'p>(pages: &[PageView<'p>], end: usize) -> Vec<PageView<'p>> {

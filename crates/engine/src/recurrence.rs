@@ -32,6 +32,20 @@ impl Recurrence {
         self.keep_boundary()
     }
 
+    /// Continues from where another is.
+    pub(crate) fn copy_from(&mut self, other: &Self) -> Result<(), EngineError> {
+        self.state.copy_from(&other.state)?;
+        self.before_prompt.copy_from(&other.before_prompt)?;
+        self.boundary.copy_from(&other.boundary).map_err(EngineError::from)
+    }
+
+    /// Begins anew.
+    pub(crate) fn reset(&mut self) {
+        for state in [&mut self.state, &mut self.before_prompt, &mut self.boundary] {
+            state.reset();
+        }
+    }
+
     /// Copies the state before a prompt is read.
     pub(crate) fn keep_before_prompt(&mut self) -> Result<(), EngineError> {
         keep(&self.state, &mut self.before_prompt)

@@ -14,7 +14,8 @@ use crate::plan::policy_shape;
 use crate::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
 use crate::session_file::SessionFile;
 use crate::{
-    AuditReport, Engine, EngineError, GenerateOptions, MemoryPlan, PrefillProgress, Session, SessionReport, StopReason,
+    AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress, Session, SessionReport,
+    StopReason,
 };
 
 /// A prompt and how to answer it.
@@ -107,6 +108,8 @@ pub struct KvReport {
     pub ram_bytes: u64,
     /// Bytes on disk.
     pub disk_bytes: u64,
+    /// Bytes of these pages that other answers of the run hold as well.
+    pub shared_bytes: u64,
 }
 
 impl KvReport {
@@ -120,6 +123,7 @@ impl KvReport {
             device_bytes: usage.bytes_by_tier.device,
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
+            shared_bytes: usage.shared_bytes,
         }
     }
 }
@@ -161,9 +165,7 @@ pub fn run(
     if let Some((tokens, _)) = &prompt
         && reused_tokens < tokens.len()
     {
-        let read = session.prefill(&tokens[reused_tokens..], &mut |progress| {
-            observe(RunEvent::Prefill(progress))
-        });
+        let read = read(&mut session, tokens, prefix.as_mut(), observe);
         if let (Err(EngineError::Interrupted { .. }), Some(file)) = (&read, &mut file) {
             file.save(&session)?;
         }
@@ -180,49 +182,116 @@ pub fn run(
     if let Some(file) = &mut file {
         file.save(&session)?;
     }
-    if let Some(prefix) = &mut prefix {
+    if let Some(prefix) = &mut prefix
+        && session.recurrence.state.is_empty()
+    {
         prefix.store(&session)?;
     }
 
-    // The first token costs no forward pass beyond the prefill; every later one costs one.
-    let decoded = session.tokens().len() - prompt_tokens;
-    let read = prompt_tokens - reused_tokens;
-    let options = engine.options();
-    let shape = policy_shape(engine.model().config(), options);
-    Ok(RunReport {
-        model: engine.path().display().to_string(),
-        text: generation.text,
-        stop: generation.stop,
+    let finished = Finished {
+        generation,
         prompt_tokens,
         reused_tokens,
-        generated_tokens: generation.tokens.len(),
-        time_to_first_token_ms: first_s * 1e3,
-        prefill_tokens_per_s: if read == 0 {
-            0.0
-        } else {
-            read as f64 / (first_s - opened_s)
-        },
-        decode_tokens_per_s: if decoded == 0 { 0.0 } else { decoded as f64 / decode_s },
-        density: session.density(),
-        prefill_policy: match options.auto_target {
-            Some(target) => format!("auto to {target}"),
-            None => options.prefill.to_string(),
-        },
-        decode_policy: options.decode.to_string(),
-        prefill_dense_below: dense_below(&options.prefill.base, Phase::Prefill, &shape, &options.cost),
-        decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),
-        audit: session.audit(),
+        opened_s,
+        first_s,
+        decode_s,
         chat_template_applied: prompt.is_some_and(|(_, applied)| applied),
-        kv: KvReport::new(engine, &session.usage()),
+    };
+    Ok(RunReport {
         session: file.map(|file| file.report),
         prefix_cache: prefix.map(|prefix| prefix.report),
-        plan: engine.plan().clone(),
-        threads: rayon::current_num_threads(),
+        ..finished.report(&session)
     })
 }
 
+/// Reads what the session does not hold of a prompt, and keeps states for others on the way where pages do not say
+/// everything.
+fn read(
+    session: &mut Session,
+    tokens: &[u32],
+    mut prefix: Option<&mut RunPrefix>,
+    observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
+) -> Result<(), EngineError> {
+    let first = session.tokens().len();
+    let cuts = prefix
+        .as_ref()
+        .map_or(Vec::new(), |_| session.prefix_cuts(tokens.len()));
+    for end in cuts.into_iter().chain([tokens.len()]) {
+        let start = session.tokens().len();
+        session.prefill(&tokens[start..end], &mut |progress| {
+            observe(RunEvent::Prefill(PrefillProgress {
+                tokens_done: (start - first) as f64 + progress.tokens_done,
+                tokens: tokens.len() - first,
+            }))
+        })?;
+        if let Some(prefix) = prefix.as_mut().filter(|_| end < tokens.len()) {
+            prefix.store(session)?;
+        }
+    }
+    Ok(())
+}
+
+/// An answer, and when what was done.
+pub(crate) struct Finished {
+    pub(crate) generation: Generation,
+    pub(crate) prompt_tokens: usize,
+    pub(crate) reused_tokens: usize,
+    /// Seconds until the prompt began to be read, and until it had been.
+    pub(crate) opened_s: f64,
+    pub(crate) first_s: f64,
+    pub(crate) decode_s: f64,
+    pub(crate) chat_template_applied: bool,
+}
+
+impl Finished {
+    pub(crate) fn report(self, session: &Session) -> RunReport {
+        // The first token costs no forward pass beyond the prefill; every later one costs one.
+        let decoded = session.tokens().len() - self.prompt_tokens;
+        let read = self.prompt_tokens - self.reused_tokens;
+        let engine = session.engine();
+        let options = engine.options();
+        let shape = policy_shape(engine.model().config(), options);
+        RunReport {
+            model: engine.path().display().to_string(),
+            text: self.generation.text,
+            stop: self.generation.stop,
+            prompt_tokens: self.prompt_tokens,
+            reused_tokens: self.reused_tokens,
+            generated_tokens: self.generation.tokens.len(),
+            time_to_first_token_ms: self.first_s * 1e3,
+            prefill_tokens_per_s: match read {
+                0 => 0.0,
+                read => read as f64 / (self.first_s - self.opened_s),
+            },
+            decode_tokens_per_s: match decoded {
+                0 => 0.0,
+                decoded => decoded as f64 / self.decode_s,
+            },
+            density: session.density(),
+            prefill_policy: match options.auto_target {
+                Some(target) => format!("auto to {target}"),
+                None => options.prefill.to_string(),
+            },
+            decode_policy: options.decode.to_string(),
+            prefill_dense_below: dense_below(&options.prefill.base, Phase::Prefill, &shape, &options.cost),
+            decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),
+            audit: session.audit(),
+            chat_template_applied: self.chat_template_applied,
+            kv: KvReport::new(engine, &session.usage()),
+            session: None,
+            prefix_cache: None,
+            plan: engine.plan().clone(),
+            threads: rayon::current_num_threads(),
+        }
+    }
+}
+
 /// The prompt as tokens, through the chat template where one applies.
-fn prompt_tokens(engine: &Engine, request: &RunRequest, prompt: &str) -> Result<(Vec<u32>, bool), EngineError> {
+pub(crate) fn prompt_tokens(
+    engine: &Engine,
+    request: &RunRequest,
+    prompt: &str,
+) -> Result<(Vec<u32>, bool), EngineError> {
     if prompt.trim().is_empty() {
         return Err(EngineError::EmptyPrompt);
     }

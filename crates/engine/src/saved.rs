@@ -9,6 +9,7 @@ use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
 use crate::attention_step::PairCount;
+use crate::eviction::Evicted;
 use crate::origin::Origin;
 use crate::plan::{cache_shape, session_tiers};
 use crate::sampler::SamplerState;
@@ -16,7 +17,7 @@ use crate::window::Rolled;
 use crate::{Engine, EngineError, Session};
 
 /// Changes with the record below.
-const VERSION: &str = "3";
+const VERSION: &str = "4";
 
 /// What a session holds beside its pages.
 #[derive(Serialize, Deserialize)]
@@ -33,6 +34,7 @@ struct Record {
     /// `[layers, kv_heads]`
     decode: Vec<Vec<u8>>,
     rolled: Rolled,
+    evicted: Evicted,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
 }
@@ -57,6 +59,7 @@ impl Session {
             prefill: states(&self.prefill),
             decode: states(&self.decode),
             rolled: self.rolled.clone(),
+            evicted: self.evicted.clone(),
             recurrent: self.recurrence.state.to_bytes(),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
@@ -99,9 +102,17 @@ impl Session {
         if recurrent.tokens().is_some_and(|tokens| tokens != record.tokens.len()) {
             return Err(unreadable(path));
         }
+        let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
+        let held: Vec<usize> = heads
+            .map(|(layer, kv_head)| cache.head_tokens(layer, kv_head))
+            .collect();
+        if engine.options().window.is_none() && !record.evicted.leaves(record.tokens.len(), &held) {
+            return Err(unreadable(path));
+        }
         session.recurrence.resume(recurrent)?;
         session.cache = cache;
         session.rolled = record.rolled;
+        session.evicted = record.evicted;
         session.tokens = record.tokens;
         session.prefilled = record.prefilled;
         session.pending = record.pending;

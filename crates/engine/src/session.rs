@@ -14,6 +14,7 @@ use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::Step;
 use crate::edge::{CacheEdge, EdgeBuffers};
+use crate::eviction::Evicted;
 use crate::plan::{cache_shape, policy_shape, session_tiers};
 use crate::recurrence::Recurrence;
 use crate::sampler::SamplerState;
@@ -50,6 +51,7 @@ pub struct Session {
     pub(crate) decode: PolicySet,
     pub(crate) recurrence: Recurrence,
     pub(crate) rolled: Rolled,
+    pub(crate) evicted: Evicted,
     pub(crate) tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
     pub(crate) prefilled: usize,
@@ -63,7 +65,7 @@ pub struct Session {
     edge: EdgeBuffers,
     partials: Vec<Partial>,
     pub(crate) pairs: PairCount,
-    means: BlockMeans,
+    pub(crate) means: BlockMeans,
     audit: Option<Audit>,
     auto: Option<Auto>,
 }
@@ -75,15 +77,26 @@ impl Session {
     /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
         let options = engine.options();
+        let shape = cache_shape(engine.model().config(), options);
+        Self::over(
+            engine,
+            KvCache::with_tiers(shape, session_tiers(options, engine.plan())?)?,
+        )
+    }
+
+    /// An empty session over an empty cache.
+    pub(crate) fn over(engine: &Arc<Engine>, cache: KvCache) -> Result<Self, EngineError> {
+        let options = engine.options();
         let config = engine.model().config();
         let shape = policy_shape(config, options);
         let policies = |rules: &PolicyRules, phase| PolicySet::new(rules, phase, &shape, &options.cost);
         Ok(Self {
-            cache: KvCache::with_tiers(cache_shape(config, options), session_tiers(options, engine.plan())?)?,
+            cache,
             prefill: policies(&options.prefill, Phase::Prefill)?,
             decode: policies(&options.decode, Phase::Decode)?,
             recurrence: Recurrence::new(config),
             rolled: Rolled::default(),
+            evicted: Evicted::default(),
             tokens: Vec::new(),
             prefilled: 0,
             pending: None,
@@ -212,6 +225,7 @@ impl Session {
     /// [`EngineError::ContextExceeded`] when the context is full.
     pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
         self.check_room("the answer", 1)?;
+        self.evict()?;
         self.read_batch(
             &[token],
             Phase::Decode,
@@ -226,8 +240,8 @@ impl Session {
     ///
     /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
     /// prompt that failed: from the end of its latest batch); going back to elsewhere reads again what came after the
-    /// last of these. A session with a window that has moved on since ([`StreamWindow`](crate::StreamWindow)) forgets
-    /// everything.
+    /// last of these. A session with a window that has moved on since ([`StreamWindow`](crate::StreamWindow)), or from
+    /// which policies have let tokens go since, forgets everything.
     ///
     /// # Errors
     /// Of reading again, which the session leaves at the batch that failed; none for models without recurrent layers.
@@ -298,7 +312,8 @@ impl Session {
 
     /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state.
     fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
-        let tokens = if self.rolled.reaches(tokens) { tokens } else { 0 };
+        let reached = self.rolled.reaches(tokens) && self.evicted.reaches(tokens);
+        let tokens = if reached { tokens } else { 0 };
         let known = self.recurrence.restore(tokens)?;
         let again = self.tokens[known..tokens].to_vec();
         self.tokens.truncate(known);
@@ -314,10 +329,16 @@ impl Session {
         if tokens == 0 {
             self.rolled = Rolled::default();
         }
-        self.cache.truncate(self.rolled.place(tokens));
-        self.prefill.truncate(tokens);
-        self.decode.truncate(tokens);
-        self.means.truncate(tokens);
+        self.cut(tokens);
+    }
+
+    /// Forgets the whole sequence, after a failure that left part of it in disorder.
+    pub(crate) fn forget_all(&mut self) {
+        self.logits.clear();
+        self.end_answer();
+        self.tokens.clear();
+        self.recurrence.reset();
+        self.forget_from(0);
     }
 
     /// Whether there is no room for another token.
@@ -349,6 +370,7 @@ impl Session {
         }
         self.check_room("the prompt", tokens.len())?;
         self.end_answer();
+        self.evict()?;
         self.recurrence.keep_before_prompt()?;
         let layers = self.engine.model().config().layers;
         let batch_tokens = self.engine.options().batch_tokens;
@@ -430,6 +452,7 @@ impl Session {
                 total_tokens: goal,
                 page_tokens: engine.options().page_tokens,
                 scale: config.attention_scale,
+                evicted: &self.evicted,
             },
             window: &|layer| match (model.window(layer), engine.options().window) {
                 (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),

@@ -3,8 +3,10 @@
 mod testing;
 
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 use riffle_engine::{Engine, EngineError, EngineOptions, PrefillProgress, Session};
+use riffle_kv::PrefixCache;
 use testing::{go_on, hybrid_engine, hybrid_prompt, largest_difference, logits_after};
 
 /// Largest difference between ways to cut a text: logits reach 5.
@@ -155,11 +157,55 @@ fn a_restored_session_goes_on_to_the_bit() {
 }
 
 #[test]
-fn a_prefix_cache_is_refused() {
+fn a_prefix_cache_keeps_states_with_the_pages() {
     let folder = tempfile::tempdir().unwrap();
-    let cache = riffle_kv::PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let engine = hybrid_engine(EngineOptions {
+        page_tokens: 32,
+        ..batches(128, 64)
+    });
+    let tokens = hybrid_prompt(300);
+    let mut session = Session::new(&engine).unwrap();
+    let cuts = session.prefix_cuts(tokens.len());
+    assert_eq!(cuts, [64, 192, 256]);
+    for end in cuts.into_iter().chain([300]) {
+        session
+            .prefill(&tokens[session.tokens().len()..end], &mut go_on)
+            .unwrap();
+        session.store_prefix(&cache).unwrap();
+    }
+    // Cut there, the bits are those of the whole.
+    assert_eq!(session.logits(), logits_after(&engine, &tokens));
+    for (shared, expected) in [(300, 256), (256, 256), (250, 192), (130, 64), (40, 0)] {
+        let other = [&tokens[..shared], &[3, 1, 4, 1, 5]].concat();
+        let mut found = Session::new(&engine).unwrap();
+        assert_eq!(found.fill_prefix(&cache, &other).unwrap(), 0);
+        assert_eq!(found.tokens().len(), expected, "{shared} shared");
+        found.prefill(&other[expected..], &mut go_on).unwrap();
+        assert_eq!(found.logits(), logits_after(&engine, &other), "{shared} shared");
+    }
+    // A state or page that has changed is never used.
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "block") {
+            let mut bytes = std::fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+        }
+    }
+    let mut found = Session::new(&engine).unwrap();
+    assert!(found.fill_prefix(&cache, &tokens).unwrap() > 0);
+    assert_eq!(found.tokens().len(), 0);
+    found.prefill(&tokens, &mut go_on).unwrap();
+    assert_eq!(found.logits(), session.logits());
+}
+
+#[test]
+fn pages_alone_are_not_shared_in_memory() {
     let mut session = Session::new(&hybrid_engine(EngineOptions::default())).unwrap();
-    let refused = session.fill_prefix(&cache, &hybrid_prompt(100));
+    session.prefill(&hybrid_prompt(100), &mut go_on).unwrap();
+    let refused = session.share_prefix();
     assert!(matches!(refused, Err(EngineError::PrefixRecurrent)), "{refused:?}");
 }
 
@@ -180,4 +226,41 @@ fn a_state_that_does_not_fit_is_refused_by_name() {
 
 fn engine_path() -> std::path::PathBuf {
     hybrid_engine(EngineOptions::default()).path().to_owned()
+}
+
+/// Prints seconds; run it alone: `cargo test --release -p riffle-engine --test hybrid -- --ignored --nocapture`.
+#[test]
+#[ignore = "reads a hundred thousand tokens"]
+fn restoring_a_hundred_thousand_tokens_takes_the_time_of_reading_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(engine_path().join(name), model.join(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+    let longer = config.replace(
+        "\"max_position_embeddings\": 1024",
+        "\"max_position_embeddings\": 131072",
+    );
+    assert_ne!(longer, config);
+    std::fs::write(model.join("config.json"), longer).unwrap();
+    let engine = Engine::load(&model, EngineOptions::default()).unwrap();
+    let path = folder.path().join("session");
+    let mut session = Session::new(&engine).unwrap();
+    let start = Instant::now();
+    session.prefill(&hybrid_prompt(100_000), &mut go_on).unwrap();
+    let prefill_s = start.elapsed().as_secs_f64();
+    engine.fingerprint().unwrap();
+    session.save(&path).unwrap();
+    let start = Instant::now();
+    let mut restored = Session::restore(&engine, &path).unwrap();
+    let restore_s = start.elapsed().as_secs_f64();
+    println!(
+        "prefill {prefill_s:.2} s, restore {restore_s:.3} s: {:.2}%",
+        100.0 * restore_s / prefill_s
+    );
+    session.advance(3).unwrap();
+    restored.advance(3).unwrap();
+    assert_eq!(restored.logits(), session.logits());
 }

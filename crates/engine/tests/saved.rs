@@ -92,6 +92,32 @@ fn a_restored_session_goes_on_to_the_bit() {
             Format::Q4_0,
             Format::Q4_0,
         ),
+        // Policies that carry votes, masses, bounds or block means from one prompt to the next.
+        (
+            "h2o-chunk:from=0,local=16,heavy=32",
+            "h2o:budget=200,recent=32,observed=16",
+            Format::F16,
+            Format::F16,
+        ),
+        ("full", "snapkv:budget=200,window=16", Format::Q8_0, Format::Q8_0),
+        (
+            "log-stride:window=64,landmarks=1,block=48",
+            "log-stride:window=64,landmarks=1,block=48",
+            Format::F16,
+            Format::F16,
+        ),
+        (
+            "tri-shape:sinks=8,window=64,tail=32",
+            "twilight:from=0,least=2,block=16,dense_layers=0",
+            Format::F16,
+            Format::Q4_0,
+        ),
+        (
+            "blasst:factor=4,block=16",
+            "blasst:factor=4,block=16",
+            Format::F32,
+            Format::F32,
+        ),
     ];
     for (prefill, decode, key_format, value_format) in cases {
         let engine = engine(EngineOptions {

@@ -1,19 +1,18 @@
 //! A session whose pages lie in farther tiers gives the bits of one that holds them all.
 
 mod testing;
+#[path = "../../kv/tests/testing/unhurried.rs"]
+mod unhurried;
 
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineError, EngineOptions, Session};
-use riffle_kv::{CpuDevice, Device, DeviceMemory, DiskTier, KvError, KvTiers};
+use riffle_kv::{CpuDevice, DiskTier, KvError, KvTiers};
 use riffle_policy::Phase;
 use testing::{fixture, go_on, prompt};
+use unhurried::Unhurried;
 
 /// Policies for reading and for writing, with sizes that leave something out of a short text.
 const POLICIES: [(&str, &str); 10] = [
@@ -74,7 +73,8 @@ fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: usize, spare
     options
 }
 
-/// Bits of all logits after a prompt in two parts and after each token that follows, and how much lies on disk.
+/// Bits of all logits after a prompt in two parts and after each token that follows, and how much lay on disk when the
+/// prompt had been read.
 fn run(engine: &Arc<Engine>, length: usize) -> (Vec<Vec<u32>>, u64) {
     let bits = |session: &Session| {
         session
@@ -86,15 +86,18 @@ fn run(engine: &Arc<Engine>, length: usize) -> (Vec<Vec<u32>>, u64) {
     let mut session = Session::new(engine).unwrap();
     let tokens = prompt(length);
     let mut found = Vec::new();
+    // Policies that let tokens go leave nothing far at the end.
+    let mut on_disk = 0;
     for part in [&tokens[..length / 3], &tokens[length / 3..]] {
         session.prefill(part, &mut go_on).unwrap();
         found.push(bits(&session));
+        on_disk = session.usage().bytes_by_tier.disk;
     }
     for token in 0..20 {
         session.advance(token).unwrap();
         found.push(bits(&session));
     }
-    (found, session.usage().bytes_by_tier.disk)
+    (found, on_disk)
 }
 
 #[test]
@@ -141,41 +144,6 @@ fn every_policy_there_is_has_been_compared() {
     }
 }
 
-/// Main memory in which every page takes a while to arrive, never the same.
-#[derive(Debug)]
-struct Unhurried(AtomicU64);
-
-struct UnhurriedMemory(Box<dyn DeviceMemory>, u64);
-
-impl Device for Unhurried {
-    fn reads_main_memory(&self) -> bool {
-        true
-    }
-
-    fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
-        let seed = self.0.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed) | 1;
-        Ok(Box::new(UnhurriedMemory(CpuDevice::new().allocate(bytes)?, seed)))
-    }
-}
-
-impl DeviceMemory for UnhurriedMemory {
-    fn bytes(&self) -> &[u8] {
-        self.0.bytes()
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.bytes_mut()
-    }
-
-    fn loaded(&mut self, bytes: Range<usize>) {
-        self.1 ^= self.1 << 13;
-        self.1 ^= self.1 >> 7;
-        self.1 ^= self.1 << 17;
-        std::thread::sleep(Duration::from_micros(self.1 % 4 * 50));
-        self.0.loaded(bytes);
-    }
-}
-
 #[test]
 fn the_timing_of_the_loads_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +153,7 @@ fn the_timing_of_the_loads_changes_no_bit() {
         let (expected, _) = run(&Engine::load(&model, options.clone()).unwrap(), 200);
         for (slots, loaders) in [(1, 1), (3, 2), (8, 3)] {
             let mut options = far(&options, &model, folder.path(), slots, 0);
-            options.kv_tiers.device = Arc::new(Unhurried(AtomicU64::new(slots as u64)));
+            options.kv_tiers.device = Arc::new(Unhurried::new(slots as u64));
             options.kv_tiers.loaders = loaders;
             let (found, on_disk) = run(&Engine::load(&model, options).unwrap(), 200);
             assert!(on_disk > 0);
@@ -290,4 +258,39 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
     let plan = riffle_engine::plan(&info, &options).unwrap();
     assert!(plan.fits() && plan.kv_tiers.disk_bytes > 70 << 20, "{plan:?}");
     assert!(plan.total_bytes <= plan.available_bytes);
+}
+
+#[test]
+fn audits_and_policies_chosen_by_them_are_the_same_wherever_pages_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("vectors/group2-dim64-linear-bf16");
+    for auto_target in [None, Some(0.9)] {
+        let mut options = options(POLICIES[1], Format::F16, Format::F16, 16);
+        options.audit = true;
+        options.auto_target = auto_target;
+        let run = |options: EngineOptions| {
+            let engine = Engine::load(&model, options).unwrap();
+            let mut session = Session::new(&engine).unwrap();
+            let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+            let log = Arc::clone(&seen);
+            session
+                .observe_audit(move |query| {
+                    let mass: Vec<u32> = query.mass.iter().map(|mass| mass.to_bits()).collect();
+                    log.lock()
+                        .unwrap()
+                        .push((query.head, query.position, mass, query.read.to_vec()));
+                })
+                .unwrap();
+            session.prefill(&prompt(210), &mut go_on).unwrap();
+            session.advance(3).unwrap();
+            let bits: Vec<u32> = session.logits().iter().map(|logit| logit.to_bits()).collect();
+            let seen = std::mem::take(&mut *seen.lock().unwrap());
+            (bits, session.audit(), seen, session.usage().bytes_by_tier.disk)
+        };
+        let expected = run(options.clone());
+        let found = run(far(&options, &model, folder.path(), 3, 0));
+        assert!(found.3 > 0 && !found.2.is_empty());
+        assert_eq!(found.1, expected.1);
+        assert!((found.0, found.2) == (expected.0, expected.2), "{auto_target:?}");
+    }
 }

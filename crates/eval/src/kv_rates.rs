@@ -258,27 +258,35 @@ fn filled(shape: &CacheShape, tiers: KvTiers, tokens: usize) -> Result<KvCache, 
     Ok(cache)
 }
 
-/// Streams every layer and returns the seconds of the fastest of a few rounds.
-fn streaming_s(cache: &mut KvCache) -> Result<f64, EvalError> {
-    let mut round = || -> Result<f64, KvError> {
+/// Rounds of each measurement; the fastest counts.
+const ROUNDS: usize = 8;
+
+/// Seconds of streaming every layer and of the plain work, the fastest of rounds in turn: what else the machine does
+/// meets both alike.
+fn rounds(cache: &mut KvCache, mut plain: impl FnMut() -> Result<(), EvalError>) -> Result<(f64, f64), EvalError> {
+    let (mut streaming_s, mut plain_s) = (f64::INFINITY, f64::INFINITY);
+    // The first round brings memory and threads into being.
+    for round in 0..=ROUNDS {
         let start = Instant::now();
         for layer in 0..LAYERS {
-            cache.stream::<KvError>(layer, None, Some((layer + 1) % LAYERS), &mut |pages| {
+            let streamed = cache.stream::<KvError>(layer, None, Some((layer + 1) % LAYERS), &mut |pages| {
                 black_box(pages);
                 Ok(())
-            })?;
+            });
+            streamed.map_err(EngineError::from)?;
         }
-        Ok(start.elapsed().as_secs_f64())
-    };
-    round().map_err(EngineError::from)?;
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        best = best.min(round().map_err(EngineError::from)?);
+        let streamed_s = start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        plain()?;
+        if round > 0 {
+            streaming_s = streaming_s.min(streamed_s);
+            plain_s = plain_s.min(start.elapsed().as_secs_f64());
+        }
     }
-    Ok(best)
+    Ok((streaming_s, plain_s))
 }
 
-fn stream_rate(path: &'static str, bytes: u64, streaming_s: f64, plain_s: f64) -> StreamRate {
+fn stream_rate(path: &'static str, bytes: u64, (streaming_s, plain_s): (f64, f64)) -> StreamRate {
     let gigabytes = bytes as f64 / 1e9;
     StreamRate {
         path,
@@ -292,13 +300,11 @@ fn ram_to_device(options: &KvRateOptions) -> Result<StreamRate, EvalError> {
     let shape = shape(options, options.format);
     let mut cache = filled(&shape, far(options, &shape, None, 0), options.tokens)?;
     let bytes = cache.usage().bytes_by_tier.ram;
-    let streaming = streaming_s(&mut cache)?;
-    drop(cache);
     // The same bytes, a plane at a time, into memory as small as the ring.
     let plane = options.format.plane_bytes(options.page_tokens, HEAD_DIM);
     let source = vec![1u8; bytes as usize];
     let mut target = vec![0u8; 2 * riffle_kv::DEFAULT_SLOTS * plane];
-    let plain = fastest(|| {
+    let seconds = rounds(&mut cache, || {
         let slots = target.len() / plane;
         for (number, plane_bytes) in source.chunks(plane).enumerate() {
             target[number % slots * plane..][..plane_bytes.len()].copy_from_slice(plane_bytes);
@@ -306,60 +312,36 @@ fn ram_to_device(options: &KvRateOptions) -> Result<StreamRate, EvalError> {
         black_box(&target);
         Ok(())
     })?;
-    Ok(stream_rate("ram to device", bytes, streaming, plain))
+    Ok(stream_rate("ram to device", bytes, seconds))
 }
 
 fn disk_to_ram(options: &KvRateOptions) -> Result<StreamRate, EvalError> {
     let shape = shape(options, options.format);
-    let mut cache = filled(
-        &shape,
-        far(options, &shape, Some(options.folder.clone()), 0),
-        options.tokens,
-    )?;
+    let tiers = far(options, &shape, Some(options.folder.clone()), 0);
+    let mut cache = filled(&shape, tiers, options.tokens)?;
     let bytes = cache.usage().bytes_by_tier.disk;
-    let streaming = streaming_s(&mut cache)?;
-    drop(cache);
     let plane = options.format.plane_bytes(options.page_tokens, HEAD_DIM);
     let path = options.folder.join(format!(".riffle-bench.{}", std::process::id()));
-    let plain = plain_reads_s(&path, bytes as usize, plane);
-    std::fs::remove_file(&path).ok();
-    let plain = plain.map_err(|error| EvalError::file(&path, &error))?;
-    Ok(stream_rate("disk to ram", bytes, streaming, plain))
-}
-
-/// Seconds of plain reads of a file just written, a plane at a time.
-fn plain_reads_s(path: &std::path::Path, bytes: usize, plane: usize) -> std::io::Result<f64> {
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(path)?;
+    let failed = |error: std::io::Error| EvalError::file(&path, &error);
     let mut target = vec![1u8; 2 * riffle_kv::DEFAULT_SLOTS * plane];
-    for _ in 0..bytes / plane {
-        file.write_all(&target[..plane])?;
+    let mut file = File::options();
+    let file = file.read(true).write(true).create(true).truncate(true).open(&path);
+    let mut file = file.map_err(failed)?;
+    // It is read through its handle alone.
+    std::fs::remove_file(&path).map_err(failed)?;
+    let planes = bytes as usize / plane;
+    for _ in 0..planes {
+        file.write_all(&target[..plane]).map_err(failed)?;
     }
-    let mut best = f64::INFINITY;
-    for _ in 0..6 {
-        file.seek(SeekFrom::Start(0))?;
-        let start = Instant::now();
-        for number in 0..bytes / plane {
+    let seconds = rounds(&mut cache, || {
+        file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        for number in 0..planes {
             let slot = number % (2 * riffle_kv::DEFAULT_SLOTS);
-            file.read_exact(&mut target[slot * plane..][..plane])?;
+            file.read_exact(&mut target[slot * plane..][..plane]).map_err(failed)?;
         }
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    Ok(best)
-}
-
-fn fastest(mut work: impl FnMut() -> Result<(), EvalError>) -> Result<f64, EvalError> {
-    let mut best = f64::INFINITY;
-    for _ in 0..6 {
-        let start = Instant::now();
-        work()?;
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    Ok(best)
+        Ok(())
+    })?;
+    Ok(stream_rate("disk to ram", bytes, seconds))
 }
 
 /// Milliseconds of attention of one token through all layers: the median of several.

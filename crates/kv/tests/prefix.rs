@@ -202,3 +202,54 @@ fn what_does_not_fit_the_cache_is_refused_and_leaves_it_empty() {
     assert!(matches!(result, Err(KvError::Budget { .. })), "{result:?}");
     assert_eq!((small.tokens(0), small.usage().pages), (0, 0));
 }
+
+#[test]
+fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(32, Format::F16);
+    let tokens = text(1, 140);
+    let original = cache(shape, 3, 140);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    store.store(&original, b"model", &tokens).unwrap();
+    let find = |tokens: &[u32]| {
+        let mut cache = KvCache::new(shape, None).unwrap();
+        let (found, note) = store.fill_with_note(&mut cache, b"model", tokens).unwrap();
+        assert_eq!(cache.tokens(0), found.tokens);
+        (found.tokens, note)
+    };
+    assert_eq!(find(&tokens), (0, None), "pages without a note are not enough");
+    let kept = store
+        .store_with_note(&original, b"model", &tokens[..64], b"state after two")
+        .unwrap();
+    assert_eq!((kept.tokens, kept.new_blocks), (64, 0));
+    assert_eq!(kept.bytes, bytes(folder.path()));
+    // Not whole pages: the note belongs nowhere.
+    store
+        .store_with_note(&original, b"model", &tokens[..100], b"state")
+        .unwrap();
+    assert_eq!(find(&tokens), (64, Some(b"state after two".to_vec())));
+    assert_eq!(find(&text(2, 140)), (0, None));
+    store
+        .store_with_note(&original, b"model", &tokens[..128], b"state after four")
+        .unwrap();
+    assert_eq!(find(&tokens), (128, Some(b"state after four".to_vec())));
+    // A note that has changed is removed, and an earlier one serves.
+    for path in blocks(folder.path()) {
+        let mut content = fs::read(&path).unwrap();
+        if content.windows(16).any(|window| window == b"state after four") {
+            content[50] ^= 1;
+            fs::write(&path, content).unwrap();
+        }
+    }
+    assert_eq!(find(&tokens), (64, Some(b"state after two".to_vec())));
+    assert_eq!(found(&store, shape, b"model", &tokens).1, 128);
+
+    // A budget that holds the pages and not the note.
+    let tight = tempfile::tempdir().unwrap();
+    let all = bytes(folder.path());
+    let store = PrefixCache::open(tight.path(), all / 2).unwrap();
+    store
+        .store_with_note(&original, b"model", &tokens[..64], &vec![1; all as usize])
+        .unwrap();
+    assert!(bytes(tight.path()) <= all / 2);
+}

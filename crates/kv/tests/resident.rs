@@ -15,7 +15,7 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn freed_pages_go_back_to_the_operating_system() {
+fn memory_follows_what_is_held_evicted_and_shared() {
     let shape = CacheShape {
         layers: 4,
         kv_heads: 2,
@@ -43,4 +43,35 @@ fn freed_pages_go_back_to_the_operating_system() {
     let empty = resident_bytes();
     assert!(full - empty > payload * 9 / 10, "{empty} after {full}");
     assert_eq!((cache.usage().bytes_by_tier.total(), cache.mapped_bytes()), (0, 0));
+
+    // A tenth of the tokens of every head stays, spread over all pages: the rest goes back.
+    for _ in 0..64 {
+        append_all(&mut cache, 0, 256);
+    }
+    let full = resident_bytes();
+    let kept: Vec<usize> = (0..64 * 256).step_by(10).collect();
+    for layer in 0..shape.layers {
+        for kv_head in 0..shape.kv_heads {
+            cache.retain(layer, kv_head, &kept).unwrap();
+        }
+    }
+    let evicted = resident_bytes();
+    assert!(full - evicted > payload * 9 / 10 * 9 / 10, "{evicted} after {full}");
+    cache.clear();
+
+    // Three sequences that begin alike hold their beginning once, and it goes when the last of them goes.
+    let before = resident_bytes();
+    for _ in 0..64 {
+        append_all(&mut cache, 0, 256);
+    }
+    let mut forks = vec![cache.fork().unwrap(), cache.fork().unwrap()];
+    forks.iter_mut().for_each(|fork| append_all(fork, 7, 64));
+    let shared = resident_bytes() - before;
+    assert!(shared < payload * 11 / 10, "{shared} for {payload}");
+    drop(cache);
+    forks.truncate(1);
+    assert!(resident_bytes() - before > payload * 9 / 10);
+    drop(forks);
+    let empty = resident_bytes().saturating_sub(before);
+    assert!(empty < payload / 10, "{empty} of {payload} left");
 }

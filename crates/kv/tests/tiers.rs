@@ -1,19 +1,18 @@
 //! What comes back from farther tiers is what was appended, within every budget, whatever the timing.
 
 mod testing;
+#[path = "testing/unhurried.rs"]
+mod unhurried;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use proptest::prelude::*;
 use riffle_attention::{Format, PageView, Span, read_keys, read_values};
-use riffle_kv::{CacheShape, CpuDevice, Device, DeviceMemory, DiskTier, KvCache, KvError, KvTiers, Outlook};
+use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook};
 use testing::{append_all, shape, tokens};
+use unhurried::Unhurried;
 
 /// Bits of the keys and the values of pages, by (KV head, page).
 type Contents = BTreeMap<(usize, usize), (Vec<u32>, Vec<u32>)>;
@@ -83,41 +82,6 @@ fn tiers(folder: &Path, shape: &CacheShape, near_pages: usize, slots: usize) -> 
     tiers
 }
 
-/// Main memory in which every page takes a while to arrive, never the same.
-#[derive(Debug)]
-struct Unhurried(AtomicU64);
-
-struct UnhurriedMemory(Box<dyn DeviceMemory>, u64);
-
-impl Device for Unhurried {
-    fn reads_main_memory(&self) -> bool {
-        true
-    }
-
-    fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
-        let seed = self.0.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed) | 1;
-        Ok(Box::new(UnhurriedMemory(CpuDevice::new().allocate(bytes)?, seed)))
-    }
-}
-
-impl DeviceMemory for UnhurriedMemory {
-    fn bytes(&self) -> &[u8] {
-        self.0.bytes()
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.bytes_mut()
-    }
-
-    fn loaded(&mut self, bytes: Range<usize>) {
-        self.1 ^= self.1 << 13;
-        self.1 ^= self.1 >> 7;
-        self.1 ^= self.1 << 17;
-        std::thread::sleep(Duration::from_micros(self.1 % 4 * 60));
-        self.0.loaded(bytes);
-    }
-}
-
 #[test]
 fn lengths_around_a_page_boundary_come_back_from_every_tier_with_any_number_of_slots() {
     let folder = tempfile::tempdir().unwrap();
@@ -168,7 +132,7 @@ fn pages_come_back_whole_and_in_order_whatever_the_timing() {
     let shape = shape(16, Format::F16);
     for (slots, loaders) in [(1, 1), (3, 1), (4, 3)] {
         let tiers = KvTiers {
-            device: Arc::new(Unhurried(AtomicU64::new(slots as u64))),
+            device: Arc::new(Unhurried::new(slots as u64)),
             loaders,
             ..tiers(folder.path(), &shape, 4, slots)
         };

@@ -1,6 +1,6 @@
 //! Reads short sequences densely: below its break-even length a policy costs more than it saves.
 
-use riffle_attention::{PageView, QueryTile, Selection};
+use riffle_attention::{PageView, QueryTile, Selection, Span};
 
 use crate::{ColumnMass, PolicyError, SelectContext, SparsePolicy};
 
@@ -89,6 +89,14 @@ impl SparsePolicy for Guarded {
 
     fn follows_from_keys(&self) -> bool {
         self.inner.follows_from_keys()
+    }
+
+    fn retained(&self, tokens: usize) -> Option<Vec<Span>> {
+        self.inner.retained(tokens)
+    }
+
+    fn close_gaps(&mut self) {
+        self.inner.close_gaps();
     }
 
     fn save_state(&self) -> Vec<u8> {

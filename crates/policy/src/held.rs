@@ -44,6 +44,12 @@ impl Held {
         Selection::from_spans(held.chain([Span::new(self.known, tokens)]))
     }
 
+    /// What was let go has left: the positions held are the first ones.
+    pub(crate) fn close_gaps(&mut self) {
+        self.known = self.positions.len();
+        self.positions = (0..self.known).collect();
+    }
+
     /// The tokens taken in, then the positions held.
     pub(crate) fn numbers(&self) -> Vec<usize> {
         std::iter::once(self.known)

@@ -142,6 +142,16 @@ pub trait SparsePolicy: Send + Sync {
         true
     }
 
+    /// What it may still read of the first `tokens` tokens, ascending; `None` for a policy that may read any of them. What
+    /// it has let go of never comes back, so that its memory can be freed.
+    fn retained(&self, _tokens: usize) -> Option<Vec<Span>> {
+        None
+    }
+
+    /// The cache holds nothing any more but what is [retained](Self::retained), and counts that without gaps: positions
+    /// are places among the tokens that are left.
+    fn close_gaps(&mut self) {}
+
     /// What it has stored about the sequence, for [`restore_state`](Self::restore_state); empty where it stores nothing
     /// that keys do not give back.
     fn save_state(&self) -> Vec<u8> {

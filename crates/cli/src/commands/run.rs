@@ -40,8 +40,72 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             session: arguments.session.clone(),
             prefix_cache: prefix_cache.clone(),
         };
-        answer(&engine, &request, "", arguments.json)
+        if arguments.question.is_empty() {
+            return answer(&engine, &request, "", arguments.json);
+        }
+        let text = request.prompt.clone().unwrap_or_default();
+        let questions = arguments.question.iter();
+        let prompts: Vec<String> = questions.map(|question| format!("{text}\n{question}")).collect();
+        answer_all(&engine, &request, &prompts, arguments.json)
     })?
+}
+
+/// Answers prompts that begin alike, each with its summary.
+fn answer_all(
+    engine: &std::sync::Arc<Engine>,
+    request: &RunRequest,
+    prompts: &[String],
+    json: bool,
+) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let mut display = PrefillDisplay::new();
+    let mut output = Ok(());
+    let mut reports = Vec::new();
+    riffle_engine::run_questions(
+        engine,
+        request,
+        prompts,
+        &mut |_, event| {
+            match event {
+                RunEvent::Prefill(progress) => display.update(progress),
+                RunEvent::Text(text) => {
+                    display.finish();
+                    if !json {
+                        output = print(text);
+                    }
+                }
+            }
+            if output.is_err() {
+                ControlFlow::Break(())
+            } else {
+                interrupt.flow()
+            }
+        },
+        &mut |report| {
+            if !json {
+                eprintln!();
+                summarise(&report);
+            }
+            let interrupted = report.stop == StopReason::Interrupted;
+            reports.push(report);
+            if interrupted {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        },
+    )?;
+    output?;
+    if json {
+        print_json(&reports)?;
+    }
+    match reports.last() {
+        Some(last) if last.stop == StopReason::Interrupted => Err(Failure::interrupted(format!(
+            "interrupted in the answer to question {}",
+            reports.len()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Runs a request with everything a person wants to see on the way; `label` stands before the answer's first text.

@@ -7,6 +7,13 @@
 //! for each layer and KV head: K, V
 //! hash of all the above: u128
 //! ```
+//!
+//! What a caller wants back with the pages up to a block's end lies in a file of its own, the block's *note*:
+//!
+//! ```text
+//! "RIFFLEPN"  version u32  byte order u32
+//! key u128, key of the block u128, bytes, hash of all the above: u128
+//! ```
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -19,6 +26,7 @@ use crate::snapshot::{BYTE_ORDER, shape_numbers};
 use crate::{CacheShape, KvCache, KvError};
 
 const MAGIC: &[u8; 8] = b"RIFFLEPB";
+const NOTE_MAGIC: &[u8; 8] = b"RIFFLEPN";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16 + 2 * 16;
 const HASH_BYTES: usize = 16;
@@ -122,6 +130,77 @@ impl<'a> Block<'a> {
         head.extend(token_bytes(self.tokens));
         head
     }
+}
+
+/// Bytes that belong to the pages up to a block's end.
+pub(super) struct Note<'a> {
+    pub(super) key: u128,
+    block: u128,
+    bytes: &'a [u8],
+}
+
+impl<'a> Note<'a> {
+    pub(super) fn new(block: u128, bytes: &'a [u8]) -> Self {
+        Self {
+            key: note_key(block),
+            block,
+            bytes,
+        }
+    }
+
+    /// Bytes of the note's file.
+    pub(super) fn file_bytes(&self) -> u64 {
+        (HEAD_BYTES + self.bytes.len() + HASH_BYTES) as u64
+    }
+
+    /// Writes the note and brings it to the disk.
+    pub(super) fn write(&self, path: &Path) -> Result<(), KvError> {
+        let failed = |source| failed("write", path, source);
+        let file = File::create(path).map_err(failed)?;
+        let mut out = Hashed {
+            file: BufWriter::with_capacity(1 << 20, &file),
+            hash: XxHash3_128::new(),
+        };
+        let written = out.write(&note_head(self.block)).and_then(|()| out.write(self.bytes));
+        written.map_err(failed)?;
+        let hash = out.hash.finish_128().to_le_bytes();
+        let flushed = out.file.write_all(&hash).and_then(|()| out.file.flush());
+        flushed.and_then(|()| file.sync_data()).map_err(failed)
+    }
+
+    /// The bytes of a block's note; `None` when the file is not that note to the byte.
+    pub(super) fn read(path: &Path, block: u128) -> Result<Option<Vec<u8>>, KvError> {
+        let mut bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(failed("read", path, source)),
+        };
+        let Some((content, hash)) = bytes.split_last_chunk::<HASH_BYTES>() else {
+            return Ok(None);
+        };
+        let whole = XxHash3_128::oneshot(content).to_le_bytes() == *hash;
+        if !whole || !content.starts_with(&note_head(block)) {
+            return Ok(None);
+        }
+        bytes.truncate(bytes.len() - HASH_BYTES);
+        Ok(Some(bytes.split_off(HEAD_BYTES)))
+    }
+}
+
+/// The key of a block's note.
+pub(super) fn note_key(block: u128) -> u128 {
+    let mut hash = XxHash3_128::new();
+    hash.write(NOTE_MAGIC);
+    hash.write(&block.to_le_bytes());
+    hash.finish_128()
+}
+
+fn note_head(block: u128) -> Vec<u8> {
+    let mut head = head_of_all().to_vec();
+    head[..8].copy_from_slice(NOTE_MAGIC);
+    head.extend(note_key(block).to_le_bytes());
+    head.extend(block.to_le_bytes());
+    head
 }
 
 fn head_of_all() -> [u8; 16] {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use block::Block;
+use block::{Block, Note, note_key};
 use index::{Entry, Index};
 
 use crate::{CacheShape, KvCache, KvError, PathLock};
@@ -72,16 +72,57 @@ impl PrefixCache {
     /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`]; [`KvError::Budget`] and what else an append can meet.
     /// The cache is empty then.
     pub fn fill(&self, cache: &mut KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixFound, KvError> {
+        Ok(self.find(cache, identity, tokens, false)?.0)
+    }
+
+    /// Fills an empty cache with the longest beginning of `tokens` that is kept and has a note, and returns the note: what
+    /// [`store_with_note`](Self::store_with_note) was given when exactly these tokens had been read.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    pub fn fill_with_note(
+        &self,
+        cache: &mut KvCache,
+        identity: &[u8],
+        tokens: &[u32],
+    ) -> Result<(PrefixFound, Option<Vec<u8>>), KvError> {
+        self.find(cache, identity, tokens, true)
+    }
+
+    fn find(
+        &self,
+        cache: &mut KvCache,
+        identity: &[u8],
+        tokens: &[u32],
+        noted: bool,
+    ) -> Result<(PrefixFound, Option<Vec<u8>>), KvError> {
         let _lock = self.lock()?;
         let mut index = Index::open(&self.folder.join(INDEX_FILE))?;
         let mut found = PrefixFound::default();
-        let mut used = Vec::new();
+        let mut blocks = Vec::new();
         for block in Block::chain(cache.shape(), identity, tokens) {
             if index.get(block.key)?.is_none() {
                 break;
             }
-            let path = self.path_of(block.key);
-            let whole = block.read_into(&path, cache);
+            blocks.push(block);
+        }
+        let mut note = None;
+        while let (true, Some(last), None) = (noted, blocks.last(), &note) {
+            let key = note_key(last.key);
+            if index.get(key)?.is_some() {
+                note = Note::read(&self.path_of(key), last.key)?;
+                if note.is_none() {
+                    found.damaged_blocks += 1;
+                    self.forget(&mut index, key)?;
+                }
+            }
+            if note.is_none() {
+                blocks.pop();
+            }
+        }
+        let mut used = Vec::new();
+        for block in &blocks {
+            let whole = block.read_into(&self.path_of(block.key), cache);
             if !matches!(whole, Ok(true)) {
                 cache.truncate(found.tokens);
             }
@@ -92,8 +133,7 @@ impl PrefixCache {
                 }
                 Ok(false) => {
                     found.damaged_blocks += 1;
-                    index.remove(&[block.key])?;
-                    fs::remove_file(&path).ok();
+                    self.forget(&mut index, block.key)?;
                     break;
                 }
                 Err(error) => {
@@ -102,8 +142,23 @@ impl PrefixCache {
                 }
             }
         }
+        if noted && used.len() < blocks.len() {
+            // The note is of more tokens than came back whole.
+            cache.clear();
+            (found.tokens, note) = (0, None);
+        }
+        if let (Some(_), Some(last)) = (&note, used.last()) {
+            used.push(note_key(*last));
+        }
         index.touch(&used)?;
-        Ok(found)
+        Ok((found, note))
+    }
+
+    /// Removes what has changed on disk.
+    fn forget(&self, index: &mut Index, key: u128) -> Result<(), KvError> {
+        index.remove(&[key])?;
+        fs::remove_file(self.path_of(key)).ok();
+        Ok(())
     }
 
     /// Keeps the whole pages of the first `tokens.len()` tokens of a cache that holds exactly these tokens first.
@@ -114,6 +169,31 @@ impl PrefixCache {
     /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`]; what was kept before is still kept, but for blocks that
     /// had to make room.
     pub fn store(&self, cache: &KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixStored, KvError> {
+        self.keep(cache, identity, tokens, None)
+    }
+
+    /// [`store`](Self::store), with a note for whoever finds exactly these tokens, which must be whole pages: what keys
+    /// and values alone do not give back.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn store_with_note(
+        &self,
+        cache: &KvCache,
+        identity: &[u8],
+        tokens: &[u32],
+        note: &[u8],
+    ) -> Result<PrefixStored, KvError> {
+        self.keep(cache, identity, tokens, Some(note))
+    }
+
+    fn keep(
+        &self,
+        cache: &KvCache,
+        identity: &[u8],
+        tokens: &[u32],
+        note: Option<&[u8]>,
+    ) -> Result<PrefixStored, KvError> {
         let held = (0..cache.shape().layers)
             .map(|layer| cache.tokens(layer))
             .min()
@@ -125,6 +205,13 @@ impl PrefixCache {
         let mut stored = PrefixStored::default();
         let (mut known, mut new) = (Vec::new(), Vec::new());
         let block_bytes = Block::file_bytes(cache.shape());
+        let pages = tokens.len() / cache.shape().page_tokens;
+        let whole = pages * cache.shape().page_tokens == tokens.len();
+        let last = Block::chain(cache.shape(), identity, tokens).last();
+        let note = last.filter(|_| whole).zip(note);
+        let note = note.map(|(block, bytes)| Note::new(block.key, bytes));
+        let note_bytes = note.as_ref().map_or(0, Note::file_bytes);
+        let note = note.filter(|_| pages as u64 * block_bytes + note_bytes <= self.budget_bytes);
         for (number, block) in Block::chain(cache.shape(), identity, tokens).enumerate() {
             let fits = (number as u64 + 1).saturating_mul(block_bytes) <= self.budget_bytes;
             if index.get(block.key)?.is_some() {
@@ -135,9 +222,17 @@ impl PrefixCache {
                 break;
             }
         }
+        stored.tokens = (known.len() + new.len()) * cache.shape().page_tokens;
+        let mut note = note;
+        if let Some(there) = note.take_if(|note| matches!(index.get(note.key), Ok(Some(_)))) {
+            known.push(there.key);
+        }
         // What is used now goes last.
         index.touch(&known)?;
-        let room = self.budget_bytes.saturating_sub(new.len() as u64 * block_bytes);
+        let note_bytes = note.as_ref().map_or(0, Note::file_bytes);
+        let room = self
+            .budget_bytes
+            .saturating_sub(new.len() as u64 * block_bytes + note_bytes);
         let removed = index.oldest_beyond(room)?;
         index.remove(&removed)?;
         for key in &removed {
@@ -152,16 +247,33 @@ impl PrefixCache {
                 return Err(error);
             }
         }
+        if let Some(note) = &note {
+            let path = self.path_of(note.key);
+            if let Err(error) = note.write(&path) {
+                fs::remove_file(&path).ok();
+                return Err(error);
+            }
+        }
         sync_folder(&self.folder)?;
-        index.insert(new.iter().map(|(number, block)| {
+        let noted = note.iter().map(|note| {
             let entry = Entry {
-                depth: *number as u32,
-                bytes: block_bytes,
+                depth: pages as u32,
+                bytes: note.file_bytes(),
             };
-            (block.key, entry)
-        }))?;
+            (note.key, entry)
+        });
+        index.insert(
+            new.iter()
+                .map(|(number, block)| {
+                    let entry = Entry {
+                        depth: *number as u32,
+                        bytes: block_bytes,
+                    };
+                    (block.key, entry)
+                })
+                .chain(noted),
+        )?;
         stored.new_blocks = new.len();
-        stored.tokens = (known.len() + new.len()) * cache.shape().page_tokens;
         stored.bytes = index.bytes()?;
         Ok(stored)
     }

@@ -1,4 +1,4 @@
-use riffle_attention::{QueryTile, Selection};
+use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::held::{Held, Protected};
 use crate::parameter::{MAX_TOKENS, Parameters};
@@ -10,9 +10,8 @@ use crate::{
 ///
 /// A token's score is the softmax mass it received, summed over the group, by the number of queries that could have
 /// given it any: without that, old tokens would win by age. First and latest tokens and named ranges are never evicted,
-/// nor is a token that nothing could vote for yet. What is evicted is not read again; its memory is freed only where
-/// whole pages run empty, which this policy does not do by itself. A rollback forgets the tokens after it, not the
-/// evictions before.
+/// nor is a token that nothing could vote for yet. What is evicted is not read again, and its memory is freed. A rollback
+/// forgets the tokens after it, not the evictions before.
 struct H2o {
     budget: usize,
     observed: usize,
@@ -119,6 +118,14 @@ impl SparsePolicy for H2o {
 
     fn follows_from_keys(&self) -> bool {
         false
+    }
+
+    fn retained(&self, tokens: usize) -> Option<Vec<Span>> {
+        Some(self.held.selection(tokens).spans().to_vec())
+    }
+
+    fn close_gaps(&mut self) {
+        self.held.close_gaps();
     }
 
     fn save_state(&self) -> Vec<u8> {

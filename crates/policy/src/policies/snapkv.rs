@@ -109,6 +109,14 @@ impl SparsePolicy for SnapKv {
         false
     }
 
+    fn retained(&self, tokens: usize) -> Option<Vec<Span>> {
+        Some(self.held.selection(tokens).spans().to_vec())
+    }
+
+    fn close_gaps(&mut self) {
+        self.held.close_gaps();
+    }
+
     fn save_state(&self) -> Vec<u8> {
         state::write(&self.held.numbers(), &self.mass)
     }

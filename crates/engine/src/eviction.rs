@@ -1,0 +1,123 @@
+//! Memory of tokens that decode policies have let go of for good.
+//!
+//! `h2o` and `snapkv` name what they may still read. When enough has left a (layer, KV head) that pages run empty, what
+//! stays moves together and the pages are freed. From then on that head counts places among the tokens it holds, as a
+//! shorter sequence would: rotary angles are in the keys already, and everything that is held lies before what comes.
+//! What read the head before, the other phase's policy and block means, begins anew on what is left.
+
+use riffle_kv::KvError;
+use serde::{Deserialize, Serialize};
+
+use crate::{EngineError, Session};
+
+/// Pages are freed once they are this part of those that stay, so that what moves costs little a token.
+const WORTH: usize = 8;
+
+/// What has left the cache, head by head.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Evicted {
+    /// Tokens that have left, `[layers, kv_heads]`; empty while none has.
+    gone: Vec<usize>,
+    /// Length of the sequence when tokens left last: earlier lengths cannot be gone back to.
+    since: usize,
+}
+
+impl Evicted {
+    /// Tokens that have left a (layer, KV head).
+    pub(crate) fn gone(&self, layer: usize, kv_heads: usize, kv_head: usize) -> usize {
+        self.gone.get(layer * kv_heads + kv_head).copied().unwrap_or(0)
+    }
+
+    /// Whether the sequence can go back to its first `tokens` tokens.
+    pub(crate) fn reaches(&self, tokens: usize) -> bool {
+        tokens >= self.since
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.gone.is_empty()
+    }
+
+    /// Whether heads that hold `held` tokens, `[layers, kv_heads]`, hold what these left of a sequence of `tokens`.
+    pub(crate) fn leaves(&self, tokens: usize, held: &[usize]) -> bool {
+        let gone = self.gone.iter().copied().chain(std::iter::repeat(0));
+        let sound = self.is_empty() || self.gone.len() == held.len();
+        sound
+            && self.since <= tokens
+            && held
+                .iter()
+                .zip(gone)
+                .all(|(held, gone)| held.checked_add(gone) == Some(tokens))
+    }
+}
+
+impl Session {
+    /// Frees the pages of what the decode policies will not read again.
+    pub(crate) fn evict(&mut self) -> Result<(), EngineError> {
+        let shape = *self.cache.shape();
+        let mut freed = false;
+        for layer in 0..shape.layers {
+            for kv_head in 0..shape.kv_heads {
+                let held = self.cache.head_tokens(layer, kv_head);
+                let Some(retained) = self.decode.layer(layer)[kv_head].retained(held) else {
+                    continue;
+                };
+                let kept: usize = retained.iter().map(|span| span.len()).sum();
+                let left = kept.div_ceil(shape.page_tokens);
+                let empty = held.div_ceil(shape.page_tokens) - left;
+                if empty < (left / WORTH).max(1) {
+                    continue;
+                }
+                let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
+                match self.cache.retain(layer, kv_head, &places) {
+                    Ok(_) => {}
+                    // Shared pages are copied before tokens leave them; without room for that they stay.
+                    Err(KvError::Budget { .. } | KvError::NearBudget { .. })
+                        if self.cache.head_tokens(layer, kv_head) == held =>
+                    {
+                        continue;
+                    }
+                    Err(error) => {
+                        self.forget_all();
+                        return Err(error.into());
+                    }
+                }
+                self.decode.layer_mut(layer)[kv_head].close_gaps();
+                self.prefill.layer_mut(layer)[kv_head].reset();
+                self.means.forget(layer, kv_head);
+                self.evicted.gone.resize(shape.layers * shape.kv_heads, 0);
+                self.evicted.gone[layer * shape.kv_heads + kv_head] += held - kept;
+                freed = true;
+            }
+        }
+        if freed {
+            self.evicted.since = self.tokens.len();
+        }
+        Ok(())
+    }
+
+    /// Cuts the cache and what is known of it at the first `tokens` tokens of a sequence that can go back there.
+    pub(crate) fn cut(&mut self, tokens: usize) {
+        let place = self.rolled.place(tokens);
+        if self.evicted.is_empty() {
+            self.cache.truncate(place);
+            self.prefill.truncate(place);
+            self.decode.truncate(place);
+            self.means.truncate(|_, _| place);
+            return;
+        }
+        let shape = *self.cache.shape();
+        let evicted = &self.evicted;
+        let held = |layer: usize, kv_head: usize| tokens - evicted.gone(layer, shape.kv_heads, kv_head).min(tokens);
+        for layer in 0..shape.layers {
+            for kv_head in 0..shape.kv_heads {
+                self.cache.truncate_head(layer, kv_head, held(layer, kv_head));
+                self.prefill.layer_mut(layer)[kv_head].truncate(held(layer, kv_head));
+                self.decode.layer_mut(layer)[kv_head].truncate(held(layer, kv_head));
+            }
+        }
+        self.means.truncate(held);
+        if tokens == 0 {
+            self.evicted = Evicted::default();
+        }
+    }
+}

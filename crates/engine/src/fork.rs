@@ -1,0 +1,91 @@
+//! Sessions that hold pages in common.
+
+use crate::prefix::grid;
+use crate::{EngineError, Session};
+
+impl Session {
+    /// A session that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
+    /// both together keep to the plan's budgets.
+    ///
+    /// ```no_run
+    /// # use riffle_engine::{Engine, EngineOptions, Session};
+    /// # use std::ops::ControlFlow;
+    /// # let engine = Engine::load("model", EngineOptions::default())?;
+    /// # let (book, questions): (Vec<u32>, Vec<Vec<u32>>) = Default::default();
+    /// let mut reader = Session::new(&engine)?;
+    /// reader.prefill(&book, &mut |_| ControlFlow::Continue(()))?;
+    /// for question in questions {
+    ///     let mut answer = reader.fork()?;
+    ///     answer.prefill(&question, &mut |_| ControlFlow::Continue(()))?;
+    /// }
+    /// # Ok::<(), riffle_engine::EngineError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] where the budgets leave no room for one more page of every KV head, which the move of pages to
+    /// where they can be shared takes.
+    pub fn fork(&mut self) -> Result<Self, EngineError> {
+        let mut fork = Self::over(&self.engine, self.cache.fork()?)?;
+        let pairs = [(&self.prefill, &mut fork.prefill), (&self.decode, &mut fork.decode)];
+        for (from, to) in pairs {
+            for (from, to) in from.iter().zip(to.iter_mut()) {
+                to.restore_state(&from.save_state())?;
+            }
+        }
+        fork.recurrence.copy_from(&self.recurrence)?;
+        fork.rolled = self.rolled.clone();
+        fork.evicted = self.evicted.clone();
+        fork.tokens = self.tokens.clone();
+        fork.prefilled = self.prefilled;
+        fork.pending = self.pending;
+        fork.sampler = self.sampler;
+        fork.logits = self.logits.clone();
+        fork.pairs = self.pairs;
+        Ok(fork)
+    }
+
+    /// An empty session that may [adopt](Self::adopt_prefix) what this one shares; both together keep to the plan's
+    /// budgets.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] where they leave no room for pages on their way.
+    pub fn beside(&self) -> Result<Self, EngineError> {
+        Self::over(&self.engine, self.cache.pool().cache()?)
+    }
+
+    /// Shares the whole pages of what was read as prompt with sessions [beside](Self::beside) this one that read the same
+    /// text: pages are found by the hash of all tokens up to their end. Returns how many tokens are shared now.
+    ///
+    /// # Errors
+    /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`];
+    /// [`EngineError::Kv`] as for [`Session::fork`].
+    pub fn share_prefix(&mut self) -> Result<usize, EngineError> {
+        self.check_sharing()?;
+        // Sessions of one pool are of one engine, so their pages are of one origin.
+        Ok(self.cache.share(&[], &self.tokens[..self.prefilled])?)
+    }
+
+    /// Fills an empty session with a beginning of `tokens` that a session beside it shares, at most all but the last
+    /// token. Returns its tokens; reading the rest gives what [`Session::fill_prefix`] promises.
+    ///
+    /// # Errors
+    /// As [`Session::share_prefix`].
+    pub fn adopt_prefix(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
+        self.check_sharing()?;
+        self.truncate(0)?;
+        let grid = grid(self.engine.options());
+        let found = self.cache.adopt(&[], tokens);
+        let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;
+        self.cache.truncate(kept);
+        self.tokens.extend_from_slice(&tokens[..kept]);
+        self.prefilled = kept;
+        Ok(kept)
+    }
+
+    fn check_sharing(&self) -> Result<(), EngineError> {
+        if !self.recurrence.state.is_empty() {
+            return Err(EngineError::PrefixRecurrent);
+        }
+        self.check_prefix()
+    }
+}
