@@ -187,15 +187,28 @@ impl Oracle {
                 }
             }
             Keep::Mass(share) => {
-                order.sort_unstable_by(heavier);
-                let (goal, mut sum) = (f64::from(share) * group as f64, 0.0);
-                let needed = order.iter().take_while(|key| {
-                    let short = sum < goal;
-                    sum += f64::from(mass[**key]);
-                    short
-                });
-                let count = needed.count().max(least);
-                order.truncate(count);
+                let goal = f64::from(share) * group as f64;
+                // Few keys hold most of the mass: rank only as many as it takes.
+                let mut ranked = (mass.len() / 16).max(64).max(least);
+                let count = loop {
+                    if ranked < order.len() {
+                        order.select_nth_unstable_by(ranked, heavier);
+                    }
+                    let candidates = ranked.min(order.len());
+                    order[..candidates].sort_unstable_by(heavier);
+                    let mut sum = 0.0;
+                    let needed = order[..candidates].iter().take_while(|key| {
+                        let short = sum < goal;
+                        sum += f64::from(mass[**key]);
+                        short
+                    });
+                    let needed = needed.count();
+                    if needed < candidates || candidates == order.len() {
+                        break needed;
+                    }
+                    ranked *= 4;
+                };
+                order.truncate(count.max(least));
             }
         }
         order
