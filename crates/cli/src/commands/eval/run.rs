@@ -110,7 +110,11 @@ impl Subject {
         let Some(path) = path else {
             return Ok(Journal::none());
         };
-        let settings = serde_json::to_value(RunSettings::of(engine)).map_err(Failure::new)?;
+        let mut settings = serde_json::to_value(RunSettings::of(engine)).map_err(Failure::new)?;
+        if let Some(settings) = settings.as_object_mut() {
+            // How much could be read follows from the memory of the moment, what is read does not.
+            settings.remove("context_tokens");
+        }
         let about = json!({
             "measurement": self.measurement,
             "model": format!("{:032x}", engine.fingerprint()?),
