@@ -77,7 +77,7 @@ pub use profile::Profile;
 pub use questions::run_questions;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use sampler::{Sampler, SamplingOptions};
-pub use session::{PolicyStates, PrefillProgress, Session};
+pub use session::{PrefillProgress, Session};
 pub use session_file::SessionReport;
 pub use stop::StopMatcher;
 pub use time_left::TimeLeft;

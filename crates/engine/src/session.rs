@@ -31,15 +31,6 @@ pub struct PrefillProgress {
     pub tokens: usize,
 }
 
-/// What the policies of a session had stored about its first tokens.
-#[derive(Debug, Clone)]
-pub struct PolicyStates {
-    tokens: usize,
-    /// `[layers, kv_heads]`
-    prefill: Vec<Vec<u8>>,
-    decode: Vec<Vec<u8>>,
-}
-
 /// Receives the position of the first row and logits `[positions, vocab]`; may ask to stop.
 type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
 
@@ -249,31 +240,6 @@ impl Session {
         self.logits.clear();
         self.end_answer();
         self.go_back(tokens.min(self.tokens.len()))
-    }
-
-    /// What the policies have stored about the sequence now, for [`Session::restore_policies`].
-    pub fn policy_states(&self) -> PolicyStates {
-        let states = |policies: &PolicySet| policies.iter().map(|policy| policy.save_state()).collect();
-        PolicyStates {
-            tokens: self.tokens.len(),
-            prefill: states(&self.prefill),
-            decode: states(&self.decode),
-        }
-    }
-
-    /// Goes back to where `states` were taken, policies included: [`Session::truncate`] alone leaves a policy with what it
-    /// learned or let go of since. The tokens up to there must be those of then.
-    ///
-    /// # Errors
-    /// As [`Session::truncate`]; [`EngineError::Policy`] for states of a session under other policies.
-    pub fn restore_policies(&mut self, states: &PolicyStates) -> Result<(), EngineError> {
-        self.truncate(states.tokens)?;
-        for (policies, states) in [(&mut self.prefill, &states.prefill), (&mut self.decode, &states.decode)] {
-            for (policy, state) in policies.iter_mut().zip(states) {
-                policy.restore_state(state)?;
-            }
-        }
-        Ok(())
     }
 
     /// Tokens that the session and `tokens` begin with alike.

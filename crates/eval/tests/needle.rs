@@ -8,11 +8,11 @@ use std::sync::Arc;
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{AskPlace, Corpus, Journal, NeedleKind, NeedleOptions, NeedleSample, Wording, needle};
 
-fn engine(policy: &str) -> Arc<Engine> {
+fn engine(prefill: &str, decode: &str) -> Arc<Engine> {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model");
     let options = EngineOptions {
-        prefill: policy.parse().unwrap(),
-        decode: policy.parse().unwrap(),
+        prefill: prefill.parse().unwrap(),
+        decode: decode.parse().unwrap(),
         ..EngineOptions::default()
     };
     Engine::load(model, options).unwrap()
@@ -20,7 +20,8 @@ fn engine(policy: &str) -> Arc<Engine> {
 
 /// Ten needles at even depths in each of `documents` documents.
 fn samples(
-    policy: &str,
+    prefill: &str,
+    decode: &str,
     kind: NeedleKind,
     place: AskPlace,
     context_tokens: usize,
@@ -28,7 +29,7 @@ fn samples(
 ) -> Vec<NeedleSample> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/text/prophets.txt");
     let text = fs::read_to_string(path).unwrap();
-    let engine = engine(policy);
+    let engine = engine(prefill, decode);
     let corpus = Corpus::new(&engine, &text, Wording::plain(), Vec::new()).unwrap();
     let options = NeedleOptions {
         lengths: vec![context_tokens],
@@ -51,7 +52,7 @@ fn share(samples: &[NeedleSample]) -> f64 {
 #[test]
 fn full_attention_finds_needles_at_4k_however_late_they_are_asked_for() {
     for place in AskPlace::ALL {
-        let samples = samples("full", NeedleKind::MultiKey, place, 4096, 2);
+        let samples = samples("full", "full", NeedleKind::MultiKey, place, 4096, 2);
         assert_eq!(samples.len(), 20);
         assert!(share(&samples) >= 0.9, "{place}: {samples:?}");
     }
@@ -59,17 +60,17 @@ fn full_attention_finds_needles_at_4k_however_late_they_are_asked_for() {
 
 #[test]
 fn full_attention_finds_needles_at_16k() {
-    let samples = samples("full", NeedleKind::MultiKey, AskPlace::Late, 16384, 2);
+    let samples = samples("full", "full", NeedleKind::MultiKey, AskPlace::Late, 16384, 2);
     assert_eq!(samples.len(), 20);
     assert!(share(&samples) >= 0.95, "{samples:?}");
 }
 
 #[test]
 fn a_needle_alone_and_several_asked_for_at_once_are_found() {
-    let alone = samples("full", NeedleKind::Single, AskPlace::End, 2048, 1);
+    let alone = samples("full", "full", NeedleKind::Single, AskPlace::End, 2048, 1);
     assert_eq!(alone.len(), 10);
     assert!(share(&alone) >= 0.9, "{alone:?}");
-    let several = samples("full", NeedleKind::MultiQuery, AskPlace::Late, 2048, 1);
+    let several = samples("full", "full", NeedleKind::MultiQuery, AskPlace::Late, 2048, 1);
     assert!(several.iter().all(|sample| sample.expected.len() == 3));
     assert!(share(&several) >= 0.8, "{several:?}");
 }
@@ -77,7 +78,8 @@ fn a_needle_alone_and_several_asked_for_at_once_are_found() {
 #[test]
 fn streaming_attention_loses_needles_outside_its_window_and_keeps_those_inside() {
     for place in [AskPlace::Late, AskPlace::Middle] {
-        let samples = samples("streaming:sinks=64,window=1024", NeedleKind::MultiKey, place, 4096, 3);
+        let policy = "streaming:sinks=64,window=1024";
+        let samples = samples(policy, policy, NeedleKind::MultiKey, place, 4096, 3);
         // The question itself takes a few dozen tokens of the window.
         let (inside, outside): (Vec<_>, Vec<_>) = samples.into_iter().partition(|sample| sample.distance_tokens < 900);
         assert!(inside.len() >= 3 && outside.len() >= 10);
@@ -88,4 +90,33 @@ fn streaming_attention_loses_needles_outside_its_window_and_keeps_those_inside()
             .collect();
         assert!(share(&outside) <= 0.05, "{place}: {outside:?}");
     }
+}
+
+#[test]
+fn a_policy_that_lets_go_of_tokens_is_asked_every_question_with_the_document_as_it_was_read() {
+    // With room for everything h2o lets go of nothing and finds what full attention finds, question after question.
+    let all = samples(
+        "full",
+        "h2o:budget=4096,from=0",
+        NeedleKind::MultiKey,
+        AskPlace::Late,
+        1024,
+        1,
+    );
+    assert!(share(&all) >= 0.8, "{all:?}");
+    // With little room the latest facts are still there for the last question, which the ones before it took nothing from.
+    let little = samples(
+        "full",
+        "h2o:budget=600,from=0",
+        NeedleKind::MultiKey,
+        AskPlace::Late,
+        1024,
+        1,
+    );
+    let near: Vec<_> = little
+        .iter()
+        .filter(|sample| sample.distance_tokens < 200)
+        .cloned()
+        .collect();
+    assert!(!near.is_empty() && share(&near) >= 0.5, "{little:?}");
 }

@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{Engine, EngineError, GenerateOptions, PairCount, PolicyStates, Session, StopReason};
+use riffle_engine::{Engine, EngineError, GenerateOptions, PairCount, Session, StopReason};
 use riffle_policy::Phase;
 
 use super::corpus::Corpus;
@@ -87,39 +87,40 @@ impl Prompt {
     }
 }
 
-/// A session, and its policies' state at the end of the document that it has read.
+/// A session that reads one prompt after another.
 pub(crate) struct Reader {
     session: Session,
-    /// Whether policies follow from keys, so that what was read of one prompt serves another.
+    /// Whether whole batches that two prompts begin with alike are read once.
     shares: bool,
-    at_document: Option<PolicyStates>,
+    /// Whether policies learn from queries or let go of tokens, so that forgetting a question does not undo it.
+    learns: bool,
 }
 
 impl Reader {
     /// A reader under the engine's options. With `fresh` every prompt is read from its beginning, so that times are whole.
     pub(crate) fn new(engine: &Arc<Engine>, fresh: bool) -> Result<Self, EvalError> {
         let options = engine.options();
-        let mut shares = !fresh;
+        let mut learns = false;
         for (rules, phase) in [(&options.prefill, Phase::Prefill), (&options.decode, Phase::Decode)] {
             for spec in rules.specs() {
                 let policy = riffle_policy::build(spec, phase).map_err(riffle_engine::EngineError::from)?;
-                shares &= policy.follows_from_keys();
+                learns |= !policy.follows_from_keys();
             }
         }
         Ok(Self {
             session: Session::new(engine)?,
-            shares: shares && options.auto_target.is_none(),
-            at_document: None,
+            shares: !fresh && !learns && options.auto_target.is_none(),
+            learns,
         })
     }
 
     /// Reads a prompt and writes the answers.
     pub(crate) fn reply(&mut self, prompt: &Prompt, asked: Asked, watch: &mut Watch<'_>) -> Result<Reply, EvalError> {
         let mut reply = Reply::default();
-        let session = &mut self.session;
+        let mut fork;
+        let mut session = &mut self.session;
         match asked {
             Asked::WithDocument => {
-                self.at_document = None;
                 let mut whole = prompt.document.clone();
                 whole.extend(&prompt.questions[0]);
                 let batch = session.engine().options().batch_tokens;
@@ -129,16 +130,21 @@ impl Reader {
                 session.truncate(kept)?;
                 read(session, &whole[kept..], kept == 0, &mut reply.cost, watch)?;
             }
-            Asked::Late => match &self.at_document {
-                Some(states) if session.shared_with(&prompt.document) == prompt.document.len() => {
-                    session.restore_policies(states)?;
-                }
-                _ => {
+            Asked::Late => {
+                let document = &prompt.document;
+                // What a session that learns holds behind the document cannot be forgotten, so it holds nothing there.
+                let behind = session.tokens().len() > document.len();
+                if session.shared_with(document) < document.len() || (self.learns && behind) {
                     session.truncate(0)?;
-                    read(session, &prompt.document, true, &mut reply.cost, watch)?;
-                    self.at_document = Some(session.policy_states());
+                    read(session, document, true, &mut reply.cost, watch)?;
                 }
-            },
+                if self.learns {
+                    fork = session.fork()?;
+                    session = &mut fork;
+                } else {
+                    session.truncate(document.len())?;
+                }
+            }
         }
         for (number, question) in prompt.questions.iter().enumerate() {
             match asked {
@@ -159,7 +165,6 @@ impl Reader {
         wanted: &[Range<usize>],
         watch: &mut Watch<'_>,
     ) -> Result<(Vec<u32>, Cost), EvalError> {
-        self.at_document = None;
         let session = &mut self.session;
         session.truncate(0)?;
         let vocab = session.engine().model().config().vocab_size;
