@@ -3,7 +3,12 @@
 //! - A [`Gpu`] is a device, from [`Gpu::open`] (an NVIDIA driver found at run time, feature `cuda`) or
 //!   [`Gpu::emulated`] (the same kernels compiled by g++ for the CPU, thread by thread, to test everything around them).
 //! - [`DeviceBuffer`], [`PinnedBuffer`], [`Stream`] and [`Event`] own memory and order work.
-//! - [`ops`] launches the kernels: it checks shapes and queues.
+//! - [`ops`] launches the kernels: it checks shapes and queues. Attention reads pages in place through page tables
+//!   ([`ops::Pages`]) under selections flattened by [`ops::Reads`]; planes lie as `kernels/pages.cuh` says, byte for byte
+//!   what the CPU's hold ([`ops::plane_to_device`]). Scores that choose, appended planes and gathered embeddings are equal to
+//!   the CPU's to the bit; attention and products of many rows round to 16 or 8 bits on the way into the tensor cores.
+//! - Kernels are compiled at first use, by NVRTC or g++, and kept in a [`KernelCache`]. `scripts/check-kernels` compiles all
+//!   of `kernels/variants.txt` without a GPU.
 //!
 //! ```
 //! use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
