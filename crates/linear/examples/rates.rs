@@ -1,5 +1,5 @@
 //! Rates of weight formats beside what the machine can do, measured in turns in the same run:
-//! `cargo run --release -p riffle-linear --example rates [-- SIZE.. FORMAT..]`
+//! `cargo run --release -p riffle-linear --example rates [-- SIZE.. FORMAT.. tokens=COUNT..]`
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -12,6 +12,11 @@ fn main() {
     let sizes = if sizes.is_empty() { vec![2048, 4096] } else { sizes };
     let named = |format: &WeightFormat| words.iter().any(|word| word == format.name());
     let all = !WeightFormat::ALL.iter().any(named);
+    let counts: Vec<usize> = words
+        .iter()
+        .filter_map(|word| word.strip_prefix("tokens=")?.parse().ok())
+        .collect();
+    let counts = if counts.is_empty() { vec![1, 8, 64, 512] } else { counts };
     let peak = multiply_add_peak();
     let mut memory = Memory::new();
     println!("threads {}", rayon::current_num_threads());
@@ -32,7 +37,7 @@ fn main() {
             let matrices: Vec<PackedMatrix> = (0..copies)
                 .map(|_| PackedMatrix::pack(format, size, size, &bytes).expect("the bytes fit the shape"))
                 .collect();
-            for tokens in [1, 8, 64, 512] {
+            for &tokens in &counts {
                 let input: Vec<f32> = (0..tokens * size).map(|index| (index % 17) as f32 - 8.0).collect();
                 let mut output = vec![0.0; tokens * size];
                 let mut next = 0;

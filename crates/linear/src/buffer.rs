@@ -1,75 +1,120 @@
 //! Memory for packed weights: aligned to cache lines, in huge pages where the system grants them.
+//!
+//! Most matrices of a model are smaller than a huge page or end within one, so buffers are cut one after the other from
+//! mappings that are much larger.
 
-use memmap2::MmapMut;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use memmap2::{MmapMut, MmapRaw};
 
 use crate::LinearError;
 
 const LINE_BYTES: usize = 64;
-/// Size of a huge page, and the size from which a buffer asks for them.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Address space that buffers share. Memory is taken only for what is written.
+const SHARED_BYTES: usize = if cfg!(unix) { 128 << 20 } else { 0 };
+/// Longest buffer that is cut from shared space: what is left over when one does not fit stays unused.
+const LARGEST_SHARED_BYTES: usize = SHARED_BYTES / 8;
+
+/// The shared mapping new buffers are cut from, as long as any of them lives, and how far it is used.
+static OPEN: Mutex<(Weak<MmapRaw>, usize)> = Mutex::new((Weak::new(), 0));
 
 /// Zeroed bytes that start on a cache line.
 pub(crate) struct Buffer {
-    memory: Memory,
+    mapping: Arc<MmapRaw>,
     start: usize,
     len: usize,
 }
 
-enum Memory {
-    Heap(Vec<u8>),
-    Mapping(MmapMut),
-}
-
 impl Buffer {
     pub(crate) fn zeroed(len: usize) -> Result<Buffer, LinearError> {
-        let out_of_memory = || LinearError::OutOfMemory { bytes: len };
-        let (align, mut memory) = if len >= HUGE_PAGE_BYTES && cfg!(unix) {
-            let room = len.checked_add(HUGE_PAGE_BYTES).ok_or_else(out_of_memory)?;
-            let mapping = MmapMut::map_anon(room).map_err(|_| out_of_memory())?;
-            (HUGE_PAGE_BYTES, Memory::Mapping(mapping))
-        } else {
-            let room = len.checked_add(LINE_BYTES).ok_or_else(out_of_memory)?;
-            let mut heap = Vec::new();
-            heap.try_reserve_exact(room).map_err(|_| out_of_memory())?;
-            heap.resize(room, 0);
-            (LINE_BYTES, Memory::Heap(heap))
+        if len <= LARGEST_SHARED_BYTES
+            && let Some(buffer) = Buffer::cut(len)
+        {
+            return Ok(buffer);
+        }
+        let (mapping, start) = map(len).ok_or(LinearError::OutOfMemory { bytes: len })?;
+        Ok(Buffer { mapping, start, len })
+    }
+
+    /// The next bytes of the open mapping, or of a new one; `None` where the system gives no such address space.
+    fn cut(len: usize) -> Option<Buffer> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mapping, start) = match open.0.upgrade().filter(|mapping| mapping.len() - open.1 >= len) {
+            Some(mapping) => (mapping, open.1),
+            None => map(SHARED_BYTES)?,
         };
-        let address = memory.bytes().as_ptr().addr();
-        let start = address.next_multiple_of(align) - address;
-        memory.ask_for_huge_pages(start, len);
-        Ok(Buffer { memory, start, len })
+        *open = (
+            Arc::downgrade(&mapping),
+            (start + len).next_multiple_of(LINE_BYTES).min(mapping.len()),
+        );
+        Some(Buffer { mapping, start, len })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        let all = match &self.memory {
-            Memory::Heap(heap) => heap.as_slice(),
-            Memory::Mapping(mapping) => mapping,
-        };
-        &all[self.start..][..self.len]
+        // SAFETY: the mapping holds `start + len` bytes for as long as this buffer, and no other buffer has these.
+        unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(self.start), self.len) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.memory.bytes()[self.start..][..self.len]
+        // SAFETY: as for `bytes`, and this buffer is borrowed for itself alone.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.as_mut_ptr().add(self.start), self.len) }
     }
 }
 
-impl Memory {
-    fn bytes(&mut self) -> &mut [u8] {
-        match self {
-            Memory::Heap(heap) => heap,
-            Memory::Mapping(mapping) => mapping,
+/// A mapping of zeros, and the place in it from which `len` bytes begin on a huge page.
+fn map(len: usize) -> Option<(Arc<MmapRaw>, usize)> {
+    let mapping = MmapMut::map_anon(len.checked_add(HUGE_PAGE_BYTES)?).ok()?;
+    let address = mapping.as_ptr().addr();
+    let start = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
+    // Only whole huge pages, so that the last one does not cost memory the weights do not need. A refusal costs speed,
+    // not correctness.
+    #[cfg(target_os = "linux")]
+    let _ = mapping.advise_range(memmap2::Advice::HugePage, start, len - len % HUGE_PAGE_BYTES);
+    Some((Arc::new(MmapRaw::from(mapping)), start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_zeroed_aligned_and_do_not_touch_each_other() {
+        let lengths = [
+            1,
+            63,
+            64,
+            4096,
+            100_000,
+            LARGEST_SHARED_BYTES,
+            LARGEST_SHARED_BYTES + 1,
+            7,
+        ];
+        let mut buffers: Vec<Buffer> = (0..24)
+            .map(|index| Buffer::zeroed(lengths[index % lengths.len()]).unwrap())
+            .collect();
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            assert_eq!(buffer.bytes().len(), lengths[index % lengths.len()]);
+            assert!(buffer.bytes().as_ptr().addr().is_multiple_of(LINE_BYTES));
+            assert!(buffer.bytes().iter().all(|byte| *byte == 0));
+            buffer.bytes_mut().fill(index as u8 + 1);
+        }
+        // A freed one leaves the others alone, and its bytes are not given out again as if they were zero.
+        buffers.remove(4);
+        let again = Buffer::zeroed(100_000).unwrap();
+        assert!(again.bytes().iter().all(|byte| *byte == 0));
+        for (index, buffer) in buffers.iter().enumerate() {
+            let value = if index < 4 { index + 1 } else { index + 2 };
+            assert!(
+                buffer.bytes().iter().all(|byte| usize::from(*byte) == value),
+                "buffer {index}"
+            );
         }
     }
 
-    /// Only whole huge pages, so that the last one does not cost memory the weights do not need. A refusal costs
-    /// speed, not correctness.
-    fn ask_for_huge_pages(&mut self, start: usize, len: usize) {
-        #[cfg(target_os = "linux")]
-        if let Memory::Mapping(mapping) = self {
-            let whole = len - len % HUGE_PAGE_BYTES;
-            let _ = mapping.advise_range(memmap2::Advice::HugePage, start, whole);
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = (start, len);
+    #[test]
+    fn more_than_there_is_is_refused() {
+        assert!(Buffer::zeroed(usize::MAX).is_err());
+        assert!(Buffer::zeroed(usize::MAX / 4).is_err());
     }
 }

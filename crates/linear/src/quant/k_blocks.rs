@@ -1,7 +1,8 @@
 //! Blocks of 256 weights with scales of scales: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
 
-use super::expanded::{Expanded, Halves, bytes, half, words};
-use super::{Field, Quant, Shape, field};
+use super::expanded::{Expanded, Halves, bytes, half};
+use super::planes::{self, NONE, Pieces, piece, side_by_side};
+use super::{Field, Quant, STRETCH, Shape, field};
 use crate::LANES;
 
 #[derive(Clone, Copy)]
@@ -25,9 +26,11 @@ impl Quant for Q2K {
         halves: true,
         minimums: true,
     };
+    const PLANES: usize = 16;
+    const PIECES: Pieces = side_by_side(0, 2);
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         let [scale, minimum] = halves;
         for part in 0..2 {
             let pairs = bytes(block, 0, 2 * stretch + part);
@@ -35,11 +38,6 @@ impl Quant for Q2K {
                 expanded.scales[part][row] = scale[row] * f32::from(pairs[row] & 15);
                 expanded.minimums[part][row] = minimum[row] * f32::from(pairs[row] >> 4);
             }
-        }
-        let shift = 2 * (stretch % 4);
-        for group in 0..8 {
-            let fours = words(block, 16, 8 * (stretch / 4) + group);
-            expanded.set(group, |lane| fours[lane] >> shift & 3);
         }
     }
 
@@ -56,32 +54,35 @@ impl Quant for Q2K {
 impl Quant for Q3K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 110;
-    const FIELDS: &[Field] = &[field(0, 32, 4), field(32, 64, 4), field(96, 12, 1), field(108, 2, 2)];
+    /// Arranged: planes, scales, scale of the scales.
+    const FIELDS: &[Field] = &[field(0, 96, 4), field(96, 12, 1), field(108, 2, 2)];
     const HALVES: [usize; 2] = [108, 108];
     const SHAPE: Shape = Shape {
         center: 4,
         halves: true,
         minimums: false,
     };
+    const PIECES: Pieces = {
+        let mut pieces = NONE;
+        let mut stretch = 0;
+        while stretch < 6 {
+            let place = 3 * (stretch % 2);
+            pieces[stretch][0] = piece(stretch / 2, 7 << place, place as i32);
+            stretch += 1;
+        }
+        pieces[6] = [piece(0, 0xc0, 6), piece(2, 0x40, 4), None];
+        pieces[7] = [piece(1, 0xc0, 6), piece(2, 0x80, 5), None];
+        pieces
+    };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         let [scale, _] = halves;
         for part in 0..2 {
-            let index = 2 * stretch + part;
-            let (low, high) = (bytes(block, 96, index % 8), bytes(block, 96, 8 + index % 4));
+            let six = arranged_scale(2 * stretch + part, |byte| *bytes(block, 96, byte));
             for row in 0..LANES {
-                let six = three_k_scale(low[row], high[row], index);
-                expanded.scales[part][row] = scale[row] * f32::from(six);
+                expanded.scales[part][row] = scale[row] * f32::from(six[row].cast_signed() - 32);
             }
-        }
-        let shift = 2 * (stretch % 4);
-        for group in 0..8 {
-            let fours = words(block, 32, 8 * (stretch / 4) + group);
-            let eights = words(block, 0, group);
-            expanded.set(group, |lane| {
-                fours[lane] >> shift & 3 | (eights[lane] >> stretch & 1) << 2
-            });
         }
     }
 
@@ -89,10 +90,39 @@ impl Quant for Q3K {
         let scale = half(block, 108);
         for (index, weight) in weights.iter_mut().enumerate() {
             let part = index / 16;
-            let six = three_k_scale(block[96 + part % 8], block[96 + 8 + part % 4], part);
+            let six = three_k_bits(block[96 + part % 8], block[104 + part % 4], part).cast_signed() - 32;
             let low = block[32 + two_bits_at(index)] >> two_bits_shift(index) & 3;
             let high = block[index % 32] >> (index / 32) & 1;
             *weight = scale * f32::from(six) * f32::from((low | high << 2).cast_signed() - 4);
+        }
+    }
+
+    fn arrange(block: &mut [u8]) {
+        let file: [u8; 108] = *block.first_chunk().expect("a whole block");
+        planes::write::<Q3K>(&mut block[..96], |stretch, place| {
+            let low = file[32 + STRETCH * (stretch / 4) + place] >> (2 * (stretch % 4)) & 3;
+            low | (file[place] >> stretch & 1) << 2
+        });
+        let six = |index: usize| three_k_bits(file[96 + index % 8], file[104 + index % 4], index);
+        for (byte, to) in block[96..108].iter_mut().enumerate() {
+            *to = six(byte) | six(12 + byte / 3) >> (2 * (byte % 3)) << 6;
+        }
+    }
+
+    fn restore(block: &mut [u8]) {
+        let arranged: [u8; 108] = *block.first_chunk().expect("a whole block");
+        block[..108].fill(0);
+        for stretch in 0..8 {
+            for place in 0..STRETCH {
+                let quant = planes::read::<Q3K>(&arranged, stretch, place);
+                block[32 + STRETCH * (stretch / 4) + place] |= (quant & 3) << (2 * (stretch % 4));
+                block[place] |= (quant >> 2) << stretch;
+            }
+        }
+        for index in 0..16 {
+            let [six] = arranged_scale(index, |byte| [arranged[96 + byte]]);
+            block[96 + index % 8] |= (six & 15) << (4 * (index / 8));
+            block[104 + index % 4] |= (six >> 4) << (2 * (index / 4));
         }
     }
 }
@@ -107,15 +137,12 @@ impl Quant for Q4K {
         halves: false,
         minimums: true,
     };
+    const PLANES: usize = 16;
+    const PIECES: Pieces = side_by_side(0, 4);
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         scales_and_minimums(block, stretch, halves, expanded);
-        let shift = 4 * (stretch % 2);
-        for group in 0..8 {
-            let pairs = words(block, 16, 8 * (stretch / 2) + group);
-            expanded.set(group, |lane| pairs[lane] >> shift & 15);
-        }
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
@@ -144,18 +171,20 @@ impl Quant for Q5K {
         halves: false,
         minimums: true,
     };
+    const PLANES: usize = 16;
+    const PIECES: Pieces = {
+        let mut pieces = side_by_side(1, 4);
+        let mut stretch = 0;
+        while stretch < 8 {
+            pieces[stretch][1] = piece(0, 1 << stretch, stretch as i32 - 4);
+            stretch += 1;
+        }
+        pieces
+    };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         scales_and_minimums(block, stretch, halves, expanded);
-        let shift = 4 * (stretch % 2);
-        for group in 0..8 {
-            let pairs = words(block, 48, 8 * (stretch / 2) + group);
-            let eights = words(block, 16, group);
-            expanded.set(group, |lane| {
-                pairs[lane] >> shift & 15 | (eights[lane] >> stretch & 1) << 4
-            });
-        }
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
@@ -172,32 +201,34 @@ impl Quant for Q5K {
 impl Quant for Q6K {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 210;
-    const FIELDS: &[Field] = &[field(0, 128, 4), field(128, 64, 4), field(192, 16, 1), field(208, 2, 2)];
+    /// Arranged: planes, scales, scale of the scales.
+    const FIELDS: &[Field] = &[field(0, 192, 4), field(192, 16, 1), field(208, 2, 2)];
     const HALVES: [usize; 2] = [208, 208];
     const SHAPE: Shape = Shape {
         center: 32,
         halves: true,
         minimums: false,
     };
+    const PIECES: Pieces = {
+        let mut pieces = NONE;
+        let mut stretch = 0;
+        while stretch < 6 {
+            pieces[stretch][0] = piece(stretch, 0x3f, 0);
+            stretch += 1;
+        }
+        pieces[6] = [piece(0, 0xc0, 6), piece(1, 0xc0, 4), piece(2, 0xc0, 2)];
+        pieces[7] = [piece(3, 0xc0, 6), piece(4, 0xc0, 4), piece(5, 0xc0, 2)];
+        pieces
+    };
 
     #[inline(always)]
-    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         let [scale, _] = halves;
         for part in 0..2 {
             let signed = bytes(block, 192, 2 * stretch + part);
             for row in 0..LANES {
                 expanded.scales[part][row] = scale[row] * f32::from(signed[row].cast_signed());
             }
-        }
-        // 128 weights share 64 low bytes and 32 high bytes.
-        let (half, quarter) = (stretch / 4, stretch % 4);
-        let (low_shift, high_shift) = (4 * (quarter / 2), 2 * quarter);
-        for group in 0..8 {
-            let low = words(block, 0, 16 * half + 8 * (quarter % 2) + group);
-            let high = words(block, 128, 8 * half + group);
-            expanded.set(group, |lane| {
-                low[lane] >> low_shift & 15 | (high[lane] >> high_shift & 3) << 4
-            });
         }
     }
 
@@ -209,6 +240,28 @@ impl Quant for Q6K {
             let high = block[128 + 32 * half + index % 32] >> (2 * quarter) & 3;
             let quant = (low | high << 4).cast_signed() - 32;
             *weight = scale * f32::from(block[192 + index / 16].cast_signed()) * f32::from(quant);
+        }
+    }
+
+    fn arrange(block: &mut [u8]) {
+        let file: [u8; 192] = *block.first_chunk().expect("a whole block");
+        planes::write::<Q6K>(&mut block[..192], |stretch, place| {
+            let (half, quarter) = (stretch / 4, stretch % 4);
+            let low = file[64 * half + 32 * (quarter % 2) + place] >> (4 * (quarter / 2)) & 15;
+            low | (file[128 + 32 * half + place] >> (2 * quarter) & 3) << 4
+        });
+    }
+
+    fn restore(block: &mut [u8]) {
+        let arranged: [u8; 192] = *block.first_chunk().expect("a whole block");
+        block[..192].fill(0);
+        for stretch in 0..8 {
+            let (half, quarter) = (stretch / 4, stretch % 4);
+            for place in 0..STRETCH {
+                let quant = planes::read::<Q6K>(&arranged, stretch, place);
+                block[64 * half + 32 * (quarter % 2) + place] |= (quant & 15) << (4 * (quarter / 2));
+                block[128 + 32 * half + place] |= (quant >> 4) << (2 * quarter);
+            }
         }
     }
 }
@@ -234,11 +287,20 @@ fn six_bit_pair(index: usize, byte: impl Fn(usize) -> u8) -> (u8, u8) {
     }
 }
 
-/// Scale `index` of the sixteen of Q3_K: four bits from one byte, two from another, minus 32.
+/// Scale `index` of the sixteen of Q3_K, plus 32: four bits from one byte of the file's block, two from another.
+fn three_k_bits(low: u8, high: u8, index: usize) -> u8 {
+    low >> (4 * (index / 8)) & 15 | (high >> (2 * (index / 4)) & 3) << 4
+}
+
+/// The same of arranged blocks, for some rows: twelve scales lie in the low bits of a byte each, the other four in the
+/// high bits of three.
 #[inline(always)]
-fn three_k_scale(low: u8, high: u8, index: usize) -> i8 {
-    let six = low >> (4 * (index / 8)) & 15 | (high >> (2 * (index / 4)) & 3) << 4;
-    six.cast_signed() - 32
+fn arranged_scale<const ROWS: usize>(index: usize, byte: impl Fn(usize) -> [u8; ROWS]) -> [u8; ROWS] {
+    if index < 12 {
+        return byte(index).map(|byte| byte & 63);
+    }
+    let [a, b, c] = [0, 1, 2].map(|part| byte(3 * (index - 12) + part));
+    core::array::from_fn(|row| a[row] >> 6 | b[row] >> 6 << 2 | c[row] >> 6 << 4)
 }
 
 /// Where the two bits of weight `index` lie: 128 weights share 32 bytes.

@@ -6,15 +6,17 @@ mod k_blocks;
 mod layout;
 mod multiply;
 mod plain_blocks;
+mod planes;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use activation::{ActivationBlock, quantise};
-pub(crate) use expanded::{Expanded, Halves, half_bits};
+pub(crate) use expanded::{Expanded, Halves, bytes, half_bits, words};
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use layout::{pack, row_into};
 pub(crate) use multiply::multiply;
 pub(crate) use plain_blocks::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(crate) use planes::Pieces;
 
 /// Weights that share a scale with the activations: every block is a whole number of these.
 pub(crate) const STRETCH: usize = 32;
@@ -57,9 +59,25 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     /// Where a block's scale and minimum lie, both binary16; the scale twice where there is no minimum.
     const HALVES: [usize; 2];
     const SHAPE: Shape;
+    /// Where the planes of a block of 256 begin, and what they hold of each stretch.
+    const PLANES: usize = 0;
+    const PIECES: Pieces = planes::NONE;
 
-    /// Unpacks stretch `stretch` of 16 rows from their interleaved block.
-    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded);
+    /// The scales and minimums of stretch `stretch` of 16 rows, from their interleaved block.
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded);
+
+    /// Unpacks the quants of that stretch.
+    #[inline(always)]
+    fn quants(block: &[u8], stretch: usize, expanded: &mut Expanded) {
+        planes::quants::<Self>(block, stretch, expanded);
+    }
+
+    /// Both.
+    #[inline(always)]
+    fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        Self::scales(block, stretch, halves, expanded);
+        Self::quants(block, stretch, expanded);
+    }
 
     /// The weights of one block as the file holds it, each operation rounded as in ggml.
     fn dequantise(block: &[u8], weights: &mut [f32]);

@@ -36,8 +36,12 @@ impl Quant for Q4_0 {
     const SHAPE: Shape = centered(8);
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         expanded.scales[0] = halves[0];
+    }
+
+    #[inline(always)]
+    fn quants(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
         nibbles(block, 2, expanded);
     }
 
@@ -57,9 +61,13 @@ impl Quant for Q4_1 {
     const SHAPE: Shape = WITH_MINIMUMS;
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         expanded.scales[0] = halves[0];
         expanded.minimums[0] = halves[1].map(|offset| -offset);
+    }
+
+    #[inline(always)]
+    fn quants(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
         nibbles(block, 4, expanded);
     }
 
@@ -79,8 +87,12 @@ impl Quant for Q5_0 {
     const SHAPE: Shape = centered(16);
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         expanded.scales[0] = halves[0];
+    }
+
+    #[inline(always)]
+    fn quants(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
         nibbles_and_bits(block, 6, 2, expanded);
     }
 
@@ -109,9 +121,13 @@ impl Quant for Q5_1 {
     const SHAPE: Shape = WITH_MINIMUMS;
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         expanded.scales[0] = halves[0];
         expanded.minimums[0] = halves[1].map(|offset| -offset);
+    }
+
+    #[inline(always)]
+    fn quants(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
         nibbles_and_bits(block, 8, 4, expanded);
     }
 
@@ -140,8 +156,12 @@ impl Quant for Q8_0 {
     const SHAPE: Shape = centered(128);
 
     #[inline(always)]
-    fn expand(block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+    fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         expanded.scales[0] = halves[0];
+    }
+
+    #[inline(always)]
+    fn quants(block: &[u8], _stretch: usize, expanded: &mut Expanded) {
         for group in 0..8 {
             let signed = words(block, 2, group);
             expanded.set(group, |lane| signed[lane] ^ 0x80);

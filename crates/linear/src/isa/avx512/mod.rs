@@ -1,7 +1,10 @@
 //! AVX-512: 16 lanes in a register.
 
+mod one_token;
+
 use core::arch::x86_64::*;
-use core::sync::atomic::{Ordering, compiler_fence};
+
+use one_token::one_token;
 
 use super::float::float_kernels;
 use super::quant::{for_stretches, quant_kernels, share};
@@ -64,73 +67,6 @@ fn prefetch<T>(weights: &[T]) {
     }
 }
 const PREFETCH_BYTES: usize = 8192;
-
-/// As [`prefetch`]. Blocks of 256 are read here and there, which leaves the buffers of the first cache no room for what
-/// is asked for: it goes to the second.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn prefetch_for_one<Q: Quant>(weights: &[u8]) {
-    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(PREFETCH_BYTES);
-    for line in (0..weights.len()).step_by(64) {
-        match Q::WEIGHTS {
-            STRETCH => _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line)),
-            _ => _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line)),
-        }
-    }
-}
-
-/// One token: each stretch goes from its block to the sum without passing through memory.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn one_token<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
-    let mut total = load::<F32>(&sums[0]);
-    let blocks = weights.chunks_exact(LANES * Q::BYTES);
-    for (block, activations) in blocks.zip(rows[0].chunks_exact(Q::WEIGHTS / STRETCH)) {
-        let halves = widen_halves::<Q>(block);
-        for_stretches!(Q, INDEX => {
-            prefetch_for_one::<Q>(share::<Q>(block, INDEX));
-            let mut expanded = Expanded::default();
-            Q::expand(block, INDEX, &halves, &mut expanded);
-            total = add_stretch::<Q>(&expanded, &activations[INDEX], total);
-            // Else the compiler gathers the block's prefetches into a burst, which overruns the buffers.
-            compiler_fence(Ordering::SeqCst);
-        });
-    }
-    sums[0] = store(total);
-}
-
-/// As [`bands`] for one stretch of one band and one token.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn add_stretch<Q: Quant>(weights: &Expanded, activations: &ActivationBlock, mut total: Block) -> Block {
-    let quants: [__m512i; STRETCH / 4] = bytemuck::must_cast(weights.quants);
-    let scales: [Block; 2] = bytemuck::must_cast(weights.scales);
-    let minimums: [Block; 2] = bytemuck::must_cast(weights.minimums);
-    let mut low = _mm512_set1_epi32(activations.bias[0]);
-    let mut high = _mm512_set1_epi32(activations.bias[1]);
-    for group in 0..4 {
-        let word = |group: usize| _mm512_set1_epi32(activations.words[group].cast_signed());
-        low = _mm512_dpbusd_epi32(low, quants[group], word(group));
-        high = _mm512_dpbusd_epi32(high, quants[group + 4], word(group + 4));
-    }
-    let scale = _mm512_set1_ps(activations.scale);
-    if Q::SHAPE.halves {
-        let (low, high) = (_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(high));
-        total = _mm512_fmadd_ps(low, _mm512_mul_ps(scales[0], scale), total);
-        total = _mm512_fmadd_ps(high, _mm512_mul_ps(scales[1], scale), total);
-    } else {
-        let both = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
-        total = _mm512_fmadd_ps(both, _mm512_mul_ps(scales[0], scale), total);
-    }
-    if Q::SHAPE.minimums {
-        let sums = _mm512_set1_ps(activations.negative_sums[0]);
-        total = _mm512_fmadd_ps(minimums[0], sums, total);
-    }
-    if Q::SHAPE.minimums && Q::SHAPE.halves {
-        let sums = _mm512_set1_ps(activations.negative_sums[1]);
-        total = _mm512_fmadd_ps(minimums[1], sums, total);
-    }
-    total
-}
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const ROWS: usize>(

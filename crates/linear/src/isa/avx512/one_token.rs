@@ -1,0 +1,198 @@
+//! One token: each stretch goes from its block to the sum without passing through memory.
+//!
+//! What it takes to unpack a quant is paid for each multiplication here. So bits are not moved to where they belong: they
+//! are masked where they lie, multiplied there, and the sums are shifted, which is exact.
+
+use core::arch::x86_64::*;
+use core::sync::atomic::{Ordering, compiler_fence};
+
+use super::super::quant::{for_stretches, share};
+use super::{Block, load, store, widen_halves};
+use crate::LANES;
+use crate::float::F32;
+use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, bytes, words};
+
+/// Measured; distances of whole pages collide in the caches.
+const AHEAD_BYTES: usize = 7168;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn one_token<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+    let mut total = load::<F32>(&sums[0]);
+    let blocks = weights.chunks_exact(LANES * Q::BYTES);
+    for (block, activations) in blocks.zip(rows[0].chunks_exact(Q::WEIGHTS / STRETCH)) {
+        let halves = widen_halves::<Q>(block);
+        let mut last = [bias(&activations[0]); 2];
+        for_stretches!(Q, INDEX => {
+            prefetch(share::<Q>(block, INDEX));
+            let mut expanded = Expanded::default();
+            if Q::SHAPE.halves && Q::SHAPE.minimums {
+                look_up_scales(block, INDEX, &halves, &mut expanded);
+            } else {
+                Q::scales(block, INDEX, &halves, &mut expanded);
+            }
+            // With two scales for a stretch unpacking costs more than reading.
+            let products = if const { in_three_pieces::<Q>() } {
+                products_in_pieces::<Q, INDEX>(block, activations, &mut last)
+            } else if Q::SHAPE.halves {
+                masked_products::<Q, INDEX>(block, &activations[INDEX])
+            } else {
+                Q::quants(block, INDEX, &mut expanded);
+                products(&expanded, &activations[INDEX])
+            };
+            total = add_products::<Q>(products, &expanded, &activations[INDEX], total);
+            // Else the compiler gathers the block's prefetches into a burst, which overruns the buffers.
+            compiler_fence(Ordering::SeqCst);
+        });
+    }
+    sums[0] = store(total);
+}
+
+/// Asks for weights some way ahead, into the second cache: the buffers of the first have no room for them.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch(weights: &[u8]) {
+    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(AHEAD_BYTES);
+    for line in (0..weights.len()).step_by(64) {
+        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));
+    }
+}
+
+/// The scales of Q2_K, the one format with two minimums for a stretch: the low and high four bits of a byte each, looked
+/// up instead of converted.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn look_up_scales(block: &[u8], stretch: usize, [scale, minimum]: &Halves, expanded: &mut Expanded) {
+    let numbers = load::<F32>(&core::array::from_fn(|number| number as f32));
+    for part in 0..2 {
+        let pairs = _mm512_cvtepu8_epi32(bytemuck::must_cast(*bytes(block, 0, 2 * stretch + part)));
+        let low = _mm512_permutexvar_ps(pairs, numbers);
+        let high = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(pairs), numbers);
+        expanded.scales[part] = store(_mm512_mul_ps(load::<F32>(scale), low));
+        expanded.minimums[part] = store(_mm512_mul_ps(load::<F32>(minimum), high));
+    }
+}
+
+/// Sums of products of the quants of each half of a stretch, the bias included.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn products(weights: &Expanded, activations: &ActivationBlock) -> [__m512i; 2] {
+    let quants: [__m512i; STRETCH / 4] = bytemuck::must_cast(weights.quants);
+    let mut low = _mm512_set1_epi32(activations.bias[0]);
+    let mut high = _mm512_set1_epi32(activations.bias[1]);
+    for group in 0..4 {
+        low = _mm512_dpbusd_epi32(low, quants[group], word(activations, group));
+        high = _mm512_dpbusd_epi32(high, quants[group + 4], word(activations, group + 4));
+    }
+    [low, high]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn bias(activations: &ActivationBlock) -> [__m512i; 2] {
+    let [low, high] = activations.bias;
+    [_mm512_set1_epi32(low), _mm512_set1_epi32(high)]
+}
+
+/// The same from a block's planes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn masked_products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &ActivationBlock) -> [__m512i; 2] {
+    let sums = add_piece::<Q, INDEX, 0>(bias(activations), block, activations);
+    let sums = add_piece::<Q, INDEX, 1>(sums, block, activations);
+    add_piece::<Q, INDEX, 2>(sums, block, activations)
+}
+
+/// Whether six stretches have a plane each, and the last two are in three pieces each: Q6_K.
+const fn in_three_pieces<Q: Quant>() -> bool {
+    Q::PIECES[7][2].is_some()
+}
+
+/// As [`masked_products`]; each plane is read once, for its own stretch and for one of the last two, whose sums are in
+/// `last`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn products_in_pieces<Q: Quant, const INDEX: usize>(
+    block: &[u8],
+    activations: &[ActivationBlock],
+    last: &mut [[__m512i; 2]; 2],
+) -> [__m512i; 2] {
+    if INDEX == 0 {
+        *last = [bias(&activations[6]), bias(&activations[7])];
+    }
+    match INDEX {
+        0 => last[0] = add_piece::<Q, 6, 0>(last[0], block, &activations[6]),
+        1 => last[0] = add_piece::<Q, 6, 1>(last[0], block, &activations[6]),
+        2 => last[0] = add_piece::<Q, 6, 2>(last[0], block, &activations[6]),
+        3 => last[1] = add_piece::<Q, 7, 0>(last[1], block, &activations[7]),
+        4 => last[1] = add_piece::<Q, 7, 1>(last[1], block, &activations[7]),
+        5 => last[1] = add_piece::<Q, 7, 2>(last[1], block, &activations[7]),
+        _ => return last[INDEX - 6],
+    }
+    add_piece::<Q, INDEX, 0>(bias(&activations[INDEX]), block, &activations[INDEX])
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn add_piece<Q: Quant, const INDEX: usize, const PIECE: usize>(
+    sums: [__m512i; 2],
+    block: &[u8],
+    activations: &ActivationBlock,
+) -> [__m512i; 2] {
+    let Some(piece) = (const { Q::PIECES[INDEX][PIECE] }) else {
+        return sums;
+    };
+    let mask = _mm512_set1_epi8(piece.mask.cast_signed());
+    let mut parts = match piece.shift {
+        0 => sums,
+        _ => [_mm512_setzero_si512(); 2],
+    };
+    for group in 0..STRETCH / 4 {
+        let bytes: __m512i = bytemuck::must_cast(*words(block, Q::PLANES, 8 * piece.plane + group));
+        let part = &mut parts[group / 4];
+        *part = _mm512_dpbusd_epi32(*part, _mm512_and_si512(bytes, mask), word(activations, group));
+    }
+    if piece.shift == 0 {
+        return parts;
+    }
+    let left = _mm512_set1_epi32((-piece.shift).max(0));
+    let right = _mm512_set1_epi32(piece.shift.max(0));
+    let moved = parts.map(|part| _mm512_srav_epi32(_mm512_sllv_epi32(part, left), right));
+    [_mm512_add_epi32(sums[0], moved[0]), _mm512_add_epi32(sums[1], moved[1])]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn word(activations: &ActivationBlock, group: usize) -> __m512i {
+    _mm512_set1_epi32(activations.words[group].cast_signed())
+}
+
+/// As `bands` for one stretch of one band and one token, from the products on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn add_products<Q: Quant>(
+    [low, high]: [__m512i; 2],
+    weights: &Expanded,
+    activations: &ActivationBlock,
+    mut total: Block,
+) -> Block {
+    let scales: [Block; 2] = bytemuck::must_cast(weights.scales);
+    let minimums: [Block; 2] = bytemuck::must_cast(weights.minimums);
+    let scale = _mm512_set1_ps(activations.scale);
+    if Q::SHAPE.halves {
+        let (low, high) = (_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(high));
+        total = _mm512_fmadd_ps(low, _mm512_mul_ps(scales[0], scale), total);
+        total = _mm512_fmadd_ps(high, _mm512_mul_ps(scales[1], scale), total);
+    } else {
+        let both = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
+        total = _mm512_fmadd_ps(both, _mm512_mul_ps(scales[0], scale), total);
+    }
+    if Q::SHAPE.minimums {
+        let sums = _mm512_set1_ps(activations.negative_sums[0]);
+        total = _mm512_fmadd_ps(minimums[0], sums, total);
+    }
+    if Q::SHAPE.minimums && Q::SHAPE.halves {
+        let sums = _mm512_set1_ps(activations.negative_sums[1]);
+        total = _mm512_fmadd_ps(minimums[1], sums, total);
+    }
+    total
+}
