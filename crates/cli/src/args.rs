@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::eval_args::EvalArguments;
+use crate::eval_args::{EvalArguments, OutputArguments};
 
 /// Runs language models over very long inputs on the machine you have.
 ///
@@ -251,6 +251,11 @@ pub(crate) enum BenchSubject {
     Kv(BenchKvArguments),
     /// A model's prompt and answer rates at several depths of context
     Model(Box<BenchModelArguments>),
+    /// Time to the first token, answer speed at depth and peak memory by part, over lengths of context
+    #[command(
+        after_help = "Example:\n  riffle bench context --lengths 4096,16384 --policy full --policy xattention --out results --resume context.journal"
+    )]
+    Context(Box<BenchContextArguments>),
 }
 
 #[derive(Debug, Args)]
@@ -272,8 +277,37 @@ pub(crate) struct BenchModelArguments {
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with = "csv")]
     pub(crate) json: bool,
+    /// Print CSV
+    #[arg(long)]
+    pub(crate) csv: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchContextArguments {
+    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+    /// UTF-8 text to read; it begins again where it is too short [default: the shipped text]
+    #[arg(long, visible_alias = "text", value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Tokens of the prompts
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1024,4096,16384")]
+    pub(crate) lengths: Vec<usize>,
+    /// A policy to measure, POLICY, prefill=POLICY or decode=POLICY; may be given several times [default: those of --prefill and --decode together]
+    #[arg(long, value_name = "POLICY", conflicts_with_all = ["prefill", "decode", "profile", "auto", "window_size"])]
+    pub(crate) policy: Vec<String>,
+    /// Tokens of each answer
+    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 64)]
+    pub(crate) tokens: usize,
+    /// Runs of each length; the fastest counts
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) repeats: usize,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
 }
 
 #[derive(Debug, Args)]
@@ -297,8 +331,11 @@ pub(crate) struct BenchKvArguments {
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with = "csv")]
     pub(crate) json: bool,
+    /// Print CSV
+    #[arg(long)]
+    pub(crate) csv: bool,
 }
 
 #[derive(Debug, Args)]
@@ -310,8 +347,11 @@ pub(crate) struct BenchAttentionArguments {
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with = "csv")]
     pub(crate) json: bool,
+    /// Print CSV
+    #[arg(long)]
+    pub(crate) csv: bool,
 }
 
 /// The arguments with `-ub`, which long-context tools have taught people to type, spelled as a long option.

@@ -31,7 +31,7 @@ pub(crate) enum Measurement {
     Ruler(Box<RulerArguments>),
     /// Measure how well a text is predicted, and how far each policy's predictions lie from dense attention's
     #[command(
-        after_help = "Example:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming --policy decode=quest:dense_layers=0"
+        after_help = "Examples:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming --policy decode=quest:dense_layers=0\n  riffle eval perplexity --window 8192 --ablate-local 64,128,256 --ablate-heavy 64,128,256 --out results"
     )]
     Perplexity(Box<PerplexityArguments>),
     /// Compare policies on the same tasks, at equal budgets if asked
@@ -39,6 +39,13 @@ pub(crate) enum Measurement {
         after_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well. Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
     )]
     Compare(Box<CompareArguments>),
+    /// Compare what a policy reads with the true attention: mass kept by layer, head and place in the text, attention
+    /// sinks, and whether the heaviest keys of a head stay the same from chunk to chunk
+    #[command(after_help = "Example:\n  riffle eval audit --prefill xattention --length 8192 --out results")]
+    Audit(Box<AuditArguments>),
+    /// Make one HTML page of all records in a folder; it stands alone
+    #[command(after_help = "Example:\n  riffle eval needle --out results && riffle eval report results")]
+    Report(ReportArguments),
 }
 
 #[derive(Debug, Args)]
@@ -81,7 +88,7 @@ pub(crate) struct OutputArguments {
     /// Print the rows as CSV
     #[arg(long)]
     pub(crate) csv: bool,
-    /// Write the record to DIR/NAME.json, for riffle eval report
+    /// Write the record to DIR/NAME.json, for riffle eval report, and its pictures beside it as SVG and PNG
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// NAME of the record [default: the measurement and its policies]
@@ -168,6 +175,12 @@ pub(crate) struct PerplexityArguments {
     /// A policy to compare with dense attention, POLICY, prefill=POLICY or decode=POLICY; may be given several times
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
+    /// Local budgets of h2o-chunk to compare, each with every one of --ablate-heavy; a picture shows both
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "ablate_heavy")]
+    pub(crate) ablate_local: Vec<usize>,
+    /// Heavy budgets of h2o-chunk
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "ablate_local")]
+    pub(crate) ablate_heavy: Vec<usize>,
     /// Bytes that the dense predictions of one window may take in a temporary file
     #[arg(long, value_name = "BYTES", default_value = "8G")]
     pub(crate) predictions_budget: String,
@@ -211,4 +224,53 @@ pub(crate) struct CompareArguments {
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
     pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AuditArguments {
+    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: Option<PathBuf>,
+    /// UTF-8 text to read [default: the shipped text]
+    #[arg(long, visible_alias = "text", value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Tokens of the text to read [default: all of it, at most what the context holds]
+    #[arg(long, value_name = "N")]
+    pub(crate) length: Option<usize>,
+    /// First tokens that count as sinks
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(crate) sinks: usize,
+    /// Latest tokens that count as local
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) local: usize,
+    /// Keys of each head that count as heavy hitters
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) heavy: usize,
+    /// Head of the attention map [default: the one that keeps least, of equals the one that looks farthest]
+    #[arg(long, value_name = "LAYER:HEAD", value_parser = layer_and_head)]
+    pub(crate) map: Option<(usize, usize)>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportArguments {
+    /// Folder of records (*.json), as --out of riffle eval and riffle bench writes them
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// Draw every record's pictures again as well (SVG and PNG)
+    #[arg(long)]
+    pub(crate) pictures: bool,
+    /// Print every record's tables as Markdown in place of the page's path
+    #[arg(long)]
+    pub(crate) markdown: bool,
+}
+
+fn layer_and_head(text: &str) -> Result<(usize, usize), String> {
+    let pair = text
+        .split_once(':')
+        .and_then(|(layer, head)| Some((layer.parse().ok()?, head.parse().ok()?)));
+    pair.ok_or_else(|| "give a layer and a head, both counted from 0, e.g. 2:1".to_owned())
 }

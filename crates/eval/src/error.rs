@@ -38,6 +38,9 @@ pub enum EvalError {
         /// All cells.
         cells: usize,
     },
+    /// A picture cannot be drawn.
+    #[error("the picture cannot be drawn: {0}")]
+    Picture(String),
     /// The options make no sense together.
     #[error("{0}")]
     Option(String),

@@ -89,8 +89,18 @@ pub struct KvRates {
     pub decode: Vec<DecodeRate>,
 }
 
+impl KvRates {
+    /// Every row, each with the name of its kind.
+    pub fn rows(&self) -> impl Iterator<Item = KvRow<'_>> {
+        let bytes = self.bytes.iter().map(KvRow::Bytes);
+        let streams = self.streams.iter().map(KvRow::Stream);
+        bytes.chain(streams).chain(self.decode.iter().map(KvRow::Decode))
+    }
+}
+
 /// A row as it is measured.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(tag = "row", rename_all = "snake_case")]
 pub enum KvRow<'a> {
     /// Bytes of a tier.
     Bytes(&'a KvBytes),

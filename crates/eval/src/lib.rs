@@ -9,6 +9,9 @@
 //! - [`measure_kv`]: bytes and rates of the KV tiers beside the machine's;
 //! - [`measure_model`]: prompt and answer rates at several depths of context;
 //! - [`calibrate`]: the cheapest policy that keeps the attention of each head;
+//! - [`audit()`]: what a policy keeps of the true attention, by layer, head and place in the text;
+//! - [`measure_context`]: time to the first token, answer speed and memory against length;
+//! - [`to_csv`], [`Table`], [`Picture`], [`write_report`]: any of it as CSV, tables, SVG and PNG, or one HTML page;
 //! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of. Long measurements are
 //!   cut into cells that a [`Journal`] remembers, so that a run that was stopped goes on.
 //!
@@ -41,43 +44,55 @@
 #![forbid(unsafe_code)]
 
 mod attention_rates;
+mod audit;
 mod baselines;
 mod calibrate;
 mod cells;
 mod choice;
 mod compare;
+mod context_rates;
 mod csv;
 mod error;
+mod escape;
+mod files;
 mod kv_rates;
 mod logits;
 mod model_rates;
-
 mod noise;
+mod numbers;
 mod perplexity;
+mod pictures;
 mod read_ceiling;
 mod record;
+mod report;
+mod resident;
 mod statistics;
+mod table;
 mod tasks;
 
 pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
+pub use audit::{AttentionMap, AuditOptions, AuditTable, AuditedHead, AuditedRows, audit};
 pub use baselines::{baselines, parse_policy};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
 pub use cells::{Journal, Step, StepWatch};
 pub use choice::PolicyChoice;
 pub use compare::{CompareOptions, CompareTask, compare};
+pub use context_rates::{ContextRateOptions, ContextRow, ContextTable, measure_context};
 pub use csv::to_csv;
 pub use error::EvalError;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
 pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
-
 pub use perplexity::{PerplexityOptions, perplexity};
+pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Series, ShareMap, Stack};
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
     NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, Results, RulerCell,
     RulerSample, RulerTable, RunSettings, now_utc,
 };
+pub use report::write_report;
 pub use statistics::Interval;
+pub use table::Table;
 pub use tasks::{
     Ask, ChainAnswer, Corpus, DocumentsWording, GivenQuestion, ListWording, NeedleOptions, NiahWording, RulerOptions,
     RulerTask, VariablesWording, Wording, digest, needle, read_questions, ruler,

@@ -1,11 +1,13 @@
 //! `riffle bench`: speed.
 
+mod context;
+
 use std::ops::ControlFlow;
 
 use riffle_engine::{Engine, human_bytes, with_threads};
 use riffle_eval::{
     AttentionCase, AttentionRate, KvRateOptions, KvRow, ModelRateOptions, attention_cases, measure_attention,
-    measure_kv, measure_model,
+    measure_kv, measure_model, to_csv,
 };
 
 use super::{engine_options, print, print_json};
@@ -18,6 +20,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         BenchSubject::Attention(arguments) => attention(arguments),
         BenchSubject::Kv(arguments) => kv(arguments),
         BenchSubject::Model(arguments) => model(arguments),
+        BenchSubject::Context(arguments) => context::context(arguments),
     }
 }
 
@@ -38,12 +41,19 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
     let mut printed = Ok(());
     let report = with_threads(arguments.threads, || {
         measure_attention(&cases, &mut |rate| {
-            show(&(row(rate) + "\n"), arguments.json, &interrupt, &mut printed)
+            show(
+                &(row(rate) + "\n"),
+                arguments.json || arguments.csv,
+                &interrupt,
+                &mut printed,
+            )
         })
     })??;
     printed?;
     if arguments.json {
         print_json(&report)?;
+    } else if arguments.csv {
+        print(&to_csv(&report.rates)?)?;
     } else {
         print(&format!(
             "{}, {} threads: multiply-add peak {:.0} GFLOP/s, memory read at {:.1} GB/s\n",
@@ -80,12 +90,19 @@ fn kv(arguments: &BenchKvArguments) -> Result<(), Failure> {
     let rates = with_threads(arguments.threads, || {
         measure_kv(&options, &mut |row| {
             rows += 1;
-            show(&(kv_row(row) + "\n"), arguments.json, &interrupt, &mut printed)
+            show(
+                &(kv_row(row) + "\n"),
+                arguments.json || arguments.csv,
+                &interrupt,
+                &mut printed,
+            )
         })
     })??;
     printed?;
     if arguments.json {
         print_json(&rates)?;
+    } else if arguments.csv {
+        print(&to_csv(rates.rows())?)?;
     }
     whole(rows, 16, "rows")
 }
@@ -140,20 +157,22 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
                 rate.read_gigabytes_per_s,
                 human_bytes(rate.kv_bytes)
             );
-            show(&line, arguments.json, &interrupt, &mut printed)
+            show(&line, arguments.json || arguments.csv, &interrupt, &mut printed)
         })?;
         Ok::<_, Failure>(rates)
     })??;
     printed?;
     if arguments.json {
         print_json(&rates)?;
+    } else if arguments.csv {
+        print(&to_csv(&rates)?)?;
     }
     whole(rates.len(), arguments.depth.len(), "depths")
 }
 
-/// Shows a row as it is measured: on standard error where standard output belongs to JSON.
-fn show(line: &str, json: bool, interrupt: &Interrupt, printed: &mut Result<(), Failure>) -> ControlFlow<()> {
-    if json {
+/// Shows a row as it is measured: on standard error where standard output belongs to JSON or CSV.
+fn show(line: &str, whole: bool, interrupt: &Interrupt, printed: &mut Result<(), Failure>) -> ControlFlow<()> {
+    if whole {
         eprint!("{line}");
     } else {
         *printed = print(line);

@@ -8,13 +8,16 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+#[cfg(test)]
+pub(crate) use header::testing;
 pub use header::{Header, MachineInfo, ModelSummary, RunSettings, now_utc};
 pub use tables::{
     AskPlace, ComparisonRow, ComparisonTable, NeedleCell, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket,
     PerplexityPosition, PerplexityRow, PerplexityTable, RulerCell, RulerSample, RulerTable,
 };
 
-use crate::{EvalError, to_csv};
+use crate::files::write_whole;
+use crate::{AuditTable, ContextTable, EvalError, Table, to_csv};
 
 /// A measurement as it is kept: `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,6 +43,10 @@ pub enum Results {
     Perplexity(PerplexityTable),
     /// `riffle eval compare`.
     Comparison(ComparisonTable),
+    /// `riffle eval audit`.
+    Audit(AuditTable),
+    /// `riffle bench context`.
+    Context(ContextTable),
 }
 
 impl Record {
@@ -54,17 +61,13 @@ impl Record {
                 "--name {name:?} is not a file name: use letters, digits and dashes"
             )));
         }
-        fs::create_dir_all(folder).map_err(|error| EvalError::file(folder, &error))?;
         let path = folder.join(format!("{name}.json"));
-        let partial = path.with_added_extension("partial");
         let text = serde_json::to_string_pretty(self).map_err(|error| EvalError::file(&path, &error.into()))?;
-        fs::write(&partial, text + "\n")
-            .and_then(|()| fs::rename(&partial, &path))
-            .map_err(|error| EvalError::file(&path, &error))?;
+        write_whole(&path, (text + "\n").as_bytes())?;
         Ok(path)
     }
 
-    /// Its rows as CSV: questions, prompts, policies and positions, or policies and tasks.
+    /// Its rows as CSV: questions, prompts, policies and positions, policies and tasks, heads, or policies and lengths.
     ///
     /// # Errors
     /// As [`to_csv`].
@@ -74,63 +77,14 @@ impl Record {
             Results::Ruler(table) => to_csv(&table.samples),
             Results::Perplexity(table) => to_csv(table.by_position()),
             Results::Comparison(table) => to_csv(&table.rows),
+            Results::Audit(table) => to_csv(&table.heads),
+            Results::Context(table) => to_csv(&table.rows),
         }
     }
 
-    /// What was found, in lines for people.
+    /// What was found, as tables for people.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        match &self.results {
-            Results::Needle(table) => {
-                for cell in table.cells() {
-                    text += &format!(
-                        "{:<11} {:<11} {:>7} tokens {:>4.0}% deep: {}\n",
-                        cell.kind.to_string(),
-                        cell.place.to_string(),
-                        cell.context_tokens,
-                        cell.depth * 100.0,
-                        cell.score
-                    );
-                }
-            }
-            Results::Ruler(table) => {
-                for cell in table.cells() {
-                    text += &format!("{:<16} {:>7} tokens: {}\n", cell.task, cell.context_tokens, cell.score);
-                }
-            }
-            Results::Perplexity(table) => {
-                for row in &table.rows {
-                    let (run, all) = (&row.settings, &row.all);
-                    text += &format!(
-                        "prefill {}, decode {}: perplexity {:.4}, KL {:.5} (largest {:.3}), {:.2}% other first choices, {:.1}% of the pairs read\n",
-                        run.prefill,
-                        run.decode,
-                        all.perplexity,
-                        all.kl,
-                        all.largest_kl,
-                        all.flips * 100.0,
-                        row.density * 100.0
-                    );
-                }
-            }
-            Results::Comparison(table) => {
-                for row in &table.rows {
-                    text += &format!(
-                        "{:<10} {:<32} {:<24} {:>7} tokens: {}, {:.1}% of the pairs, prompt {:.0} ms, token {:.2} ms, {:.0} bytes\n",
-                        row.phase,
-                        row.policy,
-                        row.task,
-                        row.context_tokens,
-                        row.score,
-                        row.density * 100.0,
-                        row.prefill_ms,
-                        row.decode_ms,
-                        row.decode_bytes
-                    );
-                }
-            }
-        }
-        text
+        self.tables().iter().map(Table::to_text).collect::<Vec<_>>().join("\n")
     }
 
     /// Reads a record.
@@ -173,7 +127,6 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::header::testing;
 
     #[test]
     fn a_record_reads_back_as_it_was_written_and_says_its_kind() {

@@ -1,9 +1,11 @@
 //! `riffle eval`: measurements.
 
+mod audit;
 mod compare;
 mod needle;
 mod perplexity;
-mod run;
+mod report;
+pub(crate) mod run;
 
 use riffle_engine::{Engine, with_threads};
 
@@ -18,6 +20,8 @@ pub(crate) fn eval(arguments: &EvalArguments) -> Result<(), Failure> {
         Measurement::Ruler(arguments) => needle::ruler(arguments),
         Measurement::Perplexity(arguments) => perplexity::perplexity(arguments),
         Measurement::Compare(arguments) => compare::compare(arguments),
+        Measurement::Audit(arguments) => audit::audit(arguments),
+        Measurement::Report(arguments) => report::report(arguments),
     }
 }
 

@@ -12,7 +12,12 @@ use crate::eval_args::PerplexityArguments;
 use crate::failure::Failure;
 
 pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure> {
-    let (engine, policies) = policies(&arguments.engine, &arguments.policy)?;
+    let mut given = arguments.policy.clone();
+    for local in &arguments.ablate_local {
+        let heavy = arguments.ablate_heavy.iter();
+        given.extend(heavy.map(|heavy| format!("prefill=h2o-chunk:local={local},heavy={heavy}")));
+    }
+    let (engine, policies) = policies(&arguments.engine, &given)?;
     let has_decode = policies.iter().any(|policy| policy.phase == Phase::Decode);
     let stride = arguments
         .stride

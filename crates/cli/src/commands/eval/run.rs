@@ -19,7 +19,7 @@ use crate::progress::StepDisplay;
 use crate::shipped::fixtures;
 
 /// The path given, or a shipped one.
-pub(super) fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
     match given {
         Some(path) => Ok(path.clone()),
         None => fixtures().map(|folder| folder.join(name)),
@@ -27,7 +27,7 @@ pub(super) fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Fa
 }
 
 /// Engine options whose policies may be baselines as well.
-pub(super) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
+pub(crate) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     let baseline = |text: &str| {
         let name = text.split(':').next().unwrap_or_default().trim().to_owned();
         riffle_eval::baselines().iter().any(|info| info.name == name)
@@ -51,18 +51,18 @@ pub(super) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Fail
 }
 
 /// What a measurement is about, beside the names of its cells.
-pub(super) struct Subject {
+pub(crate) struct Subject {
     /// The measurement, as in `needle`.
-    pub(super) measurement: &'static str,
-    pub(super) model: PathBuf,
-    pub(super) text: PathBuf,
-    pub(super) seed: u64,
+    pub(crate) measurement: &'static str,
+    pub(crate) model: PathBuf,
+    pub(crate) text: PathBuf,
+    pub(crate) seed: u64,
 }
 
 impl Subject {
     /// Loads the model, opens the journal, measures, prints and keeps the record. `about` adds to what the journal must
     /// agree on.
-    pub(super) fn measure(
+    pub(crate) fn measure(
         &self,
         engine: &EngineArguments,
         output: &OutputArguments,
@@ -100,8 +100,9 @@ impl Subject {
             Ok::<_, Failure>(Record { header, results })
         })??;
         if let Some(folder) = &output.out {
-            let path = record.write(folder)?;
-            eprintln!("{}", path.display());
+            let mut paths = vec![record.write(folder)?];
+            paths.extend(record.write_pictures(folder)?);
+            paths.iter().for_each(|path| eprintln!("{}", path.display()));
         }
         show(&record, output)
     }
@@ -137,8 +138,14 @@ impl Subject {
     }
 }
 
+/// A file's name without the folders above.
+pub(crate) fn file_name(path: &Path) -> String {
+    path.file_name()
+        .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
 /// The corpus of a text, and what a journal has to know of it.
-pub(super) fn corpus(
+pub(crate) fn corpus(
     engine: &Arc<Engine>,
     text: &str,
     wording: &str,

@@ -1,0 +1,211 @@
+//! What a length of context costs: time to the first token, speed of the answer, peak memory by part.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_engine::{Engine, EngineOptions, Session};
+use serde::{Deserialize, Serialize};
+
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::tasks::Watch;
+use crate::{EvalError, PolicyChoice, RunSettings, resident};
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ContextRateOptions {
+    /// What records call the text.
+    pub text: String,
+    /// Policies; none stands for those of the engine's options.
+    pub policies: Vec<PolicyChoice>,
+    /// Tokens of the prompts.
+    pub lengths: Vec<usize>,
+    /// Tokens read one by one behind each, as an answer is.
+    pub generated_tokens: usize,
+    /// Runs of each length; the fastest counts.
+    pub repeats: usize,
+}
+
+/// `riffle bench context`: a row for each policy and length.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContextTable {
+    /// The text, by its file name; it begins again where it is too short.
+    pub text: String,
+    /// Tokens read one by one behind each prompt.
+    pub generated_tokens: usize,
+    /// Runs of each length; the fastest counts.
+    pub repeats: usize,
+    /// The rows.
+    pub rows: Vec<ContextRow>,
+}
+
+/// One policy at one length.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContextRow {
+    /// How the model was run.
+    pub settings: RunSettings,
+    /// Tokens of the prompt.
+    pub context_tokens: usize,
+    /// Milliseconds from an empty session to the logits of the first token.
+    pub time_to_first_token_ms: f64,
+    /// Prompt tokens read a second.
+    pub prefill_tokens_per_s: f64,
+    /// Tokens written a second at this depth.
+    pub decode_tokens_per_s: f64,
+    /// Share of the causal query-key pairs that were read.
+    pub density: f64,
+    /// Bytes of weights.
+    pub weights_bytes: u64,
+    /// Bytes of KV pages in the device tier at the end.
+    pub kv_device_bytes: u64,
+    /// In main memory.
+    pub kv_ram_bytes: u64,
+    /// On disk.
+    pub kv_disk_bytes: u64,
+    /// Bytes of page tables and free lists.
+    pub kv_bookkeeping_bytes: u64,
+    /// Bytes of the recurrent layers' state and its copies.
+    pub recurrent_bytes: u64,
+    /// Bytes of activations, partials and logits, as planned for this length.
+    pub workspace_bytes: u64,
+    /// The most memory the process held meanwhile, program and text included; `None` where the system does not tell.
+    pub peak_resident_bytes: Option<u64>,
+}
+
+impl ContextRow {
+    /// Parts that lie in memory, from the largest-lived: name and bytes.
+    pub fn parts(&self) -> [(&'static str, u64); 6] {
+        [
+            ("weights", self.weights_bytes),
+            ("recurrent state", self.recurrent_bytes),
+            ("workspace (planned)", self.workspace_bytes),
+            ("KV pages, device", self.kv_device_bytes),
+            ("KV pages, RAM", self.kv_ram_bytes),
+            ("KV page tables", self.kv_bookkeeping_bytes),
+        ]
+    }
+}
+
+/// Measures every policy at every length. `tokens` are repeated as needed. Finished rows come from the journal and go
+/// there.
+///
+/// # Errors
+/// [`EvalError::Option`] for nothing to measure, a context that does not hold the lengths; [`EvalError::Interrupted`].
+pub fn measure_context(
+    engine: &Arc<Engine>,
+    tokens: &[u32],
+    options: &ContextRateOptions,
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<ContextTable, EvalError> {
+    let (lengths, generated) = (&options.lengths, options.generated_tokens);
+    if lengths.contains(&0) || lengths.is_empty() || generated == 0 || options.repeats == 0 {
+        return Err(EvalError::Option(
+            "--lengths, -n and --repeats must be at least 1".to_owned(),
+        ));
+    }
+    if tokens.is_empty() {
+        return Err(EvalError::Option(
+            "the text is empty: there is nothing to read".to_owned(),
+        ));
+    }
+    let mut runs = vec![(String::new(), Arc::clone(engine))];
+    if !options.policies.is_empty() {
+        let run = |choice: &PolicyChoice| {
+            let engine = engine.with_options(choice.options(engine.options()))?;
+            Ok((format!("{choice}, "), engine))
+        };
+        runs = options.policies.iter().map(run).collect::<Result<_, EvalError>>()?;
+    }
+    let mut cells = Vec::new();
+    for (name, engine) in &runs {
+        for &length in lengths {
+            cells.push(Cell {
+                name: format!("{name}{length} tokens"),
+                tokens: length * options.repeats,
+                task: (engine, length),
+            });
+        }
+    }
+    let rows = run_cells(&cells, journal, watch, &mut |(engine, length), watch| {
+        let mut best: Option<ContextRow> = None;
+        for run in 0..options.repeats {
+            let mut part = |share: f64| watch((run as f64 + share) / options.repeats as f64);
+            let row = measure(engine, tokens, *length, generated, &mut part)?;
+            best = Some(match best {
+                None => row,
+                Some(best) => fastest(best, row),
+            });
+        }
+        best.ok_or_else(|| EvalError::Option("nothing was measured".to_owned()))
+    })?;
+    Ok(ContextTable {
+        text: options.text.clone(),
+        generated_tokens: generated,
+        repeats: options.repeats,
+        rows,
+    })
+}
+
+fn measure(
+    engine: &Arc<Engine>,
+    tokens: &[u32],
+    length: usize,
+    generated: usize,
+    watch: &mut Watch<'_>,
+) -> Result<ContextRow, EvalError> {
+    let settings = RunSettings {
+        context_tokens: length + generated,
+        ..RunSettings::of(engine)
+    };
+    let text: Vec<u32> = tokens.iter().cycle().take(settings.context_tokens).copied().collect();
+    let (prompt, answer) = text.split_at(length);
+    resident::reset_peak();
+    let mut session = Session::new(engine)?;
+    let start = Instant::now();
+    session.prefill(prompt, &mut |progress| {
+        watch(progress.tokens_done / progress.tokens as f64)
+    })?;
+    let first_s = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    for token in answer {
+        session.advance(*token)?;
+    }
+    let decode_s = start.elapsed().as_secs_f64();
+    let usage = session.usage();
+    let options = EngineOptions {
+        context_tokens: Some(settings.context_tokens),
+        ..engine.options().clone()
+    };
+    // What an endless sequence holds does not depend on its length.
+    let plan = match options.window {
+        Some(_) => engine.plan().clone(),
+        None => riffle_engine::plan(&riffle_model::inspect(engine.path())?, &options)?,
+    };
+    Ok(ContextRow {
+        settings,
+        context_tokens: length,
+        time_to_first_token_ms: first_s * 1e3,
+        prefill_tokens_per_s: length as f64 / first_s,
+        decode_tokens_per_s: answer.len() as f64 / decode_s,
+        density: session.density(),
+        weights_bytes: plan.weights_bytes,
+        kv_device_bytes: usage.bytes_by_tier.device,
+        kv_ram_bytes: usage.bytes_by_tier.ram,
+        kv_disk_bytes: usage.bytes_by_tier.disk,
+        kv_bookkeeping_bytes: usage.bookkeeping_bytes,
+        recurrent_bytes: plan.recurrent_bytes,
+        workspace_bytes: plan.scratch_bytes,
+        peak_resident_bytes: resident::peak_bytes(),
+    })
+}
+
+/// The best of each time, the worst of memory.
+fn fastest(a: ContextRow, b: ContextRow) -> ContextRow {
+    ContextRow {
+        time_to_first_token_ms: a.time_to_first_token_ms.min(b.time_to_first_token_ms),
+        prefill_tokens_per_s: a.prefill_tokens_per_s.max(b.prefill_tokens_per_s),
+        decode_tokens_per_s: a.decode_tokens_per_s.max(b.decode_tokens_per_s),
+        peak_resident_bytes: a.peak_resident_bytes.max(b.peak_resident_bytes),
+        ..a
+    }
+}

@@ -1,0 +1,178 @@
+//! A sheet that is drawn on: SVG elements with classes of the style sheet.
+
+use std::fmt::Write as _;
+
+use super::Picture;
+use crate::escape::escaped;
+
+/// Where a text stands from its point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+pub(super) struct Canvas {
+    width: f64,
+    height: f64,
+    body: String,
+}
+
+impl Canvas {
+    pub(super) fn new(width: f64, height: f64) -> Self {
+        Self {
+            width: width.ceil(),
+            height: height.ceil(),
+            body: String::new(),
+        }
+    }
+
+    /// A title and what is to be said below it; returns the height both take.
+    pub(super) fn head(&mut self, title: &str, subtitle: &str) -> f64 {
+        self.text("title", MARGIN, 28.0, Anchor::Start, title);
+        let lines = wrapped(subtitle, self.width - 2.0 * MARGIN);
+        for (number, line) in lines.iter().enumerate() {
+            self.text("quiet", MARGIN, 48.0 + 16.0 * number as f64, Anchor::Start, line);
+        }
+        head_height(lines.len())
+    }
+
+    pub(super) fn text(&mut self, class: &str, x: f64, y: f64, anchor: Anchor, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " middle",
+            Anchor::End => " end",
+        };
+        let (x, y, text) = (number(x), number(y), escaped(text));
+        let class = format!("{class}{anchor}");
+        let class = class.trim();
+        let _ = match class {
+            "" => writeln!(self.body, "<text x=\"{x}\" y=\"{y}\">{text}</text>"),
+            class => writeln!(self.body, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\">{text}</text>"),
+        };
+    }
+
+    /// Text that reads upwards, centred on its point.
+    pub(super) fn upright(&mut self, x: f64, y: f64, text: &str) {
+        let (x, y, text) = (number(x), number(y), escaped(text));
+        let _ = writeln!(
+            self.body,
+            "<text class=\"quiet middle\" transform=\"translate({x} {y}) rotate(-90)\">{text}</text>"
+        );
+    }
+
+    pub(super) fn rectangle(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64, tip: &str) {
+        let (x, y, width, height) = (number(x), number(y), number(width), number(height));
+        let _ = write!(
+            self.body,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\""
+        );
+        self.end_with("rect", tip);
+    }
+
+    pub(super) fn path(&mut self, class: &str, data: &str, dash: &str, tip: &str) {
+        let _ = write!(self.body, "<path class=\"{class}\" d=\"{data}\"");
+        if !dash.is_empty() {
+            let _ = write!(self.body, " stroke-dasharray=\"{dash}\"");
+        }
+        self.end_with("path", tip);
+    }
+
+    pub(super) fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64), dash: &str) {
+        let data = format!(
+            "M{} {}L{} {}",
+            number(from.0),
+            number(from.1),
+            number(to.0),
+            number(to.1)
+        );
+        self.path(class, &data, dash, "");
+    }
+
+    /// The marker of a series at a point.
+    pub(super) fn marker(&mut self, series: usize, x: f64, y: f64, tip: &str) {
+        let shape: &[(f64, f64)] = match series % 4 {
+            0 => &[(-4.0, -4.0), (4.0, -4.0), (4.0, 4.0), (-4.0, 4.0)],
+            1 => &[(0.0, -5.4), (5.0, 4.0), (-5.0, 4.0)],
+            2 => &[(0.0, -5.6), (5.6, 0.0), (0.0, 5.6), (-5.6, 0.0)],
+            _ => &[(-5.0, -4.0), (5.0, -4.0), (0.0, 5.4)],
+        };
+        let points = shape
+            .iter()
+            .map(|(dx, dy)| format!("{} {}", number(x + dx), number(y + dy)));
+        let data = format!("M{}Z", points.collect::<Vec<_>>().join("L"));
+        self.path(&format!("f{series}"), &data, "", tip);
+    }
+
+    fn end_with(&mut self, element: &str, tip: &str) {
+        let _ = match tip {
+            "" => writeln!(self.body, "/>"),
+            tip => writeln!(self.body, "><title>{}</title></{element}>", escaped(tip)),
+        };
+    }
+
+    pub(super) fn finish(self, alt: String) -> Picture {
+        Picture {
+            width: self.width as u32,
+            height: self.height as u32,
+            body: self.body,
+            alt,
+        }
+    }
+}
+
+/// Blank space at the edges.
+pub(super) const MARGIN: f64 = 16.0;
+
+/// The height of a title and `lines` lines below it.
+pub(super) fn head_height(lines: usize) -> f64 {
+    46.0 + 16.0 * lines as f64
+}
+
+/// A bound on the width of a text of 12 px.
+pub(super) fn text_width(text: &str) -> f64 {
+    let widths = text.chars().map(|c| match c {
+        'i' | 'j' | 'l' | ' ' | '.' | ',' | ':' | ';' | '\'' | '|' | '(' | ')' | 'f' | 't' | 'r' | '-' | '/' => 5.0,
+        'm' | 'w' | 'M' | 'W' | '%' | '@' | '—' | '…' => 12.2,
+        c if c.is_ascii_uppercase() => 9.2,
+        c if c.is_ascii() => 7.8,
+        _ => 12.2,
+    });
+    widths.sum()
+}
+
+/// A text cut into lines between words.
+pub(super) fn wrapped(text: &str, width: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if text_width(line) + text_width(word) + 5.0 <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.extend(pieces(word, width)),
+        }
+    }
+    lines
+}
+
+/// A word cut where it is wider than a line.
+fn pieces(word: &str, width: f64) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    for letter in word.chars() {
+        let last = pieces.len() - 1;
+        if !pieces[last].is_empty() && text_width(&pieces[last]) + text_width(letter.encode_utf8(&mut [0; 4])) > width {
+            pieces.push(letter.to_string());
+        } else {
+            pieces[last].push(letter);
+        }
+    }
+    pieces
+}
+
+/// A coordinate, to a tenth of a pixel.
+pub(super) fn number(value: f64) -> String {
+    let text = format!("{value:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}

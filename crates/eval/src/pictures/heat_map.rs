@@ -1,0 +1,142 @@
+//! A table whose cells are shaded by their value.
+
+use super::Picture;
+use super::canvas::{Anchor, Canvas, MARGIN, head_height, text_width, wrapped};
+use super::style::{SHADES, shade};
+
+const LEAST_CELL_HEIGHT: f64 = 30.0;
+
+/// A table of shaded cells with a number in each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeatMap {
+    /// What is shown.
+    pub title: String,
+    /// Under what conditions.
+    pub subtitle: String,
+    /// What the columns are, with a unit.
+    pub column_label: String,
+    /// What the rows are, with a unit.
+    pub row_label: String,
+    /// Names of the columns, from the left.
+    pub columns: Vec<String>,
+    /// Names of the rows, from the top.
+    pub rows: Vec<String>,
+    /// `[rows, columns]`; `None` where nothing was measured.
+    pub cells: Vec<Option<HeatCell>>,
+    /// What the shades stand for, with a unit.
+    pub scale_label: String,
+    /// Names of the lowest and of the highest value of the scale.
+    pub scale_ends: [String; 2],
+}
+
+/// One cell.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeatCell {
+    /// Where its value lies on the scale, from 0 to 1.
+    pub share: f64,
+    /// The value as it is written.
+    pub text: String,
+}
+
+impl HeatMap {
+    /// Draws the table.
+    pub fn draw(&self) -> Picture {
+        let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(text_width).fold(0.0, f64::max);
+        let mut texts = self.cells.iter().flatten().map(|cell| &*cell.text);
+        let texts = widest(&mut texts).max(widest(&mut self.columns.iter().map(|name| &**name)));
+        let cell = (texts + 12.0).clamp(44.0, 220.0);
+        let left = MARGIN + 24.0 + widest(&mut self.rows.iter().map(|name| &**name)) + 8.0;
+        let table = cell * self.columns.len() as f64;
+        let width = (left + table + MARGIN).max(480.0);
+        // A small table gets wide cells rather than an empty right half.
+        let cell = ((width - left - MARGIN) / self.columns.len().max(1) as f64).clamp(cell, cell.max(120.0));
+        let top = head_height(wrapped(&self.subtitle, width - 2.0 * MARGIN).len());
+        // The table is at least as high as the name of its rows is long.
+        let rows = self.rows.len().max(1) as f64;
+        let cell_height = ((text_width(&self.row_label) + 8.0) / rows).max(LEAST_CELL_HEIGHT);
+        let bottom = top + cell_height * rows;
+        let mut canvas = Canvas::new(width, bottom + 112.0);
+        canvas.head(&self.title, &self.subtitle);
+        canvas.upright(MARGIN + 8.0, (top + bottom) / 2.0, &self.row_label);
+        for (row, name) in self.rows.iter().enumerate() {
+            let y = top + cell_height * (row as f64 + 0.5) + 4.0;
+            canvas.text("", left - 8.0, y, Anchor::End, name);
+        }
+        for (column, name) in self.columns.iter().enumerate() {
+            let x = left + cell * (column as f64 + 0.5);
+            canvas.text("", x, bottom + 18.0, Anchor::Middle, name);
+        }
+        let middle = left + cell * self.columns.len() as f64 / 2.0;
+        canvas.text("quiet", middle, bottom + 38.0, Anchor::Middle, &self.column_label);
+        for (place, value) in self.cells.iter().enumerate() {
+            let (row, column) = (place / self.columns.len(), place % self.columns.len());
+            let (x, y) = (left + cell * column as f64, top + cell_height * row as f64);
+            let (centre, base) = (x + cell / 2.0, y + cell_height / 2.0 + 4.0);
+            match value {
+                Some(value) => {
+                    let shade = shade(value.share);
+                    let tip = format!("{}, {}: {}", self.rows[row], self.columns[column], value.text);
+                    canvas.rectangle(
+                        &format!("h{shade}"),
+                        x + 1.0,
+                        y + 1.0,
+                        cell - 2.0,
+                        cell_height - 2.0,
+                        &tip,
+                    );
+                    canvas.text(&on(shade), centre, base, Anchor::Middle, &value.text);
+                }
+                None => canvas.text("quiet", centre, base, Anchor::Middle, "–"),
+            }
+        }
+        legend(&mut canvas, left, bottom + 58.0, &self.scale_label, &self.scale_ends);
+        canvas.finish(self.alt())
+    }
+
+    fn alt(&self) -> String {
+        let mut rows = Vec::with_capacity(self.rows.len());
+        for (name, cells) in self.rows.iter().zip(self.cells.chunks(self.columns.len().max(1))) {
+            let cells = cells
+                .iter()
+                .map(|cell| cell.as_ref().map_or("not measured", |cell| &cell.text));
+            rows.push(format!("{name}: {}", cells.collect::<Vec<_>>().join(", ")));
+        }
+        format!(
+            "{}. {} Rows: {}; columns: {} ({}). {}",
+            self.title,
+            self.subtitle,
+            self.row_label,
+            self.column_label,
+            self.columns.join(", "),
+            rows.join("; ")
+        )
+    }
+}
+
+/// The class of text on a shade: pale shades keep the ink.
+pub(super) fn on(shade: usize) -> String {
+    match shade < SHADES / 2 {
+        true => String::new(),
+        false => format!("on{shade}"),
+    }
+}
+
+/// A bar of all shades with the names of its ends.
+pub(super) fn legend(canvas: &mut Canvas, left: f64, top: f64, label: &str, ends: &[String]) {
+    let step = 12.0;
+    let width = step * SHADES as f64;
+    for shade in 0..SHADES {
+        canvas.rectangle(&format!("h{shade}"), left + step * shade as f64, top, step, 12.0, "");
+    }
+    let last = ends.len().saturating_sub(1).max(1);
+    for (number, end) in ends.iter().enumerate() {
+        let anchor = match number {
+            0 => Anchor::Start,
+            _ if number == last => Anchor::End,
+            _ => Anchor::Middle,
+        };
+        let x = left + width * number as f64 / last as f64;
+        canvas.text("", x, top + 27.0, anchor, end);
+    }
+    canvas.text("quiet", left + width + 10.0, top + 10.0, Anchor::Start, label);
+}

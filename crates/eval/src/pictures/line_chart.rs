@@ -1,0 +1,189 @@
+//! Values against a length, a line for each series.
+
+use super::Picture;
+use super::axis::Axis;
+use super::canvas::{Anchor, Canvas, MARGIN, head_height, number, text_width, wrapped};
+use super::style::{DASHES, SERIES};
+use crate::numbers::{short, tokens};
+
+const WIDTH: f64 = 680.0;
+const PLOT_HEIGHT: f64 = 300.0;
+const LEFT: f64 = 74.0;
+const RIGHT: f64 = 24.0;
+/// A logarithmic axis from this factor between the lowest and the highest value on.
+const FAR_APART: f64 = 20.0;
+
+/// Lines over lengths in tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LineChart {
+    /// What is shown.
+    pub title: String,
+    /// Under what conditions.
+    pub subtitle: String,
+    /// What lies along the x axis, in tokens.
+    pub x_label: String,
+    /// What lies along the y axis, with a unit.
+    pub y_label: String,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
+    /// (tokens, value), in ascending order of tokens.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl LineChart {
+    /// Draws the lines; values that are not finite are left out.
+    pub fn draw(&self) -> Picture {
+        let points = || {
+            let points = self.series.iter().flat_map(|series| series.points.iter());
+            points.filter(|(x, y)| x.is_finite() && y.is_finite())
+        };
+        let x_axis = Axis::between(points().map(|(x, _)| *x));
+        let (y_axis, y_ticks) = Axis::of(points().map(|(_, y)| *y), FAR_APART).with_ticks();
+        let names: Vec<String> = self.series.iter().map(|series| series.name.clone()).collect();
+        let legend = legend_rows(&names, WIDTH - LEFT - RIGHT);
+        let top = head_height(wrapped(&self.subtitle, WIDTH - 2.0 * MARGIN).len());
+        let bottom = top + PLOT_HEIGHT;
+        let mut canvas = Canvas::new(WIDTH, bottom + 62.0 + 20.0 * legend.len() as f64);
+        canvas.head(&self.title, &self.subtitle);
+        let x_of = |x: f64| LEFT + 10.0 + x_axis.place(x) * (WIDTH - LEFT - RIGHT - 20.0);
+        let y_of = |y: f64| bottom - y_axis.place(y) * PLOT_HEIGHT;
+        for tick in &y_ticks {
+            let y = y_of(*tick);
+            canvas.line("grid", (LEFT, y), (WIDTH - RIGHT, y), "");
+            canvas.text("", LEFT - 8.0, y + 4.0, Anchor::End, &short(*tick));
+        }
+        canvas.line("axis", (LEFT, bottom), (WIDTH - RIGHT, bottom), "");
+        let mut free_from = f64::NEG_INFINITY;
+        for tick in x_ticks(points().map(|(x, _)| *x).collect()) {
+            let (x, name) = (x_of(tick), tokens(tick));
+            canvas.line("axis", (x, bottom), (x, bottom + 5.0), "");
+            let half = text_width(&name) / 2.0;
+            if x - half >= free_from {
+                canvas.text("", x, bottom + 19.0, Anchor::Middle, &name);
+                free_from = x + half + 6.0;
+            }
+        }
+        canvas.text(
+            "quiet",
+            (LEFT + WIDTH - RIGHT) / 2.0,
+            bottom + 39.0,
+            Anchor::Middle,
+            &self.x_label,
+        );
+        let scale = if y_axis.is_logarithmic() { ", logarithmic" } else { "" };
+        canvas.upright(MARGIN + 6.0, (top + bottom) / 2.0, &format!("{}{scale}", self.y_label));
+        for (place, series) in self.series.iter().enumerate() {
+            let style = place % SERIES;
+            let shown = || series.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
+            let path: Vec<String> = shown()
+                .map(|(x, y)| format!("{} {}", number(x_of(*x)), number(y_of(*y))))
+                .collect();
+            if path.len() > 1 {
+                let data = format!("M{}", path.join("L"));
+                canvas.path(&format!("curve s{style}"), &data, DASHES[style], "");
+            }
+            // Dense lines carry markers now and then, so that they can still be told apart.
+            let every = shown().count().div_ceil(12).max(1);
+            for (x, y) in shown().step_by(every) {
+                let tip = format!("{}, {} tokens: {}", series.name, tokens(*x), short(*y));
+                canvas.marker(style, x_of(*x), y_of(*y), &tip);
+            }
+        }
+        for (row, entries) in legend.iter().enumerate() {
+            let y = bottom + 60.0 + 20.0 * row as f64;
+            for (place, x) in entries {
+                let (style, x) = (place % SERIES, LEFT + x);
+                canvas.path(
+                    &format!("curve s{style}"),
+                    &format!("M{} {}h34", number(x), number(y - 4.0)),
+                    DASHES[style],
+                    "",
+                );
+                canvas.marker(style, x + 17.0, y - 4.0, "");
+                canvas.text(
+                    "",
+                    x + 42.0,
+                    y,
+                    Anchor::Start,
+                    &fitted(&names[*place], WIDTH - x - 42.0 - MARGIN),
+                );
+            }
+        }
+        canvas.finish(self.alt())
+    }
+
+    fn alt(&self) -> String {
+        let series = self.series.iter().map(|series| {
+            let points = series.points.iter().step_by(series.points.len().div_ceil(12).max(1));
+            let points = points.map(|(x, y)| format!("{} at {}", short(*y), tokens(*x)));
+            format!("{}: {}", series.name, points.collect::<Vec<_>>().join(", "))
+        });
+        format!(
+            "{}. {} {} against {}. {}",
+            self.title,
+            self.subtitle,
+            self.y_label,
+            self.x_label,
+            series.collect::<Vec<_>>().join("; ")
+        )
+    }
+}
+
+/// Lengths that are named on the axis: those measured, or where they are many, even steps between them.
+fn x_ticks(mut lengths: Vec<f64>) -> Vec<f64> {
+    lengths.sort_by(f64::total_cmp);
+    lengths.dedup();
+    if lengths.len() <= 10 {
+        return lengths;
+    }
+    let (first, last) = (lengths[0], lengths[lengths.len() - 1]);
+    let axis = Axis::between(lengths.iter().copied());
+    if axis.is_logarithmic() {
+        let powers = (0..64).map(|power| 2f64.powi(power));
+        return powers.filter(|length| (first..=last).contains(length)).collect();
+    }
+    // Powers of two, so that the steps have short names.
+    let step = 2f64.powf(((last - first) / 6.0).log2().ceil());
+    let steps = (0..).map(|n| n as f64 * step).take_while(|length| *length <= last);
+    steps.filter(|length| *length >= first).collect()
+}
+
+/// The legend's rows: each entry's number and x.
+fn legend_rows(names: &[String], width: f64) -> Vec<Vec<(usize, f64)>> {
+    let mut rows: Vec<Vec<(usize, f64)>> = Vec::new();
+    let mut x = 0.0;
+    for (place, name) in names.iter().enumerate() {
+        let entry = 42.0 + text_width(name) + 18.0;
+        match rows.last_mut() {
+            Some(row) if x + entry <= width => row.push((place, x)),
+            _ => {
+                rows.push(vec![(place, 0.0)]);
+                x = 0.0;
+            }
+        }
+        x += entry;
+    }
+    rows
+}
+
+/// The text, or as much of it as fits.
+pub(super) fn fitted(text: &str, width: f64) -> String {
+    if text_width(text) <= width {
+        return text.to_owned();
+    }
+    let mut short = String::new();
+    for letter in text.chars() {
+        if text_width(&short) + 24.0 > width {
+            break;
+        }
+        short.push(letter);
+    }
+    short + "…"
+}

@@ -1,0 +1,89 @@
+//! Pictures of measurements, as SVG and PNG, without a browser or fonts of the system.
+//!
+//! A chart is plain data ([`HeatMap`], [`LineChart`], [`Stack`], [`ShareMap`]) that is drawn into a [`Picture`]. The
+//! SVG follows the page it stands on into light or dark and says in words what it shows; the PNG is the same SVG on white,
+//! drawn with the DejaVu fonts this crate carries. The same data always gives the same bytes.
+
+mod axis;
+mod canvas;
+mod heat_map;
+mod line_chart;
+mod raster;
+mod share_map;
+mod stack;
+mod style;
+
+use std::path::{Path, PathBuf};
+
+pub use heat_map::{HeatCell, HeatMap};
+pub use line_chart::{LineChart, Series};
+pub use share_map::ShareMap;
+pub use stack::{Bar, Stack};
+pub(crate) use style::STYLE;
+
+use crate::EvalError;
+use crate::escape::escaped;
+
+/// A drawn picture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    width: u32,
+    height: u32,
+    body: String,
+    alt: String,
+}
+
+impl Picture {
+    /// Width and height in CSS pixels; a PNG has twice as many each way.
+    pub fn size(&self) -> (u32, u32) {
+        (self.width, self.height)
+    }
+
+    /// What the picture shows, in words.
+    pub fn alt(&self) -> &str {
+        &self.alt
+    }
+
+    /// A file that stands alone.
+    pub fn to_svg(&self) -> String {
+        self.element(
+            " xmlns=\"http://www.w3.org/2000/svg\"",
+            &format!("<style>{}</style>\n", *STYLE),
+        )
+    }
+
+    /// An element for a page that holds the style sheet.
+    pub(crate) fn inline_svg(&self) -> String {
+        self.element("", "")
+    }
+
+    fn element(&self, namespace: &str, style: &str) -> String {
+        let (width, height, alt) = (self.width, self.height, escaped(&self.alt));
+        format!(
+            "<svg{namespace} class=\"picture\" role=\"img\" aria-label=\"{alt}\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\">\n{style}<rect class=\"paper\" width=\"{width}\" height=\"{height}\" rx=\"6\"/>\n{}</svg>\n",
+            self.body
+        )
+    }
+
+    /// The picture on white, two pixels for each of its own.
+    ///
+    /// # Errors
+    /// [`EvalError::Picture`] where it is too large to be drawn.
+    pub fn to_png(&self) -> Result<Vec<u8>, EvalError> {
+        raster::png(&self.to_svg())
+    }
+
+    /// Writes `PATH.svg` and `PATH.png`, each whole or not at all.
+    ///
+    /// # Errors
+    /// [`EvalError::File`] names the file.
+    pub fn write(&self, path: &Path) -> Result<[PathBuf; 2], EvalError> {
+        let files = [path.with_added_extension("svg"), path.with_added_extension("png")];
+        crate::files::write_whole(&files[0], self.to_svg().as_bytes())?;
+        crate::files::write_whole(&files[1], &self.to_png()?)?;
+        Ok(files)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+use resvg::tiny_skia::Pixmap;
+use resvg::usvg::{Group, Node};
+
+use super::*;
+
+const LONG: &str = "xattention:block=128,stride=8,tau=0.95,min_budget=1024,tail=128 <& \"escaped\">";
+
+fn heat_map() -> Picture {
+    let cell = |share: f64| {
+        Some(HeatCell {
+            share,
+            text: format!("{:.0}/3", share * 3.0),
+        })
+    };
+    HeatMap {
+        title: "Needles found".to_owned(),
+        subtitle: LONG.repeat(3),
+        column_label: "document length, tokens".to_owned(),
+        row_label: "depth in the document".to_owned(),
+        columns: ["4K", "16K", "128K"].map(str::to_owned).to_vec(),
+        rows: ["9%", "50%", "100%"].map(str::to_owned).to_vec(),
+        cells: [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0]
+            .into_iter()
+            .map(cell)
+            .chain([const { None }; 5])
+            .collect(),
+        scale_label: "found exactly".to_owned(),
+        scale_ends: ["none".to_owned(), "all".to_owned()],
+    }
+    .draw()
+}
+
+fn lines(series: usize) -> Picture {
+    let points =
+        |place: usize| (10..=17).map(move |power| (f64::from(1 << power), 1e5 / f64::from(power) / (place + 1) as f64));
+    LineChart {
+        title: "Prompt throughput by policy".to_owned(),
+        subtitle: "Model shipped.".to_owned(),
+        x_label: "prompt length, tokens".to_owned(),
+        y_label: "prompt tokens/s".to_owned(),
+        series: (0..series)
+            .map(|place| Series {
+                name: if place == 1 {
+                    LONG.to_owned()
+                } else {
+                    format!("policy {place}")
+                },
+                points: points(place).chain([(3e5, f64::NAN)]).collect(),
+            })
+            .collect(),
+    }
+    .draw()
+}
+
+fn stack(bars: usize) -> Picture {
+    let bar = |place: usize| Bar {
+        name: format!("{}K", 4 << place),
+        bytes: vec![2 << 20, 0, 1 << 20, 4 << (18 + place)],
+        mark_bytes: (place != 1).then_some(8 << (18 + place)),
+    };
+    Stack {
+        title: "Memory by part".to_owned(),
+        subtitle: LONG.to_owned(),
+        x_label: "prompt length, tokens".to_owned(),
+        parts: ["weights", "KV pages, device", "workspace", "KV pages, RAM"]
+            .map(str::to_owned)
+            .to_vec(),
+        mark: Some("peak RSS".to_owned()),
+        bars: (0..bars).map(bar).collect(),
+    }
+    .draw()
+}
+
+fn share_map(rows: usize, names: bool) -> Picture {
+    let columns = 64;
+    let shares = (0..rows * columns).map(|at| {
+        if at % columns <= at / columns {
+            1.0 / (at % columns + 1) as f64
+        } else {
+            0.0
+        }
+    });
+    ShareMap {
+        title: "Attention of layer 1, head 2".to_owned(),
+        subtitle: LONG.to_owned(),
+        row_label: "position of the query, tokens".to_owned(),
+        row_names: if names {
+            (0..rows).map(|row| format!("{} · {}", row / 4, row % 4)).collect()
+        } else {
+            Vec::new()
+        },
+        rows,
+        columns,
+        tokens: 44_725,
+        shares: shares.collect(),
+        chosen: if names {
+            Vec::new()
+        } else {
+            (0..rows * columns).map(|at| at % columns < 4).collect()
+        },
+        remarks: names.then(|| ("sinks · alike".to_owned(), vec!["12.3% · 0.45".to_owned(); rows])),
+    }
+    .draw()
+}
+
+fn all() -> Vec<Picture> {
+    vec![
+        heat_map(),
+        lines(0),
+        lines(1),
+        lines(11),
+        stack(1),
+        stack(5),
+        stack(14),
+        share_map(64, false),
+        share_map(16, true),
+    ]
+}
+
+/// The texts of a picture with their boxes: left, top, right, bottom.
+fn texts(group: &Group, found: &mut Vec<(String, [f32; 4])>) {
+    for node in group.children() {
+        match node {
+            Node::Group(group) => texts(group, found),
+            Node::Text(text) => {
+                let letters = text.chunks().iter().map(|chunk| chunk.text().to_owned()).collect();
+                let area = text.abs_bounding_box();
+                found.push((letters, [area.left(), area.top(), area.right(), area.bottom()]));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn every_text_lies_on_the_canvas_and_none_lies_on_another() {
+    for picture in all() {
+        let tree = raster::tree(&picture.to_svg()).unwrap();
+        let mut found = Vec::new();
+        texts(tree.root(), &mut found);
+        assert!(found.len() >= 5);
+        let (width, height) = picture.size();
+        for (text, [left, top, right, bottom]) in &found {
+            let inside = *left >= 0.0 && *top >= 0.0 && *right <= width as f32 && *bottom <= height as f32;
+            assert!(
+                inside,
+                "{text:?} at {left} {top} {right} {bottom} in {width} × {height}: {}",
+                picture.alt()
+            );
+        }
+        for (place, (text, a)) in found.iter().enumerate() {
+            for (other, b) in &found[..place] {
+                let apart = a[2] <= b[0] || b[2] <= a[0] || a[3] <= b[1] || b[3] <= a[1];
+                assert!(apart, "{text:?} lies on {other:?}: {}", picture.alt());
+            }
+        }
+    }
+}
+
+#[test]
+fn labels_units_and_values_are_in_the_svg_and_in_the_alternative_text() {
+    let cases: [(Picture, &[&str]); 4] = [
+        (
+            heat_map(),
+            &[
+                "4K",
+                "128K",
+                "9%",
+                "100%",
+                "1/3",
+                "3/3",
+                "–",
+                "depth in the document",
+                "document length, tokens",
+                "found exactly",
+                "none",
+                "all",
+            ],
+        ),
+        (
+            lines(3),
+            &[
+                "1K",
+                "64K",
+                "prompt length, tokens",
+                "prompt tokens/s",
+                "policy 0",
+                "policy 2",
+                "xattention:block=128",
+            ],
+        ),
+        (
+            stack(3),
+            &[
+                "MiB",
+                "4K",
+                "16K",
+                "weights",
+                "KV pages, RAM",
+                "peak RSS",
+                "prompt length, tokens",
+            ],
+        ),
+        (
+            share_map(64, false),
+            &[
+                "44.7K",
+                "position of the key, tokens",
+                "position of the query, tokens",
+                "read by the policy",
+                "≤ 0.01%",
+                "100%",
+            ],
+        ),
+    ];
+    for (picture, labels) in cases {
+        let svg = picture.to_svg();
+        for label in labels {
+            assert!(
+                svg.contains(&format!("{label}<")) || svg.contains(&format!("{label},")) || svg.contains(label),
+                "no {label}"
+            );
+        }
+        assert!(svg.contains("prefers-color-scheme:dark") && svg.contains("role=\"img\""));
+        assert!(!svg.contains("<&"), "unescaped text");
+        assert!(picture.alt().len() > 60);
+    }
+    assert!(!stack(2).to_svg().contains("device"), "a part that no bar has");
+}
+
+#[test]
+fn the_same_data_gives_the_same_bytes_and_pixels_of_twice_the_size() {
+    for (picture, again) in all().into_iter().zip(all()).skip(1).step_by(3) {
+        assert_eq!(picture.to_svg(), again.to_svg());
+        let png = picture.to_png().unwrap();
+        assert_eq!(png, again.to_png().unwrap());
+        let pixels = Pixmap::decode_png(&png).unwrap();
+        let (width, height) = picture.size();
+        assert_eq!((pixels.width(), pixels.height()), (2 * width, 2 * height));
+        // White paper with something on it, text among it.
+        let corner = pixels.pixel(width, 4).unwrap();
+        assert_eq!((corner.red(), corner.alpha()), (255, 255));
+        assert!(pixels.pixels().iter().filter(|pixel| pixel.red() < 80).count() > 200);
+    }
+}
+
+#[test]
+fn a_picture_is_written_as_svg_and_png_and_leaves_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = heat_map().write(&folder.path().join("below/map.v1")).unwrap();
+    assert!(files[0].ends_with("below/map.v1.svg") && files[1].ends_with("below/map.v1.png"));
+    assert_eq!(std::fs::read_dir(folder.path().join("below")).unwrap().count(), 2);
+    let blocked = folder.path().join("below/map.v1.svg/x");
+    assert!(
+        heat_map()
+            .write(&blocked)
+            .unwrap_err()
+            .to_string()
+            .contains("map.v1.svg")
+    );
+}

@@ -1,0 +1,104 @@
+//! Records as people look at them: tables, pictures, and one page of everything that was run.
+
+mod page;
+mod pictures;
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+use riffle_policy::PolicySpec;
+
+use crate::pictures::Picture;
+use crate::record::{Record, Results, RunSettings};
+use crate::{EvalError, Table};
+
+impl Results {
+    /// What `riffle eval report` calls this kind.
+    pub fn title(&self) -> &'static str {
+        match self {
+            Self::Needle(_) => "Needles in a haystack",
+            Self::Ruler(_) => "RULER",
+            Self::Perplexity(_) => "Perplexity",
+            Self::Comparison(_) => "Policies compared",
+            Self::Audit(_) => "Audit of attention",
+            Self::Context(_) => "Cost of context",
+        }
+    }
+}
+
+impl Record {
+    /// What was found, as tables.
+    pub fn tables(&self) -> Vec<Table> {
+        tables::of(&self.results)
+    }
+
+    /// What was found, as pictures, each with a name of its own within the record.
+    pub fn pictures(&self) -> Vec<(String, Picture)> {
+        pictures::of(self)
+    }
+
+    /// Writes every picture as `folder/NAME-PICTURE.svg` and `.png`.
+    ///
+    /// # Errors
+    /// [`EvalError::File`] names the file that cannot be written.
+    pub fn write_pictures(&self, folder: &Path) -> Result<Vec<PathBuf>, EvalError> {
+        let mut files = Vec::new();
+        for (name, picture) in self.pictures() {
+            files.extend(picture.write(&folder.join(format!("{}-{name}", self.header.name)))?);
+        }
+        Ok(files)
+    }
+}
+
+/// A page of all records of `folder`, as `folder/report.html`: it stands alone, follows the reader into light or dark,
+/// and names the kinds of measurement that are missing.
+///
+/// # Errors
+/// As [`Record::read_folder`]; [`EvalError::File`] when the page cannot be written.
+pub fn write_report(folder: &Path) -> Result<PathBuf, EvalError> {
+    let records = Record::read_folder(folder)?;
+    let path = folder.join("report.html");
+    crate::files::write_whole(&path, page::html(&records).as_bytes())?;
+    Ok(path)
+}
+
+/// How a run is named in tables and legends.
+fn label(settings: &RunSettings) -> String {
+    let (prefill, decode) = (short_policy(&settings.prefill), short_policy(&settings.decode));
+    let mut name = match (&*prefill, &*decode) {
+        (prefill, decode) if prefill == decode => prefill.to_owned(),
+        (prefill, "full") => format!("prefill {prefill}"),
+        ("full", decode) => format!("decode {decode}"),
+        (prefill, decode) => format!("prefill {prefill}, decode {decode}"),
+    };
+    let (keys, values) = (&*settings.key_format, &*settings.value_format);
+    if (keys, values) != ("f16", "f16") {
+        name += &match keys == values {
+            true => format!(", KV {keys}"),
+            false => format!(", KV {keys}:{values}"),
+        };
+    }
+    if settings.tiers != "ram" {
+        name += &format!(", {}", settings.tiers);
+    }
+    name
+}
+
+/// A policy without the parameters that are as they are by default.
+fn short_policy(policy: &str) -> String {
+    let Some((name, parameters)) = policy.split_once(':') else {
+        return policy.to_owned();
+    };
+    let Ok(default) = name.parse::<PolicySpec>().map(|spec| spec.to_string()) else {
+        return policy.to_owned();
+    };
+    let default: Vec<&str> = default.split([':', ',']).collect();
+    let own: Vec<&str> = parameters.split(',').filter(|pair| !default.contains(pair)).collect();
+    match own.is_empty() {
+        true => name.to_owned(),
+        false => format!("{name}:{}", own.join(",")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

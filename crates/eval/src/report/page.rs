@@ -1,0 +1,117 @@
+//! One page of all records, with nothing from outside.
+
+use std::fmt::Write as _;
+
+use crate::escape::escaped;
+use crate::pictures::STYLE;
+use crate::record::{Header, Record, Results};
+
+/// The kinds of measurement, with the command that makes each.
+const KINDS: [(&str, &str); 6] = [
+    ("Needles in a haystack", "riffle eval needle"),
+    ("RULER", "riffle eval ruler"),
+    ("Perplexity", "riffle eval perplexity"),
+    ("Policies compared", "riffle eval compare"),
+    ("Audit of attention", "riffle eval audit"),
+    ("Cost of context", "riffle bench context"),
+];
+
+pub(super) fn html(records: &[Record]) -> String {
+    let mut html = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>Riffle: what was measured</title>\n<style>\n{}{}</style>\n</head>\n<body>\n<h1>Riffle: what was measured</h1>\n",
+        include_str!("page.css"),
+        *STYLE
+    );
+    html += "<nav><ul>\n";
+    let in_order = in_order(records);
+    for (number, record) in in_order.iter().enumerate() {
+        let (title, name) = (record.results.title(), escaped(&record.header.name));
+        let _ = writeln!(html, "<li><a href=\"#r{number}\">{title}: {name}</a></li>");
+    }
+    html += "</ul></nav>\n";
+    let missing: Vec<String> = KINDS
+        .iter()
+        .filter(|(title, _)| records.iter().all(|record| record.results.title() != *title))
+        .map(|(title, command)| format!("{title} (<code>{command}</code>)"))
+        .collect();
+    if !missing.is_empty() {
+        let _ = writeln!(html, "<p class=\"missing\">Not run: {}.</p>", missing.join(", "));
+    }
+    for (number, record) in in_order.iter().enumerate() {
+        section(&mut html, number, record);
+    }
+    html + "</body>\n</html>\n"
+}
+
+/// Records of one kind stand together, kinds in the order of [`KINDS`].
+fn in_order(records: &[Record]) -> Vec<&Record> {
+    let kind = |results: &Results| KINDS.iter().position(|(title, _)| *title == results.title());
+    let mut records: Vec<&Record> = records.iter().collect();
+    records.sort_by_key(|record| kind(&record.results));
+    records
+}
+
+fn section(html: &mut String, number: usize, record: &Record) {
+    let (title, name) = (record.results.title(), escaped(&record.header.name));
+    let _ = writeln!(html, "<section id=\"r{number}\">\n<h2>{title}: {name}</h2>");
+    head(html, &record.header);
+    for table in record.tables() {
+        *html += &table.to_html();
+    }
+    for (_, picture) in record.pictures() {
+        let _ = writeln!(html, "<figure>{}</figure>", picture.inline_svg());
+    }
+    *html += "</section>\n";
+}
+
+fn head(html: &mut String, header: &Header) {
+    let machine = &header.machine;
+    let mut facts = vec![
+        ("Command", format!("<code>{}</code>", escaped(&shell(&header.command)))),
+        ("Seed", header.seed.to_string()),
+        ("When", format!("{}, {:.0} s", escaped(&header.date), header.seconds)),
+        (
+            "Machine",
+            format!(
+                "{}, {} cores, {} threads, {}, {}, {}",
+                escaped(&machine.processor),
+                machine.cores,
+                machine.threads,
+                escaped(&machine.instructions),
+                riffle_engine::human_bytes(machine.memory_bytes),
+                escaped(&machine.system)
+            ),
+        ),
+    ];
+    if let Some(model) = &header.model {
+        let text = format!(
+            "{}: {}, {} layers ({} with attention), {} query and {} KV heads of {}, {}, fingerprint {}",
+            model.name,
+            model.architecture,
+            model.layers,
+            model.attention_layers,
+            model.heads,
+            model.kv_heads,
+            model.head_dim,
+            riffle_engine::human_bytes(model.weights_bytes),
+            model.fingerprint
+        );
+        facts.insert(1, ("Model", escaped(&text)));
+    }
+    facts.push(("Riffle", escaped(&header.version)));
+    *html += "<dl>\n";
+    for (name, fact) in facts {
+        let _ = writeln!(html, "<dt>{name}</dt><dd>{fact}</dd>");
+    }
+    *html += "</dl>\n";
+}
+
+/// A command line as a shell takes it.
+fn shell(command: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    let word = |word: &String| match !word.is_empty() && word.chars().all(plain) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    command.iter().map(word).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,294 @@
+//! Results as tables.
+
+use std::collections::BTreeSet;
+
+use super::label;
+use crate::numbers::{milliseconds, percent, short, tokens};
+use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
+use crate::statistics::Interval;
+use crate::{AuditTable, ContextTable, Table};
+
+pub(super) fn of(results: &Results) -> Vec<Table> {
+    match results {
+        Results::Needle(needle) => vec![self::needle(needle)],
+        Results::Ruler(ruler) => vec![self::ruler(ruler)],
+        Results::Perplexity(perplexity) => vec![self::perplexity(perplexity)],
+        Results::Comparison(comparison) => vec![self::comparison(comparison)],
+        Results::Audit(audit) => vec![self::audit(audit), self::audited_heads(audit)],
+        Results::Context(context) => vec![self::speeds(context), self::memory(context)],
+    }
+}
+
+fn needle(table: &NeedleTable) -> Table {
+    let mut rows = Table::new(
+        format!("Facts found, {} ({})", label(&table.settings), table.wording),
+        &["kind", "asked", "tokens", "found", "95% interval", "questions"],
+    );
+    let keys: BTreeSet<_> = table
+        .samples
+        .iter()
+        .map(|s| (s.kind, s.place, s.context_tokens))
+        .collect();
+    for key in keys {
+        let samples = table
+            .samples
+            .iter()
+            .filter(|s| (s.kind, s.place, s.context_tokens) == key);
+        let score = Interval::of_scores(&samples.map(|sample| sample.score()).collect::<Vec<_>>());
+        rows.rows.push(vec![
+            key.0.to_string(),
+            key.1.to_string(),
+            tokens(key.2 as f64),
+            percent(score.mean),
+            interval(&score),
+            score.samples.to_string(),
+        ]);
+    }
+    rows
+}
+
+fn ruler(table: &RulerTable) -> Table {
+    let mut rows = Table::new(
+        format!("RULER scores, {} ({})", label(&table.settings), table.wording),
+        &["task", "tokens", "score", "95% interval", "prompts"],
+    );
+    rows.rows = table
+        .cells()
+        .iter()
+        .map(|cell| {
+            vec![
+                cell.task.clone(),
+                tokens(cell.context_tokens as f64),
+                percent(cell.score.mean),
+                interval(&cell.score),
+                cell.score.samples.to_string(),
+            ]
+        })
+        .collect();
+    rows
+}
+
+fn perplexity(table: &PerplexityTable) -> Table {
+    let mut rows = Table::new(
+        format!(
+            "Prediction of {} ({} tokens, windows of {} every {})",
+            table.text,
+            table.tokens,
+            tokens(table.window_tokens as f64),
+            tokens(table.stride_tokens as f64)
+        ),
+        &[
+            "policy",
+            "pairs read",
+            "perplexity",
+            "nats a token",
+            "KL to full, nats",
+            "largest KL",
+            "other first choice",
+        ],
+    );
+    rows.rows = table
+        .rows
+        .iter()
+        .map(|row| {
+            vec![
+                label(&row.settings),
+                percent(row.density),
+                format!("{:.3}", row.all.perplexity),
+                format!("{:.4}", row.all.nll),
+                short(row.all.kl),
+                short(row.all.largest_kl),
+                percent(row.all.flips),
+            ]
+        })
+        .collect();
+    rows
+}
+
+fn comparison(table: &ComparisonTable) -> Table {
+    let mut rows = Table::new(
+        "Policies by task",
+        &[
+            "policy",
+            "phase",
+            "task",
+            "tokens",
+            "score",
+            "95% interval",
+            "budget",
+            "pairs read",
+            "prefill",
+            "a token",
+            "KV read a token",
+        ],
+    );
+    rows.rows = table
+        .rows
+        .iter()
+        .map(|row| {
+            vec![
+                row.policy.clone(),
+                row.phase.clone(),
+                row.task.clone(),
+                tokens(row.context_tokens as f64),
+                percent(row.score.mean),
+                interval(&row.score),
+                row.budget.map_or("–".to_owned(), percent),
+                percent(row.density),
+                milliseconds(row.prefill_ms),
+                milliseconds(row.decode_ms),
+                riffle_engine::human_bytes(row.decode_bytes as u64),
+            ]
+        })
+        .collect();
+    rows
+}
+
+fn audit(table: &AuditTable) -> Table {
+    let mut rows = Table::new(
+        format!("Attention kept, {}", label(&table.settings)),
+        &[
+            "text",
+            "tokens",
+            "pairs read",
+            "mean mass",
+            "first percentile",
+            "mean output error",
+            "largest",
+            "samples",
+        ],
+    );
+    rows.rows.push(vec![
+        table.text.clone(),
+        table.tokens.to_string(),
+        percent(table.density),
+        percent(table.mean_mass),
+        percent(table.first_percentile_mass),
+        short(table.mean_output_error),
+        short(table.largest_output_error),
+        table.samples.to_string(),
+    ]);
+    rows
+}
+
+fn audited_heads(table: &AuditTable) -> Table {
+    let mut rows = Table::new(
+        format!(
+            "By layer and head: share of the true attention kept; share on the first {} tokens, the latest {} and the {} heaviest keys; how alike these are from chunk to chunk (Jaccard)",
+            table.sink_tokens, table.local_tokens, table.heavy_tokens
+        ),
+        &[
+            "layer",
+            "head",
+            "pairs read",
+            "mean mass",
+            "first percentile",
+            "output error",
+            "sinks",
+            "local",
+            "heavy",
+            "Jaccard",
+        ],
+    );
+    rows.rows = table
+        .heads
+        .iter()
+        .map(|head| {
+            vec![
+                head.layer.to_string(),
+                head.head.to_string(),
+                percent(head.density),
+                percent(head.mean_mass),
+                percent(head.first_percentile_mass),
+                short(head.mean_output_error),
+                percent(head.sink_mass),
+                percent(head.local_mass),
+                percent(head.heavy_mass),
+                head.heavy_jaccard
+                    .map_or("–".to_owned(), |jaccard| format!("{jaccard:.2}")),
+            ]
+        })
+        .collect();
+    rows
+}
+
+fn speeds(table: &ContextTable) -> Table {
+    let caption = match table.repeats {
+        1 => format!(
+            "Speed on {}, answers of {} tokens, one run each",
+            table.text, table.generated_tokens
+        ),
+        repeats => format!(
+            "Speed on {}, answers of {} tokens, best of {repeats} runs",
+            table.text, table.generated_tokens
+        ),
+    };
+    let mut rows = Table::new(
+        caption,
+        &[
+            "policy",
+            "tokens",
+            "first token",
+            "prompt, tokens/s",
+            "answer, tokens/s",
+            "pairs read",
+        ],
+    );
+    rows.rows = table
+        .rows
+        .iter()
+        .map(|row| {
+            vec![
+                label(&row.settings),
+                tokens(row.context_tokens as f64),
+                milliseconds(row.time_to_first_token_ms),
+                short(row.prefill_tokens_per_s),
+                short(row.decode_tokens_per_s),
+                percent(row.density),
+            ]
+        })
+        .collect();
+    rows
+}
+
+fn memory(table: &ContextTable) -> Table {
+    let mut rows = Table::new(
+        "Peak memory by part",
+        &[
+            "policy",
+            "tokens",
+            "weights",
+            "recurrent state",
+            "workspace (planned)",
+            "KV device",
+            "KV RAM",
+            "KV disk",
+            "page tables",
+            "peak RSS",
+        ],
+    );
+    let bytes = riffle_engine::human_bytes;
+    rows.rows = table
+        .rows
+        .iter()
+        .map(|row| {
+            vec![
+                label(&row.settings),
+                tokens(row.context_tokens as f64),
+                bytes(row.weights_bytes),
+                bytes(row.recurrent_bytes),
+                bytes(row.workspace_bytes),
+                bytes(row.kv_device_bytes),
+                bytes(row.kv_ram_bytes),
+                bytes(row.kv_disk_bytes),
+                bytes(row.kv_bookkeeping_bytes),
+                row.peak_resident_bytes.map_or("–".to_owned(), bytes),
+            ]
+        })
+        .collect();
+    rows
+}
+
+fn interval(score: &Interval) -> String {
+    format!("{}–{}", percent(score.low), percent(score.high))
+}

@@ -1,0 +1,320 @@
+use super::*;
+use crate::record::testing::header;
+use crate::record::{
+    AskPlace, ComparisonRow, ComparisonTable, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket, PerplexityRow,
+    PerplexityTable, RulerSample, RulerTable,
+};
+use crate::{AttentionMap, AuditTable, AuditedHead, AuditedRows, ContextRow, ContextTable, Interval};
+
+fn settings(prefill: &str) -> RunSettings {
+    RunSettings {
+        prefill: prefill.to_owned(),
+        decode: "full".to_owned(),
+        key_format: "f16".to_owned(),
+        value_format: "f16".to_owned(),
+        page_tokens: 256,
+        batch_tokens: 4096,
+        chunk_tokens: 512,
+        context_tokens: 8192,
+        tiers: "ram".to_owned(),
+    }
+}
+
+fn needle() -> Results {
+    let sample = |length: usize, depth: usize| NeedleSample {
+        kind: NeedleKind::MultiKey,
+        place: AskPlace::Late,
+        context_tokens: length,
+        depth_index: depth,
+        depth: (depth + 1) as f64 / 4.0,
+        distance_tokens: 10,
+        seed: 1,
+        names: vec!["<b>".to_owned()],
+        expected: vec!["1".to_owned()],
+        answered: "1".to_owned(),
+        correct: usize::from(depth != 1),
+    };
+    Results::Needle(NeedleTable {
+        settings: settings("full"),
+        wording: "plain".to_owned(),
+        samples: [2048, 4096]
+            .iter()
+            .flat_map(|length| (0..3).map(|depth| sample(*length, depth)))
+            .collect(),
+    })
+}
+
+fn ruler() -> Results {
+    Results::Ruler(RulerTable {
+        settings: settings("full"),
+        wording: "plain".to_owned(),
+        samples: vec![RulerSample {
+            task: "niah_single_1".to_owned(),
+            context_tokens: 4096,
+            prompt_tokens: 4000,
+            seed: 1,
+            expected: vec!["1".to_owned()],
+            answered: "1".to_owned(),
+            score: 1.0,
+        }],
+    })
+}
+
+fn perplexity() -> Results {
+    let row = |prefill: &str, perplexity: f64| {
+        let bucket = |to_position: usize| PerplexityBucket {
+            to_position,
+            tokens: 100,
+            nll: perplexity.ln(),
+            perplexity,
+            ..PerplexityBucket::default()
+        };
+        PerplexityRow {
+            settings: settings(prefill),
+            density: 0.5,
+            all: bucket(4096),
+            buckets: vec![bucket(2048), bucket(4096)],
+        }
+    };
+    Results::Perplexity(PerplexityTable {
+        text: "held out.txt".to_owned(),
+        tokens: 1000,
+        window_tokens: 4096,
+        stride_tokens: 2048,
+        rows: vec![
+            row("full", 10.0),
+            row("h2o-chunk:local=64,heavy=64,score=sum,from=auto", 14.0),
+            row("h2o-chunk:local=256,heavy=64,score=sum,from=auto", 12.0),
+            row("h2o-chunk:local=256,heavy=256,score=sum,from=auto", 11.0),
+        ],
+    })
+}
+
+fn comparison() -> Results {
+    let row = |policy: &str, tokens: usize| ComparisonRow {
+        policy: policy.to_owned(),
+        phase: "prefill".to_owned(),
+        task: "vt".to_owned(),
+        context_tokens: tokens,
+        budget: None,
+        settings: settings(policy),
+        score: Interval {
+            mean: 0.5,
+            low: 0.25,
+            high: 0.75,
+            samples: 8,
+        },
+        density: 0.125,
+        prefill_ms: 100.0,
+        decode_ms: 1.5,
+        decode_bytes: 4096.0,
+    };
+    Results::Comparison(ComparisonTable {
+        rows: vec![
+            row("full", 2048),
+            row("full", 8192),
+            row("streaming", 2048),
+            row("streaming", 8192),
+        ],
+    })
+}
+
+fn audit() -> Results {
+    let head = |layer: usize, head: usize| AuditedHead {
+        layer,
+        head,
+        kv_head: head / 2,
+        samples: 64,
+        mean_mass: 0.75,
+        first_percentile_mass: 0.5,
+        mean_output_error: 0.125,
+        density: 0.25,
+        sink_mass: 0.5,
+        local_mass: 0.25,
+        heavy_mass: 0.875,
+        heavy_jaccard: (layer == 0).then_some(0.625),
+        key_shares: vec![0.5, 0.25, 0.125, 0.125],
+    };
+    let heads = (0..2).flat_map(|layer| (0..4).map(move |number| head(layer, number)));
+    Results::Audit(AuditTable {
+        settings: settings("streaming"),
+        text: "book.txt".to_owned(),
+        tokens: 4096,
+        sink_tokens: 4,
+        local_tokens: 64,
+        heavy_tokens: 64,
+        samples: 512,
+        mean_mass: 0.75,
+        first_percentile_mass: 0.5,
+        mean_output_error: 0.125,
+        largest_output_error: 0.5,
+        density: 0.25,
+        heads: heads.collect(),
+        rows: (0..4)
+            .map(|place| AuditedRows {
+                from_position: place * 1024,
+                to_position: (place + 1) * 1024,
+                samples: 128,
+                mean_mass: 0.75,
+                first_percentile_mass: 0.5,
+                lowest_mass: 0.25,
+            })
+            .collect(),
+        map: Some(AttentionMap {
+            layer: 1,
+            head: 2,
+            cells: 4,
+            shares: (0..16).map(|at| if at % 4 <= at / 4 { 0.25 } else { 0.0 }).collect(),
+            read: (0..16).map(|at| if at % 4 == at / 4 { 1.0 } else { 0.0 }).collect(),
+        }),
+    })
+}
+
+fn context() -> Results {
+    let row = |prefill: &str, tokens: usize| ContextRow {
+        settings: settings(prefill),
+        context_tokens: tokens,
+        time_to_first_token_ms: 100.0,
+        prefill_tokens_per_s: 1e4,
+        decode_tokens_per_s: 500.0,
+        density: 0.5,
+        weights_bytes: 2 << 20,
+        kv_device_bytes: 0,
+        kv_ram_bytes: (tokens as u64) << 10,
+        kv_disk_bytes: 0,
+        kv_bookkeeping_bytes: 100,
+        recurrent_bytes: 0,
+        workspace_bytes: 3 << 20,
+        peak_resident_bytes: Some(20 << 20),
+    };
+    let rows = ["full", "xattention"]
+        .iter()
+        .flat_map(|policy| [4096, 16_384].map(|tokens| row(policy, tokens)));
+    Results::Context(ContextTable {
+        text: "book.txt".to_owned(),
+        generated_tokens: 32,
+        repeats: 2,
+        rows: rows.collect(),
+    })
+}
+
+fn records() -> Vec<Record> {
+    let kinds = [context(), audit(), comparison(), perplexity(), ruler(), needle()];
+    let record = |(place, results): (usize, Results)| {
+        let mut header = header(&format!("r{place}"));
+        header.command = vec!["riffle".to_owned(), "--note=<script>alert('x')</script>".to_owned()];
+        Record { header, results }
+    };
+    kinds.into_iter().enumerate().map(record).collect()
+}
+
+#[test]
+fn the_page_holds_every_record_and_nothing_from_outside() {
+    let folder = tempfile::tempdir().unwrap();
+    for record in records() {
+        record.write(folder.path()).unwrap();
+    }
+    let page = std::fs::read_to_string(write_report(folder.path()).unwrap()).unwrap();
+    for outside in ["http", "src=", "<link", "<script", "@import", "url(", "<img", "<iframe"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("&lt;script&gt;alert(&#39;"), "the command line, escaped");
+    for part in [
+        "Needles in a haystack: r5",
+        "RULER: r4",
+        "Perplexity: r3",
+        "Policies compared: r2",
+        "Audit of attention: r1",
+        "Cost of context: r0",
+        "viewport",
+        "prefers-color-scheme",
+        "Machine",
+        "Seed",
+        "fingerprint 00",
+        "niah_single_1",
+        "held out.txt",
+        "Perplexity by local and heavy budget",
+        "Attention of layer 1, head 2",
+        "Where attention lies",
+        "Memory by part",
+    ] {
+        assert!(page.contains(part), "no {part}");
+    }
+    assert!(!page.contains("Not run"), "every kind is there");
+    let pictures = page.matches("<svg").count();
+    assert_eq!(pictures, page.matches("aria-label").count());
+    assert!(pictures >= 14, "{pictures}");
+    // Tags are closed in order.
+    let wrapped = page.replace("<!DOCTYPE html>", "").replace("<meta ", "<m ");
+    let mut open: Vec<&str> = Vec::new();
+    for tag in wrapped.split('<').skip(1).filter_map(|rest| rest.split('>').next()) {
+        let name = tag.split([' ', '/']).find(|word| !word.is_empty()).unwrap();
+        match tag {
+            _ if tag.starts_with('/') => assert_eq!(open.pop(), Some(name)),
+            _ if tag.ends_with('/') || name == "m" => {}
+            _ => open.push(name),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn kinds_that_are_missing_are_named_and_a_broken_record_is_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    records()[0].write(folder.path()).unwrap();
+    let page = std::fs::read_to_string(write_report(folder.path()).unwrap()).unwrap();
+    let missing = page.lines().find(|line| line.contains("Not run")).unwrap();
+    assert!(
+        missing.contains("riffle eval audit") && !missing.contains("riffle bench context"),
+        "{missing}"
+    );
+    for broken in ["", "{", "[]", "{\"kind\": \"audit\"}"] {
+        std::fs::write(folder.path().join("broken.json"), broken).unwrap();
+        let message = write_report(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("broken.json") && !message.contains('\n'), "{message}");
+    }
+    let nothing = tempfile::tempdir().unwrap();
+    assert!(
+        write_report(nothing.path())
+            .unwrap_err()
+            .to_string()
+            .contains("no records")
+    );
+}
+
+#[test]
+fn pictures_of_every_kind_have_names_of_their_own() {
+    for record in records() {
+        let pictures = record.pictures();
+        let names: std::collections::BTreeSet<&String> = pictures.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), pictures.len());
+        assert!(!pictures.is_empty() && record.tables().iter().all(|table| !table.rows.is_empty()));
+        for table in record.tables() {
+            assert!(
+                table.rows.iter().all(|row| row.len() == table.columns.len()),
+                "{}",
+                table.caption
+            );
+        }
+    }
+}
+
+#[test]
+fn runs_are_named_by_what_differs_from_the_defaults() {
+    let mut run = settings("xattention");
+    run.prefill = "xattention".parse::<PolicySpec>().unwrap().to_string();
+    assert_eq!(label(&run), "prefill xattention");
+    run.decode = "streaming"
+        .parse::<PolicySpec>()
+        .unwrap()
+        .with("window", "77")
+        .unwrap()
+        .to_string();
+    run.value_format = "q4_0".to_owned();
+    run.tiers = "ram 4 MiB".to_owned();
+    assert_eq!(
+        label(&run),
+        "prefill xattention, decode streaming:window=77, KV f16:q4_0, ram 4 MiB"
+    );
+    assert_eq!(label(&settings("full")), "full");
+}
