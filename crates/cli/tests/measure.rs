@@ -5,7 +5,7 @@ mod testing;
 use std::fs;
 
 use serde_json::Value;
-use testing::{assert_refused, run, stderr, stdout};
+use testing::{run, stderr, stdout};
 
 fn folder() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -17,25 +17,70 @@ fn folder() -> (tempfile::TempDir, String) {
 fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
     let (_guard, out) = folder();
     let policy = "streaming:sinks=4,window=256,from=0";
-    let audit = run(&["eval", "audit", "--length", "1536", "--prefill", policy, "--out", &out, "--csv"]);
+    let audit = run(&[
+        "eval",
+        "audit",
+        "--length",
+        "1536",
+        "--prefill",
+        policy,
+        "--name",
+        "audit",
+        "--out",
+        &out,
+        "--csv",
+    ]);
     let csv = stdout(&audit);
     assert!(csv.starts_with("layer,head,kv_head,samples,mean_mass,"), "{csv}");
     assert_eq!(csv.lines().count(), 1 + 16);
     let record: Value = serde_json::from_slice(&fs::read(format!("{out}/audit.json")).unwrap()).unwrap();
-    assert_eq!((record["kind"].as_str(), record["name"].as_str()), (Some("audit"), Some("audit")));
-    let (mean, density) = (record["results"]["mean_mass"].as_f64().unwrap(), record["results"]["density"].as_f64().unwrap());
-    assert!((0.2..0.999).contains(&mean) && (0.1..0.6).contains(&density), "{mean} {density}");
+    assert_eq!(
+        (record["kind"].as_str(), record["name"].as_str()),
+        (Some("audit"), Some("audit"))
+    );
+    let (mean, density) = (
+        record["results"]["mean_mass"].as_f64().unwrap(),
+        record["results"]["density"].as_f64().unwrap(),
+    );
+    assert!(
+        (0.2..0.999).contains(&mean) && (0.1..0.6).contains(&density),
+        "{mean} {density}"
+    );
     for picture in ["attention", "heavy-hitters", "kept", "rows"] {
         let svg = fs::read_to_string(format!("{out}/audit-{picture}.svg")).unwrap();
         assert!(svg.contains("streaming:sinks=4"), "{picture}");
-        assert!(fs::read(format!("{out}/audit-{picture}.png")).unwrap().starts_with(b"\x89PNG"));
+        assert!(
+            fs::read(format!("{out}/audit-{picture}.png"))
+                .unwrap()
+                .starts_with(b"\x89PNG")
+        );
     }
 
-    let bench = ["bench", "context", "--lengths", "512,1024", "--policy", "full", "--policy", policy, "-n", "4", "--out", &out];
+    let both = format!("prefill={policy}");
+    let journal = format!("{out}/context.journal");
+    let bench = [
+        "bench",
+        "context",
+        "--lengths",
+        "512,1024",
+        "--policy",
+        "full",
+        "--policy",
+        &both,
+        "-n",
+        "4",
+        "--resume",
+        &journal,
+        "--out",
+        &out,
+    ];
     let text = stdout(&run(&bench));
-    assert!(text.contains("prompt, tokens/s") && text.contains("workspace (planned)"), "{text}");
+    assert!(
+        text.contains("prompt, tokens/s") && text.contains("workspace (planned)"),
+        "{text}"
+    );
     let path = format!("{out}/context.json");
-    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let rows = record["results"]["rows"].as_array().unwrap().clone();
     assert_eq!(rows.len(), 4);
     for row in &rows {
@@ -43,19 +88,25 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
         assert!(row["kv_ram_bytes"].as_f64().unwrap() >= 1024.0 * tokens, "{row}");
         assert!(row["peak_resident_bytes"].as_u64().unwrap_or(u64::MAX) > row["weights_bytes"].as_u64().unwrap());
     }
-    // What a stopped run leaves: the rest is measured, what is there stays.
-    record["results"]["rows"].as_array_mut().unwrap().pop();
-    fs::write(&path, record.to_string()).unwrap();
+    // What is finished stays, what is not is measured: here the last row, as after a kill.
+    let finished = fs::read_to_string(&journal).unwrap();
+    assert_eq!(finished.lines().count(), 5);
+    let cut: Vec<&str> = finished.lines().take(4).collect();
+    fs::write(&journal, cut.join("\n") + "\n").unwrap();
     stdout(&run(&bench));
     let resumed: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let resumed = resumed["results"]["rows"].as_array().unwrap();
     assert_eq!((resumed.len(), &resumed[..3]), (4, &rows[..3]));
-    let other = run(&["bench", "context", "--lengths", "512", "--out", &out]);
-    assert_refused(&other, 1, &["context.json", "command line"]);
 
     let page = stdout(&run(&["eval", "report", &out]));
     let html = fs::read_to_string(page.trim()).unwrap();
-    for part in ["Cost of context: context", "Audit of attention: audit", "Not run", "riffle eval needle", "Memory by part"] {
+    for part in [
+        "Cost of context: context",
+        "Audit of attention: audit",
+        "Not run",
+        "riffle eval needle",
+        "Memory by part",
+    ] {
         assert!(html.contains(part), "no {part}");
     }
     assert!(!html.contains("http"));
@@ -69,10 +120,19 @@ fn what_cannot_be_measured_is_one_line() {
     let cases: [(&[&str], &[&str]); 8] = [
         (&["eval", "report", "/nowhere"], &["/nowhere"]),
         (&["eval", "audit", "--length", "20"], &["at least 128 tokens"]),
-        (&["eval", "audit", "--length", "99999999"], &["--length 99999999", "prophets.txt"]),
-        (&["eval", "audit", "--length", "512", "--map", "9:0"], &["--map 9:0", "4 layers"]),
+        (
+            &["eval", "audit", "--length", "99999999"],
+            &["--length 99999999", "prophets.txt"],
+        ),
+        (
+            &["eval", "audit", "--length", "512", "--map", "9:0"],
+            &["--map 9:0", "4 layers"],
+        ),
         (&["eval", "audit", "--length", "512", "--heavy", "0"], &["--heavy"]),
-        (&["eval", "audit", "--length", "256", "--name", "a/b", "--out", &out], &["a/b", "file name"]),
+        (
+            &["eval", "audit", "--length", "256", "--name", "a/b", "--out", &out],
+            &["a/b", "file name"],
+        ),
         (&["bench", "context", "--lengths", "0"], &["--lengths"]),
         (&["bench", "context", "--policy", "nonsense"], &["nonsense"]),
     ];
@@ -91,8 +151,25 @@ fn what_cannot_be_measured_is_one_line() {
 fn every_benchmark_writes_csv() {
     let model = testing::shipped_model();
     let model = model.to_str().unwrap();
-    let csv = stdout(&run(&["bench", "model", "--model", model, "--depth", "0", "-p", "64", "-n", "4", "--repeats", "1", "--csv"]));
-    assert!(csv.starts_with("depth,prefill_tokens_per_s,decode_tokens_per_s"), "{csv}");
+    let csv = stdout(&run(&[
+        "bench",
+        "model",
+        "--model",
+        model,
+        "--depth",
+        "0",
+        "-p",
+        "64",
+        "-n",
+        "4",
+        "--repeats",
+        "1",
+        "--csv",
+    ]));
+    assert!(
+        csv.starts_with("depth,prefill_tokens_per_s,decode_tokens_per_s"),
+        "{csv}"
+    );
     assert_eq!(csv.lines().count(), 2);
     for help in [["bench", "attention"], ["bench", "kv"]] {
         let text = stdout(&run(&[help[0], help[1], "--help"]));

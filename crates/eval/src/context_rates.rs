@@ -72,15 +72,15 @@ pub struct ContextRow {
 }
 
 impl ContextRow {
-    /// Parts that lie in memory, from the largest-lived: name and bytes.
+    /// The parts: name and bytes. Page tables count with the pages of main memory, where they lie.
     pub fn parts(&self) -> [(&'static str, u64); 6] {
         [
             ("weights", self.weights_bytes),
-            ("recurrent state", self.recurrent_bytes),
             ("workspace (planned)", self.workspace_bytes),
+            ("recurrent state", self.recurrent_bytes),
             ("KV pages, device", self.kv_device_bytes),
-            ("KV pages, RAM", self.kv_ram_bytes),
-            ("KV page tables", self.kv_bookkeeping_bytes),
+            ("KV pages, RAM", self.kv_ram_bytes + self.kv_bookkeeping_bytes),
+            ("KV pages, disk", self.kv_disk_bytes),
         ]
     }
 }

@@ -84,7 +84,7 @@ pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRat
 pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
 pub use perplexity::{PerplexityOptions, perplexity};
-pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Series, ShareMap, Stack};
+pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
     NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, Results, RulerCell,

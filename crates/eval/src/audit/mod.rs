@@ -95,8 +95,8 @@ pub struct AuditedHead {
     /// Mean Jaccard index of the heavy hitters of neighbouring chunks, among keys older than both; `None` for texts with
     /// too few chunks.
     pub heavy_jaccard: Option<f64>,
-    /// Where its attention lies: shares of equal stretches of the text.
-    pub key_shares: Vec<f64>,
+    /// Where its attention beyond local tokens lies: shares, of all its attention, of equal stretches of the text.
+    pub far_shares: Vec<f64>,
 }
 
 /// Queries of one stretch of the text.

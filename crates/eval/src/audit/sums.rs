@@ -62,6 +62,8 @@ struct Head {
     /// Queries of each row of the map.
     row_queries: Vec<u32>,
     shares: Vec<f64>,
+    /// Mass of keys that are not local, by cell.
+    far: Vec<f64>,
     /// Pairs read and causal pairs, by cell.
     read: Vec<(u32, u32)>,
 }
@@ -86,6 +88,7 @@ impl Sums {
             late: Late::default(),
             row_queries: vec![0; cells],
             shares: vec![0.0; cells * cells],
+            far: vec![0.0; cells],
             read: vec![(0, 0); cells * cells],
         };
         Self {
@@ -116,9 +119,10 @@ impl Sums {
             .iter_mut()
             .zip(query.mass)
             .for_each(|(sum, mass)| *sum += mass);
+        let mass_of = |keys: &[f32]| keys.iter().map(|mass| f64::from(*mass)).sum::<f64>();
+        let own = query.position + 1;
+        let older = Span::new(0, own.saturating_sub(options.local_tokens));
         if chunk > 0 {
-            let mass_of = |keys: &[f32]| keys.iter().map(|mass| f64::from(*mass)).sum::<f64>();
-            let own = query.position + 1;
             head.late.queries += 1;
             head.late.sinks += mass_of(&query.mass[..options.sink_tokens.min(own)]);
             head.late.local += mass_of(&query.mass[own.saturating_sub(options.local_tokens)..]);
@@ -128,10 +132,11 @@ impl Sums {
         for cell in 0..=row {
             let keys = cell_span(cell, self.cells, tokens).intersect(&Span::new(0, query.position + 1));
             let at = row * self.cells + cell;
-            head.shares[at] += query.mass[keys.range()]
-                .iter()
-                .map(|mass| f64::from(*mass))
-                .sum::<f64>();
+            head.shares[at] += mass_of(&query.mass[keys.range()]);
+            let far = keys.intersect(&older);
+            if !far.is_empty() {
+                head.far[cell] += mass_of(&query.mass[far.range()]);
+            }
             let read: usize = query.read.iter().map(|span| span.intersect(&keys).len()).sum();
             head.read[at].0 += read as u32;
             head.read[at].1 += keys.len() as u32;
@@ -146,14 +151,9 @@ impl Sums {
         let head_of = |audit: &HeadAudit| {
             let head = &self.heads[audit.layer * self.shape.heads + audit.head];
             let late = |mass: f64| mass / head.late.queries.max(1) as f64;
-            let mut key_shares = vec![0.0; self.cells];
-            for row in head.shares.chunks(self.cells) {
-                key_shares.iter_mut().zip(row).for_each(|(sum, share)| *sum += share);
-            }
-            let all: f64 = key_shares.iter().sum();
-            key_shares
-                .iter_mut()
-                .for_each(|share| *share = rounded(*share / all.max(f64::MIN_POSITIVE)));
+            let queries: u32 = head.row_queries.iter().sum();
+            let share = |mass: &f64| rounded(mass / f64::from(queries.max(1)));
+            let far_shares = head.far.iter().map(share).collect();
             AuditedHead {
                 layer: audit.layer,
                 head: audit.head,
@@ -167,7 +167,7 @@ impl Sums {
                 local_mass: late(head.late.local),
                 heavy_mass: late(head.late.heavy),
                 heavy_jaccard: mean(&head.jaccards),
-                key_shares,
+                far_shares,
             }
         };
         audits.iter().map(head_of).collect()
@@ -346,6 +346,10 @@ mod tests {
         // The four largest of six keys; of equals the first.
         assert_eq!(head.heavy_mass, 0.25 + 0.25 + 0.125 + 0.125);
         assert_eq!(head.heavy_jaccard, None);
+        // Of two queries, in cells of four tokens; 62 and 63 are local.
+        let far = &head.far_shares;
+        assert_eq!([far[0], far[5], far[7]], [0.6875, 0.0625, 0.0625]);
+        assert_eq!(far.iter().sum::<f64>(), 0.8125);
         let rows = sums.rows();
         let kept: Vec<_> = rows.iter().map(|row| (row.samples, row.lowest_mass)).collect();
         assert_eq!(kept, [(1, 1.0), (1, 0.625)]);

@@ -36,9 +36,9 @@ impl Axis {
         }
     }
 
-    /// An axis of lengths: from the shortest to the longest.
-    pub(super) fn between(values: impl Iterator<Item = f64> + Clone) -> Self {
-        let axis = Self::of(values.clone(), 6.0);
+    /// An axis from the lowest value to the highest, logarithmic where they are positive and far apart.
+    pub(super) fn between(values: impl Iterator<Item = f64> + Clone, far_apart: f64) -> Self {
+        let axis = Self::of(values.clone(), far_apart);
         match axis.logarithmic {
             true => axis,
             false => Self {
@@ -80,8 +80,14 @@ impl Axis {
             };
             return (axis, ticks);
         }
-        let step = nice_step((self.high - self.low) / 5.0);
-        let (first, last) = ((self.low / step).floor(), (self.high / step - 1e-9).ceil().max(1.0));
+        let range = if self.high > self.low {
+            self.high - self.low
+        } else {
+            self.high.abs().max(1.0)
+        };
+        let step = nice_step(range / 5.0);
+        let (first, last) = ((self.low / step).floor(), (self.high / step - 1e-9).ceil());
+        let last = last.max(first + 1.0);
         let ticks: Vec<f64> = (first as i64..=last as i64).map(|n| n as f64 * step).collect();
         (
             Self {

@@ -28,14 +28,17 @@ impl Canvas {
         }
     }
 
-    /// A title and what is to be said below it; returns the height both take.
-    pub(super) fn head(&mut self, title: &str, subtitle: &str) -> f64 {
-        self.text("title", MARGIN, 28.0, Anchor::Start, title);
-        let lines = wrapped(subtitle, self.width - 2.0 * MARGIN);
-        for (number, line) in lines.iter().enumerate() {
-            self.text("quiet", MARGIN, 48.0 + 16.0 * number as f64, Anchor::Start, line);
+    /// A title and what is to be said below it, from the top of the sheet.
+    pub(super) fn head(&mut self, title: &str, subtitle: &str) {
+        let mut y = 8.0;
+        for line in title_lines(title, self.width) {
+            y += TITLE_LINE;
+            self.text("title", MARGIN, y, Anchor::Start, &line);
         }
-        head_height(lines.len())
+        for line in wrapped(subtitle, self.width - 2.0 * MARGIN) {
+            y += LINE;
+            self.text("quiet", MARGIN, y + 3.0, Anchor::Start, &line);
+        }
     }
 
     pub(super) fn text(&mut self, class: &str, x: f64, y: f64, anchor: Anchor, text: &str) {
@@ -125,9 +128,18 @@ impl Canvas {
 /// Blank space at the edges.
 pub(super) const MARGIN: f64 = 16.0;
 
-/// The height of a title and `lines` lines below it.
-pub(super) fn head_height(lines: usize) -> f64 {
-    46.0 + 16.0 * lines as f64
+const LINE: f64 = 16.0;
+const TITLE_LINE: f64 = 20.0;
+
+/// The height of a title and what is said below it.
+pub(super) fn head_height(title: &str, subtitle: &str, width: f64) -> f64 {
+    let lines = wrapped(subtitle, width - 2.0 * MARGIN).len();
+    26.0 + TITLE_LINE * title_lines(title, width).len() as f64 + LINE * lines as f64
+}
+
+/// Titles are a third larger than other texts, and bold.
+fn title_lines(title: &str, width: f64) -> Vec<String> {
+    wrapped(title, (width - 2.0 * MARGIN) / 1.55)
 }
 
 /// A bound on the width of a text of 12 px.

@@ -1,7 +1,7 @@
 //! A table whose cells are shaded by their value.
 
 use super::Picture;
-use super::canvas::{Anchor, Canvas, MARGIN, head_height, text_width, wrapped};
+use super::canvas::{Anchor, Canvas, MARGIN, head_height, text_width};
 use super::style::{SHADES, shade};
 
 const LEAST_CELL_HEIGHT: f64 = 30.0;
@@ -49,8 +49,8 @@ impl HeatMap {
         let table = cell * self.columns.len() as f64;
         let width = (left + table + MARGIN).max(480.0);
         // A small table gets wide cells rather than an empty right half.
-        let cell = ((width - left - MARGIN) / self.columns.len().max(1) as f64).clamp(cell, cell.max(120.0));
-        let top = head_height(wrapped(&self.subtitle, width - 2.0 * MARGIN).len());
+        let cell = ((width - left - MARGIN) / self.columns.len().max(1) as f64).max(cell);
+        let top = head_height(&self.title, &self.subtitle, width);
         // The table is at least as high as the name of its rows is long.
         let rows = self.rows.len().max(1) as f64;
         let cell_height = ((text_width(&self.row_label) + 8.0) / rows).max(LEAST_CELL_HEIGHT);
@@ -123,7 +123,8 @@ pub(super) fn on(shade: usize) -> String {
 
 /// A bar of all shades with the names of its ends.
 pub(super) fn legend(canvas: &mut Canvas, left: f64, top: f64, label: &str, ends: &[String]) {
-    let step = 12.0;
+    // Wide enough for the names below.
+    let step = if ends.len() > 2 { 18.0 } else { 12.0 };
     let width = step * SHADES as f64;
     for shade in 0..SHADES {
         canvas.rectangle(&format!("h{shade}"), left + step * shade as f64, top, step, 12.0, "");

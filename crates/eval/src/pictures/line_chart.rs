@@ -2,7 +2,7 @@
 
 use super::Picture;
 use super::axis::Axis;
-use super::canvas::{Anchor, Canvas, MARGIN, head_height, number, text_width, wrapped};
+use super::canvas::{Anchor, Canvas, MARGIN, head_height, number, text_width};
 use super::style::{DASHES, SERIES};
 use crate::numbers::{short, tokens};
 
@@ -12,6 +12,7 @@ const LEFT: f64 = 74.0;
 const RIGHT: f64 = 24.0;
 /// A logarithmic axis from this factor between the lowest and the highest value on.
 const FAR_APART: f64 = 20.0;
+const LENGTHS_FAR_APART: f64 = 6.0;
 
 /// Lines over lengths in tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,8 +25,21 @@ pub struct LineChart {
     pub x_label: String,
     /// What lies along the y axis, with a unit.
     pub y_label: String,
+    /// How the axes run.
+    pub scale: Scale,
     /// The lines.
     pub series: Vec<Series>,
+}
+
+/// How the axes of a line chart run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// Values from zero; values or lengths that lie far apart on a logarithmic axis.
+    Rates,
+    /// Values from zero and lengths, both linear.
+    Shares,
+    /// Values from the lowest to the highest; lengths that lie far apart on a logarithmic axis.
+    Values,
 }
 
 /// One line.
@@ -44,11 +58,20 @@ impl LineChart {
             let points = self.series.iter().flat_map(|series| series.points.iter());
             points.filter(|(x, y)| x.is_finite() && y.is_finite())
         };
-        let x_axis = Axis::between(points().map(|(x, _)| *x));
-        let (y_axis, y_ticks) = Axis::of(points().map(|(_, y)| *y), FAR_APART).with_ticks();
+        let (xs, ys) = (points().map(|(x, _)| *x), points().map(|(_, y)| *y));
+        let x_axis = match self.scale {
+            Scale::Shares => Axis::of(xs.clone(), f64::INFINITY),
+            Scale::Rates | Scale::Values => Axis::between(xs.clone(), LENGTHS_FAR_APART),
+        };
+        let y_axis = match self.scale {
+            Scale::Rates => Axis::of(ys, FAR_APART),
+            Scale::Shares => Axis::of(ys, f64::INFINITY),
+            Scale::Values => Axis::between(ys, f64::INFINITY),
+        };
+        let (y_axis, y_ticks) = y_axis.with_ticks();
         let names: Vec<String> = self.series.iter().map(|series| series.name.clone()).collect();
         let legend = legend_rows(&names, WIDTH - LEFT - RIGHT);
-        let top = head_height(wrapped(&self.subtitle, WIDTH - 2.0 * MARGIN).len());
+        let top = head_height(&self.title, &self.subtitle, WIDTH);
         let bottom = top + PLOT_HEIGHT;
         let mut canvas = Canvas::new(WIDTH, bottom + 62.0 + 20.0 * legend.len() as f64);
         canvas.head(&self.title, &self.subtitle);
@@ -61,7 +84,7 @@ impl LineChart {
         }
         canvas.line("axis", (LEFT, bottom), (WIDTH - RIGHT, bottom), "");
         let mut free_from = f64::NEG_INFINITY;
-        for tick in x_ticks(points().map(|(x, _)| *x).collect()) {
+        for tick in x_ticks(xs.collect(), &x_axis) {
             let (x, name) = (x_of(tick), tokens(tick));
             canvas.line("axis", (x, bottom), (x, bottom + 5.0), "");
             let half = text_width(&name) / 2.0;
@@ -137,14 +160,13 @@ impl LineChart {
 }
 
 /// Lengths that are named on the axis: those measured, or where they are many, even steps between them.
-fn x_ticks(mut lengths: Vec<f64>) -> Vec<f64> {
+fn x_ticks(mut lengths: Vec<f64>, axis: &Axis) -> Vec<f64> {
     lengths.sort_by(f64::total_cmp);
     lengths.dedup();
     if lengths.len() <= 10 {
         return lengths;
     }
     let (first, last) = (lengths[0], lengths[lengths.len() - 1]);
-    let axis = Axis::between(lengths.iter().copied());
     if axis.is_logarithmic() {
         let powers = (0..64).map(|power| 2f64.powi(power));
         return powers.filter(|length| (first..=last).contains(length)).collect();

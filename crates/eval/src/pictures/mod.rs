@@ -16,7 +16,7 @@ mod style;
 use std::path::{Path, PathBuf};
 
 pub use heat_map::{HeatCell, HeatMap};
-pub use line_chart::{LineChart, Series};
+pub use line_chart::{LineChart, Scale, Series};
 pub use share_map::ShareMap;
 pub use stack::{Bar, Stack};
 pub(crate) use style::STYLE;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::Picture;
-use super::canvas::{Anchor, Canvas, MARGIN, head_height, number, text_width, wrapped};
+use super::canvas::{Anchor, Canvas, MARGIN, head_height, number, text_width};
 use super::heat_map::legend;
 use super::style::{SHADES, shade};
 use crate::numbers::tokens;
@@ -54,7 +54,7 @@ impl ShareMap {
         });
         let width = left + GRID_WIDTH + right.max(28.0);
         let heading = if self.remarks.is_some() { 16.0 } else { 0.0 };
-        let top = head_height(wrapped(&self.subtitle, width - 2.0 * MARGIN).len()) + heading;
+        let top = head_height(&self.title, &self.subtitle, width) + heading;
         let bottom = top + cell_height * self.rows as f64;
         let over = if self.chosen.is_empty() { 0.0 } else { 20.0 };
         let mut canvas = Canvas::new(width, bottom + 100.0 + over);

@@ -2,10 +2,11 @@
 
 use super::Picture;
 use super::axis::Axis;
-use super::canvas::{Anchor, Canvas, MARGIN, head_height, text_width, wrapped};
+use super::canvas::{Anchor, Canvas, MARGIN, head_height, text_width};
 use super::line_chart::fitted;
-use super::style::SERIES;
 
+/// Series colours of the parts; the fourth is that of the mark.
+const COLOURS: [usize; 7] = [0, 1, 2, 3, 5, 6, 7];
 const PLOT_HEIGHT: f64 = 280.0;
 const LEFT: f64 = 74.0;
 const RIGHT: f64 = 24.0;
@@ -69,7 +70,7 @@ impl Stack {
             })
             .collect();
         let entries = parts.len() + usize::from(self.mark.is_some());
-        let top = head_height(wrapped(&self.subtitle, width - 2.0 * MARGIN).len()) + 8.0;
+        let top = head_height(&self.title, &self.subtitle, width) + 8.0;
         let bottom = top + PLOT_HEIGHT;
         let mut canvas = Canvas::new(width, bottom + 56.0 + 20.0 * entries as f64);
         canvas.head(&self.title, &self.subtitle);
@@ -96,7 +97,7 @@ impl Stack {
                 if foot - head >= 0.1 {
                     // A line of paper between parts tells them apart without their colours.
                     let gap = if foot - head > 3.0 { 1.0 } else { 0.0 };
-                    let class = format!("f{}", part % SERIES);
+                    let class = format!("f{}", COLOURS[part % COLOURS.len()]);
                     canvas.rectangle(&class, centre - thick / 2.0, head, thick, foot - head - gap, &tip);
                 }
             }
@@ -147,7 +148,14 @@ impl Stack {
             y += 20.0;
         }
         for part in parts.iter().rev() {
-            canvas.rectangle(&format!("f{}", part % SERIES), LEFT, y - 11.0, 22.0, 13.0, "");
+            canvas.rectangle(
+                &format!("f{}", COLOURS[part % COLOURS.len()]),
+                LEFT,
+                y - 11.0,
+                22.0,
+                13.0,
+                "",
+            );
             let name = fitted(&self.parts[*part], width - LEFT - 32.0 - MARGIN);
             canvas.text("", LEFT + 32.0, y, Anchor::Start, &name);
             y += 20.0;

@@ -13,7 +13,7 @@ fn heat_map() -> Picture {
         })
     };
     HeatMap {
-        title: "Needles found".to_owned(),
+        title: "Needles found: multi-key, asked after the document was read, and more than fits in a line".to_owned(),
         subtitle: LONG.repeat(3),
         column_label: "document length, tokens".to_owned(),
         row_label: "depth in the document".to_owned(),
@@ -38,6 +38,7 @@ fn lines(series: usize) -> Picture {
         subtitle: "Model shipped.".to_owned(),
         x_label: "prompt length, tokens".to_owned(),
         y_label: "prompt tokens/s".to_owned(),
+        scale: [Scale::Rates, Scale::Values, Scale::Shares][series % 3],
         series: (0..series)
             .map(|place| Series {
                 name: if place == 1 {

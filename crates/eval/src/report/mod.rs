@@ -84,7 +84,7 @@ fn label(settings: &RunSettings) -> String {
     name
 }
 
-/// A policy without the parameters that are as they are by default.
+/// A policy without the parameters that are as they are by default, or that make it act at any length.
 fn short_policy(policy: &str) -> String {
     let Some((name, parameters)) = policy.split_once(':') else {
         return policy.to_owned();
@@ -93,7 +93,8 @@ fn short_policy(policy: &str) -> String {
         return policy.to_owned();
     };
     let default: Vec<&str> = default.split([':', ',']).collect();
-    let own: Vec<&str> = parameters.split(',').filter(|pair| !default.contains(pair)).collect();
+    let usual = |pair: &str| default.contains(&pair) || pair == "from=0";
+    let own: Vec<&str> = parameters.split(',').filter(|pair| !usual(pair)).collect();
     match own.is_empty() {
         true => name.to_owned(),
         false => format!("{name}:{}", own.join(",")),

@@ -4,18 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::label;
 use crate::numbers::{percent, tokens};
-use crate::pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Series, ShareMap, Stack};
+use crate::pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};
 use crate::record::{
     AskPlace, ComparisonTable, NeedleCell, NeedleKind, NeedleTable, PerplexityTable, Record, Results, RulerTable,
 };
 use crate::{AuditTable, ContextRow, ContextTable};
 
 pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
-    let on = record
-        .header
-        .model
-        .as_ref()
-        .map_or(String::new(), |model| format!("Model {}. ", model.name));
+    let on = record.header.model.as_ref().map_or(String::new(), |model| {
+        let size = riffle_engine::human_bytes(model.weights_bytes);
+        format!("Model “{}” ({}, {size}). ", model.name, model.architecture)
+    });
     let charts = match &record.results {
         Results::Needle(needle) => self::needle(needle, &on),
         Results::Ruler(ruler) => vec![("scores".to_owned(), self::ruler(ruler, &on))],
@@ -117,26 +116,33 @@ fn ruler(table: &RulerTable, on: &str) -> Picture {
 }
 
 fn perplexity(table: &PerplexityTable, on: &str) -> Vec<(String, Picture)> {
-    let text = format!("{on}{}, {} tokens scored.", capital(&table.text), table.tokens);
+    let text = format!("{on}Text {}, {} tokens scored.", table.text, table.tokens);
     let mut pictures = Vec::new();
     if let Some(ablation) = ablation(table, &text) {
         pictures.push(("ablation".to_owned(), ablation.draw()));
     }
-    if table.rows.iter().any(|row| row.buckets.len() > 1) && table.rows.len() <= 8 {
-        let series = table.rows.iter().map(|row| Series {
-            name: label(&row.settings),
-            points: row
-                .buckets
-                .iter()
-                .map(|bucket| (bucket.to_position as f64, bucket.perplexity))
-                .collect(),
-        });
+    // Budgets of one policy have a picture of their own.
+    let rows = table
+        .rows
+        .iter()
+        .filter(|row| pictures.is_empty() || budgets(&row.settings.prefill).is_none());
+    let series = rows.map(|row| Series {
+        name: label(&row.settings),
+        points: row
+            .buckets
+            .iter()
+            .map(|bucket| (bucket.to_position as f64, bucket.perplexity))
+            .collect(),
+    });
+    let series: Vec<Series> = series.filter(|series| series.points.len() > 1).collect();
+    if !series.is_empty() {
         let chart = LineChart {
             title: "Perplexity by place in the window".to_owned(),
             subtitle: text,
-            x_label: "tokens before the end of the stretch".to_owned(),
+            x_label: "position in the window, tokens (end of each stretch)".to_owned(),
             y_label: "perplexity".to_owned(),
-            series: series.collect(),
+            scale: Scale::Values,
+            series,
         };
         pictures.push(("positions".to_owned(), chart.draw()));
     }
@@ -262,6 +268,7 @@ fn comparison(table: &ComparisonTable, on: &str) -> Vec<(String, Picture)> {
                 subtitle: format!("{on}Best task of each length, selection included."),
                 x_label: "prompt length, tokens".to_owned(),
                 y_label: "prompt tokens/s".to_owned(),
+                scale: Scale::Rates,
                 series: series.collect(),
             };
             if chart.series.iter().any(|series| series.points.len() > 1) {
@@ -332,6 +339,7 @@ fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
         subtitle: format!("{run} Over all layers and heads."),
         x_label: "position of the query, tokens".to_owned(),
         y_label: "mass kept, %".to_owned(),
+        scale: Scale::Shares,
         series: vec![
             line("mean", |row| row.mean_mass),
             line("first percentile", |row| row.first_percentile_mass),
@@ -356,9 +364,9 @@ fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
         groups.entry(key).or_default().push(head);
     }
     let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len().max(1) as f64;
-    let columns = table.heads.first().map_or(1, |head| head.key_shares.len());
+    let columns = table.heads.first().map_or(1, |head| head.far_shares.len());
     let shares = groups.values().flat_map(|heads| {
-        (0..columns).map(move |column| mean(heads.iter().map(|head| head.key_shares[column]).collect()))
+        (0..columns).map(move |column| mean(heads.iter().map(|head| head.far_shares[column]).collect()))
     });
     let remark = |heads: &Vec<&crate::AuditedHead>| {
         let jaccards: Vec<f64> = heads.iter().filter_map(|head| head.heavy_jaccard).collect();
@@ -370,7 +378,7 @@ fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
     };
     let shares: Vec<f64> = shares.collect();
     ShareMap {
-        title: "Where attention lies, by layer and head".to_owned(),
+        title: format!("Where attention lies beyond the latest {} tokens", table.local_tokens),
         subtitle: format!(
             "{run} Right: attention on the first {} tokens; Jaccard index of the {} heaviest keys of neighbouring chunks.",
             table.sink_tokens, table.heavy_tokens
@@ -410,13 +418,14 @@ fn context(table: &ContextTable, on: &str) -> Vec<(String, Picture)> {
         };
         policies.iter().map(of).collect()
     };
-    let text = capital(&table.text);
+    let text = format!("Text {}", table.text);
     let lines = |title: &str, y_label: &str, note: &str, value: fn(&ContextRow) -> f64| {
         LineChart {
             title: title.to_owned(),
             subtitle: format!("{on}{text}. {note}"),
             x_label: "prompt length, tokens".to_owned(),
             y_label: y_label.to_owned(),
+            scale: Scale::Rates,
             series: series(value),
         }
         .draw()
@@ -445,39 +454,40 @@ fn context(table: &ContextTable, on: &str) -> Vec<(String, Picture)> {
             }),
         ),
     ];
-    for (number, policy) in policies.iter().enumerate() {
+    // Policies whose memory is the same share a picture.
+    let mut groups: Vec<(Vec<&str>, Vec<&ContextRow>)> = Vec::new();
+    for policy in &policies {
         let rows = table.rows.iter().filter(|row| label(&row.settings) == *policy);
         let mut rows: Vec<&ContextRow> = rows.collect();
         rows.sort_by_key(|row| row.context_tokens);
+        let parts = |rows: &[&ContextRow]| {
+            rows.iter()
+                .map(|row| (row.context_tokens, row.parts()))
+                .collect::<Vec<_>>()
+        };
+        match groups.iter_mut().find(|(_, other)| parts(other) == parts(&rows)) {
+            Some((names, _)) => names.push(policy),
+            None => groups.push((vec![policy], rows)),
+        }
+    }
+    for (number, (names, rows)) in groups.iter().enumerate() {
         let Some(first) = rows.first() else { continue };
         let bar = |row: &&ContextRow| Bar {
             name: tokens(row.context_tokens as f64),
-            bytes: row
-                .parts()
-                .iter()
-                .map(|(_, bytes)| *bytes)
-                .chain([row.kv_disk_bytes])
-                .collect(),
+            bytes: row.parts().iter().map(|(_, bytes)| *bytes).collect(),
             mark_bytes: row.peak_resident_bytes,
         };
         let stack = Stack {
             title: "Memory by part".to_owned(),
-            subtitle: format!("{on}{}.", capital(policy)),
+            subtitle: format!("{on}{}.", capital(&names.join("; "))),
             x_label: "prompt length, tokens".to_owned(),
-            parts: first
-                .parts()
-                .iter()
-                .map(|(name, _)| *name)
-                .chain(["KV pages, disk"])
-                .map(str::to_owned)
-                .collect(),
-            mark: Some("most memory the process held (peak RSS), program included".to_owned()),
+            parts: first.parts().iter().map(|(name, _)| (*name).to_owned()).collect(),
+            mark: Some("peak RSS of the process".to_owned()),
             bars: rows.iter().map(bar).collect(),
         };
-        let name = if policies.len() == 1 {
-            "memory".to_owned()
-        } else {
-            format!("memory-{}", number + 1)
+        let name = match groups.len() {
+            1 => "memory".to_owned(),
+            _ => format!("memory-{}", number + 1),
         };
         pictures.push((name, stack.draw()));
     }

@@ -133,7 +133,7 @@ fn audit() -> Results {
         local_mass: 0.25,
         heavy_mass: 0.875,
         heavy_jaccard: (layer == 0).then_some(0.625),
-        key_shares: vec![0.5, 0.25, 0.125, 0.125],
+        far_shares: vec![0.5, 0.25, 0.125, 0.125],
     };
     let heads = (0..2).flat_map(|layer| (0..4).map(move |number| head(layer, number)));
     Results::Audit(AuditTable {
@@ -235,7 +235,7 @@ fn the_page_holds_every_record_and_nothing_from_outside() {
         "held out.txt",
         "Perplexity by local and heavy budget",
         "Attention of layer 1, head 2",
-        "Where attention lies",
+        "Where attention lies beyond",
         "Memory by part",
     ] {
         assert!(page.contains(part), "no {part}");
