@@ -15,15 +15,14 @@ pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
         let size = riffle_engine::human_bytes(model.weights_bytes);
         format!("Model “{}” ({}, {size}). ", model.name, model.architecture)
     });
-    let charts = match &record.results {
+    match &record.results {
         Results::Needle(needle) => self::needle(needle, &on),
         Results::Ruler(ruler) => vec![("scores".to_owned(), self::ruler(ruler, &on))],
         Results::Perplexity(perplexity) => self::perplexity(perplexity, &on),
         Results::Comparison(comparison) => self::comparison(comparison, &on),
         Results::Audit(audit) => self::audit(audit, &on),
         Results::Context(context) => self::context(context, &on),
-    };
-    charts.into_iter().collect()
+    }
 }
 
 fn needle(table: &NeedleTable, on: &str) -> Vec<(String, Picture)> {
@@ -467,7 +466,7 @@ fn context(table: &ContextTable, on: &str) -> Vec<(String, Picture)> {
         };
         match groups.iter_mut().find(|(_, other)| parts(other) == parts(&rows)) {
             Some((names, _)) => names.push(policy),
-            None => groups.push((vec![policy], rows)),
+            None => groups.push((vec![policy.as_str()], rows)),
         }
     }
     for (number, (names, rows)) in groups.iter().enumerate() {

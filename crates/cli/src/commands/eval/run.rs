@@ -96,7 +96,8 @@ impl Subject {
             })?;
             let name = output.name.clone().unwrap_or_else(|| self.name(&engine));
             let seconds = start.elapsed().as_secs_f64();
-            let header = Header::new(&name, std::env::args().collect(), self.seed, Some(&engine), seconds)?;
+            let command = std::iter::once("riffle".to_owned()).chain(std::env::args().skip(1));
+            let header = Header::new(&name, command.collect(), self.seed, Some(&engine), seconds)?;
             Ok::<_, Failure>(Record { header, results })
         })??;
         if let Some(folder) = &output.out {
