@@ -38,6 +38,8 @@ pub struct ModelRate {
     pub weight_gigabytes_per_s: f64,
     /// GB/s at which this machine reads memory, measured before and after each answer.
     pub read_gigabytes_per_s: f64,
+    /// The first over the second.
+    pub weight_read_share: f64,
     /// Bytes of KV pages at the end.
     pub kv_bytes: u64,
 }
@@ -86,12 +88,14 @@ pub fn measure_model(
             read = read.max(ceiling.gigabytes_per_s());
         }
         let bytes = session.usage().bytes_by_tier;
+        let weights = answer.len() as f64 * weight_bytes as f64 / decode_s / 1e9;
         let rate = ModelRate {
             depth,
             prefill_tokens_per_s: prompt.len() as f64 / prefill_s,
             decode_tokens_per_s: answer.len() as f64 / decode_s,
-            weight_gigabytes_per_s: answer.len() as f64 * weight_bytes as f64 / decode_s / 1e9,
+            weight_gigabytes_per_s: weights,
             read_gigabytes_per_s: read,
+            weight_read_share: weights / read,
             kv_bytes: bytes.device + bytes.ram + bytes.disk,
         };
         let flow = done(&rate);

@@ -9,6 +9,8 @@ have no tokenizer, so vocabularies are left out. Logits must equal those of the 
 import pathlib
 import sys
 
+import numpy as np
+
 VECTORS = pathlib.Path(__file__).resolve().parent.parent / "tests" / "vectors"
 # case -> element type of the matrices
 CASES = {
@@ -51,6 +53,30 @@ def main():
             # These have no layers that predict further tokens.
             sys.argv.append("--no-mtp")
         converter.main()
+    fuse(VECTORS / "gguf" / "phi-0.gguf", VECTORS / "fused" / "phi-0.gguf")
+
+
+def fuse(path, fused):
+    """The same file with queries, keys and values of a layer in one tensor, as earlier converters wrote it."""
+    import gguf
+
+    fused.parent.mkdir(exist_ok=True)
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(fused, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    for name, tensor in tensors.items():
+        if ".attn_q." in name:
+            parts = [tensors[name.replace("attn_q", f"attn_{part}")].data for part in "qkv"]
+            writer.add_tensor(name.replace("attn_q", "attn_qkv"), np.concatenate(parts), raw_dtype=tensor.tensor_type)
+        elif ".attn_k." not in name and ".attn_v." not in name:
+            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 if __name__ == "__main__":

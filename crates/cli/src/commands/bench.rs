@@ -147,7 +147,7 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
         let engine = Engine::load(&arguments.model.model, options)?;
         let rates = measure_model(&engine, &measured, &mut |rate| {
             let line = format!(
-                "depth {:>7}  prompt of {} at {:>8.1} tokens/s  answer of {} at {:>8.1} tokens/s, weights at {:.1} of {:.1} GB/s  KV {}\n",
+                "depth {:>7}  prompt of {} at {:>8.1} tokens/s  answer of {} at {:>8.1} tokens/s, weights at {:.1} of {:.1} GB/s ({:.0}%)  KV {}\n",
                 rate.depth,
                 measured.prompt_tokens,
                 rate.prefill_tokens_per_s,
@@ -155,6 +155,7 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
                 rate.decode_tokens_per_s,
                 rate.weight_gigabytes_per_s,
                 rate.read_gigabytes_per_s,
+                100.0 * rate.weight_read_share,
                 human_bytes(rate.kv_bytes)
             );
             show(&line, arguments.json || arguments.csv, &interrupt, &mut printed)

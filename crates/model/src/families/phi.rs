@@ -57,12 +57,22 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
         };
         let (query_norm, key_norm) = (head_norm("self_attn.q_layernorm")?, head_norm("self_attn.k_layernorm")?);
         let norm = Arc::new(norm(weights, &name("input_layernorm"), hidden)?);
+        // Older GGUF files stack the three.
+        let fused = name("self_attn.qkv_proj");
+        let [query, key, value] = match weights.info(&format!("{fused}.weight")).is_some() {
+            true => Projection::load_parts(weights, &fused, 1, [queries, kv, kv], hidden, true)?,
+            false => [
+                Projection::load(weights, &name("self_attn.q_proj"), queries, hidden, true)?,
+                Projection::load(weights, &name("self_attn.k_proj"), kv, hidden, true)?,
+                Projection::load(weights, &name("self_attn.v_proj"), kv, hidden, true)?,
+            ],
+        };
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, true);
         let attention = Attention {
             norm: Arc::clone(&norm),
-            query: load("self_attn.q_proj", queries, hidden)?,
-            key: load("self_attn.k_proj", kv, hidden)?,
-            value: load("self_attn.v_proj", kv, hidden)?,
+            query,
+            key,
+            value,
             query_norm,
             key_norm,
             rotary: Arc::clone(&rotary),

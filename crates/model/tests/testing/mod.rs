@@ -4,7 +4,9 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use riffle_model::{AttentionInput, AttentionStep, LanguageModel, ModelConfig, RecurrentState, Workspace};
+use riffle_model::{
+    AttentionInput, AttentionStep, LanguageModel, ModelConfig, ModelError, RecurrentState, Workspace, load,
+};
 use safetensors::{Dtype, SafeTensors};
 
 /// Tokens and the logits the reference computes for them.
@@ -382,6 +384,29 @@ impl TinyModel {
             .find(|tensor| tensor.name.contains(name))
             .unwrap()
     }
+}
+
+/// Loads a directory that must be refused, with all of `words` in one line.
+#[track_caller]
+pub(crate) fn refused(directory: &Path, words: &[&str]) -> ModelError {
+    let error = load(directory).err().expect("the model must be refused");
+    let line = error.to_string();
+    assert!(!line.contains('\n'), "more than one line: {line}");
+    assert!(line.len() < 500, "not a line but an essay: {line}");
+    for word in words {
+        assert!(line.contains(word), "{word:?} is not in: {line}");
+    }
+    error
+}
+
+/// A tiny model bent by `bend`, refused.
+#[track_caller]
+pub(crate) fn bent(bend: impl FnOnce(&mut TinyModel), words: &[&str]) -> ModelError {
+    let directory = tempfile::tempdir().unwrap();
+    let mut model = TinyModel::default();
+    bend(&mut model);
+    model.write(directory.path());
+    refused(directory.path(), words)
 }
 
 /// The bytes of a safetensors file.
