@@ -5,9 +5,7 @@ mod testing;
 use std::error::Error;
 use std::path::Path;
 
-use riffle_model::{
-    AttentionInput, AttentionStep, LanguageModel, ModelError, RecurrentState, Workspace, inspect, load,
-};
+use riffle_model::{AttentionInput, AttentionStep, LanguageModel, ModelError, RecurrentState, Workspace, load};
 use serde_json::{Value, json};
 use testing::{TinyModel, bent, byte_fallback_tokenizer, refused, write_tokenizer};
 

@@ -125,7 +125,7 @@ fn check(path: &Path, file: u64, largest: u64) {
 
     let loaded = load(path).unwrap();
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
-    assert!(logits_of(loaded.model.as_ref(), &tokens, TOKENS)[0].is_finite());
+    assert!(logits_of(&loaded.model, &tokens, TOKENS)[0].is_finite());
     let allowed = |weights: f64| weights as u64 + kv + 2 * logits + scratch_bytes(&config, TOKENS);
     let taken = status_bytes("VmRSS").saturating_sub(before);
     let most = status_bytes("VmHWM").saturating_sub(before);
