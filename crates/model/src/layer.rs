@@ -47,7 +47,7 @@ pub enum Step {
     /// `Branch = feed_forward(Normed)`.
     FeedForward(Mlp),
     /// `Branch = mixer(Normed)`, reading and renewing the layer's recurrent state in order of rows.
-    Recur(GatedDeltaNet),
+    Recur(Box<GatedDeltaNet>),
     /// `Normed = norm(Hidden)`, then `Attended *= sigmoid(gate(Normed))`.
     OpenGate {
         /// The norm before the gate.

@@ -132,7 +132,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
                     from: Rows::Hidden,
                     to: Rows::Normed,
                 };
-                (None, vec![normalise, Step::Recur(mixer)])
+                (None, vec![normalise, Step::Recur(Box::new(mixer))])
             }
             None => {
                 let query_norm = Some(norm(weights, &name("self_attn.q_norm"), config.head_dim)?);
