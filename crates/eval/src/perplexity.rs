@@ -187,6 +187,9 @@ fn buckets(window_tokens: usize) -> Vec<Range<usize>> {
     edges.windows(2).map(|edge| edge[0]..edge[1]).collect()
 }
 
+/// Takes the logits that predict a token into the sums of its bucket.
+type TakeLogits<'a> = dyn FnMut(&mut Sums, &[f32]) -> Result<(), EvalError> + 'a;
+
 /// Predicts the last `scored` tokens of a window, in order. `take` is given the sums of the token's bucket, whose likelihood
 /// is counted here, and the logits that predict it.
 fn score(
@@ -196,7 +199,7 @@ fn score(
     scored: usize,
     buckets: &[Range<usize>],
     watch: &mut Watch<'_>,
-    take: &mut dyn FnMut(&mut Sums, &[f32]) -> Result<(), EvalError>,
+    take: &mut TakeLogits<'_>,
 ) -> Result<WindowScore, EvalError> {
     let vocab = engine.model().config().vocab_size;
     let first = window.len() - scored;
@@ -421,7 +424,7 @@ mod tests {
         };
         assert_eq!(windows(&options(8, 4, 17)).unwrap(), [0..8, 4..12, 8..16]);
         assert_eq!(buckets(1000), [0..256, 256..512, 512..1000]);
-        assert_eq!(buckets(256), [0..256]);
+        assert_eq!(buckets(256), vec![0usize..256; 1]);
         for (window, stride, tokens) in [(8, 9, 20), (1, 1, 20), (8, 0, 20), (8, 4, 7)] {
             assert!(
                 windows(&options(window, stride, tokens)).is_err(),

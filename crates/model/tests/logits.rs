@@ -215,22 +215,30 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
         let model = load(directory.join(format!("{case}.gguf"))).unwrap().model;
         let expected = Expected::read(&directory.join(format!("{case}.safetensors")));
         let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
-        let difference = expected.relative_difference(&whole);
-        println!("{case}: the difference is {difference:e} of the logits");
-        // An activation that lies between two steps may be rounded to the other one, which moves it by 0.4%.
-        assert!(
-            difference <= 2e-3,
-            "{case}: the difference is {difference:e} of the logits"
-        );
+        let recurrent = model.config().recurrent.is_some();
+        let check = |logits: &[f32], batch: &str| {
+            let rows = expected.row_differences(logits);
+            // An activation that lies between two steps may be rounded to the other one, which moves it by 0.4%. It is then
+            // seen at its own position, and a recurrent layer remembers it.
+            let exact = rows.iter().filter(|&&difference| difference <= 1e-5).count();
+            assert!(
+                rows[..8].iter().all(|&difference| difference <= 1e-5),
+                "{case}, {batch}: {rows:?}"
+            );
+            assert!(recurrent || exact * 100 >= rows.len() * 95, "{case}, {batch}: {rows:?}");
+            assert!(
+                rows.iter().all(|&difference| difference <= 3e-2),
+                "{case}, {batch}: {rows:?}"
+            );
+        };
+        check(&whole, "whole");
         for batch_tokens in [1, 7, 64] {
             let split = logits_of(&model, &expected.tokens, batch_tokens);
             // Parts of a chunk of a recurrent layer round otherwise, and so may an activation after it.
-            match model.config().recurrent {
-                Some(_) if !batch_tokens.is_multiple_of(64) => {
-                    let difference = expected.relative_difference(&split);
-                    assert!(difference <= 2e-3, "{case}: batches of {batch_tokens}: {difference:e}");
-                }
-                _ => assert!(split == whole, "{case}: batches of {batch_tokens} differ"),
+            if recurrent && !batch_tokens.is_multiple_of(64) {
+                check(&split, &format!("batches of {batch_tokens}"));
+            } else {
+                assert!(split == whole, "{case}: batches of {batch_tokens} differ");
             }
         }
     }

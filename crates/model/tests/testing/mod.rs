@@ -57,11 +57,9 @@ impl Expected {
         }
         largest.expect("the file holds logits")
     }
-}
 
-impl Expected {
-    /// Root mean square of the difference to `logits`, in units of the stored logits' own.
-    pub(crate) fn relative_difference(&self, logits: &[f32]) -> f64 {
+    /// For every position: the distance from `logits` to the stored logits, over the length of the stored ones.
+    pub(crate) fn row_differences(&self, logits: &[f32]) -> Vec<f64> {
         let file = SafeTensors::deserialize(&self.file).unwrap();
         let stored = file.tensor("logits").unwrap().data().to_vec();
         let stored: Vec<f64> = stored
@@ -71,12 +69,19 @@ impl Expected {
             .map(|bytes| f64::from(f32::from_le_bytes(*bytes)))
             .collect();
         assert_eq!(stored.len(), logits.len());
-        let difference: f64 = stored
-            .iter()
-            .zip(logits)
-            .map(|(a, b)| (a - f64::from(*b)).powi(2))
-            .sum();
-        (difference / stored.iter().map(|a| a * a).sum::<f64>()).sqrt()
+        let vocab_size = stored.len() / self.tokens.len();
+        stored
+            .chunks(vocab_size)
+            .zip(logits.chunks(vocab_size))
+            .map(|(stored, logits)| {
+                let square: f64 = stored
+                    .iter()
+                    .zip(logits)
+                    .map(|(a, b)| (a - f64::from(*b)).powi(2))
+                    .sum();
+                (square / stored.iter().map(|a| a * a).sum::<f64>()).sqrt()
+            })
+            .collect()
     }
 }
 
