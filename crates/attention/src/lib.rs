@@ -5,6 +5,8 @@
 //!   on all threads, [`BatchStream`] runs them over pages that arrive a few at a time, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
 //! - Pages hold K and V in f32, f16, bf16, `q8_0` or `q4_0`, each plane its own; [`write_keys`] and
 //!   [`write_values`] lay them out. Planes that begin on a 64-byte boundary are read fastest.
+//! - [`Scan`] weighs all keys for a few queries, and [`attend_scanned`] then reads values alone; [`Scorer`] and
+//!   [`Antidiagonals`] give logits without a softmax. Policies make their estimates of them.
 //! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
 //! - [`SubquadraticSparseAttention`] and [`KvCache`] are a face for contiguous tensors with a fixed pattern.
 //!
@@ -36,6 +38,7 @@
 
 extern crate alloc;
 
+mod antidiagonals;
 mod attend;
 mod batch;
 mod block;
@@ -51,6 +54,9 @@ mod layout;
 mod math;
 mod partial;
 pub mod reference;
+mod scan;
+mod scanned;
+mod scorer;
 mod selection;
 mod simd;
 mod subquadratic;
@@ -62,6 +68,7 @@ mod view;
 mod visible;
 mod walk;
 
+pub use antidiagonals::Antidiagonals;
 pub use attend::{AttendJob, AttendOptions, add_column_mass, attend};
 pub use batch::{BatchStream, attend_batch};
 pub use error::AttendError;
@@ -70,6 +77,9 @@ pub use hadamard::rotate_heads;
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use layout::{read_keys, read_values, write_keys, write_values};
 pub use partial::Partial;
+pub use scan::{Scan, exponentiate};
+pub use scanned::attend_scanned;
+pub use scorer::Scorer;
 pub use selection::{Selection, Span};
 pub use subquadratic::{
     AttentionBackend, Evicted, IncrementalLandmarks, KvCache, KvCacheF16, SparseAttentionConfig,

@@ -77,6 +77,7 @@ fn measure(name: &str, phase: Phase, tokens: usize, pages: &[PageView<'_>]) -> R
         total_tokens: if phase == Phase::Prefill { 2 * tokens } else { tokens },
         page_tokens: PAGE_TOKENS,
         scale: 0.125,
+        soft_cap: None,
         pages,
     };
     let mut policy = build(&name.parse::<PolicySpec>()?, phase)?;

@@ -1,37 +1,50 @@
 //! Bounds of the keys of each block, channel by channel.
 
-use riffle_attention::{PageView, QueryTile};
+use riffle_attention::{LANES, PageView, Plane, QueryTile, Scorer, Span};
 
 use crate::keys::read_tokens;
 use crate::state;
 
 /// Channel bounds of the keys `0..tokens`.
+///
+/// They lie as keys of twice the width: a block's largest values, then its smallest. Beside a query's positive and negative
+/// elements they make its bound, Σ max(q·smallest, q·largest), one product; sums over queries are then one product too.
 #[derive(Clone, Default)]
 pub(crate) struct Bounds {
     tokens: usize,
-    /// `[blocks, 2, head_dim]`: smallest, then largest.
+    head_dim: usize,
+    /// `[blocks / 16, 2, head_dim, 16]`
     values: Vec<f32>,
 }
 
 impl Bounds {
     /// Takes in the keys `self.tokens..tokens`.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], head_dim: usize, block: usize, tokens: usize) {
+        self.head_dim = head_dim;
         let mut rows = Vec::new();
+        let (mut largest, mut smallest) = (vec![0.0; head_dim], vec![0.0; head_dim]);
         while self.tokens < tokens {
             let number = self.tokens / block;
             let count = ((number + 1) * block).min(tokens) - self.tokens;
             rows.resize(count * head_dim, 0.0);
             read_tokens(pages, head_dim, self.tokens, &mut rows);
-            if self.tokens.is_multiple_of(block) {
-                self.values.extend(std::iter::repeat_n(f32::INFINITY, head_dim));
-                self.values.extend(std::iter::repeat_n(f32::NEG_INFINITY, head_dim));
-            }
-            let (smallest, largest) = self.values[number * 2 * head_dim..].split_at_mut(head_dim);
+            largest.fill(f32::NEG_INFINITY);
+            smallest.fill(f32::INFINITY);
             for row in rows.chunks_exact(head_dim) {
-                for (channel, value) in row.iter().enumerate() {
-                    smallest[channel] = smallest[channel].min(*value);
-                    largest[channel] = largest[channel].max(*value);
+                for ((largest, smallest), value) in largest.iter_mut().zip(&mut smallest).zip(row) {
+                    *largest = if *value > *largest { *value } else { *largest };
+                    *smallest = if *value < *smallest { *value } else { *smallest };
                 }
+            }
+            let begins = self.tokens.is_multiple_of(block);
+            if begins && number.is_multiple_of(LANES) {
+                self.values.resize(self.values.len() + 2 * head_dim * LANES, 0.0);
+            }
+            for (known, largest) in self.lanes(number, 0).zip(&largest) {
+                *known = if begins { *largest } else { known.max(*largest) };
+            }
+            for (known, smallest) in self.lanes(number, 1).zip(&smallest) {
+                *known = if begins { *smallest } else { known.min(*smallest) };
             }
             self.tokens += count;
         }
@@ -47,75 +60,120 @@ impl Bounds {
         // A block that is cut within is taken in again: its bounds may come from keys that are gone.
         let blocks = tokens / block;
         if blocks * block < self.tokens {
-            let width = self.values.len() / self.tokens.div_ceil(block);
-            self.values.truncate(blocks * width);
+            self.values
+                .truncate(blocks.div_ceil(LANES) * 2 * self.head_dim * LANES);
             self.tokens = blocks * block;
         }
     }
 
-    pub(crate) fn save(&self) -> Vec<u8> {
-        state::write(&[self.tokens], &self.values)
+    /// `[blocks, 2, head_dim]`: smallest, then largest.
+    pub(crate) fn save(&mut self, block: usize) -> Vec<u8> {
+        let mut rows = Vec::new();
+        for number in 0..self.tokens.div_ceil(block) {
+            rows.extend(self.lanes(number, 1).map(|value| *value));
+            rows.extend(self.lanes(number, 0).map(|value| *value));
+        }
+        state::write(&[self.tokens], &rows)
     }
 
     /// Bounds as `save` wrote them; `None` where the bytes cannot be that.
     pub(crate) fn restore(bytes: &[u8], block: usize) -> Option<Self> {
-        let (numbers, values) = state::read(bytes)?;
+        let (numbers, rows) = state::read(bytes)?;
         let [tokens] = numbers[..] else { return None };
-        let whole = match tokens.div_ceil(block) {
-            0 => values.is_empty(),
-            blocks => !values.is_empty() && values.len().is_multiple_of(2 * blocks),
+        let blocks = tokens.div_ceil(block);
+        if blocks == 0 {
+            return rows.is_empty().then(Self::default);
+        }
+        if rows.is_empty() || !rows.len().is_multiple_of(2 * blocks) {
+            return None;
+        }
+        let head_dim = rows.len() / (2 * blocks);
+        let mut bounds = Self {
+            tokens,
+            head_dim,
+            values: vec![0.0; blocks.div_ceil(LANES) * 2 * head_dim * LANES],
         };
-        whole.then_some(Self { tokens, values })
+        for (number, row) in rows.chunks_exact(2 * head_dim).enumerate() {
+            let (smallest, largest) = row.split_at(head_dim);
+            bounds.lanes(number, 0).zip(largest).for_each(|(to, from)| *to = *from);
+            bounds.lanes(number, 1).zip(smallest).for_each(|(to, from)| *to = *from);
+        }
+        Some(bounds)
     }
 
     /// The bound of each block, summed over the tile's queries and the heads of the group: `[blocks]`.
     pub(crate) fn scores(&self, queries: &QueryTile<'_>, blocks: usize) -> Vec<f32> {
-        let head_dim = queries.head_dim;
-        let pairs = self.values.chunks_exact(2 * head_dim).take(blocks);
-        pairs
-            .map(|pair| {
-                let (smallest, largest) = pair.split_at(head_dim);
-                let mut score = 0.0;
-                for row in 0..queries.rows {
-                    for head in 0..queries.group {
-                        score += upper_bound(queries.query(row, head), smallest, largest);
-                    }
+        let mut scores = vec![0.0; blocks];
+        if blocks == 0 {
+            return scores;
+        }
+        let mut parts = vec![0.0; 2 * self.head_dim];
+        let (positive, negative) = parts.split_at_mut(self.head_dim);
+        for row in 0..queries.rows {
+            for head in 0..queries.group {
+                for ((positive, negative), q) in positive.iter_mut().zip(&mut *negative).zip(queries.query(row, head)) {
+                    *positive += q.max(0.0);
+                    *negative += q.min(0.0);
                 }
-                score
-            })
-            .collect()
+            }
+        }
+        let mut scorer = Scorer::default();
+        let scored = scorer
+            .set([&parts[..]], parts.len(), 1.0)
+            .and_then(|()| scorer.score(&Plane::F32(&self.values), Span::new(0, blocks), None, &mut scores, blocks));
+        scored.expect("bounds are as wide as two of the queries they were made for");
+        scores
     }
-}
 
-/// No key within the bounds has a larger product with the query.
-fn upper_bound(query: &[f32], smallest: &[f32], largest: &[f32]) -> f32 {
-    let channels = query.iter().zip(smallest.iter().zip(largest));
-    channels.map(|(q, (low, high))| (q * low).max(q * high)).sum()
+    /// One block's values: largest (0) or smallest (1), by channel.
+    fn lanes(&mut self, number: usize, part: usize) -> impl Iterator<Item = &mut f32> {
+        let first = (number / LANES * 2 + part) * self.head_dim * LANES;
+        self.values[first..first + self.head_dim * LANES]
+            .iter_mut()
+            .skip(number % LANES)
+            .step_by(LANES)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use riffle_attention::{PlaneMut, write_keys};
 
     proptest! {
         #[test]
-        fn the_bound_is_above_every_key_of_the_block(
-            keys in proptest::collection::vec(proptest::collection::vec(-9i8..9, 16), 1..20),
-            query in proptest::collection::vec(-9i8..9, 16),
+        fn no_key_of_a_block_scores_above_its_bound(
+            keys in proptest::collection::vec(proptest::collection::vec(-9i8..9, 16), 1..90),
+            queries in proptest::collection::vec(proptest::collection::vec(-9i8..9, 16), 1..4),
         ) {
             // Small whole numbers: every product and sum is exact.
-            let query: Vec<f32> = query.into_iter().map(f32::from).collect();
-            let (mut smallest, mut largest) = (vec![f32::INFINITY; 16], vec![f32::NEG_INFINITY; 16]);
-            for key in &keys {
-                for (channel, value) in key.iter().enumerate() {
-                    smallest[channel] = smallest[channel].min(f32::from(*value));
-                    largest[channel] = largest[channel].max(f32::from(*value));
+            let floats = |rows: &[Vec<i8>]| -> Vec<f32> { rows.iter().flatten().map(|x| f32::from(*x)).collect() };
+            let (count, keys) = (keys.len(), floats(&keys));
+            let mut plane = vec![0.0; 96 * 16];
+            write_keys(&mut PlaneMut::F32(&mut plane), 16, 0, count, &keys, 16).unwrap();
+            let page = PageView { start: 0, tokens: count, keys: Plane::F32(&plane), values: Plane::F32(&plane) };
+            let mut bounds = Bounds::default();
+            // In two steps, so that a block grows.
+            bounds.extend(&[page], 16, 4, count / 2);
+            bounds.extend(&[page], 16, 4, count);
+            let data = floats(&queries);
+            let tile = |from: usize, rows: usize| QueryTile {
+                data: &data[from * 16..], rows, row_stride: 16, group: 1, head_dim: 16, start: count,
+            };
+            let blocks = count.div_ceil(4);
+            let mut sums = vec![0.0; blocks];
+            for query in 0..queries.len() {
+                let scores = bounds.scores(&tile(query, 1), blocks);
+                for (token, key) in keys.chunks(16).enumerate() {
+                    let dot: f32 = key.iter().zip(&data[query * 16..]).map(|(k, q)| k * q).sum();
+                    prop_assert!(dot <= scores[token / 4]);
                 }
+                sums.iter_mut().zip(&scores).for_each(|(sum, score)| *sum += score);
             }
-            let bound = upper_bound(&query, &smallest, &largest);
-            let dots = keys.iter().map(|key| key.iter().zip(&query).map(|(k, q)| f32::from(*k) * q).sum::<f32>());
-            prop_assert!(dots.into_iter().all(|dot| dot <= bound));
+            prop_assert_eq!(bounds.scores(&tile(0, queries.len()), blocks), sums);
+            let restored = Bounds::restore(&bounds.save(4), 4).unwrap();
+            prop_assert_eq!(restored.values, bounds.values);
         }
     }
 }

@@ -5,11 +5,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use riffle_attention::{
-    AttendOptions, KvView, PageView, Partial, Plane, PlaneMut, QueryTile, Selection, attend, write_keys, write_values,
+    AttendOptions, KvView, PageView, Partial, Plane, PlaneMut, QueryTile, Scorer, Selection, Span, attend, exponentiate,
+    write_keys, write_values,
 };
 
-use crate::kernel::softmax;
-use crate::keys::Logits;
 use crate::parameter::Parameters;
 use crate::ranking::top_share;
 use crate::{Phase, PolicySpec};
@@ -186,14 +185,19 @@ impl CostModel {
                 .expect("shapes agree");
             })
         };
-        let mut logits = Logits::default();
-        let scored = best_ns(|| logits.compute(&rows[..ROWS * HEAD_DIM], &pages, HEAD_DIM, 1, TOKENS, 0.1));
+        let (mut scorer, mut logits) = (Scorer::default(), vec![0.0; ROWS * TOKENS]);
+        let scored = best_ns(|| {
+            scorer
+                .set(rows[..ROWS * HEAD_DIM].chunks(HEAD_DIM), HEAD_DIM, 0.1)
+                .and_then(|()| scorer.score(&pages[0].keys, Span::new(0, TOKENS), None, &mut logits, TOKENS))
+                .expect("shapes agree");
+        });
         let scores: Vec<f32> = (0..TOKENS).map(value).collect();
         let mut weights = scores.clone();
         let mut sums = vec![0.0; TOKENS];
         let weighed = best_ns(|| {
             weights.copy_from_slice(&scores);
-            softmax(&mut weights);
+            black_box(exponentiate(&mut weights));
             sums.iter_mut().zip(&weights).for_each(|(sum, weight)| *sum += weight);
         });
         let ranked = best_ns(|| {

@@ -1,6 +1,6 @@
 //! Reads short sequences densely: below its break-even length a policy costs more than it saves.
 
-use riffle_attention::{PageView, QueryTile, Selection, Span};
+use riffle_attention::{PageView, QueryTile, Scan, Selection, Span};
 
 use crate::{ColumnMass, PolicyError, SelectContext, SparsePolicy};
 
@@ -66,6 +66,14 @@ impl SparsePolicy for Guarded {
             return Selection::full(context.tokens);
         }
         self.inner.select(queries, context)
+    }
+
+    fn scan(&self, queries: &QueryTile<'_>) -> Option<&Scan> {
+        self.inner.scan(queries)
+    }
+
+    fn end_chunk(&mut self) {
+        self.inner.end_chunk();
     }
 
     fn summary_tokens(&self) -> Option<usize> {

@@ -2,7 +2,7 @@
 //!
 //! A policy looks at queries and keys and answers with a [`Selection`](riffle_attention::Selection): plain data that
 //! every kernel reads in the same way. It does no I/O and computes no attention. Selections are deterministic: scores
-//! that choose are computed in a fixed order in f32, and ties go to the lower index.
+//! that choose are computed in a fixed order, and ties go to the lower index.
 //!
 //! Policies are named by a [`PolicySpec`], for example `streaming:sinks=64,window=1024`; [`catalogue`] lists them with
 //! their parameters.
@@ -25,6 +25,7 @@
 //!     total_tokens: 100,
 //!     page_tokens: 256,
 //!     scale: 0.25,
+//!     soft_cap: None,
 //!     pages: &[],
 //! };
 //! let selection = policy.select(&tile, &context);
@@ -43,15 +44,16 @@ mod cost;
 mod error;
 mod guard;
 mod held;
-mod kernel;
 mod keys;
 mod low_bit;
 mod parameter;
 mod policies;
 mod policy;
+mod pool;
 mod prepared;
 mod ranking;
 mod rules;
+mod scanned;
 mod set;
 mod spans;
 mod spec;

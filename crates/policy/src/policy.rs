@@ -1,6 +1,6 @@
 use std::fmt;
 
-use riffle_attention::{PageView, QueryTile, Selection, Span};
+use riffle_attention::{PageView, QueryTile, Scan, Selection, Span};
 
 use crate::PolicyError;
 
@@ -44,6 +44,8 @@ pub struct SelectContext<'a> {
     pub page_tokens: usize,
     /// Factor on q·k before the softmax.
     pub scale: f32,
+    /// Logits become cap·tanh(logit / cap).
+    pub soft_cap: Option<f32>,
     /// The pages of this layer and KV head, in order; empty only for policies that never look at keys.
     pub pages: &'a [PageView<'a>],
 }
@@ -73,7 +75,8 @@ impl ColumnMass<'_> {
 /// 1. appends the chunk's keys,
 /// 2. calls [`prepare`](Self::prepare) with all queries of the chunk,
 /// 3. calls [`select`](Self::select) for each tile the chunk is cut into, in any order, on any thread,
-/// 4. attends, and hands the column mass of the queries it is asked for to [`observe`](Self::observe).
+/// 4. attends, and hands the column mass of the queries it is asked for to [`observe`](Self::observe),
+/// 5. calls [`end_chunk`](Self::end_chunk).
 ///
 /// A tile that no `prepare` covered is taken for a chunk of its own: right, though it costs its estimate again and the
 /// estimate sees fewer queries. After a rollback of the cache, [`truncate`](Self::truncate) keeps what a policy has
@@ -116,6 +119,17 @@ pub trait SparsePolicy: Send + Sync {
 
     /// What the tile reads.
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection;
+
+    /// The weights of every key for this tile, where the estimate made them: [`attend_scanned`] then reads what is selected
+    /// without looking at keys again.
+    ///
+    /// [`attend_scanned`]: riffle_attention::attend_scanned
+    fn scan(&self, _queries: &QueryTile<'_>) -> Option<&Scan> {
+        None
+    }
+
+    /// Lets go of scratch: the chunk prepared last has been attended to.
+    fn end_chunk(&mut self) {}
 
     /// Tokens in the blocks it names as summaries, from position 0 on; `None` where it names none.
     fn summary_tokens(&self) -> Option<usize> {

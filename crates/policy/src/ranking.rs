@@ -50,6 +50,46 @@ pub(crate) fn top_share(scores: &[f32], share: f32, least: usize, forced: impl F
     chosen
 }
 
+/// The largest threshold found such that the weights below it add up to at most `allowed`, all weights being positive or
+/// zero. Of long rows a sample is looked at, and the threshold is a little lower than it could be.
+pub(crate) fn cut(weights: &[f32], allowed: f64) -> f32 {
+    /// Weights up to which all are looked at.
+    const SAMPLE: usize = 4096;
+    /// Neighbours that are sampled together.
+    const RUN: usize = 16;
+    /// Bits of a number that tell its bin: exponent and three bits more.
+    const SHIFT: u32 = 20;
+    let every = weights.len().div_ceil(SAMPLE).max(1);
+    let sample = || weights.chunks(RUN).step_by(every).flatten();
+    let allowed = match every {
+        1 => allowed,
+        _ => 0.95 * allowed * sample().count() as f64 / weights.len() as f64,
+    };
+    let mut bins = vec![0.0f64; 1 << (31 - SHIFT)];
+    for weight in sample() {
+        bins[(weight.to_bits() >> SHIFT) as usize] += f64::from(*weight);
+    }
+    let mut below = 0.0;
+    for (bin, sum) in bins.iter().enumerate() {
+        if below + sum <= allowed {
+            below += sum;
+            continue;
+        }
+        let mut within: Vec<f32> = sample()
+            .filter(|weight| (weight.to_bits() >> SHIFT) as usize == bin)
+            .copied()
+            .collect();
+        within.sort_unstable_by(f32::total_cmp);
+        for weight in within {
+            if below + f64::from(weight) > allowed {
+                return weight;
+            }
+            below += f64::from(weight);
+        }
+    }
+    f32::INFINITY
+}
+
 /// Forced indices, and an entry for each of the others that sorts the best first.
 fn parted(scores: &[f32], forced: impl Fn(usize) -> bool) -> (Vec<usize>, Vec<u64>) {
     let (mut chosen, mut others) = (Vec::new(), Vec::with_capacity(scores.len()));
@@ -137,6 +177,26 @@ mod tests {
             let mut expected = order[..count].to_vec();
             expected.sort_unstable();
             assert_eq!(top_share(&scores, share, least, |_| false), expected, "{share} {least}");
+        }
+    }
+
+    #[test]
+    fn what_lies_below_a_cut_is_as_much_as_allowed_and_no_more() {
+        let weights = [0.5, 0.125, 0.0, 0.25, 0.125];
+        assert_eq!(cut(&weights, 0.0), 0.125);
+        assert_eq!(cut(&weights, 0.2), 0.125);
+        assert_eq!(cut(&weights, 0.3), 0.25);
+        assert_eq!(cut(&weights, 1.0), f32::INFINITY);
+        assert_eq!(cut(&[], 0.5), f32::INFINITY);
+        let many: Vec<f32> = (0..50_000)
+            .map(|n| ((n * 7919 + 5) % 50_021) as f32 / 50_021.0)
+            .collect();
+        let total: f64 = many.iter().map(|weight| f64::from(*weight)).sum();
+        for share in [0.01, 0.1, 0.5] {
+            let least = cut(&many, share * total);
+            let below = many.iter().filter(|weight| **weight < least);
+            let below: f64 = below.map(|weight| f64::from(*weight)).sum();
+            assert!((0.8 * share..=share).contains(&(below / total)), "{share}: {}", below / total);
         }
     }
 

@@ -36,6 +36,7 @@ fn select(spec: &str, phase: Phase, start: usize, rows: usize, total: usize) -> 
         total_tokens: total,
         page_tokens: 64,
         scale: 0.2,
+        soft_cap: None,
         pages: &[],
     };
     policy.select(&queries, &context)
@@ -191,6 +192,7 @@ fn context_of(tokens: usize, layer: usize) -> SelectContext<'static> {
         total_tokens: tokens,
         page_tokens: 64,
         scale: 0.2,
+        soft_cap: None,
         pages: &[],
     }
 }

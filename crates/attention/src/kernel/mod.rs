@@ -4,21 +4,27 @@
 //! page. Scores of a tile lie in `[R, KEY_BLOCK]`, with only the block's active stripes, packed in slots.
 
 mod accumulate;
+mod antidiagonal;
 mod diagonal;
+mod gather;
 mod int8;
 mod pack;
 mod quantised_values;
 mod score;
 mod softmax;
+mod weigh;
 mod widen;
 
 pub(crate) use accumulate::Accumulate;
+pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};
+pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
 pub(crate) use int8::{Int8Queries, ScoreInt8};
 pub(crate) use pack::{FetchRows, Pack};
 pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
 pub(crate) use score::Score;
 pub(crate) use softmax::{AddMass, Softmax};
+pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};
 pub(crate) use widen::{WidenKeys, WidenValues};
 
 use crate::LANES;

@@ -144,6 +144,14 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn at_least(self, a: Self::V, b: Self::V) -> u16 {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = |n: usize| _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(a[n], b[n]));
+            (bits(0) | bits(1) << 8) as u16
+        }
+    }
+    #[inline(always)]
     fn reduce_max(self, v: Self::V) -> f32 {
         // SAFETY: see the impl.
         unsafe {

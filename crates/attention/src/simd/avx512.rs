@@ -116,6 +116,11 @@ impl Simd for Avx512 {
         unsafe { _mm512_mask_mov_ps(b, mask, a) }
     }
     #[inline(always)]
+    fn at_least(self, a: Self::V, b: Self::V) -> u16 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b) }
+    }
+    #[inline(always)]
     fn reduce_max(self, v: Self::V) -> f32 {
         // SAFETY: see the impl.
         unsafe { _mm512_reduce_max_ps(v) }

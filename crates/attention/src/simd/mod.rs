@@ -42,6 +42,8 @@ pub(crate) trait Simd: Copy {
     fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V;
     /// `a` where the mask's bit is set, else `b`.
     fn select(self, mask: u16, a: Self::V, b: Self::V) -> Self::V;
+    /// A bit for each lane of `a` that is not below that of `b`.
+    fn at_least(self, a: Self::V, b: Self::V) -> u16;
     fn reduce_max(self, v: Self::V) -> f32;
     fn reduce_add(self, v: Self::V) -> f32;
 

@@ -162,6 +162,15 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    fn at_least(self, a: Self::V, b: Self::V) -> u16 {
+        // SAFETY: see the impl.
+        unsafe {
+            let weights = vld1q_u32([1, 2, 4, 8].as_ptr());
+            let bits = |n: usize| vaddvq_u32(vandq_u32(vcgeq_f32(a[n], b[n]), weights));
+            (bits(0) | bits(1) << 4 | bits(2) << 8 | bits(3) << 12) as u16
+        }
+    }
+    #[inline(always)]
     fn reduce_max(self, v: Self::V) -> f32 {
         // SAFETY: see the impl.
         unsafe { vmaxnmvq_f32(vmaxnmq_f32(vmaxnmq_f32(v[0], v[1]), vmaxnmq_f32(v[2], v[3]))) }

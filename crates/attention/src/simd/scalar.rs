@@ -76,6 +76,10 @@ impl Simd for Scalar {
         core::array::from_fn(|i| if mask & (1 << i) != 0 { a[i] } else { b[i] })
     }
     #[inline(always)]
+    fn at_least(self, a: Self::V, b: Self::V) -> u16 {
+        (0..16).fold(0, |bits, i| bits | u16::from(a[i] >= b[i]) << i)
+    }
+    #[inline(always)]
     fn reduce_max(self, v: Self::V) -> f32 {
         v.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m })
     }

@@ -1,12 +1,11 @@
-use riffle_attention::{QueryTile, Selection};
+use riffle_attention::{LANES, QueryTile, Scan, Span};
 
-use crate::blocks::{BlockRows, query_blocks};
+use crate::blocks::{block_span, query_blocks};
 use crate::cost::{Setting, Work};
-use crate::kernel::softmax;
-use crate::keys::Logits;
+use crate::keys::{rows_of, scan_in_parts};
 use crate::parameter::Parameters;
-use crate::prepared::Prepared;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::scanned::{Choice, Choose, Scanned};
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext};
 
 /// Blocks whose best key is far below the best before them are not read.
 ///
@@ -16,13 +15,6 @@ use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolic
 struct Blasst {
     factor: f32,
     block: usize,
-    prepared: Prepared<Choice>,
-}
-
-#[derive(Clone)]
-struct Choice {
-    rows: BlockRows,
-    dropped: f32,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -49,86 +41,68 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         },
     ],
     build: |parameters| {
-        Box::new(Blasst {
+        Box::new(Scanned::new(Blasst {
             factor: parameters.number("factor"),
             block: parameters.count("block"),
-            prepared: Prepared::new(),
-        })
+        }))
     },
 };
 
-impl SparsePolicy for Blasst {
-    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
-        let choice = self.choice(chunk, context);
-        self.prepared.store(chunk, context, choice);
-    }
-
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        let choice = self
-            .prepared
-            .find_or(queries, context, || self.choice(queries, context));
-        choice.rows.select(queries, context.tokens)
-    }
-
-    fn dropped_mass(&self) -> Option<f32> {
-        self.prepared.latest().map(|choice| choice.dropped)
-    }
-
-    fn truncate(&mut self, _tokens: usize) {
-        self.prepared.clear();
+impl Choose for Blasst {
+    fn choose(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Choice {
+        // The weight beside the largest one below which a block is skipped, at most 1: the largest is always read.
+        let lambda = (self.factor / context.tokens.max(1) as f32).min(1.0);
+        let mut dropped = 0.0f32;
+        let parts = query_blocks(tile, self.block).map(|number| {
+            let queries = block_span(number, self.block, tile.start + tile.rows);
+            let queries = queries.intersect(&Span::new(tile.start, queries.end));
+            let rows = rows_of(tile, queries.start - tile.start, queries.len());
+            let end = queries.end.min(context.tokens);
+            let mut read = vec![false; end.div_ceil(self.block)];
+            // Of each query, its softmax over blocks.
+            let mut masses: Vec<Vec<f32>> = Vec::new();
+            let before = SelectContext { tokens: end, ..*context };
+            scan_in_parts(scan, &rows, &before, |scan| {
+                for query in 0..scan.queries() {
+                    let (mut top, mut mass) = (0.0f32, Vec::with_capacity(read.len()));
+                    let factor = scan.total(query).recip() as f32;
+                    for (read, weights) in read.iter_mut().zip(scan.weights(query).chunks(self.block)) {
+                        let (best, sum) = largest_and_sum(weights);
+                        // Unless the query sees nothing of the block.
+                        *read |= best >= top * lambda && best > 0.0;
+                        top = top.max(best);
+                        mass.push(sum * factor);
+                    }
+                    masses.push(mass);
+                }
+            });
+            for mass in &masses {
+                let skipped = mass.iter().zip(&read).filter(|(_, read)| !**read);
+                dropped = dropped.max(skipped.map(|(mass, _)| mass).sum());
+            }
+            let blocks = (0..read.len()).filter(|block| read[*block]);
+            let spans = blocks.map(|block| block_span(block, self.block, context.tokens));
+            (queries, spans.collect())
+        });
+        Choice {
+            parts: parts.collect(),
+            dropped,
+        }
     }
 }
 
-impl Blasst {
-    fn choice(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Choice {
-        // The weight beside the largest one below which a block is skipped, at most 1: the largest is always read.
-        let ln_lambda = (self.factor / context.tokens.max(1) as f32).min(1.0).ln();
-        let numbers = query_blocks(chunk, self.block);
-        let first = numbers.start;
-        let mut dropped = 0.0f32;
-        let mut logits = Logits::default();
-        let chosen = numbers.map(|number| {
-            let rows = (number * self.block).max(chunk.start) - chunk.start
-                ..((number + 1) * self.block - chunk.start).min(chunk.rows);
-            let queries: Vec<(usize, usize)> = rows
-                .flat_map(|row| (0..chunk.group).map(move |head| (row, head)))
-                .collect();
-            let vectors: Vec<f32> = queries
-                .iter()
-                .flat_map(|(row, head)| chunk.query(*row, *head))
-                .copied()
-                .collect();
-            let end = ((number + 1) * self.block).min(context.tokens);
-            logits.compute(&vectors, context.pages, chunk.head_dim, 1, end, context.scale);
-            let mut read = vec![false; end.div_ceil(self.block)];
-            for ((row, _), logits) in queries.iter().zip(logits.rows_mut()) {
-                let mut top = f32::NEG_INFINITY;
-                let visible = (chunk.start + row + 1).min(end);
-                for (read, block) in read.iter_mut().zip(logits[..visible].chunks(self.block)) {
-                    let best = block.iter().fold(f32::NEG_INFINITY, |best, logit| best.max(*logit));
-                    *read |= best >= top + ln_lambda;
-                    top = top.max(best);
-                }
-            }
-            for ((row, _), logits) in queries.iter().zip(logits.rows_mut()) {
-                let weights = &mut logits[..(chunk.start + row + 1).min(end)];
-                softmax(weights);
-                let skipped = weights.chunks(self.block).zip(&read).filter(|(_, read)| !**read);
-                let left: f64 = skipped
-                    .flat_map(|(block, _)| block)
-                    .map(|weight| f64::from(*weight))
-                    .sum();
-                dropped = dropped.max(left as f32);
-            }
-            (0..read.len()).filter(|block| read[*block]).collect()
-        });
-        let rows = BlockRows {
-            block: self.block,
-            first,
-            chosen: chosen.collect(),
-        };
-        Choice { rows, dropped }
+/// Lane by lane, so that it runs on vectors.
+fn largest_and_sum(weights: &[f32]) -> (f32, f32) {
+    let (whole, rest) = weights.as_chunks::<LANES>();
+    let (mut tops, mut sums) = ([0.0f32; LANES], [0.0f32; LANES]);
+    for chunk in whole {
+        for lane in 0..LANES {
+            tops[lane] = if chunk[lane] > tops[lane] { chunk[lane] } else { tops[lane] };
+            sums[lane] += chunk[lane];
+        }
     }
+    let top = tops.iter().chain(rest).fold(0.0f32, |top, weight| top.max(*weight));
+    (top, sums.iter().chain(rest).sum())
 }
 
 fn work(_: &Parameters, setting: &Setting) -> Work {

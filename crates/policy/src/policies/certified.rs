@@ -1,29 +1,21 @@
-use riffle_attention::{QueryTile, Selection};
+use riffle_attention::{QueryTile, Scan, Span};
 
 use crate::cost::{Setting, Work};
-use crate::kernel::softmax;
-use crate::keys::Logits;
+use crate::keys::scan_keys;
 use crate::parameter::Parameters;
-use crate::prepared::Prepared;
-use crate::ranking::top_share;
-use crate::spans::runs;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::ranking::cut;
+use crate::scanned::{Choice, Choose, Scanned};
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext};
 
 /// The fewest tokens that hold 1 − ε of every query's mass, found by scanning all keys.
 ///
 /// The scan gives the softmax itself, so what is left out is known: no query of any head drops more than ε, and an
 /// output moves by at most the dropped mass times the diameter of the values. It bounds one layer's heads, not the
-/// model's answer. Values are read for the chosen tokens only; tokens are shared by the rows and heads of the tile.
+/// model's answer. Values are read for the chosen tokens only, and keys once; tokens are shared by the rows and heads of
+/// the tile. Over long sequences each query's least weight is found in a sample, so that a few tokens more than the
+/// fewest are read; what is dropped is counted over all.
 struct Certified {
     epsilon: f32,
-    prepared: Prepared<Choice>,
-}
-
-#[derive(Clone)]
-struct Choice {
-    /// Ascending.
-    tokens: Vec<usize>,
-    dropped: f32,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -42,71 +34,41 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         kind: ParameterKind::Number { min: 0.0, max: 0.5 },
     }],
     build: |parameters| {
-        Box::new(Certified {
+        Box::new(Scanned::new(Certified {
             epsilon: parameters.number("epsilon"),
-            prepared: Prepared::new(),
-        })
+        }))
     },
 };
 
-impl SparsePolicy for Certified {
-    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
-        let choice = self.choice(chunk, context);
-        self.prepared.store(chunk, context, choice);
-    }
-
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        let choice = self
-            .prepared
-            .find_or(queries, context, || self.choice(queries, context));
-        Selection::from_spans(runs(choice.tokens.iter().copied()))
-    }
-
-    fn dropped_mass(&self) -> Option<f32> {
-        self.prepared.latest().map(|choice| choice.dropped)
-    }
-
-    fn truncate(&mut self, _tokens: usize) {
-        self.prepared.clear();
-    }
-}
-
-impl Certified {
-    fn choice(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Choice {
-        let vectors: Vec<f32> = (0..chunk.rows)
-            .flat_map(|row| (0..chunk.group).flat_map(move |head| chunk.query(row, head)))
-            .copied()
+impl Choose for Certified {
+    fn choose(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Choice {
+        scan_keys(scan, tile, context);
+        // A little less than ε, so that sums in another order keep it.
+        let allowed = |scan: &Scan, query: usize| f64::from(self.epsilon) * scan.total(query);
+        let mut least: Vec<f32> = (0..scan.queries())
+            .map(|query| cut(scan.weights(query), (1.0 - 1e-6) * allowed(scan, query)))
             .collect();
-        let mut logits = Logits::default();
-        logits.compute(
-            &vectors,
-            context.pages,
-            chunk.head_dim,
-            1,
-            context.tokens,
-            context.scale,
-        );
-        let queries = chunk.rows * chunk.group;
-        let visible = |query: usize| (chunk.start + query / chunk.group + 1).min(context.tokens);
-        let mut chosen = vec![false; context.tokens];
-        for (query, logits) in logits.rows_mut().take(queries).enumerate() {
-            let weights = &mut logits[..visible(query)];
-            softmax(weights);
-            for token in top_share(weights, 1.0 - self.epsilon, 0, |_| false) {
-                chosen[token] = true;
+        let (mut spans, mut left) = (Vec::new(), Vec::new());
+        loop {
+            scan.at_least(&least, &mut spans, &mut left);
+            let mut kept = true;
+            for (query, left) in left.iter().enumerate() {
+                if *left > allowed(scan, query) {
+                    kept = false;
+                    least[query] = if least[query] > 1e-30 { least[query] * 0.9 } else { 0.0 };
+                }
+            }
+            if kept {
+                break;
             }
         }
-        // Tokens chosen for one query are read by all: what a query drops is counted at the end.
-        let dropped = logits.rows_mut().take(queries).enumerate().map(|(query, weights)| {
-            let left = weights[..visible(query)]
-                .iter()
-                .zip(&chosen)
-                .filter(|(_, chosen)| !**chosen);
-            left.map(|(weight, _)| f64::from(*weight)).sum::<f64>() as f32
+        let shares = left.iter().enumerate().map(|(query, left)| match scan.total(query) {
+            0.0 => 0.0,
+            total => (left / total) as f32,
         });
         Choice {
-            dropped: dropped.fold(0.0, f32::max),
-            tokens: (0..context.tokens).filter(|token| chosen[*token]).collect(),
+            dropped: shares.fold(0.0, f32::max),
+            parts: vec![(Span::new(tile.start, tile.start + tile.rows), spans)],
         }
     }
 }
@@ -114,10 +76,10 @@ impl Certified {
 fn work(_: &Parameters, setting: &Setting) -> Work {
     let logits = (setting.rows * setting.group * setting.tokens) as f64;
     Work {
-        // Tokens of all heads of the group, as measured on text.
-        share: 0.2,
+        // Values of the tokens of all heads of the group, as measured on text; keys are in the scan.
+        share: 0.1,
         scored: logits,
-        weighed: 2.0 * logits,
-        ranked: logits,
+        weighed: logits,
+        ranked: 0.0,
     }
 }

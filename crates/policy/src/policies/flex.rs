@@ -1,12 +1,13 @@
-use riffle_attention::{QueryTile, Selection, Span};
+use std::ops::Range;
+
+use riffle_attention::{QueryTile, Selection, Span, exponentiate};
 
 use crate::blocks::{BlockRows, query_blocks};
 use crate::cost::{Setting, Work};
-use crate::kernel::softmax;
-use crate::keys::{Logits, read_tokens};
+use crate::keys::score_keys;
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
-use crate::policies::vertical_slash::{LineMass, for_last_attention, line_spans};
+use crate::policies::vertical_slash::{LineMass, line_spans};
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
 use crate::spans::runs;
@@ -14,7 +15,7 @@ use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolic
 
 /// Each head and chunk its own pattern, sized by the mass it keeps.
 ///
-/// The last block of queries is attended to in full. Where means of blocks predict what those queries attend to
+/// The last queries of a chunk are attended to in full. Where means of blocks predict what those queries attend to
 /// (distance below `tau`), key blocks are chosen for every query block by their means; elsewhere columns and diagonals
 /// are chosen that each hold `gamma` of the mass. Columns are exact and diagonals are widened to the tile, so nothing is
 /// lost in rounding. Distributions are averaged over the heads of the group.
@@ -23,6 +24,7 @@ struct Flex {
     tau: f32,
     min_budget: usize,
     block: usize,
+    last: usize,
     tail: usize,
     prepared: Prepared<Pattern>,
 }
@@ -66,6 +68,13 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             meaning: "tokens in a block",
             kind: ParameterKind::PowerOfTwo { min: 16, max: 1024 },
         },
+        ParameterInfo::count(
+            "last",
+            "64",
+            "last queries of a chunk that the estimate looks at",
+            1,
+            4096,
+        ),
         ParameterInfo::tokens("tail", "0", "last queries of the prompt that read everything"),
     ],
     build: |parameters| {
@@ -74,6 +83,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             tau: parameters.number("tau"),
             min_budget: parameters.count("min_budget"),
             block: parameters.count("block"),
+            last: parameters.count("last"),
             tail: parameters.count("tail"),
             prepared: Prepared::new(),
         })
@@ -108,17 +118,9 @@ impl SparsePolicy for Flex {
 
 impl Flex {
     fn pattern(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Pattern {
-        let blocks = context.tokens.div_ceil(self.block);
-        let means = self.key_means(chunk.head_dim, context);
-        let rows = self.block.min(chunk.rows);
-        let mut lines = LineMass::new(context.tokens);
-        let mut predicted = vec![0.0f32; blocks];
-        let mut logits = Logits::default();
-        for head in 0..chunk.group {
-            for_last_attention(chunk, context, rows, head, &mut logits, |weights| lines.add(weights));
-            let query = mean_query(chunk, chunk.rows - rows..chunk.rows, head);
-            add_predicted(&query, &means, context.scale, &mut predicted);
-        }
+        let rows = self.last.min(chunk.rows);
+        let lines = LineMass::of_last(chunk, context, rows);
+        let mut predicted = self.predicted(chunk, &[chunk.rows - rows..chunk.rows], context).remove(0);
         let mut seen: Vec<f32> = lines
             .columns
             .chunks(self.block)
@@ -127,7 +129,7 @@ impl Flex {
         normalise(&mut seen);
         normalise(&mut predicted);
         if root_jensen_shannon(&seen, &predicted) < f64::from(self.tau) {
-            return Pattern::Blocks(self.block_rows(chunk, context, &means));
+            return Pattern::Blocks(self.block_rows(chunk, context));
         }
         let columns = top_share(&lines.columns, self.gamma, self.min_budget, |column| {
             column < self.block
@@ -142,68 +144,71 @@ impl Flex {
         }
     }
 
-    fn block_rows(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, means: &[f32]) -> BlockRows {
-        let query_blocks = query_blocks(chunk, self.block);
-        let first = query_blocks.start;
+    fn block_rows(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> BlockRows {
+        let numbers = query_blocks(chunk, self.block);
+        let first = numbers.start;
         let least = self.min_budget.div_ceil(self.block);
-        let rows = query_blocks.map(|number| {
-            let from = (number * self.block).max(chunk.start) - chunk.start;
-            let to = ((number + 1) * self.block - chunk.start).min(chunk.rows);
-            let mut scores = vec![0.0f32; number + 1];
-            for head in 0..chunk.group {
-                let query = mean_query(chunk, from..to, head);
-                add_predicted(&query, means, context.scale, &mut scores);
-            }
-            top_share(&scores, self.gamma, least, |block| block == 0 || block == number)
+        let rows: Vec<Range<usize>> = numbers
+            .map(|number| {
+                let from = (number * self.block).max(chunk.start) - chunk.start;
+                from..((number + 1) * self.block - chunk.start).min(chunk.rows)
+            })
+            .collect();
+        let scores = self.predicted(chunk, &rows, context);
+        let chosen = scores.iter().enumerate().map(|(place, scores)| {
+            let number = first + place;
+            top_share(scores, self.gamma, least, |block| block == 0 || block == number)
         });
         BlockRows {
             block: self.block,
             first,
-            chosen: rows.collect(),
+            chosen: chosen.collect(),
         }
     }
 
-    /// Mean key of each block, `[blocks, head_dim]`.
-    fn key_means(&self, head_dim: usize, context: &SelectContext<'_>) -> Vec<f32> {
-        let mut means = Vec::with_capacity(context.tokens.div_ceil(self.block) * head_dim);
-        let mut rows = Vec::new();
-        for first in (0..context.tokens).step_by(self.block) {
-            let count = self.block.min(context.tokens - first);
-            rows.resize(count * head_dim, 0.0);
-            read_tokens(context.pages, head_dim, first, &mut rows);
-            means.extend(mean(&rows, head_dim));
-        }
-        means
+    /// For each of some ranges of the chunk's rows, what means predict of it: the softmax of the mean query over the mean
+    /// keys of the blocks up to its last row's, summed over the heads of the group.
+    fn predicted(
+        &self,
+        chunk: &QueryTile<'_>,
+        ranges: &[Range<usize>],
+        context: &SelectContext<'_>,
+    ) -> Vec<Vec<f32>> {
+        let vectors: Vec<f32> = ranges
+            .iter()
+            .flat_map(|rows| (0..chunk.group).flat_map(|head| mean_query(chunk, rows.clone(), head)))
+            .collect();
+        // The product with a mean of keys is the mean of the products.
+        let logits = score_keys(&vectors, chunk.head_dim, context);
+        let mut logits = logits.chunks_exact(context.tokens.max(1));
+        let of_range = |rows: &Range<usize>| {
+            let blocks = (chunk.start + rows.end).min(context.tokens).div_ceil(self.block);
+            let mut scores = vec![0.0f32; blocks];
+            for logits in logits.by_ref().take(chunk.group) {
+                let mean = |block: &[f32]| block.iter().sum::<f32>() / block.len() as f32;
+                let mut weights: Vec<f32> = logits.chunks(self.block).take(blocks).map(mean).collect();
+                let factor = exponentiate(&mut weights).recip() as f32;
+                for (score, weight) in scores.iter_mut().zip(&weights) {
+                    *score += weight * factor;
+                }
+            }
+            scores
+        };
+        ranges.iter().map(of_range).collect()
     }
 }
 
-fn mean_query(chunk: &QueryTile<'_>, rows: std::ops::Range<usize>, head: usize) -> Vec<f32> {
-    let queries: Vec<f32> = rows.flat_map(|row| chunk.query(row, head)).copied().collect();
-    mean(&queries, chunk.head_dim)
-}
-
-/// Mean of the rows of `[rows, width]`.
-fn mean(rows: &[f32], width: usize) -> Vec<f32> {
-    let mut sums = vec![0.0f32; width];
-    for row in rows.chunks_exact(width) {
-        for (sum, value) in sums.iter_mut().zip(row) {
+/// Mean of a head's queries in some rows.
+fn mean_query(chunk: &QueryTile<'_>, rows: Range<usize>, head: usize) -> Vec<f32> {
+    let mut sums = vec![0.0f32; chunk.head_dim];
+    let factor = 1.0 / rows.len().max(1) as f32;
+    for row in rows {
+        for (sum, value) in sums.iter_mut().zip(chunk.query(row, head)) {
             *sum += value;
         }
     }
-    let factor = width as f32 / rows.len().max(1) as f32;
     sums.iter_mut().for_each(|sum| *sum *= factor);
     sums
-}
-
-/// Adds the softmax of the query over the first `scores.len()` mean keys.
-fn add_predicted(query: &[f32], means: &[f32], scale: f32, scores: &mut [f32]) {
-    let keys = means.chunks_exact(query.len()).take(scores.len());
-    let dots = keys.map(|key| key.iter().zip(query).map(|(k, q)| k * q).sum::<f32>() * scale);
-    let mut weights: Vec<f32> = dots.collect();
-    softmax(&mut weights);
-    for (score, weight) in scores.iter_mut().zip(weights) {
-        *score += weight;
-    }
 }
 
 fn normalise(weights: &mut [f32]) {
@@ -224,12 +229,12 @@ fn root_jensen_shannon(a: &[f32], b: &[f32]) -> f64 {
 
 fn work(parameters: &Parameters, setting: &Setting) -> Work {
     let tokens = setting.tokens as f64;
-    let logits = (setting.rows.min(parameters.count("block")) * setting.group) as f64 * tokens;
+    let logits = (setting.rows.min(parameters.count("last")) * setting.group) as f64 * tokens;
     Work {
         // As measured on text; it follows the mass, not a budget.
         share: (0.35 + 2.0 * parameters.count("min_budget") as f64 / tokens).min(1.0),
-        scored: logits + tokens,
-        weighed: 2.0 * logits,
+        scored: logits + setting.group as f64 * tokens,
+        weighed: logits,
         ranked: 4.0 * tokens,
     }
 }

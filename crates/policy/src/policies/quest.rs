@@ -124,7 +124,7 @@ impl SparsePolicy for Quest {
     }
 
     fn save_state(&self) -> Vec<u8> {
-        self.bounds.save()
+        self.bounds.clone().save(self.block)
     }
 
     fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
@@ -165,8 +165,8 @@ fn work(parameters: &Parameters, setting: &Setting) -> Work {
     let blocks = setting.tokens.div_ceil(block) as f64;
     Work {
         share: (read as f64 / setting.tokens as f64).min(1.0),
-        // Two products a channel, the larger of which counts, without vector code for queries together.
-        scored: 8.0 * blocks * setting.group as f64,
+        // Two products a channel, for all queries at once.
+        scored: 2.0 * blocks,
         weighed: 0.0,
         ranked: blocks,
     }

@@ -1,14 +1,13 @@
-use riffle_attention::{LANES, PageView, QueryTile, Selection};
+use riffle_attention::{PageView, QueryTile, Scorer, Selection, Span, exponentiate};
 
 use super::quest::forced_blocks;
+use crate::blocks::block_span;
 use crate::bounds::Bounds;
 use crate::cost::{Setting, Work};
-use crate::kernel::{Lanes, dots, softmax};
-use crate::keys::read_lanes;
 use crate::low_bit::LowBitKeys;
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::prepared::Prepared;
-use crate::ranking::{top_count, top_share};
+use crate::ranking::{cut, top_count};
 use crate::spans::runs;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
@@ -39,9 +38,9 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     chunk: None,
     work: Some(work),
     stored_bytes: |parameters, head_dim| {
-        // Bounds, four bits a channel, and a scale for 16 channels.
+        // Bounds, four bits a channel, and a scale of two bytes for 32 channels.
         let head_dim = head_dim as f64;
-        8.0 * head_dim / parameters.count("block") as f64 + head_dim / 2.0 + head_dim / 4.0
+        8.0 * head_dim / parameters.count("block") as f64 + head_dim / 2.0 + head_dim / 16.0
     },
     parameters: &[
         ParameterInfo {
@@ -95,8 +94,7 @@ impl SparsePolicy for Twilight {
     fn keys_from(&self, context: &SelectContext<'_>) -> usize {
         match context.layer < self.dense_layers {
             true => context.tokens,
-            // Keys in four bits come in whole stripes.
-            false => self.bounds.tokens().min(context.tokens) / LANES * LANES,
+            false => self.bounds.tokens().min(context.tokens),
         }
     }
 
@@ -148,56 +146,49 @@ fn choose(
     queries: &QueryTile<'_>,
     context: &SelectContext<'_>,
 ) -> Vec<usize> {
-    let head_dim = queries.head_dim;
     let blocks = context.tokens.div_ceil(policy.block);
     let forced = forced_blocks(queries, policy.block, policy.sinks, policy.recent);
     let always = (0..blocks).filter(|block| forced(*block)).count();
     let more = ((f64::from(policy.candidates) * blocks as f64) as usize).max(policy.least);
     let candidates = top_count(&bounds.scores(queries, blocks), always + more, &forced);
-    // Stripes of 16 tokens: blocks are a multiple.
-    let per_block = policy.block / LANES;
-    let stripes: Vec<usize> = candidates
+    let spans: Vec<Span> = candidates
         .iter()
-        .flat_map(|block| block * per_block..(block + 1) * per_block)
-        .filter(|stripe| stripe * LANES < context.tokens)
+        .map(|block| block_span(*block, policy.block, context.tokens))
         .collect();
-    let vectors: Vec<f32> = (0..queries.rows)
-        .flat_map(|row| (0..queries.group).flat_map(move |head| queries.query(row, head)))
-        .copied()
-        .collect();
+    let tokens: Vec<usize> = spans.iter().flat_map(Span::range).collect();
     let count = queries.rows * queries.group;
-    let mut keys: Vec<Lanes> = vec![[0.0; LANES]; head_dim];
-    let mut rows = vec![0.0; LANES * head_dim];
-    let mut sums: Vec<Lanes> = vec![[0.0; LANES]; count];
-    // [count, stripes, LANES]
-    let mut logits = vec![0.0; count * stripes.len() * LANES];
-    for (place, stripe) in stripes.iter().enumerate() {
-        // The last stripe may not be whole: its keys are read as they are.
-        if !low_bit.expand(*stripe, &mut keys) {
-            read_lanes(context.pages, stripe * LANES, &mut keys, &mut rows);
-        }
-        dots(&vectors, &keys, &mut sums);
-        for (query, sums) in sums.iter().enumerate() {
-            let at = (query * stripes.len() + place) * LANES;
-            for (logit, sum) in logits[at..at + LANES].iter_mut().zip(sums) {
-                *logit = sum * context.scale;
-            }
-        }
+    let rows = (0..queries.rows).flat_map(|row| (0..queries.group).map(move |head| queries.query(row, head)));
+    let mut scorer = Scorer::default();
+    // [count, candidate tokens]
+    let mut logits = vec![0.0; count * tokens.len()];
+    let mut at = 0;
+    let mut scored = scorer.set(rows, queries.head_dim, context.scale);
+    for span in &spans {
+        scored = scored.and_then(|()| scorer.score(&low_bit.plane(), *span, None, &mut logits[at..], tokens.len()));
+        at += span.len();
     }
-    let token = |place: usize| stripes[place / LANES] * LANES + place % LANES;
-    let places = stripes.len() * LANES;
-    let mut chosen = vec![false; places];
-    for (query, logits) in logits.chunks_exact_mut(places.max(1)).enumerate() {
+    scored.expect("every token has been taken in, and blocks begin where a stripe does");
+    let forced: Vec<bool> = tokens.iter().map(|token| forced(token / policy.block)).collect();
+    let mut chosen = forced.clone();
+    for (query, logits) in logits.chunks_exact_mut(tokens.len().max(1)).enumerate() {
         let end = (queries.start + query / queries.group + 1).min(context.tokens);
-        let visible = (0..places).take_while(|place| token(*place) < end).count();
+        let visible = tokens.partition_point(|token| *token < end);
         let weights = &mut logits[..visible];
-        softmax(weights);
-        for place in top_share(weights, policy.p, 0, |place| forced(token(place) / policy.block)) {
-            chosen[place] = true;
+        let total = exponentiate(weights);
+        // What is read in any case is not among what may be left.
+        for (weight, forced) in weights.iter_mut().zip(&forced) {
+            *weight = if *forced { f32::INFINITY } else { *weight };
+        }
+        let least = cut(weights, (1.0 - f64::from(policy.p)) * total);
+        for (chosen, weight) in chosen.iter_mut().zip(&*weights) {
+            *chosen |= *weight >= least;
         }
     }
-    let read = (0..places).filter(|place| chosen[*place]).map(token);
-    read.collect()
+    tokens
+        .into_iter()
+        .zip(chosen)
+        .filter_map(|(token, chosen)| chosen.then_some(token))
+        .collect()
 }
 
 fn work(parameters: &Parameters, setting: &Setting) -> Work {
@@ -208,9 +199,8 @@ fn work(parameters: &Parameters, setting: &Setting) -> Work {
     let group = setting.group as f64;
     Work {
         share: (0.05 + 3.0 * parameters.count("block") as f64 / tokens).min(1.0),
-        // Bounds without vector code for queries together; keys are expanded once for the group.
-        scored: 8.0 * blocks * group + candidates * (group + 12.0),
+        scored: 2.0 * blocks + candidates * group,
         weighed: 2.0 * candidates * group,
-        ranked: candidates * group,
+        ranked: 0.1 * candidates * group,
     }
 }

@@ -1,9 +1,9 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::cost::{Setting, Work};
-use crate::kernel::softmax;
-use crate::keys::Logits;
+use crate::keys::{rows_of, scan_in_parts};
 use crate::parameter::Parameters;
+use crate::pool::SCANS;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::spans::runs;
@@ -121,13 +121,7 @@ impl VerticalSlash {
         } else {
             (self.vertical, self.slash)
         };
-        let mut mass = LineMass::new(context.tokens);
-        let mut logits = Logits::default();
-        for head in 0..chunk.group {
-            for_last_attention(chunk, context, self.last, head, &mut logits, |weights| {
-                mass.add(weights)
-            });
-        }
+        let mass = LineMass::of_last(chunk, context, self.last);
         let width = self.slash_block;
         let blocks: Vec<f32> = mass.distances().chunks(width).map(|block| block.iter().sum()).collect();
         let blocks = top_count(&blocks, slash / width, |block| block * width < self.recent);
@@ -141,56 +135,23 @@ impl VerticalSlash {
 }
 
 impl LineMass {
-    pub(super) fn new(tokens: usize) -> Self {
-        Self {
-            columns: vec![0.0; tokens],
-            falling: vec![0.0; tokens],
-        }
-    }
-
-    /// Adds the weights of one query on the keys `0..=query`.
-    pub(super) fn add(&mut self, weights: &[f32]) {
-        for (sum, weight) in self.columns.iter_mut().zip(weights) {
-            *sum += weight;
-        }
-        let first = self.falling.len() - weights.len();
-        for (sum, weight) in self.falling[first..].iter_mut().zip(weights) {
-            *sum += weight;
-        }
+    /// Mass that the chunk's last queries give, summed over them and the heads of the group.
+    pub(super) fn of_last(chunk: &QueryTile<'_>, context: &SelectContext<'_>, last: usize) -> Self {
+        let mut mass = Self {
+            columns: vec![0.0; context.tokens],
+            falling: vec![0.0; context.tokens],
+        };
+        let rows = last.min(chunk.rows);
+        let queries = rows_of(chunk, chunk.rows - rows, rows);
+        scan_in_parts(&mut SCANS.lend(), &queries, context, |scan| {
+            scan.add_lines(&mut mass.columns, &mut mass.falling);
+        });
+        mass
     }
 
     /// `[tokens]`, by distance query − key.
     pub(super) fn distances(&self) -> Vec<f32> {
         self.falling.iter().rev().copied().collect()
-    }
-}
-
-/// Calls `each` for the chunk's last queries of one head with their softmax over the keys up to them.
-pub(super) fn for_last_attention(
-    chunk: &QueryTile<'_>,
-    context: &SelectContext<'_>,
-    last: usize,
-    head: usize,
-    logits: &mut Logits,
-    mut each: impl FnMut(&[f32]),
-) {
-    let first = chunk.rows - last.min(chunk.rows);
-    let mut vectors = Vec::with_capacity((chunk.rows - first) * chunk.head_dim);
-    for row in first..chunk.rows {
-        vectors.extend_from_slice(chunk.query(row, head));
-    }
-    logits.compute(
-        &vectors,
-        context.pages,
-        chunk.head_dim,
-        1,
-        context.tokens,
-        context.scale,
-    );
-    for (row, logits) in (first..chunk.rows).zip(logits.rows_mut()) {
-        let visible = (chunk.start + row + 1).min(context.tokens);
-        softmax(&mut logits[..visible]);
-        each(&logits[..visible]);
     }
 }
 
@@ -214,7 +175,7 @@ fn work(parameters: &Parameters, setting: &Setting) -> Work {
         // Blocks of diagonals are widened to whole tiles: more is read than was chosen.
         share: (1.4 * chosen).min(1.0),
         scored: logits,
-        weighed: 2.0 * logits,
+        weighed: logits,
         ranked: 2.0 * tokens,
     }
 }

@@ -1,11 +1,10 @@
-use riffle_attention::{QueryTile, Selection};
+use riffle_attention::{KvView, QueryTile, Selection, exponentiate};
 
 use crate::blocks::{BlockRows, query_blocks};
 use crate::cost::{Setting, Work};
-use crate::kernel::softmax;
-use crate::keys::Logits;
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
+use crate::pool::ANTIDIAGONALS;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
@@ -96,24 +95,23 @@ impl XAttention {
         let first = query_blocks.start;
         let mut scores: Vec<Vec<f32>> = query_blocks.map(|number| vec![0.0; number + 1]).collect();
         let per_block = self.block / self.stride;
-        let first_group = chunk.start / self.stride;
-        let end_group = (chunk.start + chunk.rows).div_ceil(self.stride);
-        let groups = context.tokens.div_ceil(self.stride);
-        // All heads at once: making long keys costs as much as many products.
-        let vectors: Vec<f32> = (0..chunk.group)
-            .flat_map(|head| self.long_queries(chunk, head))
-            .collect();
+        let kv = KvView {
+            head_dim: chunk.head_dim,
+            pages: context.pages,
+        };
         let scale = context.scale / self.stride as f32;
-        let mut logits = Logits::default();
-        logits.compute(&vectors, context.pages, chunk.head_dim, self.stride, groups, scale);
-        let long_queries = (0..chunk.group).flat_map(|_| first_group..end_group);
-        for (group, logits) in long_queries.zip(logits.rows_mut()) {
-            let weights = &mut logits[..(group + 1).min(groups)];
-            softmax(weights);
-            let row = &mut scores[group / per_block - first];
-            for (sum, block) in row.iter_mut().zip(weights.chunks(per_block)) {
-                for weight in block {
-                    *sum += weight;
+        let mut sums = ANTIDIAGONALS.lend();
+        sums.run(chunk, &kv, context.tokens, self.stride, scale)
+            .expect("pages hold the tokens they say, of the queries' head_dim, and begin where a stripe may");
+        for head in 0..chunk.group {
+            for number in sums.long_queries() {
+                let logits = sums.row_mut(head, number);
+                let seen = logits.len().min(number + 1);
+                let weights = &mut logits[..seen];
+                let factor = exponentiate(weights).recip() as f32;
+                let row = &mut scores[number / per_block - first];
+                for (sum, block) in row.iter_mut().zip(weights.chunks(per_block)) {
+                    *sum += block.iter().sum::<f32>() * factor;
                 }
             }
         }
@@ -125,20 +123,6 @@ impl XAttention {
             first,
             chosen: rows.collect(),
         }
-    }
-
-    /// Groups of `stride` queries side by side, the latest first: `[groups, stride × head_dim]`.
-    fn long_queries(&self, chunk: &QueryTile<'_>, head: usize) -> Vec<f32> {
-        let head_dim = chunk.head_dim;
-        let first = chunk.start / self.stride;
-        let end = (chunk.start + chunk.rows).div_ceil(self.stride);
-        let mut vectors = vec![0.0; (end - first) * self.stride * head_dim];
-        for row in 0..chunk.rows {
-            let query = chunk.start + row;
-            let place = (query / self.stride - first + 1) * self.stride - 1 - query % self.stride;
-            vectors[place * head_dim..][..head_dim].copy_from_slice(chunk.query(row, head));
-        }
-        vectors
     }
 }
 

@@ -101,6 +101,7 @@ impl Scene {
             total_tokens: self.tokens + self.after,
             page_tokens: self.page_tokens,
             scale: self.scale,
+            soft_cap: None,
             pages,
         }
     }
@@ -183,4 +184,45 @@ pub(crate) fn best_share(scores: &[f64], share: f64, least: usize, forced: impl 
         .map(|count| best(scores, count, &forced))
         .find(|chosen| chosen.iter().map(|index| scores[*index]).sum::<f64>() >= share * total)
         .unwrap_or_else(|| (0..scores.len()).collect())
+}
+
+/// (start, rows, group, page, tile rows)
+pub(crate) const CHUNKS: [(usize, usize, usize, usize, usize); 6] = [
+    (0, 90, 1, 64, 32),
+    (0, 7, 2, 16, 7),
+    (150, 40, 2, 48, 16),
+    (301, 75, 4, 64, 33),
+    (256, 64, 1, 256, 64),
+    (333, 1, 8, 32, 1),
+];
+
+pub(crate) fn scenes() -> impl Iterator<Item = (Scene, usize)> {
+    let chunks = CHUNKS.iter().enumerate();
+    chunks
+        .map(|(seed, (start, rows, group, page, tile))| (Scene::new(seed as u64, *start, *rows, *group, *page), *tile))
+}
+
+pub(crate) fn decode_scenes() -> impl Iterator<Item = Scene> {
+    scenes().map(|(mut scene, _)| {
+        scene.phase = Phase::Decode;
+        scene.after = 0;
+        scene
+    })
+}
+
+/// Checks each (query, key) of the chunk: read exactly when causal and `read(first row, end row, row, key)`.
+pub(crate) fn assert_mask(scene: &Scene, tiles: &[(usize, usize, Selection)], read: impl Fn(usize, usize, usize, usize) -> bool) {
+    for (from, to, selection) in tiles {
+        for row in *from..*to {
+            let query = scene.start + row;
+            for key in 0..scene.tokens {
+                let expected = key <= query && read(*from, *to, row, key);
+                assert_eq!(
+                    selection.contains(query, key),
+                    expected,
+                    "query {query}, key {key}, tile {from}..{to}"
+                );
+            }
+        }
+    }
 }

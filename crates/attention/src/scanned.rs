@@ -1,0 +1,225 @@
+//! Attends to values alone, where a scan has weighed the keys.
+
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+
+use crate::kernel::{Bf16, Element, F16, F32, FetchTokens, Gather, GatherQuantised, GatherRows};
+use crate::simd::Level;
+use crate::{AttendError, KvView, Partial, Plane, QUANT_BLOCK, Scan, Selection};
+
+/// Adds to `partial` what the queries of a scan read of the values in the selection's spans.
+///
+/// No key is read. Windows, diagonals, extras and summaries of the selection are not looked at. Tokens are added one by one
+/// in ascending order, so attending page by page gives the same bits as one call over all pages.
+///
+/// # Errors
+/// Shapes that disagree, slices that are too short, pages out of order.
+pub fn attend_scanned(
+    scan: &Scan,
+    selection: &Selection,
+    kv: &KvView,
+    partial: &mut Partial,
+) -> Result<(), AttendError> {
+    kv.check()?;
+    let (rows, group) = scan.shape();
+    partial.check_shape(rows, group, kv.head_dim)?;
+    let queries = scan.queries();
+    let mut first = 0;
+    while first < queries {
+        let count = (queries - first).min(8);
+        let part = Part {
+            scan,
+            selection,
+            kv,
+            first,
+            count,
+        };
+        match count {
+            1 => part.run::<1>(partial),
+            2 => part.run::<2>(partial),
+            3 | 4 => part.run::<4>(partial),
+            _ => part.run::<8>(partial),
+        }
+        first += count;
+    }
+    Ok(())
+}
+
+/// Up to eight queries.
+struct Part<'a> {
+    scan: &'a Scan,
+    selection: &'a Selection,
+    kv: &'a KvView<'a>,
+    first: usize,
+    count: usize,
+}
+
+/// What is read of one page.
+struct Listed<const R: usize> {
+    page: usize,
+    tokens: Vec<usize>,
+    weights: Vec<[f32; R]>,
+}
+
+impl Part<'_> {
+    fn run<const R: usize>(&self, partial: &mut Partial) {
+        let head_dim = self.kv.head_dim;
+        let queries = self.first..self.first + self.count;
+        // Sums stand relative to the scan's largest logits; what the partial holds already is brought there.
+        for query in queries.clone() {
+            let (m, top) = (partial.m[query], self.scan.top(query));
+            let keep = if m == f32::NEG_INFINITY { 0.0 } else { crate::math::exp(m - m.max(top)) };
+            if m < top {
+                partial.l[query] *= keep;
+                partial.o[query * head_dim..(query + 1) * head_dim]
+                    .iter_mut()
+                    .for_each(|o| *o *= keep);
+                partial.m[query] = top;
+            }
+        }
+        let factors: [f32; R] = core::array::from_fn(|r| {
+            let query = self.first + r;
+            match r < self.count && self.scan.top(query) > f32::NEG_INFINITY {
+                true if partial.m[query] == self.scan.top(query) => 1.0,
+                true => crate::math::exp(self.scan.top(query) - partial.m[query]),
+                false => 0.0,
+            }
+        });
+        let rows: [&[f32]; R] =
+            core::array::from_fn(|r| self.scan.weights(self.first + r.min(self.count.saturating_sub(1))));
+        let (_, l, o) = partial.slices();
+        let (l, o) = (&mut l[queries.clone()], &mut o[queries.start * head_dim..queries.end * head_dim]);
+        let list = || Listed::<R> {
+            page: 0,
+            tokens: Vec::new(),
+            weights: Vec::new(),
+        };
+        let (mut now, mut next) = (list(), list());
+        let mut page = self.list(0, &rows, &factors, &mut now);
+        while !now.tokens.is_empty() {
+            // The next page's values are asked for before this page's are used.
+            page = self.list(page, &rows, &factors, &mut next);
+            for weights in &now.weights {
+                for (l, weight) in l.iter_mut().zip(weights) {
+                    *l += weight;
+                }
+            }
+            self.gather(&now, o);
+            core::mem::swap(&mut now, &mut next);
+        }
+    }
+
+    /// Lists what is read of the first page from `from` on of which anything is; returns the page after it.
+    fn list<const R: usize>(
+        &self,
+        from: usize,
+        rows: &[&[f32]; R],
+        factors: &[f32; R],
+        out: &mut Listed<R>,
+    ) -> usize {
+        out.tokens.clear();
+        out.weights.clear();
+        let spans = self.selection.spans();
+        for (number, page) in self.kv.pages.iter().enumerate().skip(from) {
+            let within = crate::Span::new(page.start, (page.start + page.tokens).min(rows[0].len()));
+            let first = spans.partition_point(|span| span.end <= within.start);
+            for span in spans[first..].iter().take_while(|span| span.start < within.end) {
+                for position in span.intersect(&within).range() {
+                    out.tokens.push(position - page.start);
+                    out.weights
+                        .push(core::array::from_fn(|r| rows[r][position] * factors[r]));
+                }
+            }
+            if !out.tokens.is_empty() {
+                out.page = number;
+                self.fetch(out);
+                return number + 1;
+            }
+        }
+        self.kv.pages.len()
+    }
+
+    fn fetch<const R: usize>(&self, list: &Listed<R>) {
+        let head_dim = self.kv.head_dim;
+        let quantised = |per_column: usize| Some((32 * head_dim.div_ceil(QUANT_BLOCK), per_column));
+        match self.kv.pages[list.page].values {
+            Plane::F32(values) => fetch(values, &list.tokens, head_dim, None),
+            Plane::F16(values) | Plane::Bf16(values) => fetch(values, &list.tokens, head_dim, None),
+            Plane::Q8_0(values) => fetch(values, &list.tokens, head_dim, quantised(16)),
+            Plane::Q4_0(values) => fetch(values, &list.tokens, head_dim, quantised(8)),
+        }
+    }
+
+    fn gather<const R: usize>(&self, list: &Listed<R>, o: &mut [f32]) {
+        let level = Level::best();
+        let values = self.kv.pages[list.page].values;
+        let list = Gather {
+            tokens: &list.tokens,
+            weights: &list.weights,
+            o,
+            head_dim: self.kv.head_dim,
+        };
+        match values {
+            Plane::F32(values) => gather::<F32, R>(level, list, values),
+            Plane::F16(values) => gather::<F16, R>(level, list, values),
+            Plane::Bf16(values) => gather::<Bf16, R>(level, list, values),
+            Plane::Q8_0(values) => level.run(GatherQuantised::<R, false> { list, values }),
+            Plane::Q4_0(values) => level.run(GatherQuantised::<R, true> { list, values }),
+        }
+    }
+}
+
+fn fetch<T>(values: &[T], tokens: &[usize], head_dim: usize, quantised: Option<(usize, usize)>) {
+    Level::best().run(FetchTokens {
+        values,
+        tokens,
+        head_dim,
+        quantised,
+    });
+}
+
+fn gather<E: Element, const R: usize>(level: Level, list: Gather<'_, R>, values: &[E::Raw]) {
+    level.run(GatherRows::<E, R> {
+        list,
+        values,
+        element: PhantomData,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::testing::{Problem, close};
+    use crate::{Span, attend};
+
+    #[test]
+    fn what_a_scan_reads_is_what_attending_to_the_same_tokens_gives() {
+        for problem in Problem::assorted() {
+            let views: Vec<_> = problem.pages.iter().map(|page| page.view()).collect();
+            let kv = KvView {
+                head_dim: problem.head_dim,
+                pages: &views,
+            };
+            let tile = problem.tile();
+            let mut scan = Scan::default();
+            scan.run(&tile, &kv, 805, &problem.options).unwrap();
+            let (mut spans, mut left) = (Vec::new(), Vec::new());
+            let thresholds = vec![0.4; scan.queries()];
+            scan.at_least(&thresholds, &mut spans, &mut left);
+            spans.push(Span::new(0, 3));
+            let selection = Selection::from_spans(spans);
+            let (mut expected, mut at_once, mut by_page) = (problem.partial(), problem.partial(), problem.partial());
+            attend(&tile, &kv, &selection, &problem.options, &mut expected).unwrap();
+            attend_scanned(&scan, &selection, &kv, &mut at_once).unwrap();
+            for page in &views {
+                let pages = [*page];
+                let kv = KvView { pages: &pages, ..kv };
+                attend_scanned(&scan, &selection, &kv, &mut by_page).unwrap();
+            }
+            close(&at_once, &expected, problem.quantised(), "scanned");
+            assert_eq!(at_once, by_page);
+        }
+    }
+}

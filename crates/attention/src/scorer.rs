@@ -1,0 +1,276 @@
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+
+use crate::block::{aligned, bytes, floats, halves, stripes_of};
+use crate::format::check_head_dim;
+use crate::kernel::{
+    Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK, Pack, STRIPES, Score, ScoreInt8, Slot, WidenKeys,
+};
+use crate::simd::Level;
+use crate::{AttendError, LANES, Plane};
+
+/// Vectors that are multiplied with keys as they lie in a plane: logits without attention, what estimates are made of.
+///
+/// Up to eight vectors meet quantised keys by integer dot products where the machine has them, as in
+/// [`attend`](crate::attend); otherwise keys are widened. Each product is summed over its elements in order.
+///
+/// ```
+/// # use riffle_attention::*;
+/// let source: Vec<f32> = (0..20 * 16).map(|i| (i % 5) as f32).collect();
+/// let mut keys = vec![0.0; 32 * 16];
+/// write_keys(&mut PlaneMut::F32(&mut keys), 16, 0, 20, &source, 16)?;
+/// let mut scorer = Scorer::default();
+/// scorer.set([&source[..16]], 16, 0.5)?;
+/// let mut logits = [0.0; 20];
+/// scorer.score(&Plane::F32(&keys), Span::new(0, 20), None, &mut logits, 20)?;
+/// let dot: f32 = source[..16].iter().zip(&source[19 * 16..]).map(|(a, b)| a * b).sum();
+/// assert_eq!(logits[19], 0.5 * dot);
+/// # Ok::<(), AttendError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Scorer {
+    head_dim: usize,
+    count: usize,
+    packs: Vec<Packed>,
+    /// `[head_dim, width]` of each pack.
+    vectors: Vec<f32>,
+    int8: Int8Queries,
+    keys: Vec<f32>,
+    scores: Vec<f32>,
+}
+
+/// Vectors that are scored together.
+#[derive(Debug, Clone, Copy)]
+struct Packed {
+    first: usize,
+    rows: usize,
+    width: usize,
+    /// Where its elements begin.
+    at: usize,
+}
+
+impl Scorer {
+    /// Takes vectors of `head_dim` elements each, which will be multiplied with `scale`.
+    ///
+    /// # Errors
+    /// A head dimension that is not a multiple of 16, a vector of another length.
+    pub fn set<'v>(
+        &mut self,
+        vectors: impl IntoIterator<Item = &'v [f32]>,
+        head_dim: usize,
+        scale: f32,
+    ) -> Result<(), AttendError> {
+        check_head_dim(head_dim)?;
+        let rows: Vec<&[f32]> = vectors.into_iter().collect();
+        if let Some(row) = rows.iter().find(|row| row.len() != head_dim) {
+            return Err(AttendError::Mismatch {
+                what: "elements of a vector and head_dim",
+                expected: head_dim,
+                found: row.len(),
+            });
+        }
+        let level = Level::best();
+        (self.head_dim, self.count) = (head_dim, rows.len());
+        self.packs.clear();
+        self.vectors.clear();
+        let mut first = 0;
+        for rows in rows.chunks(level.tile_rows()) {
+            let width = width_of(rows.len(), level.tile_rows());
+            let at = self.vectors.len();
+            self.vectors.resize(at + width * head_dim, 0.0);
+            let packed = &mut self.vectors[at..];
+            match width {
+                1 => pack::<1>(level, rows, scale, packed),
+                2 => pack::<2>(level, rows, scale, packed),
+                4 => pack::<4>(level, rows, scale, packed),
+                6 => pack::<6>(level, rows, scale, packed),
+                8 => pack::<8>(level, rows, scale, packed),
+                _ => pack::<12>(level, rows, scale, packed),
+            }
+            self.packs.push(Packed {
+                first,
+                rows: rows.len(),
+                width,
+                at,
+            });
+            first += rows.len();
+        }
+        if self.in_integers(level) {
+            match self.packs.first().map_or(0, |pack| pack.width) {
+                1 => self.int8.pack(self.vectors.as_chunks::<1>().0),
+                2 => self.int8.pack(self.vectors.as_chunks::<2>().0),
+                4 => self.int8.pack(self.vectors.as_chunks::<4>().0),
+                8 => self.int8.pack(self.vectors.as_chunks::<8>().0),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the logits of every vector with the keys in `slots` of a plane, `[vectors, slots]` with `out_stride` from
+    /// vector to vector. `slots` begin at a multiple of 16; `ahead` is the plane that will be scored next, if any.
+    ///
+    /// # Errors
+    /// A plane or an output that is too short, slots that begin within a stripe.
+    pub fn score(
+        &mut self,
+        keys: &Plane,
+        slots: crate::Span,
+        ahead: Option<&Plane>,
+        out: &mut [f32],
+        out_stride: usize,
+    ) -> Result<(), AttendError> {
+        if slots.is_empty() || self.count == 0 {
+            return Ok(());
+        }
+        keys.check("keys", slots.end, self.head_dim)?;
+        let needed = (self.count - 1)
+            .checked_mul(out_stride)
+            .and_then(|n| n.checked_add(slots.len()));
+        let needed = needed.ok_or(AttendError::TooLarge { what: "logits" })?;
+        if out.len() < needed {
+            let found = out.len();
+            return Err(AttendError::Short {
+                what: "logits",
+                needed,
+                found,
+            });
+        }
+        if !slots.start.is_multiple_of(LANES) {
+            return Err(AttendError::Setting {
+                what: "slots that are scored must begin at a multiple of 16",
+            });
+        }
+        for first in slots.range().step_by(KEY_BLOCK) {
+            let tokens = (slots.end - first).min(KEY_BLOCK);
+            let block = stripes_of(*keys, first, tokens, self.head_dim);
+            let next = first + KEY_BLOCK;
+            let ahead = match next < slots.end {
+                true => Some(stripes_of(*keys, next, (slots.end - next).min(KEY_BLOCK), self.head_dim)),
+                false => ahead.filter(|ahead| ahead.format() == keys.format()).copied(),
+            };
+            self.block(block, tokens, ahead, &mut out[first - slots.start..], out_stride);
+        }
+        Ok(())
+    }
+
+    fn in_integers(&self, level: Level) -> bool {
+        self.count <= 8 && level.int8_dot()
+    }
+
+    fn block(&mut self, block: Plane, tokens: usize, ahead: Option<Plane>, out: &mut [f32], out_stride: usize) {
+        let level = Level::best();
+        let mut slots = [Slot::default(); STRIPES];
+        let stripes = tokens.div_ceil(LANES);
+        for (stripe, slot) in slots.iter_mut().enumerate().take(stripes) {
+            *slot = Slot {
+                stripe,
+                tokens: (tokens - stripe * LANES).min(LANES),
+            };
+        }
+        let slots = &slots[..stripes];
+        if matches!(block, Plane::Q8_0(_) | Plane::Q4_0(_)) && !self.in_integers(level) {
+            level.run(WidenKeys {
+                keys: block,
+                slots,
+                head_dim: self.head_dim,
+                out: aligned(&mut self.keys, KEY_BLOCK * self.head_dim),
+            });
+        }
+        for at in 0..self.packs.len() {
+            let pack = self.packs[at];
+            let out = &mut out[pack.first * out_stride..];
+            match pack.width {
+                1 => self.pack_block::<1>(level, pack, block, tokens, ahead, slots, out, out_stride),
+                2 => self.pack_block::<2>(level, pack, block, tokens, ahead, slots, out, out_stride),
+                4 => self.pack_block::<4>(level, pack, block, tokens, ahead, slots, out, out_stride),
+                6 => self.pack_block::<6>(level, pack, block, tokens, ahead, slots, out, out_stride),
+                8 => self.pack_block::<8>(level, pack, block, tokens, ahead, slots, out, out_stride),
+                _ => self.pack_block::<12>(level, pack, block, tokens, ahead, slots, out, out_stride),
+            }
+        }
+    }
+
+    fn pack_block<const R: usize>(
+        &mut self,
+        level: Level,
+        pack: Packed,
+        block: Plane,
+        tokens: usize,
+        ahead: Option<Plane>,
+        slots: &[Slot],
+        out: &mut [f32],
+        out_stride: usize,
+    ) {
+        let integers = self.in_integers(level);
+        let head_dim = self.head_dim;
+        let vectors = &self.vectors[pack.at..pack.at + R * head_dim].as_chunks::<R>().0[..head_dim];
+        let scores = aligned(&mut self.scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
+        let Some(scores) = scores.first_chunk_mut::<R>() else {
+            return;
+        };
+        match block {
+            Plane::F32(data) => score::<F32, R>(level, vectors, data, floats(ahead), slots, scores),
+            Plane::F16(data) => score::<F16, R>(level, vectors, data, halves(ahead), slots, scores),
+            Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, halves(ahead), slots, scores),
+            Plane::Q8_0(data) if integers => level.run(ScoreInt8::<R, false> {
+                queries: &self.int8,
+                keys: data,
+                ahead: bytes(ahead),
+                slots,
+                head_dim,
+                scores,
+            }),
+            Plane::Q4_0(data) if integers => level.run(ScoreInt8::<R, true> {
+                queries: &self.int8,
+                keys: data,
+                ahead: bytes(ahead),
+                slots,
+                head_dim,
+                scores,
+            }),
+            Plane::Q8_0(_) | Plane::Q4_0(_) => {
+                let keys = aligned(&mut self.keys, KEY_BLOCK * head_dim);
+                score::<F32, R>(level, vectors, keys, &[], slots, scores);
+            }
+        }
+        for (row, scores) in scores.iter().enumerate().take(pack.rows) {
+            out[row * out_stride..][..tokens].copy_from_slice(&scores[..tokens]);
+        }
+    }
+}
+
+fn width_of(rows: usize, widest: usize) -> usize {
+    match rows {
+        0..=2 => rows.max(1),
+        3 | 4 => 4,
+        5..=8 if widest > 8 => 8,
+        _ => widest,
+    }
+}
+
+fn pack<const R: usize>(level: Level, rows: &[&[f32]], scale: f32, packed: &mut [f32]) {
+    level.run(Pack::<R> {
+        rows,
+        scale,
+        out: packed.as_chunks_mut().0,
+    });
+}
+
+fn score<E: Element, const R: usize>(
+    level: Level,
+    queries: &[[f32; R]],
+    keys: &[E::Raw],
+    ahead: &[E::Raw],
+    slots: &[Slot],
+    scores: &mut [[f32; KEY_BLOCK]; R],
+) {
+    level.run(Score::<E, R> {
+        queries,
+        keys,
+        ahead,
+        slots,
+        scores,
+        element: PhantomData,
+    });
+}

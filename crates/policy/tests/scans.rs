@@ -1,0 +1,107 @@
+//! Policies that weigh every key, against their definitions in f64, and what they say they drop.
+
+mod testing;
+
+use riffle_policy::Phase;
+use testing::{Scene, assert_mask, best_share, decode_scenes, make, scenes};
+
+#[test]
+fn certified_reads_the_fewest_tokens_that_hold_the_mass_and_says_what_it_drops() {
+    for scene in decode_scenes() {
+        for epsilon in [0.3, 0.05, 0.001] {
+            let mut policy = make(&format!("certified:epsilon={epsilon}"), Phase::Decode);
+            let (pages, tile) = (scene.pages(), scene.tile(0, scene.rows));
+            let context = scene.context(&pages);
+            assert_eq!(policy.dropped_mass(), None);
+            policy.prepare(&tile, &context);
+            let selection = policy.select(&tile, &context);
+            let mut expected: Vec<usize> = Vec::new();
+            let mut dropped = 0.0f64;
+            for row in 0..scene.rows {
+                for head in 0..scene.group {
+                    let weights = scene.attention(row, head);
+                    expected.extend(best_share(&weights, 1.0 - epsilon, 0, |_| false));
+                    let left = weights
+                        .iter()
+                        .enumerate()
+                        .filter(|(key, _)| !selection.contains(scene.start + row, *key));
+                    let left: f64 = left.map(|(_, weight)| weight).sum();
+                    assert!(left <= epsilon + 1e-6);
+                    dropped = dropped.max(left);
+                }
+            }
+            assert_mask(&scene, &[(0, scene.rows, selection)], |_, _, _, key| {
+                expected.contains(&key)
+            });
+            let said = f64::from(policy.dropped_mass().unwrap());
+            assert!((said - dropped).abs() < 1e-6, "said {said}, dropped {dropped}");
+        }
+    }
+}
+
+/// BLASST's blocks of one query block by its definition, and the mass of each query that they leave out, at most.
+fn blasst_blocks(scene: &Scene, block: usize, rows: std::ops::Range<usize>, lambda: f64) -> (Vec<usize>, f64) {
+    let mut read = Vec::new();
+    for row in rows.clone() {
+        for head in 0..scene.group {
+            let mut top = f64::NEG_INFINITY;
+            for (number, logits) in scene.logits(row, head)[..scene.start + row + 1]
+                .chunks(block)
+                .enumerate()
+            {
+                let best = logits.iter().fold(f64::NEG_INFINITY, |best, logit| best.max(*logit));
+                if best >= top + lambda.ln() {
+                    read.push(number);
+                }
+                top = top.max(best);
+            }
+        }
+    }
+    let mut dropped = 0.0f64;
+    for row in rows {
+        for head in 0..scene.group {
+            let weights = scene.attention(row, head);
+            let left = weights
+                .iter()
+                .enumerate()
+                .filter(|(key, _)| !read.contains(&(key / block)));
+            dropped = dropped.max(left.map(|(_, weight)| weight).sum());
+        }
+    }
+    (read, dropped)
+}
+
+#[test]
+fn blasst_skips_blocks_far_below_the_best_before_them_and_says_what_it_drops() {
+    for phase in [Phase::Prefill, Phase::Decode] {
+        for (mut scene, tile) in scenes() {
+            scene.phase = phase;
+            for (factor, block) in [(16.0f32, 16), (100.0, 32), (0.5, 16)] {
+                let spec = format!("blasst:factor={factor},block={block}");
+                let lambda = f64::from((factor / scene.tokens as f32).min(1.0));
+                let end = scene.start + scene.rows;
+                let first = scene.start / block;
+                let by_block: Vec<(Vec<usize>, f64)> = (first..end.div_ceil(block))
+                    .map(|number| {
+                        let from = (number * block).max(scene.start) - scene.start;
+                        let to = ((number + 1) * block).min(end) - scene.start;
+                        blasst_blocks(&scene, block, from..to, lambda)
+                    })
+                    .collect();
+                assert_mask(&scene, &scene.select(&spec, tile), |from, to, _, key| {
+                    let numbers = (scene.start + from) / block..(scene.start + to).div_ceil(block);
+                    numbers
+                        .into_iter()
+                        .any(|number| by_block[number - first].0.contains(&(key / block)))
+                });
+                let mut policy = make(&spec, phase);
+                let pages = scene.pages();
+                policy.prepare(&scene.tile(0, scene.rows), &scene.context(&pages));
+                let dropped = by_block.iter().fold(0.0f64, |most, (_, dropped)| most.max(*dropped));
+                let said = f64::from(policy.dropped_mass().unwrap());
+                assert!((said - dropped).abs() < 1e-6, "said {said}, dropped {dropped}");
+                assert!(dropped <= f64::from(factor), "at most factor / L a key");
+            }
+        }
+    }
+}
