@@ -1,13 +1,13 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use crate::attend::check_keys;
 use crate::block::{aligned, stripes_of};
-use crate::format::check_head_dim;
 use crate::kernel::{Antidiagonal, KEY_BLOCK, LONG_ROWS, STRIPES, Slot, WidenKeys};
 use crate::simd::Level;
-use crate::{AttendError, KvView, LANES, Plane, QueryTile};
+use crate::{AttendError, AttendOptions, KvView, LANES, Plane, QueryTile};
 
-/// Logits of long queries and long keys: sums along antidiagonals of the attention map, at 1 / `stride` of its cost
+/// Logits of long queries and long keys, with values left unread: sums along antidiagonals of the attention map, at 1 / `stride` of its cost
 /// (XAttention, Xu et al. 2025, arXiv:2503.16428).
 ///
 /// A long key is `stride` consecutive keys side by side, a long query as many queries in reverse, so that their product
@@ -57,16 +57,7 @@ impl Antidiagonals {
         stride: usize,
         scale: f32,
     ) -> Result<(), AttendError> {
-        check_head_dim(queries.head_dim)?;
-        queries.check()?;
-        kv.check()?;
-        if queries.head_dim != kv.head_dim {
-            return Err(AttendError::Mismatch {
-                what: "head_dim of queries and of K/V",
-                expected: kv.head_dim,
-                found: queries.head_dim,
-            });
-        }
+        check_keys(queries, kv, &AttendOptions::new(scale))?;
         let aligned_pages = kv.pages.iter().all(|page| page.start.is_multiple_of(stride));
         if !stride.is_power_of_two() || stride > LANES || !aligned_pages {
             return Err(AttendError::Setting {

@@ -195,9 +195,15 @@ pub(crate) fn check(
 }
 
 pub(crate) fn check_shapes(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
+    kv.check()?;
+    check_keys(queries, kv, options)
+}
+
+/// As [`check_shapes`], for what looks at no values.
+pub(crate) fn check_keys(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
     options.check()?;
     queries.check()?;
-    kv.check()?;
+    kv.check_keys()?;
     if queries.head_dim != kv.head_dim {
         return Err(AttendError::Mismatch {
             what: "head_dim of queries and of K/V",

@@ -1,11 +1,11 @@
 use alloc::vec::Vec;
 
-use crate::attend::check_shapes;
+use crate::attend::check_keys;
 use crate::kernel::{AddRows, Exponentiate, MarkHeavy, Top};
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, KvView, LANES, QueryTile, Scorer, Span};
 
-/// Softmax weights of a tile's queries over all keys of some pages, with values left unread.
+/// Softmax weights of a tile's queries over all keys of some pages, with values left unread: pages need not hold any.
 ///
 /// Query `row · group + head` weighs the token at a position by exp(logit − largest logit of the query), and by zero where
 /// it does not see it or no page holds it. Weights do not depend on how tokens are spread over pages.
@@ -57,7 +57,7 @@ impl Scan {
         tokens: usize,
         options: &AttendOptions,
     ) -> Result<(), AttendError> {
-        check_shapes(queries, kv, options)?;
+        check_keys(queries, kv, options)?;
         let level = Level::best();
         let count = queries.rows * queries.group;
         (self.rows, self.group, self.start, self.tokens) = (queries.rows, queries.group, queries.start, tokens);
@@ -260,7 +260,11 @@ mod tests {
                 let logits: Vec<Option<f64>> = (0..tokens).map(|token| logit(token).filter(|_| seen(token))).collect();
                 let top = logits.iter().flatten().fold(f64::NEG_INFINITY, |top, x| top.max(*x));
                 let total: f64 = logits.iter().flatten().map(|x| (x - top).exp()).sum();
-                assert!((scan.total(query) - total).abs() < 2e-4 * total, "{} and {total}", scan.total(query));
+                assert!(
+                    (scan.total(query) - total).abs() < 2e-4 * total,
+                    "{} and {total}",
+                    scan.total(query)
+                );
                 for (token, logit) in logits.iter().enumerate() {
                     let expected = logit.map_or(0.0, |logit| (logit - top).exp());
                     let found = f64::from(scan.weights(query)[token]);
@@ -302,7 +306,11 @@ mod tests {
                 }
                 for (row, left) in rows.iter().zip(left) {
                     let expected: f64 = (0..tokens).filter(|t| !heavy(*t)).map(|t| f64::from(row[t])).sum();
-                    assert!((left - expected).abs() < 1e-4, "{}: {left} and {expected}", level.name());
+                    assert!(
+                        (left - expected).abs() < 1e-4,
+                        "{}: {left} and {expected}",
+                        level.name()
+                    );
                 }
             }
         }

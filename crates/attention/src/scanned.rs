@@ -68,7 +68,11 @@ impl Part<'_> {
         // Sums stand relative to the scan's largest logits; what the partial holds already is brought there.
         for query in queries.clone() {
             let (m, top) = (partial.m[query], self.scan.top(query));
-            let keep = if m == f32::NEG_INFINITY { 0.0 } else { crate::math::exp(m - m.max(top)) };
+            let keep = if m == f32::NEG_INFINITY {
+                0.0
+            } else {
+                crate::math::exp(m - m.max(top))
+            };
             if m < top {
                 partial.l[query] *= keep;
                 partial.o[query * head_dim..(query + 1) * head_dim]
@@ -88,7 +92,10 @@ impl Part<'_> {
         let rows: [&[f32]; R] =
             core::array::from_fn(|r| self.scan.weights(self.first + r.min(self.count.saturating_sub(1))));
         let (_, l, o) = partial.slices();
-        let (l, o) = (&mut l[queries.clone()], &mut o[queries.start * head_dim..queries.end * head_dim]);
+        let (l, o) = (
+            &mut l[queries.clone()],
+            &mut o[queries.start * head_dim..queries.end * head_dim],
+        );
         let list = || Listed::<R> {
             page: 0,
             tokens: Vec::new(),
@@ -110,13 +117,7 @@ impl Part<'_> {
     }
 
     /// Lists what is read of the first page from `from` on of which anything is; returns the page after it.
-    fn list<const R: usize>(
-        &self,
-        from: usize,
-        rows: &[&[f32]; R],
-        factors: &[f32; R],
-        out: &mut Listed<R>,
-    ) -> usize {
+    fn list<const R: usize>(&self, from: usize, rows: &[&[f32]; R], factors: &[f32; R], out: &mut Listed<R>) -> usize {
         out.tokens.clear();
         out.weights.clear();
         let spans = self.selection.spans();

@@ -146,7 +146,12 @@ impl Scorer {
             let block = stripes_of(*keys, first, tokens, self.head_dim);
             let next = first + KEY_BLOCK;
             let ahead = match next < slots.end {
-                true => Some(stripes_of(*keys, next, (slots.end - next).min(KEY_BLOCK), self.head_dim)),
+                true => Some(stripes_of(
+                    *keys,
+                    next,
+                    (slots.end - next).min(KEY_BLOCK),
+                    self.head_dim,
+                )),
                 false => ahead.filter(|ahead| ahead.format() == keys.format()).copied(),
             };
             self.block(block, tokens, ahead, &mut out[first - slots.start..], out_stride);

@@ -80,6 +80,22 @@ impl<'a> QueryTile<'a> {
 
 impl KvView<'_> {
     pub(crate) fn check(&self) -> Result<(), AttendError> {
+        self.check_keys()?;
+        for page in self.pages {
+            if page.tokens > page.values.len() {
+                return Err(AttendError::Short {
+                    what: "page",
+                    needed: page.tokens,
+                    found: page.values.len(),
+                });
+            }
+            page.values.check("values of a page", page.tokens, self.head_dim)?;
+        }
+        Ok(())
+    }
+
+    /// As [`check`](Self::check), for what looks at no values.
+    pub(crate) fn check_keys(&self) -> Result<(), AttendError> {
         check_head_dim(self.head_dim)?;
         let mut end = 0;
         for page in self.pages {
@@ -88,16 +104,14 @@ impl KvView<'_> {
             }
             let too_large = AttendError::TooLarge { what: "page" };
             end = page.start.checked_add(page.tokens).ok_or(too_large.clone())?;
-            if page.tokens > page.keys.len() || page.tokens > page.values.len() {
-                let found = page.keys.len().min(page.values.len());
+            if page.tokens > page.keys.len() {
                 return Err(AttendError::Short {
                     what: "page",
                     needed: page.tokens,
-                    found,
+                    found: page.keys.len(),
                 });
             }
             page.keys.check("keys of a page", page.tokens, self.head_dim)?;
-            page.values.check("values of a page", page.tokens, self.head_dim)?;
         }
         Ok(())
     }

@@ -256,6 +256,45 @@ pub(crate) enum BenchSubject {
         after_help = "Example:\n  riffle bench context --lengths 4096,16384 --policy full --policy xattention --out results --resume context.journal"
     )]
     Context(Box<BenchContextArguments>),
+    /// Selecting and attending under policies beside dense attention from f16, in one layer at the end of a context
+    Policies(BenchPoliciesArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchPoliciesArguments {
+    /// A policy to measure, with parameters; may be given several times [default: all that choose in the phase]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Vec<String>,
+    /// The phase
+    #[arg(long, value_name = "prefill|decode", value_parser = ["prefill", "decode"], default_value = "decode")]
+    pub(crate) phase: String,
+    /// Tokens of the context
+    #[arg(long, value_name = "N", default_value_t = 131_072)]
+    pub(crate) tokens: usize,
+    /// Query heads, KV heads and the width of a head
+    #[arg(
+        long,
+        value_name = "HEADS,KV,WIDTH",
+        value_delimiter = ',',
+        num_args = 3,
+        default_value = "16,8,128"
+    )]
+    pub(crate) shape: Vec<usize>,
+    /// Element formats of keys and values under the policies
+    #[arg(long, value_name = "K[:V]", default_value = "f16")]
+    pub(crate) kv_type: String,
+    /// Whether few tokens stand out to all queries or none does
+    #[arg(long, value_name = "peaked|random", value_parser = ["peaked", "random"], default_value = "peaked")]
+    pub(crate) keys: String,
+    /// Queries of a prompt's chunk, where the policy prefers no other number
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) ub: usize,
+    /// Threads that compute [default: every core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

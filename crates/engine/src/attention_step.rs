@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::ops::{ControlFlow, Range};
+use std::time::Instant;
 
 use rayon::prelude::*;
 use riffle_attention::{
@@ -13,13 +14,14 @@ use riffle_policy::{Phase, PolicySet, SelectContext, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
 
-use crate::EngineError;
+use crate::attention_time::add_since;
 use crate::audit::Audit;
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::{Chunk, Step, pages};
 use crate::reading;
 use crate::tiles::Tile;
+use crate::{AttentionTime, EngineError};
 
 /// Pairs of query position and key, over all layers and KV heads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +47,7 @@ pub(crate) struct LayerAttention<'a> {
     pub(crate) options: AttendOptions<'a>,
     pub(crate) partials: &'a mut Vec<Partial>,
     pub(crate) pairs: &'a mut PairCount,
+    pub(crate) time: &'a mut AttentionTime,
     pub(crate) audit: Option<&'a mut Audit>,
     pub(crate) auto: Option<&'a mut Auto>,
     /// Called after each chunk with (layer, tokens of the batch attended); may ask to stop.
@@ -85,7 +88,9 @@ impl LayerAttention<'_> {
         if two_phases {
             // Every chunk's own keys are there before any chunk is attended to.
             self.append(input, 0..input.tokens)?;
+            let began = Instant::now();
             self.attend_own(input, &chunks, &mut partials)?;
+            add_since(&mut self.time.attend_ms, began);
         }
         let mut flow = ControlFlow::Continue(());
         for tokens in chunks {
@@ -174,6 +179,7 @@ impl LayerAttention<'_> {
         output: &mut [f32],
     ) -> Result<(), EngineError> {
         let step = self.step;
+        let began = Instant::now();
         let (selections, own) = match window {
             Some(window) => {
                 let tiles = step.heads.tiles(input, tokens.clone());
@@ -182,6 +188,7 @@ impl LayerAttention<'_> {
             }
             None => self.select(input, tokens.clone(), two_phases)?,
         };
+        let began = add_since(&mut self.time.select_ms, began);
         // Pages come and go while they are read, so none is in these contexts.
         let no_pages = vec![Vec::new(); step.heads.kv_heads];
         let chunk = Chunk::new(&step, input, tokens, &no_pages);
@@ -207,7 +214,23 @@ impl LayerAttention<'_> {
                 partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
             }
         }
-        reading::attend(self.cache, &chunk, &selections, Some(next), &self.options, partials)?;
+        // Policies act on no layer that has a window of its own.
+        let scans = match window {
+            Some(_) => &[],
+            None => self.policies.layer(input.cache_layer),
+        };
+        reading::attend(
+            self.cache,
+            &chunk,
+            &selections,
+            scans,
+            Some(next),
+            &self.options,
+            partials,
+        )?;
+        for policy in self.policies.layer_mut(input.cache_layer) {
+            policy.end_chunk();
+        }
         let kept = self
             .audit
             .as_ref()
@@ -224,6 +247,7 @@ impl LayerAttention<'_> {
                 (chunk.tokens.start + tile.first_row) * width + tile.kv_head * step.heads.group * step.heads.head_dim;
             partial.finish_into(&mut output[at..], width, None)?;
         }
+        let began = add_since(&mut self.time.attend_ms, began);
         if window.is_none() {
             let read = [&own[..], &selections[..]];
             reading::observe(self.cache, self.policies, &chunk, read, partials, &self.options)?;
@@ -231,6 +255,7 @@ impl LayerAttention<'_> {
                 reading::observe(self.cache, watching, &chunk, read, partials, &self.options)?;
             }
         }
+        add_since(&mut self.time.select_ms, began);
         if let (Some(audit), Some(kept)) = (&mut self.audit, kept) {
             let output = &output[chunk.tokens.start * width..];
             let read = [&own[..], &selections[..]];

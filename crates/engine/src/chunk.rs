@@ -20,6 +20,7 @@ pub(crate) struct Step<'a> {
     pub(crate) total_tokens: usize,
     pub(crate) page_tokens: usize,
     pub(crate) scale: f32,
+    pub(crate) soft_cap: Option<f32>,
     /// Tokens that heads do not hold any more: they count without them.
     pub(crate) evicted: &'a Evicted,
 }
@@ -72,6 +73,7 @@ impl<'a> Chunk<'a> {
             total_tokens: step.total_tokens - step.gone(input.cache_layer, kv_head),
             page_tokens: step.page_tokens,
             scale: step.scale,
+            soft_cap: step.soft_cap,
             pages,
         });
         let mut tiles = step.heads.tiles(input, tokens.clone());

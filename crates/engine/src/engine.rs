@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use riffle_model::{ChatTemplate, GenerationDefaults, LanguageModel, LoadedModel, ModelInfo, Tokenizer};
 
-use crate::plan::available_memory_bytes;
+use crate::plan::{available_memory_bytes, policy_shape};
 use crate::{EngineError, EngineOptions, MemoryPlan};
 
 /// A model in memory, its options and its plan. Sessions share it.
@@ -26,6 +26,9 @@ impl Engine {
         let path = path.as_ref();
         options.validate()?;
         let info = riffle_model::inspect(path)?;
+        let shape = policy_shape(&info.config, &options);
+        options.prefill.check_places(&shape)?;
+        options.decode.check_places(&shape)?;
         let plan = plan(&info, &options)?;
         plan.check(&options)?;
         Ok(Arc::new(Self {

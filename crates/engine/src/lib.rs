@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod attention_step;
+mod attention_time;
 mod audit;
 mod auto;
 mod block_means;
@@ -65,6 +66,7 @@ mod time_left;
 mod window;
 
 pub use attention_step::PairCount;
+pub use attention_time::AttentionTime;
 pub use audit::{AuditReport, AuditedQuery, HeadAudit};
 pub use engine::{Engine, plan, with_threads};
 pub use error::EngineError;

@@ -94,7 +94,7 @@ impl FromStr for Profile {
     /// [`EngineError::Profile`] for what is not a profile, [`EngineError::Policy`] for a policy that is none or does not
     /// choose in its phase.
     fn from_str(text: &str) -> Result<Self, EngineError> {
-        let file: ProfileFile = toml::from_str(text).map_err(|error| EngineError::Profile(error.to_string()))?;
+        let file: ProfileFile = toml::from_str(text).map_err(|error| EngineError::Profile(fault(text, &error)))?;
         let default = Self::default();
         let rules = |file: Option<RulesFile>, phase| file.map(|file| file.rules(phase)).transpose();
         Ok(Self {
@@ -102,6 +102,15 @@ impl FromStr for Profile {
             decode: rules(file.decode, Phase::Decode)?.unwrap_or(default.decode),
             cost: file.cost.map(CostFile::model).transpose()?.unwrap_or(default.cost),
         })
+    }
+}
+
+/// What is wrong, on one line, with the number of the line where it stands.
+fn fault(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().replace('\n', ", ");
+    match error.span().and_then(|span| text.get(..span.start)) {
+        Some(before) => format!("line {}: {message}", before.matches('\n').count() + 1),
+        None => message,
     }
 }
 
@@ -224,6 +233,8 @@ mod tests {
         for (text, part) in [
             ("[prefil]\npolicy = \"full\"", "prefil"),
             ("[prefill]", "policy"),
+            ("[prefill]\npolicy = 3", "line 2"),
+            ("[prefill]\npolicy = \"full", "line 2"),
             ("[prefill]\npolicy = \"psychic\"", "psychic"),
             ("[prefill]\npolicy = \"quest\"", "does not support prefill"),
             (
@@ -236,6 +247,7 @@ mod tests {
             ),
         ] {
             let message = text.parse::<Profile>().unwrap_err().to_string();
+            assert!(!message.contains('\n'), "{message}");
             assert!(message.contains(part), "{message}");
         }
         assert_eq!("".parse::<Profile>().unwrap(), Profile::default());

@@ -2,7 +2,8 @@
 
 use rayon::prelude::*;
 use riffle_attention::{
-    AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Selection, Span, add_column_mass,
+    AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Scan, Selection, Span,
+    add_column_mass, attend_scanned,
 };
 use riffle_kv::KvCache;
 use riffle_policy::{ColumnMass, PolicySet, SelectContext, SparsePolicy};
@@ -11,42 +12,57 @@ use crate::EngineError;
 use crate::chunk::Chunk;
 use crate::tiles::{Tile, rows_from};
 
-/// Attends a chunk's tiles to what they read. `next` is the layer that will be read after it.
+/// Attends a chunk's tiles to what they read. `policies` are those whose scans are used where they have made one; `next`
+/// is the layer that will be read after it.
 pub(crate) fn attend(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
     selections: &[Selection],
+    policies: &[Box<dyn SparsePolicy>],
     next: Option<usize>,
     options: &AttendOptions<'_>,
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
     let end = chunk.end();
+    let scan = |tile: &Tile<'_>| policies.get(tile.kv_head)?.scan(&tile.queries);
+    let scans: Vec<Option<&Scan>> = chunk.tiles.iter().map(scan).collect();
     let wanted = wanted_pages(cache, chunk, || {
         let tiles = chunk.tiles.iter().zip(selections);
         tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
     });
-    let named = chunk
-        .tiles
+    // Keys of scanned tiles are not read again.
+    let nothing = Selection::none();
+    let by_keys: Vec<&Selection> = selections
         .iter()
-        .zip(selections)
-        .map(|(tile, selection)| (&tile.queries, selection));
+        .zip(&scans)
+        .map(|(selection, scan)| if scan.is_some() { &nothing } else { selection })
+        .collect();
+    let named = chunk.tiles.iter().zip(&by_keys);
+    let named = named.map(|(tile, selection)| (&tile.queries, *selection));
     let mut stream = BatchStream::new(named, Span::new(0, end), options);
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), next, &mut |pages| {
         let pages = cut(pages, chunk);
+        let kv = |tile: &Tile<'_>| KvView {
+            head_dim: chunk.head_dim,
+            pages: &pages[tile.kv_head],
+        };
         let jobs: Vec<AttendJob<'_>> = chunk
             .tiles
             .iter()
-            .zip(selections)
+            .zip(&by_keys)
             .map(|(tile, selection)| AttendJob {
                 queries: tile.queries,
-                kv: KvView {
-                    head_dim: chunk.head_dim,
-                    pages: &pages[tile.kv_head],
-                },
+                kv: kv(tile),
                 selection,
             })
             .collect();
-        Ok(stream.attend(&jobs, options, partials)?)
+        stream.attend(&jobs, options, partials)?;
+        let scanned = partials.par_iter_mut().enumerate();
+        scanned.try_for_each(|(place, partial)| match scans[place] {
+            Some(scan) => attend_scanned(scan, &selections[place], &kv(&chunk.tiles[place]), partial),
+            None => Ok(()),
+        })?;
+        Ok(())
     })?;
     Ok(stream.finish(partials)?)
 }

@@ -14,8 +14,8 @@ use crate::plan::policy_shape;
 use crate::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
 use crate::session_file::SessionFile;
 use crate::{
-    AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress, Session, SessionReport,
-    StopReason,
+    AttentionTime, AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress, Session,
+    SessionReport, StopReason,
 };
 
 /// A prompt and how to answer it.
@@ -67,6 +67,10 @@ pub struct RunReport {
     pub decode_tokens_per_s: f64,
     /// Share of causal query-key pairs that attention read.
     pub density: f64,
+    /// Where the time of attention went while the prompt was read.
+    pub prefill_attention: AttentionTime,
+    /// As well while the answer was written.
+    pub decode_attention: AttentionTime,
     /// The prefill policy.
     pub prefill_policy: String,
     /// The decode policy.
@@ -268,6 +272,8 @@ impl Finished {
                 decoded => decoded as f64 / self.decode_s,
             },
             density: session.density(),
+            prefill_attention: session.attention_time(Phase::Prefill),
+            decode_attention: session.attention_time(Phase::Decode),
             prefill_policy: match options.auto_target {
                 Some(target) => format!("auto to {target}"),
                 None => options.prefill.to_string(),

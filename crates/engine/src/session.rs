@@ -20,7 +20,7 @@ use crate::recurrence::Recurrence;
 use crate::sampler::SamplerState;
 use crate::tiles::Heads;
 use crate::window::Rolled;
-use crate::{Engine, EngineError};
+use crate::{AttentionTime, Engine, EngineError};
 
 /// How far a prefill has come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,6 +56,8 @@ pub struct Session {
     edge: EdgeBuffers,
     partials: Vec<Partial>,
     pub(crate) pairs: PairCount,
+    /// Of prefill, then of decode.
+    pub(crate) attention_time: [AttentionTime; 2],
     pub(crate) means: BlockMeans,
     audit: Option<Audit>,
     auto: Option<Auto>,
@@ -98,6 +100,7 @@ impl Session {
             edge: EdgeBuffers::default(),
             partials: Vec::new(),
             pairs: PairCount::default(),
+            attention_time: [AttentionTime::default(); 2],
             means: BlockMeans::default(),
             audit: (options.audit || options.auto_target.is_some()).then(|| {
                 Audit::new(
@@ -126,6 +129,11 @@ impl Session {
     /// What the cache holds.
     pub fn usage(&self) -> KvUsage {
         self.cache.usage()
+    }
+
+    /// Where the time of attention went in a phase, since the session was made.
+    pub fn attention_time(&self, phase: Phase) -> AttentionTime {
+        self.attention_time[usize::from(phase == Phase::Decode)]
     }
 
     /// Share of the causal query-key pairs that were read, over all layers and heads so far; 1 for full attention.
@@ -418,6 +426,7 @@ impl Session {
                 total_tokens: goal,
                 page_tokens: engine.options().page_tokens,
                 scale: config.attention_scale,
+                soft_cap: config.soft_cap,
                 evicted: &self.evicted,
             },
             window: &|layer| match (model.window(layer), engine.options().window) {
@@ -428,6 +437,7 @@ impl Session {
             options: AttendOptions::new(config.attention_scale).with_soft_cap(config.soft_cap),
             partials: &mut self.partials,
             pairs: &mut self.pairs,
+            time: &mut self.attention_time[usize::from(phase == Phase::Decode)],
             audit: self.audit.as_mut(),
             auto: self.auto.as_mut(),
             after_chunk,

@@ -162,6 +162,74 @@ fn the_timing_of_the_loads_changes_no_bit() {
     }
 }
 
+/// Main memory that counts what is brought into it.
+#[derive(Debug)]
+struct Counted(Arc<AtomicU64>);
+
+struct CountedMemory(Box<dyn DeviceMemory>, Arc<AtomicU64>);
+
+impl Device for Counted {
+    fn reads_main_memory(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
+        Ok(Box::new(CountedMemory(
+            CpuDevice::new().allocate(bytes)?,
+            Arc::clone(&self.0),
+        )))
+    }
+}
+
+impl DeviceMemory for CountedMemory {
+    fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+
+    fn loaded(&mut self, bytes: Range<usize>) {
+        self.1.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.0.loaded(bytes);
+    }
+}
+
+#[test]
+fn a_sparse_prefill_moves_fewer_bytes_than_a_dense_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("model");
+    let text = std::fs::read_to_string(fixture("text/zechariah.txt")).unwrap();
+    // With room for all keys of a head to be near, and without.
+    for (near, spare) in [("keys", 600_000), ("nothing", 0)] {
+        let moved = |policy: &'static str| {
+            let options = EngineOptions {
+                context_tokens: Some(4200),
+                batch_tokens: 512,
+                chunk_tokens: 256,
+                page_tokens: 64,
+                ..options((policy, "full"), Format::F16, Format::F16, 64)
+            };
+            let mut options = far(&options, &model, folder.path(), 16, spare);
+            let bytes = Arc::new(AtomicU64::new(0));
+            options.kv_tiers.device = Arc::new(Counted(Arc::clone(&bytes)));
+            let engine = Engine::load(&model, options).unwrap();
+            let tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
+            let mut session = Session::new(&engine).unwrap();
+            session.prefill(&tokens[..4096], &mut go_on).unwrap();
+            assert!(session.usage().bytes_by_tier.disk > 0);
+            bytes.load(Ordering::Relaxed)
+        };
+        let dense = moved("full");
+        for policy in ["xattention:from=0,block=64", "streaming:sinks=64,window=256"] {
+            let sparse = moved(policy);
+            println!("{near} near, {policy}: {sparse} of {dense}");
+            assert!(sparse < dense, "{near} near, {policy}: {sparse} of {dense}");
+        }
+    }
+}
+
 #[test]
 fn a_device_apart_from_main_memory_gives_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();

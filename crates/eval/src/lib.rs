@@ -7,6 +7,7 @@
 //! - [`compare()`]: policies on the same tasks, at equal budgets, with [`baselines`] that know every score or nothing;
 //! - [`measure_attention`]: kernel rates beside the machine's ceilings;
 //! - [`measure_kv`]: bytes and rates of the KV tiers beside the machine's;
+//! - [`measure_policies`]: selecting and attending under policies beside dense attention;
 //! - [`measure_model`]: prompt and answer rates at several depths of context;
 //! - [`calibrate`]: the cheapest policy that keeps the attention of each head;
 //! - [`audit()`]: what a policy keeps of the true attention, by layer, head and place in the text;
@@ -62,6 +63,7 @@ mod noise;
 mod numbers;
 mod perplexity;
 mod pictures;
+mod policy_rates;
 mod read_ceiling;
 mod record;
 mod report;
@@ -85,6 +87,7 @@ pub use logits::{LogitsReport, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
 pub use perplexity::{PerplexityOptions, perplexity};
 pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};
+pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, measure_policies};
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
     NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, Results, RulerCell,

@@ -60,8 +60,7 @@ impl Bounds {
         // A block that is cut within is taken in again: its bounds may come from keys that are gone.
         let blocks = tokens / block;
         if blocks * block < self.tokens {
-            self.values
-                .truncate(blocks.div_ceil(LANES) * 2 * self.head_dim * LANES);
+            self.values.truncate(blocks.div_ceil(LANES) * 2 * self.head_dim * LANES);
             self.tokens = blocks * block;
         }
     }
@@ -118,9 +117,15 @@ impl Bounds {
             }
         }
         let mut scorer = Scorer::default();
-        let scored = scorer
-            .set([&parts[..]], parts.len(), 1.0)
-            .and_then(|()| scorer.score(&Plane::F32(&self.values), Span::new(0, blocks), None, &mut scores, blocks));
+        let scored = scorer.set([&parts[..]], parts.len(), 1.0).and_then(|()| {
+            scorer.score(
+                &Plane::F32(&self.values),
+                Span::new(0, blocks),
+                None,
+                &mut scores,
+                blocks,
+            )
+        });
         scored.expect("bounds are as wide as two of the queries they were made for");
         scores
     }

@@ -37,6 +37,17 @@ pub(crate) struct ChunkNeed {
     pub(crate) preferred: usize,
     /// Chunks must be longer than this.
     pub(crate) above: fn(&Parameters) -> usize,
+    /// Whether it attends in two phases.
+    pub(crate) two_phases: bool,
+}
+
+impl ChunkNeed {
+    /// For estimates that look at a chunk's last queries alone: fewer chunks cost less of them.
+    pub(crate) const LONG: Self = Self {
+        preferred: 1024,
+        above: |_| 0,
+        two_phases: false,
+    };
 }
 
 static CATALOGUE: [PolicyInfo; 14] = [

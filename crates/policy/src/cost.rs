@@ -5,8 +5,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use riffle_attention::{
-    AttendOptions, KvView, PageView, Partial, Plane, PlaneMut, QueryTile, Scorer, Selection, Span, attend, exponentiate,
-    write_keys, write_values,
+    AttendOptions, KvView, PageView, Partial, Plane, PlaneMut, QueryTile, Scorer, Selection, Span, attend,
+    exponentiate, write_keys, write_values,
 };
 
 use crate::parameter::Parameters;

@@ -48,6 +48,18 @@ pub enum PolicyError {
         /// The text given.
         text: String,
     },
+    /// A rule names a layer or KV head that the model does not have.
+    #[error(
+        "a rule names {what} {number}, but the model has {count}, counted from 0; write the profile for this model"
+    )]
+    NoSuchPlace {
+        /// `layer` or `KV head`.
+        what: &'static str,
+        /// The number named.
+        number: usize,
+        /// How many there are.
+        count: usize,
+    },
     /// The policy does not choose in this phase.
     #[error("policy {policy} does not support {phase}, only {supported}; choose another, see `riffle policies`")]
     UnsupportedPhase {

@@ -196,7 +196,11 @@ mod tests {
             let least = cut(&many, share * total);
             let below = many.iter().filter(|weight| **weight < least);
             let below: f64 = below.map(|weight| f64::from(*weight)).sum();
-            assert!((0.8 * share..=share).contains(&(below / total)), "{share}: {}", below / total);
+            assert!(
+                (0.8 * share..=share).contains(&(below / total)),
+                "{share}: {}",
+                below / total
+            );
         }
     }
 

@@ -43,6 +43,27 @@ impl PolicyRules {
         })
     }
 
+    /// Refuses rules that name no layer or no KV head of the shape: they were written for another model.
+    ///
+    /// # Errors
+    /// [`PolicyError::NoSuchPlace`].
+    pub fn check_places(&self, shape: &PolicyShape) -> Result<(), PolicyError> {
+        let outside = |ranges: &[RangeInclusive<usize>], count: usize| {
+            ranges.iter().map(|range| *range.end()).find(|last| *last >= count)
+        };
+        for rule in &self.rules {
+            for (what, ranges, count) in [
+                ("layer", &rule.layers, shape.layers),
+                ("KV head", &rule.kv_heads, shape.kv_heads),
+            ] {
+                if let Some(number) = outside(ranges, count) {
+                    return Err(PolicyError::NoSuchPlace { what, number, count });
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The chunk length that its policies are made for, where one is made for a certain length.
     pub fn preferred_chunk_tokens(&self) -> Option<usize> {
         let needs = self.specs().filter_map(|spec| spec.info().chunk);
@@ -51,7 +72,8 @@ impl PolicyRules {
 
     /// Whether a policy attends in two phases, and so holds a whole logical batch at once.
     pub fn has_two_phases(&self) -> bool {
-        self.preferred_chunk_tokens().is_some()
+        let mut needs = self.specs().filter_map(|spec| spec.info().chunk);
+        needs.any(|need| need.two_phases)
     }
 
     /// Bytes that the policies of all layers and KV heads hold when the sequence has `tokens` tokens, at most.

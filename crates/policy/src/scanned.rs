@@ -52,7 +52,10 @@ impl<C: Choose> SparsePolicy for Scanned<C> {
             self.choose.choose(&mut SCANS.lend(), queries, context)
         });
         let rows = Span::new(queries.start, queries.start + queries.rows);
-        let parts = choice.parts.iter().filter(|(part, _)| !part.intersect(&rows).is_empty());
+        let parts = choice
+            .parts
+            .iter()
+            .filter(|(part, _)| !part.intersect(&rows).is_empty());
         Selection::from_spans(parts.flat_map(|(_, spans)| spans).copied())
     }
 

@@ -2,7 +2,7 @@
 
 mod testing;
 
-use riffle_attention::{PlaneMut, Plane, Selection, read_keys, write_keys};
+use riffle_attention::{Plane, PlaneMut, Selection, read_keys, write_keys};
 use riffle_policy::Phase;
 use testing::{Scene, assert_mask, best, best_share, decode_scenes, dot, make, scenes, softmax};
 

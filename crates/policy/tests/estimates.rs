@@ -2,7 +2,7 @@
 
 mod testing;
 
-use riffle_attention::Span;
+use riffle_attention::{Format, PageView, Plane, PlaneMut, Selection, Span, write_keys};
 use riffle_policy::Phase;
 use testing::{Scene, make, scenes};
 
@@ -70,5 +70,82 @@ fn an_empty_tile_or_cache_is_no_fault() {
         let mut policy = make(spec, phase);
         policy.prepare(&scene.tile(0, 0), &scene.context(&[]));
         assert_eq!(policy.select(&scene.tile(0, 0), &scene.context(&[])).spans(), []);
+    }
+}
+
+/// Keys of the scene in another format, in one page.
+fn plane(scene: &Scene, format: Format) -> (Vec<f32>, Vec<u16>) {
+    let slots = scene.tokens.next_multiple_of(16) * scene.head_dim;
+    let (mut floats, mut halves) = (vec![0.0; slots], vec![0; slots]);
+    let mut plane = match format {
+        Format::F16 => PlaneMut::F16(&mut halves),
+        Format::Bf16 => PlaneMut::Bf16(&mut halves),
+        _ => PlaneMut::F32(&mut floats),
+    };
+    let (tokens, width) = (scene.tokens, scene.head_dim);
+    write_keys(&mut plane, width, 0, tokens, &scene.keys, width).unwrap();
+    (floats, halves)
+}
+
+#[test]
+fn selections_are_the_same_for_the_same_keys_in_other_formats() {
+    for (spec, phase) in SPECS {
+        for (mut scene, tile_rows) in scenes() {
+            scene.phase = phase;
+            // Multiples of 1/16 below 8: every format holds them exactly.
+            for key in &mut scene.keys {
+                *key = (key.clamp(-7.9, 7.9) * 16.0).round() / 16.0;
+            }
+            let select = |format: Format| -> Vec<Selection> {
+                let (floats, halves) = plane(&scene, format);
+                let keys = match format {
+                    Format::F16 => Plane::F16(&halves),
+                    Format::Bf16 => Plane::Bf16(&halves),
+                    _ => Plane::F32(&floats),
+                };
+                let (start, tokens) = (0, scene.tokens);
+                let pages = [PageView {
+                    start,
+                    tokens,
+                    keys,
+                    values: keys,
+                }];
+                let mut policy = make(spec, phase);
+                policy.prepare(&scene.tile(0, scene.rows), &scene.context(&pages));
+                let tiles = (0..scene.rows).step_by(tile_rows);
+                let tiles = tiles.map(|from| scene.tile(from, (from + tile_rows).min(scene.rows)));
+                tiles.map(|tile| policy.select(&tile, &scene.context(&pages))).collect()
+            };
+            let expected = select(Format::F32);
+            assert_eq!(select(Format::F16), expected, "{spec}");
+            assert_eq!(select(Format::Bf16), expected, "{spec}");
+        }
+    }
+}
+
+#[test]
+fn selections_do_not_depend_on_which_tile_comes_first_nor_on_the_thread() {
+    for (spec, phase) in SPECS {
+        for (mut scene, tile_rows) in scenes() {
+            scene.phase = phase;
+            let expected = scene.select(spec, tile_rows);
+            let pages = scene.pages();
+            let mut policy = make(spec, phase);
+            policy.prepare(&scene.tile(0, scene.rows), &scene.context(&pages));
+            let policy = &*policy;
+            std::thread::scope(|scope| {
+                let (scene, pages) = (&scene, &pages);
+                let threads: Vec<_> = expected
+                    .iter()
+                    .rev()
+                    .map(|(from, to, _)| {
+                        scope.spawn(move || policy.select(&scene.tile(*from, *to), &scene.context(pages)))
+                    })
+                    .collect();
+                for (thread, (_, _, selection)) in threads.into_iter().zip(expected.iter().rev()) {
+                    assert_eq!(thread.join().unwrap(), *selection, "{spec}");
+                }
+            });
+        }
     }
 }

@@ -23,6 +23,18 @@ fn mass(scene: &Scene, rows: Span, read: impl Fn(usize) -> bool) -> Vec<f32> {
 
 /// Reads `prompt` tokens densely in chunks, then generates the rest one by one; returns what each generated token reads.
 fn generate(scene: &Scene, prompt: usize, chunk: usize, policy: &mut dyn SparsePolicy) -> Vec<Vec<usize>> {
+    go_on(scene, 0, prompt, scene.rows, chunk, policy)
+}
+
+/// From token `from` on reads up to `prompt` densely in chunks, then generates up to `end` one by one.
+fn go_on(
+    scene: &Scene,
+    from: usize,
+    prompt: usize,
+    end: usize,
+    chunk: usize,
+    policy: &mut dyn SparsePolicy,
+) -> Vec<Vec<usize>> {
     let context = |phase, start: usize, end: usize| SelectContext {
         phase,
         chunk_start: start,
@@ -43,7 +55,7 @@ fn generate(scene: &Scene, prompt: usize, chunk: usize, policy: &mut dyn SparseP
             });
         }
     };
-    for start in (0..prompt).step_by(chunk) {
+    for start in (from..prompt).step_by(chunk) {
         show(
             policy,
             Phase::Prefill,
@@ -51,7 +63,7 @@ fn generate(scene: &Scene, prompt: usize, chunk: usize, policy: &mut dyn SparseP
             &[],
         );
     }
-    let steps = (prompt..scene.rows).map(|row| {
+    let steps = (prompt..end).map(|row| {
         let (tile, context) = (scene.tile(row, row + 1), context(Phase::Decode, row, row + 1));
         policy.prepare(&tile, &context);
         let selection = policy.select(&tile, &context);
@@ -205,4 +217,70 @@ fn a_rollback_forgets_what_came_after_it_and_a_reset_everything() {
         policy.reset();
         assert_eq!(generate(&scene, 100, 50, &mut *policy), first);
     }
+}
+
+#[test]
+fn votes_of_queries_that_were_rolled_back_do_not_count() {
+    let scene = sequence(8, 130, 2);
+    // Nothing is evicted, so votes alone can differ.
+    let read = |answer: usize| {
+        let mut policy = make("h2o:budget=500,observed=20,recent=4", Phase::Decode);
+        go_on(&scene, 0, 80, 80 + answer, 40, &mut *policy);
+        policy
+    };
+    // An answer that is dropped as a whole leaves what was there before it.
+    let mut rolled = read(30);
+    rolled.truncate(80);
+    assert_eq!(rolled.save_state(), read(0).save_state());
+    // So does a second prompt that was read in part.
+    let mut rolled = read(1);
+    go_on(&scene, 81, 120, 120, 13, &mut *rolled);
+    rolled.truncate(81);
+    assert_eq!(rolled.save_state(), read(1).save_state());
+    // Farther back than anything remembered, nobody has voted.
+    rolled.truncate(70);
+    let mut nobody = make("h2o", Phase::Decode);
+    nobody.prepare(
+        &scene.tile(69, 70),
+        &SelectContext {
+            chunk_start: 69,
+            tokens: 70,
+            ..scene.context(&[])
+        },
+    );
+    assert_eq!(rolled.save_state(), nobody.save_state());
+}
+
+#[test]
+fn a_rollback_to_where_the_prompt_ends_keeps_what_its_last_queries_looked_at() {
+    let scene = sequence(8, 130, 2);
+    let select = |rolled: bool| {
+        let mut policy = make("snapkv:budget=30,window=8", Phase::Decode);
+        go_on(&scene, 0, 80, 80, 40, &mut *policy);
+        if rolled {
+            policy.truncate(80);
+        }
+        go_on(&scene, 80, 80, 81, 40, &mut *policy)
+    };
+    assert_eq!(select(true), select(false));
+}
+
+#[test]
+fn after_a_rollback_evictions_go_by_the_votes_that_remain() {
+    let scene = sequence(9, 130, 2);
+    let spec = "h2o:budget=60,observed=20,recent=4";
+    // Other queries after token 90, which are rolled back before anything is let go for their votes.
+    let mut other = sequence(9, 130, 2);
+    for query in &mut other.queries[91 * 2 * 32..] {
+        *query *= -3.0;
+    }
+    let mut rolled = make("h2o:budget=120,observed=20,recent=4", Phase::Decode);
+    go_on(&other, 0, 90, 110, 40, &mut *rolled);
+    rolled.truncate(90);
+    let mut kept = make(spec, Phase::Decode);
+    kept.restore_state(&rolled.save_state()).unwrap();
+    let mut never = make(spec, Phase::Decode);
+    go_on(&scene, 0, 90, 90, 40, &mut *never);
+    let steps = |policy: &mut dyn SparsePolicy| go_on(&scene, 90, 90, 130, 40, policy);
+    assert_eq!(steps(&mut *kept), steps(&mut *never));
 }

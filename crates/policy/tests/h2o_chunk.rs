@@ -291,6 +291,23 @@ fn votes_only_grow_are_finite_and_come_once_a_chunk() {
 }
 
 #[test]
+fn a_rollback_goes_back_to_the_votes_of_a_chunk_before() {
+    let scene = prompt(11, 5 * 32, 2);
+    for chunks in 1..4 {
+        let mut policy = policy(SMALL);
+        let steps = run(&scene, SMALL, &mut *policy);
+        policy.truncate(chunks * 32);
+        assert_eq!(saved_votes(&*policy), steps[chunks - 1].votes, "{chunks} chunks");
+        // Within a chunk: as after the one before it.
+        policy.truncate(chunks * 32 - 5);
+        let expected = if chunks > 1 { &steps[chunks - 2].votes[..] } else { &[] };
+        let found = saved_votes(&*policy);
+        let voted = found.iter().filter(|(_, _, voters)| *voters > 0.0).count();
+        assert_eq!(voted, expected.len(), "{chunks} chunks");
+    }
+}
+
+#[test]
 fn fused_phases_equal_one_pass_over_the_chosen_keys() {
     for (seed, tokens, group, largest) in [(1, 150, 2, 10.0), (2, 95, 1, 5.0), (3, 150, 2, 100.0)] {
         let mut scene = prompt(seed, tokens, group);

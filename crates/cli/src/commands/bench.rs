@@ -6,12 +6,16 @@ use std::ops::ControlFlow;
 
 use riffle_engine::{Engine, human_bytes, with_threads};
 use riffle_eval::{
-    AttentionCase, AttentionRate, KvRateOptions, KvRow, ModelRateOptions, attention_cases, measure_attention,
-    measure_kv, measure_model, to_csv,
+    AttentionCase, AttentionRate, KeyKind, KvRateOptions, KvRow, ModelRateOptions, PolicyRate, PolicyRateOptions,
+    attention_cases, measure_attention, measure_kv, measure_model, measure_policies, to_csv,
 };
+use riffle_policy::{Phase, PolicySpec, catalogue};
 
 use super::{engine_options, print, print_json};
-use crate::args::{BenchArguments, BenchAttentionArguments, BenchKvArguments, BenchModelArguments, BenchSubject};
+use crate::args::{
+    BenchArguments, BenchAttentionArguments, BenchKvArguments, BenchModelArguments, BenchPoliciesArguments,
+    BenchSubject,
+};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 
@@ -21,6 +25,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         BenchSubject::Kv(arguments) => kv(arguments),
         BenchSubject::Model(arguments) => model(arguments),
         BenchSubject::Context(arguments) => context::context(arguments),
+        BenchSubject::Policies(arguments) => policies(arguments),
     }
 }
 
@@ -61,6 +66,77 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
         ))?;
     }
     whole(report.rates.len(), cases.len(), "cases")
+}
+
+fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
+    let phase = match arguments.phase.as_str() {
+        "prefill" => Phase::Prefill,
+        _ => Phase::Decode,
+    };
+    let specs: Vec<PolicySpec> = match arguments.policy.is_empty() {
+        true => {
+            let known = catalogue()
+                .iter()
+                .filter(|info| info.supports(phase) && info.name != "h2o-chunk");
+            known.map(|info| policy_spec(info.name)).collect::<Result<_, _>>()?
+        }
+        false => arguments
+            .policy
+            .iter()
+            .map(|text| policy_spec(text))
+            .collect::<Result<_, _>>()?,
+    };
+    let [heads, kv_heads, head_dim] = arguments.shape[..] else {
+        return Err(Failure::new("--shape takes three numbers, such as 16,8,128".to_owned()));
+    };
+    let options = PolicyRateOptions {
+        tokens: arguments.tokens,
+        heads,
+        kv_heads,
+        head_dim,
+        formats: riffle_engine::parse_kv_type(&arguments.kv_type)?,
+        keys: if arguments.keys == "random" {
+            KeyKind::Random
+        } else {
+            KeyKind::Peaked
+        },
+        chunk_tokens: arguments.ub,
+    };
+    let interrupt = Interrupt::install()?;
+    let mut printed = Ok(());
+    let mut count = 0;
+    let mut rates = Vec::new();
+    with_threads(arguments.threads, || {
+        measure_policies(&specs, phase, &options, &mut |rate| {
+            count += 1;
+            rates.push(rate.clone());
+            show(&(policy_row(rate) + "\n"), arguments.json, &interrupt, &mut printed)
+        })
+    })??;
+    printed?;
+    if arguments.json {
+        print_json(&rates)?;
+    }
+    whole(count, specs.len(), "policies")
+}
+
+fn policy_spec(text: &str) -> Result<PolicySpec, Failure> {
+    text.parse::<PolicySpec>()
+        .map_err(|error| Failure::new(error.to_string()))
+}
+
+fn policy_row(rate: &PolicyRate) -> String {
+    format!(
+        "{:<16} {:<8} dense {:>9.2} ms  select {:>8.2} ms  attend {:>8.2} ms  {:>5.1}x  {:>5.1}% of pairs  select {:>4.0}% of saved",
+        rate.policy.split(':').next().unwrap_or_default(),
+        rate.phase,
+        rate.dense_ms,
+        rate.select_ms,
+        rate.attend_ms,
+        rate.speed(),
+        rate.density * 100.0,
+        rate.share_of_saved() * 100.0,
+    )
 }
 
 fn row(rate: &AttentionRate) -> String {

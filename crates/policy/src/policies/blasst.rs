@@ -61,7 +61,10 @@ impl Choose for Blasst {
             let mut read = vec![false; end.div_ceil(self.block)];
             // Of each query, its softmax over blocks.
             let mut masses: Vec<Vec<f32>> = Vec::new();
-            let before = SelectContext { tokens: end, ..*context };
+            let before = SelectContext {
+                tokens: end,
+                ..*context
+            };
             scan_in_parts(scan, &rows, &before, |scan| {
                 for query in 0..scan.queries() {
                     let (mut top, mut mass) = (0.0f32, Vec::with_capacity(read.len()));
@@ -97,7 +100,11 @@ fn largest_and_sum(weights: &[f32]) -> (f32, f32) {
     let (mut tops, mut sums) = ([0.0f32; LANES], [0.0f32; LANES]);
     for chunk in whole {
         for lane in 0..LANES {
-            tops[lane] = if chunk[lane] > tops[lane] { chunk[lane] } else { tops[lane] };
+            tops[lane] = if chunk[lane] > tops[lane] {
+                chunk[lane]
+            } else {
+                tops[lane]
+            };
             sums[lane] += chunk[lane];
         }
     }

@@ -11,7 +11,7 @@ use crate::policies::vertical_slash::{LineMass, line_spans};
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
 use crate::spans::runs;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ChunkNeed, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Each head and chunk its own pattern, sized by the mass it keeps.
 ///
@@ -41,7 +41,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
-    chunk: None,
+    chunk: Some(ChunkNeed::LONG),
     work: Some(work),
     stored_bytes: |_, _| 8.0,
     parameters: &[
@@ -120,7 +120,9 @@ impl Flex {
     fn pattern(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Pattern {
         let rows = self.last.min(chunk.rows);
         let lines = LineMass::of_last(chunk, context, rows);
-        let mut predicted = self.predicted(chunk, &[chunk.rows - rows..chunk.rows], context).remove(0);
+        let mut predicted = self
+            .predicted(chunk, &[chunk.rows - rows..chunk.rows], context)
+            .remove(0);
         let mut seen: Vec<f32> = lines
             .columns
             .chunks(self.block)
@@ -168,12 +170,7 @@ impl Flex {
 
     /// For each of some ranges of the chunk's rows, what means predict of it: the softmax of the mean query over the mean
     /// keys of the blocks up to its last row's, summed over the heads of the group.
-    fn predicted(
-        &self,
-        chunk: &QueryTile<'_>,
-        ranges: &[Range<usize>],
-        context: &SelectContext<'_>,
-    ) -> Vec<Vec<f32>> {
+    fn predicted(&self, chunk: &QueryTile<'_>, ranges: &[Range<usize>], context: &SelectContext<'_>) -> Vec<Vec<f32>> {
         let vectors: Vec<f32> = ranges
             .iter()
             .flat_map(|rows| (0..chunk.group).flat_map(|head| mean_query(chunk, rows.clone(), head)))

@@ -11,7 +11,8 @@ use crate::{
 /// A token's score is the softmax mass it received, summed over the group, by the number of queries that could have
 /// given it any: without that, old tokens would win by age. First and latest tokens and named ranges are never evicted,
 /// nor is a token that nothing could vote for yet. What is evicted is not read again, and its memory is freed. A rollback
-/// forgets the tokens after it, not the evictions before.
+/// forgets the tokens after it and the votes of their queries, not the evictions before: votes become those of the latest
+/// prompt's beginning or end that remains.
 struct H2o {
     budget: usize,
     observed: usize,
@@ -19,6 +20,18 @@ struct H2o {
     held: Held,
     /// Mass and possible votes of each held token.
     votes: Vec<Votes>,
+    /// One past the last query that has voted.
+    voted: usize,
+    /// Votes as they were before the latest prompt and at its end, in order.
+    marks: Vec<Mark>,
+    /// Whether queries of a prompt have voted since a token was generated.
+    in_prompt: bool,
+}
+
+/// Votes as they were when the sequence ended at `tokens`, by position.
+struct Mark {
+    tokens: usize,
+    votes: Vec<(usize, Votes)>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -63,6 +76,9 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             protected: protected(parameters, parameters.count("recent")),
             held: Held::default(),
             votes: Vec::new(),
+            voted: 0,
+            marks: Vec::new(),
+            in_prompt: false,
         })
     },
 };
@@ -93,6 +109,11 @@ impl SparsePolicy for H2o {
             });
             self.votes = stay.into_iter().map(|place| self.votes[place]).collect();
         }
+        if self.in_prompt {
+            // Only now: a prompt may be far longer than what is kept of it.
+            self.mark(context.chunk_start);
+            self.in_prompt = false;
+        }
     }
 
     fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
@@ -107,6 +128,12 @@ impl SparsePolicy for H2o {
     }
 
     fn observe(&mut self, mass: &ColumnMass<'_>) {
+        if mass.queries.len() > 1 && !self.in_prompt {
+            self.marks.clear();
+            self.mark(self.voted);
+            self.in_prompt = true;
+        }
+        self.voted = self.voted.max(mass.queries.end);
         self.take_in(mass.mass.len());
         for (votes, position) in self.votes.iter_mut().zip(self.held.positions()) {
             if let Some(received) = mass.mass.get(*position) {
@@ -125,6 +152,16 @@ impl SparsePolicy for H2o {
     }
 
     fn close_gaps(&mut self) {
+        let held = self.held.positions();
+        let place = |position: usize| held.partition_point(|held| *held < position);
+        for mark in &mut self.marks {
+            mark.tokens = place(mark.tokens);
+            mark.votes.retain(|(position, _)| held.binary_search(position).is_ok());
+            for (position, _) in &mut mark.votes {
+                *position = place(*position);
+            }
+        }
+        self.voted = place(self.voted);
         self.held.close_gaps();
     }
 
@@ -152,17 +189,39 @@ impl SparsePolicy for H2o {
                 possible: *possible,
             })
             .collect();
+        self.voted = numbers[0];
         self.held = held;
+        self.mark(self.voted);
         Ok(())
     }
 
     fn truncate(&mut self, tokens: usize) {
         let remaining = self.held.truncate(tokens);
         self.votes.truncate(remaining);
+        if tokens >= self.voted {
+            return;
+        }
+        self.marks.retain(|mark| mark.tokens <= tokens);
+        let (known, voted): (&[(usize, Votes)], usize) = match self.marks.last() {
+            Some(mark) => (&mark.votes, mark.tokens),
+            None => (&[], 0),
+        };
+        for (votes, position) in self.votes.iter_mut().zip(self.held.positions()) {
+            let place = known.binary_search_by_key(position, |(position, _)| *position);
+            *votes = place.map_or(Votes::default(), |place| known[place].1);
+        }
+        (self.voted, self.in_prompt) = (voted, false);
     }
 }
 
 impl H2o {
+    /// Remembers the votes as they are.
+    fn mark(&mut self, tokens: usize) {
+        let votes = self.held.positions().iter().copied().zip(self.votes.iter().copied());
+        let votes = votes.collect();
+        self.marks.push(Mark { tokens, votes });
+    }
+
     fn take_in(&mut self, tokens: usize) {
         self.held.take_in(tokens);
         self.votes.resize(self.held.positions().len(), Votes::default());

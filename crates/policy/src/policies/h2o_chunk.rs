@@ -1,4 +1,5 @@
 use std::borrow::Cow;
+use std::collections::VecDeque;
 
 use riffle_attention::{QueryTile, Selection, Span};
 
@@ -14,13 +15,14 @@ use crate::{ChunkNeed, ColumnMass, ParameterInfo, PolicyError, PolicyInfo, Selec
 /// memory: the `local` tokens before it and the `heavy` ones that queries voted for most, out of the previous memory and
 /// the previous chunk. A vote is softmax mass under everything the query read, summed over the group and counted by the
 /// number of queries that could give it, so that old tokens do not win by age. The first `sinks` tokens count among the
-/// heavy ones. A rollback forgets the tokens after it, not the votes.
+/// heavy ones. A rollback goes back to the votes of the latest chunk that remains, if it is not too far behind.
 struct H2oChunk {
     local: usize,
     heavy: usize,
     sinks: usize,
-    /// What the next memory is chosen from: the last memory and the last chunk, ascending.
-    candidates: Vec<Candidate>,
+    /// What a memory is chosen from after each of the latest chunks, with the chunk's end: the memory before it and the
+    /// chunk itself, ascending. A rollback goes back to an earlier one.
+    history: VecDeque<(usize, Vec<Candidate>)>,
     /// The memory of the chunk that begins at `memory_of`.
     memory: Vec<Candidate>,
     memory_of: usize,
@@ -42,6 +44,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     chunk: Some(ChunkNeed {
         preferred: 1024,
         above: |parameters| parameters.count("local") + parameters.count("heavy"),
+        two_phases: true,
     }),
     work: Some(work),
     stored_bytes: |_, _| 0.0,
@@ -55,7 +58,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             local: parameters.count("local"),
             heavy: parameters.count("heavy"),
             sinks: parameters.count("sinks").min(parameters.count("heavy")),
-            candidates: Vec::new(),
+            history: VecDeque::new(),
             memory: Vec::new(),
             memory_of: 0,
         })
@@ -126,7 +129,10 @@ impl SparsePolicy for H2oChunk {
             voters: candidate.voters + mass.voters(candidate.position),
             ..candidate
         });
-        self.candidates = voted.collect();
+        self.history.push_back((mass.queries.end, voted.collect()));
+        if self.history.len() > REMEMBERED {
+            self.history.pop_front();
+        }
     }
 
     fn follows_from_keys(&self) -> bool {
@@ -134,9 +140,9 @@ impl SparsePolicy for H2oChunk {
     }
 
     fn save_state(&self) -> Vec<u8> {
-        let positions: Vec<usize> = self.candidates.iter().map(|candidate| candidate.position).collect();
+        let positions: Vec<usize> = self.candidates().iter().map(|candidate| candidate.position).collect();
         let votes: Vec<f32> = self
-            .candidates
+            .candidates()
             .iter()
             .flat_map(|candidate| [candidate.mass, candidate.voters])
             .collect();
@@ -155,25 +161,43 @@ impl SparsePolicy for H2oChunk {
             mass: *mass,
             voters: *voters,
         });
-        self.candidates = candidates.collect();
+        let candidates: Vec<Candidate> = candidates.collect();
+        if let Some(last) = candidates.last() {
+            self.history.push_back((last.position + 1, candidates));
+        }
         Ok(())
     }
 
     fn truncate(&mut self, tokens: usize) {
-        self.candidates.retain(|candidate| candidate.position < tokens);
+        let oldest = self.history.front().cloned();
+        self.history.retain(|(end, _)| *end <= tokens);
+        if let Some((_, mut candidates)) = oldest.filter(|(end, _)| *end > tokens && tokens > 0) {
+            // Too far back: which tokens were read is known, but not who voted for them.
+            candidates.retain(|candidate| candidate.position < tokens);
+            let unvoted = candidates.iter().map(|candidate| Candidate::new(candidate.position));
+            self.history.push_back((tokens, unvoted.collect()));
+        }
         (self.memory, self.memory_of) = (Vec::new(), 0);
     }
 }
 
+/// Chunks whose votes are remembered: those of a logical batch by default, and one more.
+const REMEMBERED: usize = 5;
+
 impl H2oChunk {
+    /// What the next memory is chosen from.
+    fn candidates(&self) -> &[Candidate] {
+        self.history.back().map_or(&[], |(_, candidates)| candidates)
+    }
+
     /// The `local` tokens before `start` and the `heavy` best of the candidates before those, ascending; all tokens
     /// where there are no more.
     fn memory_for(&self, start: usize) -> Vec<Candidate> {
         let local = start.saturating_sub(self.local);
         // Tokens that nothing could vote for, the end of an earlier prompt and its answer, stand behind all others.
-        let known = self.candidates.last().map_or(0, |last| last.position + 1);
-        let older = self
-            .candidates
+        let candidates = self.candidates();
+        let known = candidates.last().map_or(0, |last| last.position + 1);
+        let older = candidates
             .iter()
             .copied()
             .filter(|candidate| candidate.position < local);
@@ -181,10 +205,8 @@ impl H2oChunk {
         let scores: Vec<f32> = older.iter().map(Candidate::score).collect();
         let heavy = top_count(&scores, self.heavy, |place| older[place].position < self.sinks);
         let latest = (local..start).map(|position| {
-            let place = self
-                .candidates
-                .binary_search_by_key(&position, |candidate| candidate.position);
-            place.map_or(Candidate::new(position), |place| self.candidates[place])
+            let place = candidates.binary_search_by_key(&position, |candidate| candidate.position);
+            place.map_or(Candidate::new(position), |place| candidates[place])
         });
         heavy.into_iter().map(|place| older[place]).chain(latest).collect()
     }

@@ -131,7 +131,9 @@ impl SparsePolicy for SnapKv {
 
     fn truncate(&mut self, tokens: usize) {
         self.held.truncate(tokens);
-        self.mass.clear();
+        if tokens < self.mass.len() {
+            self.mass.clear();
+        }
     }
 }
 

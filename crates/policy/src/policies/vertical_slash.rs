@@ -7,7 +7,7 @@ use crate::pool::SCANS;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::spans::runs;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ChunkNeed, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Columns and diagonals of the attention map that held most mass for the last queries of the chunk.
 ///
@@ -48,7 +48,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     supports_decode: false,
     saves: "compute",
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
-    chunk: None,
+    chunk: Some(ChunkNeed::LONG),
     work: Some(work),
     stored_bytes: |_, _| 8.0,
     parameters: &[

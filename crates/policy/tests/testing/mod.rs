@@ -211,7 +211,11 @@ pub(crate) fn decode_scenes() -> impl Iterator<Item = Scene> {
 }
 
 /// Checks each (query, key) of the chunk: read exactly when causal and `read(first row, end row, row, key)`.
-pub(crate) fn assert_mask(scene: &Scene, tiles: &[(usize, usize, Selection)], read: impl Fn(usize, usize, usize, usize) -> bool) {
+pub(crate) fn assert_mask(
+    scene: &Scene,
+    tiles: &[(usize, usize, Selection)],
+    read: impl Fn(usize, usize, usize, usize) -> bool,
+) {
     for (from, to, selection) in tiles {
         for row in *from..*to {
             let query = scene.start + row;

@@ -1,0 +1,19 @@
+use std::time::Instant;
+
+use serde::Serialize;
+
+/// Where the time of attention went, by the clock on the wall, over all layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct AttentionTime {
+    /// Milliseconds in which policies looked at keys, chose, and counted votes.
+    pub select_ms: f64,
+    /// Milliseconds of attending to what was chosen.
+    pub attend_ms: f64,
+}
+
+/// Adds the time since `start` to a sum; returns now.
+pub(crate) fn add_since(sum_ms: &mut f64, start: Instant) -> Instant {
+    let now = Instant::now();
+    *sum_ms += now.saturating_duration_since(start).as_secs_f64() * 1e3;
+    now
+}

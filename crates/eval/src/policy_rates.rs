@@ -1,0 +1,377 @@
+//! What selecting and attending cost under a policy beside dense attention of the same queries, in one layer.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use rayon::prelude::*;
+use riffle_attention::{
+    AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, attend_batch, attend_scanned,
+};
+use riffle_engine::EngineError;
+use riffle_kv::{CacheShape, KvCache};
+use riffle_policy::{Phase, PolicyRules, PolicySpec, SelectContext, SparsePolicy, build};
+use serde::Serialize;
+
+use crate::EvalError;
+use crate::noise::noise;
+
+/// What the keys look like that queries meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyKind {
+    /// Independent of the queries, logits of variance 1: a model of random weights whose queries and keys are normalised.
+    Random,
+    /// As `Random`, and one token in 64 stands out to every query, so that few tokens hold nearly all mass.
+    Peaked,
+}
+
+/// One layer and its context.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyRateOptions {
+    /// Tokens of the context, those of the queries included.
+    pub tokens: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Formats of keys and values under the policies; dense attention has f16.
+    pub formats: (Format, Format),
+    /// What the keys look like.
+    pub keys: KeyKind,
+    /// Queries of a prompt's chunk, where the policy prefers no other number.
+    pub chunk_tokens: usize,
+}
+
+/// What the last chunk of a prompt, or a decode step, costs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PolicyRate {
+    /// The policy.
+    pub policy: String,
+    /// `prefill` or `decode`.
+    pub phase: String,
+    /// Milliseconds of dense attention from f16.
+    pub dense_ms: f64,
+    /// Milliseconds of looking at keys and choosing.
+    pub select_ms: f64,
+    /// Milliseconds of attending to what was chosen.
+    pub attend_ms: f64,
+    /// Share of the causal pairs that is read.
+    pub density: f64,
+}
+
+impl PolicyRate {
+    /// How often the policy's time fits into dense attention's.
+    pub fn speed(&self) -> f64 {
+        self.dense_ms / (self.select_ms + self.attend_ms)
+    }
+
+    /// The time of selecting as a share of the time of attention it saves.
+    pub fn share_of_saved(&self) -> f64 {
+        self.select_ms / (self.dense_ms - self.attend_ms)
+    }
+}
+
+/// Measures each policy in the phase, on the current threads, in a layer that is none of its dense ones; `done` is told
+/// each rate and may end the run.
+///
+/// # Errors
+/// A policy that does not choose in the phase or attends in two phases, a shape that the cache refuses.
+pub fn measure_policies(
+    policies: &[PolicySpec],
+    phase: Phase,
+    options: &PolicyRateOptions,
+    done: &mut (dyn FnMut(&PolicyRate) -> ControlFlow<()> + Send),
+) -> Result<(), EvalError> {
+    let dense_cache = filled(options, (Format::F16, Format::F16))?;
+    let cache = match options.formats {
+        (Format::F16, Format::F16) => None,
+        formats => Some(filled(options, formats)?),
+    };
+    for spec in policies {
+        let rules = PolicyRules::from(spec.clone());
+        let rows = match phase {
+            Phase::Decode => 1,
+            Phase::Prefill => rules.preferred_chunk_tokens().unwrap_or(options.chunk_tokens),
+        };
+        rules.check(phase, rows).map_err(EngineError::from)?;
+        if rules.has_two_phases() {
+            return Err(EvalError::Option(format!(
+                "{} attends in two phases, which one chunk cannot show; time a run of it",
+                spec.name()
+            )));
+        }
+        let queries = queries(options, rows);
+        let dense = Layer::new(options, &dense_cache, &queries, rows, phase).time(&PolicySpec::full())?;
+        let cache = cache.as_ref().unwrap_or(&dense_cache);
+        let timed = Layer::new(options, cache, &queries, rows, phase).time(spec)?;
+        let rate = PolicyRate {
+            policy: spec.to_string(),
+            phase: phase.to_string(),
+            dense_ms: dense.attend_ms,
+            select_ms: timed.select_ms,
+            attend_ms: timed.attend_ms,
+            density: timed.density,
+        };
+        if done(&rate).is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Query heads and rows in a tile, as the engine cuts them.
+const TILE_HEAD_ROWS: usize = 128;
+
+/// One layer at its last chunk.
+struct Layer<'a> {
+    options: &'a PolicyRateOptions,
+    phase: Phase,
+    rows: usize,
+    /// `[rows, heads, head_dim]`
+    queries: &'a [f32],
+    pages: Vec<Vec<PageView<'a>>>,
+}
+
+struct Timed {
+    select_ms: f64,
+    attend_ms: f64,
+    density: f64,
+}
+
+impl<'a> Layer<'a> {
+    fn new(options: &'a PolicyRateOptions, cache: &'a KvCache, queries: &'a [f32], rows: usize, phase: Phase) -> Self {
+        Self {
+            options,
+            phase,
+            rows,
+            queries,
+            pages: (0..options.kv_heads)
+                .map(|kv_head| cache.pages(0, kv_head).collect())
+                .collect(),
+        }
+    }
+
+    /// Medians of several runs.
+    fn time(&self, spec: &PolicySpec) -> Result<Timed, EvalError> {
+        let failed = EngineError::from;
+        let mut policies: Vec<Box<dyn SparsePolicy>> = (0..self.options.kv_heads)
+            .map(|_| build(spec, self.phase))
+            .collect::<Result<_, _>>()
+            .map_err(EngineError::from)?;
+        let contexts: Vec<SelectContext<'_>> = (0..self.options.kv_heads).map(|head| self.context(head)).collect();
+        let step = (TILE_HEAD_ROWS * self.options.kv_heads / self.options.heads).max(1);
+        let tiles: Vec<(usize, QueryTile<'_>)> = (0..self.options.kv_heads)
+            .flat_map(|head| {
+                (0..self.rows)
+                    .step_by(step)
+                    .map(move |first| (head, self.tile(head, first, step.min(self.rows - first))))
+            })
+            .collect();
+        let options = AttendOptions::new(self.scale());
+        let mut partials: Vec<Partial> = tiles.iter().map(|_| Partial::new(0, 0, 0)).collect();
+        let (mut select_ms, mut attend_ms) = (Vec::new(), Vec::new());
+        let mut density = 1.0;
+        let began = Instant::now();
+        // The first run makes summaries of what came before.
+        while select_ms.len() < 4 || (began.elapsed().as_secs_f64() < 1.0 && select_ms.len() < 200) {
+            let start = Instant::now();
+            policies.par_iter_mut().zip(&contexts).for_each(|(policy, context)| {
+                policy.prepare(&self.tile(context.kv_head, 0, self.rows), context);
+            });
+            let selections: Vec<Selection> = tiles
+                .par_iter()
+                .map(|(head, tile)| policies[*head].select(tile, &contexts[*head]))
+                .collect();
+            select_ms.push(start.elapsed().as_secs_f64() * 1e3);
+            let start = Instant::now();
+            let nothing = Selection::none();
+            let jobs: Vec<AttendJob<'_>> = tiles
+                .iter()
+                .zip(&selections)
+                .map(|((head, tile), selection)| AttendJob {
+                    queries: *tile,
+                    kv: self.kv(*head),
+                    selection: match policies[*head].scan(tile) {
+                        Some(_) => &nothing,
+                        None => selection,
+                    },
+                })
+                .collect();
+            for (partial, (_, tile)) in partials.iter_mut().zip(&tiles) {
+                partial.reset(tile.rows, tile.group, tile.head_dim);
+            }
+            attend_batch(&jobs, &options, &mut partials).map_err(failed)?;
+            let scanned = partials.par_iter_mut().zip(&tiles).zip(&selections);
+            scanned
+                .try_for_each(
+                    |((partial, (head, tile)), selection)| match policies[*head].scan(tile) {
+                        Some(scan) => attend_scanned(scan, selection, &self.kv(*head), partial),
+                        None => Ok(()),
+                    },
+                )
+                .map_err(failed)?;
+            attend_ms.push(start.elapsed().as_secs_f64() * 1e3);
+            policies.iter_mut().for_each(|policy| policy.end_chunk());
+            let pairs = tiles.iter().zip(&selections).map(|((_, tile), selection)| {
+                let full = Selection::full(self.options.tokens);
+                (
+                    selection.pair_count(tile.start, tile.rows),
+                    full.pair_count(tile.start, tile.rows),
+                )
+            });
+            let (read, causal) = pairs.fold((0, 0), |sum, pair| (sum.0 + pair.0, sum.1 + pair.1));
+            density = read as f64 / causal as f64;
+        }
+        Ok(Timed {
+            select_ms: median(&mut select_ms[1..]),
+            attend_ms: median(&mut attend_ms[1..]),
+            density,
+        })
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.options.head_dim as f32).sqrt()
+    }
+
+    fn kv(&self, kv_head: usize) -> KvView<'_> {
+        KvView {
+            head_dim: self.options.head_dim,
+            pages: &self.pages[kv_head],
+        }
+    }
+
+    fn tile(&self, kv_head: usize, first: usize, rows: usize) -> QueryTile<'_> {
+        let group = self.options.heads / self.options.kv_heads;
+        let width = self.options.heads * self.options.head_dim;
+        QueryTile {
+            data: &self.queries[first * width + kv_head * group * self.options.head_dim..],
+            rows,
+            row_stride: width,
+            group,
+            head_dim: self.options.head_dim,
+            start: self.options.tokens - self.rows + first,
+        }
+    }
+
+    fn context(&self, kv_head: usize) -> SelectContext<'_> {
+        let tokens = self.options.tokens;
+        SelectContext {
+            phase: self.phase,
+            // Neither a first nor a last layer, and not the prompt's last chunk: some policies read those densely.
+            layer: 100,
+            layers: 200,
+            kv_head,
+            chunk_start: tokens - self.rows,
+            tokens,
+            total_tokens: if self.phase == Phase::Prefill {
+                2 * tokens
+            } else {
+                tokens
+            },
+            page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
+            scale: self.scale(),
+            soft_cap: None,
+            pages: &self.pages[kv_head],
+        }
+    }
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Values of variance 1.
+fn unit(length: usize, seed: u64) -> Vec<f32> {
+    let mut values = noise(length, seed);
+    values.iter_mut().for_each(|value| *value *= 3.0f32.sqrt());
+    values
+}
+
+/// What stands out, where anything does: added to every query, and to one key in 64.
+fn direction(options: &PolicyRateOptions) -> Vec<f32> {
+    let size = match options.keys {
+        KeyKind::Random => 0.0,
+        // Its square, √head_dim times, is added to the logits: e⁸ in weight.
+        KeyKind::Peaked => (8.0 / (options.head_dim as f32).sqrt()).sqrt(),
+    };
+    let mut values = noise(options.head_dim, 11);
+    values.iter_mut().for_each(|value| *value = size * value.signum());
+    values
+}
+
+fn queries(options: &PolicyRateOptions, rows: usize) -> Vec<f32> {
+    let mut queries = unit(rows * options.heads * options.head_dim, 7);
+    let direction = direction(options);
+    for query in queries.chunks_exact_mut(options.head_dim) {
+        query.iter_mut().zip(&direction).for_each(|(q, d)| *q += d);
+    }
+    queries
+}
+
+fn filled(options: &PolicyRateOptions, formats: (Format, Format)) -> Result<KvCache, EvalError> {
+    const CHUNK: usize = 4096;
+    let shape = CacheShape {
+        layers: 1,
+        kv_heads: options.kv_heads,
+        head_dim: options.head_dim,
+        page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
+        key_format: formats.0,
+        value_format: formats.1,
+    };
+    let mut cache = KvCache::new(shape, None).map_err(EngineError::from)?;
+    let width = options.kv_heads * options.head_dim;
+    let direction = direction(options);
+    for start in (0..options.tokens).step_by(CHUNK) {
+        let tokens = CHUNK.min(options.tokens - start);
+        let mut keys = unit(tokens * width, start as u64 + 1);
+        for (token, keys) in keys.chunks_exact_mut(width).enumerate() {
+            // Spread by multiples of the golden ratio.
+            if ((start + token) as f64 * 0.618_033_988_749_895).fract() < 1.0 / 64.0 {
+                for key in keys.chunks_exact_mut(options.head_dim) {
+                    key.iter_mut().zip(&direction).for_each(|(k, d)| *k += d);
+                }
+            }
+        }
+        cache
+            .append(0, &keys, &noise(tokens * width, start as u64 + 2))
+            .map_err(EngineError::from)?;
+    }
+    Ok(cache)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_say_what_is_read_and_refuse_what_one_chunk_cannot_show() {
+        let options = PolicyRateOptions {
+            tokens: 2048,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+            formats: (Format::Q8_0, Format::F16),
+            keys: KeyKind::Peaked,
+            chunk_tokens: 128,
+        };
+        let mut rates = Vec::new();
+        let mut measure = |names: &[&str], phase| {
+            let specs: Vec<PolicySpec> = names.iter().map(|name| name.parse().unwrap()).collect();
+            measure_policies(&specs, phase, &options, &mut |rate| {
+                rates.push(rate.clone());
+                ControlFlow::Continue(())
+            })
+        };
+        measure(&["full", "xattention"], Phase::Prefill).unwrap();
+        measure(&["certified", "quest:topk=2"], Phase::Decode).unwrap();
+        let refused = measure(&["h2o-chunk"], Phase::Prefill).unwrap_err().to_string();
+        assert!(refused.contains("two phases"), "{refused}");
+        assert!(measure(&["quest"], Phase::Prefill).is_err());
+        let density: Vec<f64> = rates.iter().map(|rate| rate.density).collect();
+        assert_eq!(density[0], 1.0);
+        assert!(density[1..].iter().all(|density| *density < 0.95), "{rates:?}");
+        assert!(rates.iter().all(|rate| rate.dense_ms > 0.0 && rate.speed() > 0.0));
+    }
+}
