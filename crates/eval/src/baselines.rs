@@ -311,6 +311,7 @@ mod tests {
             total_tokens: TOKENS,
             page_tokens: 112,
             scale: 1.0,
+            soft_cap: None,
             pages: &pages,
         };
         let rules = parse_policy(spec).unwrap();
