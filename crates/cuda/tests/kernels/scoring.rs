@@ -31,6 +31,7 @@ fn context<'a>(phase: Phase, start: usize, tokens: usize, scale: f32, pages: &'a
         total_tokens: 100_000,
         page_tokens: 64,
         scale,
+        soft_cap: None,
         pages,
     }
 }
