@@ -4,12 +4,15 @@ mod testing;
 #[path = "../../kv/tests/testing/unhurried.rs"]
 mod unhurried;
 
+use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineError, EngineOptions, Session};
-use riffle_kv::{CpuDevice, DiskTier, KvError, KvTiers};
+use riffle_kv::{CpuDevice, Device, DeviceMemory, DiskTier, KvError, KvTiers};
 use riffle_policy::Phase;
 use testing::{fixture, go_on, prompt};
 use unhurried::Unhurried;
