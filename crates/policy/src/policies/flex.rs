@@ -121,7 +121,7 @@ impl Flex {
         let rows = self.last.min(chunk.rows);
         let lines = LineMass::of_last(chunk, context, rows);
         let mut predicted = self
-            .predicted(chunk, &[chunk.rows - rows..chunk.rows], context)
+            .predicted(chunk, std::slice::from_ref(&(chunk.rows - rows..chunk.rows)), context)
             .remove(0);
         let mut seen: Vec<f32> = lines
             .columns
