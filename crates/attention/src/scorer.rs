@@ -1,10 +1,9 @@
 use alloc::vec::Vec;
-use core::marker::PhantomData;
 
 use crate::block::{aligned, bytes, floats, halves, stripes_of};
 use crate::format::check_head_dim;
 use crate::kernel::{
-    Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK, Pack, STRIPES, Score, ScoreInt8, Slot, WidenKeys,
+    Bf16, F16, F32, Int8Queries, KEY_BLOCK, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score, tile_width,
 };
 use crate::simd::Level;
 use crate::{AttendError, LANES, Plane};
@@ -75,7 +74,7 @@ impl Scorer {
         self.vectors.clear();
         let mut first = 0;
         for rows in rows.chunks(level.tile_rows()) {
-            let width = width_of(rows.len(), level.tile_rows());
+            let width = tile_width(rows.len(), level.tile_rows());
             let at = self.vectors.len();
             self.vectors.resize(at + width * head_dim, 0.0);
             let packed = &mut self.vectors[at..];
@@ -243,39 +242,4 @@ impl Scorer {
             out[row * out_stride..][..tokens].copy_from_slice(&scores[..tokens]);
         }
     }
-}
-
-fn width_of(rows: usize, widest: usize) -> usize {
-    match rows {
-        0..=2 => rows.max(1),
-        3 | 4 => 4,
-        5..=8 if widest > 8 => 8,
-        _ => widest,
-    }
-}
-
-fn pack<const R: usize>(level: Level, rows: &[&[f32]], scale: f32, packed: &mut [f32]) {
-    level.run(Pack::<R> {
-        rows,
-        scale,
-        out: packed.as_chunks_mut().0,
-    });
-}
-
-fn score<E: Element, const R: usize>(
-    level: Level,
-    queries: &[[f32; R]],
-    keys: &[E::Raw],
-    ahead: &[E::Raw],
-    slots: &[Slot],
-    scores: &mut [[f32; KEY_BLOCK]; R],
-) {
-    level.run(Score::<E, R> {
-        queries,
-        keys,
-        ahead,
-        slots,
-        scores,
-        element: PhantomData,
-    });
 }

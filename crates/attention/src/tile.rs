@@ -6,8 +6,8 @@ use core::marker::PhantomData;
 use crate::block::{Block, active, aligned, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole};
 use crate::diagonal::DiagonalWorkspace;
 use crate::kernel::{
-    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK, Pack,
-    QuantisedTile, STRIPES, Score, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues,
+    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK,
+    QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width,
 };
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
@@ -127,12 +127,7 @@ impl<V: Visible> Call<'_, V> {
     fn tile(&self, first: usize, total: usize) -> Tile {
         let widest = self.level.tile_rows();
         let rows = (total - first).min(widest);
-        let width = match rows {
-            0..=2 => rows.max(1),
-            3 | 4 => 4,
-            5..=8 if widest > 8 => 8,
-            _ => widest,
-        };
+        let width = tile_width(rows, widest);
         Tile { first, rows, width }
     }
 
@@ -410,32 +405,6 @@ struct TileWork<'a> {
     uniform: bool,
     bias: Option<&'a [f32; KEY_BLOCK]>,
     lone: bool,
-}
-
-fn pack<const R: usize>(level: Level, rows: &[&[f32]], scale: f32, packed: &mut [f32]) {
-    level.run(Pack::<R> {
-        rows,
-        scale,
-        out: packed.as_chunks_mut().0,
-    });
-}
-
-fn score<E: Element, const R: usize>(
-    level: Level,
-    queries: &[[f32; R]],
-    keys: &[E::Raw],
-    ahead: &[E::Raw],
-    slots: &[Slot],
-    scores: &mut [[f32; KEY_BLOCK]; R],
-) {
-    level.run(Score::<E, R> {
-        queries,
-        keys,
-        ahead,
-        slots,
-        scores,
-        element: PhantomData,
-    });
 }
 
 fn accumulate<E: Element, const R: usize>(

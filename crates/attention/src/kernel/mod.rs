@@ -20,9 +20,9 @@ pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
 pub(crate) use int8::{Int8Queries, ScoreInt8};
-pub(crate) use pack::{FetchRows, Pack};
+pub(crate) use pack::{FetchRows, Pack, pack};
 pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
-pub(crate) use score::Score;
+pub(crate) use score::score;
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};
 pub(crate) use widen::{WidenKeys, WidenValues};
@@ -35,6 +35,16 @@ pub(crate) const KEY_BLOCK: usize = 128;
 
 /// Stripes of a block.
 pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
+
+/// The width a tile of `rows` rows is computed with, where the widest has `widest`.
+pub(crate) fn tile_width(rows: usize, widest: usize) -> usize {
+    match rows {
+        0..=2 => rows.max(1),
+        3 | 4 => 4,
+        5..=8 if widest > 8 => 8,
+        _ => widest,
+    }
+}
 
 /// One active stripe of a block.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,5 +1,5 @@
 use crate::LANES;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Level, Simd};
 
 /// Copies rows side by side, times `scale`: `[head_dim]` each, to `[head_dim, R]`. Missing rows are zero.
 pub(crate) struct Pack<'a, const R: usize> {
@@ -48,4 +48,13 @@ impl Kernel for FetchRows<'_> {
             }
         }
     }
+}
+
+/// [`Pack`] into `packed`, whose length is a multiple of R.
+pub(crate) fn pack<const R: usize>(level: Level, rows: &[&[f32]], scale: f32, packed: &mut [f32]) {
+    level.run(Pack::<R> {
+        rows,
+        scale,
+        out: packed.as_chunks_mut().0,
+    });
 }

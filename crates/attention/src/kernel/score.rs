@@ -1,7 +1,7 @@
 use core::marker::PhantomData;
 
 use super::{Element, KEY_BLOCK, Slot};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Level, Simd};
 
 /// Logits of a tile: `scores[r][16 * slot + lane] = queries[·][r] · keys[stripe][·][lane]`.
 pub(crate) struct Score<'a, E: Element, const R: usize> {
@@ -100,4 +100,23 @@ fn stripes<S: Simd, E: Element, const R: usize, const N: usize>(
             simd.store(sums[r][n], &mut out[n]);
         }
     }
+}
+
+/// Runs [`Score`].
+pub(crate) fn score<E: Element, const R: usize>(
+    level: Level,
+    queries: &[[f32; R]],
+    keys: &[E::Raw],
+    ahead: &[E::Raw],
+    slots: &[Slot],
+    scores: &mut [[f32; KEY_BLOCK]; R],
+) {
+    level.run(Score::<E, R> {
+        queries,
+        keys,
+        ahead,
+        slots,
+        scores,
+        element: PhantomData,
+    });
 }
