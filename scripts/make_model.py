@@ -1,6 +1,6 @@
 """Writes a GGUF model of random weights, without a network, for benchmarks and comparisons.
 
-    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|small] [--type Q8_0]
+    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|qwen3-4b|small] [--type Q8_0]
 
 Families: llama, qwen2, qwen3, phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K. Quantised
 weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer. Needs numpy
@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Type
 # hidden, inner, layers, heads, KV heads, head_dim, vocabulary, context
 SHAPES = {
     "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 40_960),
+    "qwen3-4b": (2560, 9728, 36, 32, 8, 128, 151_936, 262_144),
     "small": (512, 768, 2, 8, 4, 64, 1024, 4096),
 }
 # Where a block's half-precision scales lie, in bytes.

@@ -45,6 +45,9 @@ pub(crate) struct ModelArguments {
 /// Options of every command that runs or plans a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
+    /// What computes: cpu, cuda or cuda:N [default: a CUDA device where there is one that computes the model, else the CPU]
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
     /// Context: tokens the prompt and the answer may take together [default: what the model was made for, or what fits in memory if that is less]
     #[arg(long, value_name = "N")]
     pub(crate) ctx: Option<usize>,
@@ -70,7 +73,8 @@ pub(crate) struct EngineArguments {
     /// Tokens in a page of the KV cache, a multiple of 16
     #[arg(long, value_name = "N")]
     pub(crate) page_tokens: Option<usize>,
-    /// KV pages in the device tier, e.g. 4G: the newest; on a CPU a part of memory [default: none]
+    /// KV pages in the device tier, e.g. 4G: the newest. On a CPU a part of memory [default: none]; with --device cuda what
+    /// they may take of the device's memory [default: what weights and scratch leave]
     #[arg(long, value_name = "BYTES")]
     pub(crate) kv_device_budget: Option<String>,
     /// KV pages in RAM, e.g. 500M [default: all, or what the machine has where --kv-disk is given]
@@ -379,6 +383,9 @@ pub(crate) struct BenchKvArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchAttentionArguments {
+    /// What computes: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: String,
     /// Measure only cases whose name holds this text, e.g. "decode q8_0"
     #[arg(long, value_name = "TEXT")]
     pub(crate) only: Option<String>,

@@ -16,6 +16,25 @@ fn a_missing_model_is_named() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_one_line_that_names_the_other() {
+    assert_refused(
+        &run_shipped(&["--device", "cuda:77", "--prompt", "x"]),
+        1,
+        &["--device cpu"],
+    );
+    assert_refused(
+        &run_shipped(&["--device", "gpu", "--prompt", "x"]),
+        1,
+        &["--device", "cuda:N"],
+    );
+    assert_refused(
+        &run(&["bench", "attention", "--device", "cuda:77"]),
+        1,
+        &["--device cpu"],
+    );
+}
+
+#[test]
 fn a_missing_prompt_file_is_named() {
     assert_refused(
         &run_shipped(&["--file", "/nowhere/book.txt"]),

@@ -23,10 +23,14 @@
 
 mod driver;
 mod error;
+mod model;
 pub mod ops;
+mod pages;
 
 pub use driver::{
     Argument, DeviceBuffer, DeviceInfo, EmulatedOptions, Event, Gpu, Grid, Kernel, KernelCache, ModuleSource,
     PinnedBuffer, Region, Stream, has_compiler, variants,
 };
 pub use error::CudaError;
+pub use model::{DeviceForward, DeviceModel, forward_bytes};
+pub use pages::{PagePool, PagePoolOptions, PagedCall, PagedTile, PinnedMemory, TransferCount};

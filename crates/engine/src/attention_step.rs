@@ -19,6 +19,7 @@ use crate::audit::Audit;
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::{Chunk, Step, pages};
+use crate::device::{self, DevicePages};
 use crate::reading;
 use crate::tiles::Tile;
 use crate::{AttentionTime, EngineError};
@@ -36,6 +37,8 @@ pub struct PairCount {
 /// policy is on.
 pub(crate) struct LayerAttention<'a> {
     pub(crate) cache: &'a mut KvCache,
+    /// Pages on a device that attends, in place of the CPU.
+    pub(crate) device: Option<&'a mut DevicePages>,
     pub(crate) policies: &'a mut PolicySet,
     /// Policies of the other phase, which may learn from the masses of this one.
     pub(crate) watching: Option<&'a mut PolicySet>,
@@ -214,20 +217,19 @@ impl LayerAttention<'_> {
                 partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
             }
         }
-        // Policies act on no layer that has a window of its own.
-        let scans = match window {
-            Some(_) => &[],
-            None => self.policies.layer(input.cache_layer),
-        };
-        reading::attend(
-            self.cache,
-            &chunk,
-            &selections,
-            scans,
-            Some(next),
-            &self.options,
-            partials,
-        )?;
+        match &mut self.device {
+            // Keys lie where the kernels read them: scans of policies in main memory are not used again.
+            Some(pages) => device::attend(pages, self.cache, &chunk, &selections, next, &self.options, partials)?,
+            None => {
+                // Policies act on no layer that has a window of its own.
+                let scans = match window {
+                    Some(_) => &[],
+                    None => self.policies.layer(input.cache_layer),
+                };
+                let options = &self.options;
+                reading::attend(self.cache, &chunk, &selections, scans, Some(next), options, partials)?;
+            }
+        }
         for policy in self.policies.layer_mut(input.cache_layer) {
             policy.end_chunk();
         }

@@ -3,18 +3,28 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use riffle_model::{ChatTemplate, GenerationDefaults, LanguageModel, LoadedModel, ModelInfo, Tokenizer};
+use riffle_model::{ChatTemplate, GenerationDefaults, ModelInfo, ModelOutline, Tokenizer};
 
+use crate::compute::Compute;
 use crate::plan::{available_memory_bytes, policy_shape};
 use crate::{EngineError, EngineOptions, MemoryPlan};
 
 /// A model in memory, its options and its plan. Sessions share it.
 pub struct Engine {
     path: PathBuf,
-    loaded: Arc<LoadedModel>,
+    loaded: Arc<Loaded>,
     options: EngineOptions,
     plan: MemoryPlan,
     fingerprint: OnceLock<u128>,
+}
+
+/// What does not depend on the options but the device.
+struct Loaded {
+    outline: ModelOutline,
+    compute: Compute,
+    tokenizer: Option<Tokenizer>,
+    chat_template: Option<ChatTemplate>,
+    generation: GenerationDefaults,
 }
 
 impl Engine {
@@ -26,32 +36,46 @@ impl Engine {
         let path = path.as_ref();
         options.validate()?;
         let info = riffle_model::inspect(path)?;
+        let options = options.resolved(&info.config);
         let shape = policy_shape(&info.config, &options);
         options.prefill.check_places(&shape)?;
         options.decode.check_places(&shape)?;
         let plan = plan(&info, &options)?;
         plan.check(&options)?;
+        let loaded = riffle_model::load(path)?;
         Ok(Arc::new(Self {
             path: path.to_owned(),
-            loaded: Arc::new(riffle_model::load(path)?),
+            loaded: Arc::new(Loaded {
+                outline: loaded.model.outline(),
+                compute: Compute::new(loaded.model, options.device.as_ref())?,
+                tokenizer: loaded.tokenizer,
+                chat_template: loaded.chat_template,
+                generation: loaded.generation,
+            }),
             options,
             plan,
             fingerprint: OnceLock::new(),
         }))
     }
 
-    /// The same model under other options: the weights are shared, everything else is checked and planned anew. Memory
-    /// that the weights take is not counted twice; caches of sessions that are alive are not known to it.
+    /// The same model under other options, where its weights lie: they are shared, everything else is checked and planned
+    /// anew. Memory that the weights take is not counted twice; caches of sessions that are alive are not known to it.
     ///
     /// # Errors
     /// As [`Engine::load`].
     pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
+        let options = EngineOptions {
+            device: self.options.device.clone(),
+            preferred_device: None,
+            ..options
+        };
         options.validate()?;
         let config = self.model().config();
+        options.check_device(config)?;
         let available = options
             .memory_budget_bytes
             .unwrap_or_else(|| available_memory_bytes().saturating_add(config.weight_bytes));
-        let plan = MemoryPlan::new(config, &options, available)?;
+        let plan = MemoryPlan::with_weights(config, &options, available)?;
         plan.check(&options)?;
         Ok(Arc::new(Self {
             path: self.path.clone(),
@@ -79,9 +103,13 @@ impl Engine {
         Ok(*self.fingerprint.get_or_init(|| fingerprint))
     }
 
-    /// The model.
-    pub fn model(&self) -> &dyn LanguageModel {
-        &self.loaded.model
+    /// The model's sizes, and how its keys carry positions.
+    pub fn model(&self) -> &ModelOutline {
+        &self.loaded.outline
+    }
+
+    pub(crate) fn compute(&self) -> &Compute {
+        &self.loaded.compute
     }
 
     /// The options this engine runs under.
@@ -130,6 +158,8 @@ impl Engine {
 /// # Errors
 /// As [`MemoryPlan::new`].
 pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
+    let options = &options.resolved(&info.config);
+    options.check_device(&info.config)?;
     let available = options.memory_budget_bytes.unwrap_or_else(available_memory_bytes);
     MemoryPlan::new(&info.config, options, available)
 }

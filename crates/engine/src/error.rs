@@ -14,6 +14,21 @@ pub enum EngineError {
     /// The model could not be loaded or run.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The device failed or lacks something.
+    #[error(transparent)]
+    Device(#[from] riffle_cuda::CudaError),
+    /// The plan needs more memory than the device has free.
+    #[error("{device} has {available} free and the run does not fit: {parts}; {advice}")]
+    OutOfDeviceMemory {
+        /// The device.
+        device: String,
+        /// What the run needs, part by part.
+        parts: String,
+        /// What is free.
+        available: String,
+        /// What would fit.
+        advice: String,
+    },
     /// The KV cache refused an operation.
     #[error(transparent)]
     Kv(#[from] KvError),

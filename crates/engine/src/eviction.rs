@@ -69,7 +69,11 @@ impl Session {
                 }
                 let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
                 match self.cache.retain(layer, kv_head, &places) {
-                    Ok(_) => {}
+                    Ok(_) => {
+                        if let Some(pages) = &mut self.pages {
+                            pages.truncate_head(layer, kv_head, 0);
+                        }
+                    }
                     // Shared pages are copied before tokens leave them; without room for that they stay.
                     Err(KvError::Budget { .. } | KvError::NearBudget { .. })
                         if self.cache.head_tokens(layer, kv_head) == held =>
@@ -100,6 +104,9 @@ impl Session {
         let place = self.rolled.place(tokens);
         if self.evicted.is_empty() {
             self.cache.truncate(place);
+            if let Some(pages) = &mut self.pages {
+                pages.truncate(place);
+            }
             self.prefill.truncate(place);
             self.decode.truncate(place);
             self.means.truncate(|_, _| place);
@@ -111,6 +118,9 @@ impl Session {
         for layer in 0..shape.layers {
             for kv_head in 0..shape.kv_heads {
                 self.cache.truncate_head(layer, kv_head, held(layer, kv_head));
+                if let Some(pages) = &mut self.pages {
+                    pages.truncate_head(layer, kv_head, held(layer, kv_head));
+                }
                 self.prefill.layer_mut(layer)[kv_head].truncate(held(layer, kv_head));
                 self.decode.layer_mut(layer)[kv_head].truncate(held(layer, kv_head));
             }

@@ -1,5 +1,6 @@
 //! Sessions that hold pages in common.
 
+use crate::device::DevicePages;
 use crate::prefix::grid;
 use crate::{EngineError, Session};
 
@@ -25,7 +26,10 @@ impl Session {
     /// [`EngineError::Kv`] where the budgets leave no room for one more page of every KV head, which the move of pages to
     /// where they can be shared takes.
     pub fn fork(&mut self) -> Result<Self, EngineError> {
-        let mut fork = Self::over(&self.engine, self.cache.fork()?)?;
+        let pages = self.pages.as_mut().map(DevicePages::fork);
+        let mut fork = Self::over(&self.engine, self.cache.fork()?, pages)?;
+        // Memory of a batch is the plan's once: it goes to the session that reads next, as a rule the fork.
+        fork.forward = self.forward.take();
         let pairs = [(&self.prefill, &mut fork.prefill), (&self.decode, &mut fork.decode)];
         for (from, to) in pairs {
             for (from, to) in from.iter().zip(to.iter_mut()) {
@@ -50,7 +54,8 @@ impl Session {
     /// # Errors
     /// [`EngineError::Kv`] where they leave no room for pages on their way.
     pub fn beside(&self) -> Result<Self, EngineError> {
-        Self::over(&self.engine, self.cache.pool().cache()?)
+        let pages = self.pages.as_ref().map(DevicePages::beside);
+        Self::over(&self.engine, self.cache.pool().cache()?, pages)
     }
 
     /// Shares the whole pages of what was read as prompt with sessions [beside](Self::beside) this one that read the same

@@ -1,6 +1,7 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
 use riffle_attention::Format;
+use riffle_cuda::Gpu;
 use riffle_kv::KvTiers;
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
@@ -41,6 +42,11 @@ pub struct EngineOptions {
     /// Where KV pages may lie. How the cache will be used ([`KvTiers::outlook`]) and a budget of RAM that is not given
     /// follow from the model and from the memory there is.
     pub kv_tiers: KvTiers,
+    /// The device that computes; `None` is the CPU. Pages are then kept in main memory as well, and
+    /// [`KvTiers::device_budget_bytes`] is what they may take on the device: 0 for what it has left.
+    pub device: Option<Gpu>,
+    /// A device that computes in place of the CPU if it can compute the model under these options.
+    pub preferred_device: Option<Gpu>,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -62,6 +68,8 @@ impl Default for EngineOptions {
             audit: false,
             auto_target: None,
             kv_tiers: KvTiers::memory(None),
+            device: None,
+            preferred_device: None,
             memory_budget_bytes: None,
         }
     }

@@ -1,6 +1,9 @@
 //! The memory plan: what a run will use, before anything is allocated.
 
+use std::sync::Arc;
+
 use riffle_attention::Format;
+use riffle_cuda::{Gpu, PagePoolOptions, PinnedMemory};
 use riffle_kv::{CacheShape, KvTiers, Outlook, largest};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicyShape;
@@ -23,6 +26,8 @@ pub struct MemoryPlan {
     pub kv_bytes: u64,
     /// Where they lie then.
     pub kv_tiers: TierPlan,
+    /// Where the model computes on a device: what that needs there. The parts beside it are of main memory.
+    pub device: Option<DevicePlan>,
     /// Bytes of the recurrent layers' state and the copies a session keeps of it; the same for every context.
     pub recurrent_bytes: u64,
     /// Bytes of activations for one logical batch, attention partials and logits.
@@ -34,6 +39,28 @@ pub struct MemoryPlan {
     /// Longest context that fits in [`Self::available_bytes`] and in the tiers, at most what the model supports; 0 if none
     /// does.
     pub largest_context_tokens: usize,
+}
+
+/// Bytes of a device's memory that a run needs, part by part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DevicePlan {
+    /// The device's name.
+    pub name: String,
+    /// Bytes of weights.
+    pub weights_bytes: u64,
+    /// Bytes of hidden states, of scratch and of attention's rows for one logical batch.
+    pub scratch_bytes: u64,
+    /// Bytes of the context's KV pages that lie there when it is full, those on their way included. All pages lie in main
+    /// memory as well.
+    pub kv_bytes: u64,
+    /// The hard budget of KV pages.
+    pub kv_budget_bytes: u64,
+    /// Bytes of KV pages that are needed at least.
+    pub least_kv_bytes: u64,
+    /// Sum of the parts.
+    pub total_bytes: u64,
+    /// Bytes of its memory that are free.
+    pub available_bytes: u64,
 }
 
 /// Bytes of KV pages by tier, and of those on their way.
@@ -59,6 +86,24 @@ impl MemoryPlan {
     /// # Errors
     /// [`EngineError::ContextTooLong`], or [`EngineError::Kv`] for an impossible cache shape.
     pub fn new(config: &ModelConfig, options: &EngineOptions, available_bytes: u64) -> Result<Self, EngineError> {
+        Self::planned(config, options, available_bytes, false)
+    }
+
+    /// The plan of a run whose weights lie on the device already, if there is one: what is free there is free beside them.
+    pub(crate) fn with_weights(
+        config: &ModelConfig,
+        options: &EngineOptions,
+        available_bytes: u64,
+    ) -> Result<Self, EngineError> {
+        Self::planned(config, options, available_bytes, true)
+    }
+
+    fn planned(
+        config: &ModelConfig,
+        options: &EngineOptions,
+        available_bytes: u64,
+        has_weights: bool,
+    ) -> Result<Self, EngineError> {
         options.validate()?;
         let asked = options.context_for(config.max_position)?;
         let shape = cache_shape(config, options);
@@ -71,11 +116,18 @@ impl MemoryPlan {
                 .weight_bytes
                 .saturating_add(recurrent_bytes)
                 .saturating_add(scratch_bytes);
-            let tiers = planned_tiers(options, context, scans_keys, available_bytes.saturating_sub(rest));
+            let beside = match options.device {
+                None => rest,
+                Some(_) => rest - config.weight_bytes,
+            };
+            let tiers = planned_tiers(options, context, scans_keys, available_bytes.saturating_sub(beside));
             let kv_tiers = TierPlan::new(&tiers, &shape, context);
-            let total = rest
-                .saturating_add(kv_tiers.device_bytes)
-                .saturating_add(kv_tiers.ram_bytes);
+            let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
+            let total = match options.device {
+                None => rest.saturating_add(pages),
+                // Weights pass through main memory and are gone when the first page comes.
+                Some(_) => config.weight_bytes.max(rest - config.weight_bytes + pages),
+            };
             (scratch_bytes, kv_tiers, total)
         };
         let largest_context_tokens = largest(config.max_position, |context| {
@@ -88,7 +140,19 @@ impl MemoryPlan {
             _ => asked,
         };
         let (scratch_bytes, kv_tiers, total_bytes) = planned(context_tokens);
+        let device = match &options.device {
+            Some(gpu) => Some(DevicePlan::new(
+                gpu,
+                config,
+                options,
+                &shape,
+                context_tokens,
+                has_weights,
+            )?),
+            None => None,
+        };
         Ok(Self {
+            device,
             context_tokens,
             weights_bytes: config.weight_bytes,
             kv_bytes_per_token: shape.bytes_per_token(),
@@ -104,7 +168,8 @@ impl MemoryPlan {
 
     /// Whether the whole plan fits.
     pub fn fits(&self) -> bool {
-        self.total_bytes <= self.available_bytes && self.kv_tiers.refusal.is_none()
+        let on_device = self.device.as_ref().is_none_or(DevicePlan::fits);
+        self.total_bytes <= self.available_bytes && self.kv_tiers.refusal.is_none() && on_device
     }
 
     /// Refuses a plan that does not fit.
@@ -115,6 +180,9 @@ impl MemoryPlan {
     pub fn check(&self, options: &EngineOptions) -> Result<(), EngineError> {
         if self.fits() {
             return Ok(());
+        }
+        if let Some(device) = self.device.as_ref().filter(|device| !device.fits()) {
+            return Err(device.refusal());
         }
         let shorter = match self.largest_context_tokens {
             0 => None,
@@ -163,6 +231,82 @@ impl MemoryPlan {
                 false => format!("use {}", ways.join(", or ")),
             },
         })
+    }
+}
+
+impl DevicePlan {
+    fn new(
+        gpu: &Gpu,
+        config: &ModelConfig,
+        options: &EngineOptions,
+        shape: &CacheShape,
+        context: usize,
+        has_weights: bool,
+    ) -> Result<Self, EngineError> {
+        let batch = options.batch_tokens.min(context);
+        let pool = PagePoolOptions {
+            shape: *shape,
+            heads: config.heads,
+            budget_bytes: 0,
+            slots: options.kv_tiers.slots,
+        };
+        // Norms and biases are f32 there, whatever they are in the file.
+        let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
+        let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
+        let scratch_bytes = riffle_cuda::forward_bytes(config, batch)
+            .saturating_add(pool.call_bytes(options.chunk_tokens.min(batch), context));
+        let available_bytes = gpu.free_bytes()? as u64 + if has_weights { weights_bytes } else { 0 };
+        let left = available_bytes.saturating_sub(weights_bytes.saturating_add(scratch_bytes));
+        // Some is left to the driver: compiled kernels, and what falls between allocations.
+        let left = left - left / 32;
+        let whole = pool.bytes_for(context);
+        let kv_budget_bytes = match options.kv_tiers.device_budget_bytes {
+            0 => left.min(whole),
+            budget => budget.min(whole),
+        };
+        Ok(Self {
+            name: gpu.info().name.clone(),
+            weights_bytes,
+            scratch_bytes,
+            kv_bytes: kv_budget_bytes,
+            kv_budget_bytes,
+            least_kv_bytes: pool.least_bytes(),
+            total_bytes: weights_bytes
+                .saturating_add(scratch_bytes)
+                .saturating_add(kv_budget_bytes),
+            available_bytes,
+        })
+    }
+
+    /// Whether it fits in what is free.
+    pub fn fits(&self) -> bool {
+        self.total_bytes <= self.available_bytes && self.kv_budget_bytes >= self.least_kv_bytes
+    }
+
+    fn refusal(&self) -> EngineError {
+        let beside = self.weights_bytes.saturating_add(self.scratch_bytes);
+        let advice = match self.available_bytes.checked_sub(beside) {
+            Some(left) if left >= self.least_kv_bytes => {
+                let range = (typed_bytes(self.least_kv_bytes), typed_bytes(left));
+                format!(
+                    "use --kv-device-budget from {} to {}, or --device cpu",
+                    range.0, range.1
+                )
+            }
+            _ => "use a smaller -b, a smaller --kv-slots, a smaller model, or --device cpu".to_owned(),
+        };
+        EngineError::OutOfDeviceMemory {
+            device: self.name.clone(),
+            parts: format!(
+                "weights {}, KV pages {} (at least {}), scratch {}",
+                human_bytes(self.weights_bytes),
+                human_bytes(self.kv_budget_bytes),
+                human_bytes(self.least_kv_bytes),
+                human_bytes(self.scratch_bytes)
+            ),
+            available: human_bytes(self.available_bytes),
+            advice,
+        }
     }
 }
 
@@ -226,6 +370,11 @@ impl TierPlan {
 /// The tiers of a context, with the outlook and a budget of RAM where pages may go on to a disk but none was given.
 fn planned_tiers(options: &EngineOptions, context: usize, scans_keys: bool, room_bytes: u64) -> KvTiers {
     let mut tiers = options.kv_tiers.clone();
+    if let Some(gpu) = &options.device {
+        // The device stands in front of main memory, which holds every page.
+        tiers.device = Arc::new(PinnedMemory::new(gpu));
+        tiers.device_budget_bytes = 0;
+    }
     if tiers.disk.is_some() && tiers.ram_budget_bytes.is_none() {
         tiers.ram_budget_bytes = Some(room_bytes.saturating_sub(tiers.device_budget_bytes));
     }

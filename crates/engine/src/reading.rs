@@ -283,7 +283,7 @@ impl<'c> Observed<'c> {
 }
 
 /// The pages that queries read, by KV head; `None` for all, where none has to be brought near.
-fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Selection)>>(
+pub(crate) fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Selection)>>(
     cache: &KvCache,
     chunk: &Chunk<'_>,
     reads: impl FnOnce() -> I,
@@ -308,7 +308,7 @@ fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
 }
 
 /// Pages up to the chunk's end in each KV head; keys of later chunks may be there already.
-fn cut<'p>(pages: &[Vec<PageView<'p>>], chunk: &Chunk<'_>) -> Vec<Vec<PageView<'p>>> {
+pub(crate) fn cut<'p>(pages: &[Vec<PageView<'p>>], chunk: &Chunk<'_>) -> Vec<Vec<PageView<'p>>> {
     let heads = pages.iter().zip(&chunk.contexts);
     heads.map(|(pages, context)| cut_head(pages, context.tokens)).collect()
 }

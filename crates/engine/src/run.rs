@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_kv::KvUsage;
 use riffle_model::ChatMessage;
 use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
@@ -106,7 +105,7 @@ pub struct KvReport {
     pub page_tokens: usize,
     /// Element formats of keys and values.
     pub format: String,
-    /// Bytes in device memory.
+    /// Bytes in device memory; where a device computes, of pages that lie in RAM or on disk as well.
     pub device_bytes: u64,
     /// Bytes in RAM.
     pub ram_bytes: u64,
@@ -117,14 +116,15 @@ pub struct KvReport {
 }
 
 impl KvReport {
-    fn new(engine: &Engine, usage: &KvUsage) -> Self {
+    fn new(session: &Session) -> Self {
+        let (engine, usage) = (session.engine(), session.usage());
         let options = engine.options();
         Self {
             tokens: usage.tokens,
             pages: usage.pages,
             page_tokens: options.page_tokens,
             format: format!("{}:{}", options.key_format.name(), options.value_format.name()),
-            device_bytes: usage.bytes_by_tier.device,
+            device_bytes: usage.bytes_by_tier.device + session.device_page_bytes(),
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
             shared_bytes: usage.shared_bytes,
@@ -283,7 +283,7 @@ impl Finished {
             decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),
             audit: session.audit(),
             chat_template_applied: self.chat_template_applied,
-            kv: KvReport::new(engine, &session.usage()),
+            kv: KvReport::new(session),
             session: None,
             prefix_cache: None,
             plan: engine.plan().clone(),

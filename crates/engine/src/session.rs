@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Partial};
 use riffle_kv::{KvCache, KvUsage};
-use riffle_model::Workspace;
+use riffle_model::Forward;
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::attention_step::{LayerAttention, PairCount};
@@ -13,6 +13,7 @@ use crate::audit::{Audit, AuditReport, AuditedQuery};
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::Step;
+use crate::device::DevicePages;
 use crate::edge::{CacheEdge, EdgeBuffers};
 use crate::eviction::Evicted;
 use crate::plan::{cache_shape, policy_shape, session_tiers};
@@ -50,9 +51,12 @@ pub struct Session {
     pub(crate) pending: Option<u32>,
     /// Where the draws of the current answer stand.
     pub(crate) sampler: Option<SamplerState>,
-    hidden: Vec<f32>,
+    /// Memory of the model's pass, once a batch has been read, and the tokens of the latest.
+    pub(crate) forward: Option<Box<dyn Forward>>,
+    batch_tokens: usize,
+    /// Pages on the device, where there is one.
+    pub(crate) pages: Option<DevicePages>,
     pub(crate) logits: Vec<f32>,
-    workspace: Workspace,
     edge: EdgeBuffers,
     partials: Vec<Partial>,
     pub(crate) pairs: PairCount,
@@ -74,11 +78,12 @@ impl Session {
         Self::over(
             engine,
             KvCache::with_tiers(shape, session_tiers(options, engine.plan())?)?,
+            DevicePages::new(engine)?,
         )
     }
 
-    /// An empty session over an empty cache.
-    pub(crate) fn over(engine: &Arc<Engine>, cache: KvCache) -> Result<Self, EngineError> {
+    /// An empty session over a cache and, where a device computes, its pages there.
+    pub(crate) fn over(engine: &Arc<Engine>, cache: KvCache, pages: Option<DevicePages>) -> Result<Self, EngineError> {
         let options = engine.options();
         let config = engine.model().config();
         let shape = policy_shape(config, options);
@@ -94,9 +99,10 @@ impl Session {
             prefilled: 0,
             pending: None,
             sampler: None,
-            hidden: Vec::new(),
+            forward: None,
+            batch_tokens: 0,
+            pages,
             logits: Vec::new(),
-            workspace: Workspace::new(config, 0),
             edge: EdgeBuffers::default(),
             partials: Vec::new(),
             pairs: PairCount::default(),
@@ -134,6 +140,11 @@ impl Session {
     /// Where the time of attention went in a phase, since the session was made.
     pub fn attention_time(&self, phase: Phase) -> AttentionTime {
         self.attention_time[usize::from(phase == Phase::Decode)]
+    }
+
+    /// Bytes of KV pages that lie on the device that computes, beside those in main memory; 0 where the CPU computes.
+    pub fn device_page_bytes(&self) -> u64 {
+        self.pages.as_ref().map_or(0, DevicePages::resident_bytes)
     }
 
     /// Share of the causal query-key pairs that were read, over all layers and heads so far; 1 for full attention.
@@ -368,8 +379,8 @@ impl Session {
         self.finish_logits()
     }
 
-    /// Takes a logical batch of a prompt that ends at `goal` tokens through every layer. `self.hidden` holds its last
-    /// hidden states afterwards.
+    /// Takes a logical batch of a prompt that ends at `goal` tokens through every layer. `self.forward` holds its
+    /// last hidden states afterwards.
     fn read_batch(
         &mut self,
         batch: &[u32],
@@ -404,18 +415,24 @@ impl Session {
         let engine = Arc::clone(&self.engine);
         let model = engine.model();
         let config = model.config();
-        if self.workspace.batch_tokens() < batch.len() {
-            self.workspace = Workspace::new(config, batch.len()).for_context(engine.rotary_context());
-        }
-        // [tokens, hidden]
-        self.hidden.resize(batch.len() * config.hidden_size, 0.0);
-        model.embed(batch, &mut self.hidden)?;
+        let forward = match self.forward.take() {
+            Some(forward) if forward.batch_tokens() >= batch.len() => forward,
+            // The memory of shorter batches is gone before there is more.
+            shorter => {
+                drop(shorter);
+                engine.compute().forward(batch.len(), engine.rotary_context())?
+            }
+        };
+        let forward = self.forward.insert(forward);
+        self.batch_tokens = batch.len();
+        forward.embed(batch)?;
         let (policies, watching) = match phase {
             Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
             Phase::Decode => (&mut self.decode, None),
         };
         let mut attention = LayerAttention {
             cache: &mut self.cache,
+            device: self.pages.as_mut(),
             policies,
             watching,
             means: &mut self.means,
@@ -456,14 +473,7 @@ impl Session {
                 place: self.rolled.place(start),
                 buffers: &mut self.edge,
             };
-            let result = model.layer(
-                layer,
-                self.rolled.position(start),
-                &mut self.hidden,
-                &mut edge,
-                state,
-                &mut self.workspace,
-            );
+            let result = forward.layer(layer, self.rolled.position(start), &mut edge, state);
             if let Err(error) = result {
                 return Err(match (attention.failure.take(), error) {
                     (Some(failure), _) => failure,
@@ -481,12 +491,8 @@ impl Session {
 
     /// Logits of the last token that was read.
     fn finish_logits(&mut self) -> Result<(), EngineError> {
-        let config = self.engine.model().config();
-        self.logits.resize(config.vocab_size, 0.0);
-        let last = self.hidden.len() - config.hidden_size;
-        self.engine
-            .model()
-            .logits(&self.hidden[last..], &mut self.logits, &mut self.workspace);
+        let last = self.batch_tokens - 1;
+        self.logits_of(last..self.batch_tokens)?;
         if self.logits.iter().any(|logit| !logit.is_finite()) {
             return Err(EngineError::NonFiniteLogits {
                 position: self.tokens.len(),
@@ -503,18 +509,12 @@ impl Session {
         take: &mut TakeLogits<'_>,
     ) -> Result<(), EngineError> {
         const ROWS: usize = 64;
-        let config = self.engine.model().config();
         let first = self.tokens.len() - tokens;
         for range in wanted {
             let range = range.start.max(first)..range.end.min(self.tokens.len());
             for start in range.clone().step_by(ROWS) {
                 let rows = ROWS.min(range.end - start);
-                let hidden = &self.hidden[(start - first) * config.hidden_size..][..rows * config.hidden_size];
-                // [rows, vocab]
-                self.logits.resize(rows * config.vocab_size, 0.0);
-                self.engine
-                    .model()
-                    .logits(hidden, &mut self.logits, &mut self.workspace);
+                self.logits_of(start - first..start - first + rows)?;
                 if take(start, &self.logits).is_break() {
                     return Err(EngineError::Interrupted {
                         tokens: self.tokens.len(),
@@ -524,5 +524,15 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Logits of some tokens of the latest batch, `[rows, vocab]`.
+    fn logits_of(&mut self, rows: Range<usize>) -> Result<(), EngineError> {
+        let vocab_size = self.engine.model().config().vocab_size;
+        self.logits.resize(rows.len() * vocab_size, 0.0);
+        match &mut self.forward {
+            Some(forward) => Ok(forward.logits(rows, &mut self.logits)?),
+            None => unreachable!("a batch has been read"),
+        }
     }
 }

@@ -110,6 +110,10 @@ impl Session {
         }
         if pages > 0 || turned_back {
             self.place_sinks()?;
+            if let Some(pages) = &mut self.pages {
+                // Pages moved down and keys were turned.
+                pages.truncate(0);
+            }
         }
         Ok(())
     }

@@ -95,6 +95,24 @@ pub fn attention_cases() -> Vec<AttentionCase> {
     cases
 }
 
+/// The cases that a device is measured with: those above that it reads, whole long prompts, and sparse ones.
+pub fn device_cases() -> Vec<AttentionCase> {
+    let case = |rows, tokens, format, density| AttentionCase {
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        rows,
+        tokens,
+        format,
+        density,
+    };
+    let mut cases = attention_cases();
+    cases.retain(|case| case.format != Format::F32);
+    cases.push(case(32_768, 32_768, Format::Bf16, 1.0));
+    cases.extend([1.0, 0.5, 0.25, 0.1, 0.05].map(|density| case(4096, 131_072, Format::F16, density)));
+    cases
+}
+
 impl AttentionCase {
     /// The case's name: what is done, format, rows × tokens, head width, density below 1.
     pub fn name(&self) -> String {
@@ -138,7 +156,7 @@ pub fn measure_attention(
 }
 
 /// Query rows in a tile.
-const TILE_ROWS: usize = 64;
+pub(crate) const TILE_ROWS: usize = 64;
 
 /// Tokens in a block of a sparse selection.
 const BLOCK: usize = 128;
@@ -231,7 +249,7 @@ fn measure(
 }
 
 /// The cache of one layer, filled with noise.
-fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
+pub(crate) fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
     const CHUNK: usize = 4096;
     let shape = CacheShape {
         layers: 1,
@@ -257,7 +275,7 @@ fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
 }
 
 /// Everything, or a scattered share of the blocks together with the tile's own.
-fn selection(case: &AttentionCase, first: usize) -> Selection {
+pub(crate) fn selection(case: &AttentionCase, first: usize) -> Selection {
     if case.density >= 1.0 {
         return Selection::full(case.tokens);
     }

@@ -53,6 +53,7 @@ mod choice;
 mod compare;
 mod context_rates;
 mod csv;
+mod device_rates;
 mod error;
 mod escape;
 mod files;
@@ -72,7 +73,9 @@ mod statistics;
 mod table;
 mod tasks;
 
-pub use attention_rates::{AttentionCase, AttentionRate, AttentionReport, attention_cases, measure_attention};
+pub use attention_rates::{
+    AttentionCase, AttentionRate, AttentionReport, attention_cases, device_cases, measure_attention,
+};
 pub use audit::{AttentionMap, AuditOptions, AuditTable, AuditedHead, AuditedRows, audit};
 pub use baselines::{baselines, parse_policy};
 pub use calibrate::{CalibrateOptions, Calibration, calibrate};
@@ -81,6 +84,7 @@ pub use choice::PolicyChoice;
 pub use compare::{CompareOptions, CompareTask, compare};
 pub use context_rates::{ContextRateOptions, ContextRow, ContextTable, measure_context};
 pub use csv::to_csv;
+pub use device_rates::{DeviceCeilings, DeviceRate, DeviceReport, OffloadRate, measure_device};
 pub use error::EvalError;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
 pub use logits::{LogitsReport, read_tokens, write_logits};

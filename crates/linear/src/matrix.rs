@@ -145,6 +145,30 @@ impl PackedMatrix {
         }
     }
 
+    /// The bytes that were [packed](Self::pack): to bring the weights to a device with a layout of its own.
+    pub fn unpack(&self) -> Vec<u8> {
+        let (outputs, inputs) = (self.out_features, self.in_features);
+        let row_bytes = inputs / self.format.block_weights() * self.format.block_bytes();
+        let mut rows = vec![0; outputs * row_bytes];
+        let packed = self.buffer.bytes();
+        match self.format {
+            WeightFormat::F32 => float::unpack::<F32>(packed, outputs, inputs, &mut rows),
+            WeightFormat::F16 => float::unpack::<F16>(packed, outputs, inputs, &mut rows),
+            WeightFormat::Bf16 => float::unpack::<Bf16>(packed, outputs, inputs, &mut rows),
+            WeightFormat::Q4_0 => quant::unpack::<Q4_0>(packed, inputs, &mut rows),
+            WeightFormat::Q4_1 => quant::unpack::<Q4_1>(packed, inputs, &mut rows),
+            WeightFormat::Q5_0 => quant::unpack::<Q5_0>(packed, inputs, &mut rows),
+            WeightFormat::Q5_1 => quant::unpack::<Q5_1>(packed, inputs, &mut rows),
+            WeightFormat::Q8_0 => quant::unpack::<Q8_0>(packed, inputs, &mut rows),
+            WeightFormat::Q2K => quant::unpack::<Q2K>(packed, inputs, &mut rows),
+            WeightFormat::Q3K => quant::unpack::<Q3K>(packed, inputs, &mut rows),
+            WeightFormat::Q4K => quant::unpack::<Q4K>(packed, inputs, &mut rows),
+            WeightFormat::Q5K => quant::unpack::<Q5K>(packed, inputs, &mut rows),
+            WeightFormat::Q6K => quant::unpack::<Q6K>(packed, inputs, &mut rows),
+        }
+        rows
+    }
+
     /// Rows of the matrix: values of an output row.
     pub fn out_features(&self) -> usize {
         self.out_features

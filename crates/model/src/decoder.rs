@@ -2,12 +2,12 @@
 
 use riffle_linear::PackedMatrix;
 
-use crate::blocks::{Norm, for_rows};
+use crate::blocks::Norm;
 use crate::language_model::{AttentionStep, LanguageModel};
 use crate::layer::Layer;
 use crate::weights::Checkpoint;
 use crate::workspace::{Pass, ROW_BLOCK, Workspace};
-use crate::{ModelConfig, ModelError, RecurrentState};
+use crate::{ModelConfig, ModelError, ModelOutline, RecurrentState};
 
 /// A whole model: weights and the order of work. On the CPU it computes itself ([`LanguageModel`]).
 pub struct Decoder {
@@ -51,6 +51,11 @@ impl Decoder {
         })
     }
 
+    /// What is known of it without its weights.
+    pub fn outline(&self) -> ModelOutline {
+        ModelOutline::new(&self.config, &self.layers)
+    }
+
     /// Bytes the weights take in memory.
     pub(crate) fn bytes(&self) -> u64 {
         let head = self.head.as_ref().map_or(0, |head| head.bytes() as u64);
@@ -63,24 +68,6 @@ impl Decoder {
 impl LanguageModel for Decoder {
     fn config(&self) -> &ModelConfig {
         &self.config
-    }
-
-    fn window(&self, layer: usize) -> Option<usize> {
-        *self.config.windows.get(layer)?
-    }
-
-    fn rotation_changes_at(&self) -> Option<usize> {
-        self.layers.iter().find_map(|layer| layer.rotary()?.changes_at())
-    }
-
-    fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, context_tokens: usize) {
-        let rotary = self.layers.get(layer).and_then(|layer| layer.rotary());
-        if let Some(rotary) = rotary.filter(|_| from != to) {
-            let width = self.config.kv_width();
-            for_rows(keys, width, |row, keys| {
-                rotary.move_heads(keys, self.config.head_dim, from + row, to + row, context_tokens);
-            });
-        }
     }
 
     fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<(), ModelError> {

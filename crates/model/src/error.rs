@@ -240,6 +240,9 @@ pub enum ModelError {
         /// Layers of the model.
         layers: usize,
     },
+    /// The device that computes failed or lacks something.
+    #[error("{0}")]
+    Device(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The attention step of the caller failed.
     #[error("{0}")]
     Attention(#[source] Box<dyn std::error::Error + Send + Sync>),

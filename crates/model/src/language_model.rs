@@ -38,21 +38,6 @@ pub trait LanguageModel: Send + Sync {
     /// Sizes and settings.
     fn config(&self) -> &ModelConfig;
 
-    /// Tokens layer `layer` looks back, counting the token itself; `None` where it sees everything.
-    fn window(&self, _layer: usize) -> Option<usize> {
-        None
-    }
-
-    /// The context length beyond which keys turn otherwise than below (LongRoPE): keys of the two kinds do not go
-    /// together. `None` for models whose keys do not depend on the context's length.
-    fn rotation_changes_at(&self) -> Option<usize> {
-        None
-    }
-
-    /// Turns keys of a layer, `[tokens, kv_heads, head_dim]`, that stand at positions from `from` on as if they stood at
-    /// positions from `to` on, in a context of `context_tokens`. As exact as the turn by a position is itself.
-    fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, context_tokens: usize);
-
     /// Writes the embeddings of `tokens` to `hidden`, `[tokens, hidden_size]`.
     fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<(), ModelError>;
 

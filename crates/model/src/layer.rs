@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::blocks::{Attention, GatedDeltaNet, Mlp, Norm, Projection, Rotary, add, sigmoid_gate};
+use crate::blocks::{Attention, GatedDeltaNet, Mlp, Norm, Projection, add, sigmoid_gate};
 use crate::recurrent::LayerState;
 use crate::workspace::{Pass, RowBlock};
 use crate::{ModelConfig, ModelError};
@@ -85,11 +85,6 @@ impl Layer {
             }
         });
         Ok(())
-    }
-
-    /// How its keys carry their positions; `None` where there are none.
-    pub(crate) fn rotary(&self) -> Option<&Rotary> {
-        Some(&self.attention.as_ref()?.rotary)
     }
 
     /// Bytes its weights take in memory.

@@ -4,10 +4,11 @@ mod context;
 
 use std::ops::ControlFlow;
 
-use riffle_engine::{Engine, human_bytes, with_threads};
+use riffle_engine::{Engine, EngineOptions, Gpu, human_bytes, with_threads};
 use riffle_eval::{
-    AttentionCase, AttentionRate, KeyKind, KvRateOptions, KvRow, ModelRateOptions, PolicyRate, PolicyRateOptions,
-    attention_cases, measure_attention, measure_kv, measure_model, measure_policies, to_csv,
+    AttentionCase, AttentionRate, DeviceCeilings, KeyKind, KvRateOptions, KvRow, ModelRateOptions, PolicyRate,
+    PolicyRateOptions, attention_cases, device_cases, measure_attention, measure_device, measure_kv, measure_model,
+    measure_policies, to_csv,
 };
 use riffle_policy::{Phase, PolicySpec, catalogue};
 
@@ -31,16 +32,25 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
 
 fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
     let wanted = arguments.only.as_deref().unwrap_or("");
-    let cases: Vec<AttentionCase> = attention_cases()
-        .into_iter()
+    let options = EngineOptions::default().on_device(Some(&arguments.device))?;
+    let all = match options.device {
+        Some(_) => device_cases(),
+        None => attention_cases(),
+    };
+    let cases: Vec<AttentionCase> = all
+        .iter()
+        .copied()
         .filter(|case| case.name().contains(wanted))
         .collect();
     if cases.is_empty() {
-        let names: Vec<String> = attention_cases().iter().map(AttentionCase::name).collect();
+        let names: Vec<String> = all.iter().map(AttentionCase::name).collect();
         return Err(Failure::new(format!(
             "no case holds {wanted:?}: there are {}",
             names.join(", ")
         )));
+    }
+    if let Some(gpu) = &options.device {
+        return device_attention(arguments, gpu, &cases);
     }
     let interrupt = Interrupt::install()?;
     let mut printed = Ok(());
@@ -64,6 +74,47 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
             "{}, {} threads: multiply-add peak {:.0} GFLOP/s, memory read at {:.1} GB/s\n",
             report.instructions, report.threads, report.peak_gflops, report.read_gigabytes_per_s
         ))?;
+    }
+    whole(report.rates.len(), cases.len(), "cases")
+}
+
+fn device_attention(arguments: &BenchAttentionArguments, gpu: &Gpu, cases: &[AttentionCase]) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let mut printed = Ok(());
+    let report = with_threads(arguments.threads, || {
+        measure_device(gpu, cases, &DeviceCeilings::default(), &mut |rate| {
+            let line = format!(
+                "{:<32} {:>9.3} ms {:>7.1} TFLOP/s {:>5.1}% of matmul {:>7.1} GB/s {:>5.1}% of copy  error {:.0e}\n",
+                rate.name,
+                rate.median_ms,
+                rate.teraflops,
+                rate.matmul_share * 100.0,
+                rate.gigabytes_per_s,
+                rate.copy_share * 100.0,
+                rate.relative_error
+            );
+            show(&line, arguments.json, &interrupt, &mut printed)
+        })
+    })??;
+    printed?;
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        print(&format!(
+            "{}: matmul {:.0} TFLOP/s, copy {:.0} GB/s, upload {:.1} GB/s\n",
+            report.device, report.matmul_teraflops, report.copy_gigabytes_per_s, report.upload_gigabytes_per_s
+        ))?;
+        if let Some(rate) = &report.offload {
+            print(&format!(
+                "decode of {} tokens from main memory: {:.2} ms at {:.1} GB/s ({:.0}% of upload), resident {:.2} ms, {}\n",
+                rate.tokens,
+                rate.median_ms,
+                rate.gigabytes_per_s,
+                rate.upload_share * 100.0,
+                rate.resident_ms,
+                if rate.same_bits { "the same bits" } else { "OTHER BITS" }
+            ))?;
+        }
     }
     whole(report.rates.len(), cases.len(), "cases")
 }

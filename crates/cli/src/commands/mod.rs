@@ -56,6 +56,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         memory_budget_bytes: bytes("--memory", &arguments.memory)?,
         ..defaults
     };
+    let options = options.on_device(arguments.device.as_deref())?;
     match arguments.window_size {
         Some(window_tokens) => Ok(options.with_window(StreamWindow {
             window_tokens,

@@ -18,17 +18,31 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         format!("does not fit: {refusal}")
     } else if plan.fits() {
         "fits".to_owned()
+    } else if plan.device.as_ref().is_some_and(|device| !device.fits()) {
+        "does not fit on the device".to_owned()
     } else if plan.largest_context_tokens == 0 {
         "does not fit at any context length".to_owned()
     } else {
         format!("does not fit; --ctx {} would", plan.largest_context_tokens)
     };
+    let device = plan.device.as_ref().map_or_else(String::new, |device| {
+        format!(
+            "on {}\n  weights  {}\n  KV pages {} of those in RAM\n  scratch  {}\n  total    {}\n  free     {}{}\n",
+            device.name,
+            human_bytes(device.weights_bytes),
+            human_bytes(device.kv_bytes),
+            human_bytes(device.scratch_bytes),
+            human_bytes(device.total_bytes),
+            human_bytes(device.available_bytes),
+            if device.fits() { "" } else { ": does not fit" },
+        )
+    });
     let recurrent = match plan.recurrent_bytes {
         0 => String::new(),
         bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
     };
     print(&format!(
-        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\nplan       {verdict}\n",
+        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\n{device}plan       {verdict}\n",
         grouped(plan.context_tokens),
         human_bytes(plan.weights_bytes),
         human_bytes(plan.kv_bytes),

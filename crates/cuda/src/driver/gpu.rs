@@ -40,7 +40,9 @@ impl Gpu {
     #[cfg(not(feature = "cuda"))]
     pub fn open(_ordinal: usize, _cache: KernelCache) -> Result<Self, CudaError> {
         Err(CudaError::NoDriver {
-            reason: "this riffle was built without CUDA (feature cuda)".to_owned(),
+            reason:
+                "this riffle was built without CUDA: build it with cargo build --release -p riffle-cli --features cuda"
+                    .to_owned(),
         })
     }
 

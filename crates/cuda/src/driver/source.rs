@@ -102,6 +102,7 @@ files!(
     "delta.cu",
     "quantised_linear.cu",
     "float_linear.cu",
+    "arrange.cu",
 );
 
 fn find(file: &str) -> Option<&'static str> {

@@ -65,6 +65,23 @@ impl Stream {
         unsafe { self.copy(Direction::Upload, to.address(), source, to.bytes()) }
     }
 
+    /// Copies slices of main memory to regions of their size and returns when they are there. Slices of pinned memory are
+    /// read by the device itself, one after the other without a pause.
+    ///
+    /// # Errors
+    /// Sizes that differ, a lost device.
+    pub fn upload_all(&self, copies: &[(Region<'_>, &[u8])]) -> Result<(), CudaError> {
+        for (to, from) in copies {
+            check_bytes(to.bytes(), from.len())?;
+        }
+        let queued = copies.iter().try_for_each(|(to, from)| {
+            // SAFETY: the sizes agree, and neither side is let go of before the copies have run or failed.
+            unsafe { self.copy(Direction::Upload, to.address(), from.as_ptr() as u64, from.len()) }
+        });
+        let run = self.synchronize();
+        queued.and(run)
+    }
+
     /// Queues a copy of `from` to `to[offset..]`, which holds it when the stream has been waited for.
     ///
     /// # Errors
@@ -81,13 +98,7 @@ impl Stream {
     /// # Errors
     /// Sizes that differ, a lost device.
     pub fn copy_on_device(&self, to: Region<'_>, from: Region<'_>) -> Result<(), CudaError> {
-        if to.bytes() != from.bytes() {
-            return Err(CudaError::Mismatch {
-                what: "bytes of a copy",
-                expected: to.bytes(),
-                found: from.bytes(),
-            });
-        }
+        check_bytes(to.bytes(), from.bytes())?;
         // SAFETY: as in `to_device`.
         unsafe { self.copy(Direction::Within, to.address(), from.address(), to.bytes()) }
     }
@@ -131,6 +142,15 @@ impl Stream {
         }
         // SAFETY: handed on to the caller.
         unsafe { self.gpu.driver().copy(self.handle, direction, to, from, bytes) }
+    }
+}
+
+fn check_bytes(expected: usize, found: usize) -> Result<(), CudaError> {
+    let what = "bytes of a copy";
+    if expected == found {
+        Ok(())
+    } else {
+        Err(CudaError::Mismatch { what, expected, found })
     }
 }
 

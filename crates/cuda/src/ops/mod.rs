@@ -3,6 +3,7 @@
 //! Activations are f32 and row-major unless a function says otherwise.
 
 mod append;
+mod arrange;
 mod attention;
 mod delta;
 mod elementwise;
@@ -15,6 +16,7 @@ mod scoring;
 mod weights;
 
 pub use append::{append, rotate_heads};
+pub(crate) use arrange::{PlaneMove, arrange_planes};
 pub use attention::{
     AttentionOptions, Outputs, Pages, PrefillState, Queries, decode, decode_merge, decode_parts,
     decode_workspace_bytes, prefill,

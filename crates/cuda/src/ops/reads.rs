@@ -78,6 +78,7 @@ pub struct Reads {
     head_dim: usize,
     shapes: Vec<TileShape>,
     part_spans: Vec<Span>,
+    tile_parts: Vec<Range<usize>>,
     work_items: usize,
 }
 
@@ -123,6 +124,7 @@ impl Reads {
             head_dim,
             shapes: Vec::new(),
             part_spans: Vec::new(),
+            tile_parts: Vec::new(),
             work_items: 0,
         })
     }
@@ -184,6 +186,10 @@ impl Reads {
         stream.to_device(self.device.region(0..bytes), &self.host, 0)?;
         stream.record(&self.uploaded)?;
         self.work_items = work.len() / 2;
+        self.tile_parts = slots
+            .windows(2)
+            .map(|ends| ends[0] as usize..ends[1] as usize)
+            .collect();
         (self.shapes, self.part_spans) = (flat.shapes, flat.part_spans);
         Ok(())
     }
@@ -201,6 +207,11 @@ impl Reads {
     /// Parts of a decode over these reads.
     pub fn parts(&self) -> usize {
         self.part_spans.len()
+    }
+
+    /// The parts of each tile, in its order of keys.
+    pub fn tile_parts(&self) -> &[Range<usize>] {
+        &self.tile_parts
     }
 
     /// The keys that a part lies within, rounded out to blocks: their pages must be near when it runs.

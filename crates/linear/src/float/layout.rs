@@ -46,6 +46,27 @@ pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, pac
         });
 }
 
+/// Writes the rows back as the file had them: row-major, little-endian.
+pub(crate) fn unpack<E: Element>(packed: &[u8], outputs: usize, inputs: usize, rows: &mut [u8]) {
+    let bytes = size_of::<E::Bits>();
+    rows.par_chunks_mut(inputs * bytes)
+        .enumerate()
+        .for_each(|(row, values)| {
+            let first = row - row % GROUP;
+            let group = group::<E>(packed, outputs, inputs, first);
+            let (block, lane) = ((row - first) / LANES, row % LANES);
+            for (value, vectors) in values
+                .chunks_exact_mut(bytes)
+                .zip(group.weights.chunks_exact(group.blocks))
+            {
+                value.copy_from_slice(bytemuck::bytes_of(&vectors[block][lane]));
+                if cfg!(target_endian = "big") {
+                    value.reverse();
+                }
+            }
+        });
+}
+
 /// Writes row `row` as f32.
 pub(crate) fn row_into<E: Element>(packed: &[u8], outputs: usize, row: usize, output: &mut [f32]) {
     let first = row - row % GROUP;

@@ -3,7 +3,7 @@
 mod layout;
 mod multiply;
 
-pub(crate) use layout::{pack, row_into};
+pub(crate) use layout::{pack, row_into, unpack};
 pub(crate) use multiply::multiply;
 
 #[cfg(test)]

@@ -145,6 +145,17 @@ fn rows_come_back_exactly() {
 }
 
 #[test]
+fn unpacked_rows_are_those_of_the_file() {
+    for format in FORMATS {
+        for (outputs, inputs) in [(1, 1), (17, 5), (48, 32), (131, 33)] {
+            let source = float_bytes(format, &values(outputs * inputs, 3));
+            let packed = PackedMatrix::pack(format, outputs, inputs, &source).expect("packs");
+            assert!(packed.unpack() == source, "{format} {outputs}x{inputs}");
+        }
+    }
+}
+
+#[test]
 fn no_tokens_give_no_output() {
     let (packed, _) = matrix(WeightFormat::F32, 5, 4);
     packed.matmul(&[], &mut []);

@@ -47,6 +47,21 @@ pub(crate) fn row_into<Q: Quant>(packed: &[u8], row: usize, output: &mut [f32]) 
     }
 }
 
+/// Writes the rows back as the file had them; `rows` is `[outputs][inputs / block]` of blocks.
+pub(crate) fn unpack<Q: Quant>(packed: &[u8], inputs: usize, rows: &mut [u8]) {
+    let row_bytes = inputs / Q::WEIGHTS * Q::BYTES;
+    rows.par_chunks_mut(row_bytes).enumerate().for_each(|(row, blocks)| {
+        let band = &packed[row / LANES * LANES * row_bytes..][..LANES * row_bytes];
+        let interleaved = band.chunks_exact(LANES * Q::BYTES);
+        for (block, interleaved) in blocks.chunks_exact_mut(Q::BYTES).zip(interleaved) {
+            for (to, place, unit) in units::<Q>(row % LANES) {
+                block[to..to + unit].copy_from_slice(&interleaved[place..place + unit]);
+            }
+            Q::restore(block);
+        }
+    });
+}
+
 /// Every unit of a row's block: where it lies in the block, where among 16 rows, and its bytes.
 fn units<Q: Quant>(row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     Q::FIELDS.iter().flat_map(move |field| {

@@ -13,7 +13,7 @@ mod tests;
 pub(crate) use activation::{ActivationBlock, quantise};
 pub(crate) use expanded::{Expanded, Halves, bytes, half_bits, words};
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
-pub(crate) use layout::{pack, row_into};
+pub(crate) use layout::{pack, row_into, unpack};
 pub(crate) use multiply::multiply;
 pub(crate) use plain_blocks::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(crate) use planes::Pieces;

@@ -72,6 +72,33 @@ fn shapes(format: WeightFormat) -> [(usize, usize, usize); 6] {
 }
 
 #[test]
+fn unpacked_blocks_are_those_of_the_file() {
+    for format in formats() {
+        let (blocks, known) = vector(format);
+        let (weights, bytes) = (format.block_weights(), format.block_bytes());
+        for (outputs, inputs) in [(1, weights), (17, 3 * weights), (48, 2 * weights)] {
+            let count = outputs * inputs / weights;
+            let chosen = (0..count).map(|index| (index * 7 + index / 3) % (blocks.len() / bytes));
+            let source: Vec<u8> = chosen
+                .flat_map(|block| &blocks[block * bytes..][..bytes])
+                .copied()
+                .collect();
+            let packed = PackedMatrix::pack(format, outputs, inputs, &source).expect("packs");
+            let unpacked = packed.unpack();
+            assert!(unpacked == source, "{format} {outputs}x{inputs}");
+            let mut row = vec![0.0; inputs];
+            packed.row_into(outputs - 1, &mut row);
+            let last = &unpacked[unpacked.len() - inputs / weights * bytes..];
+            for (block, row) in last.chunks_exact(bytes).zip(row.chunks_exact(weights)) {
+                let at = blocks.chunks_exact(bytes).position(|other| other == block);
+                let at = at.expect("a block of the vector") * weights;
+                assert_eq!(bits(row), bits(&known[at..at + weights]), "{format} {outputs}x{inputs}");
+            }
+        }
+    }
+}
+
+#[test]
 fn rows_equal_what_the_gguf_package_makes_of_them() {
     for format in formats() {
         let (blocks, weights) = vector(format);

@@ -163,7 +163,9 @@ impl DenseAttention {
             head_dim: config.head_dim,
             scale: f64::from(config.attention_scale),
             soft_cap: config.soft_cap.map(f64::from),
-            windows: (0..config.layers).map(|layer| model.window(layer)).collect(),
+            windows: (0..config.layers)
+                .map(|layer| model.config().windows.get(layer).copied().flatten())
+                .collect(),
             keys: vec![Vec::new(); config.layers],
             values: vec![Vec::new(); config.layers],
         }

@@ -1,0 +1,7 @@
+//! A decoder on a device: weights brought there once, hidden states that stay there.
+
+mod forward;
+mod weights;
+
+pub use forward::{DeviceForward, forward_bytes};
+pub use weights::DeviceModel;

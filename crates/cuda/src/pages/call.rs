@@ -1,0 +1,461 @@
+//! One attention call over the pages of a layer, whether they lie on the device or come while others are read.
+//!
+//! Pages come in ascending order. Those that have a place on the device are brought there to stay; the others take the place
+//! of a visitor. When there is none left, what has come is attended to, and the visitors' places are taken by the next.
+//! The result does not depend on where that happens: prefill goes on from its state, and a decode's parts are fixed by
+//! what the whole call reads.
+
+use riffle_attention::{AttendOptions, LANES, PageView, Partial, Plane, Span};
+
+use super::pool::{PagePool, PagedTile, Place, tile_reads};
+use crate::ops::{self, AttentionOptions, Outputs, Pages, PlaneKind, PlaneMove, PrefillState, Queries, arrange_planes};
+use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
+
+/// Packed rows (queries times heads of a group) up to which a call is split over its keys.
+const FEW_PACKED_ROWS: usize = 16;
+
+/// A call under way.
+pub struct PagedCall<'p> {
+    pool: &'p mut PagePool,
+    layer: usize,
+    tiles: &'p [PagedTile<'p>],
+    rows: usize,
+    options: AttentionOptions<'static>,
+    // pages of a head in the tables
+    pages: usize,
+    // [kv_heads, pages]: addresses of keys and of values
+    table: Vec<[u64; 2]>,
+    free_visitors: Vec<usize>,
+    visiting: Vec<Visiting>,
+    work: Work,
+}
+
+/// How the call is computed.
+enum Work {
+    /// Many rows: keys in order, from which position on.
+    Rows { read_until: usize, resume: bool },
+    /// Few rows: for each tile its parts that have not been launched.
+    Parts { left: Vec<std::ops::Range<usize>> },
+}
+
+struct Visiting {
+    kv_head: usize,
+    page: usize,
+    visitor: usize,
+}
+
+/// Tokens that have to be brought to a page.
+struct Waiting<'a> {
+    place: Place,
+    first_token: usize,
+    keys: &'a [u8],
+    values: &'a [u8],
+}
+
+/// Memory of a call, as long as the longest so far.
+pub(super) struct CallMemory {
+    queries: DeviceBuffer,
+    output: DeviceBuffer,
+    log_sum_exp: DeviceBuffer,
+    // state of a prefill, or partials of a decode
+    sums: DeviceBuffer,
+    outputs: DeviceBuffer,
+    workspace: DeviceBuffer,
+    host_queries: PinnedBuffer,
+    host_output: PinnedBuffer,
+    host_log_sum_exp: PinnedBuffer,
+}
+
+impl CallMemory {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        Ok(Self {
+            queries: gpu.allocate(0)?,
+            output: gpu.allocate(0)?,
+            log_sum_exp: gpu.allocate(0)?,
+            sums: gpu.allocate(0)?,
+            outputs: gpu.allocate(0)?,
+            workspace: gpu.allocate(0)?,
+            host_queries: gpu.allocate_host(0)?,
+            host_output: gpu.allocate_host(0)?,
+            host_log_sum_exp: gpu.allocate_host(0)?,
+        })
+    }
+
+    fn reserve(&mut self, gpu: &Gpu, rows: usize, heads: usize, head_dim: usize) -> Result<(), CudaError> {
+        let (values, sums) = (4 * rows * heads * head_dim, 4 * rows * heads);
+        if self.queries.bytes() < values {
+            let (state_sums, state_outputs) = PrefillState::bytes(rows, heads, head_dim);
+            self.queries = gpu.allocate(values)?;
+            self.output = gpu.allocate(values)?;
+            self.log_sum_exp = gpu.allocate(sums)?;
+            self.sums = gpu.allocate(state_sums)?;
+            self.outputs = gpu.allocate(state_outputs)?;
+            self.host_queries = gpu.allocate_host(values)?;
+            self.host_output = gpu.allocate_host(values)?;
+            self.host_log_sum_exp = gpu.allocate_host(sums)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of device memory that calls of up to `rows` rows take beside their lists.
+pub(super) fn call_bytes(rows: usize, heads: usize, head_dim: usize) -> u64 {
+    let (sums, outputs) = PrefillState::bytes(rows, heads, head_dim);
+    (8 * rows * heads * head_dim + 4 * rows * heads + sums + outputs) as u64
+}
+
+impl<'p> PagedCall<'p> {
+    pub(super) fn new(
+        pool: &'p mut PagePool,
+        layer: usize,
+        tiles: &'p [PagedTile<'p>],
+        end: usize,
+        options: &AttendOptions<'_>,
+    ) -> Result<Self, CudaError> {
+        let (shape, heads) = (pool.options.shape, pool.options.heads);
+        let rows = tiles.iter().map(|tile| tile.first_row + tile.queries.rows);
+        let rows = rows.max().unwrap_or(0);
+        pool.memory.reserve(&pool.gpu, rows, heads, shape.head_dim)?;
+        let first = tiles.iter().find(|tile| tile.kv_head == 0 && tile.first_row == 0);
+        if let Some(first) = first {
+            let width = heads * shape.head_dim;
+            let queries: &[u8] = bytemuck::cast_slice(&first.queries.data[..rows * width]);
+            let memory = &mut pool.memory;
+            memory.host_queries.bytes_mut()[..queries.len()].copy_from_slice(queries);
+            let to = memory.queries.region(0..queries.len());
+            pool.compute.to_device(to, &memory.host_queries, 0)?;
+        }
+        let work = match rows * heads / shape.kv_heads <= FEW_PACKED_ROWS {
+            true => {
+                let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
+                pool.reads.set(&pool.compute, &reads, None)?;
+                let bytes = ops::decode_workspace_bytes(&pool.reads);
+                if pool.memory.workspace.bytes() < bytes {
+                    pool.memory.workspace = pool.gpu.allocate(bytes.next_power_of_two())?;
+                }
+                Work::Parts {
+                    left: pool.reads.tile_parts().to_vec(),
+                }
+            }
+            false => Work::Rows {
+                read_until: 0,
+                resume: false,
+            },
+        };
+        let pages = end.div_ceil(shape.page_tokens);
+        Ok(Self {
+            layer,
+            tiles,
+            rows,
+            options: AttentionOptions {
+                scale: options.scale,
+                soft_cap: options.soft_cap,
+                sinks: None,
+            },
+            pages,
+            table: vec![[0; 2]; shape.kv_heads * pages],
+            free_visitors: (0..pool.options.visitors()).rev().collect(),
+            visiting: Vec::new(),
+            work,
+            pool,
+        })
+    }
+
+    /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head). They are read before this
+    /// returns, or have been copied.
+    ///
+    /// # Errors
+    /// A lost device, too little memory: the pool has forgotten every page then, whether it came or not.
+    pub fn attend(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
+        let taken = self.take_in(shown);
+        if taken.is_err() {
+            self.pool.clear();
+        }
+        taken
+    }
+
+    fn take_in(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
+        let page_tokens = self.pool.options.shape.page_tokens;
+        let mut items: Vec<(usize, usize, PageView<'_>)> = Vec::new();
+        for (kv_head, pages) in shown.iter().enumerate() {
+            items.extend(pages.iter().map(|page| (page.start / page_tokens, kv_head, *page)));
+        }
+        items.sort_unstable_by_key(|(page, kv_head, _)| (*page, *kv_head));
+        let mut waiting = Vec::new();
+        for (page, kv_head, view) in items {
+            let place = self.place(page, kv_head, &view, &mut waiting)?;
+            let keys = self.pool.store.at(place).address();
+            self.table[kv_head * self.pages + page] = [keys, keys + self.pool.layout.values_at as u64];
+        }
+        self.transfer(&mut waiting)
+    }
+
+    /// Where a page is read from: a place it stays in, or a visitor's. What it lacks there joins `waiting`.
+    fn place<'a>(
+        &mut self,
+        page: usize,
+        kv_head: usize,
+        view: &PageView<'a>,
+        waiting: &mut Vec<Waiting<'a>>,
+    ) -> Result<Place, CudaError> {
+        let layer = self.layer;
+        let residence = &mut self.pool.residence;
+        let resident = residence.find(layer, kv_head, page);
+        let (place, has) = match resident {
+            Some(resident) => (Place::Slot(resident.slot), resident.tokens),
+            None => match residence.place(layer, kv_head, page, |other, _, _| other == layer) {
+                Some(slot) => {
+                    self.pool.store.make(&self.pool.gpu, slot)?;
+                    (Place::Slot(slot), 0)
+                }
+                None => (Place::Visitor(self.visitor(page, kv_head, waiting)?), 0),
+            },
+        };
+        if has < view.tokens {
+            let shape = &self.pool.options.shape;
+            let first_token = has / LANES * LANES;
+            let until = view.tokens.next_multiple_of(LANES);
+            let part = |plane: &Plane<'a>, format: riffle_attention::Format| {
+                let at = |tokens: usize| format.plane_bytes(tokens, shape.head_dim);
+                &plane_bytes(plane)[at(first_token)..at(until)]
+            };
+            waiting.push(Waiting {
+                place,
+                first_token,
+                keys: part(&view.keys, shape.key_format),
+                values: part(&view.values, shape.value_format),
+            });
+            if let Place::Slot(_) = place {
+                self.pool.residence.extend(layer, kv_head, page, view.tokens);
+            }
+            if waiting.len() == self.pool.staging.half_pages {
+                self.transfer(waiting)?;
+            }
+        }
+        Ok(place)
+    }
+
+    /// A place for a page that does not stay.
+    fn visitor(&mut self, page: usize, kv_head: usize, waiting: &mut Vec<Waiting<'_>>) -> Result<usize, CudaError> {
+        if self.free_visitors.is_empty() {
+            self.transfer(waiting)?;
+            self.read(Some(page))?;
+        }
+        let visitor = self.free_visitors.pop();
+        let visitor = visitor.expect("a call holds fewer visitors than there are places once it has read what it can");
+        self.visiting.push(Visiting { kv_head, page, visitor });
+        Ok(visitor)
+    }
+
+    /// Copies what waits to the device and arranges it there. The copies run while kernels queued before read other
+    /// pages.
+    fn transfer(&mut self, waiting: &mut Vec<Waiting<'_>>) -> Result<(), CudaError> {
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let pool = &mut *self.pool;
+        let (layout, shape, staging) = (pool.layout, pool.options.shape, &mut pool.staging);
+        let half = staging.turn;
+        staging.turn = (half + 1) % staging.arranged.len();
+        if staging.arranged[half].1 {
+            pool.copy.wait(&staging.arranged[half].0)?;
+        }
+        let (mut copies, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, page) in waiting.iter().enumerate() {
+            let at = (half * staging.half_pages + number) * layout.page_bytes;
+            let from = staging.memory.region(at..at + layout.page_bytes);
+            let (from_keys, from_values) = (
+                from.part(0..page.keys.len()),
+                from.part(layout.values_at..layout.values_at + page.values.len()),
+            );
+            copies.push((from_keys, page.keys));
+            copies.push((from_values, page.values));
+        }
+        pool.copy.upload_all(&copies)?;
+        let (mut pages, mut bytes) = (0, 0);
+        for (copies, page) in copies.chunks_exact(2).zip(waiting.iter()) {
+            let to = pool.store.at(page.place);
+            let first_token = page.first_token;
+            keys.push(PlaneMove {
+                to: to.part(0..layout.key_bytes),
+                from: copies[0].0,
+                first_token,
+            });
+            values.push(PlaneMove {
+                to: to.part(layout.values_at..layout.values_at + layout.value_bytes),
+                from: copies[1].0,
+                first_token,
+            });
+            pages += 1;
+            bytes += (page.keys.len() + page.values.len()) as u64;
+        }
+        pool.transferred.pages += pages;
+        pool.transferred.bytes += bytes;
+        let (head_dim, page_tokens) = (shape.head_dim, shape.page_tokens);
+        let [key_moves, value_moves] = &mut pool.moves;
+        let (key_format, value_format) = (shape.key_format, shape.value_format);
+        let stream = &pool.compute;
+        arrange_planes(
+            stream,
+            key_moves,
+            PlaneKind::Keys,
+            key_format,
+            head_dim,
+            page_tokens,
+            &keys,
+        )?;
+        arrange_planes(
+            stream,
+            value_moves,
+            PlaneKind::Values,
+            value_format,
+            head_dim,
+            page_tokens,
+            &values,
+        )?;
+        let arranged = &mut staging.arranged[half];
+        stream.record(&arranged.0)?;
+        arranged.1 = true;
+        waiting.clear();
+        Ok(())
+    }
+
+    /// Queues what can be read now: everything before page `until`, or all of it; visitors that are done with leave.
+    fn read(&mut self, until: Option<usize>) -> Result<(), CudaError> {
+        let pool = &mut *self.pool;
+        let (shape, heads) = (pool.options.shape, pool.options.heads);
+        let width = heads * shape.head_dim;
+        let addresses = |which: usize| self.table.iter().map(move |planes| planes[which]).collect::<Vec<u64>>();
+        let (keys, values) = (addresses(0), addresses(1));
+        let [key_table, value_table] = &mut pool.tables;
+        let pages = Pages {
+            keys: key_table.set(&pool.compute, &keys)?,
+            values: value_table.set(&pool.compute, &values)?,
+            kv_heads: shape.kv_heads,
+            pages_per_head: self.pages,
+            page_tokens: shape.page_tokens,
+            head_dim: shape.head_dim,
+            key_format: shape.key_format,
+            value_format: shape.value_format,
+        };
+        let memory = &pool.memory;
+        let queries = Queries {
+            data: memory.queries.all(),
+            rows: self.rows,
+            row_stride: width,
+        };
+        let outputs = Outputs {
+            data: memory.output.all(),
+            row_stride: width,
+            log_sum_exp: Some(memory.log_sum_exp.all()),
+        };
+        // The first position that a later launch reads, by KV head.
+        let mut read_until = vec![usize::MAX; shape.kv_heads];
+        match &mut self.work {
+            Work::Rows {
+                read_until: before,
+                resume,
+            } => {
+                let end = until.map(|page| page * shape.page_tokens);
+                let within = Span::new(*before, end.unwrap_or(self.pages * shape.page_tokens));
+                let reads: Vec<_> = self.tiles.iter().map(tile_reads).collect();
+                pool.reads.set(&pool.compute, &reads, Some(within))?;
+                let state = PrefillState {
+                    sums: memory.sums.all(),
+                    outputs: memory.outputs.all(),
+                    resume: *resume,
+                    finish: until.is_none(),
+                };
+                let (reads, options) = (&pool.reads, &self.options);
+                ops::prefill(&pool.compute, &outputs, &queries, &pages, reads, options, Some(&state))?;
+                *resume = true;
+                *before = within.end;
+                read_until.fill(within.end);
+            }
+            Work::Parts { left } => {
+                let workspace = memory.workspace.all();
+                let (reads, options) = (&pool.reads, &self.options);
+                for (tile, left) in self.tiles.iter().zip(left.iter_mut()) {
+                    let ready = left.clone().take_while(|part| {
+                        until.is_none_or(|page| reads.part_keys(*part).end <= page * shape.page_tokens)
+                    });
+                    let parts = left.start..left.start + ready.count();
+                    left.start = parts.end;
+                    if left.start < left.end {
+                        let first = reads.part_keys(left.start).start;
+                        read_until[tile.kv_head] = read_until[tile.kv_head].min(first);
+                    }
+                    if !parts.is_empty() {
+                        ops::decode_parts(&pool.compute, workspace, &queries, &pages, reads, parts, options)?;
+                    }
+                }
+                if until.is_none() {
+                    ops::decode_merge(&pool.compute, &outputs, workspace, &queries, &pages, reads, options)?;
+                }
+            }
+        }
+        let free = &mut self.free_visitors;
+        self.visiting.retain(|visiting| {
+            let stays = (visiting.page + 1) * shape.page_tokens > read_until[visiting.kv_head];
+            if !stays {
+                free.push(visiting.visitor);
+            }
+            stays
+        });
+        Ok(())
+    }
+
+    /// Reads the rest and adds the result to `partials`, one for each tile.
+    ///
+    /// # Errors
+    /// A lost device; the partials are as they were.
+    pub fn finish(mut self, partials: &mut [Partial]) -> Result<(), CudaError> {
+        if self.tiles.is_empty() {
+            return Ok(());
+        }
+        self.read(None)?;
+        let (shape, heads) = (self.pool.options.shape, self.pool.options.heads);
+        let (stream, memory) = (&self.pool.compute, &mut self.pool.memory);
+        let (values, sums) = (4 * self.rows * heads * shape.head_dim, 4 * self.rows * heads);
+        stream.from_device(&mut memory.host_output, 0, memory.output.region(0..values))?;
+        stream.from_device(&mut memory.host_log_sum_exp, 0, memory.log_sum_exp.region(0..sums))?;
+        stream.synchronize()?;
+        // [rows, heads, head_dim] and [rows, heads]
+        let output: &[f32] = bytemuck::cast_slice(&memory.host_output.bytes()[..values]);
+        let log_sum_exp: &[f32] = bytemuck::cast_slice(&memory.host_log_sum_exp.bytes()[..sums]);
+        for (tile, partial) in self.tiles.iter().zip(partials) {
+            let (rows, group) = (tile.queries.rows, tile.queries.group);
+            let mut read = Partial::new(rows, group, shape.head_dim);
+            for row in 0..rows {
+                let first_head = (tile.first_row + row) * heads + tile.kv_head * group;
+                for head in 0..group {
+                    // Normalised: one key of this logit and this value reads as much.
+                    let (at, from) = (row * group + head, first_head + head);
+                    read.m[at] = log_sum_exp[from];
+                    read.l[at] = if log_sum_exp[from] == f32::NEG_INFINITY {
+                        0.0
+                    } else {
+                        1.0
+                    };
+                }
+                let width = group * shape.head_dim;
+                read.o[row * width..][..width].copy_from_slice(&output[first_head * shape.head_dim..][..width]);
+            }
+            match partial.l.iter().all(|sum| *sum == 0.0) {
+                true => *partial = read,
+                false => partial
+                    .merge(&read)
+                    .map_err(|error| CudaError::driver("merging", error))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn plane_bytes<'a>(plane: &Plane<'a>) -> &'a [u8] {
+    match plane {
+        Plane::F32(values) => bytemuck::cast_slice(values),
+        Plane::F16(values) | Plane::Bf16(values) => bytemuck::cast_slice(values),
+        Plane::Q8_0(bytes) | Plane::Q4_0(bytes) => bytes,
+    }
+}

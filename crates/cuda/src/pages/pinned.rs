@@ -1,0 +1,58 @@
+//! Main memory of a cache that a device copies from by itself.
+
+use std::fmt;
+use std::io;
+
+use riffle_kv::{Device, DeviceMemory};
+
+use crate::{CudaError, Gpu, PinnedBuffer};
+
+/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`PagePool`](crate::PagePool) stands.
+#[derive(Clone)]
+pub struct PinnedMemory {
+    gpu: Gpu,
+}
+
+impl PinnedMemory {
+    /// Memory that `gpu` copies from.
+    pub fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone() }
+    }
+}
+
+impl fmt::Debug for PinnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PinnedMemory")
+    }
+}
+
+impl Device for PinnedMemory {
+    fn reads_main_memory(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
+        let memory = self.gpu.allocate_host(bytes).map_err(io_error)?;
+        Ok(Box::new(Pinned(memory)))
+    }
+}
+
+fn io_error(error: CudaError) -> io::Error {
+    let kind = match error {
+        CudaError::OutOfMemory { .. } => io::ErrorKind::OutOfMemory,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}
+
+struct Pinned(PinnedBuffer);
+
+impl DeviceMemory for Pinned {
+    fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+}

@@ -1,0 +1,158 @@
+//! Attention on a device: the cache lies in main memory whole, the device keeps the pages it has room for.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use riffle_attention::{AttendOptions, Partial, Selection};
+use riffle_cuda::{PagePool, PagePoolOptions, PagedTile};
+use riffle_kv::KvCache;
+
+use crate::chunk::Chunk;
+use crate::compute::Compute;
+use crate::plan::cache_shape;
+use crate::reading::{cut, wanted_pages};
+use crate::{Engine, EngineError};
+
+/// The pages of a session on a device. Sessions that share pages in main memory share this room as well, so that all of
+/// them keep to one budget, and take turns in it: what lies there is of the one that read last.
+pub(crate) struct DevicePages {
+    room: Arc<Mutex<Room>>,
+    session: u64,
+}
+
+struct Room {
+    pool: PagePool,
+    /// The session whose pages lie here, or [`NOBODY`].
+    holder: u64,
+    sessions: u64,
+}
+
+const NOBODY: u64 = 0;
+
+impl DevicePages {
+    /// Room for a new session on the engine's device, if it computes on one.
+    pub(crate) fn new(engine: &Engine) -> Result<Option<Self>, EngineError> {
+        let Compute::Device(device) = engine.compute() else {
+            return Ok(None);
+        };
+        let (config, options) = (engine.model().config(), engine.options());
+        let budget_bytes = engine.plan().device.as_ref().map_or(0, |plan| plan.kv_budget_bytes);
+        let pool = PagePoolOptions {
+            shape: cache_shape(config, options),
+            heads: config.heads,
+            budget_bytes,
+            slots: options.kv_tiers.slots,
+        };
+        let room = Room {
+            pool: PagePool::new(&device.stream, pool)?,
+            holder: NOBODY,
+            sessions: 0,
+        };
+        let room = Arc::new(Mutex::new(room));
+        Ok(Some(Self::of(&room)))
+    }
+
+    /// The same room for another session, none of whose pages lie there.
+    pub(crate) fn beside(&self) -> Self {
+        Self::of(&self.room)
+    }
+
+    /// The same room for a session that goes on from where this one is: it takes over what lies there.
+    pub(crate) fn fork(&mut self) -> Self {
+        let fork = self.beside();
+        let mut room = lock(&self.room);
+        if room.holder == self.session {
+            room.holder = fork.session;
+        }
+        drop(room);
+        fork
+    }
+
+    fn of(room: &Arc<Mutex<Room>>) -> Self {
+        let mut locked = lock(room);
+        locked.sessions += 1;
+        Self {
+            session: locked.sessions,
+            room: Arc::clone(room),
+        }
+    }
+
+    /// Forgets what lies behind the first `tokens` tokens.
+    pub(crate) fn truncate(&mut self, tokens: usize) {
+        self.change(|pool| pool.truncate(tokens));
+    }
+
+    /// Forgets what lies behind the first `tokens` tokens of a (layer, KV head).
+    pub(crate) fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
+        self.change(|pool| pool.truncate_head(layer, kv_head, tokens));
+    }
+
+    /// Bytes of the session's pages that lie on the device.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let room = lock(&self.room);
+        if room.holder == self.session {
+            room.pool.resident_bytes()
+        } else {
+            0
+        }
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut PagePool)) {
+        let mut room = lock(&self.room);
+        if room.holder == self.session {
+            change(&mut room.pool);
+        }
+    }
+
+    /// Enters the room to read: pages of another session leave it.
+    fn enter(&mut self) -> MutexGuard<'_, Room> {
+        let mut room = lock(&self.room);
+        if room.holder != self.session {
+            room.pool.clear();
+            room.holder = self.session;
+        }
+        room
+    }
+}
+
+/// After a panic within nobody knows what lies there.
+fn lock(room: &Mutex<Room>) -> MutexGuard<'_, Room> {
+    room.lock().unwrap_or_else(|poisoned| {
+        let mut room = poisoned.into_inner();
+        room.holder = NOBODY;
+        room
+    })
+}
+
+/// [`reading::attend`](crate::reading::attend) on a device; `partials` that hold something are added to.
+pub(crate) fn attend(
+    pages: &mut DevicePages,
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    selections: &[Selection],
+    next: usize,
+    options: &AttendOptions<'_>,
+    partials: &mut [Partial],
+) -> Result<(), EngineError> {
+    let end = chunk.end();
+    let wanted = wanted_pages(cache, chunk, || {
+        let tiles = chunk.tiles.iter().zip(selections);
+        tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
+    });
+    let tiles: Vec<PagedTile<'_>> = chunk
+        .tiles
+        .iter()
+        .zip(selections)
+        .map(|(tile, selection)| PagedTile {
+            kv_head: tile.kv_head,
+            first_row: tile.first_row,
+            queries: tile.queries,
+            selection,
+        })
+        .collect();
+    let mut room = pages.enter();
+    let mut call = room.pool.begin(chunk.layer, &tiles, end, options)?;
+    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(next), &mut |pages| {
+        Ok(call.attend(&cut(pages, chunk))?)
+    })?;
+    Ok(call.finish(partials)?)
+}

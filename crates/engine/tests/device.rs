@@ -1,0 +1,328 @@
+//! A model on a device, emulated on the CPU: the same answers as on the CPU, the same bits however few pages lie there.
+
+mod testing;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
+use riffle_engine::{Engine, EngineOptions, Session, StreamWindow};
+use riffle_kv::{DiskTier, KvTiers};
+use testing::{fixture, go_on, prompt};
+
+/// Two query heads to a KV head, f32 weights, so that only attention rounds otherwise than on the CPU.
+const MODEL: &str = "vectors/group2-dim32-rope-parameters-f32";
+
+fn emulated() -> Gpu {
+    gpu(EmulatedOptions::default())
+}
+
+fn gpu(options: EmulatedOptions) -> Gpu {
+    Gpu::emulated(options, KernelCache::of_user()).expect("g++ compiles the kernels")
+}
+
+fn options(device: Option<Gpu>) -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(500),
+        batch_tokens: 128,
+        chunk_tokens: 64,
+        page_tokens: 64,
+        device,
+        ..EngineOptions::default()
+    }
+}
+
+/// Logits after a prompt and after each of two more tokens.
+fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(tokens, &mut go_on).unwrap();
+    let mut all = vec![session.logits().to_vec()];
+    for token in [7, 11] {
+        session.advance(token).unwrap();
+        all.push(session.logits().to_vec());
+    }
+    all
+}
+
+fn load(path: &Path, options: EngineOptions) -> Arc<Engine> {
+    Engine::load(path, options).unwrap()
+}
+
+/// The largest difference as a share of the largest logit.
+fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    let (a, b) = (a.concat(), b.concat());
+    let largest = b.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+    testing::largest_difference(&a, &b) / largest
+}
+
+#[test]
+fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
+    // Weights of 16 bits round activations to 16 bits as well where there are many rows.
+    let device = emulated();
+    for (name, tolerance) in [(MODEL, 2e-3), ("vectors/group4-dim80-llama3-f16", 4e-3)] {
+        let tokens = prompt(150);
+        let cpu = logits(&load(&fixture(name), options(None)), &tokens);
+        let there = logits(&load(&fixture(name), options(Some(device.clone()))), &tokens);
+        let found = difference(&there, &cpu);
+        assert!(found <= tolerance, "{name}: {found}");
+    }
+}
+
+/// As few pages on the device as can be, so many on their way.
+fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
+    let mut options = options(Some(device.clone()));
+    options.kv_tiers.slots = slots;
+    // 2 KV heads of 32 dimensions, keys and values: the ring's pages and so many more.
+    let page = 64 * 32 * 2 * 2;
+    options.kv_tiers.device_budget_bytes = (16 + slots as u64 + pages) * page;
+    options
+}
+
+#[test]
+fn pages_that_come_from_main_memory_or_a_disk_give_the_bits_of_resident_ones() {
+    let device = emulated();
+    let tokens = prompt(200);
+    let resident = logits(&load(&fixture(MODEL), options(Some(device.clone()))), &tokens);
+    let folder = tempfile::tempdir().unwrap();
+    for (slots, pages, on_disk) in [(1, 0, false), (2, 3, false), (5, 4, true)] {
+        let mut options = far(&device, slots, pages);
+        if on_disk {
+            options.kv_tiers = KvTiers {
+                ram_budget_bytes: Some(0),
+                disk: Some(DiskTier {
+                    folder: folder.path().to_owned(),
+                    budget_bytes: None,
+                }),
+                ..options.kv_tiers
+            };
+            let info = riffle_model::inspect(fixture(MODEL)).unwrap();
+            let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
+            options.kv_tiers.ram_budget_bytes = Some(least);
+        }
+        let found = logits(&load(&fixture(MODEL), options), &tokens);
+        assert!(found == resident, "{slots} slots, {pages} pages, disk {on_disk}");
+    }
+}
+
+#[test]
+fn policies_read_the_same_wherever_pages_lie() {
+    let device = emulated();
+    let tokens = prompt(140);
+    for (prefill, decode) in [
+        (
+            "streaming:sinks=4,window=50",
+            "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
+        ),
+        (
+            "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16",
+            "h2o:budget=60,recent=16,observed=8",
+        ),
+        ("h2o-chunk:from=0,local=4,heavy=8", "full"),
+    ] {
+        let with = |mut options: EngineOptions| {
+            options.prefill = prefill.parse().unwrap();
+            options.decode = decode.parse().unwrap();
+            load(&fixture(MODEL), options)
+        };
+        let resident = logits(&with(options(Some(device.clone()))), &tokens);
+        // What is chosen by scores may differ from the CPU's run, whose hidden states are rounded otherwise.
+        if prefill.starts_with("streaming") {
+            let cpu = logits(&with(options(None)), &tokens);
+            let found = difference(&resident, &cpu);
+            assert!(found <= 2e-3, "{prefill} and {decode}: {found}");
+        }
+        assert!(
+            logits(&with(far(&device, 2, 3)), &tokens) == resident,
+            "{prefill} and {decode}"
+        );
+    }
+}
+
+#[test]
+fn what_policies_evict_leaves_the_device_as_well() {
+    let device = emulated();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let mut options = options(Some(device));
+    options.decode = "h2o:budget=100,recent=32,observed=16".parse().unwrap();
+    let engine = load(&fixture(MODEL), options);
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&prompt(260), &mut go_on).unwrap();
+    let pages = session.usage().pages;
+    // Pages that lie on the device, though others are in their places now, would be read.
+    for token in 0..3 {
+        session.save(&path).unwrap();
+        let mut elsewhere = Session::restore(&engine, &path).unwrap();
+        session.advance(token).unwrap();
+        elsewhere.advance(token).unwrap();
+        assert_eq!(session.logits(), elsewhere.logits(), "token {token}");
+    }
+    assert!(session.usage().pages < pages, "nothing was evicted");
+    session.truncate(0).unwrap();
+    assert_eq!(session.device_page_bytes(), 0);
+}
+
+#[test]
+fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
+    let device = emulated();
+    let book = prompt(70);
+    let questions = [prompt(9), vec![3, 1, 4, 1, 5], prompt(20)];
+    for options in [options(Some(device.clone())), far(&device, 2, 3)] {
+        let engine = load(&fixture(MODEL), options);
+        let mut reader = Session::new(&engine).unwrap();
+        reader.prefill(&book, &mut go_on).unwrap();
+        let held = reader.device_page_bytes();
+        let mut first = reader.fork().unwrap();
+        assert_eq!((reader.device_page_bytes(), first.device_page_bytes()), (0, held));
+        let mut second = reader.fork().unwrap();
+        let mut sessions = [&mut first, &mut second, &mut reader];
+        for (session, question) in sessions.iter_mut().zip(&questions) {
+            session.prefill(question, &mut go_on).unwrap();
+        }
+        let budget = engine.plan().device.as_ref().unwrap().kv_budget_bytes;
+        for token in [7, 11] {
+            for session in &mut sessions {
+                session.advance(token).unwrap();
+            }
+            let bytes: u64 = sessions.iter().map(|session| session.device_page_bytes()).sum();
+            assert!(bytes <= budget, "{bytes} of {budget}");
+        }
+        for (session, question) in sessions.iter().zip(&questions) {
+            let mut alone = Session::new(&engine).unwrap();
+            alone.prefill(&book, &mut go_on).unwrap();
+            alone.prefill(question, &mut go_on).unwrap();
+            for token in [7, 11] {
+                alone.advance(token).unwrap();
+            }
+            assert_eq!(session.logits(), alone.logits());
+        }
+    }
+}
+
+#[test]
+fn a_session_goes_back_on_the_device_and_goes_on_on_the_cpu() {
+    let device = emulated();
+    let engine = load(&fixture(MODEL), far(&device, 2, 8));
+    let tokens = prompt(200);
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&tokens, &mut go_on).unwrap();
+    let first = session.logits().to_vec();
+    // Elsewhere for a while, within a page and over a boundary of pages.
+    session.truncate(101).unwrap();
+    session.prefill(&prompt(230)[..60], &mut go_on).unwrap();
+    session.truncate(128).unwrap();
+    session.prefill(&tokens[..10], &mut go_on).unwrap();
+    session.truncate(64).unwrap();
+    session.prefill(&tokens[64..], &mut go_on).unwrap();
+    assert!(testing::largest_difference(session.logits(), &first) < 1e-3);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    session.save(&path).unwrap();
+    let cpu = load(&fixture(MODEL), options(None));
+    let mut restored = Session::restore(&cpu, &path).unwrap();
+    assert_eq!(restored.tokens(), tokens);
+    restored.advance(5).unwrap();
+    session.advance(5).unwrap();
+    let found = testing::largest_difference(restored.logits(), session.logits());
+    assert!(found < 5e-3, "{found}");
+}
+
+#[test]
+fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
+    let tokens = prompt(200);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let lost = |at: usize| {
+        gpu(EmulatedOptions {
+            lost_at_launch: Some(at),
+            ..EmulatedOptions::default()
+        })
+    };
+    let engine = load(&fixture(MODEL), options(Some(lost(150))));
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&tokens[..100], &mut go_on).unwrap();
+    session.save(&path).unwrap();
+    let error = loop {
+        if let Err(error) = session.advance(3) {
+            break error;
+        }
+    };
+    assert!(error.to_string().contains("the GPU was lost"), "{error}");
+    let cpu = load(&fixture(MODEL), options(None));
+    assert_eq!(Session::restore(&cpu, &path).unwrap().tokens(), &tokens[..100]);
+    // What was read lies in main memory: the session can still be saved.
+    session.save(&path).unwrap();
+    assert!(Session::restore(&cpu, &path).unwrap().tokens().len() >= 100);
+}
+
+#[test]
+fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
+    let device = emulated();
+    let refused = |options: EngineOptions| Engine::load(fixture(MODEL), options).err().unwrap().to_string();
+    let here = || options(Some(device.clone()));
+    let error = refused(EngineOptions {
+        key_format: Format::F32,
+        ..here()
+    });
+    assert!(error.contains("--kv-type") && error.contains("--device cpu"), "{error}");
+    let error = refused(EngineOptions {
+        page_tokens: 48,
+        ..here()
+    });
+    assert!(error.contains("--page-tokens"), "{error}");
+    let small = gpu(EmulatedOptions {
+        memory_bytes: 300_000,
+        ..EmulatedOptions::default()
+    });
+    let error = refused(options(Some(small)));
+    assert!(error.contains("does not fit: weights"), "{error}");
+    let mut tiny = here();
+    tiny.kv_tiers.device_budget_bytes = 1000;
+    let error = refused(tiny);
+    assert!(error.contains("--kv-device-budget from"), "{error}");
+    let hybrid = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
+    let error = Engine::load(hybrid, here()).err().unwrap().to_string();
+    assert!(error.contains("Gated DeltaNet"), "{error}");
+}
+
+#[test]
+fn a_device_that_is_merely_there_is_left_alone_where_it_does_not_serve() {
+    let options = EngineOptions {
+        preferred_device: Some(emulated()),
+        ..options(None)
+    };
+    let engine = load(&fixture(MODEL), options.clone());
+    assert!(engine.plan().device.is_some());
+    let other = EngineOptions {
+        key_format: Format::F32,
+        ..options
+    };
+    assert!(load(&fixture(MODEL), other).plan().device.is_none());
+    for (name, part) in [("cuda:99", "99"), ("gpu", "cuda:N"), ("cuda:x", "cuda:N")] {
+        let error = EngineOptions::default().on_device(Some(name)).unwrap_err().to_string();
+        assert!(
+            error.contains(part) || error.contains("built without CUDA") || error.contains("driver"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_endless_window_moves_on_the_device_as_on_the_cpu() {
+    let windowed = |options: EngineOptions| {
+        let options = EngineOptions {
+            context_tokens: None,
+            ..options
+        };
+        let window = StreamWindow {
+            window_tokens: 100,
+            sink_tokens: 16,
+        };
+        load(&fixture(MODEL), options.with_window(window).unwrap())
+    };
+    let tokens = prompt(330);
+    let cpu = logits(&windowed(options(None)), &tokens);
+    let found = difference(&logits(&windowed(options(Some(emulated()))), &tokens), &cpu);
+    assert!(found <= 5e-3, "{found}");
+}

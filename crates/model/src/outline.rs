@@ -1,0 +1,53 @@
+//! What is known of a model without its weights.
+
+use std::sync::Arc;
+
+use crate::ModelConfig;
+use crate::blocks::{Rotary, for_rows};
+use crate::layer::Layer;
+
+/// A model's sizes and how its keys carry positions: what an engine needs wherever the weights are.
+#[derive(Debug, Clone)]
+pub struct ModelOutline {
+    config: ModelConfig,
+    // by layer; `None` where there are no keys
+    rotations: Vec<Option<Arc<Rotary>>>,
+}
+
+impl ModelOutline {
+    pub(crate) fn new(config: &ModelConfig, layers: &[Layer]) -> ModelOutline {
+        let rotation = |layer: &Layer| Some(Arc::clone(&layer.attention.as_ref()?.rotary));
+        ModelOutline {
+            config: config.clone(),
+            rotations: layers.iter().map(rotation).collect(),
+        }
+    }
+
+    /// Sizes and settings.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Tokens layer `layer` looks back, counting the token itself; `None` where it sees everything.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        *self.config.windows.get(layer)?
+    }
+
+    /// The context length beyond which keys turn otherwise than below (LongRoPE): keys of the two kinds do not go
+    /// together. `None` for models whose keys do not depend on the context's length.
+    pub fn rotation_changes_at(&self) -> Option<usize> {
+        self.rotations.iter().flatten().find_map(|rotary| rotary.changes_at())
+    }
+
+    /// Turns keys of a layer, `[tokens, kv_heads, head_dim]`, that stand at positions from `from` on as if they stood at
+    /// positions from `to` on, in a context of `context_tokens`. As exact as the turn by a position is itself.
+    pub fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, context_tokens: usize) {
+        let rotary = self.rotations.get(layer).and_then(Option::as_ref);
+        if let Some(rotary) = rotary.filter(|_| from != to) {
+            let width = self.config.kv_width();
+            for_rows(keys, width, |row, keys| {
+                rotary.move_heads(keys, self.config.head_dim, from + row, to + row, context_tokens);
+            });
+        }
+    }
+}
