@@ -2,7 +2,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::cache::{Head, Store};
-use super::prefill::check_heads;
+use super::pass::check_heads;
 use super::summaries::Summaries;
 use super::{KvCache, KvCacheF16, SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
 use crate::{

@@ -6,6 +6,7 @@
 mod cache;
 mod decode;
 mod landmarks;
+mod pass;
 mod pattern;
 mod prefill;
 mod summaries;
