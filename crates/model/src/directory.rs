@@ -5,12 +5,12 @@ use std::path::Path;
 use crate::fields::{Fields, read_json};
 use crate::load::Parts;
 use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
-use crate::{ChatTemplate, GenerationDefaults, ModelError, Tokenizer, families, weights};
+use crate::{ChatTemplate, GenerationDefaults, ModelError, RopeScaling, Tokenizer, families, weights};
 
 const CONFIG_FILE: &str = "config.json";
 
 /// Reads everything of a directory but its weights' data.
-pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
+pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
     let config_path = path.join(CONFIG_FILE);
     let Some(value) = read_json(&config_path)? else {
         return Err(ModelError::MissingFile {
@@ -27,6 +27,10 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
             format!("weights quantised by {method:?} are not supported; use the original weights or a GGUF file"),
         ));
     }
+    let fields = match scaling {
+        Some(scaling) => scaling.apply(fields)?,
+        None => fields,
+    };
     let (family, architecture) = families::find(&fields)?;
     let config = (family.configure)(&fields, &architecture)?;
     let settings = TokenizerSettings::from_directory(path)?;

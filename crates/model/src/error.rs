@@ -22,6 +22,14 @@ pub enum ModelError {
         /// Why it is none.
         problem: String,
     },
+    /// A stretching of positions that does not exist or does not fit the model.
+    #[error("--rope-scaling {text}: {problem}")]
+    RopeScaling {
+        /// The stretching as it was given.
+        text: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A file the model needs is not in its directory.
     #[error("{}: {file} is missing; {hint}", directory.display())]
     MissingFile {

@@ -89,6 +89,17 @@ impl Fields {
         fields
     }
 
+    /// The same settings with `value` in place of what stood under `name`.
+    pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Fields {
+        self.values.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Every setting by its name.
+    pub(crate) fn values(&self) -> Map<String, Value> {
+        self.values.clone()
+    }
+
     /// The settings of a text model, which multi-modal models nest in `text_config`.
     pub(crate) fn of_text_model(self) -> Result<Fields, ModelError> {
         let Some(text) = self.object("text_config")? else {

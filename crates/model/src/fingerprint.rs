@@ -20,7 +20,7 @@ const PIECE_BYTES: usize = 16 << 20;
 /// As [`inspect`](crate::inspect).
 pub fn fingerprint(path: impl AsRef<Path>) -> Result<u128, ModelError> {
     let path = path.as_ref();
-    let parts = open(path)?;
+    let parts = open(path, None)?;
     let mut hash = XxHash3_128::new();
     if path.is_dir() {
         let settings = parts.fields.path();

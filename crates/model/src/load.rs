@@ -9,8 +9,8 @@ use crate::families::Family;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
 use crate::{
-    ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, TensorInfo, TensorType, Tokenizer,
-    TokenizerInfo, directory, gguf,
+    ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType,
+    Tokenizer, TokenizerInfo, directory, gguf,
 };
 
 /// A model ready to run.
@@ -30,12 +30,22 @@ pub struct LoadedModel {
 /// Describes the model at `path`, a directory or a GGUF file, from its headers; weights are neither read nor given
 /// memory.
 pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
-    Ok(open(path.as_ref())?.info())
+    inspect_scaled(path, None)
+}
+
+/// As [`inspect`], with positions stretched by `scaling` in place of the model's own stretching.
+pub fn inspect_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<ModelInfo, ModelError> {
+    Ok(open(path.as_ref(), scaling)?.info())
 }
 
 /// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
 pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
-    let mut parts = open(path.as_ref())?;
+    load_scaled(path, None)
+}
+
+/// As [`load`], with positions stretched by `scaling` in place of the model's own stretching.
+pub fn load_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<LoadedModel, ModelError> {
+    let mut parts = open(path.as_ref(), scaling)?;
     let mut info = parts.info();
     let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
     info.unused_tensors = parts.weights.untaken();
@@ -68,7 +78,7 @@ pub(crate) struct Parts {
     pub(crate) generation: GenerationDefaults,
 }
 
-pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
+pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
     let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => ModelError::NotFound { path: path.to_owned() },
         _ => ModelError::Io {
@@ -77,8 +87,8 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
         },
     })?;
     let parts = match metadata.is_dir() {
-        true => directory::open(path)?,
-        false => gguf::open(path)?,
+        true => directory::open(path, scaling)?,
+        false => gguf::open(path, scaling)?,
     };
     parts.check_vocabulary()?;
     Ok(parts)

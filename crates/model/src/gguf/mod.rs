@@ -17,10 +17,10 @@ use tokenizer::Vocabulary;
 
 use crate::load::Parts;
 use crate::weights::{Checkpoint, map};
-use crate::{GenerationDefaults, ModelError, families};
+use crate::{GenerationDefaults, ModelError, RopeScaling, families};
 
 /// Reads everything of a GGUF model but its weights' data.
-pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
+pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
     let (header, file) = read(path)?;
     let architecture = settings::architecture(path, &header)?;
     let mut weights = Checkpoint::default();
@@ -40,6 +40,10 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
         weights.add_file(shard, file, tensors)?;
     }
     let fields = settings::fields(path, architecture, &header, &mut weights)?;
+    let fields = match scaling {
+        Some(scaling) => scaling.apply(fields)?,
+        None => fields,
+    };
     let (family, name) = families::find(&fields)?;
     let config = (family.configure)(&fields, &name)?;
     let vocabulary = Vocabulary::read(path, &header)?;
