@@ -51,6 +51,10 @@ pub(crate) struct EngineArguments {
     /// Context: tokens the prompt and the answer may take together [default: what the model was made for, or what fits in memory if that is less]
     #[arg(long, value_name = "N")]
     pub(crate) ctx: Option<usize>,
+    /// Go beyond the context the model was made for: yarn:factor=F, linear:factor=F, or own:factor=F for the model's own
+    /// angles, each with original=TOKENS where the training was shorter than the model says [default: as the model says]
+    #[arg(long, value_name = "METHOD:factor=F")]
+    pub(crate) rope_scaling: Option<String>,
     /// Logical batch: tokens that pass one layer before the next
     #[arg(short = 'b', long = "batch", value_name = "N", default_value_t = 4096)]
     pub(crate) batch: usize,

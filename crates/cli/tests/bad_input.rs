@@ -163,7 +163,18 @@ fn a_prompt_longer_than_the_context_says_how_much_is_needed() {
 #[test]
 fn a_context_longer_than_the_model_supports_is_refused() {
     let output = run_shipped(&["--prompt", "x", "--ctx", "100000000"]);
-    assert_refused(&output, 1, &["--ctx 100000000", "131072"]);
+    assert_refused(&output, 1, &["--ctx 100000000", "131072", "--rope-scaling"]);
+    let output = run_shipped(&[
+        "--prompt",
+        "x",
+        "--ctx",
+        "300000",
+        "--rope-scaling",
+        "yarn:factor=2,original=131072",
+    ]);
+    assert_refused(&output, 1, &["--ctx 300000", "262144"]);
+    let output = run_shipped(&["--prompt", "x", "--rope-scaling", "ntk:factor=2"]);
+    assert_refused(&output, 1, &["--rope-scaling ntk:factor=2", "yarn, linear and own"]);
 }
 
 #[test]

@@ -208,6 +208,20 @@ fn plan_adds_up_and_scales_with_the_context() {
 }
 
 #[test]
+fn a_stretched_model_takes_a_longer_context() {
+    let run = |scaling: &[&str]| {
+        let mut arguments = vec!["--prompt", "In the beginning", "-n", "4", "--json"];
+        arguments.extend(scaling);
+        json(&stdout(&run_shipped(&arguments)))
+    };
+    let plain = run(&[]);
+    let further = run(&["--ctx", "200000", "--rope-scaling", "own:factor=2"]);
+    assert_eq!(further["text"], plain["text"]);
+    let stretched = run(&["--ctx", "200000", "--rope-scaling", "yarn:factor=2,original=131072"]);
+    assert_eq!(stretched["generated_tokens"], 4);
+}
+
+#[test]
 fn inspect_shows_architecture_shapes_formats_and_tokenizer() {
     let output = riffle()
         .arg("inspect")

@@ -71,6 +71,10 @@ fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
         &["--kv-type f16:f16", "q8_0:q8_0"],
     );
     fails(&["--prompt", prompt, "--prefill", "tri-shape"], &["--prefill full"]);
+    fails(
+        &["--prompt", prompt, "--rope-scaling", "linear:factor=2"],
+        &["--rope-scaling linear:factor=2", "not set"],
+    );
     let lock = PathLock::take(&path).expect("nobody holds it");
     fails(&["--prompt", prompt], &["in use by another process"]);
     drop(lock);

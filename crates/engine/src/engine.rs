@@ -35,14 +35,14 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        let info = riffle_model::inspect(path)?;
+        let info = riffle_model::inspect_scaled(path, options.rope_scaling.as_ref())?;
         let options = options.resolved(&info.config);
         let shape = policy_shape(&info.config, &options);
         options.prefill.check_places(&shape)?;
         options.decode.check_places(&shape)?;
         let plan = plan(&info, &options)?;
         plan.check(&options)?;
-        let loaded = riffle_model::load(path)?;
+        let loaded = riffle_model::load_scaled(path, options.rope_scaling.as_ref())?;
         Ok(Arc::new(Self {
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
@@ -62,7 +62,7 @@ impl Engine {
     /// anew. Memory that the weights take is not counted twice; caches of sessions that are alive are not known to it.
     ///
     /// # Errors
-    /// As [`Engine::load`].
+    /// As [`Engine::load`]; [`EngineError::Option`] for another stretching of positions, which belongs to the loaded model.
     pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let options = EngineOptions {
             device: self.options.device.clone(),
@@ -70,6 +70,13 @@ impl Engine {
             ..options
         };
         options.validate()?;
+        if options.rope_scaling != self.options.rope_scaling {
+            let scaling = options
+                .rope_scaling
+                .map_or("none".to_owned(), |scaling| scaling.to_string());
+            let problem = "the model was loaded with another one; load it anew";
+            return Err(EngineError::option("--rope-scaling", scaling, problem));
+        }
         let config = self.model().config();
         options.check_device(config)?;
         let available = options

@@ -110,7 +110,7 @@ pub enum EngineError {
     },
     /// A context longer than the model was made for.
     #[error(
-        "--ctx {context} is longer than the {maximum} positions this model was made for: use --ctx {maximum} or less"
+        "--ctx {context} is longer than the {maximum} positions this model was made for: use --ctx {maximum} or less, or stretch them, such as by --rope-scaling yarn:factor=4"
     )]
     ContextTooLong {
         /// Tokens asked for.

@@ -3,6 +3,7 @@
 use riffle_attention::Format;
 use riffle_cuda::Gpu;
 use riffle_kv::KvTiers;
+use riffle_model::RopeScaling;
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::edge::Rotation;
@@ -13,6 +14,8 @@ use crate::{EngineError, StreamWindow};
 pub struct EngineOptions {
     /// Tokens the context may hold; `None` takes what the model was made for, or what fits in memory if that is less.
     pub context_tokens: Option<usize>,
+    /// Positions stretched beyond what the model was made for, in place of the model's own stretching.
+    pub rope_scaling: Option<RopeScaling>,
     /// Logical batch: tokens that go through one layer before the next layer starts (`-b`).
     pub batch_tokens: usize,
     /// Chunk: tokens whose attention is computed together inside a layer (`-ub`).
@@ -55,6 +58,7 @@ impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             context_tokens: None,
+            rope_scaling: None,
             batch_tokens: 4096,
             chunk_tokens: 512,
             page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,

@@ -24,6 +24,9 @@ impl Origin {
         let options = engine.options();
         let mut origin = Self { parts: Vec::new() };
         origin.add("model", format!("{:032x}", engine.fingerprint()?));
+        if let Some(scaling) = options.rope_scaling {
+            origin.add("--rope-scaling", scaling.to_string());
+        }
         let formats = (options.key_format.name(), options.value_format.name());
         origin.add("--kv-type", format!("{}:{}", formats.0, formats.1));
         origin.add("--page-tokens", options.page_tokens.to_string());

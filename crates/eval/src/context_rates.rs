@@ -179,7 +179,10 @@ fn measure(
     // What an endless sequence holds does not depend on its length.
     let plan = match options.window {
         Some(_) => engine.plan().clone(),
-        None => riffle_engine::plan(&riffle_model::inspect(engine.path())?, &options)?,
+        None => {
+            let info = riffle_model::inspect_scaled(engine.path(), options.rope_scaling.as_ref())?;
+            riffle_engine::plan(&info, &options)?
+        }
     };
     Ok(ContextRow {
         settings,

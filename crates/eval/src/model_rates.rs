@@ -109,7 +109,7 @@ pub fn measure_model(
 
 /// Bytes of the weights that every token reads.
 fn weight_bytes_of_a_token(engine: &Engine) -> Result<u64, EvalError> {
-    let info = riffle_model::inspect(engine.path())?;
+    let info = riffle_model::inspect_scaled(engine.path(), engine.options().rope_scaling.as_ref())?;
     let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
     let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
     Ok(read.map(|tensor| tensor.bytes).sum())

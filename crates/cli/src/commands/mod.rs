@@ -29,6 +29,12 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
     let chunk_tokens = preferred.unwrap_or(defaults.chunk_tokens).min(arguments.batch);
     let options = EngineOptions {
         context_tokens: arguments.ctx,
+        rope_scaling: arguments
+            .rope_scaling
+            .as_deref()
+            .map(str::parse)
+            .transpose()
+            .map_err(EngineError::from)?,
         batch_tokens: arguments.batch,
         chunk_tokens: arguments.chunk.unwrap_or(chunk_tokens),
         page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 
 pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     let options = engine_options(&arguments.engine)?;
-    let info = riffle_model::inspect(&arguments.model.model)?;
+    let info = riffle_model::inspect_scaled(&arguments.model.model, options.rope_scaling.as_ref())?;
     let plan = riffle_engine::plan(&info, &options)?;
     if arguments.json {
         return print_json(&plan);
