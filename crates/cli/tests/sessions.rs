@@ -73,7 +73,7 @@ fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
     fails(&["--prompt", prompt, "--prefill", "tri-shape"], &["--prefill full"]);
     fails(
         &["--prompt", prompt, "--rope-scaling", "linear:factor=2"],
-        &["--rope-scaling linear:factor=2", "not set"],
+        &["--rope-scaling not set", "linear:factor=2"],
     );
     let lock = PathLock::take(&path).expect("nobody holds it");
     fails(&["--prompt", prompt], &["in use by another process"]);
