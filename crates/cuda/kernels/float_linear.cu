@@ -9,6 +9,15 @@ __device__ __forceinline__ float weight_at(const u8 *data, u64 at) {
     return widen<FORMAT == W_BF16>(((const u16 *)data)[at]);
 }
 
+#if FORMAT == 1 || FORMAT == 2
+// Activations in the type of the weights, for a library's product.
+KERNEL narrow_rows(u16 *to, const float *from, u64 count) {
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += u64(gridDim.x) * blockDim.x)
+        to[i] = narrow<FORMAT == W_BF16>(from[i]);
+}
+EXPORT(narrow_rows)
+#endif
+
 // A warp is an output; up to ROWS rows in f32.
 template <int ROWS>
 __device__ __forceinline__ void multiply_few(float *output, const u8 *data, const float *input, u32 rows, u32 outputs,

@@ -1,5 +1,5 @@
-// The scores that policies choose by. Every sum runs in the order of `riffle-policy`, product and sum rounded apart, so
-// that scores, and what is chosen by them, are equal to the CPU's to the bit.
+// The scores that policies choose by. Every sum runs in the order of `riffle-attention` on x86, products are fused into
+// sums where they are there, so that scores, and what is chosen by them, are equal to the CPU's to the bit.
 #include "keys.cuh"
 
 // Smallest and largest value of each channel of blocks first_block.. of every KV head:
@@ -38,39 +38,40 @@ KERNEL block_means(float *means, u32 capacity, const u64 *pages, u32 pages_per_h
 }
 EXPORT(block_means)
 
-// Quest's bound of each block, summed over rows and the heads of the group: scores [kv_heads, blocks]. Block (key
-// block, KV head) of one warp, a lane a query.
-KERNEL bound_scores(float *scores, u32 blocks, const float *bounds, u32 capacity, const float *queries, u64 query_stride,
-                    u32 rows, u32 group) {
-    const float *smallest = bounds + (u64(blockIdx.y) * capacity + blockIdx.x) * 2 * HEAD_DIM;
-    const float *largest = smallest + HEAD_DIM;
-    float score = 0;
-    for (u32 first = 0; first < rows * group; first += 32) {
-        u32 at = first + lane_index();
-        float bound = 0;
-        if (at < rows * group) {
-            const float *query = queries + u64(at / group) * query_stride + (blockIdx.y * group + at % group) * HEAD_DIM;
-            for (u32 channel = 0; channel < HEAD_DIM; channel++) {
-                float q = query[channel];
-                bound = __fadd_rn(bound, fmaxf(__fmul_rn(q, smallest[channel]), __fmul_rn(q, largest[channel])));
-            }
+// Quest's bound of each block, summed over rows and the heads of the group: scores [kv_heads, blocks]. The positive and
+// the negative elements of all queries are summed first, for one product with largest and smallest values. Block (128 key
+// blocks, KV head), a thread a key block.
+KERNEL __launch_bounds__(128) bound_scores(float *scores, u32 blocks, const float *bounds, u32 capacity,
+                                           const float *queries, u64 query_stride, u32 rows, u32 group) {
+    STATIC_SHARED float positive[HEAD_DIM], negative[HEAD_DIM];
+    for (u32 channel = threadIdx.x; channel < HEAD_DIM; channel += 128) {
+        float above = 0, below = 0;
+        for (u32 at = 0; at < rows * group; at++) {
+            float q = queries[u64(at / group) * query_stride + (blockIdx.y * group + at % group) * HEAD_DIM + channel];
+            above = __fadd_rn(above, fmaxf(q, 0.0f));
+            below = __fadd_rn(below, fminf(q, 0.0f));
         }
-        for (u32 lane = 0; lane < 32; lane++) {
-            float other = __shfl_sync(FULL_WARP, bound, int(lane));
-            if (first + lane < rows * group)
-                score = __fadd_rn(score, other);
-        }
+        positive[channel] = above, negative[channel] = below;
     }
-    if (lane_index() == 0)
-        scores[u64(blockIdx.y) * blocks + blockIdx.x] = score;
+    __syncthreads();
+    u32 block = blockIdx.x * 128 + threadIdx.x;
+    if (block >= blocks)
+        return;
+    const float *smallest = bounds + (u64(blockIdx.y) * capacity + block) * 2 * HEAD_DIM, *largest = smallest + HEAD_DIM;
+    float score = 0;
+    for (u32 channel = 0; channel < HEAD_DIM; channel++)
+        score = __fmaf_rn(positive[channel], largest[channel], score);
+    for (u32 channel = 0; channel < HEAD_DIM; channel++)
+        score = __fmaf_rn(negative[channel], smallest[channel], score);
+    scores[u64(blockIdx.y) * blocks + block] = score;
 }
 EXPORT(bound_scores)
 
 constexpr u32 TILE = 64, DEPTH = 16;
 
-// logits[vector, j] = scale · (vector · long key j). A long key is `stride` consecutive keys side by side; vector
+// logits[vector, j] = (scale · vector) · long key j. A long key is `stride` consecutive keys side by side; vector
 // (head, i) is queries (first_group + i) · stride.. of that head, the latest first, zero where the chunk has none.
-// Blocks of 64 × 64, a thread 4 × 4; each sum runs over its elements in order.
+// Blocks of 64 × 64, a thread 4 × 4; each sum runs over the channels of one key in order, and these over the keys.
 KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const float *queries, u64 query_stride,
                                           u32 query_start, u32 rows, u32 first_group, u32 groups_per_head, u32 vectors,
                                           const u64 *planes, u32 page_tokens, u32 format, u32 stride, u32 groups,
@@ -84,7 +85,7 @@ KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const
     if (first_key > last_group)
         return;
     u32 row = threadIdx.x / 16, column = threadIdx.x % 16;
-    float sums[4][4] = {};
+    float totals[4][4] = {}, sums[4][4] = {};
     for (u32 k = 0; k < stride * HEAD_DIM; k += DEPTH) {
         u32 part = k / HEAD_DIM, channel = k % HEAD_DIM;
         // Each thread brings four of 64 × 16 elements of both.
@@ -97,7 +98,7 @@ KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const
                 const float *from = queries + u64(position - query_start) * query_stride +
                                     u64(vector / groups_per_head) * HEAD_DIM + channel + at;
                 for (u32 i = 0; i < 4; i++)
-                    x[i] = from[i];
+                    x[i] = __fmul_rn(from[i], scale);
             }
         }
         u32 token = (first_key + own) * stride + part;
@@ -113,39 +114,52 @@ KERNEL __launch_bounds__(256) long_logits(float *logits, u64 logit_stride, const
             for (u32 i = 0; i < 4; i++)
 #pragma unroll
                 for (u32 j = 0; j < 4; j++)
-                    sums[i][j] = __fadd_rn(sums[i][j], __fmul_rn(a[d][row * 4 + i], b[d][column * 4 + j]));
+                    sums[i][j] = __fmaf_rn(a[d][row * 4 + i], b[d][column * 4 + j], sums[i][j]);
+        if (channel + DEPTH == HEAD_DIM)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++)
+#pragma unroll
+                for (u32 j = 0; j < 4; j++)
+                    totals[i][j] = __fadd_rn(totals[i][j], sums[i][j]), sums[i][j] = 0;
     }
     for (u32 i = 0; i < 4; i++)
         for (u32 j = 0; j < 4; j++) {
             u32 vector = first_vector + row * 4 + i, key = first_key + column * 4 + j;
             if (vector < vectors && key < groups)
-                logits[vector * logit_stride + key] = __fmul_rn(sums[i][j], scale);
+                logits[vector * logit_stride + key] = totals[i][j];
         }
 }
 EXPORT(long_logits)
 
-// e^x for x ≤ 0 as `kernel.rs` of riffle-policy has it.
+// e^x for x ≤ 0 as `kernel/mod.rs` of riffle-attention has it.
 __device__ __forceinline__ float ordered_exp(float x) {
-    const float magic = 12582912.0f;
-    x = x > -87.0f ? x : -87.0f;
-    float shifted = __fadd_rn(__fmul_rn(x, LOG2_E), magic);
-    float n = __fsub_rn(shifted, magic);
-    float r = __fadd_rn(__fsub_rn(x, __fmul_rn(n, 0.6933594f)), __fmul_rn(n, 2.1219444e-4f));
-    float p = 1.0f / 720.0f;
-    const float factors[6] = {1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
+    float t = fmaxf(__fmul_rn(x, LOG2_E), -160.0f);
+    float n = rintf(t), f = __fsub_rn(t, n), p = 0.0013264727f;
+    const float factors[5] = {0.009671513f, 0.055507336f, 0.24022242f, 0.693147f, 1.0f};
 #pragma unroll
-    for (int i = 0; i < 6; i++)
-        p = __fadd_rn(__fmul_rn(p, r), factors[i]);
-    u32 bits = (__float_as_uint(shifted) - __float_as_uint(magic) + 127) << 23;
-    return __fmul_rn(p, __uint_as_float(bits));
+    for (int i = 0; i < 5; i++)
+        p = __fmaf_rn(p, f, factors[i]);
+    return ldexpf(p, int(n));
 }
 
-// The softmax of each row over its first min(first_group + row % groups_per_head + 1, groups) logits, in place; what is
-// behind them is not read. The total is kept in f64, in sixteen lanes as on the CPU. A block is a row.
-KERNEL __launch_bounds__(256) ordered_softmax(float *logits, u64 logit_stride, u32 first_group, u32 groups_per_head, u32 groups) {
+// The sum of 16 lanes, halves first.
+__device__ __forceinline__ float sum_of_lanes(const float *lanes) {
+    float sums[8];
+    for (u32 i = 0; i < 8; i++)
+        sums[i] = __fadd_rn(lanes[i], lanes[i + 8]);
+    for (u32 width = 4; width > 0; width /= 2)
+        for (u32 i = 0; i < width; i++)
+            sums[i] = __fadd_rn(sums[i], sums[i + width]);
+    return sums[0];
+}
+
+// Turns each row's first min(first_group + row % groups_per_head + 1, groups) logits into exp(logit − largest logit); its
+// last place, logit_stride − 1, becomes the factor that makes a softmax of them. Lanes of 64 vectors of 16 are summed in
+// f32, these sums in f64. A block is a row.
+KERNEL __launch_bounds__(256) ordered_weights(float *logits, u64 logit_stride, u32 first_group, u32 groups_per_head, u32 groups) {
     STATIC_SHARED float tops[8];
-    STATIC_SHARED double lanes[16];
-    STATIC_SHARED float factor;
+    STATIC_SHARED float lanes[256];
+    STATIC_SHARED float sums[16];
     float *row = logits + blockIdx.x * logit_stride;
     u32 count = min(first_group + blockIdx.x % groups_per_head + 1, groups);
     float top = NEGATIVE_INFINITY;
@@ -160,78 +174,86 @@ KERNEL __launch_bounds__(256) ordered_softmax(float *logits, u64 logit_stride, u
     for (u32 i = threadIdx.x; i < count; i += 256)
         row[i] = ordered_exp(__fsub_rn(row[i], top));
     __syncthreads();
-    u32 whole = count / 16 * 16;
-    if (threadIdx.x < 16) {
-        double total = 0;
-        for (u32 i = threadIdx.x; i < whole; i += 16)
-            total = __dadd_rn(total, double(row[i]));
-        lanes[threadIdx.x] = total;
+    const u32 whole = count / 16 * 16, together = 64 * 16;
+    u32 part = threadIdx.x / 16, lane = threadIdx.x % 16;
+    double total = 0;
+    for (u32 first = 0; first < whole; first += 16 * together) {
+        // Sixteen parts of 64 vectors at a time, a thread a lane of one.
+        float sum = 0;
+        u32 begin = first + part * together;
+        for (u32 i = begin; i < min(begin + together, whole); i += 16)
+            sum = __fadd_rn(sum, row[i + lane]);
+        lanes[threadIdx.x] = sum;
+        __syncthreads();
+        if (lane == 0)
+            sums[part] = sum_of_lanes(lanes + part * 16);
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (u32 i = 0; i < 16; i++)
+                if (first + i * together < whole)
+                    total = __dadd_rn(total, double(sums[i]));
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        double total = 0;
-        for (u32 lane = 0; lane < 16; lane++)
-            total = __dadd_rn(total, lanes[lane]);
-        for (u32 i = whole; i < count; i++)
-            total = __dadd_rn(total, double(row[i]));
-        factor = float(__ddiv_rn(1.0, total));
-    }
+    if (threadIdx.x < 16)
+        lanes[threadIdx.x] = whole + threadIdx.x < count ? row[whole + threadIdx.x] : 0.0f;
     __syncthreads();
-    for (u32 i = threadIdx.x; i < count; i += 256)
-        row[i] = __fmul_rn(row[i], factor);
+    if (threadIdx.x == 0)
+        row[logit_stride - 1] = float(__ddiv_rn(1.0, __dadd_rn(total, double(sum_of_lanes(lanes)))));
 }
-EXPORT(ordered_softmax)
+EXPORT(ordered_weights)
 
-// XAttention: scores[block row, block] = Σ of the weights of its long queries (head by head, in order) on the block's long keys
-// (in order). `per_block` long tokens make a block; block row r is block first_row + r. A thread is a score.
+// XAttention: scores[block row, block] = Σ over its long queries (head by head, in order) of the softmax on the block's
+// long keys (in order). `per_block` long tokens make a block; block row r is block first_row + r. A thread is a score.
 KERNEL antidiagonal_scores(float *scores, u32 blocks, const float *weights, u64 weight_stride, u32 first_group,
                            u32 groups_per_head, u32 heads, u32 groups, u32 per_block, u32 first_row) {
     u32 block = blockIdx.x * blockDim.x + threadIdx.x, number = first_row + blockIdx.y;
     if (block >= blocks)
         return;
-    float sum = 0;
+    float score = 0;
     if (block <= number) {
         u32 begin = max(number * per_block, first_group), end = min((number + 1) * per_block, first_group + groups_per_head);
         for (u32 head = 0; head < heads; head++)
             for (u32 group = begin; group < end; group++) {
                 const float *row = weights + (u64(head) * groups_per_head + group - first_group) * weight_stride;
                 u32 last = min(min((block + 1) * per_block, group + 1), groups);
+                float sum = 0;
                 for (u32 i = block * per_block; i < last; i++)
                     sum = __fadd_rn(sum, row[i]);
+                score = __fadd_rn(score, __fmul_rn(sum, row[weight_stride - 1]));
             }
     }
-    scores[u64(blockIdx.y) * blocks + block] = sum;
+    scores[u64(blockIdx.y) * blocks + block] = score;
 }
 EXPORT(antidiagonal_scores)
 
-// Vertical-slash: mass of every column, and of every distance query − key, over the rows of `weights` in order; row r is
-// the query at first_query + r % rows. columns and distances are [tokens]. A thread is a line of each.
+// The softmax that the heads of a group give key `at` of the first `visible`, in order; vectors of 16 fuse product and sum.
+__device__ __forceinline__ float mass_of_heads(const float *weights, u64 weight_stride, u32 rows, u32 heads, u32 at, u32 visible) {
+    float sum = 0;
+    for (u32 head = 0; head < heads; head++) {
+        const float *row = weights + u64(head) * rows * weight_stride;
+        float weight = row[at], factor = row[weight_stride - 1];
+        sum = at < visible / 16 * 16 ? __fmaf_rn(weight, factor, sum) : __fadd_rn(sum, __fmul_rn(weight, factor));
+    }
+    return sum;
+}
+
+// Vertical-slash: mass of every column, and of every distance query − key, over queries in order. Row head · rows + r of
+// `weights` is the query at first_query + r. columns and distances are [tokens], added to where they hold the sums of the
+// queries before. A thread is a line of each.
 KERNEL line_mass(float *columns, float *distances, const float *weights, u64 weight_stride, u32 first_query, u32 rows,
-                 u32 heads, u32 tokens) {
+                 u32 heads, u32 tokens, u32 continues) {
     u32 line = blockIdx.x * blockDim.x + threadIdx.x;
     if (line >= tokens)
         return;
-    float column = 0, distance = 0;
-    for (u32 row = 0; row < rows * heads; row++) {
+    float column = continues ? columns[line] : 0.0f, distance = continues ? distances[line] : 0.0f;
+    for (u32 row = 0; row < rows; row++) {
+        u32 visible = min(first_query + row + 1, tokens);
+        if (line >= visible)
+            continue;
         const float *of_row = weights + row * weight_stride;
-        u32 visible = min(first_query + row % rows + 1, tokens);
-        if (line < visible) {
-            column = __fadd_rn(column, of_row[line]);
-            distance = __fadd_rn(distance, of_row[visible - 1 - line]);
-        }
+        column = __fadd_rn(column, mass_of_heads(of_row, weight_stride, rows, heads, line, visible));
+        distance = __fadd_rn(distance, mass_of_heads(of_row, weight_stride, rows, heads, visible - 1 - line, visible));
     }
     columns[line] = column, distances[line] = distance;
 }
 EXPORT(line_mass)
-
-// sums[i] = Σ values[i · width..][..width] in order.
-KERNEL block_sums(float *sums, const float *values, u32 width, u32 count, u32 blocks) {
-    u32 block = blockIdx.x * blockDim.x + threadIdx.x;
-    if (block >= blocks)
-        return;
-    float sum = 0;
-    for (u32 i = block * width; i < min((block + 1) * width, count); i++)
-        sum = __fadd_rn(sum, values[i]);
-    sums[block] = sum;
-}
-EXPORT(block_sums)

@@ -76,9 +76,6 @@ pub enum CudaError {
         /// The system's words.
         message: String,
     },
-    /// A model with layers that no kernel computes.
-    #[error("the device does not compute Gated DeltaNet layers yet: use --device cpu for this model")]
-    Recurrent,
     /// Less memory for pages than a call needs.
     #[error(
         "the device has {budget_bytes} bytes for KV pages and {least_bytes} are needed: use --kv-device-budget {least_bytes}, a smaller --kv-slots, or --device cpu"

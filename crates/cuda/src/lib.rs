@@ -33,4 +33,4 @@ pub use driver::{
 };
 pub use error::CudaError;
 pub use model::{DeviceForward, DeviceModel, forward_bytes};
-pub use pages::{PagePool, PagePoolOptions, PagedCall, PagedTile, PinnedMemory, TransferCount};
+pub use pages::{KeyScan, PagePool, PagePoolOptions, PagedCall, PagedTile, PinnedMemory, TransferCount};

@@ -280,7 +280,7 @@ impl LayerAttention<'_> {
         two_phases: bool,
     ) -> Result<(Vec<Selection>, Vec<Selection>), EngineError> {
         let selections = match self.cache.is_near(input.cache_layer) {
-            true => self.select_near(input, tokens.clone()),
+            true => self.select_near(input, tokens.clone())?,
             false => self.select_far(input, tokens.clone())?,
         };
         if !two_phases {
@@ -294,16 +294,37 @@ impl LayerAttention<'_> {
     }
 
     /// Selects where every page can be shown as it lies.
-    fn select_near(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Vec<Selection> {
+    fn select_near(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
         let pages = pages(self.cache, input, &self.step, &tokens);
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
-        let policies = self.policies.layer_mut(input.cache_layer).par_iter_mut();
-        policies.zip(&chunk.contexts).for_each(|(policy, context)| {
-            policy.prepare(&self.step.tile(input, tokens.clone(), context.kv_head), context);
-        });
+        let queries = |context: &SelectContext<'_>| self.step.tile(input, tokens.clone(), context.kv_head);
+        let policies = self.policies.layer_mut(input.cache_layer);
+        let estimated = match &mut self.device {
+            Some(device) => {
+                let asked = policies.iter().zip(&chunk.contexts);
+                let asked: Vec<_> = asked
+                    .map(|(policy, context)| policy.estimate(&queries(context), context))
+                    .collect();
+                let width = self.step.heads.width();
+                let rows = &input.queries[tokens.start * width..tokens.end * width];
+                device::estimate(device, input.cache_layer, rows, &pages, &chunk.contexts, &asked)?
+            }
+            None => policies.iter().map(|_| None).collect(),
+        };
+        let estimated = chunk.contexts.par_iter().zip(estimated);
+        policies
+            .par_iter_mut()
+            .zip(estimated)
+            .for_each(|(policy, (context, estimated))| {
+                let queries = queries(context);
+                match estimated {
+                    Some(estimated) => policy.prepare_from(&queries, context, estimated),
+                    None => policy.prepare(&queries, context),
+                }
+            });
         let policies = self.policies.layer(input.cache_layer);
         let select = |tile: &Tile<'_>| policies[tile.kv_head].select(&tile.queries, &chunk.contexts[tile.kv_head]);
-        chunk.tiles.par_iter().map(select).collect()
+        Ok(chunk.tiles.par_iter().map(select).collect())
     }
 
     /// Selects KV head by KV head, with the keys that its policy looks at brought near.

@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use riffle_attention::{AttendOptions, Partial, Selection};
-use riffle_cuda::{PagePool, PagePoolOptions, PagedTile};
+use riffle_attention::{AttendOptions, Format, PageView, Partial, Selection};
+use riffle_cuda::{PagePool, PagedTile};
 use riffle_kv::KvCache;
+use riffle_policy::{Estimate, Estimated, SelectContext};
 
 use crate::chunk::Chunk;
 use crate::compute::Compute;
-use crate::plan::cache_shape;
+use crate::plan::pool_options;
 use crate::reading::{cut, wanted_pages};
 use crate::{Engine, EngineError};
 
@@ -36,12 +37,7 @@ impl DevicePages {
         };
         let (config, options) = (engine.model().config(), engine.options());
         let budget_bytes = engine.plan().device.as_ref().map_or(0, |plan| plan.kv_budget_bytes);
-        let pool = PagePoolOptions {
-            shape: cache_shape(config, options),
-            heads: config.heads,
-            budget_bytes,
-            slots: options.kv_tiers.slots,
-        };
+        let pool = pool_options(config, options, budget_bytes);
         let room = Room {
             pool: PagePool::new(&device.stream, pool)?,
             holder: NOBODY,
@@ -155,4 +151,45 @@ pub(crate) fn attend(
         Ok(call.attend(&cut(pages, chunk))?)
     })?;
     Ok(call.finish(partials)?)
+}
+
+/// What policies ask for of a layer, by KV head, computed where the keys lie; `None` where that cannot be, so that the policy
+/// looks at keys in main memory. `queries` are those of the chunk, `[tokens, heads, head_dim]`, `shown` the pages up to its
+/// end.
+pub(crate) fn estimate(
+    pages: &mut DevicePages,
+    layer: usize,
+    queries: &[f32],
+    shown: &[Vec<PageView<'_>>],
+    contexts: &[SelectContext<'_>],
+    asked: &[Option<Estimate>],
+) -> Result<Vec<Option<Estimated>>, EngineError> {
+    let mut room = pages.enter();
+    // The CPU multiplies keys of 8 or 4 bits in integers where it can: its sums are others then.
+    let is_exact = [Format::F16, Format::Bf16].contains(&room.pool.shape().key_format);
+    let computes = |asked: &Option<Estimate>| match asked {
+        Some(Estimate::Blocks { .. }) => true,
+        Some(Estimate::Lines { .. }) => is_exact,
+        None => false,
+    };
+    let nothing = || asked.iter().map(|_| None).collect();
+    if !asked.iter().any(computes) {
+        return Ok(nothing());
+    }
+    let Some(mut scan) = room.pool.scan_keys(layer, shown, queries)? else {
+        return Ok(nothing());
+    };
+    let of_head = |(context, asked): (&SelectContext<'_>, &Option<Estimate>)| {
+        let (start, tokens) = (context.chunk_start, context.tokens);
+        Ok(match asked.filter(|_| computes(asked)) {
+            Some(Estimate::Blocks { stride, block }) => scan
+                .blocks(context.kv_head, start, tokens, context.scale, stride, block)?
+                .map(Estimated::Blocks),
+            Some(Estimate::Lines { queries }) => scan
+                .lines(context.kv_head, start, tokens, context.scale, queries)?
+                .map(|[columns, distances]| Estimated::Lines { columns, distances }),
+            None => None,
+        })
+    };
+    contexts.iter().zip(asked).map(of_head).collect()
 }

@@ -13,7 +13,7 @@ use riffle_policy::PolicyError;
 pub enum EngineError {
     /// The model could not be loaded or run.
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Model(ModelError),
     /// The device failed or lacks something.
     #[error(transparent)]
     Device(#[from] riffle_cuda::CudaError),
@@ -180,6 +180,19 @@ impl EngineError {
             name,
             value: value.to_string(),
             requirement: requirement.into(),
+        }
+    }
+}
+
+impl From<ModelError> for EngineError {
+    /// A failure of the device stays one, whoever ran into it.
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::Device(source) => match source.downcast::<riffle_cuda::CudaError>() {
+                Ok(error) => Self::Device(*error),
+                Err(source) => Self::Model(ModelError::Device(source)),
+            },
+            error => Self::Model(error),
         }
     }
 }

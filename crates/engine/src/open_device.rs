@@ -52,8 +52,15 @@ impl EngineOptions {
 
 /// Why no device computes a model under these options.
 fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError> {
-    if config.recurrent.is_some() {
-        return Some(riffle_cuda::CudaError::Recurrent.into());
+    if let Some(shape) = config.recurrent.as_ref().filter(|shape| shape.key_dim > 256) {
+        return Some(EngineError::option(
+            "--device",
+            "cuda",
+            format!(
+                "it computes recurrent heads of up to 256 and this model's have {}: use --device cpu",
+                shape.key_dim
+            ),
+        ));
     }
     if [options.key_format, options.value_format].contains(&Format::F32) {
         return Some(EngineError::option(

@@ -46,6 +46,8 @@ pub struct MemoryPlan {
 pub struct DevicePlan {
     /// The device's name.
     pub name: String,
+    /// Who multiplies 16-bit weights with many rows: a library, or this program's kernels and why.
+    pub products: String,
     /// Bytes of weights.
     pub weights_bytes: u64,
     /// Bytes of hidden states, of scratch and of attention's rows for one logical batch.
@@ -141,14 +143,7 @@ impl MemoryPlan {
         };
         let (scratch_bytes, kv_tiers, total_bytes) = planned(context_tokens);
         let device = match &options.device {
-            Some(gpu) => Some(DevicePlan::new(
-                gpu,
-                config,
-                options,
-                &shape,
-                context_tokens,
-                has_weights,
-            )?),
+            Some(gpu) => Some(DevicePlan::new(gpu, config, options, context_tokens, has_weights)?),
             None => None,
         };
         Ok(Self {
@@ -234,22 +229,34 @@ impl MemoryPlan {
     }
 }
 
+/// What a session's pool of pages on a device is made for.
+pub(crate) fn pool_options(config: &ModelConfig, options: &EngineOptions, budget_bytes: u64) -> PagePoolOptions {
+    // Enough for the queries of a chunk and for some rows of weights; longer estimates are made in pieces.
+    const ESTIMATE_BYTES: u64 = 64 << 20;
+    let (base, rules) = (&options.prefill.base, &options.prefill.rules);
+    let mut policies = rules.iter().map(|rule| &rule.policy).chain([base]);
+    PagePoolOptions {
+        shape: cache_shape(config, options),
+        heads: config.heads,
+        budget_bytes,
+        slots: options.kv_tiers.slots,
+        estimate_bytes: match policies.any(|spec| spec.has_estimate()) {
+            true => ESTIMATE_BYTES,
+            false => 0,
+        },
+    }
+}
+
 impl DevicePlan {
     fn new(
         gpu: &Gpu,
         config: &ModelConfig,
         options: &EngineOptions,
-        shape: &CacheShape,
         context: usize,
         has_weights: bool,
     ) -> Result<Self, EngineError> {
         let batch = options.batch_tokens.min(context);
-        let pool = PagePoolOptions {
-            shape: *shape,
-            heads: config.heads,
-            budget_bytes: 0,
-            slots: options.kv_tiers.slots,
-        };
+        let pool = pool_options(config, options, 0);
         // Norms and biases are f32 there, whatever they are in the file.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
@@ -266,6 +273,7 @@ impl DevicePlan {
         };
         Ok(Self {
             name: gpu.info().name.clone(),
+            products: gpu.products(),
             weights_bytes,
             scratch_bytes,
             kv_bytes: kv_budget_bytes,

@@ -393,6 +393,7 @@ fn offload(
             heads: case.heads,
             budget_bytes: 0,
             slots: 64,
+            estimate_bytes: 0,
         };
         made.budget_bytes = budget(&made, case.tokens);
         let mut pool = PagePool::new(stream, made).map_err(failed)?;

@@ -91,7 +91,7 @@ pub use language_model::{AttentionInput, AttentionStep, LanguageModel};
 pub use layer::{Layer, Rows, Step};
 pub use load::{LoadedModel, inspect, inspect_scaled, load, load_scaled};
 pub use outline::ModelOutline;
-pub use recurrent::{RecurrentShape, RecurrentState};
+pub use recurrent::{RecurrentLayer, RecurrentShape, RecurrentState};
 pub use rope_scaling::{RopeMethod, RopeScaling};
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;

@@ -1,5 +1,7 @@
 //! The state of recurrent layers: of fixed size whatever the context, copied to roll back to, stored as bytes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use riffle_linear::Columns;
 
 use crate::{ModelConfig, ModelError};
@@ -74,14 +76,91 @@ pub struct RecurrentState {
 }
 
 /// One layer's part.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct LayerState {
+    /// [`RecurrentLayer::version`].
+    version: u64,
     /// Tokens read.
     pub(crate) tokens: usize,
     /// `[kernel - 1, channels]`, the oldest token first; zeros before the first token.
     pub(crate) convolution: Vec<f32>,
     /// `[value_head, column piece, key_dim]`.
     pub(crate) memory: Vec<Columns>,
+}
+
+impl PartialEq for LayerState {
+    fn eq(&self, other: &Self) -> bool {
+        // Not the version: what is held may be equal wherever it came from.
+        self.tokens == other.tokens && self.convolution == other.convolution && self.memory == other.memory
+    }
+}
+
+/// One layer's part of a [`RecurrentState`], for who computes the layer elsewhere than in main memory.
+pub struct RecurrentLayer<'a> {
+    state: &'a mut LayerState,
+    value_dim: usize,
+    pieces: usize,
+    key_dim: usize,
+}
+
+/// Before the first token.
+const EMPTY: u64 = 0;
+
+fn next_version() -> u64 {
+    static LATEST: AtomicU64 = AtomicU64::new(EMPTY);
+    LATEST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+impl RecurrentLayer<'_> {
+    /// A number that what the layer holds has alone: while it stays, so does the rest. Copies have the number of what they
+    /// were copied from.
+    pub fn version(&self) -> u64 {
+        self.state.version
+    }
+
+    /// The last inputs of the convolution, `[kernel - 1, channels]`, the oldest token first.
+    pub fn convolution(&self) -> &[f32] {
+        &self.state.convolution
+    }
+
+    /// Copies the memories of the heads to `out`, `[value_heads, key_dim, value_dim]`.
+    ///
+    /// # Panics
+    /// When `out` holds another number of values.
+    pub fn copy_memory(&self, out: &mut [f32]) {
+        let heads = self.state.memory.chunks_exact(self.pieces * self.key_dim);
+        let outs = out.chunks_exact_mut(self.key_dim * self.value_dim);
+        assert_eq!(heads.len(), outs.len(), "memories of {} heads", heads.len());
+        for (pieces, out) in heads.zip(outs) {
+            for (row, out) in out.chunks_exact_mut(self.value_dim).enumerate() {
+                for (piece, out) in out.chunks_mut(Columns::COUNT).enumerate() {
+                    out.copy_from_slice(&pieces[piece * self.key_dim + row].0[..out.len()]);
+                }
+            }
+        }
+    }
+
+    /// Takes over what reading `tokens` more tokens left: the convolution's inputs and the memories in the shapes of
+    /// [`convolution`](Self::convolution) and [`copy_memory`](Self::copy_memory). Returns the version.
+    ///
+    /// # Panics
+    /// When either holds another number of values.
+    pub fn renew(&mut self, tokens: usize, convolution: &[f32], memory: &[f32]) -> u64 {
+        self.state.convolution.copy_from_slice(convolution);
+        let heads = self.state.memory.chunks_exact_mut(self.pieces * self.key_dim);
+        let from = memory.chunks_exact(self.key_dim * self.value_dim);
+        assert_eq!(heads.len(), from.len(), "memories of {} heads", heads.len());
+        for (pieces, from) in heads.zip(from) {
+            for (row, from) in from.chunks_exact(self.value_dim).enumerate() {
+                for (piece, from) in from.chunks(Columns::COUNT).enumerate() {
+                    pieces[piece * self.key_dim + row].0[..from.len()].copy_from_slice(from);
+                }
+            }
+        }
+        self.state.tokens += tokens;
+        self.state.version = next_version();
+        self.state.version
+    }
 }
 
 impl RecurrentState {
@@ -94,6 +173,7 @@ impl RecurrentState {
             };
         };
         let empty = LayerState {
+            version: EMPTY,
             tokens: 0,
             convolution: vec![0.0; shape.convolution_values()],
             memory: vec![Columns::ZERO; shape.value_heads * shape.head_pieces()],
@@ -126,7 +206,7 @@ impl RecurrentState {
     /// Goes back to the state before the first token.
     pub fn reset(&mut self) {
         for layer in self.layers.iter_mut().flatten() {
-            layer.tokens = 0;
+            (layer.version, layer.tokens) = (EMPTY, 0);
             layer.convolution.fill(0.0);
             layer.memory.fill(Columns::ZERO);
         }
@@ -143,7 +223,7 @@ impl RecurrentState {
         }
         let layers = self.layers.iter_mut().flatten();
         for (layer, other) in layers.zip(other.layers.iter().flatten()) {
-            layer.tokens = other.tokens;
+            (layer.version, layer.tokens) = (other.version, other.tokens);
             layer.convolution.copy_from_slice(&other.convolution);
             layer.memory.copy_from_slice(&other.memory);
         }
@@ -181,6 +261,7 @@ impl RecurrentState {
         let mut next = || words.next().unwrap_or_default();
         for layer in state.layers.iter_mut().flatten() {
             let (low, high) = (u32::from_le_bytes(next()), u32::from_le_bytes(next()));
+            layer.version = next_version();
             layer.tokens = (u64::from(high) << 32 | u64::from(low)) as usize;
             let memory = layer.memory.iter_mut().flat_map(|piece| &mut piece.0);
             for value in layer.convolution.iter_mut().chain(memory) {
@@ -191,7 +272,47 @@ impl RecurrentState {
     }
 
     /// The part of a layer that is to read from `start_position` on; `None` for one that holds keys and values.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::WrongRecurrentState`] for a state of another model, [`ModelError::RecurrentPosition`] where the layer
+    /// has read other tokens than those before.
+    pub fn layer(
+        &mut self,
+        config: &ModelConfig,
+        layer: usize,
+        start_position: usize,
+    ) -> Result<Option<RecurrentLayer<'_>>, ModelError> {
+        let sizes = self
+            .shape
+            .as_ref()
+            .map(|shape| (shape.value_dim, shape.column_pieces(), shape.key_dim));
+        let state = self.find(config, layer, start_position)?;
+        Ok(state
+            .zip(sizes)
+            .map(|(state, (value_dim, pieces, key_dim))| RecurrentLayer {
+                state,
+                value_dim,
+                pieces,
+                key_dim,
+            }))
+    }
+
+    /// As [`layer`](Self::layer), to be written to.
     pub(crate) fn layer_mut(
+        &mut self,
+        config: &ModelConfig,
+        layer: usize,
+        start_position: usize,
+    ) -> Result<Option<&mut LayerState>, ModelError> {
+        let mut found = self.find(config, layer, start_position)?;
+        if let Some(state) = &mut found {
+            state.version = next_version();
+        }
+        Ok(found)
+    }
+
+    fn find(
         &mut self,
         config: &ModelConfig,
         layer: usize,

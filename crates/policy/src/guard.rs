@@ -2,7 +2,7 @@
 
 use riffle_attention::{PageView, QueryTile, Scan, Selection, Span};
 
-use crate::{ColumnMass, PolicyError, SelectContext, SparsePolicy};
+use crate::{ColumnMass, Estimate, Estimated, PolicyError, SelectContext, SparsePolicy};
 
 /// A policy that reads everything up to `from` tokens.
 ///
@@ -58,6 +58,19 @@ impl SparsePolicy for Guarded {
     fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
         if !self.reads_all(context) {
             self.inner.prepare(chunk, context);
+        }
+    }
+
+    fn estimate(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
+        match self.reads_all(context) {
+            true => None,
+            false => self.inner.estimate(chunk, context),
+        }
+    }
+
+    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
+        if !self.reads_all(context) {
+            self.inner.prepare_from(chunk, context, estimated);
         }
     }
 

@@ -2,7 +2,7 @@ use std::fmt;
 
 use riffle_attention::{PageView, QueryTile, Scan, Selection, Span};
 
-use crate::PolicyError;
+use crate::{Estimate, Estimated, PolicyError};
 
 /// Whether prompt tokens are read or tokens are generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -116,6 +116,17 @@ pub trait SparsePolicy: Send + Sync {
 
     /// Makes the estimate that `select` uses for all tiles of a chunk.
     fn prepare(&mut self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>) {}
+
+    /// What [`prepare`](Self::prepare) would compute from keys now, where it can be given that instead
+    /// ([`prepare_from`](Self::prepare_from)); `None` where it looks at keys in another way or at none.
+    fn estimate(&self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>) -> Option<Estimate> {
+        None
+    }
+
+    /// As [`prepare`](Self::prepare), from what [`estimate`](Self::estimate) asked for.
+    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, _estimated: Estimated) {
+        self.prepare(chunk, context);
+    }
 
     /// What the tile reads.
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection;

@@ -49,7 +49,7 @@ impl Gpu {
     /// A device emulated on the CPU: the same kernels, compiled by g++. Slow; for tests of what surrounds kernels.
     ///
     /// # Errors
-    /// No compiler.
+    /// No compiler, a compute capability below 8.0.
     pub fn emulated(options: EmulatedOptions, cache: KernelCache) -> Result<Self, CudaError> {
         Ok(Self::new(Box::new(EmulatedDriver::new(options, cache)?)))
     }
@@ -68,6 +68,19 @@ impl Gpu {
     /// What the device is.
     pub fn info(&self) -> &DeviceInfo {
         self.driver().info()
+    }
+
+    /// Who multiplies 16-bit weights with many rows: a library found at run time, or this crate's kernels and why.
+    pub fn products(&self) -> String {
+        match self.driver().blas() {
+            Ok(name) => name.to_owned(),
+            Err(reason) => format!("own kernels ({reason})"),
+        }
+    }
+
+    /// Whether a library multiplies 16-bit matrices.
+    pub(crate) fn has_blas(&self) -> bool {
+        self.driver().blas().is_ok()
     }
 
     /// Bytes of device memory that are free now.

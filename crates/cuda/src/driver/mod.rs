@@ -1,5 +1,7 @@
 //! What host logic needs of a GPU, and the two that provide it: an NVIDIA driver and an emulation on the CPU.
 
+#[cfg(feature = "cublaslt")]
+mod blas;
 mod cache;
 mod emulated;
 mod gpu;
@@ -33,6 +35,28 @@ pub struct DeviceInfo {
     pub shared_bytes_per_block: usize,
     /// Bytes of memory.
     pub memory_bytes: usize,
+}
+
+impl DeviceInfo {
+    /// Refuses what kernels are not compiled for: their asynchronous copies and matrix instructions came with 8.0.
+    pub(crate) fn check(&self) -> Result<(), CudaError> {
+        match self.capability >= (8, 0) {
+            true => Ok(()),
+            false => Err(CudaError::Capability {
+                name: self.name.clone(),
+                found: self.capability,
+            }),
+        }
+    }
+}
+
+/// A product `output = input · weightsᵀ` of 16-bit matrices, `[rows, inputs]` and `[outputs, inputs]`, to f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Product16 {
+    pub(crate) is_bf16: bool,
+    pub(crate) rows: usize,
+    pub(crate) outputs: usize,
+    pub(crate) inputs: usize,
 }
 
 /// Where the bytes of a copy come from and go to.
@@ -100,6 +124,21 @@ pub(crate) trait Driver: Debug + Send + Sync {
     /// # Safety
     /// The range is live until the fill has run.
     unsafe fn fill(&self, stream: u64, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError>;
+
+    /// A library that multiplies 16-bit matrices, by name; the error says why there is none.
+    fn blas(&self) -> Result<&'static str, &str>;
+    /// Queues a product by that library; false where it has none for the shape.
+    ///
+    /// # Safety
+    /// The matrices are live until the product has run.
+    unsafe fn multiply_16_bit(
+        &self,
+        stream: u64,
+        product: &Product16,
+        output: u64,
+        weights: u64,
+        input: u64,
+    ) -> Result<bool, CudaError>;
 
     /// Compiles (or finds compiled) and loads; the module stays for the driver's life.
     fn load(&self, source: &ModuleSource) -> Result<u64, CudaError>;

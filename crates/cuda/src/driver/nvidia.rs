@@ -9,7 +9,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
 
-use super::{Argument, DeviceInfo, Direction, Driver, Grid, KernelCache, ModuleSource};
+use super::{Argument, DeviceInfo, Direction, Driver, Grid, KernelCache, ModuleSource, Product16};
 use crate::CudaError;
 
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub(super) struct NvidiaDriver {
     device: sys::CUdevice,
     context: sys::CUcontext,
     cache: KernelCache,
+    #[cfg(feature = "cublaslt")]
+    blas: Result<super::blas::Blas, String>,
     /// Names of functions, for errors.
     names: Mutex<HashMap<u64, &'static str>>,
 }
@@ -136,19 +138,22 @@ impl NvidiaDriver {
             // SAFETY: as above.
             memory_bytes: unsafe { result::device::total_mem(device) }.map_err(call("reading the memory"))?,
         };
-        if info.capability.0 < 8 {
-            return Err(CudaError::Capability {
-                name: info.name,
-                found: info.capability,
-            });
-        }
+        info.check()?;
         // SAFETY: as above; released when the driver is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(call("opening a context"))?;
+        #[cfg(feature = "cublaslt")]
+        let blas = {
+            // SAFETY: the context was retained above; the library's handle is of the current one.
+            unsafe { result::ctx::set_current(context) }.map_err(call("entering the context"))?;
+            super::blas::Blas::open()
+        };
         Ok(Self {
             info,
             device,
             context,
             cache,
+            #[cfg(feature = "cublaslt")]
+            blas,
             names: Mutex::default(),
         })
     }
@@ -162,6 +167,11 @@ impl NvidiaDriver {
 
 impl Drop for NvidiaDriver {
     fn drop(&mut self) {
+        #[cfg(feature = "cublaslt")]
+        {
+            // Before the context it was made in.
+            self.blas = Err(String::new());
+        }
         // SAFETY: nothing outlives the driver; modules, streams and events go with the context.
         unsafe { result::primary_ctx::release(self.device) }.ok();
     }
@@ -351,6 +361,36 @@ impl Driver for NvidiaDriver {
         // SAFETY: handed on to the caller.
         let done = unsafe { result::memset_d8_async(to, byte, bytes, stream as sys::CUstream) };
         done.map_err(|error| failed("filling memory", error))
+    }
+
+    #[cfg(feature = "cublaslt")]
+    fn blas(&self) -> Result<&'static str, &str> {
+        self.blas.as_ref().map(|_| "cuBLASLt").map_err(String::as_str)
+    }
+
+    #[cfg(not(feature = "cublaslt"))]
+    fn blas(&self) -> Result<&'static str, &str> {
+        Err("this riffle was built without the feature cublaslt")
+    }
+
+    #[cfg(feature = "cublaslt")]
+    unsafe fn multiply_16_bit(
+        &self,
+        stream: u64,
+        product: &Product16,
+        output: u64,
+        weights: u64,
+        input: u64,
+    ) -> Result<bool, CudaError> {
+        let Ok(blas) = &self.blas else { return Ok(false) };
+        self.enter()?;
+        // SAFETY: handed on to the caller.
+        unsafe { blas.multiply(stream, product, output, weights, input) }
+    }
+
+    #[cfg(not(feature = "cublaslt"))]
+    unsafe fn multiply_16_bit(&self, _: u64, _: &Product16, _: u64, _: u64, _: u64) -> Result<bool, CudaError> {
+        Ok(false)
     }
 
     fn load(&self, source: &ModuleSource) -> Result<u64, CudaError> {

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::{Direction, Gpu, PinnedBuffer, Region};
+use super::{Direction, Gpu, PinnedBuffer, Product16, Region};
 use crate::CudaError;
 
 /// A queue of work: what is queued runs in order, beside what other streams do.
@@ -113,6 +113,24 @@ impl Stream {
         }
         // SAFETY: the region lies in a buffer that is freed only after everything queued has run.
         unsafe { self.gpu.driver().fill(self.handle, to.address(), byte, to.bytes()) }
+    }
+
+    /// Queues a product of 16-bit matrices by the library there is; false where it has none for the shape. Wrappers in
+    /// `ops` have checked that the regions hold the matrices.
+    pub(crate) fn multiply_16_bit(
+        &self,
+        product: &Product16,
+        output: Region<'_>,
+        weights: Region<'_>,
+        input: Region<'_>,
+    ) -> Result<bool, CudaError> {
+        let (output, weights, input) = (output.address(), weights.address(), input.address());
+        // SAFETY: the wrapper has checked the sizes; buffers are freed only after everything queued has run.
+        unsafe {
+            self.gpu
+                .driver()
+                .multiply_16_bit(self.handle, product, output, weights, input)
+        }
     }
 
     /// Queues a kernel; a grid without blocks is nothing. Wrappers in `ops` have checked that the kernel stays within

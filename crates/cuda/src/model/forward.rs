@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use riffle_model::{AttentionInput, AttentionStep, Forward, ModelConfig, ModelError, RecurrentState, Rows};
 
+use super::recurrence::Recurrence;
 use super::weights::{DeviceAttention, DeviceLayer, DeviceMlp, DeviceModel, DeviceNorm, DeviceStep};
 use crate::ops::{self, HeadRows};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
@@ -23,6 +24,7 @@ pub struct DeviceForward {
     tokens: usize,
     buffers: Buffers,
     host: HostBuffers,
+    recurrence: Option<Recurrence>,
     /// For each rotation which positions its table holds: first, tokens.
     turned: Vec<Option<(usize, usize)>>,
 }
@@ -73,12 +75,18 @@ struct HostBuffers {
 /// Rows of logits that are computed at a time.
 const LOGIT_ROWS: usize = 64;
 
-/// Bytes of device memory a batch takes, with the scratch of products of block formats.
+/// Bytes of device memory a batch takes, with the scratch of products.
 pub fn forward_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::new(config, batch_tokens);
     let widest = config.hidden_size.max(config.intermediate_size).max(sizes.query_width);
-    let scratch = sizes.block.max(LOGIT_ROWS) * (widest + widest / 4);
-    4 * sizes.floats() as u64 + scratch as u64
+    let value_width = config
+        .recurrent
+        .as_ref()
+        .map_or(0, |shape| shape.value_heads * shape.value_dim);
+    let widest = widest.max(value_width);
+    // Activations in 16 bits, or in 8 with scales.
+    let scratch = sizes.block.max(LOGIT_ROWS) * 2 * widest;
+    (4 * sizes.floats() + scratch + Recurrence::bytes(config, sizes.block)) as u64
 }
 
 struct Sizes {
@@ -132,6 +140,7 @@ impl DeviceForward {
         Ok(DeviceForward {
             buffers: Buffers::new(&model.gpu, &sizes, scratch)?,
             host: HostBuffers::new(&model.gpu, &sizes)?,
+            recurrence: Recurrence::new(&model.gpu, &model.config, sizes.block)?,
             turned: vec![None; sizes.rotations],
             stream: Arc::clone(stream),
             model: Arc::clone(model),
@@ -238,16 +247,16 @@ impl DeviceForward {
         Ok(())
     }
 
-    fn steps(&self, layer: &DeviceLayer) -> Result<(), CudaError> {
+    fn steps(&self, number: usize, layer: &DeviceLayer) -> Result<(), CudaError> {
         for block in blocks(self.tokens) {
             for step in &layer.steps {
-                self.step(step, &block)?;
+                self.step(number, step, &block)?;
             }
         }
         Ok(())
     }
 
-    fn step(&self, step: &DeviceStep, block: &Range<usize>) -> Result<(), CudaError> {
+    fn step(&self, layer: usize, step: &DeviceStep, block: &Range<usize>) -> Result<(), CudaError> {
         let (stream, buffers) = (&*self.stream, &self.buffers);
         let (rows, width) = (block.len(), self.model.config.hidden_size);
         let of = |rows: Rows| self.rows(rows, block);
@@ -257,6 +266,14 @@ impl DeviceForward {
                 projection.apply(stream, of(*to), of(*from), rows, buffers.scratch.all())
             }
             DeviceStep::FeedForward(mlp) => self.feed_forward(mlp, block),
+            DeviceStep::Recur(mixer) => {
+                let (branch, normed) = (of(Rows::Branch), of(Rows::Normed));
+                let scratch = buffers.scratch.all();
+                let Some(recurrence) = &self.recurrence else {
+                    unreachable!("a model with recurrent layers has memory for them");
+                };
+                recurrence.apply(stream, layer, mixer, branch, normed, rows, scratch)
+            }
             DeviceStep::OpenGate { norm, gate } => {
                 let normed = of(Rows::Normed);
                 norm.apply(stream, normed, of(Rows::Hidden), rows, width)?;
@@ -354,7 +371,7 @@ impl Forward for DeviceForward {
         layer: usize,
         start_position: usize,
         attention: &mut dyn AttentionStep,
-        _recurrent: &mut RecurrentState,
+        recurrent: &mut RecurrentState,
     ) -> Result<(), ModelError> {
         let model = Arc::clone(&self.model);
         let Some(own) = model.layers.get(layer) else {
@@ -383,7 +400,18 @@ impl Forward for DeviceForward {
             let to = floats(&self.buffers.attended, 0, tokens * query_width);
             self.stream.to_device(to, &host.attended, 0).map_err(model_error)?;
         }
-        self.steps(own).map_err(model_error)
+        let mut state = recurrent.layer(&model.config, layer, start_position)?;
+        let mut work = || {
+            if let (Some(state), Some(recurrence)) = (&state, &mut self.recurrence) {
+                recurrence.begin(&self.stream, layer, state)?;
+            }
+            self.steps(layer, own)?;
+            match (&mut state, &mut self.recurrence) {
+                (Some(state), Some(recurrence)) => recurrence.end(&self.stream, layer, state, self.tokens),
+                _ => Ok(()),
+            }
+        };
+        work().map_err(model_error)
     }
 
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<(), ModelError> {

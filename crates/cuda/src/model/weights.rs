@@ -5,6 +5,7 @@ use std::sync::Arc;
 use riffle_linear::PackedMatrix;
 use riffle_model::{Activation, Attention, Decoder, Layer, Mlp, ModelConfig, Norm, Projection, Rotary, Rows, Step};
 
+use super::recurrence::DeviceMixer;
 use crate::ops::{self, DeviceMatrix};
 use crate::{CudaError, DeviceBuffer, Gpu, Region, Stream};
 
@@ -51,6 +52,7 @@ pub(super) enum DeviceStep {
         to: Rows,
     },
     FeedForward(DeviceMlp),
+    Recur(Box<DeviceMixer>),
     OpenGate {
         norm: DeviceNorm,
         gate: DeviceProjection,
@@ -86,11 +88,8 @@ impl DeviceModel {
     /// Brings a decoder's weights to a device, layer by layer; what has arrived is freed in main memory.
     ///
     /// # Errors
-    /// [`CudaError::Recurrent`] for layers that no kernel computes, [`CudaError::OutOfMemory`], a lost device.
+    /// [`CudaError::OutOfMemory`], a lost device.
     pub fn upload(gpu: &Gpu, decoder: Decoder) -> Result<DeviceModel, CudaError> {
-        if decoder.config.recurrent.is_some() {
-            return Err(CudaError::Recurrent);
-        }
         let mut bytes = 0;
         let mut upload = Upload { gpu, bytes: &mut bytes };
         let Decoder {
@@ -106,7 +105,7 @@ impl DeviceModel {
         let head = head.map(|head| upload.matrix(&head)).transpose()?;
         let embedding_on_device = upload.matrix(&embedding)?;
         drop(embedding);
-        let layers = layers.into_iter().map(|layer| upload.layer(layer));
+        let layers = layers.into_iter().map(|layer| upload.layer(&config, layer));
         let layers = layers.collect::<Result<_, _>>()?;
         Ok(DeviceModel {
             embedding: embedding_on_device,
@@ -142,6 +141,10 @@ impl DeviceModel {
             let steps = layer.steps.iter().map(move |step| match step {
                 DeviceStep::Project { projection, .. } => of(projection),
                 DeviceStep::FeedForward(mlp) => of(&mlp.up).max(of(&mlp.down)),
+                DeviceStep::Recur(mixer) => {
+                    let projections = [&mixer.mixed, &mixer.gate, &mixer.strength, &mixer.decay, &mixer.output];
+                    projections.map(of).into_iter().max().unwrap_or(0)
+                }
                 DeviceStep::OpenGate { gate, .. } => of(gate),
                 DeviceStep::Normalise { .. } | DeviceStep::Add(_) => 0,
             });
@@ -153,7 +156,7 @@ impl DeviceModel {
 }
 
 /// What brings weights to a device, and counts them.
-struct Upload<'a> {
+pub(super) struct Upload<'a> {
     gpu: &'a Gpu,
     bytes: &'a mut u64,
 }
@@ -166,12 +169,12 @@ impl Upload<'_> {
         Ok(uploaded)
     }
 
-    fn vector(&mut self, values: &[f32]) -> Result<DeviceBuffer, CudaError> {
+    pub(super) fn vector(&mut self, values: &[f32]) -> Result<DeviceBuffer, CudaError> {
         *self.bytes += size_of_val(values) as u64;
         self.gpu.upload(values)
     }
 
-    fn projection(&mut self, projection: &Projection) -> Result<DeviceProjection, CudaError> {
+    pub(super) fn projection(&mut self, projection: &Projection) -> Result<DeviceProjection, CudaError> {
         Ok(DeviceProjection {
             weight: self.matrix(projection.weight())?,
             bias: projection.bias().map(|bias| self.vector(bias)).transpose()?,
@@ -192,9 +195,9 @@ impl Upload<'_> {
         })
     }
 
-    fn layer(&mut self, layer: Layer) -> Result<DeviceLayer, CudaError> {
+    fn layer(&mut self, config: &ModelConfig, layer: Layer) -> Result<DeviceLayer, CudaError> {
         let attention = layer.attention.map(|attention| self.attention(attention)).transpose()?;
-        let steps = layer.steps.into_iter().map(|step| self.step(step));
+        let steps = layer.steps.into_iter().map(|step| self.step(config, step));
         Ok(DeviceLayer {
             attention,
             steps: steps.collect::<Result<_, _>>()?,
@@ -214,7 +217,7 @@ impl Upload<'_> {
         })
     }
 
-    fn step(&mut self, step: Step) -> Result<DeviceStep, CudaError> {
+    fn step(&mut self, config: &ModelConfig, step: Step) -> Result<DeviceStep, CudaError> {
         Ok(match step {
             Step::Normalise { norm, from, to } => DeviceStep::Normalise {
                 norm: self.norm(&norm)?,
@@ -227,7 +230,7 @@ impl Upload<'_> {
                 to,
             },
             Step::FeedForward(mlp) => DeviceStep::FeedForward(self.mlp(&mlp)?),
-            Step::Recur(_) => return Err(CudaError::Recurrent),
+            Step::Recur(mixer) => DeviceStep::Recur(Box::new(DeviceMixer::upload(self, config, &mixer)?)),
             Step::OpenGate { norm, gate } => DeviceStep::OpenGate {
                 norm: self.norm(&norm)?,
                 gate: self.projection(&gate)?,

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use riffle_attention::{Format, LANES};
 
+use super::layout::PlaneKind;
 use super::reads::{Reads, Section, check_head_dim};
 use super::{check_aligned, check_bytes, positive, small, strided};
-use crate::{CudaError, Grid, Kernel, ModuleSource, Region, Stream};
+use crate::{Argument, CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 
 /// The pages of the KV heads of one layer.
 #[derive(Debug, Clone, Copy)]
@@ -126,6 +127,20 @@ impl Pages<'_> {
         Ok(())
     }
 
+    /// What kernels are told of the planes of one kind: page table, pages of a head, tokens of a page, format.
+    pub(super) fn arguments(&self, kind: PlaneKind) -> Result<[Argument; 4], CudaError> {
+        let (planes, format) = match kind {
+            PlaneKind::Keys => (self.keys, self.key_format),
+            PlaneKind::Values => (self.values, self.value_format),
+        };
+        Ok([
+            planes.into(),
+            small("pages", self.pages_per_head)?.into(),
+            small("page_tokens", self.page_tokens)?.into(),
+            format_number(format)?.into(),
+        ])
+    }
+
     fn module(&self, file: &'static str) -> ModuleSource {
         let is_bf16 = |format| u32::from(format == Format::Bf16);
         ModuleSource::new(
@@ -177,24 +192,15 @@ pub fn prefill(
         tiles_bytes + query_bytes
     };
     let grid = Grid::line(reads.work_items(), 32 * warps as u32).with_shared(shared_bytes);
-    let arguments = [
+    let before = [
         outputs.data.into(),
         (outputs.row_stride as u64).into(),
         outputs.log_sum_exp.into(),
         queries.data.into(),
         (queries.row_stride as u64).into(),
         reads.section(Section::Work).into(),
-        reads.section(Section::Tiles).into(),
-        reads.section(Section::Runs).into(),
-        reads.section(Section::Diagonals).into(),
-        reads.section(Section::ExtraEnds).into(),
-        reads.section(Section::Extras).into(),
-        pages.keys.into(),
-        pages.values.into(),
-        (pages.pages_per_head as u32).into(),
-        (pages.page_tokens as u32).into(),
-        format_number(pages.key_format)?.into(),
-        format_number(pages.value_format)?.into(),
+    ];
+    let after = [
         (reads.group() as u32).into(),
         (heads as u32).into(),
         options.scale.into(),
@@ -205,7 +211,11 @@ pub fn prefill(
         u32::from(resume).into(),
         u32::from(finish).into(),
     ];
-    stream.launch(&kernel, grid, &arguments)
+    stream.launch(
+        &kernel,
+        grid,
+        &[&before[..], &read_arguments(reads, pages)?, &after].concat(),
+    )
 }
 
 /// Bytes of workspace that [`decode_parts`] takes for these reads.
@@ -241,28 +251,23 @@ pub fn decode_parts(
     let shared_bytes = warps * 4 * 16 * (pages.head_dim + 8) * 2;
     let all = reads.section(Section::Parts);
     let grid = Grid::of([parts.len(), chunks(reads), 1], 32 * warps as u32).with_shared(shared_bytes);
-    let arguments = [
+    let before = [
         sums.into(),
         of_outputs.into(),
         queries.data.into(),
         (queries.row_stride as u64).into(),
         all.part(16 * parts.start..16 * parts.end).into(),
-        reads.section(Section::Tiles).into(),
-        reads.section(Section::Runs).into(),
-        reads.section(Section::Diagonals).into(),
-        reads.section(Section::ExtraEnds).into(),
-        reads.section(Section::Extras).into(),
-        pages.keys.into(),
-        pages.values.into(),
-        (pages.pages_per_head as u32).into(),
-        (pages.page_tokens as u32).into(),
-        format_number(pages.key_format)?.into(),
-        format_number(pages.value_format)?.into(),
+    ];
+    let after = [
         (reads.group() as u32).into(),
         options.scale.into(),
         options.soft_cap.unwrap_or(0.0).into(),
     ];
-    stream.launch(&kernel, grid, &arguments)
+    stream.launch(
+        &kernel,
+        grid,
+        &[&before[..], &read_arguments(reads, pages)?, &after].concat(),
+    )
 }
 
 /// Merges the partials of all parts in order and writes the outputs.
@@ -317,6 +322,26 @@ pub fn decode(
 ) -> Result<(), CudaError> {
     decode_parts(stream, workspace, queries, pages, reads, 0..reads.parts(), options)?;
     decode_merge(stream, outputs, workspace, queries, pages, reads, options)
+}
+
+/// What kernels of attention are told of reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
+fn read_arguments(reads: &Reads, pages: &Pages<'_>) -> Result<[Argument; 11], CudaError> {
+    let [tiles, runs, diagonals, ends, extras] = reads.arguments();
+    let [keys, pages_per_head, page_tokens, key_format] = pages.arguments(PlaneKind::Keys)?;
+    let [values, .., value_format] = pages.arguments(PlaneKind::Values)?;
+    Ok([
+        tiles,
+        runs,
+        diagonals,
+        ends,
+        extras,
+        keys,
+        values,
+        pages_per_head,
+        page_tokens,
+        key_format,
+        value_format,
+    ])
 }
 
 fn chunks(reads: &Reads) -> usize {

@@ -3,7 +3,8 @@
 use riffle_linear::WeightFormat;
 
 use super::weights::{arrange, blocks, device_bytes, number};
-use super::{check_aligned, check_bytes, small};
+use super::{MAP_THREADS, check_aligned, check_bytes, map_blocks, small};
+use crate::driver::Product16;
 use crate::{CudaError, DeviceBuffer, Gpu, Grid, Kernel, ModuleSource, Region, Stream};
 
 /// Rows up to which each output is a sum of its own; more go through the tensor cores.
@@ -17,7 +18,8 @@ const FLOAT_TILE_BYTES: usize = 2 * 2 * 40 * (TILE_ROWS + TILE_OUTPUTS);
 /// A matrix of weights on the device, `[outputs, inputs]`, in the format of its file.
 ///
 /// Products with block formats round activations to 8 bits, a scale for each 32, as `riffle-linear` does on the CPU;
-/// those with f16 and bf16 round them to that type when there are more than eight rows, and are exact to f32 otherwise.
+/// those with f16 and bf16 round them to that type when there are more than eight rows, and are exact to f32 otherwise. Of
+/// these, products of many rows go to a library where the device has one ([`Gpu::products`]).
 #[derive(Debug)]
 pub struct DeviceMatrix {
     format: WeightFormat,
@@ -81,6 +83,8 @@ impl DeviceMatrix {
     pub fn scratch_bytes(&self, rows: usize) -> usize {
         if self.is_quantised() {
             rows * (self.inputs + self.inputs / 32 * 8)
+        } else if self.goes_to_library(rows) {
+            2 * rows * self.inputs
         } else {
             0
         }
@@ -105,6 +109,22 @@ impl DeviceMatrix {
         check_aligned("scratch of a product", scratch, 16)?;
         let (row_count, outputs, inputs) = (small("rows", rows)?, self.outputs as u32, self.inputs as u32);
         let shape = [row_count.into(), outputs.into(), inputs.into()];
+        if self.goes_to_library(rows) {
+            let input_16 = scratch.part(0..2 * rows * self.inputs);
+            let count = rows * self.inputs;
+            let arguments = [input_16.into(), input.into(), (count as u64).into()];
+            let grid = Grid::line(map_blocks(count), MAP_THREADS);
+            stream.launch(&self.kernel(stream, "narrow_rows")?, grid, &arguments)?;
+            let product = Product16 {
+                is_bf16: self.format == WeightFormat::Bf16,
+                rows,
+                outputs: self.outputs,
+                inputs: self.inputs,
+            };
+            if stream.multiply_16_bit(&product, output, self.data.all(), input_16)? {
+                return Ok(());
+            }
+        }
         if !self.is_quantised() {
             let (name, grid) = match rows {
                 0 | 1 => ("multiply_1", self.few(rows, 1)),
@@ -152,6 +172,12 @@ impl DeviceMatrix {
             inputs.into(),
         ];
         stream.launch(&kernel, Grid::line(rows, 128), &arguments)
+    }
+
+    /// Whether a library is asked for the product.
+    fn goes_to_library(&self, rows: usize) -> bool {
+        let is_16_bit = matches!(self.format, WeightFormat::F16 | WeightFormat::Bf16);
+        is_16_bit && rows > FEW_ROWS && self.data.gpu().has_blas()
     }
 
     fn is_quantised(&self) -> bool {

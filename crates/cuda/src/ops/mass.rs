@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use riffle_attention::Format;
 
-use super::attention::{AttentionOptions, Pages, Queries, check, format_number};
-use super::reads::{KEY_BLOCK, Reads, Section};
+use super::attention::{AttentionOptions, Pages, Queries, check};
+use super::layout::PlaneKind;
+use super::reads::{KEY_BLOCK, Reads};
 use super::{check_bytes, small};
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
@@ -43,27 +44,23 @@ pub fn column_mass(
         .kernel(&ModuleSource::new("column_mass.cu", &defines), "column_mass")?;
     let shared_bytes = (KEY_BLOCK + 4 * 16) * (pages.head_dim + 8) * 2;
     let grid = Grid::of([keys.len().div_ceil(KEY_BLOCK), pages.kv_heads, 1], 128).with_shared(shared_bytes);
-    let arguments = [
+    let [tiles, arrays @ ..] = reads.arguments();
+    let before = [
         mass.into(),
         small("keys", keys.len())?.into(),
         small("first key", keys.start)?.into(),
         log_sum_exp.into(),
         queries.data.into(),
         (queries.row_stride as u64).into(),
-        reads.section(Section::Tiles).into(),
+        tiles,
         small("tiles", reads.tiles().len())?.into(),
-        reads.section(Section::Runs).into(),
-        reads.section(Section::Diagonals).into(),
-        reads.section(Section::ExtraEnds).into(),
-        reads.section(Section::Extras).into(),
-        pages.keys.into(),
-        (pages.pages_per_head as u32).into(),
-        (pages.page_tokens as u32).into(),
-        format_number(pages.key_format)?.into(),
+    ];
+    let after = [
         (reads.group() as u32).into(),
         (heads as u32).into(),
         options.scale.into(),
         options.soft_cap.unwrap_or(0.0).into(),
     ];
-    stream.launch(&kernel, grid, &arguments)
+    let planes = pages.arguments(PlaneKind::Keys)?;
+    stream.launch(&kernel, grid, &[&before[..], &arrays, &planes, &after].concat())
 }

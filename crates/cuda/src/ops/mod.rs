@@ -31,7 +31,7 @@ pub use mass::column_mass;
 pub use reads::{KEY_BLOCK, Reads, TileReads};
 pub use rows::{HeadRows, argmax, head_norm, layer_norm, rms_norm, rotary};
 pub use scoring::{
-    BlockSummaries, Estimate, block_means, block_sums, bound_scores, key_bounds, line_mass, line_mass_scratch_bytes,
+    BlockSummaries, Estimate, LineSums, block_means, bound_scores, key_bounds, line_mass, line_mass_scratch_bytes,
     xattention_scores, xattention_scratch_bytes,
 };
 

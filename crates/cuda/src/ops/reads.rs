@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use riffle_attention::{Selection, Span};
 
 use super::positive;
-use crate::{CudaError, DeviceBuffer, Event, Gpu, PinnedBuffer, Region, Stream};
+use crate::{Argument, CudaError, DeviceBuffer, Event, Gpu, PinnedBuffer, Region, Stream};
 
 /// Keys whose visibility is one word of bits.
 pub const KEY_BLOCK: usize = 64;
@@ -223,6 +223,12 @@ impl Reads {
     /// that are read.
     pub fn computed_pairs(&self) -> usize {
         self.shapes.iter().map(|tile| tile.rows * tile.blocks * KEY_BLOCK).sum()
+    }
+
+    /// What kernels are told of tiles: the arrays of `kernels/reads.cuh`.
+    pub(super) fn arguments(&self) -> [Argument; 5] {
+        use Section::{Diagonals, ExtraEnds, Extras, Runs, Tiles};
+        [Tiles, Runs, Diagonals, ExtraEnds, Extras].map(|section| self.section(section).into())
     }
 
     pub(super) fn section(&self, section: Section) -> Region<'_> {

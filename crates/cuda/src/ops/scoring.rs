@@ -35,6 +35,17 @@ pub struct Estimate<'a> {
     pub scale: f32,
 }
 
+/// Mass of the lines of an attention map, f32 `[tokens]` each.
+#[derive(Debug, Clone, Copy)]
+pub struct LineSums<'a> {
+    /// By key.
+    pub columns: Region<'a>,
+    /// By distance query − key.
+    pub distances: Region<'a>,
+    /// Whether they hold the sums of queries before these already.
+    pub continues: bool,
+}
+
 fn launch(
     stream: &Stream,
     head_dim: usize,
@@ -73,13 +84,14 @@ pub fn key_bounds(
         [blocks.saturating_sub(first), pages.kv_heads, 1],
         channel_threads(pages.head_dim),
     );
+    let [planes, pages_per_head, page_tokens, format] = pages.arguments(PlaneKind::Keys)?;
     let arguments = [
         bounds.data.into(),
         (bounds.capacity as u32).into(),
-        pages.keys.into(),
-        (pages.pages_per_head as u32).into(),
-        (pages.page_tokens as u32).into(),
-        format_number(pages.key_format)?.into(),
+        planes,
+        pages_per_head,
+        page_tokens,
+        format,
         small("block", first)?.into(),
         (bounds.block_tokens as u32).into(),
         small("tokens", tokens)?.into(),
@@ -109,17 +121,14 @@ pub fn block_means(
         [blocks.saturating_sub(first), pages.kv_heads, 1],
         channel_threads(pages.head_dim),
     );
-    let (planes, format) = match kind {
-        PlaneKind::Keys => (pages.keys, pages.key_format),
-        PlaneKind::Values => (pages.values, pages.value_format),
-    };
+    let [planes, pages_per_head, page_tokens, format] = pages.arguments(kind)?;
     let arguments = [
         means.data.into(),
         (means.capacity as u32).into(),
-        planes.into(),
-        (pages.pages_per_head as u32).into(),
-        (pages.page_tokens as u32).into(),
-        format_number(format)?.into(),
+        planes,
+        pages_per_head,
+        page_tokens,
+        format,
         small("block", first)?.into(),
         (means.block_tokens as u32).into(),
     ];
@@ -164,7 +173,7 @@ pub fn bound_scores(
         stream,
         pages.head_dim,
         "bound_scores",
-        Grid::of([blocks, pages.kv_heads, 1], 32),
+        Grid::of([blocks.div_ceil(128), pages.kv_heads, 1], 128),
         &arguments,
     )
 }
@@ -236,17 +245,17 @@ pub fn line_mass_scratch_bytes(rows: usize, tokens: usize, group: usize) -> usiz
 }
 
 /// The attention mass of every column, and of every distance query − key, under all keys, summed over the estimate's
-/// queries and the heads of the group: f32 `[tokens]` each. The queries are the last of a chunk.
+/// queries and the heads of the group.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
 pub fn line_mass(
     stream: &Stream,
-    columns: Region<'_>,
-    distances: Region<'_>,
+    sums: &LineSums<'_>,
     scratch: Region<'_>,
     estimate: &Estimate<'_>,
 ) -> Result<(), CudaError> {
+    let LineSums { columns, distances, .. } = *sums;
     estimate.check()?;
     let (rows, tokens) = (estimate.queries.rows, estimate.tokens);
     check_bytes("mass of columns", columns, tokens, 4)?;
@@ -263,41 +272,10 @@ pub fn line_mass(
         (rows as u32).into(),
         (estimate.group as u32).into(),
         (tokens as u32).into(),
+        u32::from(sums.continues).into(),
     ];
     let grid = Grid::line(tokens.div_ceil(128), 128);
     launch(stream, estimate.pages.head_dim, "line_mass", grid, &arguments)
-}
-
-/// `sums[i]` becomes the sum of `values[i · width..][..width]` in order; the last of them may be shorter.
-///
-/// # Errors
-/// Regions that are too short.
-pub fn block_sums(
-    stream: &Stream,
-    sums: Region<'_>,
-    values: Region<'_>,
-    width: usize,
-    count: usize,
-) -> Result<(), CudaError> {
-    let width_u32 = positive("width of a block", width)?;
-    let blocks = count.div_ceil(width);
-    check_bytes("sums", sums, blocks, 4)?;
-    check_bytes("values", values, count, 4)?;
-    let arguments = [
-        sums.into(),
-        values.into(),
-        width_u32.into(),
-        small("values", count)?.into(),
-        (blocks as u32).into(),
-    ];
-    // The kernel has no heads; any width of them serves.
-    launch(
-        stream,
-        64,
-        "block_sums",
-        Grid::line(blocks.div_ceil(128), 128),
-        &arguments,
-    )
 }
 
 impl Estimate<'_> {
@@ -334,7 +312,8 @@ impl Estimate<'_> {
         Ok(())
     }
 
-    /// The softmax of `per_head` long queries of each head on `groups` long keys, `[group × per_head, logit_stride]`.
+    /// The weights exp(logit − largest) of `per_head` long queries of each head on `groups` long keys, and in the last place
+    /// of each row the factor that makes a softmax of them: `[group × per_head, logit_stride]`.
     fn weights(
         &self,
         stream: &Stream,
@@ -384,16 +363,16 @@ impl Estimate<'_> {
         launch(
             stream,
             head_dim,
-            "ordered_softmax",
+            "ordered_weights",
             Grid::line(vectors, 256),
             &arguments,
         )
     }
 }
 
-/// Elements from row to row of logits.
+/// Elements from row to row of logits, their factor included.
 fn logit_stride(groups: usize) -> usize {
-    groups.next_multiple_of(32)
+    (groups + 1).next_multiple_of(32)
 }
 
 fn check_summaries(

@@ -5,10 +5,11 @@
 //! The result does not depend on where that happens: prefill goes on from its state, and a decode's parts are fixed by
 //! what the whole call reads.
 
-use riffle_attention::{AttendOptions, LANES, PageView, Partial, Plane, Span};
+use riffle_attention::{AttendOptions, PageView, Partial, Span};
 
 use super::pool::{PagePool, PagedTile, Place, tile_reads};
-use crate::ops::{self, AttentionOptions, Outputs, Pages, PlaneKind, PlaneMove, PrefillState, Queries, arrange_planes};
+use super::transfer::Waiting;
+use crate::ops::{self, AttentionOptions, Outputs, Pages, PrefillState, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
 
 /// Packed rows (queries times heads of a group) up to which a call is split over its keys.
@@ -44,14 +45,6 @@ struct Visiting {
     visitor: usize,
 }
 
-/// Tokens that have to be brought to a page.
-struct Waiting<'a> {
-    place: Place,
-    first_token: usize,
-    keys: &'a [u8],
-    values: &'a [u8],
-}
-
 /// Memory of a call, as long as the longest so far.
 pub(super) struct CallMemory {
     queries: DeviceBuffer,
@@ -85,7 +78,6 @@ impl CallMemory {
         let (values, sums) = (4 * rows * heads * head_dim, 4 * rows * heads);
         if self.queries.bytes() < values {
             let (state_sums, state_outputs) = PrefillState::bytes(rows, heads, head_dim);
-            self.queries = gpu.allocate(values)?;
             self.output = gpu.allocate(values)?;
             self.log_sum_exp = gpu.allocate(sums)?;
             self.sums = gpu.allocate(state_sums)?;
@@ -93,6 +85,8 @@ impl CallMemory {
             self.host_queries = gpu.allocate_host(values)?;
             self.host_output = gpu.allocate_host(values)?;
             self.host_log_sum_exp = gpu.allocate_host(sums)?;
+            // Last: by its size the rest is judged, also after a failure half way.
+            self.queries = gpu.allocate(values)?;
         }
         Ok(())
     }
@@ -187,7 +181,7 @@ impl<'p> PagedCall<'p> {
             let keys = self.pool.store.at(place).address();
             self.table[kv_head * self.pages + page] = [keys, keys + self.pool.layout.values_at as u64];
         }
-        self.transfer(&mut waiting)
+        self.pool.transfer(&mut waiting)
     }
 
     /// Where a page is read from: a place it stays in, or a visitor's. What it lacks there joins `waiting`.
@@ -198,126 +192,26 @@ impl<'p> PagedCall<'p> {
         view: &PageView<'a>,
         waiting: &mut Vec<Waiting<'a>>,
     ) -> Result<Place, CudaError> {
-        let layer = self.layer;
-        let residence = &mut self.pool.residence;
-        let resident = residence.find(layer, kv_head, page);
-        let (place, has) = match resident {
-            Some(resident) => (Place::Slot(resident.slot), resident.tokens),
-            None => match residence.place(layer, kv_head, page, |other, _, _| other == layer) {
-                Some(slot) => {
-                    self.pool.store.make(&self.pool.gpu, slot)?;
-                    (Place::Slot(slot), 0)
-                }
-                None => (Place::Visitor(self.visitor(page, kv_head, waiting)?), 0),
-            },
-        };
-        if has < view.tokens {
-            let shape = &self.pool.options.shape;
-            let first_token = has / LANES * LANES;
-            let until = view.tokens.next_multiple_of(LANES);
-            let part = |plane: &Plane<'a>, format: riffle_attention::Format| {
-                let at = |tokens: usize| format.plane_bytes(tokens, shape.head_dim);
-                &plane_bytes(plane)[at(first_token)..at(until)]
-            };
-            waiting.push(Waiting {
-                place,
-                first_token,
-                keys: part(&view.keys, shape.key_format),
-                values: part(&view.values, shape.value_format),
-            });
-            if let Place::Slot(_) = place {
-                self.pool.residence.extend(layer, kv_head, page, view.tokens);
-            }
-            if waiting.len() == self.pool.staging.half_pages {
-                self.transfer(waiting)?;
+        match self.pool.settle(self.layer, page, kv_head, view, waiting)? {
+            Some(place) => Ok(place),
+            None => {
+                let place = Place::Visitor(self.visitor(page, kv_head, waiting)?);
+                self.pool.bring(place, 0, view, waiting)?;
+                Ok(place)
             }
         }
-        Ok(place)
     }
 
     /// A place for a page that does not stay.
     fn visitor(&mut self, page: usize, kv_head: usize, waiting: &mut Vec<Waiting<'_>>) -> Result<usize, CudaError> {
         if self.free_visitors.is_empty() {
-            self.transfer(waiting)?;
+            self.pool.transfer(waiting)?;
             self.read(Some(page))?;
         }
         let visitor = self.free_visitors.pop();
         let visitor = visitor.expect("a call holds fewer visitors than there are places once it has read what it can");
         self.visiting.push(Visiting { kv_head, page, visitor });
         Ok(visitor)
-    }
-
-    /// Copies what waits to the device and arranges it there. The copies run while kernels queued before read other
-    /// pages.
-    fn transfer(&mut self, waiting: &mut Vec<Waiting<'_>>) -> Result<(), CudaError> {
-        if waiting.is_empty() {
-            return Ok(());
-        }
-        let pool = &mut *self.pool;
-        let (layout, shape, staging) = (pool.layout, pool.options.shape, &mut pool.staging);
-        let half = staging.turn;
-        staging.turn = (half + 1) % staging.arranged.len();
-        if staging.arranged[half].1 {
-            pool.copy.wait(&staging.arranged[half].0)?;
-        }
-        let (mut copies, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, page) in waiting.iter().enumerate() {
-            let at = (half * staging.half_pages + number) * layout.page_bytes;
-            let from = staging.memory.region(at..at + layout.page_bytes);
-            let (from_keys, from_values) = (
-                from.part(0..page.keys.len()),
-                from.part(layout.values_at..layout.values_at + page.values.len()),
-            );
-            copies.push((from_keys, page.keys));
-            copies.push((from_values, page.values));
-        }
-        pool.copy.upload_all(&copies)?;
-        let (mut pages, mut bytes) = (0, 0);
-        for (copies, page) in copies.chunks_exact(2).zip(waiting.iter()) {
-            let to = pool.store.at(page.place);
-            let first_token = page.first_token;
-            keys.push(PlaneMove {
-                to: to.part(0..layout.key_bytes),
-                from: copies[0].0,
-                first_token,
-            });
-            values.push(PlaneMove {
-                to: to.part(layout.values_at..layout.values_at + layout.value_bytes),
-                from: copies[1].0,
-                first_token,
-            });
-            pages += 1;
-            bytes += (page.keys.len() + page.values.len()) as u64;
-        }
-        pool.transferred.pages += pages;
-        pool.transferred.bytes += bytes;
-        let (head_dim, page_tokens) = (shape.head_dim, shape.page_tokens);
-        let [key_moves, value_moves] = &mut pool.moves;
-        let (key_format, value_format) = (shape.key_format, shape.value_format);
-        let stream = &pool.compute;
-        arrange_planes(
-            stream,
-            key_moves,
-            PlaneKind::Keys,
-            key_format,
-            head_dim,
-            page_tokens,
-            &keys,
-        )?;
-        arrange_planes(
-            stream,
-            value_moves,
-            PlaneKind::Values,
-            value_format,
-            head_dim,
-            page_tokens,
-            &values,
-        )?;
-        let arranged = &mut staging.arranged[half];
-        stream.record(&arranged.0)?;
-        arranged.1 = true;
-        waiting.clear();
-        Ok(())
     }
 
     /// Queues what can be read now: everything before page `until`, or all of it; visitors that are done with leave.
@@ -449,13 +343,5 @@ impl<'p> PagedCall<'p> {
             }
         }
         Ok(())
-    }
-}
-
-fn plane_bytes<'a>(plane: &Plane<'a>) -> &'a [u8] {
-    match plane {
-        Plane::F32(values) => bytemuck::cast_slice(values),
-        Plane::F16(values) | Plane::Bf16(values) => bytemuck::cast_slice(values),
-        Plane::Q8_0(bytes) | Plane::Q4_0(bytes) => bytes,
     }
 }

@@ -6,12 +6,15 @@
 //! a lost device takes no token with it.
 
 mod call;
+mod estimate;
 mod list;
 mod pinned;
 mod pool;
 mod residence;
+mod transfer;
 
 pub use call::PagedCall;
+pub use estimate::KeyScan;
 pub(crate) use list::DeviceList;
 pub use pinned::PinnedMemory;
 pub use pool::{PagePool, PagePoolOptions, PagedTile, TransferCount};

@@ -6,6 +6,7 @@ use riffle_attention::{AttendOptions, Format, QueryTile, Selection};
 use riffle_kv::CacheShape;
 
 use super::call::{CallMemory, PagedCall};
+use super::estimate::EstimateMemory;
 use super::list::DeviceList;
 use super::residence::Residence;
 use crate::ops::{KEY_BLOCK, Reads, TileReads};
@@ -31,6 +32,8 @@ pub struct PagePoolOptions {
     pub budget_bytes: u64,
     /// Pages that may be on their way at a time.
     pub slots: usize,
+    /// Bytes of device memory beside the budget for estimates over keys ([`PagePool::scan_keys`]); 0 for none.
+    pub estimate_bytes: u64,
 }
 
 /// A tile of queries and what it reads.
@@ -69,6 +72,7 @@ pub struct PagePool {
     pub(super) tables: [DeviceList; 2],
     pub(super) moves: [DeviceList; 2],
     pub(super) memory: CallMemory,
+    pub(super) estimates: EstimateMemory,
     pub(super) transferred: TransferCount,
 }
 
@@ -120,7 +124,7 @@ impl PagePoolOptions {
     /// Bytes beside the budget that calls of up to `rows` rows take in a context of `tokens`: rows, and a few lists.
     pub fn call_bytes(&self, rows: usize, tokens: usize) -> u64 {
         let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
-        super::call::call_bytes(rows, self.heads, self.shape.head_dim) + 2 * tables + LIST_BYTES
+        super::call::call_bytes(rows, self.heads, self.shape.head_dim) + 2 * tables + LIST_BYTES + self.estimate_bytes
     }
 
     /// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
@@ -177,11 +181,17 @@ impl PagePool {
             tables: [DeviceList::new(&gpu)?, DeviceList::new(&gpu)?],
             moves: [DeviceList::new(&gpu)?, DeviceList::new(&gpu)?],
             memory: CallMemory::new(&gpu)?,
+            estimates: EstimateMemory::new(&gpu)?,
             transferred: TransferCount::default(),
             layout,
             options,
             gpu,
         })
+    }
+
+    /// The shape of the cache.
+    pub fn shape(&self) -> &CacheShape {
+        &self.options.shape
     }
 
     /// Forgets what lies behind the first `tokens` tokens.

@@ -36,6 +36,11 @@ impl Residence {
         }
     }
 
+    /// Slots that hold nothing.
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
+    }
+
     /// Slots in use.
     pub(super) fn used(&self) -> usize {
         self.slots - self.free.len()

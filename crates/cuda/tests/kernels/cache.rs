@@ -9,7 +9,7 @@ use riffle_cuda::ops::{
     AttentionOptions, HeadRows, Pages, PlaneKind, Queries, Reads, TileReads, append, column_mass, plane_to_cpu,
 };
 
-use crate::attention::Cache;
+use crate::paged::Cache;
 use crate::testing::{noise, on_every_device};
 
 #[test]

@@ -70,6 +70,30 @@ fn memory_is_refused_in_bytes_and_comes_back() {
 }
 
 #[test]
+fn a_device_that_is_too_old_is_refused_with_what_it_has_and_what_is_needed() {
+    for (capability, is_refused) in [((7, 5), true), ((6, 1), true), ((8, 0), false), ((12, 0), false)] {
+        let options = EmulatedOptions {
+            capability,
+            ..EmulatedOptions::default()
+        };
+        match Gpu::emulated(options, KernelCache::of_user()) {
+            Err(CudaError::NoCompiler { .. }) => return,
+            Err(error) => {
+                assert!(is_refused, "{error}");
+                assert!(matches!(&error, CudaError::Capability { found, .. } if *found == capability));
+                let message = error.to_string();
+                let wanted = format!(
+                    "capability {}.{}; at least 8.0 is needed, use --device cpu",
+                    capability.0, capability.1
+                );
+                assert!(message.contains(&wanted), "{message}");
+            }
+            Ok(_) => assert!(!is_refused),
+        }
+    }
+}
+
+#[test]
 fn a_missing_device_is_one_clear_line() {
     // Whatever the machine: device 999 is not there.
     let error = Gpu::open(999, KernelCache::of_user()).unwrap_err().to_string();

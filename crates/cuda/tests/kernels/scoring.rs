@@ -1,13 +1,15 @@
 //! Scores and summaries against `riffle-policy`: what is chosen by them is equal to the bit.
 
-use riffle_attention::{Format, PageView, QueryTile, Selection, Span};
+use riffle_attention::{
+    Antidiagonals, AttendOptions, Format, KvView, PageView, QueryTile, Scan, Selection, Span, exponentiate,
+};
 use riffle_cuda::ops::{
-    BlockSummaries, Estimate, PlaneKind, Queries, block_means, block_sums, bound_scores, key_bounds, line_mass,
+    BlockSummaries, Estimate, LineSums, PlaneKind, Queries, block_means, bound_scores, key_bounds, line_mass,
     line_mass_scratch_bytes, xattention_scores, xattention_scratch_bytes,
 };
-use riffle_policy::{Phase, PolicySpec, SelectContext, SparsePolicy};
+use riffle_policy::{Estimated, Phase, PolicySpec, SelectContext, SparsePolicy};
 
-use crate::attention::Cache;
+use crate::paged::Cache;
 use crate::testing::{assert_near, noise, on_every_device};
 
 fn policy(spec: &str) -> Box<dyn SparsePolicy> {
@@ -109,6 +111,7 @@ fn quest_chooses_the_blocks_the_cpu_chooses() {
                 let mut quest = policy("quest:block=16,topk=20,sinks=1,recent=2");
                 quest.prepare(&tile, &context);
                 let of_head = &scores[head * blocks..][..blocks];
+                assert_eq!(of_head, &bound_sums(&cache, head, &tile, block)[..], "{format:?}");
                 let chosen = top_count(of_head, 23, |number| number < 1 || number + 2 >= blocks);
                 let spans = chosen
                     .into_iter()
@@ -171,6 +174,12 @@ fn xattention_chooses_the_blocks_the_cpu_chooses() {
                 let mut xattention = policy(&format!(
                     "xattention:stride={stride},block={block},threshold=0.7,tail=0"
                 ));
+                if is_fused() {
+                    let expected = antidiagonal_sums(&tile, &context, stride, block);
+                    for (row, (found, expected)) in scores.chunks_exact(blocks).zip(&expected).enumerate() {
+                        assert_eq!(&found[..expected.len()], &expected[..], "{format:?} {row}");
+                    }
+                }
                 xattention.prepare(&tile, &context);
                 for (row, scores) in scores.chunks_exact(blocks).enumerate() {
                     let number = first_row + row;
@@ -199,35 +208,39 @@ fn xattention_chooses_the_blocks_the_cpu_chooses() {
 #[test]
 fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
     on_every_device(|gpu, stream| {
-        for format in FORMATS {
-            let (head_dim, group, rows, tokens, last, scale) = (64, 2, 50, 413, 21, 0.4f32);
+        // Keys of fewer bits meet queries as integers on some CPUs.
+        for format in [Format::F16, Format::Bf16] {
+            let (head_dim, group, rows, tokens, last, scale) = (64, 2, 50, 1213, 21, 0.4f32);
             let cache = Cache::new(gpu, head_dim, 1, tokens, 64, [format, Format::F16]);
             let (start, width) = (tokens - rows, group * head_dim);
             let queries: Vec<f32> = noise(rows * width, 8).iter().map(|x| 3.0 * x).collect();
             let device = gpu.upload(&queries).unwrap();
-            let data = device.region(4 * (rows - last) * width..4 * rows * width);
-            let estimate = Estimate {
-                queries: Queries {
-                    data,
-                    rows: last,
-                    row_stride: width,
-                },
-                start: tokens - last,
-                kv_head: 0,
-                group,
-                pages: cache.pages(),
-                tokens,
-                scale,
-            };
             let scratch = gpu.allocate(line_mass_scratch_bytes(last, tokens, group)).unwrap();
-            let [columns, distances, sums] = [(); 3].map(|()| gpu.allocate(4 * tokens).unwrap());
-            line_mass(stream, columns.all(), distances.all(), scratch.all(), &estimate).unwrap();
-            let slash_block = 16;
-            block_sums(stream, sums.all(), distances.all(), slash_block, tokens).unwrap();
+            let [columns, distances] = [(); 2].map(|()| gpu.allocate(4 * tokens).unwrap());
+            // In two pieces: sums go on where they were.
+            for (first, end) in [(rows - last, rows - 8), (rows - 8, rows)] {
+                let estimate = Estimate {
+                    queries: Queries {
+                        data: device.region(4 * first * width..4 * end * width),
+                        rows: end - first,
+                        row_stride: width,
+                    },
+                    start: start + first,
+                    kv_head: 0,
+                    group,
+                    pages: cache.pages(),
+                    tokens,
+                    scale,
+                };
+                let sums = LineSums {
+                    columns: columns.all(),
+                    distances: distances.all(),
+                    continues: end == rows,
+                };
+                line_mass(stream, &sums, scratch.all(), &estimate).unwrap();
+            }
             let columns: Vec<f32> = gpu.download(columns.all(), stream).unwrap();
-            let sums: Vec<f32> = gpu
-                .download(sums.region(0..4 * tokens.div_ceil(slash_block)), stream)
-                .unwrap();
+            let distances: Vec<f32> = gpu.download(distances.all(), stream).unwrap();
 
             let views = cache.views(0);
             let context = context(Phase::Prefill, start, tokens, scale, &views);
@@ -239,22 +252,100 @@ fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
                 head_dim,
                 start,
             };
-            let mut slash =
-                policy("vertical-slash:budget=0,vertical=40,slash=160,slash_block=16,sinks=4,recent=10,last=21");
-            slash.prepare(&tile, &context);
-            let (recent, end) = (10, tokens);
-            let blocks = top_count(&sums, 160 / slash_block, |at| at * slash_block < recent);
-            let diagonals = blocks.iter().filter_map(|at| {
-                let (from, to) = ((at * slash_block).max(recent), ((at + 1) * slash_block).min(tokens));
-                (from < to).then(|| Span::new((start + 1).saturating_sub(to), end - from))
-            });
-            let chosen = top_count(&columns, 40, |at| at < 4)
-                .into_iter()
-                .map(|at| Span::new(at, at + 1));
-            let expected = Selection::from_spans(chosen.chain(diagonals)).with_row_window(recent);
-            assert_eq!(expected, slash.select(&tile, &context), "{format:?}");
+            let name = "vertical-slash:budget=0,vertical=40,slash=160,slash_block=16,sinks=4,recent=10,last=21";
+            let (mut on_host, mut given) = (policy(name), policy(name));
+            if is_fused() {
+                let kv = KvView {
+                    head_dim,
+                    pages: &views,
+                };
+                let lasts = QueryTile {
+                    data: &queries[(rows - last) * width..],
+                    rows: last,
+                    start: tokens - last,
+                    ..tile
+                };
+                let mut scan = Scan::default();
+                scan.run(&lasts, &kv, tokens, &AttendOptions::new(scale)).unwrap();
+                let (mut by_key, mut falling) = (vec![0.0; tokens], vec![0.0; tokens]);
+                scan.add_lines(&mut by_key, &mut falling);
+                falling.reverse();
+                assert!(columns == by_key && distances == falling, "{format:?}");
+            }
+            on_host.prepare(&tile, &context);
+            let asked = given.estimate(&tile, &context);
+            assert_eq!(asked, Some(riffle_policy::Estimate::Lines { queries: last }));
+            given.prepare_from(&tile, &context, Estimated::Lines { columns, distances });
+            assert_eq!(
+                given.select(&tile, &context),
+                on_host.select(&tile, &context),
+                "{format:?}"
+            );
         }
     });
+}
+
+/// Whether this machine's vector kernels fuse product and sum, as a device does.
+fn is_fused() -> bool {
+    cfg!(target_arch = "x86_64") && riffle_attention::ceiling::instructions() != "scalar"
+}
+
+/// Quest's bounds in the order of the CPU's kernels.
+fn bound_sums(cache: &Cache, head: usize, tile: &QueryTile<'_>, block: usize) -> Vec<f32> {
+    let (head_dim, tokens) = (cache.head_dim, cache.tokens);
+    let mut keys = vec![0.0f32; tokens * head_dim];
+    for page in cache.views(head) {
+        let out = &mut keys[page.start * head_dim..];
+        riffle_attention::read_keys(&page.keys, head_dim, 0, page.tokens, out, head_dim).unwrap();
+    }
+    let of_block = |keys: &[f32]| {
+        let over = |fold: fn(f32, f32) -> f32, from: f32, channel: usize| {
+            keys.iter()
+                .skip(channel)
+                .step_by(head_dim)
+                .fold(from, |a, b| fold(a, *b))
+        };
+        let queries = |part: fn(f32, f32) -> f32, channel: usize| -> f32 {
+            (0..tile.group)
+                .map(|head| part(tile.query(0, head)[channel], 0.0))
+                .sum()
+        };
+        let mut score = 0.0f32;
+        for channel in 0..head_dim {
+            score = queries(f32::max, channel).mul_add(over(f32::max, f32::NEG_INFINITY, channel), score);
+        }
+        for channel in 0..head_dim {
+            score = queries(f32::min, channel).mul_add(over(f32::min, f32::INFINITY, channel), score);
+        }
+        score
+    };
+    keys.chunks(block * head_dim).map(of_block).collect()
+}
+
+/// XAttention's scores of each query block, from the CPU's kernels.
+fn antidiagonal_sums(tile: &QueryTile<'_>, context: &SelectContext<'_>, stride: usize, block: usize) -> Vec<Vec<f32>> {
+    let kv = KvView {
+        head_dim: tile.head_dim,
+        pages: context.pages,
+    };
+    let mut sums = Antidiagonals::default();
+    sums.run(tile, &kv, context.tokens, stride, context.scale / stride as f32)
+        .unwrap();
+    let first = tile.start / block;
+    let last = (tile.start + tile.rows).div_ceil(block);
+    let mut scores: Vec<Vec<f32>> = (first..last).map(|number| vec![0.0; number + 1]).collect();
+    for head in 0..tile.group {
+        for number in sums.long_queries() {
+            let logits = sums.row_mut(head, number);
+            let seen = logits.len().min(number + 1);
+            let factor = exponentiate(&mut logits[..seen]).recip() as f32;
+            let row = &mut scores[number * stride / block - first];
+            for (sum, weights) in row.iter_mut().zip(logits[..seen].chunks(block / stride)) {
+                *sum += weights.iter().sum::<f32>() * factor;
+            }
+        }
+    }
+    scores
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::pool::SCANS;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::spans::runs;
-use crate::{ChunkNeed, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ChunkNeed, Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Columns and diagonals of the attention map that held most mass for the last queries of the chunk.
 ///
@@ -103,6 +103,21 @@ impl SparsePolicy for VerticalSlash {
         self.prepared.store(chunk, context, lines);
     }
 
+    fn estimate(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
+        let queries = self.last.min(chunk.rows);
+        context.soft_cap.is_none().then_some(Estimate::Lines { queries })
+    }
+
+    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
+        match estimated {
+            Estimated::Lines { columns, distances } => {
+                let lines = self.choose(&columns, &distances, context.tokens);
+                self.prepared.store(chunk, context, lines);
+            }
+            Estimated::Blocks(_) => self.prepare(chunk, context),
+        }
+    }
+
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let lines = self.prepared.find_or(queries, context, || self.lines(queries, context));
         line_spans(queries, &lines.columns, &lines.distances).with_row_window(self.recent)
@@ -115,21 +130,26 @@ impl SparsePolicy for VerticalSlash {
 
 impl VerticalSlash {
     fn lines(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Lines {
+        let mass = LineMass::of_last(chunk, context, self.last);
+        self.choose(&mass.columns, &mass.distances(), context.tokens)
+    }
+
+    /// From the mass of each column and of each distance.
+    fn choose(&self, columns: &[f32], distances: &[f32], tokens: usize) -> Lines {
         let (vertical, slash) = if self.budget > 0.0 {
-            let budget = (f64::from(self.budget) * context.tokens as f64) as usize;
+            let budget = (f64::from(self.budget) * tokens as f64) as usize;
             (budget / 5, budget - budget / 5)
         } else {
             (self.vertical, self.slash)
         };
-        let mass = LineMass::of_last(chunk, context, self.last);
         let width = self.slash_block;
-        let blocks: Vec<f32> = mass.distances().chunks(width).map(|block| block.iter().sum()).collect();
+        let blocks: Vec<f32> = distances.chunks(width).map(|block| block.iter().sum()).collect();
         let blocks = top_count(&blocks, slash / width, |block| block * width < self.recent);
         let distances = blocks.into_iter().flat_map(|block| block * width..(block + 1) * width);
         Lines {
-            columns: top_count(&mass.columns, vertical, |column| column < self.sinks),
+            columns: top_count(columns, vertical, |column| column < self.sinks),
             // The latest diagonals are the row window.
-            distances: runs(distances.filter(|distance| (self.recent..context.tokens).contains(distance))),
+            distances: runs(distances.filter(|distance| (self.recent..tokens).contains(distance))),
         }
     }
 }

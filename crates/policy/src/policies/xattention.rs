@@ -7,7 +7,7 @@ use crate::policies::tri_shape::in_tail;
 use crate::pool::ANTIDIAGONALS;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Blocks whose antidiagonals hold most mass.
 ///
@@ -74,6 +74,18 @@ impl SparsePolicy for XAttention {
         self.prepared.store(chunk, context, rows);
     }
 
+    fn estimate(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
+        let (stride, block) = (self.stride, self.block);
+        (!in_tail(chunk, context, self.tail)).then_some(Estimate::Blocks { stride, block })
+    }
+
+    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
+        match estimated {
+            Estimated::Blocks(scores) => self.prepared.store(chunk, context, self.choose(chunk, &scores)),
+            Estimated::Lines { .. } => self.prepare(chunk, context),
+        }
+    }
+
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if in_tail(queries, context, self.tail) {
             return Selection::full(context.tokens);
@@ -115,12 +127,17 @@ impl XAttention {
                 }
             }
         }
+        self.choose(chunk, &scores)
+    }
+
+    /// From the scores of each query block's key blocks.
+    fn choose(&self, chunk: &QueryTile<'_>, scores: &[Vec<f32>]) -> BlockRows {
         let rows = scores
             .iter()
             .map(|row| top_share(row, self.threshold, 0, |block| block == 0 || block + 1 == row.len()));
         BlockRows {
             block: self.block,
-            first,
+            first: query_blocks(chunk, self.block).start,
             chosen: rows.collect(),
         }
     }

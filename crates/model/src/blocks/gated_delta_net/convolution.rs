@@ -37,6 +37,10 @@ impl Convolution {
         }
     }
 
+    pub(super) fn taps(&self) -> &[f32] {
+        &self.taps
+    }
+
     pub(super) fn channels(&self) -> usize {
         self.channels
     }

@@ -31,20 +31,25 @@ pub(crate) struct DeltaNetStorage {
 pub struct GatedDeltaNet {
     hidden: usize,
     rule: Rule,
-    /// Queries, keys and values of all heads.
-    mixed: Projection,
-    gate: Projection,
-    strength: Projection,
-    decay: Projection,
-    output: Projection,
     convolution: Convolution,
+    /// To queries, keys and values of all heads, before the convolution.
+    pub mixed: Projection,
+    /// To `[value_heads, value_dim]`, which opens what was read.
+    pub gate: Projection,
+    /// To `[value_heads]`, how much of a value is written.
+    pub strength: Projection,
+    /// To `[value_heads]`, how fast the memory decays.
+    pub decay: Projection,
+    /// From what was read to `[hidden_size]`.
+    pub output: Projection,
     /// `[value_heads]`, below zero.
-    decay_rates: Vec<f32>,
+    pub decay_rates: Vec<f32>,
     /// `[value_heads]`.
-    decay_biases: Vec<f32>,
-    /// `[value_dim]`.
-    norm: Vec<f32>,
-    norm_epsilon: f32,
+    pub decay_biases: Vec<f32>,
+    /// Weights `[value_dim]` of the root-mean-square norm of what each head read.
+    pub norm: Vec<f32>,
+    /// What that norm adds to the mean square.
+    pub norm_epsilon: f32,
 }
 
 impl GatedDeltaNet {
@@ -84,6 +89,16 @@ impl GatedDeltaNet {
             norm,
             norm_epsilon,
         })
+    }
+
+    /// Taps of the convolution, `[kernel, channels]`, the oldest token first.
+    pub fn taps(&self) -> &[f32] {
+        self.convolution.taps()
+    }
+
+    /// Whether value heads that share a key head are as many key heads apart, instead of side by side.
+    pub fn heads_tiled(&self) -> bool {
+        self.rule.heads_tiled()
     }
 
     /// Values of scratch a token takes.

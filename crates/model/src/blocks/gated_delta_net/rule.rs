@@ -82,6 +82,10 @@ struct Chunk {
 }
 
 impl Rule {
+    pub(super) fn heads_tiled(&self) -> bool {
+        self.heads_tiled
+    }
+
     pub(super) fn new(shape: &RecurrentShape, heads_tiled: bool) -> Rule {
         Rule {
             key_heads: shape.key_heads,

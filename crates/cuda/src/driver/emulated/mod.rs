@@ -1,0 +1,308 @@
+//! A device on the CPU. Kernels are the same CUDA C++, compiled by g++ over `kernels/emulated`, which runs the threads
+//! of a block as fibers. Streams are queues that run when someone waits for them, in an order drawn at random among
+//! those that events allow, so that a missing wait shows. New memory is filled with 0xff, which is NaN in every float
+//! format, and lies between canaries.
+
+mod module;
+mod queue;
+
+use std::alloc::{alloc, dealloc};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use module::has_compiler;
+use module::{Function, compiler};
+use queue::{CANARY, CANARY_BYTES, EventState, State, Work, layout};
+
+use super::{Argument, DeviceInfo, Direction, Driver, Grid, KernelCache, ModuleSource, Product16};
+use crate::CudaError;
+
+/// What the emulated device is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmulatedOptions {
+    /// Bytes of device memory.
+    pub memory_bytes: usize,
+    /// Major and minor compute capability.
+    pub capability: (u32, u32),
+    /// Seed of the order in which streams and threads run; `None` runs everything at once when it is queued.
+    pub seed: Option<u64>,
+    /// The device is lost at this launch, counted from zero.
+    pub lost_at_launch: Option<usize>,
+    /// This allocation of device memory fails, counted from zero, as if another program had taken what was free.
+    pub short_at_allocation: Option<usize>,
+}
+
+impl Default for EmulatedOptions {
+    /// 1 GiB, streams in a random order.
+    fn default() -> Self {
+        Self {
+            memory_bytes: 1 << 30,
+            capability: (8, 0),
+            seed: Some(1),
+            lost_at_launch: None,
+            short_at_allocation: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct EmulatedDriver {
+    info: DeviceInfo,
+    options: EmulatedOptions,
+    cache: KernelCache,
+    state: Mutex<State>,
+}
+
+impl EmulatedDriver {
+    pub(super) fn new(options: EmulatedOptions, cache: KernelCache) -> Result<Self, CudaError> {
+        if !has_compiler() {
+            return Err(CudaError::NoCompiler {
+                reason: format!(
+                    "the emulated device needs a C++ compiler, and {:?} does not run",
+                    compiler()
+                ),
+            });
+        }
+        let info = DeviceInfo {
+            name: "emulated device".to_owned(),
+            capability: options.capability,
+            multiprocessors: 4,
+            shared_bytes_per_block: 163 * 1024,
+            memory_bytes: options.memory_bytes,
+        };
+        info.check()?;
+        let state = Mutex::new(State {
+            random: options.seed.unwrap_or(0).wrapping_mul(2).wrapping_add(1),
+            ..State::default()
+        });
+        Ok(Self {
+            info,
+            options,
+            cache,
+            state,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue(&self, stream: u64, work: Work) -> Result<(), CudaError> {
+        let mut state = self.state();
+        state.check()?;
+        state
+            .streams
+            .get_mut(&stream)
+            .expect("the stream is live")
+            .push_back(work);
+        if self.options.seed.is_none() {
+            state.run_all(&self.options)?;
+        }
+        Ok(())
+    }
+}
+
+impl Driver for EmulatedDriver {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn free_bytes(&self) -> Result<usize, CudaError> {
+        let state = self.state();
+        state.check()?;
+        Ok(self.options.memory_bytes - state.used_bytes)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
+        let mut state = self.state();
+        state.check()?;
+        let free_bytes = self.options.memory_bytes - state.used_bytes;
+        let short = CudaError::OutOfMemory {
+            place: "device",
+            needed_bytes: bytes,
+            free_bytes,
+        };
+        state.allocated += 1;
+        if bytes > free_bytes || Some(state.allocated - 1) == self.options.short_at_allocation {
+            return Err(short);
+        }
+        // SAFETY: the layout is not empty; the canaries and the memory between them lie within it.
+        let address = unsafe {
+            let start = alloc(layout(bytes));
+            if start.is_null() {
+                return Err(short);
+            }
+            start.write_bytes(CANARY, bytes + 2 * CANARY_BYTES);
+            let address = start.add(CANARY_BYTES);
+            address.write_bytes(0xff, bytes);
+            address as u64
+        };
+        state.used_bytes += bytes;
+        state.allocations.insert(address, bytes);
+        Ok(address)
+    }
+
+    unsafe fn free(&self, address: u64) {
+        let mut state = self.state();
+        // A failure is kept and reported by the next call.
+        state.run_all(&self.options).ok();
+        let bytes = state.allocations.remove(&address).expect("the allocation is live");
+        state.used_bytes -= bytes;
+        // SAFETY: the allocation began a canary before its address, and nothing queued uses it.
+        unsafe { dealloc((address as *mut u8).sub(CANARY_BYTES), layout(bytes)) };
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<*mut u8, CudaError> {
+        // SAFETY: the layout is not empty.
+        let pointer = unsafe { alloc(layout(bytes)) };
+        if pointer.is_null() {
+            return Err(CudaError::OutOfMemory {
+                place: "pinned host",
+                needed_bytes: bytes,
+                free_bytes: 0,
+            });
+        }
+        Ok(pointer)
+    }
+
+    unsafe fn free_host(&self, pointer: *mut u8, bytes: usize) {
+        self.state().run_all(&self.options).ok();
+        // SAFETY: it was allocated with this layout, and nothing queued uses it.
+        unsafe { dealloc(pointer, layout(bytes)) };
+    }
+
+    fn create_stream(&self) -> Result<u64, CudaError> {
+        let mut state = self.state();
+        state.check()?;
+        let handle = state.handle();
+        state.streams.insert(handle, VecDeque::new());
+        Ok(handle)
+    }
+
+    unsafe fn destroy_stream(&self, stream: u64) {
+        let mut state = self.state();
+        state.run_all(&self.options).ok();
+        state.streams.remove(&stream);
+    }
+
+    unsafe fn synchronize(&self, stream: u64) -> Result<(), CudaError> {
+        self.state().run_until(&self.options, |state| {
+            state.streams.get(&stream).is_none_or(VecDeque::is_empty)
+        })
+    }
+
+    fn create_event(&self) -> Result<u64, CudaError> {
+        let mut state = self.state();
+        state.check()?;
+        let handle = state.handle();
+        state.events.insert(handle, EventState::default());
+        Ok(handle)
+    }
+
+    unsafe fn destroy_event(&self, event: u64) {
+        self.state().events.remove(&event);
+    }
+
+    unsafe fn record(&self, event: u64, stream: u64) -> Result<(), CudaError> {
+        let number = {
+            let mut state = self.state();
+            let event = state.events.get_mut(&event).expect("the event is live");
+            event.recorded += 1;
+            event.recorded
+        };
+        self.queue(stream, Work::Record { event, number })
+    }
+
+    unsafe fn wait(&self, stream: u64, event: u64) -> Result<(), CudaError> {
+        let number = self.state().events[&event].recorded;
+        self.queue(stream, Work::Wait { event, number })
+    }
+
+    unsafe fn synchronize_event(&self, event: u64) -> Result<(), CudaError> {
+        self.state().run_until(&self.options, |state| {
+            state
+                .events
+                .get(&event)
+                .is_none_or(|event| event.passed >= event.recorded)
+        })
+    }
+
+    unsafe fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, CudaError> {
+        let state = self.state();
+        state.check()?;
+        let at = |event: u64| {
+            let event = state.events[&event];
+            event.at.filter(|_| event.passed == event.recorded)
+        };
+        match (at(start), at(end)) {
+            (Some(start), Some(end)) => Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3),
+            _ => Err(CudaError::driver(
+                "the time between events",
+                "one of them has not passed",
+            )),
+        }
+    }
+
+    unsafe fn copy(&self, stream: u64, _: Direction, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        self.queue(stream, Work::Copy { to, from, bytes })
+    }
+
+    unsafe fn fill(&self, stream: u64, to: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        self.queue(stream, Work::Fill { to, byte, bytes })
+    }
+
+    fn blas(&self) -> Result<&'static str, &str> {
+        Err("the emulated device has no library")
+    }
+
+    unsafe fn multiply_16_bit(&self, _: u64, _: &Product16, _: u64, _: u64, _: u64) -> Result<bool, CudaError> {
+        Ok(false)
+    }
+
+    fn load(&self, source: &ModuleSource) -> Result<u64, CudaError> {
+        let library = module::load(source, &self.cache)?;
+        let mut state = self.state();
+        state.modules.push(library);
+        Ok(state.modules.len() as u64 - 1)
+    }
+
+    fn function(&self, module: u64, name: &'static str) -> Result<u64, CudaError> {
+        let mut state = self.state();
+        let function = Function::find(&state.modules[module as usize], name)?;
+        state.functions.push(function);
+        Ok(state.functions.len() as u64 - 1)
+    }
+
+    unsafe fn launch(&self, stream: u64, function: u64, grid: &Grid, arguments: &[Argument]) -> Result<(), CudaError> {
+        let function = function as usize;
+        let values: Vec<([u8; 8], usize)> = arguments.iter().map(Argument::bytes).collect();
+        {
+            let state = self.state();
+            let expected = &state.functions[function];
+            let found: Vec<usize> = values.iter().map(|(_, bytes)| *bytes).collect();
+            if expected.parameter_bytes != found {
+                let message = format!(
+                    "parameters of {:?} bytes, arguments of {found:?}",
+                    expected.parameter_bytes
+                );
+                return Err(CudaError::driver(expected.name, message));
+            }
+        }
+        if grid.shared_bytes as usize > self.info.shared_bytes_per_block {
+            return Err(CudaError::driver(
+                "a launch",
+                "more shared memory than a block can have",
+            ));
+        }
+        let arguments = values.into_iter().map(|(bytes, _)| bytes).collect();
+        let grid = *grid;
+        self.queue(
+            stream,
+            Work::Launch {
+                function,
+                grid,
+                arguments,
+            },
+        )
+    }
+}

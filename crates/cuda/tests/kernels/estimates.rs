@@ -1,0 +1,52 @@
+//! Estimates over pages that a pool brings to the device.
+
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_cuda::{PagePool, PagePoolOptions};
+use riffle_kv::CacheShape;
+
+use crate::paged::Cache;
+use crate::testing::{noise, on_every_device};
+
+#[test]
+fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
+    on_every_device(|gpu, _| {
+        let stream = Arc::new(gpu.stream().unwrap());
+        let (head_dim, kv_heads, group, tokens, rows) = (32, 2, 2, 200, 70);
+        let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 64, [Format::F16, Format::F16]);
+        let shown: Vec<_> = (0..kv_heads).map(|head| cache.views(head)).collect();
+        let queries = noise(rows * kv_heads * group * head_dim, 3);
+        let query_bytes = 4 * queries.len() as u64;
+        let run = |estimate_bytes: u64, budget: fn(&PagePoolOptions, usize) -> u64| {
+            let mut options = PagePoolOptions {
+                shape: CacheShape {
+                    layers: 1,
+                    kv_heads,
+                    head_dim,
+                    page_tokens: 64,
+                    key_format: Format::F16,
+                    value_format: Format::F16,
+                },
+                heads: kv_heads * group,
+                budget_bytes: 0,
+                slots: 4,
+                estimate_bytes,
+            };
+            options.budget_bytes = budget(&options, tokens);
+            let mut pool = PagePool::new(&stream, options).unwrap();
+            let mut scan = pool.scan_keys(0, &shown, &queries).unwrap()?;
+            let start = tokens - rows;
+            let blocks = scan.blocks(1, start, tokens, 0.3, 1, 16).unwrap()?;
+            Some((blocks, scan.lines(1, start, tokens, 0.3, 20).unwrap()?))
+        };
+        let whole = run(1 << 20, PagePoolOptions::bytes_for).unwrap();
+        assert_eq!(whole.0.iter().map(Vec::len).collect::<Vec<_>>(), [9, 10, 11, 12, 13]);
+        let mass: f32 = whole.1[0].iter().sum();
+        assert!((mass - 20.0 * group as f32).abs() < 1e-3, "{mass}");
+        // Room for one block of queries, or for some rows.
+        assert_eq!(run(2 * query_bytes, PagePoolOptions::bytes_for), Some(whole));
+        assert_eq!(run(query_bytes, PagePoolOptions::bytes_for), None);
+        assert_eq!(run(1 << 20, |options, _| options.least_bytes()), None);
+    });
+}
