@@ -5,8 +5,12 @@
 //! - [`DeviceBuffer`], [`PinnedBuffer`], [`Stream`] and [`Event`] own memory and order work.
 //! - [`ops`] launches the kernels: it checks shapes and queues. Attention reads pages in place through page tables
 //!   ([`ops::Pages`]) under selections flattened by [`ops::Reads`]; planes lie as `kernels/pages.cuh` says, byte for byte
-//!   what the CPU's hold ([`ops::plane_to_device`]). Scores that choose, appended planes and gathered embeddings are equal to
-//!   the CPU's to the bit; attention and products of many rows round to 16 or 8 bits on the way into the tensor cores.
+//!   what the CPU's hold ([`ops::plane_to_device`]). Scores that choose (beside x86 CPUs that fuse product and sum), appended
+//!   planes and gathered embeddings are equal to the CPU's to the bit; attention and products of many rows round to 16 or 8
+//!   bits on the way into the tensor cores.
+//! - A [`DeviceModel`] is a decoder whose weights lie on the device, a [`DeviceForward`] takes batches through it; recurrent
+//!   layers bring their state from main memory and take it back. A [`PagePool`] keeps within a budget what it can of a cache that
+//!   lies whole in [`PinnedMemory`], a [`PagedCall`] attends to pages wherever they are, a [`KeyScan`] estimates over keys.
 //! - Kernels are compiled at first use, by NVRTC or g++, and kept in a [`KernelCache`]. `scripts/check-kernels` compiles all
 //!   of `kernels/variants.txt` without a GPU.
 //!
