@@ -65,18 +65,26 @@ pub(crate) struct LogitsArguments {
     pub(crate) json: bool,
 }
 
-/// What is measured, by default the shipped model on the shipped text.
+/// What is measured.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArguments {
     /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
     #[arg(long, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
-    /// UTF-8 text that prompts are made of [default: the shipped text]
+    /// UTF-8 text to read, predict, or make prompts of [default: a shipped text]
     #[arg(long, visible_alias = "file", value_name = "F")]
     pub(crate) text: Option<PathBuf>,
+}
+
+/// How prompts are made of the text.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArguments {
     /// Seed of the first document or prompt
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
+    #[arg(long, value_name = "WORDING", default_value = "auto")]
+    pub(crate) wording: String,
 }
 
 /// Where results go.
@@ -118,9 +126,8 @@ pub(crate) struct NeedleArguments {
     /// When the question comes: end, middle (text goes on behind it), late (token by token, after the text was read), second-turn
     #[arg(long, value_name = "WHEN,…", value_delimiter = ',', default_value = "late")]
     pub(crate) ask: Vec<String>,
-    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
-    #[arg(long, value_name = "WORDING", default_value = "auto")]
-    pub(crate) wording: String,
+    #[command(flatten)]
+    pub(crate) prompts: PromptArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
@@ -146,9 +153,8 @@ pub(crate) struct RulerArguments {
     /// Read the question token by token, under the decode policy, after the rest was read
     #[arg(long)]
     pub(crate) late: bool,
-    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
-    #[arg(long, value_name = "WORDING", default_value = "auto")]
-    pub(crate) wording: String,
+    #[command(flatten)]
+    pub(crate) prompts: PromptArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
@@ -157,12 +163,8 @@ pub(crate) struct RulerArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct PerplexityArguments {
-    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
-    #[arg(long, value_name = "PATH")]
-    pub(crate) model: Option<PathBuf>,
-    /// UTF-8 text to predict [default: the shipped text]
-    #[arg(long, visible_alias = "text", value_name = "F")]
-    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) subject: SubjectArguments,
     /// Tokens of the text to take, from its start [default: all]
     #[arg(long, value_name = "N")]
     pub(crate) tokens: Option<usize>,
@@ -217,9 +219,8 @@ pub(crate) struct CompareArguments {
     /// Share of the query-key pairs that every policy is fitted to read at each length [default: policies as they are]
     #[arg(long, value_name = "SHARE")]
     pub(crate) budget: Option<f64>,
-    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
-    #[arg(long, value_name = "WORDING", default_value = "auto")]
-    pub(crate) wording: String,
+    #[command(flatten)]
+    pub(crate) prompts: PromptArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
@@ -228,12 +229,8 @@ pub(crate) struct CompareArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct AuditArguments {
-    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
-    #[arg(long, value_name = "PATH")]
-    pub(crate) model: Option<PathBuf>,
-    /// UTF-8 text to read [default: the shipped text]
-    #[arg(long, visible_alias = "text", value_name = "F")]
-    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) subject: SubjectArguments,
     /// Tokens of the text to read [default: all of it, at most what the context holds]
     #[arg(long, value_name = "N")]
     pub(crate) length: Option<usize>,

@@ -1,6 +1,7 @@
 //! The `riffle` command: it parses, calls the libraries and prints.
 
 mod args;
+mod bench_args;
 mod commands;
 mod eval_args;
 mod failure;

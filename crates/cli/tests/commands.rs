@@ -261,7 +261,7 @@ fn bench_model_reports_every_depth() {
         .args(["-p", "64", "-n", "8", "--depth", "0,300", "--repeats", "1", "--json"])
         .output()
         .expect("the binary runs");
-    let rates = json(&stdout(&output));
+    let rates = json(&stdout(&output))["results"]["rates"].clone();
     assert_eq!(
         (rates[0]["depth"].as_u64(), rates[1]["depth"].as_u64()),
         (Some(0), Some(300))

@@ -117,8 +117,19 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
 #[test]
 fn what_cannot_be_measured_is_one_line() {
     let (_guard, out) = folder();
-    let cases: [(&[&str], &[&str]); 8] = [
-        (&["eval", "report", "/nowhere"], &["/nowhere"]),
+    let cases: [(&[&str], &[&str]); 10] = [
+        (
+            &["eval", "report", "/nowhere"],
+            &["/nowhere", "no such folder", "--out DIR"],
+        ),
+        (
+            &["eval", "perplexity", "--file", "/nowhere.txt"],
+            &["/nowhere.txt", "no such file"],
+        ),
+        (
+            &["eval", "ruler", "--questions", "/nowhere.json"],
+            &["no such file", "JSON array"],
+        ),
         (&["eval", "audit", "--length", "20"], &["at least 128 tokens"]),
         (
             &["eval", "audit", "--length", "99999999"],
@@ -144,6 +155,58 @@ fn what_cannot_be_measured_is_one_line() {
         for part in parts {
             assert!(last.contains(part), "{arguments:?}: no {part} in {message}");
         }
+    }
+}
+
+#[test]
+fn offload_is_measured_beside_everything_in_memory() {
+    let (_guard, out) = folder();
+    let bench = ["bench", "context", "--lengths", "4096", "-n", "2", "--beside-memory"];
+    let disk = ["--kv-disk", &out, "--kv-ram-budget", "2M", "--json"];
+    fs::create_dir_all(&out).unwrap();
+    let record: Value = serde_json::from_str(&stdout(&run(&[&bench[..], &disk].concat()))).unwrap();
+    let rows = record["results"]["rows"].as_array().unwrap();
+    let on_disk: Vec<u64> = rows.iter().map(|row| row["kv_disk_bytes"].as_u64().unwrap()).collect();
+    assert!(on_disk.len() == 2 && on_disk[0] == 0 && on_disk[1] > 0, "{rows:?}");
+    let refused = run(&bench);
+    assert!(stderr(&refused).contains("--kv-disk"), "{}", stderr(&refused));
+}
+
+#[test]
+fn benchmarks_of_the_machine_are_kept_as_records_and_go_on_where_they_were() {
+    let (_guard, out) = folder();
+    let journal = format!("{out}/attention.journal");
+    fs::create_dir_all(&out).unwrap();
+    let small: [&[&str]; 3] = [
+        &["attention", "--only", "decode q4_0 1x16384 d128", "--resume", &journal],
+        &["kv", "--tokens", "2048", "--hot-tokens", "512"],
+        &["policies", "--tokens", "4096", "--policy", "quest:dense_layers=0"],
+    ];
+    for (arguments, shown) in small
+        .iter()
+        .zip(["of peak", "older pages in", "selecting, of time saved"])
+    {
+        let kept = [&["bench"], *arguments, &["--out", &out]].concat();
+        let text = stdout(&run(&kept));
+        assert!(text.contains(shown), "{text}");
+    }
+    let path = format!("{out}/attention.json");
+    let first = fs::read_to_string(&path).unwrap();
+    let csv = stdout(&run(&[&["bench"], small[0], &["--csv"]].concat()));
+    let rate: Value = serde_json::from_str(&first).unwrap();
+    let median = rate["results"]["rates"][0]["median_ms"].to_string();
+    assert!(
+        csv.contains(&median),
+        "what was measured is not measured again: {csv}, {median}"
+    );
+    let page = stdout(&run(&["eval", "report", &out]));
+    let html = fs::read_to_string(page.trim()).unwrap();
+    for part in [
+        "Attention kernels: attention",
+        "KV tiers: kv",
+        "Cost of policies: policies",
+    ] {
+        assert!(html.contains(part), "no {part}");
     }
 }
 

@@ -1,7 +1,6 @@
 //! Rates of the attention kernels beside what the machine could do, measured in the same run.
 
 use std::hint::black_box;
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 use riffle_attention::ceiling::{instructions, multiply_add_gflops};
@@ -9,9 +8,10 @@ use riffle_attention::{
     AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
 };
 use riffle_kv::{CacheShape, KvCache};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
 use crate::noise::noise;
 use crate::read_ceiling::ReadCeiling;
 
@@ -35,7 +35,7 @@ pub struct AttentionCase {
 }
 
 /// What a case took, beside the ceilings of the same run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttentionRate {
     /// The case: `prefill f16 512x4096 d128`.
     pub name: String,
@@ -55,8 +55,8 @@ pub struct AttentionRate {
     pub relative_error: f64,
 }
 
-/// Ceilings and rates.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// `riffle bench attention`: ceilings and rates.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttentionReport {
     /// Instructions the kernels use.
     pub instructions: String,
@@ -127,32 +127,53 @@ impl AttentionCase {
     }
 }
 
-/// Measures every case on the current threads; `done` is told each rate and may end the run.
+/// A rate, and the peak it is a share of.
+#[derive(Serialize, Deserialize)]
+struct Measured {
+    rate: AttentionRate,
+    peak_gflops: f64,
+    read_gigabytes_per_s: f64,
+}
+
+/// Measures every case on the current threads. Finished ones come from the journal and go there.
 ///
 /// # Errors
-/// A case whose shape the cache refuses.
+/// A case whose shape the cache refuses; [`EvalError::Interrupted`].
 pub fn measure_attention(
     cases: &[AttentionCase],
-    done: &mut (dyn FnMut(&AttentionRate) -> ControlFlow<()> + Send),
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
 ) -> Result<AttentionReport, EvalError> {
-    let threads = rayon::current_num_threads();
-    let peak = || rayon::broadcast(|_| multiply_add_gflops()).into_iter().sum::<f64>();
-    let mut report = AttentionReport {
+    let mut peak_gflops = peak();
+    let read_gigabytes_per_s = ReadCeiling::new().gigabytes_per_s();
+    let cells: Vec<Cell<AttentionCase>> = cases
+        .iter()
+        .map(|case| Cell {
+            name: case.name(),
+            tokens: case.tokens,
+            task: *case,
+        })
+        .collect();
+    let found = run_cells(&cells, journal, watch, &mut |case, _| {
+        Ok(Measured {
+            rate: measure(case, &mut peak_gflops, read_gigabytes_per_s)?,
+            peak_gflops,
+            read_gigabytes_per_s,
+        })
+    })?;
+    let highest = |of: fn(&Measured) -> f64| found.iter().map(of).fold(0.0, f64::max);
+    Ok(AttentionReport {
         instructions: instructions().to_owned(),
-        threads,
-        peak_gflops: peak(),
-        read_gigabytes_per_s: ReadCeiling::new().gigabytes_per_s(),
-        rates: Vec::new(),
-    };
-    for case in cases {
-        let rate = measure(case, &mut report, &peak)?;
-        let flow = done(&rate);
-        report.rates.push(rate);
-        if flow.is_break() {
-            break;
-        }
-    }
-    Ok(report)
+        threads: rayon::current_num_threads(),
+        peak_gflops: highest(|measured| measured.peak_gflops),
+        read_gigabytes_per_s: highest(|measured| measured.read_gigabytes_per_s),
+        rates: found.into_iter().map(|measured| measured.rate).collect(),
+    })
+}
+
+/// Multiply-adds of all threads together, in GFLOP/s.
+fn peak() -> f64 {
+    rayon::broadcast(|_| multiply_add_gflops()).into_iter().sum()
 }
 
 /// Query rows in a tile.
@@ -161,11 +182,7 @@ pub(crate) const TILE_ROWS: usize = 64;
 /// Tokens in a block of a sparse selection.
 const BLOCK: usize = 128;
 
-fn measure(
-    case: &AttentionCase,
-    report: &mut AttentionReport,
-    peak: &dyn Fn() -> f64,
-) -> Result<AttentionRate, EvalError> {
+fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f64) -> Result<AttentionRate, EvalError> {
     let cache = filled_cache(case)?;
     let group = case.heads / case.kv_heads;
     let width = case.heads * case.head_dim;
@@ -227,7 +244,7 @@ fn measure(
     let median_ms = times_ms[tries / 2];
 
     // The clock of a shared machine drifts: the peak is the best seen up to and beside this case.
-    report.peak_gflops = report.peak_gflops.max(peak());
+    *peak_gflops = peak_gflops.max(peak());
     let pairs: usize = jobs
         .iter()
         .map(|job| job.selection.pair_count(job.queries.start, job.queries.rows) * group)
@@ -240,9 +257,9 @@ fn measure(
         name: case.name(),
         median_ms,
         gflops,
-        peak_share: gflops / report.peak_gflops,
+        peak_share: gflops / *peak_gflops,
         gigabytes_per_s,
-        read_share: gigabytes_per_s / report.read_gigabytes_per_s,
+        read_share: gigabytes_per_s / read_gigabytes_per_s,
         density: pairs as f64 / causal as f64,
         relative_error: error_of_last_row(&jobs[last], &partials[last], &options)?,
     })
@@ -310,6 +327,8 @@ fn error_of_last_row(job: &AttendJob<'_>, partial: &Partial, options: &AttendOpt
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
     use super::*;
 
     #[test]
@@ -328,7 +347,12 @@ mod tests {
             density: 1.0,
             ..case
         };
-        let report = measure_attention(&[case, decode], &mut |_| ControlFlow::Continue(())).unwrap();
+        let report = measure_attention(
+            &[case, decode],
+            &mut Journal::none(),
+            &mut |_| ControlFlow::Continue(()),
+        )
+        .unwrap();
         assert!((report.rates[0].density - 0.25).abs() < 0.08, "{report:?}");
         assert_eq!(report.rates[1].density, 1.0);
         for rate in &report.rates {

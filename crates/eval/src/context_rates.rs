@@ -23,6 +23,8 @@ pub struct ContextRateOptions {
     pub generated_tokens: usize,
     /// Runs of each length; the fastest counts.
     pub repeats: usize,
+    /// Measure each policy with all KV pages in memory as well, where the engine's options put some of them elsewhere.
+    pub beside_memory: bool,
 }
 
 /// `riffle bench context`: a row for each policy and length.
@@ -115,6 +117,24 @@ pub fn measure_context(
             Ok((format!("{choice}, "), engine))
         };
         runs = options.policies.iter().map(run).collect::<Result<_, EvalError>>()?;
+    }
+    if options.beside_memory {
+        let (memory, tiers) = (EngineOptions::default().kv_tiers, &engine.options().kv_tiers);
+        if tiers.device_budget_bytes == 0 && tiers.ram_budget_bytes.is_none() && tiers.disk.is_none() {
+            return Err(EvalError::Option(
+                "--beside-memory compares with what --kv-device-budget, --kv-ram-budget or --kv-disk does: give one"
+                    .to_owned(),
+            ));
+        }
+        let all_in_memory = |(name, engine): &(String, Arc<Engine>)| {
+            let options = EngineOptions {
+                kv_tiers: memory.clone(),
+                ..engine.options().clone()
+            };
+            Ok((format!("in memory, {name}"), engine.with_options(options)?))
+        };
+        let more: Vec<_> = runs.iter().map(all_in_memory).collect::<Result<_, EvalError>>()?;
+        runs.splice(0..0, more);
     }
     let mut cells = Vec::new();
     for (name, engine) in &runs {

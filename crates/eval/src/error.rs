@@ -1,5 +1,6 @@
 //! What can go wrong while measuring.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use riffle_engine::EngineError;
@@ -50,8 +51,19 @@ impl EvalError {
     pub(crate) fn file(path: &Path, error: &std::io::Error) -> Self {
         Self::File {
             path: path.to_owned(),
-            reason: error.to_string(),
+            reason: plain_reason(error),
         }
+    }
+}
+
+/// The system's reason in words that say what to do.
+pub(crate) fn plain_reason(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "no such file or folder; check the path".to_owned(),
+        ErrorKind::PermissionDenied => "not allowed; check who owns it".to_owned(),
+        ErrorKind::IsADirectory => "a folder; give a file".to_owned(),
+        ErrorKind::NotADirectory => "a file stands where a folder is needed; check the path".to_owned(),
+        _ => error.to_string(),
     }
 }
 

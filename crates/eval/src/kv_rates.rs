@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,9 +12,10 @@ use riffle_attention::{
 };
 use riffle_engine::EngineError;
 use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
 use crate::noise::noise;
 
 /// What to measure with.
@@ -34,12 +34,12 @@ pub struct KvRateOptions {
 }
 
 /// Bytes of a cache in one tier.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KvBytes {
     /// `device`, `ram` or `disk`.
-    pub tier: &'static str,
+    pub tier: String,
     /// Element format of keys and values.
-    pub format: &'static str,
+    pub format: String,
     /// Tokens in a page.
     pub page_tokens: usize,
     /// Bytes a token takes by format and shape.
@@ -51,10 +51,10 @@ pub struct KvBytes {
 }
 
 /// How fast pages stream from one tier to a nearer one.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamRate {
     /// `ram to device` or `disk to ram`.
-    pub path: &'static str,
+    pub path: String,
     /// Pages streamed, in GB/s.
     pub gigabytes_per_s: f64,
     /// Plain copies or reads of as much by one thread, in GB/s.
@@ -64,18 +64,18 @@ pub struct StreamRate {
 }
 
 /// A decode step over all but the latest tokens in another place.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecodeRate {
     /// Where the older pages lie.
-    pub older_pages: &'static str,
+    pub older_pages: String,
     /// Milliseconds of a step through all layers.
     pub median_ms: f64,
     /// The same as a multiple of everything in the device tier.
     pub ratio: f64,
 }
 
-/// All of it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// `riffle bench kv`: all of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KvRates {
     /// Threads.
     pub threads: usize,
@@ -91,23 +91,43 @@ pub struct KvRates {
 
 impl KvRates {
     /// Every row, each with the name of its kind.
-    pub fn rows(&self) -> impl Iterator<Item = KvRow<'_>> {
-        let bytes = self.bytes.iter().map(KvRow::Bytes);
-        let streams = self.streams.iter().map(KvRow::Stream);
-        bytes.chain(streams).chain(self.decode.iter().map(KvRow::Decode))
+    pub fn rows(&self) -> impl Iterator<Item = KvRow> {
+        let bytes = self.bytes.iter().cloned().map(KvRow::Bytes);
+        let streams = self.streams.iter().cloned().map(KvRow::Stream);
+        bytes
+            .chain(streams)
+            .chain(self.decode.iter().cloned().map(KvRow::Decode))
     }
 }
 
 /// A row as it is measured.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "row", rename_all = "snake_case")]
-pub enum KvRow<'a> {
+pub enum KvRow {
     /// Bytes of a tier.
-    Bytes(&'a KvBytes),
+    Bytes(KvBytes),
     /// Rate of a path.
-    Stream(&'a StreamRate),
+    Stream(StreamRate),
     /// Time of a decode step.
-    Decode(&'a DecodeRate),
+    Decode(DecodeRate),
+}
+
+/// What is measured at a time.
+#[derive(Clone, Copy)]
+enum Part {
+    Bytes(&'static str, Format),
+    RamToDevice,
+    DiskToRam,
+    Decode(Place),
+}
+
+/// Where the older pages of a decode step lie; the first is what the others are compared with.
+#[derive(Clone, Copy)]
+enum Place {
+    Device,
+    RamInPlace,
+    RamCopied,
+    Disk,
 }
 
 const LAYERS: usize = 4;
@@ -117,19 +137,42 @@ const HEAD_DIM: usize = 128;
 /// Tokens appended at a time.
 const CHUNK: usize = 512;
 
-/// Measures; `done` is told each row and may end the run.
+/// Measures. Finished rows come from the journal and go there.
 ///
 /// # Errors
-/// [`EvalError::Option`] for too few tokens; what the cache and its folder can meet.
+/// [`EvalError::Option`] for too few tokens; what the cache and its folder can meet; [`EvalError::Interrupted`].
 pub fn measure_kv(
     options: &KvRateOptions,
-    done: &mut (dyn FnMut(KvRow<'_>) -> ControlFlow<()> + Send),
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
 ) -> Result<KvRates, EvalError> {
     if options.hot_tokens < CHUNK || options.tokens < 2 * options.hot_tokens {
         return Err(EvalError::Option(format!(
             "--tokens must be at least twice --hot-tokens, and those at least {CHUNK}"
         )));
     }
+    let mut cells = Vec::new();
+    let mut cell = |name: String, task: Part| {
+        cells.push(Cell {
+            name,
+            tokens: options.tokens,
+            task,
+        });
+    };
+    for tier in ["ram", "disk"] {
+        for format in Format::ALL {
+            cell(
+                format!("bytes of {} in {tier}", format.name()),
+                Part::Bytes(tier, format),
+            );
+        }
+    }
+    cell("ram to device".to_owned(), Part::RamToDevice);
+    cell("disk to ram".to_owned(), Part::DiskToRam);
+    for place in [Place::Device, Place::RamInPlace, Place::RamCopied, Place::Disk] {
+        cell(format!("decode, older pages in {}", place.name()), Part::Decode(place));
+    }
+    let rows = run_cells(&cells, journal, watch, &mut |part, _| measure(options, *part))?;
     let mut rates = KvRates {
         threads: rayon::current_num_threads(),
         tokens: options.tokens,
@@ -137,60 +180,60 @@ pub fn measure_kv(
         streams: Vec::new(),
         decode: Vec::new(),
     };
-    for (tier, format) in ["ram", "disk"]
-        .into_iter()
-        .flat_map(|tier| Format::ALL.map(|f| (tier, f)))
-    {
-        let row = bytes(options, tier, format)?;
-        let flow = done(KvRow::Bytes(&row));
-        rates.bytes.push(row);
-        if flow.is_break() {
-            return Ok(rates);
-        }
-    }
-    for measure in [ram_to_device, disk_to_ram] {
-        let row = measure(options)?;
-        let flow = done(KvRow::Stream(&row));
-        rates.streams.push(row);
-        if flow.is_break() {
-            return Ok(rates);
-        }
-    }
-    let shape = shape(options, options.format);
-    let hot = shape.bytes_for(options.hot_tokens);
-    let places = [
-        ("device", KvTiers::memory(None)),
-        (
-            "ram, read in place",
-            KvTiers {
-                device_budget_bytes: hot,
-                ..KvTiers::memory(None)
-            },
-        ),
-        (
-            "ram, copied to the device",
-            KvTiers {
-                device: Arc::new(CpuDevice::apart()),
-                ..far(options, &shape, None, hot)
-            },
-        ),
-        ("disk", far(options, &shape, Some(options.folder.clone()), hot)),
-    ];
-    for (older_pages, tiers) in places {
-        let median_ms = decode_ms(options, &shape, tiers)?;
-        let resident = rates.decode.first().map_or(median_ms, |first| first.median_ms);
-        let row = DecodeRate {
-            older_pages,
-            median_ms,
-            ratio: median_ms / resident,
-        };
-        let flow = done(KvRow::Decode(&row));
-        rates.decode.push(row);
-        if flow.is_break() {
-            break;
+    for row in rows {
+        match row {
+            KvRow::Bytes(row) => rates.bytes.push(row),
+            KvRow::Stream(row) => rates.streams.push(row),
+            KvRow::Decode(row) => {
+                let resident = rates.decode.first().map_or(row.median_ms, |first| first.median_ms);
+                let ratio = row.median_ms / resident;
+                rates.decode.push(DecodeRate { ratio, ..row });
+            }
         }
     }
     Ok(rates)
+}
+
+fn measure(options: &KvRateOptions, part: Part) -> Result<KvRow, EvalError> {
+    let place = match part {
+        Part::Bytes(tier, format) => return Ok(KvRow::Bytes(bytes(options, tier, format)?)),
+        Part::RamToDevice => return Ok(KvRow::Stream(ram_to_device(options)?)),
+        Part::DiskToRam => return Ok(KvRow::Stream(disk_to_ram(options)?)),
+        Part::Decode(place) => place,
+    };
+    let shape = shape(options, options.format);
+    Ok(KvRow::Decode(DecodeRate {
+        older_pages: place.name().to_owned(),
+        median_ms: decode_ms(options, &shape, place.tiers(options, &shape))?,
+        ratio: 1.0,
+    }))
+}
+
+impl Place {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::RamInPlace => "ram, read in place",
+            Self::RamCopied => "ram, copied to the device",
+            Self::Disk => "disk",
+        }
+    }
+
+    fn tiers(self, options: &KvRateOptions, shape: &CacheShape) -> KvTiers {
+        let hot = shape.bytes_for(options.hot_tokens);
+        match self {
+            Self::Device => KvTiers::memory(None),
+            Self::RamInPlace => KvTiers {
+                device_budget_bytes: hot,
+                ..KvTiers::memory(None)
+            },
+            Self::RamCopied => KvTiers {
+                device: Arc::new(CpuDevice::apart()),
+                ..far(options, shape, None, hot)
+            },
+            Self::Disk => far(options, shape, Some(options.folder.clone()), hot),
+        }
+    }
 }
 
 fn shape(options: &KvRateOptions, format: Format) -> CacheShape {
@@ -244,8 +287,8 @@ fn bytes(options: &KvRateOptions, tier: &'static str, format: Format) -> Result<
         _ => (usage.bytes_by_tier.total() + usage.bookkeeping_bytes) as f64 / tokens as f64,
     };
     Ok(KvBytes {
-        tier,
-        format: format.name(),
+        tier: tier.to_owned(),
+        format: format.name().to_owned(),
         page_tokens: shape.page_tokens,
         formula_bytes_per_token: shape.bytes_per_token() as f64,
         bytes_per_token: bytes,
@@ -299,7 +342,7 @@ fn rounds(cache: &mut KvCache, mut plain: impl FnMut() -> Result<(), EvalError>)
 fn stream_rate(path: &'static str, bytes: u64, (streaming_s, plain_s): (f64, f64)) -> StreamRate {
     let gigabytes = bytes as f64 / 1e9;
     StreamRate {
-        path,
+        path: path.to_owned(),
         gigabytes_per_s: gigabytes / streaming_s,
         plain_gigabytes_per_s: gigabytes / plain_s,
         share: plain_s / streaming_s,
@@ -412,6 +455,8 @@ fn decode_ms(options: &KvRateOptions, shape: &CacheShape, tiers: KvTiers) -> Res
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
     use super::*;
 
     #[test]
@@ -424,7 +469,7 @@ mod tests {
             page_tokens: 256,
             format: Format::F16,
         };
-        let rates = measure_kv(&options, &mut |_| ControlFlow::Continue(())).unwrap();
+        let rates = measure_kv(&options, &mut Journal::none(), &mut |_| ControlFlow::Continue(())).unwrap();
         for row in &rates.bytes {
             let share = row.bytes_per_token / row.formula_bytes_per_token;
             assert!((1.0..1.03).contains(&share), "{row:?}");

@@ -88,10 +88,10 @@ pub use device_rates::{DeviceCeilings, DeviceRate, DeviceReport, OffloadRate, me
 pub use error::EvalError;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
 pub use logits::{LogitsReport, read_tokens, write_logits};
-pub use model_rates::{ModelRate, ModelRateOptions, measure_model};
+pub use model_rates::{ModelRate, ModelRateOptions, ModelRates, measure_model};
 pub use perplexity::{PerplexityOptions, perplexity};
 pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};
-pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, measure_policies};
+pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, PolicyRates, measure_policies};
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
     NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, Results, RulerCell,

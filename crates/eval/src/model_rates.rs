@@ -1,16 +1,17 @@
 //! Rates of a whole model: reading a prompt and writing an answer, at several depths of context.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use riffle_engine::{Engine, Session};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::EvalError;
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
 use crate::read_ceiling::ReadCeiling;
+use crate::tasks::Watch;
+use crate::{EvalError, RunSettings};
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,8 +26,23 @@ pub struct ModelRateOptions {
     pub repeats: usize,
 }
 
+/// `riffle bench model`: rates by depth.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelRates {
+    /// How the model was run.
+    pub settings: RunSettings,
+    /// Tokens of the prompt that was timed.
+    pub prompt_tokens: usize,
+    /// Tokens that were generated.
+    pub generated_tokens: usize,
+    /// Runs at each depth; the fastest counts.
+    pub repeats: usize,
+    /// A row for each depth.
+    pub rates: Vec<ModelRate>,
+}
+
 /// Rates at one depth.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelRate {
     /// Tokens in the context before.
     pub depth: usize,
@@ -44,15 +60,16 @@ pub struct ModelRate {
     pub kv_bytes: u64,
 }
 
-/// Measures a model on random tokens; `done` is told each rate and may end the run.
+/// Measures a model on random tokens. Finished depths come from the journal and go there.
 ///
 /// # Errors
-/// [`EvalError::Option`] for nothing to measure; a context that does not fit.
+/// [`EvalError::Option`] for nothing to measure; a context that does not fit; [`EvalError::Interrupted`].
 pub fn measure_model(
     engine: &Arc<Engine>,
     options: &ModelRateOptions,
-    done: &mut (dyn FnMut(&ModelRate) -> ControlFlow<()> + Send),
-) -> Result<Vec<ModelRate>, EvalError> {
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<ModelRates, EvalError> {
     if options.prompt_tokens == 0 || options.generated_tokens == 0 || options.repeats == 0 || options.depths.is_empty()
     {
         return Err(EvalError::Option(
@@ -61,50 +78,74 @@ pub fn measure_model(
     }
     let weight_bytes = weight_bytes_of_a_token(engine)?;
     let ceiling = ReadCeiling::new();
+    let cells: Vec<Cell<usize>> = options
+        .depths
+        .iter()
+        .map(|&depth| Cell {
+            name: format!("depth {depth}"),
+            tokens: depth + options.repeats * (options.prompt_tokens + options.generated_tokens),
+            task: depth,
+        })
+        .collect();
+    let rates = run_cells(&cells, journal, watch, &mut |depth, watch| {
+        measure(engine, options, *depth, weight_bytes, &ceiling, watch)
+    })?;
+    Ok(ModelRates {
+        settings: RunSettings::of(engine),
+        prompt_tokens: options.prompt_tokens,
+        generated_tokens: options.generated_tokens,
+        repeats: options.repeats,
+        rates,
+    })
+}
+
+fn measure(
+    engine: &Arc<Engine>,
+    options: &ModelRateOptions,
+    depth: usize,
+    weight_bytes: u64,
+    ceiling: &ReadCeiling,
+    watch: &mut Watch<'_>,
+) -> Result<ModelRate, EvalError> {
     let vocab = engine.model().config().vocab_size as u32;
-    let mut random = ChaCha8Rng::seed_from_u64(0);
+    let mut random = ChaCha8Rng::seed_from_u64(depth as u64);
     let mut tokens = |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(0..vocab)).collect() };
-    let mut go_on = |_| ControlFlow::Continue(());
-    let mut rates = Vec::new();
-    for &depth in &options.depths {
-        let mut session = Session::new(engine)?;
-        if depth > 0 {
-            session.prefill(&tokens(depth), &mut go_on)?;
-        }
-        let (prompt, answer) = (tokens(options.prompt_tokens), tokens(options.generated_tokens));
-        let (mut prefill_s, mut decode_s) = (f64::INFINITY, f64::INFINITY);
-        let mut read = ceiling.gigabytes_per_s();
-        for _ in 0..options.repeats {
-            session.truncate(depth)?;
-            let start = Instant::now();
-            session.prefill(&prompt, &mut go_on)?;
-            prefill_s = prefill_s.min(start.elapsed().as_secs_f64());
-            session.truncate(depth)?;
-            let start = Instant::now();
-            for &token in &answer {
-                session.advance(token)?;
-            }
-            decode_s = decode_s.min(start.elapsed().as_secs_f64());
-            read = read.max(ceiling.gigabytes_per_s());
-        }
-        let bytes = session.usage().bytes_by_tier;
-        let weights = answer.len() as f64 * weight_bytes as f64 / decode_s / 1e9;
-        let rate = ModelRate {
-            depth,
-            prefill_tokens_per_s: prompt.len() as f64 / prefill_s,
-            decode_tokens_per_s: answer.len() as f64 / decode_s,
-            weight_gigabytes_per_s: weights,
-            read_gigabytes_per_s: read,
-            weight_read_share: weights / read,
-            kv_bytes: bytes.device + bytes.ram + bytes.disk,
-        };
-        let flow = done(&rate);
-        rates.push(rate);
-        if flow.is_break() {
-            break;
-        }
+    let mut session = Session::new(engine)?;
+    // The context before takes most of the time where it is long.
+    let before = depth as f64 / (depth + options.repeats * options.prompt_tokens) as f64;
+    if depth > 0 {
+        session.prefill(&tokens(depth), &mut |progress| {
+            watch(before * progress.tokens_done / progress.tokens as f64)
+        })?;
     }
-    Ok(rates)
+    let (prompt, answer) = (tokens(options.prompt_tokens), tokens(options.generated_tokens));
+    let (mut prefill_s, mut decode_s) = (f64::INFINITY, f64::INFINITY);
+    let mut read = ceiling.gigabytes_per_s();
+    for run in 0..options.repeats {
+        let done = before + (1.0 - before) * run as f64 / options.repeats as f64;
+        session.truncate(depth)?;
+        let start = Instant::now();
+        session.prefill(&prompt, &mut |_| watch(done))?;
+        prefill_s = prefill_s.min(start.elapsed().as_secs_f64());
+        session.truncate(depth)?;
+        let start = Instant::now();
+        for &token in &answer {
+            session.advance(token)?;
+        }
+        decode_s = decode_s.min(start.elapsed().as_secs_f64());
+        read = read.max(ceiling.gigabytes_per_s());
+    }
+    let bytes = session.usage().bytes_by_tier;
+    let weights = answer.len() as f64 * weight_bytes as f64 / decode_s / 1e9;
+    Ok(ModelRate {
+        depth,
+        prefill_tokens_per_s: prompt.len() as f64 / prefill_s,
+        decode_tokens_per_s: answer.len() as f64 / decode_s,
+        weight_gigabytes_per_s: weights,
+        read_gigabytes_per_s: read,
+        weight_read_share: weights / read,
+        kv_bytes: bytes.device + bytes.ram + bytes.disk,
+    })
 }
 
 /// Bytes of the weights that every token reads.

@@ -1,6 +1,5 @@
 //! What selecting and attending cost under a policy beside dense attention of the same queries, in one layer.
 
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -10,13 +9,15 @@ use riffle_attention::{
 use riffle_engine::EngineError;
 use riffle_kv::{CacheShape, KvCache};
 use riffle_policy::{Phase, PolicyRules, PolicySpec, SelectContext, SparsePolicy, build};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
 use crate::noise::noise;
 
 /// What the keys look like that queries meet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum KeyKind {
     /// Independent of the queries, logits of variance 1: a model of random weights whose queries and keys are normalised.
     Random,
@@ -43,8 +44,29 @@ pub struct PolicyRateOptions {
     pub chunk_tokens: usize,
 }
 
+/// `riffle bench policies`: a row for each policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PolicyRates {
+    /// Threads.
+    pub threads: usize,
+    /// Tokens of the context.
+    pub tokens: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Format of keys and of values under the policies.
+    pub formats: [String; 2],
+    /// What the keys looked like.
+    pub keys: KeyKind,
+    /// A row for each policy.
+    pub rates: Vec<PolicyRate>,
+}
+
 /// What the last chunk of a prompt, or a decode step, costs.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PolicyRate {
     /// The policy.
     pub policy: String,
@@ -72,22 +94,20 @@ impl PolicyRate {
     }
 }
 
-/// Measures each policy in the phase, on the current threads, in a layer that is none of its dense ones; `done` is told
-/// each rate and may end the run.
+/// Measures each policy in the phase, on the current threads, in a layer that is none of its dense ones. Finished ones come
+/// from the journal and go there.
 ///
 /// # Errors
-/// A policy that does not choose in the phase or attends in two phases, a shape that the cache refuses.
+/// A policy that does not choose in the phase or attends in two phases, a shape that the cache refuses;
+/// [`EvalError::Interrupted`].
 pub fn measure_policies(
     policies: &[PolicySpec],
     phase: Phase,
     options: &PolicyRateOptions,
-    done: &mut (dyn FnMut(&PolicyRate) -> ControlFlow<()> + Send),
-) -> Result<(), EvalError> {
-    let dense_cache = filled(options, (Format::F16, Format::F16))?;
-    let cache = match options.formats {
-        (Format::F16, Format::F16) => None,
-        formats => Some(filled(options, formats)?),
-    };
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<PolicyRates, EvalError> {
+    let mut cells = Vec::new();
     for spec in policies {
         let rules = PolicyRules::from(spec.clone());
         let rows = match phase {
@@ -101,23 +121,42 @@ pub fn measure_policies(
                 spec.name()
             )));
         }
-        let queries = queries(options, rows);
-        let dense = Layer::new(options, &dense_cache, &queries, rows, phase).time(&PolicySpec::full())?;
+        cells.push(Cell {
+            name: spec.to_string(),
+            tokens: options.tokens,
+            task: (spec, rows),
+        });
+    }
+    let dense_cache = filled(options, (Format::F16, Format::F16))?;
+    let cache = match options.formats {
+        (Format::F16, Format::F16) => None,
+        formats => Some(filled(options, formats)?),
+    };
+    let rates = run_cells(&cells, journal, watch, &mut |(spec, rows), _| {
+        let queries = queries(options, *rows);
+        let dense = Layer::new(options, &dense_cache, &queries, *rows, phase).time(&PolicySpec::full())?;
         let cache = cache.as_ref().unwrap_or(&dense_cache);
-        let timed = Layer::new(options, cache, &queries, rows, phase).time(spec)?;
-        let rate = PolicyRate {
+        let timed = Layer::new(options, cache, &queries, *rows, phase).time(spec)?;
+        Ok(PolicyRate {
             policy: spec.to_string(),
             phase: phase.to_string(),
             dense_ms: dense.attend_ms,
             select_ms: timed.select_ms,
             attend_ms: timed.attend_ms,
             density: timed.density,
-        };
-        if done(&rate).is_break() {
-            break;
-        }
-    }
-    Ok(())
+        })
+    })?;
+    let (keys, values) = options.formats;
+    Ok(PolicyRates {
+        threads: rayon::current_num_threads(),
+        tokens: options.tokens,
+        heads: options.heads,
+        kv_heads: options.kv_heads,
+        head_dim: options.head_dim,
+        formats: [keys, values].map(|format| format.name().to_owned()),
+        keys: options.keys,
+        rates,
+    })
 }
 
 /// Query heads and rows in a tile, as the engine cuts them.
@@ -343,7 +382,10 @@ fn filled(options: &PolicyRateOptions, formats: (Format, Format)) -> Result<KvCa
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
     use super::*;
+    use crate::Step;
 
     #[test]
     fn rates_say_what_is_read_and_refuse_what_one_chunk_cannot_show() {
@@ -359,10 +401,10 @@ mod tests {
         let mut rates = Vec::new();
         let mut measure = |names: &[&str], phase| {
             let specs: Vec<PolicySpec> = names.iter().map(|name| name.parse().unwrap()).collect();
-            measure_policies(&specs, phase, &options, &mut |rate| {
-                rates.push(rate.clone());
-                ControlFlow::Continue(())
-            })
+            let mut go_on = |_: &Step<'_>| ControlFlow::Continue(());
+            let measured = measure_policies(&specs, phase, &options, &mut Journal::none(), &mut go_on)?;
+            rates.extend(measured.rates);
+            Ok::<_, EvalError>(())
         };
         measure(&["full", "xattention"], Phase::Prefill).unwrap();
         measure(&["certified", "quest:topk=2"], Phase::Decode).unwrap();

@@ -1,4 +1,4 @@
-//! The shipped model finds what full attention can see, and loses what streaming attention cannot.
+//! The shipped models find what full attention can see, and lose what streaming attention cannot.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{AskPlace, Corpus, Journal, NeedleKind, NeedleOptions, NeedleSample, Wording, needle};
 
-fn engine(prefill: &str, decode: &str) -> Arc<Engine> {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model");
+fn engine(model: &str, prefill: &str, decode: &str) -> Arc<Engine> {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(model);
     let options = EngineOptions {
         prefill: prefill.parse().unwrap(),
         decode: decode.parse().unwrap(),
@@ -18,7 +18,7 @@ fn engine(prefill: &str, decode: &str) -> Arc<Engine> {
     Engine::load(model, options).unwrap()
 }
 
-/// Ten needles at even depths in each of `documents` documents.
+/// Ten needles at even depths in each of `documents` documents, asked of the shipped model.
 fn samples(
     prefill: &str,
     decode: &str,
@@ -27,10 +27,25 @@ fn samples(
     context_tokens: usize,
     documents: u64,
 ) -> Vec<NeedleSample> {
+    samples_of(
+        &engine("model", prefill, decode),
+        kind,
+        place,
+        context_tokens,
+        documents,
+    )
+}
+
+fn samples_of(
+    engine: &Arc<Engine>,
+    kind: NeedleKind,
+    place: AskPlace,
+    context_tokens: usize,
+    documents: u64,
+) -> Vec<NeedleSample> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/text/prophets.txt");
     let text = fs::read_to_string(path).unwrap();
-    let engine = engine(prefill, decode);
-    let corpus = Corpus::new(&engine, &text, Wording::plain(), Vec::new()).unwrap();
+    let corpus = Corpus::new(engine, &text, Wording::plain(), Vec::new()).unwrap();
     let options = NeedleOptions {
         lengths: vec![context_tokens],
         depths: 10,
@@ -40,7 +55,7 @@ fn samples(
         seed: 1,
     };
     let mut watch = |_: &riffle_eval::Step<'_>| ControlFlow::Continue(());
-    needle(&engine, &corpus, &options, &mut Journal::none(), &mut watch)
+    needle(engine, &corpus, &options, &mut Journal::none(), &mut watch)
         .unwrap()
         .samples
 }
@@ -73,6 +88,29 @@ fn a_needle_alone_and_several_asked_for_at_once_are_found() {
     let several = samples("full", "full", NeedleKind::MultiQuery, AskPlace::Late, 2048, 1);
     assert!(several.iter().all(|sample| sample.expected.len() == 3));
     assert!(share(&several) >= 0.8, "{several:?}");
+}
+
+#[test]
+fn the_hybrid_model_finds_with_its_attention_layers_what_lies_far_back() {
+    let full = engine("model-hybrid", "full", "full");
+    for (place, context_tokens) in [
+        (AskPlace::Late, 4096),
+        (AskPlace::Middle, 4096),
+        (AskPlace::Late, 16384),
+    ] {
+        let samples = samples_of(&full, NeedleKind::MultiKey, place, context_tokens, 2);
+        assert_eq!(samples.len(), 20);
+        assert!(share(&samples) >= 0.9, "{place} {context_tokens}: {samples:?}");
+    }
+    // Its recurrent layers do not carry the facts: what attention cannot see is lost.
+    let policy = "streaming:sinks=64,window=1024";
+    let streaming = engine("model-hybrid", policy, policy);
+    let samples = samples_of(&streaming, NeedleKind::MultiKey, AskPlace::Late, 4096, 2);
+    let outside: Vec<_> = samples
+        .into_iter()
+        .filter(|sample| sample.distance_tokens > 1100)
+        .collect();
+    assert!(outside.len() >= 10 && share(&outside) <= 0.1, "{outside:?}");
 }
 
 #[test]

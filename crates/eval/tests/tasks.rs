@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{
-    CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, PerplexityOptions, RulerOptions,
-    RulerTable, RulerTask, Step, Wording, compare, perplexity, ruler,
+    AskPlace, CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, NeedleKind, NeedleOptions,
+    PerplexityOptions, RulerOptions, RulerTable, RulerTask, Step, Wording, compare, needle, perplexity, ruler,
 };
 
 fn fixtures() -> PathBuf {
@@ -238,4 +238,66 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
         .find(|row| row.policy == "full" && row.task == "niah_multikey_1")
         .unwrap();
     assert!(decode.decode_bytes < 0.15 * full.decode_bytes, "{decode:?} {full:?}");
+}
+
+/// The shipped model with a chat template.
+fn templated(template: &str) -> (tempfile::TempDir, Arc<Engine>) {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(fixtures().join("model")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = folder.path().join("tokenizer_config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["chat_template"] = template.into();
+    fs::write(&path, config.to_string()).unwrap();
+    let engine = Engine::load(folder.path(), EngineOptions::default()).unwrap();
+    (folder, engine)
+}
+
+#[test]
+fn a_chat_template_wraps_document_and_question_and_the_answer_begins_behind_it() {
+    let path = fixtures().join("vectors/chat/templates/chatml.jinja");
+    let (_folder, engine) = templated(&fs::read_to_string(path).unwrap());
+    let wording = Wording::find("auto", &engine).unwrap();
+    assert_eq!(wording.name, "ruler", "RULER's words where there is a template");
+    let corpus = corpus(&engine, wording, Vec::new());
+    for task in RulerTask::ALL {
+        let (text, expected) = corpus.ruler_prompt(task, 1500, 1).unwrap();
+        let (user, assistant) = text.rsplit_once("<|im_start|>assistant\n").unwrap();
+        let (before, said) = user.split_once("<|im_start|>user\n").unwrap();
+        assert!(
+            !before.contains('\n') || before.contains("<|im_start|>system"),
+            "{task}: {before:?}"
+        );
+        assert!(said.trim_end().ends_with("<|im_end|>"), "{task}");
+        assert!(
+            !assistant.is_empty() && !assistant.contains("<|"),
+            "{task}: {assistant:?}"
+        );
+        assert!(expected.iter().all(|answer| said.contains(answer)), "{task}");
+    }
+}
+
+#[test]
+fn facts_are_found_through_a_chat_template() {
+    // Turns of no more than their text, so that the model sees the form it was trained on.
+    let (_folder, engine) = templated("{{ bos_token }}{% for m in messages %}{{ m.content }} {% endfor %}");
+    let chat = Wording {
+        chat: true,
+        ..Wording::plain()
+    };
+    let corpus = corpus(&engine, chat, Vec::new());
+    let options = NeedleOptions {
+        lengths: vec![2048],
+        depths: 5,
+        kinds: vec![NeedleKind::MultiKey],
+        places: AskPlace::ALL.to_vec(),
+        documents: 1,
+        seed: 1,
+    };
+    let table = needle(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap();
+    assert_eq!(table.samples.len(), 20);
+    let found = table.samples.iter().filter(|sample| sample.correct == 1).count();
+    assert!(found >= 16, "{:?}", table.samples);
 }

@@ -110,7 +110,14 @@ fn bytes(name: &'static str, text: &Option<String>) -> Result<Option<u64>, Engin
 
 /// A text file, whole.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
+    let bytes = std::fs::read(path).map_err(|error| {
+        let what = match error.kind() {
+            io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
+            io::ErrorKind::IsADirectory => "a folder; give a file".to_owned(),
+            _ => error.to_string(),
+        };
+        Failure::new(format!("{}: {what}", path.display()))
+    })?;
     utf8(bytes, &path.display().to_string())
 }
 

@@ -4,6 +4,7 @@ mod header;
 mod tables;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ pub use tables::{
 };
 
 use crate::files::write_whole;
-use crate::{AuditTable, ContextTable, EvalError, Table, to_csv};
+use crate::{AttentionReport, AuditTable, ContextTable, EvalError, KvRates, ModelRates, PolicyRates, Table, to_csv};
 
 /// A measurement as it is kept: `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,6 +48,14 @@ pub enum Results {
     Audit(AuditTable),
     /// `riffle bench context`.
     Context(ContextTable),
+    /// `riffle bench model`.
+    Model(ModelRates),
+    /// `riffle bench policies`.
+    Policies(PolicyRates),
+    /// `riffle bench attention`.
+    Attention(AttentionReport),
+    /// `riffle bench kv`.
+    Kv(KvRates),
 }
 
 impl Record {
@@ -67,7 +76,8 @@ impl Record {
         Ok(path)
     }
 
-    /// Its rows as CSV: questions, prompts, policies and positions, policies and tasks, heads, or policies and lengths.
+    /// Its rows as CSV: questions, prompts, policies and positions, policies and tasks, heads,
+    /// policies and lengths, depths, or cases.
     ///
     /// # Errors
     /// As [`to_csv`].
@@ -79,6 +89,10 @@ impl Record {
             Results::Comparison(table) => to_csv(&table.rows),
             Results::Audit(table) => to_csv(&table.heads),
             Results::Context(table) => to_csv(&table.rows),
+            Results::Model(table) => to_csv(&table.rates),
+            Results::Policies(table) => to_csv(&table.rates),
+            Results::Attention(table) => to_csv(&table.rates),
+            Results::Kv(table) => to_csv(table.rows()),
         }
     }
 
@@ -104,7 +118,16 @@ impl Record {
     /// # Errors
     /// As [`Record::read`]; [`EvalError::Option`] for a folder without records.
     pub fn read_folder(folder: &Path) -> Result<Vec<Self>, EvalError> {
-        let entries = fs::read_dir(folder).map_err(|error| EvalError::file(folder, &error))?;
+        let entries = fs::read_dir(folder).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => EvalError::Option(format!(
+                "{}: no such folder: give the DIR that riffle eval or riffle bench wrote records to with --out DIR",
+                folder.display()
+            )),
+            ErrorKind::NotADirectory => {
+                EvalError::Option(format!("{}: a file: give the folder that it lies in", folder.display()))
+            }
+            _ => EvalError::file(folder, &error),
+        })?;
         let mut paths = Vec::new();
         for entry in entries {
             let path = entry.map_err(|error| EvalError::file(folder, &error))?.path();

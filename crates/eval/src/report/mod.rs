@@ -2,6 +2,7 @@
 
 mod page;
 mod pictures;
+mod speed_tables;
 mod tables;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,10 @@ impl Results {
             Self::Comparison(_) => "Policies compared",
             Self::Audit(_) => "Audit of attention",
             Self::Context(_) => "Cost of context",
+            Self::Model(_) => "Rates of a model",
+            Self::Policies(_) => "Cost of policies",
+            Self::Attention(_) => "Attention kernels",
+            Self::Kv(_) => "KV tiers",
         }
     }
 }

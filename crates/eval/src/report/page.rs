@@ -7,13 +7,17 @@ use crate::pictures::STYLE;
 use crate::record::{Header, Record, Results};
 
 /// The kinds of measurement, with the command that makes each.
-const KINDS: [(&str, &str); 6] = [
+const KINDS: [(&str, &str); 10] = [
     ("Needles in a haystack", "riffle eval needle"),
     ("RULER", "riffle eval ruler"),
     ("Perplexity", "riffle eval perplexity"),
     ("Policies compared", "riffle eval compare"),
     ("Audit of attention", "riffle eval audit"),
     ("Cost of context", "riffle bench context"),
+    ("Rates of a model", "riffle bench model"),
+    ("Cost of policies", "riffle bench policies"),
+    ("Attention kernels", "riffle bench attention"),
+    ("KV tiers", "riffle bench kv"),
 ];
 
 pub(super) fn html(records: &[Record]) -> String {

@@ -1,12 +1,12 @@
-//! Results as tables.
+//! Results as tables; those of speed are in [`speed_tables`].
 
 use std::collections::BTreeSet;
 
-use super::label;
+use super::{label, speed_tables};
 use crate::numbers::{milliseconds, percent, short, tokens};
 use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
 use crate::statistics::Interval;
-use crate::{AuditTable, ContextTable, Table};
+use crate::{AuditTable, Table};
 
 pub(super) fn of(results: &Results) -> Vec<Table> {
     match results {
@@ -15,7 +15,11 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
         Results::Perplexity(perplexity) => vec![self::perplexity(perplexity)],
         Results::Comparison(comparison) => vec![self::comparison(comparison)],
         Results::Audit(audit) => vec![self::audit(audit), self::audited_heads(audit)],
-        Results::Context(context) => vec![self::speeds(context), self::memory(context)],
+        Results::Context(context) => vec![speed_tables::speeds(context), speed_tables::memory(context)],
+        Results::Model(rates) => vec![speed_tables::model(rates)],
+        Results::Policies(rates) => vec![speed_tables::policies(rates)],
+        Results::Attention(report) => vec![speed_tables::attention(report)],
+        Results::Kv(rates) => speed_tables::kv(rates).into(),
     }
 }
 
@@ -206,83 +210,6 @@ fn audited_heads(table: &AuditTable) -> Table {
                 percent(head.heavy_mass),
                 head.heavy_jaccard
                     .map_or("–".to_owned(), |jaccard| format!("{jaccard:.2}")),
-            ]
-        })
-        .collect();
-    rows
-}
-
-fn speeds(table: &ContextTable) -> Table {
-    let caption = match table.repeats {
-        1 => format!(
-            "Speed on {}, answers of {} tokens, one run each",
-            table.text, table.generated_tokens
-        ),
-        repeats => format!(
-            "Speed on {}, answers of {} tokens, best of {repeats} runs",
-            table.text, table.generated_tokens
-        ),
-    };
-    let mut rows = Table::new(
-        caption,
-        &[
-            "policy",
-            "tokens",
-            "first token",
-            "prompt, tokens/s",
-            "answer, tokens/s",
-            "pairs read",
-        ],
-    );
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
-            vec![
-                label(&row.settings),
-                tokens(row.context_tokens as f64),
-                milliseconds(row.time_to_first_token_ms),
-                short(row.prefill_tokens_per_s),
-                short(row.decode_tokens_per_s),
-                percent(row.density),
-            ]
-        })
-        .collect();
-    rows
-}
-
-fn memory(table: &ContextTable) -> Table {
-    let mut rows = Table::new(
-        "Peak memory by part",
-        &[
-            "policy",
-            "tokens",
-            "weights",
-            "recurrent state",
-            "workspace (planned)",
-            "KV device",
-            "KV RAM",
-            "KV disk",
-            "page tables",
-            "peak RSS",
-        ],
-    );
-    let bytes = riffle_engine::human_bytes;
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
-            vec![
-                label(&row.settings),
-                tokens(row.context_tokens as f64),
-                bytes(row.weights_bytes),
-                bytes(row.recurrent_bytes),
-                bytes(row.workspace_bytes),
-                bytes(row.kv_device_bytes),
-                bytes(row.kv_ram_bytes),
-                bytes(row.kv_disk_bytes),
-                bytes(row.kv_bookkeeping_bytes),
-                row.peak_resident_bytes.map_or("–".to_owned(), bytes),
             ]
         })
         .collect();

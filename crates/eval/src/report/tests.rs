@@ -4,7 +4,10 @@ use crate::record::{
     AskPlace, ComparisonRow, ComparisonTable, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket, PerplexityRow,
     PerplexityTable, RulerSample, RulerTable,
 };
-use crate::{AttentionMap, AuditTable, AuditedHead, AuditedRows, ContextRow, ContextTable, Interval};
+use crate::{
+    AttentionMap, AttentionRate, AttentionReport, AuditTable, AuditedHead, AuditedRows, ContextRow, ContextTable,
+    DecodeRate, Interval, KeyKind, KvBytes, KvRates, ModelRate, ModelRates, PolicyRate, PolicyRates, StreamRate,
+};
 
 fn settings(prefill: &str) -> RunSettings {
     RunSettings {
@@ -198,8 +201,86 @@ fn context() -> Results {
     })
 }
 
+/// What is measured of a machine and a model without a text.
+fn rates() -> [Results; 4] {
+    let rate = |depth| ModelRate {
+        depth,
+        prefill_tokens_per_s: 900.0,
+        decode_tokens_per_s: 80.0,
+        weight_gigabytes_per_s: 8.0,
+        read_gigabytes_per_s: 16.0,
+        weight_read_share: 0.5,
+        kv_bytes: 4096,
+    };
+    let model = Results::Model(ModelRates {
+        settings: settings("full"),
+        prompt_tokens: 512,
+        generated_tokens: 64,
+        repeats: 3,
+        rates: vec![rate(0), rate(4096)],
+    });
+    let policies = Results::Policies(PolicyRates {
+        threads: 2,
+        tokens: 131_072,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        formats: ["f16", "q8_0"].map(str::to_owned),
+        keys: KeyKind::Peaked,
+        rates: vec![PolicyRate {
+            policy: "quest".to_owned(),
+            phase: "decode".to_owned(),
+            dense_ms: 10.0,
+            select_ms: 1.0,
+            attend_ms: 2.0,
+            density: 0.1,
+        }],
+    });
+    let attention = Results::Attention(AttentionReport {
+        instructions: "avx512".to_owned(),
+        threads: 2,
+        peak_gflops: 100.0,
+        read_gigabytes_per_s: 20.0,
+        rates: vec![AttentionRate {
+            name: "decode f16 1x16384 d128".to_owned(),
+            median_ms: 1.5,
+            gflops: 40.0,
+            peak_share: 0.4,
+            gigabytes_per_s: 18.0,
+            read_share: 0.9,
+            density: 1.0,
+            relative_error: 3e-7,
+        }],
+    });
+    let kv = Results::Kv(KvRates {
+        threads: 2,
+        tokens: 65_536,
+        bytes: vec![KvBytes {
+            tier: "ram".to_owned(),
+            format: "f16".to_owned(),
+            page_tokens: 256,
+            formula_bytes_per_token: 16_384.0,
+            bytes_per_token: 16_385.0,
+            bookkeeping_share: 1e-4,
+        }],
+        streams: vec![StreamRate {
+            path: "disk to ram".to_owned(),
+            gigabytes_per_s: 2.0,
+            plain_gigabytes_per_s: 2.5,
+            share: 0.8,
+        }],
+        decode: vec![DecodeRate {
+            older_pages: "device".to_owned(),
+            median_ms: 4.0,
+            ratio: 1.0,
+        }],
+    });
+    [model, policies, attention, kv]
+}
+
 fn records() -> Vec<Record> {
-    let kinds = [context(), audit(), comparison(), perplexity(), ruler(), needle()];
+    let mut kinds = vec![context(), audit(), comparison(), perplexity(), ruler(), needle()];
+    kinds.extend(rates());
     let record = |(place, results): (usize, Results)| {
         let mut header = header(&format!("r{place}"));
         header.command = vec!["riffle".to_owned(), "--note=<script>alert('x')</script>".to_owned()];
@@ -237,6 +318,10 @@ fn the_page_holds_every_record_and_nothing_from_outside() {
         "Attention of layer 1, head 2",
         "Where attention lies beyond",
         "Memory by part",
+        "Rates of a model: r6",
+        "Cost of policies: r7",
+        "Attention kernels: r8",
+        "KV tiers: r9",
     ] {
         assert!(page.contains(part), "no {part}");
     }
@@ -288,7 +373,12 @@ fn pictures_of_every_kind_have_names_of_their_own() {
         let pictures = record.pictures();
         let names: std::collections::BTreeSet<&String> = pictures.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), pictures.len());
-        assert!(!pictures.is_empty() && record.tables().iter().all(|table| !table.rows.is_empty()));
+        let tables_only = matches!(
+            record.results,
+            Results::Model(_) | Results::Policies(_) | Results::Attention(_) | Results::Kv(_)
+        );
+        assert_eq!(pictures.is_empty(), tables_only, "{}", record.results.title());
+        assert!(record.tables().iter().all(|table| !table.rows.is_empty()));
         for table in record.tables() {
             assert!(
                 table.rows.iter().all(|row| row.len() == table.columns.len()),

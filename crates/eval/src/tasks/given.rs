@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
+use crate::error::plain_reason;
 
 /// A question, its answers and the documents that hold them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +29,7 @@ pub fn read_questions(path: &Path) -> Result<Vec<GivenQuestion>, EvalError> {
             "{reason}; --questions takes a JSON array of {{\"question\": \"…\", \"answers\": [\"…\"], \"documents\": [\"…\"]}}"
         ),
     };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+    let text = std::fs::read_to_string(path).map_err(|error| failed(plain_reason(&error)))?;
     let questions: Vec<GivenQuestion> = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
     if questions.is_empty() {
         return Err(failed("no questions in it".to_owned()));

@@ -6,6 +6,7 @@ use riffle_engine::Engine;
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
+use crate::error::plain_reason;
 
 /// The phrases of all tasks. Two are built in: `ruler`, RULER's own words under the model's chat template where it has one,
 /// and `plain`, the short forms that the shipped model was trained on. Others are JSON files of the same fields.
@@ -149,7 +150,7 @@ impl Wording {
             path: path.to_owned(),
             reason: format!("{reason}; --wording takes auto, plain, ruler or a JSON file of the fields of either"),
         };
-        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        let text = std::fs::read_to_string(path).map_err(|error| failed(plain_reason(&error)))?;
         serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
     }
 }

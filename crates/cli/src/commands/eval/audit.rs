@@ -3,18 +3,13 @@
 use riffle_eval::{AuditOptions, Results};
 use serde_json::json;
 
-use super::run::{Subject, file_name, shipped};
+use super::run::{Subject, file_name};
 use crate::args::EngineArguments;
 use crate::eval_args::AuditArguments;
 use crate::failure::Failure;
 
 pub(super) fn audit(arguments: &AuditArguments) -> Result<(), Failure> {
-    let subject = Subject {
-        measurement: "audit",
-        model: shipped(arguments.model.as_ref(), "model")?,
-        text: shipped(arguments.file.as_ref(), "text/prophets.txt")?,
-        seed: 0,
-    };
+    let subject = Subject::new(&arguments.subject, "text/prophets.txt")?;
     let engine = EngineArguments {
         audit: true,
         ..arguments.engine.clone()
@@ -26,15 +21,20 @@ pub(super) fn audit(arguments: &AuditArguments) -> Result<(), Failure> {
         heavy_tokens: arguments.heavy,
         map: arguments.map,
     };
-    subject.measure(&engine, &arguments.output, |engine, text, journal, watch| {
-        let mut tokens = engine.tokenizer()?.encode(text, true)?;
-        if let Some(length) = arguments.length.filter(|length| *length > tokens.len()) {
-            let (text, there) = (&options.text, tokens.len());
-            return Err(Failure::new(format!("--length {length}: {text} has {there} tokens")));
-        }
-        tokens.truncate(arguments.length.unwrap_or(engine.plan().context_tokens));
-        let about = json!({ "text": riffle_eval::digest(&tokens), "options": &options });
-        let table = riffle_eval::audit(engine, &tokens, &options, &mut journal(about)?, watch)?;
-        Ok(Results::Audit(table))
-    })
+    subject.measure(
+        ("audit", 0),
+        &engine,
+        &arguments.output,
+        |engine, text, journal, watch| {
+            let mut tokens = engine.tokenizer()?.encode(text, true)?;
+            if let Some(length) = arguments.length.filter(|length| *length > tokens.len()) {
+                let (text, there) = (&options.text, tokens.len());
+                return Err(Failure::new(format!("--length {length}: {text} has {there} tokens")));
+            }
+            tokens.truncate(arguments.length.unwrap_or(engine.plan().context_tokens));
+            let about = json!({ "text": riffle_eval::digest(&tokens), "options": &options });
+            let table = riffle_eval::audit(engine, &tokens, &options, &mut journal(about)?, watch)?;
+            Ok(Results::Audit(table))
+        },
+    )
 }

@@ -2,9 +2,9 @@
 
 use riffle_eval::{CompareOptions, Results};
 
-use super::needle::{parsed, subject};
+use super::needle::parsed;
 use super::perplexity::policies;
-use super::run::corpus;
+use super::run::{Subject, corpus};
 use crate::eval_args::CompareArguments;
 use crate::failure::Failure;
 
@@ -37,13 +37,15 @@ pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         lengths: arguments.lengths.clone(),
         samples: arguments.samples,
         depths: arguments.depths,
-        seed: arguments.subject.seed,
+        seed: arguments.prompts.seed,
         budget: arguments.budget,
     };
-    subject(&arguments.subject, "compare")?.measure(&engine, &arguments.output, |engine, text, journal, watch| {
-        let (corpus, mut about) = corpus(engine, text, &arguments.wording, Vec::new())?;
+    let subject = Subject::new(&arguments.subject, "text/prophets.txt")?;
+    let name = ("compare", options.seed);
+    subject.measure(name, &engine, &arguments.output, |engine, text, journal, watch| {
+        let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, Vec::new())?;
         about["budget"] = arguments.budget.into();
-        about["seed"] = arguments.subject.seed.into();
+        about["seed"] = arguments.prompts.seed.into();
         let table = riffle_eval::compare(engine, &corpus, &options, &mut journal(about)?, watch)?;
         Ok(Results::Comparison(table))
     })

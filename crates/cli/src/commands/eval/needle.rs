@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use riffle_eval::{EvalError, NeedleOptions, Results, RulerOptions, RulerTask};
 
-use super::run::{Subject, corpus, shipped};
-use crate::eval_args::{NeedleArguments, RulerArguments, SubjectArguments};
+use super::run::{Subject, corpus};
+use crate::eval_args::{NeedleArguments, RulerArguments};
 use crate::failure::Failure;
 
 pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
@@ -15,13 +15,14 @@ pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
         kinds: parsed(&arguments.kinds)?,
         places: parsed(&arguments.ask)?,
         documents: arguments.documents,
-        seed: arguments.subject.seed,
+        seed: arguments.prompts.seed,
     };
-    subject(&arguments.subject, "needle")?.measure(
+    Subject::new(&arguments.subject, "text/prophets.txt")?.measure(
+        ("needle", options.seed),
         &arguments.engine,
         &arguments.output,
         |engine, text, journal, watch| {
-            let (corpus, about) = corpus(engine, text, &arguments.wording, Vec::new())?;
+            let (corpus, about) = corpus(engine, text, &arguments.prompts.wording, Vec::new())?;
             let table = riffle_eval::needle(engine, &corpus, &options, &mut journal(about)?, watch)?;
             Ok(Results::Needle(table))
         },
@@ -38,30 +39,22 @@ pub(super) fn ruler(arguments: &RulerArguments) -> Result<(), Failure> {
         },
         lengths: arguments.lengths.clone(),
         samples: arguments.samples,
-        seed: arguments.subject.seed,
+        seed: arguments.prompts.seed,
         late: arguments.late,
     };
     let questions = arguments.questions.as_deref().map(riffle_eval::read_questions);
     let questions = questions.transpose()?.unwrap_or_default();
-    subject(&arguments.subject, "ruler")?.measure(
+    Subject::new(&arguments.subject, "text/prophets.txt")?.measure(
+        ("ruler", options.seed),
         &arguments.engine,
         &arguments.output,
         |engine, text, journal, watch| {
-            let (corpus, mut about) = corpus(engine, text, &arguments.wording, questions)?;
+            let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, questions)?;
             about["late"] = arguments.late.into();
             let table = riffle_eval::ruler(engine, &corpus, &options, &mut journal(about)?, watch)?;
             Ok(Results::Ruler(table))
         },
     )
-}
-
-pub(super) fn subject(arguments: &SubjectArguments, measurement: &'static str) -> Result<Subject, Failure> {
-    Ok(Subject {
-        measurement,
-        model: shipped(arguments.model.as_ref(), "model")?,
-        text: shipped(arguments.text.as_ref(), "text/prophets.txt")?,
-        seed: arguments.seed,
-    })
 }
 
 pub(super) fn parsed<T: FromStr<Err = EvalError>>(texts: &[String]) -> Result<Vec<T>, EvalError> {

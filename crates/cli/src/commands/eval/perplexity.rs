@@ -6,7 +6,7 @@ use riffle_policy::Phase;
 use serde_json::json;
 
 use super::needle::parsed;
-use super::run::{Subject, shipped};
+use super::run::{Subject, file_name};
 use crate::args::EngineArguments;
 use crate::eval_args::PerplexityArguments;
 use crate::failure::Failure;
@@ -23,35 +23,32 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
         .stride
         .unwrap_or(arguments.window / if has_decode { 2 } else { 1 });
     let budget = parse_bytes("--predictions-budget", &arguments.predictions_budget)?;
-    let subject = Subject {
-        measurement: "perplexity",
-        model: shipped(arguments.model.as_ref(), "model")?,
-        text: shipped(arguments.file.as_ref(), "text/zechariah.txt")?,
-        seed: 0,
-    };
-    let name = subject
-        .text
-        .file_name()
-        .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    subject.measure(&engine, &arguments.output, |engine, text, journal, watch| {
-        let mut tokens = engine.tokenizer()?.encode(text, true)?;
-        tokens.truncate(arguments.tokens.unwrap_or(usize::MAX));
-        let about = json!({
-            "text": riffle_eval::digest(&tokens),
-            "window": arguments.window,
-            "stride": stride,
-        });
-        let options = PerplexityOptions {
-            text: name,
-            tokens,
-            window_tokens: arguments.window,
-            stride_tokens: stride,
-            policies,
-            predictions_budget_bytes: budget,
-        };
-        let table = riffle_eval::perplexity(engine, &options, &mut journal(about)?, watch)?;
-        Ok(Results::Perplexity(table))
-    })
+    let subject = Subject::new(&arguments.subject, "text/zechariah.txt")?;
+    let name = file_name(&subject.text);
+    subject.measure(
+        ("perplexity", 0),
+        &engine,
+        &arguments.output,
+        |engine, text, journal, watch| {
+            let mut tokens = engine.tokenizer()?.encode(text, true)?;
+            tokens.truncate(arguments.tokens.unwrap_or(usize::MAX));
+            let about = json!({
+                "text": riffle_eval::digest(&tokens),
+                "window": arguments.window,
+                "stride": stride,
+            });
+            let options = PerplexityOptions {
+                text: name,
+                tokens,
+                window_tokens: arguments.window,
+                stride_tokens: stride,
+                policies,
+                predictions_budget_bytes: budget,
+            };
+            let table = riffle_eval::perplexity(engine, &options, &mut journal(about)?, watch)?;
+            Ok(Results::Perplexity(table))
+        },
+    )
 }
 
 /// The policies to compare, those of --prefill and --decode among them, and the arguments of the dense run.

@@ -6,20 +6,20 @@ use std::time::Instant;
 
 use riffle_engine::{Engine, EngineOptions, with_threads};
 use riffle_eval::{
-    Corpus, EvalError, GivenQuestion, Header, Journal, Record, Results, RunSettings, StepWatch, Wording,
+    Corpus, EvalError, GivenQuestion, Header, Journal, MachineInfo, Record, Results, RunSettings, StepWatch, Wording,
 };
 use serde_json::{Value, json};
 
 use crate::args::EngineArguments;
 use crate::commands::{engine_options, print, print_json, read_text};
-use crate::eval_args::OutputArguments;
+use crate::eval_args::{OutputArguments, SubjectArguments};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::progress::StepDisplay;
 use crate::shipped::fixtures;
 
 /// The path given, or a shipped one.
-pub(crate) fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
+fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
     match given {
         Some(path) => Ok(path.clone()),
         None => fixtures().map(|folder| folder.join(name)),
@@ -50,20 +50,112 @@ pub(crate) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Fail
     Ok(options)
 }
 
-/// What a measurement is about, beside the names of its cells.
+/// A measurement: its name, its seed, and where its results go.
+pub(crate) struct Measured<'a> {
+    /// As in `needle`: records are called so.
+    pub(crate) name: &'static str,
+    pub(crate) seed: u64,
+    pub(crate) threads: Option<usize>,
+    pub(crate) output: &'a OutputArguments,
+}
+
+/// What a measurement found, and with which model.
+pub(crate) type Found = (Results, Option<Arc<Engine>>);
+
+impl Measured<'_> {
+    /// Measures on the threads asked for, prints and keeps the record.
+    pub(crate) fn keep(
+        &self,
+        measure: impl FnOnce(&mut StepWatch<'_>) -> Result<Found, Failure> + Send,
+    ) -> Result<(), Failure> {
+        let output = self.output;
+        let interrupt = Interrupt::install()?;
+        let mut display = StepDisplay::new();
+        let start = Instant::now();
+        let record = with_threads(self.threads, || {
+            let found = measure(&mut |step| {
+                display.update(step);
+                interrupt.flow()
+            });
+            display.finish();
+            let (results, engine) = found.map_err(|failure| match &output.resume {
+                Some(path) => failure.with_hint(&format!(
+                    "what is finished is in {}: the same command goes on from there",
+                    path.display()
+                )),
+                None => failure.with_hint("with --resume FILE such a run can go on"),
+            })?;
+            let engine = engine.as_deref();
+            let name = output.name.clone().unwrap_or_else(|| self.record_name(engine));
+            let seconds = start.elapsed().as_secs_f64();
+            let command = std::iter::once("riffle".to_owned()).chain(std::env::args().skip(1));
+            let header = Header::new(&name, command.collect(), self.seed, engine, seconds)?;
+            Ok::<_, Failure>(Record { header, results })
+        })??;
+        if let Some(folder) = &output.out {
+            let mut paths = vec![record.write(folder)?];
+            paths.extend(record.write_pictures(folder)?);
+            paths.iter().for_each(|path| eprintln!("{}", path.display()));
+        }
+        show(&record, output)
+    }
+
+    /// The journal of --resume. `about` adds to what it must agree on: the model and how it is run, or the machine.
+    pub(crate) fn journal(&self, engine: Option<&Engine>, about: Value) -> Result<Journal, Failure> {
+        let Some(path) = self.output.resume.as_deref() else {
+            return Ok(Journal::none());
+        };
+        let mut head = json!({ "measurement": self.name, "about": about });
+        match engine {
+            Some(engine) => {
+                let mut settings = serde_json::to_value(RunSettings::of(engine)).map_err(Failure::new)?;
+                if let Some(settings) = settings.as_object_mut() {
+                    // How much could be read follows from the memory of the moment, what is read does not.
+                    settings.remove("context_tokens");
+                }
+                head["model"] = format!("{:032x}", engine.fingerprint()?).into();
+                head["settings"] = settings;
+            }
+            None => head["machine"] = serde_json::to_value(MachineInfo::here()).map_err(Failure::new)?,
+        }
+        Ok(Journal::open(path, &head)?)
+    }
+
+    /// `needle-xattention-quest`.
+    fn record_name(&self, engine: Option<&Engine>) -> String {
+        let mut name = self.name.to_owned();
+        let Some(options) = engine.map(Engine::options) else {
+            return name;
+        };
+        for rules in [&options.prefill, &options.decode] {
+            if rules.base.name() != "full" {
+                name = format!("{name}-{}", rules.base.name());
+            }
+        }
+        name
+    }
+}
+
+/// The model and the text that a measurement reads.
 pub(crate) struct Subject {
-    /// The measurement, as in `needle`.
-    pub(crate) measurement: &'static str,
     pub(crate) model: PathBuf,
     pub(crate) text: PathBuf,
-    pub(crate) seed: u64,
 }
 
 impl Subject {
-    /// Loads the model, opens the journal, measures, prints and keeps the record. `about` adds to what the journal must
-    /// agree on.
+    /// Those given, or the shipped model and the shipped text of this name.
+    pub(crate) fn new(arguments: &SubjectArguments, text: &str) -> Result<Self, Failure> {
+        Ok(Self {
+            model: shipped(arguments.model.as_ref(), "model")?,
+            text: shipped(arguments.text.as_ref(), text)?,
+        })
+    }
+
+    /// Loads the model, opens the journal, measures, prints and keeps the record. `measure` gets the text and a way to open
+    /// the journal.
     pub(crate) fn measure(
         &self,
+        (name, seed): (&'static str, u64),
         engine: &EngineArguments,
         output: &OutputArguments,
         measure: impl FnOnce(
@@ -76,66 +168,18 @@ impl Subject {
     ) -> Result<(), Failure> {
         let options = options(engine)?;
         let text = read_text(&self.text)?;
-        let interrupt = Interrupt::install()?;
-        let mut display = StepDisplay::new();
-        let start = Instant::now();
-        let record = with_threads(engine.threads, || {
-            let engine = Engine::load(&self.model, options)?;
-            let journal = |about: Value| self.journal(&engine, output.resume.as_deref(), about);
-            let results = measure(&engine, &text, &journal, &mut |step| {
-                display.update(step);
-                interrupt.flow()
-            });
-            display.finish();
-            let results = results.map_err(|failure| match &output.resume {
-                Some(path) => failure.with_hint(&format!(
-                    "what is finished is in {}: the same command goes on from there",
-                    path.display()
-                )),
-                None => failure.with_hint("with --resume FILE such a run can go on"),
-            })?;
-            let name = output.name.clone().unwrap_or_else(|| self.name(&engine));
-            let seconds = start.elapsed().as_secs_f64();
-            let command = std::iter::once("riffle".to_owned()).chain(std::env::args().skip(1));
-            let header = Header::new(&name, command.collect(), self.seed, Some(&engine), seconds)?;
-            Ok::<_, Failure>(Record { header, results })
-        })??;
-        if let Some(folder) = &output.out {
-            let mut paths = vec![record.write(folder)?];
-            paths.extend(record.write_pictures(folder)?);
-            paths.iter().for_each(|path| eprintln!("{}", path.display()));
-        }
-        show(&record, output)
-    }
-
-    fn journal(&self, engine: &Engine, path: Option<&Path>, about: Value) -> Result<Journal, Failure> {
-        let Some(path) = path else {
-            return Ok(Journal::none());
+        let measured = Measured {
+            name,
+            seed,
+            threads: engine.threads,
+            output,
         };
-        let mut settings = serde_json::to_value(RunSettings::of(engine)).map_err(Failure::new)?;
-        if let Some(settings) = settings.as_object_mut() {
-            // How much could be read follows from the memory of the moment, what is read does not.
-            settings.remove("context_tokens");
-        }
-        let about = json!({
-            "measurement": self.measurement,
-            "model": format!("{:032x}", engine.fingerprint()?),
-            "settings": settings,
-            "about": about,
-        });
-        Ok(Journal::open(path, &about)?)
-    }
-
-    /// `needle-xattention-quest`.
-    fn name(&self, engine: &Engine) -> String {
-        let options = engine.options();
-        let mut name = self.measurement.to_owned();
-        for rules in [&options.prefill, &options.decode] {
-            if rules.base.name() != "full" {
-                name = format!("{name}-{}", rules.base.name());
-            }
-        }
-        name
+        measured.keep(|watch| {
+            let engine = Engine::load(&self.model, options)?;
+            let journal = |about: Value| measured.journal(Some(&engine), about);
+            let results = measure(&engine, &text, &journal, watch)?;
+            Ok((results, Some(engine)))
+        })
     }
 }
 

@@ -1,0 +1,155 @@
+//! The command line of `riffle bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::args::{EngineArguments, ModelArguments};
+use crate::eval_args::{OutputArguments, SubjectArguments};
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    #[command(subcommand)]
+    pub(crate) subject: BenchSubject,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchSubject {
+    /// Attention kernels beside the machine's arithmetic peak and read bandwidth, measured in the same run
+    Attention(BenchAttentionArguments),
+    /// KV tiers: bytes against the formula, streaming beside plain copies and reads of the same run, decode from far pages
+    Kv(BenchKvArguments),
+    /// A model's prompt and answer rates at several depths of context
+    Model(Box<BenchModelArguments>),
+    /// Time to the first token, answer speed at depth and peak memory by part, over lengths of context; a text that is too
+    /// short begins again
+    #[command(
+        after_help = "Example:\n  riffle bench context --lengths 4096,16384 --policy full --policy xattention --out results --resume context.journal"
+    )]
+    Context(Box<BenchContextArguments>),
+    /// Selecting and attending under policies beside dense attention from f16, in one layer at the end of a context
+    Policies(BenchPoliciesArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchPoliciesArguments {
+    /// A policy to measure, with parameters; may be given several times [default: all that choose in the phase]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) policy: Vec<String>,
+    /// The phase
+    #[arg(long, value_name = "prefill|decode", value_parser = ["prefill", "decode"], default_value = "decode")]
+    pub(crate) phase: String,
+    /// Tokens of the context
+    #[arg(long, value_name = "N", default_value_t = 131_072)]
+    pub(crate) tokens: usize,
+    /// Query heads, KV heads and the width of a head
+    #[arg(
+        long,
+        value_name = "HEADS,KV,WIDTH",
+        value_delimiter = ',',
+        num_args = 3,
+        default_value = "16,8,128"
+    )]
+    pub(crate) shape: Vec<usize>,
+    /// Element formats of keys and values under the policies
+    #[arg(long, value_name = "K[:V]", default_value = "f16")]
+    pub(crate) kv_type: String,
+    /// Whether few tokens stand out to all queries or none does
+    #[arg(long, value_name = "peaked|random", value_parser = ["peaked", "random"], default_value = "peaked")]
+    pub(crate) keys: String,
+    /// Queries of a prompt's chunk, where the policy prefers no other number
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) ub: usize,
+    #[command(flatten)]
+    pub(crate) machine: MachineArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchModelArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Tokens of the prompt that is timed
+    #[arg(short = 'p', long = "prompt-tokens", value_name = "N", default_value_t = 512)]
+    pub(crate) prompt_tokens: usize,
+    /// Tokens that are generated
+    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 64)]
+    pub(crate) tokens: usize,
+    /// Tokens in the context before
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "0,4096,16384")]
+    pub(crate) depth: Vec<usize>,
+    /// Runs at each depth; the fastest counts
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) repeats: usize,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchContextArguments {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArguments,
+    /// Tokens of the prompts
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1024,4096,16384")]
+    pub(crate) lengths: Vec<usize>,
+    /// A policy to measure, POLICY, prefill=POLICY or decode=POLICY; may be given several times [default: those of --prefill and --decode together]
+    #[arg(long, value_name = "POLICY", conflicts_with_all = ["prefill", "decode", "profile", "auto", "window_size"])]
+    pub(crate) policy: Vec<String>,
+    /// Tokens of each answer
+    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 64)]
+    pub(crate) tokens: usize,
+    /// Runs of each length; the fastest counts
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) repeats: usize,
+    /// Measure with all KV pages in memory as well, beside --kv-device-budget, --kv-ram-budget and --kv-disk
+    #[arg(long)]
+    pub(crate) beside_memory: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchKvArguments {
+    /// Tokens of the sequences
+    #[arg(long, value_name = "N", default_value_t = 65_536)]
+    pub(crate) tokens: usize,
+    /// Latest tokens, which stay in the device tier while decode is measured
+    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    pub(crate) hot_tokens: usize,
+    /// Tokens in a page, a multiple of 16
+    #[arg(long, value_name = "N", default_value_t = riffle_kv::DEFAULT_PAGE_TOKENS)]
+    pub(crate) page_tokens: usize,
+    /// Element format of keys and values
+    #[arg(long, value_name = "f32|f16|bf16|q8_0|q4_0", default_value = "f16")]
+    pub(crate) kv_type: String,
+    /// Folder of the disk tier [default: the system's for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kv_disk: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) machine: MachineArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchAttentionArguments {
+    /// What computes: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: String,
+    /// Measure only cases whose name holds this text, e.g. "decode q8_0"
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+    #[command(flatten)]
+    pub(crate) machine: MachineArguments,
+}
+
+/// What is measured without a model.
+#[derive(Debug, Args)]
+pub(crate) struct MachineArguments {
+    /// Threads that compute [default: every core]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
