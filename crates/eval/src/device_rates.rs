@@ -1,7 +1,5 @@
 //! Rates of the device's attention kernels beside what the device could do, by events, measured in the same run.
 
-use std::ops::ControlFlow;
-
 use riffle_attention::{AttendOptions, KvView, PageView, Plane, QueryTile, Selection, reference};
 use riffle_cuda::ops::{
     AttentionOptions, DeviceMatrix, Outputs, Pages, PlaneKind, Queries, Reads, TileReads, decode,
@@ -11,16 +9,17 @@ use riffle_cuda::{CudaError, DeviceBuffer, Gpu, PagePool, PagePoolOptions, Paged
 use riffle_engine::EngineError;
 use riffle_kv::KvCache;
 use riffle_linear::WeightFormat;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::attention_rates::{TILE_ROWS, filled_cache, selection};
+use crate::cells::{Cell, Journal, StepWatch, run_cells};
 use crate::noise::noise;
 use crate::{AttentionCase, EvalError};
 
 /// What a case took on the device, beside the ceilings of the same run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRate {
     /// The case: `prefill f16 512x4096 d128`.
     pub name: String,
@@ -41,7 +40,7 @@ pub struct DeviceRate {
 }
 
 /// A decode whose pages come from pinned main memory, by the wall clock.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OffloadRate {
     /// Keys.
     pub tokens: usize,
@@ -58,7 +57,7 @@ pub struct OffloadRate {
 }
 
 /// Ceilings and rates of a device.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     /// The device.
     pub device: String,
@@ -98,28 +97,32 @@ impl Default for DeviceCeilings {
     }
 }
 
-/// Measures ceilings and every case; `done` is told each rate and may end the run.
+/// Measures ceilings and every case. Finished cases come from the journal and go there.
 ///
 /// # Errors
-/// A device that fails, a case no kernel computes.
+/// A device that fails, a case no kernel computes; [`EvalError::Interrupted`].
 pub fn measure_device(
     gpu: &Gpu,
     cases: &[AttentionCase],
     sizes: &DeviceCeilings,
-    done: &mut (dyn FnMut(&DeviceRate) -> ControlFlow<()> + Send),
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
 ) -> Result<DeviceReport, EvalError> {
     let failed = |error: CudaError| EvalError::from(EngineError::from(error));
     let stream = Arc::new(gpu.stream().map_err(failed)?);
     let mut report = ceilings(gpu, &stream, sizes).map_err(failed)?;
-    for case in cases {
+    let cells: Vec<Cell<AttentionCase>> = cases
+        .iter()
+        .map(|case| Cell {
+            name: case.name(),
+            tokens: case.tokens,
+            task: *case,
+        })
+        .collect();
+    report.rates = run_cells(&cells, journal, watch, &mut |case, _| {
         let cache = filled_cache(case)?;
-        let rate = measure(gpu, &stream, case, &cache, sizes.repeats, &report).map_err(failed)?;
-        let flow = done(&rate);
-        report.rates.push(rate);
-        if flow.is_break() {
-            return Ok(report);
-        }
-    }
+        measure(gpu, &stream, case, &cache, sizes.repeats, &report).map_err(failed)
+    })?;
     if sizes.offload_tokens > 0 && !cases.is_empty() {
         let case = AttentionCase {
             rows: 1,
@@ -433,6 +436,8 @@ fn offload(
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
     use riffle_attention::Format;
     use riffle_cuda::{EmulatedOptions, KernelCache};
 
@@ -461,7 +466,10 @@ mod tests {
             repeats: 1,
             offload_tokens: 6000,
         };
-        let report = measure_device(&gpu, &[case, decode], &sizes, &mut |_| ControlFlow::Continue(())).unwrap();
+        let report = measure_device(&gpu, &[case, decode], &sizes, &mut Journal::none(), &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
         for rate in &report.rates {
             assert!(rate.relative_error < 2e-3, "{rate:?}");
         }

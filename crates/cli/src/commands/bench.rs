@@ -2,10 +2,10 @@
 
 mod context;
 
-use riffle_engine::Engine;
+use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{
-    AttentionCase, KeyKind, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results, attention_cases,
-    measure_attention, measure_kv, measure_model, measure_policies,
+    AttentionCase, DeviceCeilings, KeyKind, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results,
+    attention_cases, device_cases, measure_attention, measure_device, measure_kv, measure_model, measure_policies,
 };
 use riffle_policy::{Phase, PolicySpec, catalogue};
 use serde_json::json;
@@ -39,12 +39,18 @@ fn of_machine<'a>(name: &'static str, arguments: &'a MachineArguments) -> Measur
 
 fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
     let wanted = arguments.only.as_deref().unwrap_or("");
-    let cases: Vec<AttentionCase> = attention_cases()
-        .into_iter()
+    let options = EngineOptions::default().on_device(Some(&arguments.device))?;
+    let all = match options.device {
+        Some(_) => device_cases(),
+        None => attention_cases(),
+    };
+    let cases: Vec<AttentionCase> = all
+        .iter()
+        .copied()
         .filter(|case| case.name().contains(wanted))
         .collect();
     if cases.is_empty() {
-        let names: Vec<String> = attention_cases().iter().map(AttentionCase::name).collect();
+        let names: Vec<String> = all.iter().map(AttentionCase::name).collect();
         return Err(Failure::new(format!(
             "no case holds {wanted:?}: there are {}",
             names.join(", ")
@@ -52,11 +58,15 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
     }
     let measured = of_machine("attention", &arguments.machine);
     measured.keep(|watch| {
-        let mut journal = measured.journal(None, json!({}))?;
-        Ok((
-            Results::Attention(measure_attention(&cases, &mut journal, watch)?),
-            None,
-        ))
+        let mut journal = measured.journal(None, json!({ "device": arguments.device }))?;
+        let results = match &options.device {
+            Some(gpu) => {
+                let report = measure_device(gpu, &cases, &DeviceCeilings::default(), &mut journal, watch)?;
+                Results::Device(report)
+            }
+            None => Results::Attention(measure_attention(&cases, &mut journal, watch)?),
+        };
+        Ok((results, None))
     })
 }
 

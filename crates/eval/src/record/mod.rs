@@ -18,7 +18,9 @@ pub use tables::{
 };
 
 use crate::files::write_whole;
-use crate::{AttentionReport, AuditTable, ContextTable, EvalError, KvRates, ModelRates, PolicyRates, Table, to_csv};
+use crate::{
+    AttentionReport, AuditTable, ContextTable, DeviceReport, EvalError, KvRates, ModelRates, PolicyRates, Table, to_csv,
+};
 
 /// A measurement as it is kept: `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +56,8 @@ pub enum Results {
     Policies(PolicyRates),
     /// `riffle bench attention`.
     Attention(AttentionReport),
+    /// `riffle bench attention --device cuda`.
+    Device(DeviceReport),
     /// `riffle bench kv`.
     Kv(KvRates),
 }
@@ -92,6 +96,7 @@ impl Record {
             Results::Model(table) => to_csv(&table.rates),
             Results::Policies(table) => to_csv(&table.rates),
             Results::Attention(table) => to_csv(&table.rates),
+            Results::Device(table) => to_csv(&table.rates),
             Results::Kv(table) => to_csv(table.rows()),
         }
     }

@@ -26,6 +26,7 @@ impl Results {
             Self::Model(_) => "Rates of a model",
             Self::Policies(_) => "Cost of policies",
             Self::Attention(_) => "Attention kernels",
+            Self::Device(_) => "Attention kernels of a device",
             Self::Kv(_) => "KV tiers",
         }
     }

@@ -7,7 +7,7 @@ use crate::pictures::STYLE;
 use crate::record::{Header, Record, Results};
 
 /// The kinds of measurement, with the command that makes each.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 11] = [
     ("Needles in a haystack", "riffle eval needle"),
     ("RULER", "riffle eval ruler"),
     ("Perplexity", "riffle eval perplexity"),
@@ -17,6 +17,7 @@ const KINDS: [(&str, &str); 10] = [
     ("Rates of a model", "riffle bench model"),
     ("Cost of policies", "riffle bench policies"),
     ("Attention kernels", "riffle bench attention"),
+    ("Attention kernels of a device", "riffle bench attention --device cuda"),
     ("KV tiers", "riffle bench kv"),
 ];
 

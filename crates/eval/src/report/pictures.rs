@@ -23,7 +23,9 @@ pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
         Results::Audit(audit) => self::audit(audit, &on),
         Results::Context(context) => self::context(context, &on),
         // What they show is read off their tables.
-        Results::Model(_) | Results::Policies(_) | Results::Attention(_) | Results::Kv(_) => Vec::new(),
+        Results::Model(_) | Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_) => {
+            Vec::new()
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::label;
 use crate::numbers::{milliseconds, percent, short, tokens};
-use crate::{AttentionReport, ContextTable, KeyKind, KvRates, ModelRates, PolicyRates, Table};
+use crate::{AttentionReport, ContextTable, DeviceReport, KeyKind, KvRates, ModelRates, PolicyRates, Table};
 
 pub(super) fn speeds(table: &ContextTable) -> Table {
     let caption = match table.repeats {
@@ -197,6 +197,57 @@ pub(super) fn attention(report: &AttentionReport) -> Table {
         })
         .collect();
     rows
+}
+
+pub(super) fn device(report: &DeviceReport) -> Vec<Table> {
+    let mut rows = Table::new(
+        format!(
+            "{}: matmul {:.0} TFLOP/s, copy {:.0} GB/s, upload {:.1} GB/s",
+            report.device, report.matmul_teraflops, report.copy_gigabytes_per_s, report.upload_gigabytes_per_s
+        ),
+        &[
+            "case",
+            "median, ms",
+            "TFLOP/s",
+            "of matmul",
+            "GB/s",
+            "of copy",
+            "pairs read",
+            "error",
+        ],
+    );
+    rows.rows = report
+        .rates
+        .iter()
+        .map(|rate| {
+            vec![
+                rate.name.clone(),
+                format!("{:.3}", rate.median_ms),
+                format!("{:.1}", rate.teraflops),
+                percent(rate.matmul_share),
+                format!("{:.1}", rate.gigabytes_per_s),
+                percent(rate.copy_share),
+                percent(rate.density),
+                format!("{:.0e}", rate.relative_error),
+            ]
+        })
+        .collect();
+    let mut tables = vec![rows];
+    if let Some(rate) = &report.offload {
+        let mut offload = Table::new(
+            format!("Decode of {} from main memory", tokens(rate.tokens as f64)),
+            &["median, ms", "resident, ms", "GB/s", "of upload", "the same bits"],
+        );
+        offload.rows = vec![vec![
+            format!("{:.2}", rate.median_ms),
+            format!("{:.2}", rate.resident_ms),
+            format!("{:.1}", rate.gigabytes_per_s),
+            percent(rate.upload_share),
+            if rate.same_bits { "yes" } else { "no" }.to_owned(),
+        ]];
+        tables.push(offload);
+    }
+    tables
 }
 
 pub(super) fn kv(rates: &KvRates) -> [Table; 3] {

@@ -19,6 +19,7 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
         Results::Model(rates) => vec![speed_tables::model(rates)],
         Results::Policies(rates) => vec![speed_tables::policies(rates)],
         Results::Attention(report) => vec![speed_tables::attention(report)],
+        Results::Device(report) => speed_tables::device(report),
         Results::Kv(rates) => speed_tables::kv(rates).into(),
     }
 }

@@ -6,7 +6,8 @@ use crate::record::{
 };
 use crate::{
     AttentionMap, AttentionRate, AttentionReport, AuditTable, AuditedHead, AuditedRows, ContextRow, ContextTable,
-    DecodeRate, Interval, KeyKind, KvBytes, KvRates, ModelRate, ModelRates, PolicyRate, PolicyRates, StreamRate,
+    DecodeRate, DeviceRate, DeviceReport, Interval, KeyKind, KvBytes, KvRates, ModelRate, ModelRates, OffloadRate,
+    PolicyRate, PolicyRates, StreamRate,
 };
 
 fn settings(prefill: &str) -> RunSettings {
@@ -202,7 +203,7 @@ fn context() -> Results {
 }
 
 /// What is measured of a machine and a model without a text.
-fn rates() -> [Results; 4] {
+fn rates() -> [Results; 5] {
     let rate = |depth| ModelRate {
         depth,
         prefill_tokens_per_s: 900.0,
@@ -275,7 +276,31 @@ fn rates() -> [Results; 4] {
             ratio: 1.0,
         }],
     });
-    [model, policies, attention, kv]
+    let device = Results::Device(DeviceReport {
+        device: "a device".to_owned(),
+        matmul_teraflops: 300.0,
+        copy_gigabytes_per_s: 2000.0,
+        upload_gigabytes_per_s: 50.0,
+        rates: vec![DeviceRate {
+            name: "decode f16 1x16384 d128".to_owned(),
+            median_ms: 0.1,
+            teraflops: 4.0,
+            matmul_share: 0.01,
+            gigabytes_per_s: 1500.0,
+            copy_share: 0.75,
+            density: 1.0,
+            relative_error: 1e-4,
+        }],
+        offload: Some(OffloadRate {
+            tokens: 131_072,
+            median_ms: 12.0,
+            resident_ms: 1.0,
+            gigabytes_per_s: 45.0,
+            upload_share: 0.9,
+            same_bits: true,
+        }),
+    });
+    [model, policies, attention, kv, device]
 }
 
 fn records() -> Vec<Record> {
@@ -375,7 +400,7 @@ fn pictures_of_every_kind_have_names_of_their_own() {
         assert_eq!(names.len(), pictures.len());
         let tables_only = matches!(
             record.results,
-            Results::Model(_) | Results::Policies(_) | Results::Attention(_) | Results::Kv(_)
+            Results::Model(_) | Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_)
         );
         assert_eq!(pictures.is_empty(), tables_only, "{}", record.results.title());
         assert!(record.tables().iter().all(|table| !table.rows.is_empty()));
