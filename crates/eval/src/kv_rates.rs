@@ -125,8 +125,8 @@ enum Part {
 #[derive(Clone, Copy)]
 enum Place {
     Device,
-    RamInPlace,
-    RamCopied,
+    ReadFromRam,
+    CopiedFromRam,
     Disk,
 }
 
@@ -169,7 +169,7 @@ pub fn measure_kv(
     }
     cell("ram to device".to_owned(), Part::RamToDevice);
     cell("disk to ram".to_owned(), Part::DiskToRam);
-    for place in [Place::Device, Place::RamInPlace, Place::RamCopied, Place::Disk] {
+    for place in [Place::Device, Place::ReadFromRam, Place::CopiedFromRam, Place::Disk] {
         cell(format!("decode, older pages in {}", place.name()), Part::Decode(place));
     }
     let rows = run_cells(&cells, journal, watch, &mut |part, _| measure(options, *part))?;
@@ -213,8 +213,8 @@ impl Place {
     fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
-            Self::RamInPlace => "ram, read in place",
-            Self::RamCopied => "ram, copied to the device",
+            Self::ReadFromRam => "ram, read in place",
+            Self::CopiedFromRam => "ram, copied to the device",
             Self::Disk => "disk",
         }
     }
@@ -223,11 +223,11 @@ impl Place {
         let hot = shape.bytes_for(options.hot_tokens);
         match self {
             Self::Device => KvTiers::memory(None),
-            Self::RamInPlace => KvTiers {
+            Self::ReadFromRam => KvTiers {
                 device_budget_bytes: hot,
                 ..KvTiers::memory(None)
             },
-            Self::RamCopied => KvTiers {
+            Self::CopiedFromRam => KvTiers {
                 device: Arc::new(CpuDevice::apart()),
                 ..far(options, shape, None, hot)
             },
