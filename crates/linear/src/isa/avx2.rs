@@ -3,7 +3,7 @@
 use core::arch::x86_64::*;
 
 use super::float::float_kernels;
-use super::quant::{for_stretches, quant_kernels, share};
+use super::quant::{for_stretches, quant_kernels, quant_tiles, share};
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
 use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, half_bits};
@@ -11,7 +11,8 @@ use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, hal
 type Block = [__m256; 2];
 
 float_kernels!("avx2,fma,f16c", 4, 1, 1);
-quant_kernels!("avx2,fma,f16c", few_tokens);
+quant_kernels!("avx2,fma,f16c");
+quant_tiles!("avx2,fma,f16c");
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -138,18 +139,5 @@ fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const R
     }
     for (sums, total) in sums.iter_mut().zip(totals) {
         *sums = bytemuck::must_cast(total);
-    }
-}
-
-/// One band after the other: their quants leave no registers to share.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quant_pair(
-    shape: Shape,
-    expanded: [&[Expanded]; 2],
-    rows: &[&[ActivationBlock]],
-    sums: [&mut [[f32; LANES]]; 2],
-) {
-    for (expanded, sums) in expanded.into_iter().zip(sums) {
-        quant_tile(shape, expanded, rows, sums);
     }
 }

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use crate::LANES;
 use crate::float::{Element, GroupSums};
-use crate::quant::{ActivationBlock, Expanded, Quant, Shape};
+use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape};
 
 /// An instruction set this machine has: a value exists only for one that was detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +122,16 @@ impl Isa {
     /// Unpacks blocks of 16 interleaved rows.
     pub(crate) fn expand<Q: Quant>(self, weights: &[u8], expanded: &mut [Expanded]) {
         dispatch!(self, expand::<Q>(weights, expanded));
+    }
+
+    /// Whether many tokens, too, are best multiplied by tiles of `quant_pass`: where there are registers enough for a whole
+    /// stretch and it takes few operations to unpack one.
+    pub(crate) fn unpacks_in_registers<Q: Quant>(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        let many_registers = self.0 == Set::Avx512;
+        #[cfg(not(target_arch = "x86_64"))]
+        let many_registers = false;
+        many_registers && Q::WEIGHTS == STRETCH
     }
 
     /// Unpacks `weights` and adds their products with a few tokens to `sums`.

@@ -3,7 +3,7 @@
 use core::arch::aarch64::*;
 
 use super::float::float_kernels;
-use super::quant::{for_stretches, quant_kernels, share};
+use super::quant::{for_stretches, quant_kernels, quant_tiles, share};
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
 use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, half_bits};
@@ -11,7 +11,8 @@ use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, hal
 type Block = [float32x4_t; 4];
 
 float_kernels!("neon", 4, 1, 1);
-quant_kernels!("neon", few_tokens);
+quant_kernels!("neon");
+quant_tiles!("neon");
 
 #[inline]
 #[target_feature(enable = "neon")]
@@ -115,18 +116,5 @@ fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const R
             }
         }
         *sums = bytemuck::must_cast(total);
-    }
-}
-
-/// One band after the other: their quants leave no registers to share.
-#[target_feature(enable = "neon")]
-pub(super) fn quant_pair(
-    shape: Shape,
-    expanded: [&[Expanded]; 2],
-    rows: &[&[ActivationBlock]],
-    sums: [&mut [[f32; LANES]]; 2],
-) {
-    for (expanded, sums) in expanded.into_iter().zip(sums) {
-        quant_tile(shape, expanded, rows, sums);
     }
 }

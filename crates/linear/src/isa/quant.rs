@@ -26,11 +26,37 @@ macro_rules! for_stretches {
 
 pub(super) use for_stretches;
 
-/// Expands to `quantise`, `expand` and `quant_tile` for an instruction set that has `prefetch` and
-/// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7. `$one_token` names
-/// what multiplies one token: `few_tokens`, which it expands to as well, or a function of the instruction set's own.
+/// The code for one stretch of a block, chosen among copies for each index.
+#[cfg(target_arch = "x86_64")]
+macro_rules! at_stretch {
+    ($quant:ty, $stretch:expr, $index:ident => $body:block) => {
+        if <$quant>::WEIGHTS == STRETCH {
+            at_stretch!(@ $index 0 $body)
+        } else {
+            match $stretch {
+                0 => at_stretch!(@ $index 0 $body),
+                1 => at_stretch!(@ $index 1 $body),
+                2 => at_stretch!(@ $index 2 $body),
+                3 => at_stretch!(@ $index 3 $body),
+                4 => at_stretch!(@ $index 4 $body),
+                5 => at_stretch!(@ $index 5 $body),
+                6 => at_stretch!(@ $index 6 $body),
+                _ => at_stretch!(@ $index 7 $body),
+            }
+        }
+    };
+    (@ $index:ident $value:literal $body:block) => {{
+        const $index: usize = $value;
+        $body
+    }};
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use at_stretch;
+
+/// Expands to `quantise` and `expand` for an instruction set that has `load`, `store` and `prefetch` in scope.
 macro_rules! quant_kernels {
-    ($features:literal, $one_token:ident) => {
+    ($features:literal) => {
         #[target_feature(enable = $features)]
         pub(super) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
             crate::quant::quantise(values, shape, blocks);
@@ -57,18 +83,18 @@ macro_rules! quant_kernels {
                 store(load::<F16>(&half_bits(block, minimum))),
             ]
         }
+    };
+}
 
+pub(super) use quant_kernels;
+
+/// Expands to `quant_pass` and `quant_pair` for an instruction set with few registers, which has
+/// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7.
+macro_rules! quant_tiles {
+    ($features:literal) => {
+        /// A few stretches at a time are unpacked and used at once, so that memory never waits.
         #[target_feature(enable = $features)]
         pub(super) fn quant_pass<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
-            match rows.len() {
-                1 => $one_token::<Q>(weights, rows, sums),
-                _ => few_tokens::<Q>(weights, rows, sums),
-            }
-        }
-
-        /// Few tokens: a few stretches at a time are unpacked and used at once, so that memory never waits.
-        #[target_feature(enable = $features)]
-        fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
             const STRETCHES: usize = 8;
             let mut expanded = [Expanded::default(); STRETCHES];
             let bytes = STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
@@ -84,13 +110,21 @@ macro_rules! quant_kernels {
             }
         }
 
+        /// One band after the other: their quants leave no registers to share.
         #[target_feature(enable = $features)]
-        pub(super) fn quant_tile(
+        pub(super) fn quant_pair(
             shape: Shape,
-            expanded: &[Expanded],
+            expanded: [&[Expanded]; 2],
             rows: &[&[ActivationBlock]],
-            sums: &mut [[f32; LANES]],
+            sums: [&mut [[f32; LANES]]; 2],
         ) {
+            for (expanded, sums) in expanded.into_iter().zip(sums) {
+                quant_tile(shape, expanded, rows, sums);
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        fn quant_tile(shape: Shape, expanded: &[Expanded], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
             match (shape.halves, shape.minimums, shape.center > 64) {
                 (false, false, false) => any_tokens::<false, false, false>(expanded, rows, sums),
                 (false, false, true) => any_tokens::<false, false, true>(expanded, rows, sums),
@@ -125,4 +159,4 @@ macro_rules! quant_kernels {
     };
 }
 
-pub(super) use quant_kernels;
+pub(super) use quant_tiles;

@@ -13,7 +13,8 @@ const ROUNDER: f32 = 12_582_912.0;
 pub(crate) struct ActivationBlock {
     /// Four quants each, as dot-product instructions take them.
     pub(crate) words: [u32; STRETCH / 4],
-    /// − center · (sum of quants), `[half]`: what a sum of products of uncentered weights starts from.
+    /// − center · (sum of quants), `[half]`, or over both in the first: what a sum of products of uncentered weights starts
+    /// from.
     pub(crate) bias: [i32; 2],
     /// NaN if any of the 32 is not finite: the whole stretch then is NaN in every output.
     pub(crate) scale: f32,
@@ -59,8 +60,11 @@ pub(crate) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlo
         }
         let bytes: [u8; STRETCH] = quants.map(|quant| quant as u8);
         block.words = bytemuck::must_cast::<_, [u32; STRETCH / 4]>(bytes).map(u32::from_le);
-        block.bias = sums.map(|sum| -shape.center * sum);
         block.scale = scale;
+        block.bias = match shape.halves {
+            true => sums.map(|sum| -shape.center * sum),
+            false => [-shape.center * (sums[0] + sums[1]), 0],
+        };
         block.negative_sums = match shape.halves {
             true => sums.map(|sum| -scale * sum as f32),
             false => [-scale * (sums[0] + sums[1]) as f32, 0.0],

@@ -24,7 +24,7 @@ pub(crate) const STRETCH: usize = 32;
 pub(crate) const TILE_TOKENS: usize = 8;
 
 /// Most tokens a tile of two bands takes at once.
-pub(crate) const PAIR_TOKENS: usize = 4;
+pub(crate) const PAIR_TOKENS: usize = 6;
 
 /// A part of a block that is interleaved by itself: units of so many bytes, one of each row in turn.
 pub(crate) struct Field {

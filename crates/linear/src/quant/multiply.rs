@@ -1,4 +1,5 @@
-//! Two bands of 16 outputs at a time: a panel of weights is unpacked to bytes once and read by every tile of tokens.
+//! Bands of 16 outputs times tiles of tokens. Either every tile unpacks the weights in registers, or a panel of two bands is
+//! unpacked to bytes once and read by every tile.
 
 use core::ops::Range;
 use std::cell::RefCell;
@@ -13,7 +14,7 @@ use crate::tasks::for_pieces;
 /// Inputs of a panel, a multiple of every block: two bands unpacked fit the first cache.
 const PANEL: usize = 512;
 /// Tokens whose activations stay in the second cache while all weights pass by.
-const CHUNK_TOKENS: usize = 64;
+const CHUNK_TOKENS: usize = 96;
 /// Activations below which one thread rounds them all.
 const SERIAL_ACTIVATIONS: usize = 1 << 16;
 
@@ -47,7 +48,8 @@ pub(crate) fn multiply<Q: Quant>(
     for_pieces(output, outputs, inputs, LANES, |first_token, first_output, rows| {
         let width = rows[0].len();
         let bands = &packed[first_output / LANES * band..][..width.div_ceil(LANES) * band];
-        let mut expanded = match rows.len() <= TILE_TOKENS {
+        let in_registers = rows.len() <= TILE_TOKENS || isa.unpacks_in_registers::<Q>();
+        let mut expanded = match in_registers {
             true => Vec::new(),
             false => vec![Expanded::default(); 2 * PANEL / STRETCH],
         };
@@ -61,10 +63,13 @@ pub(crate) fn multiply<Q: Quant>(
                 let (left, right) = (&mut left[..rows.len()], &mut right[..rows.len()]);
                 left.fill([0.0; LANES]);
                 right.fill([0.0; LANES]);
-                if rows.len() <= TILE_TOKENS {
-                    let tokens = panel_rows::<TILE_TOKENS>(activations, stretches, 0..stretches);
+                if in_registers {
                     for (weights, sums) in weights.chunks(band).zip([left, right]) {
-                        isa.quant_pass::<Q>(weights, &tokens[..rows.len()], sums);
+                        let tiles = activations.chunks(TILE_TOKENS * stretches);
+                        for (sums, activations) in sums.chunks_mut(TILE_TOKENS).zip(tiles) {
+                            let tokens = panel_rows::<TILE_TOKENS>(activations, stretches, 0..stretches);
+                            isa.quant_pass::<Q>(weights, &tokens[..sums.len()], sums);
+                        }
                     }
                 } else {
                     pair_of_bands::<Q>(isa, weights, band, activations, stretches, &mut expanded, [left, right]);

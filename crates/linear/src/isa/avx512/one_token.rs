@@ -50,7 +50,7 @@ pub(super) fn one_token<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], s
 /// Asks for weights some way ahead, into the second cache: the buffers of the first have no room for them.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn prefetch(weights: &[u8]) {
+pub(super) fn prefetch(weights: &[u8]) {
     let ahead = weights.as_ptr().cast::<i8>().wrapping_add(AHEAD_BYTES);
     for line in (0..weights.len()).step_by(64) {
         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));
@@ -61,7 +61,7 @@ fn prefetch(weights: &[u8]) {
 /// up instead of converted.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn look_up_scales(block: &[u8], stretch: usize, [scale, minimum]: &Halves, expanded: &mut Expanded) {
+pub(super) fn look_up_scales(block: &[u8], stretch: usize, [scale, minimum]: &Halves, expanded: &mut Expanded) {
     let numbers = load::<F32>(&core::array::from_fn(|number| number as f32));
     for part in 0..2 {
         let pairs = _mm512_cvtepu8_epi32(bytemuck::must_cast(*bytes(block, 0, 2 * stretch + part)));
