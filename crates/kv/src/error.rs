@@ -64,8 +64,8 @@ pub enum KvError {
     },
     /// The nearest tier has no room for what has to be there at once.
     #[error(
-        "the nearest KV tier has {near_bytes} bytes for {what} and needs {needed_bytes} at once; \
-         use a larger budget, smaller pages, fewer slots or a smaller -ub"
+        "the nearest KV tier has {near_bytes} bytes for {what} and needs {needed_bytes} at once{}; \
+         use a larger budget, smaller pages, fewer slots or a smaller -ub", shared_part(*shared_bytes)
     )]
     NearBudget {
         /// Keys or values.
@@ -74,6 +74,8 @@ pub enum KvError {
         needed_bytes: u64,
         /// Bytes it has room for.
         near_bytes: u64,
+        /// Bytes there of pages that the sequence shares with others.
+        shared_bytes: u64,
     },
     /// The budget of the disk tier is used up.
     #[error(
@@ -126,7 +128,7 @@ pub enum KvError {
         source: io::Error,
     },
     /// A cache file could not be read or written.
-    #[error("cannot {action} KV cache file {}: {source}", path.display())]
+    #[error("cannot {action} KV cache file {}: {source}; check the path, its folder and what is free there", path.display())]
     File {
         /// What was attempted, for example `"write"`.
         action: &'static str,
@@ -173,4 +175,11 @@ pub enum KvError {
         /// What the store says.
         problem: String,
     },
+}
+
+fn shared_part(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        bytes => format!(" ({bytes} bytes are of pages that sequences share, which stay there: end some of them)"),
+    }
 }

@@ -44,6 +44,7 @@ mod device;
 mod disk;
 mod error;
 mod evict;
+mod growth;
 mod ledger;
 mod lock;
 mod offload;
@@ -62,6 +63,7 @@ mod usage;
 
 pub use cache::{KvCache, ShowPages};
 pub use device::{CpuDevice, Device, DeviceMemory};
+pub use disk::forget_cached;
 pub use error::KvError;
 pub use lock::PathLock;
 pub use pool::PagePool;

@@ -125,12 +125,15 @@ impl Pool {
 impl KvCache {
     /// A sequence that begins with everything this one holds; from here on both share these pages.
     ///
+    /// Shared pages stay in the tier where they lie. So where there are farther tiers the oldest pages leave for them first,
+    /// until half of the nearest tier is free.
+    ///
     /// # Errors
     /// [`KvError::NearBudget`] when the nearest tier has no room for one more page of every (layer, KV head), which the
     /// move of pages to where they can be shared takes; [`KvError::Memory`]; as [`PagePool::cache`].
     pub fn fork(&mut self) -> Result<Self, KvError> {
+        self.leave_room()?;
         let mut fork = self.pool().cache()?;
-        self.forget_loaded();
         let tables = 0..self.tokens.len();
         let shared = |table| self.keys.shared_pages(table).min(self.values.shared_pages(table));
         let first = tables.clone().map(shared).min();
@@ -158,7 +161,7 @@ impl KvCache {
         if self.tokens.iter().any(|tokens| *tokens != held) {
             return Ok(0);
         }
-        self.forget_loaded();
+        self.leave_room()?;
         let (pool, page_tokens) = (Arc::clone(&self.pool), self.shape().page_tokens);
         let keys = chain(self.shape(), identity, &tokens[..tokens.len().min(held)]);
         let mut shared = 0;
@@ -199,6 +202,35 @@ impl KvCache {
         let tokens = pages * self.shape().page_tokens;
         self.tokens.fill(tokens);
         tokens
+    }
+
+    /// Sends the oldest full pages to farther tiers until half of the nearest is free, as far as there is room for them.
+    /// What is shared stays where it lies, and those who share it need room of their own.
+    fn leave_room(&mut self) -> Result<(), KvError> {
+        self.forget_loaded();
+        let ledger = &self.pool.ledgers.near;
+        let half = ledger.budget_bytes() / 2;
+        if !self.tiers().has_farther() || ledger.free_bytes() >= half {
+            return Ok(());
+        }
+        let mut missing = half - ledger.free_bytes();
+        let full: Vec<usize> = self.tokens.iter().map(|held| held / self.shape().page_tokens).collect();
+        'sending: while missing > 0 {
+            let before = missing;
+            for store in [&mut self.keys, &mut self.values] {
+                match store.send_oldest_away(&|table| full[table]) {
+                    Ok(true) => missing = missing.saturating_sub(store.plane_bytes() as u64),
+                    Ok(false) => {}
+                    Err(KvError::DiskBudget { .. } | KvError::NearBudget { .. }) => break 'sending,
+                    Err(error) => return Err(error),
+                }
+            }
+            if missing == before {
+                break;
+            }
+        }
+        self.defragment();
+        Ok(())
     }
 
     fn publish(&mut self, page: usize) -> Result<PagePair, KvError> {

@@ -4,7 +4,7 @@ use std::sync::{Arc, RwLock};
 
 use crate::DeviceMemory;
 use crate::arena::{Arena, Slot};
-use crate::disk::PlaneFile;
+use crate::disk::PlaneFiles;
 use crate::ledger::Taken;
 
 /// Keys or values of one page of tokens in every (layer, KV head) that has them. Their room in every tier goes back when
@@ -16,7 +16,7 @@ pub(crate) struct SharedPlanes {
     /// The planes that lie near, one after the other.
     pub(crate) near: Option<NearPlanes>,
     pub(crate) ram: Option<Arc<RwLock<Arena>>>,
-    pub(crate) file: Option<Arc<PlaneFile>>,
+    pub(crate) files: Option<PlaneFiles>,
 }
 
 pub(crate) struct NearPlanes {
@@ -58,8 +58,8 @@ impl Drop for SharedPlanes {
             SharedPlace::Disk(slot) => Some(*slot),
             _ => None,
         });
-        if let Some(file) = &self.file {
-            file.free(on_disk);
+        if let Some(files) = &self.files {
+            files.free(on_disk);
         }
         if let Some(ram) = &self.ram {
             let in_ram = self.places.iter().filter_map(|place| match place {

@@ -8,6 +8,9 @@ use crate::{CacheShape, CpuDevice, Device, KvError};
 /// Pages that may be on their way to the device at a time unless the caller chooses.
 pub const DEFAULT_SLOTS: usize = 32;
 
+/// Threads that load pages unless the caller chooses: while one waits or checks what it read, the other reads.
+const DEFAULT_LOADERS: usize = 2;
+
 /// Memory of the operating system comes in pages of this size at least.
 const GRAIN_BYTES: u64 = 4096;
 
@@ -61,7 +64,7 @@ impl KvTiers {
             ram_budget_bytes: budget_bytes,
             disk: None,
             slots: DEFAULT_SLOTS,
-            loaders: 1,
+            loaders: DEFAULT_LOADERS,
             outlook: Outlook::default(),
         }
     }

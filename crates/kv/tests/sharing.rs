@@ -172,6 +172,60 @@ fn far(folder: &Path, shape: &CacheShape, pages: u64, apart: bool) -> KvTiers {
     tiers
 }
 
+#[test]
+fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(16, Format::F16);
+    for apart in [false, true] {
+        let mut tiers = far(folder.path(), &shape, 0, apart);
+        tiers.outlook.context_tokens = 4000;
+        let budget = match apart {
+            true => tiers.device_budget_bytes,
+            false => tiers.ram_budget_bytes.unwrap(),
+        };
+        let pool = PagePool::new(shape, tiers).unwrap();
+        let mut book = pool.cache().unwrap();
+        let mut plain = KvCache::new(shape, None).unwrap();
+        for _ in 0..20 {
+            append_all(&mut book, 1, 40);
+            append_all(&mut plain, 1, 40);
+        }
+        // It is full: nothing was left to others.
+        assert!(pool.near_bytes() > budget * 9 / 10);
+        let expected = streamed(&mut plain);
+        for round in 0..3 {
+            let mut fork = book.fork().unwrap();
+            assert!(pool.near_bytes() <= budget);
+            append_all(&mut fork, round, 40);
+            assert!(pool.near_bytes() <= budget);
+            assert!(streamed(&mut book) == expected);
+            fork.truncate(800);
+            assert!(streamed(&mut fork) == expected);
+        }
+        let mut forks = Vec::new();
+        let error = loop {
+            assert!(forks.len() < 100, "there is no end of room");
+            match book.fork() {
+                Ok(mut fork) => {
+                    let mut refused = None;
+                    for layer in 0..shape.layers {
+                        let one = tokens(&shape, layer as u64, 0, 40);
+                        refused = refused.or(fork.append(layer, &one, &one).err());
+                    }
+                    forks.push(fork);
+                    if let Some(error) = refused {
+                        break error;
+                    }
+                }
+                Err(error) => break error,
+            }
+            assert!(pool.near_bytes() <= budget);
+        };
+        assert!(matches!(error, KvError::NearBudget { .. }), "{error}");
+        assert!(streamed(&mut book) == expected);
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Append(usize, usize),

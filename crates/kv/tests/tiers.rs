@@ -407,10 +407,10 @@ fn a_page_that_changed_on_disk_is_an_error_that_names_it_and_never_shown() {
         .map(|path| std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap())
         .filter(|file| file.metadata().unwrap().len() > 0)
         .collect();
-    assert_eq!(files.len(), 2, "keys and values");
-    let mut byte = [0];
-    files[1].read_exact_at(&mut byte, 5000).unwrap();
-    files[1].write_all_at(&[byte[0] ^ 1], 5000).unwrap();
+    assert_eq!(files.len(), 2 * shape.layers, "keys and values of every layer");
+    let (mut byte, at) = ([0], files[1].metadata().unwrap().len() / 2);
+    files[1].read_exact_at(&mut byte, at).unwrap();
+    files[1].write_all_at(&[byte[0] ^ 1], at).unwrap();
     let mut messages = Vec::new();
     for layer in 0..shape.layers {
         match streamed(&mut cache, layer, None, Some(layer)) {
@@ -424,7 +424,7 @@ fn a_page_that_changed_on_disk_is_an_error_that_names_it_and_never_shown() {
         "{messages:?}"
     );
     assert!(cache.save(folder.path().join("session"), b"", b"").is_err());
-    files[1].write_all_at(&byte, 5000).unwrap();
+    files[1].write_all_at(&byte, at).unwrap();
     for layer in 0..shape.layers {
         assert!(streamed(&mut cache, layer, None, None).unwrap() == expected(&resident, layer, None));
     }

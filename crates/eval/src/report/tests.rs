@@ -266,6 +266,7 @@ fn rates() -> [Results; 5] {
         }],
         streams: vec![StreamRate {
             path: "disk to ram".to_owned(),
+            threads: 2,
             gigabytes_per_s: 2.0,
             plain_gigabytes_per_s: 2.5,
             share: 0.8,

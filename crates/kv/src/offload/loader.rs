@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::disk::PlaneId;
+use crate::disk::{PlaneFile, PlaneId, PlaneRead};
 use crate::store::Source;
 use crate::{DeviceMemory, KvError};
 
@@ -12,7 +12,8 @@ use crate::{DeviceMemory, KvError};
 pub(super) struct Load<K> {
     pub(super) key: K,
     pub(super) memory: Box<dyn DeviceMemory>,
-    pub(super) planes: Vec<LoadPlane>,
+    /// Keys and values, as far as they are wanted.
+    pub(super) planes: [Option<LoadPlane>; 2],
 }
 
 pub(super) struct LoadPlane {
@@ -33,7 +34,7 @@ pub(super) struct Loaded<K> {
 
 /// The threads; they end when this is dropped.
 pub(super) struct Loaders<K> {
-    ask: Option<Sender<Load<K>>>,
+    ask: Option<Sender<Vec<Load<K>>>>,
     loaded: Arc<LoadedSlots<K>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -52,7 +53,7 @@ struct Waiting<K> {
 
 impl<K: Send + 'static> Loaders<K> {
     pub(super) fn start(threads: usize) -> Result<Self, KvError> {
-        let (ask, asked) = channel::<Load<K>>();
+        let (ask, asked) = channel::<Vec<Load<K>>>();
         let asked = Arc::new(Mutex::new(asked));
         let loaded = Arc::new(LoadedSlots {
             waiting: Mutex::new(Waiting {
@@ -65,8 +66,8 @@ impl<K: Send + 'static> Loaders<K> {
             let (asked, loaded) = (Arc::clone(&asked), Arc::clone(&loaded));
             let thread = thread::Builder::new().name(format!("riffle-kv-load-{number}"));
             thread.spawn(move || {
-                while let Some(load) = next(&asked) {
-                    loaded.give(fill(load));
+                while let Some(loads) = next(&asked) {
+                    loaded.give(fill(loads));
                 }
             })
         };
@@ -78,9 +79,11 @@ impl<K: Send + 'static> Loaders<K> {
         })
     }
 
-    pub(super) fn ask(&self, load: Load<K>) {
+    /// Asks for slots that one thread will fill, together.
+    pub(super) fn ask(&self, loads: Vec<Load<K>>) {
+        expect(&loads);
         let ask = self.ask.as_ref().expect("open until dropped");
-        ask.send(load).expect("the threads live as long as the sender");
+        ask.send(loads).expect("the threads live as long as the sender");
     }
 
     /// Waits until `count` of the slots that were asked for have come back, and takes all that have.
@@ -103,9 +106,9 @@ impl<K> LoadedSlots<K> {
         self.waiting.lock().expect("no thread panics while it gives")
     }
 
-    fn give(&self, loaded: Loaded<K>) {
+    fn give(&self, loaded: Vec<Loaded<K>>) {
         let mut waiting = self.lock();
-        waiting.slots.push(loaded);
+        waiting.slots.extend(loaded);
         if waiting.slots.len() >= waiting.wanted {
             self.enough.notify_one();
         }
@@ -122,21 +125,79 @@ impl<K> Drop for Loaders<K> {
     }
 }
 
-fn next<K>(asked: &Mutex<Receiver<Load<K>>>) -> Option<Load<K>> {
+fn next<K>(asked: &Mutex<Receiver<Vec<Load<K>>>>) -> Option<Vec<Load<K>>> {
     asked.lock().ok()?.recv().ok()
 }
 
-fn fill<K>(load: Load<K>) -> Loaded<K> {
-    let Load {
-        key,
-        mut memory,
-        planes,
-    } = load;
-    let result = planes.iter().try_for_each(|plane| {
-        let range = plane.at..plane.at + plane.bytes;
-        plane.source.read(plane.id, &mut memory.bytes_mut()[range.clone()])?;
-        memory.loaded(range);
-        Ok(())
+/// Tells the disk what will be read of it.
+fn expect<K>(loads: &[Load<K>]) {
+    for kind in 0..2 {
+        let planes = loads.iter().filter_map(|load| load.planes[kind].as_ref());
+        let places = planes.filter_map(|plane| match &plane.source {
+            Source::Disk(file, slot) => Some((file, *slot)),
+            Source::Ram(..) => None,
+        });
+        let mut places: Vec<(&Arc<PlaneFile>, u32)> = places.collect();
+        places.sort_unstable_by_key(|(file, slot)| (Arc::as_ptr(file), *slot));
+        for run in places.chunk_by(|a, b| Arc::ptr_eq(a.0, b.0) && a.1 + 1 == b.1) {
+            run[0].0.expect(run[0].1, run.len());
+        }
+    }
+}
+
+fn fill<K>(mut loads: Vec<Load<K>>) -> Vec<Loaded<K>> {
+    let mut results: Vec<Result<(), KvError>> = loads.iter().map(|_| Ok(())).collect();
+    for kind in 0..2 {
+        fill_planes(&mut loads, kind, &mut results);
+    }
+    let loaded = loads.into_iter().zip(results).map(|(load, result)| {
+        let Load { key, memory, .. } = load;
+        Loaded { key, memory, result }
     });
-    Loaded { key, memory, result }
+    loaded.collect()
+}
+
+/// Fills in keys or values of all slots; those that lie beside one another on disk are read together.
+fn fill_planes<K>(loads: &mut [Load<K>], kind: usize, results: &mut [Result<(), KvError>]) {
+    let mut on_disk = Vec::new();
+    for (number, load) in loads.iter_mut().enumerate() {
+        let Some(plane) = &load.planes[kind] else { continue };
+        let target = &mut load.memory.bytes_mut()[plane.at..plane.at + plane.bytes];
+        match &plane.source {
+            Source::Ram(..) => keep_error(&mut results[number], plane.source.read(plane.id, target)),
+            Source::Disk(file, slot) => {
+                let (slot, id) = (*slot, plane.id);
+                on_disk.push((number, file, PlaneRead { slot, id, target }));
+            }
+        }
+    }
+    on_disk.sort_unstable_by_key(|(_, file, plane)| (Arc::as_ptr(file), plane.slot));
+    let mut planes = on_disk.into_iter().peekable();
+    while let Some((number, file, plane)) = planes.next() {
+        let (mut numbers, mut run) = (vec![number], vec![plane]);
+        let mut end = run[0].slot + 1;
+        while let Some((number, _, plane)) = planes.next_if(|(_, f, p)| Arc::ptr_eq(f, file) && p.slot == end) {
+            numbers.push(number);
+            run.push(plane);
+            end += 1;
+        }
+        if file.read_run(&mut run).is_err() {
+            // Which of them it was is found one by one.
+            for (number, plane) in numbers.into_iter().zip(run) {
+                keep_error(&mut results[number], file.read(plane.slot, plane.id, plane.target));
+            }
+        }
+    }
+    for load in loads {
+        if let Some(plane) = &load.planes[kind] {
+            load.memory.loaded(plane.at..plane.at + plane.bytes);
+        }
+    }
+}
+
+/// The first error counts.
+fn keep_error(result: &mut Result<(), KvError>, new: Result<(), KvError>) {
+    if result.is_ok() {
+        *result = new;
+    }
 }

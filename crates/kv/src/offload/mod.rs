@@ -99,6 +99,7 @@ impl OffloadEngine {
             if asked == far.len() {
                 self.expect(pages, next)?;
             }
+            self.ring.send();
             self.ring.wait(far[start..end].iter().map(|index| &items[*index]))?;
             let until = far.get(end).copied().unwrap_or(items.len());
             each(&pages.views(&items[first..until], &self.ring))?;
@@ -134,6 +135,7 @@ impl OffloadEngine {
                 what: "keys that are looked through",
                 needed_bytes: bytes as u64,
                 near_bytes: self.scan_budget_bytes,
+                shared_bytes: 0,
             });
         }
         if self.scan.as_ref().is_none_or(|memory| memory.bytes().len() < bytes) && bytes > 0 {
@@ -196,6 +198,7 @@ impl OffloadEngine {
                 break;
             }
         }
+        self.ring.send();
         Ok(())
     }
 }
@@ -266,7 +269,7 @@ impl<'a> Pages<'a> {
         page_tokens.min(self.tokens[table] - page * page_tokens)
     }
 
-    fn load_planes(&self, key: &PageKey, planes: Planes, layout: SlotLayout) -> Vec<LoadPlane> {
+    fn load_planes(&self, key: &PageKey, planes: Planes, layout: SlotLayout) -> [Option<LoadPlane>; 2] {
         let table = key.layer * self.shape.kv_heads + key.kv_head;
         let both = [
             (planes.keys, self.keys, 0, self.shape.key_plane_bytes()),
@@ -285,7 +288,7 @@ impl<'a> Pages<'a> {
                 bytes: bytes as usize,
             })
         };
-        both.into_iter().filter_map(load).collect()
+        both.map(load)
     }
 }
 

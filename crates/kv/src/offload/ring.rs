@@ -32,6 +32,9 @@ impl Planes {
     }
 }
 
+/// Loads that each thread may have waiting or under way.
+const PARTS: usize = 4;
+
 struct Held {
     planes: Planes,
     wanted: bool,
@@ -47,6 +50,8 @@ pub(super) struct Ring {
     /// Slots that exist; they are allocated when they are first needed.
     allocated: usize,
     free: Vec<Box<dyn DeviceMemory>>,
+    /// Asked for and not sent to a thread yet.
+    unsent: Vec<Load<PageKey>>,
     held: BTreeMap<PageKey, Held>,
     loaders: Option<Loaders<PageKey>>,
 }
@@ -60,6 +65,7 @@ impl Ring {
             threads,
             allocated: 0,
             free: Vec::new(),
+            unsent: Vec::new(),
             held: BTreeMap::new(),
             loaders: None,
         }
@@ -114,7 +120,7 @@ impl Ring {
         &mut self,
         key: PageKey,
         planes: Planes,
-        load: impl FnOnce(SlotLayout) -> Vec<LoadPlane>,
+        load: impl FnOnce(SlotLayout) -> [Option<LoadPlane>; 2],
     ) -> Result<bool, KvError> {
         if let Some(held) = self.held.get_mut(&key) {
             if held.planes.cover(planes) {
@@ -124,16 +130,15 @@ impl Ring {
             // Other planes of it are under way: a slot that will be free.
             return Ok(false);
         }
+        if self.loaders.is_none() {
+            self.loaders = Some(Loaders::start(self.threads)?);
+        }
         let memory = match self.free.pop() {
             Some(memory) => memory,
             None if self.allocated < self.slots => self.allocate()?,
             None => return Ok(false),
         };
-        let loaders = match &mut self.loaders {
-            Some(loaders) => loaders,
-            None => self.loaders.insert(Loaders::start(self.threads)?),
-        };
-        loaders.ask(Load {
+        self.unsent.push(Load {
             key,
             memory,
             planes: load(self.layout),
@@ -144,7 +149,18 @@ impl Ring {
             loaded: None,
         };
         self.held.insert(key, held);
+        // Few enough that every thread has work, and what was read is checked before it leaves the processor's cache.
+        if self.unsent.len() >= (self.slots / PARTS / self.threads).max(1) {
+            self.send();
+        }
         Ok(true)
+    }
+
+    /// Sends what was asked for to a thread.
+    pub(super) fn send(&mut self) {
+        if let Some(loaders) = self.loaders.as_ref().filter(|_| !self.unsent.is_empty()) {
+            loaders.ask(std::mem::take(&mut self.unsent));
+        }
     }
 
     /// Makes a slot free that holds nothing up to `last`: one that comes back unwanted, or the page that is read last.
@@ -232,6 +248,7 @@ impl Ring {
 
     /// Takes back at least `count` slots that are under way.
     fn receive(&mut self, count: usize) {
+        self.send();
         let Some(loaders) = &self.loaders else { return };
         for loaded in loaders.wait(count) {
             let Some(held) = self.held.get_mut(&loaded.key) else {

@@ -13,7 +13,7 @@ use std::sync::{Arc, RwLock};
 use riffle_attention::{Format, Plane, PlaneMut};
 
 use crate::arena::{Arena, Slot, as_plane, as_plane_mut};
-use crate::disk::{PlaneFile, PlaneId};
+use crate::disk::{PlaneFile, PlaneFiles, PlaneId};
 use crate::ledger::Ledger;
 use crate::shared::{SharedPlace, SharedPlanes};
 use crate::{CacheShape, CpuDevice, Device, KvError, KvTiers};
@@ -28,7 +28,7 @@ pub(crate) struct PlaneStore {
     near: Arena,
     near_slots: usize,
     ram: Option<RamPlanes>,
-    disk: Option<Arc<PlaneFile>>,
+    disk: Option<PlaneFiles>,
     /// Numbered by the first entries of tables; `None` where no table names it any more.
     shared: Vec<Option<Arc<SharedPlanes>>>,
     /// `[layers, kv_heads]`
@@ -123,6 +123,11 @@ pub(crate) enum Source {
 }
 
 impl Source {
+    fn on_disk(files: &PlaneFiles, place: u32) -> Self {
+        let (file, slot) = files.at(place);
+        Self::Disk(Arc::clone(file), slot)
+    }
+
     /// Copies the plane to the start of `target`.
     pub(crate) fn read(&self, id: PlaneId, target: &mut [u8]) -> Result<(), KvError> {
         match self {
@@ -158,7 +163,7 @@ impl PlaneStore {
         };
         let plane_bytes = format.plane_bytes(shape.page_tokens, shape.head_dim);
         let disk = tiers.disk.as_ref();
-        let disk = disk.map(|disk| PlaneFile::create(&disk.folder, plane_bytes, Arc::clone(&ledgers.disk)));
+        let disk = disk.map(|disk| PlaneFiles::create(&disk.folder, shape.layers, plane_bytes, &ledgers.disk));
         Ok(Self {
             what,
             kv_heads: shape.kv_heads,
@@ -171,7 +176,7 @@ impl PlaneStore {
                 arena: Arc::new(RwLock::new(arena(Arc::new(CpuDevice::new()), &ledgers.ram))),
                 slots: ram_slots,
             }),
-            disk: disk.transpose()?.map(Arc::new),
+            disk: disk.transpose()?,
             shared: Vec::new(),
             tables: (0..shape.layers * shape.kv_heads).map(|_| PlaneTable::new()).collect(),
         })
@@ -302,9 +307,7 @@ impl PlaneStore {
             return match place {
                 SharedPlace::Near(number) => Found::Near(planes.near_bytes(number)),
                 SharedPlace::Ram(slot) => Found::Far(Source::Ram(Arc::clone(planes.ram.as_ref().expect(there)), slot)),
-                SharedPlace::Disk(slot) => {
-                    Found::Far(Source::Disk(Arc::clone(planes.file.as_ref().expect(there)), slot))
-                }
+                SharedPlace::Disk(place) => Found::Far(Source::on_disk(planes.files.as_ref().expect(there), place)),
                 SharedPlace::Nowhere => unreachable!("a table names pages that it has"),
             };
         }
@@ -312,8 +315,7 @@ impl PlaneStore {
         if !self.tables[table].far().contains(&page) {
             Found::Near(self.near.bytes(Slot::of_number(slots[page])))
         } else if page < *disk_end as usize {
-            let file = self.disk.as_ref().expect(there);
-            Found::Far(Source::Disk(Arc::clone(file), slots[page]))
+            Found::Far(Source::on_disk(self.disk.as_ref().expect(there), slots[page]))
         } else {
             let ram = self.ram.as_ref().expect(there);
             Found::Far(Source::Ram(Arc::clone(&ram.arena), Slot::of_number(slots[page])))
@@ -332,6 +334,10 @@ impl PlaneStore {
             _ => planes[0] += 1,
         });
         planes.map(|planes| (planes * self.plane_bytes) as u64)
+    }
+
+    pub(crate) fn plane_bytes(&self) -> usize {
+        self.plane_bytes
     }
 
     /// Bytes of planes that another sequence holds as well.
@@ -357,8 +363,12 @@ impl PlaneStore {
             let arena = ram.arena.read().expect("no thread panics while it holds the planes");
             arena.mapped_bytes()
         });
-        let shared: usize = self.shared.iter().flatten().map(|planes| planes.mapped_bytes()).sum();
-        [self.near.mapped_bytes() + shared, ram]
+        [self.near.mapped_bytes() + self.shared_near_bytes(), ram]
+    }
+
+    /// Bytes of shared pages in the nearest tier.
+    fn shared_near_bytes(&self) -> usize {
+        self.shared.iter().flatten().map(|planes| planes.mapped_bytes()).sum()
     }
 
     /// Bytes mapped in the nearest tier for pages that are not shared.
@@ -366,9 +376,13 @@ impl PlaneStore {
         self.near.mapped_bytes()
     }
 
-    /// Length of the file.
+    pub(crate) fn forget_cached_files(&self) -> Result<(), KvError> {
+        self.disk.as_ref().map_or(Ok(()), PlaneFiles::forget_cached)
+    }
+
+    /// Length of the files.
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.disk.as_ref().map_or(0, |file| file.file_bytes())
+        self.disk.as_ref().map_or(0, PlaneFiles::file_bytes)
     }
 
     pub(crate) fn bookkeeping_bytes(&self) -> usize {
@@ -392,6 +406,6 @@ impl PlaneStore {
             + ram
             + shared
             + self.shared.capacity() * size_of::<Option<Arc<SharedPlanes>>>()
-            + self.disk.as_ref().map_or(0, |file| file.bookkeeping_bytes())
+            + self.disk.as_ref().map_or(0, PlaneFiles::bookkeeping_bytes)
     }
 }

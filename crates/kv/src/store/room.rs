@@ -37,10 +37,19 @@ impl PlaneStore {
                 what: self.what,
                 needed_bytes: (self.near_used() + planes) as u64 * self.plane_bytes as u64,
                 near_bytes: near_bytes.min(self.ledger.budget_bytes()),
+                shared_bytes: self.shared_near_bytes() as u64,
             };
             self.send_away(oldest.ok_or(too_little)?)?;
         }
         Ok(())
+    }
+
+    /// Moves the oldest near plane of full pages one tier away; false where none may leave.
+    pub(crate) fn send_oldest_away(&mut self, full: &dyn Fn(usize) -> usize) -> Result<bool, KvError> {
+        match self.oldest(full, |table| table.far_end) {
+            Some(table) => self.send_away(table).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     /// The table whose oldest page behind its frontier is the oldest of all, of those that are full.
@@ -62,7 +71,7 @@ impl PlaneStore {
                     .disk
                     .as_ref()
                     .ok_or_else(|| self.too_little(self.near_used(), self.near_slots))?;
-                let number = disk.write(self.near.bytes(slot))?;
+                let number = disk.write(table / self.kv_heads, self.near.bytes(slot))?;
                 self.tables[table].disk_end = page as u32 + 1;
                 number
             }
@@ -92,7 +101,7 @@ impl PlaneStore {
             let page = self.tables[table].disk_end as usize;
             let oldest = Slot::of_number(self.tables[table].slots[page]);
             let disk = self.disk.as_ref().ok_or_else(|| self.too_little(used, slots))?;
-            let number = disk.write(arena.bytes(oldest))?;
+            let number = disk.write(table / self.kv_heads, arena.bytes(oldest))?;
             arena.free_for_reuse(oldest);
             let entry = &mut self.tables[table];
             entry.slots[page] = number;
@@ -105,6 +114,7 @@ impl PlaneStore {
             what: self.what,
             needed_bytes: (used as u64 + 1) * self.plane_bytes as u64,
             near_bytes: (slots as u64).saturating_mul(self.plane_bytes as u64),
+            shared_bytes: self.shared_near_bytes() as u64,
         }
     }
 

@@ -53,7 +53,7 @@ impl PlaneStore {
             plane_bytes: self.plane_bytes,
             near: None,
             ram: self.ram.as_ref().map(|ram| Arc::clone(&ram.arena)),
-            file: self.disk.clone(),
+            files: self.disk.clone(),
         };
         let mut freed = Vec::new();
         if near > 0 {

@@ -1,8 +1,8 @@
 //! What the KV cache takes and how fast its tiers are, beside what the machine does in the same run.
 
-use std::fs::File;
+mod streams;
+
 use std::hint::black_box;
-use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use riffle_attention::{
     AttendJob, AttendOptions, BatchStream, Format, KvView, PageView, Partial, QueryTile, Selection, Span,
 };
 use riffle_engine::EngineError;
-use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook};
+use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvTiers, Outlook};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -53,11 +53,13 @@ pub struct KvBytes {
 /// How fast pages stream from one tier to a nearer one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamRate {
-    /// `ram to device` or `disk to ram`.
+    /// `ram to device`, `disk to ram` from the system's cache of files, or `disk to ram, cold` from the disk itself.
     pub path: String,
+    /// Threads that load pages, and that copy or read plainly.
+    pub threads: usize,
     /// Pages streamed, in GB/s.
     pub gigabytes_per_s: f64,
-    /// Plain copies or reads of as much by one thread, in GB/s.
+    /// Plain copies or reads of as much in the same state, in GB/s.
     pub plain_gigabytes_per_s: f64,
     /// The one as a share of the other.
     pub share: f64,
@@ -116,8 +118,7 @@ pub enum KvRow {
 #[derive(Clone, Copy)]
 enum Part {
     Bytes(&'static str, Format),
-    RamToDevice,
-    DiskToRam,
+    Stream(streams::Path),
     Decode(Place),
 }
 
@@ -167,8 +168,9 @@ pub fn measure_kv(
             );
         }
     }
-    cell("ram to device".to_owned(), Part::RamToDevice);
-    cell("disk to ram".to_owned(), Part::DiskToRam);
+    for path in streams::PATHS {
+        cell(path.name().to_owned(), Part::Stream(path));
+    }
     for place in [Place::Device, Place::ReadFromRam, Place::CopiedFromRam, Place::Disk] {
         cell(format!("decode, older pages in {}", place.name()), Part::Decode(place));
     }
@@ -197,8 +199,7 @@ pub fn measure_kv(
 fn measure(options: &KvRateOptions, part: Part) -> Result<KvRow, EvalError> {
     let place = match part {
         Part::Bytes(tier, format) => return Ok(KvRow::Bytes(bytes(options, tier, format)?)),
-        Part::RamToDevice => return Ok(KvRow::Stream(ram_to_device(options)?)),
-        Part::DiskToRam => return Ok(KvRow::Stream(disk_to_ram(options)?)),
+        Part::Stream(path) => return Ok(KvRow::Stream(streams::measure(options, path)?)),
         Part::Decode(place) => place,
     };
     let shape = shape(options, options.format);
@@ -309,92 +310,6 @@ fn filled(shape: &CacheShape, tiers: KvTiers, tokens: usize) -> Result<KvCache, 
         }
     }
     Ok(cache)
-}
-
-/// Rounds of each measurement; the fastest counts.
-const ROUNDS: usize = 8;
-
-/// Seconds of streaming every layer and of the plain work, the fastest of rounds in turn: what else the machine does
-/// meets both alike.
-fn rounds(cache: &mut KvCache, mut plain: impl FnMut() -> Result<(), EvalError>) -> Result<(f64, f64), EvalError> {
-    let (mut streaming_s, mut plain_s) = (f64::INFINITY, f64::INFINITY);
-    // The first round brings memory and threads into being.
-    for round in 0..=ROUNDS {
-        let start = Instant::now();
-        for layer in 0..LAYERS {
-            let streamed = cache.stream::<KvError>(layer, None, Some((layer + 1) % LAYERS), &mut |pages| {
-                black_box(pages);
-                Ok(())
-            });
-            streamed.map_err(EngineError::from)?;
-        }
-        let streamed_s = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        plain()?;
-        if round > 0 {
-            streaming_s = streaming_s.min(streamed_s);
-            plain_s = plain_s.min(start.elapsed().as_secs_f64());
-        }
-    }
-    Ok((streaming_s, plain_s))
-}
-
-fn stream_rate(path: &'static str, bytes: u64, (streaming_s, plain_s): (f64, f64)) -> StreamRate {
-    let gigabytes = bytes as f64 / 1e9;
-    StreamRate {
-        path: path.to_owned(),
-        gigabytes_per_s: gigabytes / streaming_s,
-        plain_gigabytes_per_s: gigabytes / plain_s,
-        share: plain_s / streaming_s,
-    }
-}
-
-fn ram_to_device(options: &KvRateOptions) -> Result<StreamRate, EvalError> {
-    let shape = shape(options, options.format);
-    let mut cache = filled(&shape, far(options, &shape, None, 0), options.tokens)?;
-    let bytes = cache.usage().bytes_by_tier.ram;
-    // The same bytes, a plane at a time, into memory as small as the ring.
-    let plane = options.format.plane_bytes(options.page_tokens, HEAD_DIM);
-    let source = vec![1u8; bytes as usize];
-    let mut target = vec![0u8; 2 * riffle_kv::DEFAULT_SLOTS * plane];
-    let seconds = rounds(&mut cache, || {
-        let slots = target.len() / plane;
-        for (number, plane_bytes) in source.chunks(plane).enumerate() {
-            target[number % slots * plane..][..plane_bytes.len()].copy_from_slice(plane_bytes);
-        }
-        black_box(&target);
-        Ok(())
-    })?;
-    Ok(stream_rate("ram to device", bytes, seconds))
-}
-
-fn disk_to_ram(options: &KvRateOptions) -> Result<StreamRate, EvalError> {
-    let shape = shape(options, options.format);
-    let tiers = far(options, &shape, Some(options.folder.clone()), 0);
-    let mut cache = filled(&shape, tiers, options.tokens)?;
-    let bytes = cache.usage().bytes_by_tier.disk;
-    let plane = options.format.plane_bytes(options.page_tokens, HEAD_DIM);
-    let path = options.folder.join(format!(".riffle-bench.{}", std::process::id()));
-    let failed = |error: std::io::Error| EvalError::file(&path, &error);
-    let mut target = vec![1u8; 2 * riffle_kv::DEFAULT_SLOTS * plane];
-    let mut file = File::options();
-    let file = file.read(true).write(true).create(true).truncate(true).open(&path);
-    let mut file = file.map_err(failed)?;
-    // It is read through its handle alone.
-    std::fs::remove_file(&path).map_err(failed)?;
-    let planes = bytes as usize / plane;
-    for _ in 0..planes {
-        file.write_all(&target[..plane]).map_err(failed)?;
-    }
-    let seconds = rounds(&mut cache, || {
-        file.seek(SeekFrom::Start(0)).map_err(failed)?;
-        for number in 0..planes {
-            let slot = number % (2 * riffle_kv::DEFAULT_SLOTS);
-            file.read_exact(&mut target[slot * plane..][..plane]).map_err(failed)?;
-        }
-        Ok(())
-    })?;
-    Ok(stream_rate("disk to ram", bytes, seconds))
 }
 
 /// Milliseconds of attention of one token through all layers: the median of several.

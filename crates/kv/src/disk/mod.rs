@@ -3,12 +3,18 @@
 //! The file belongs to sequences of one process: it has no name once it is open (or is removed when it is dropped,
 //! where a system cannot do that), so a killed process leaves nothing behind and two processes never meet. It is as
 //! long as its last plane in use.
+//!
+//! Planes that lie beside one another are read by one request. While reads have to wait for the disk, those to come that
+//! do not follow on the last are told to the system, so that the disk has several requests at a time.
+
+mod files;
+mod request;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use twox_hash::XxHash3_64;
@@ -16,6 +22,12 @@ use twox_hash::XxHash3_64;
 use crate::KvError;
 use crate::ledger::Ledger;
 use crate::slots::SlotMap;
+pub(crate) use files::PlaneFiles;
+pub use request::forget_cached;
+use request::{Found, expect_read, read_run_at, write_all_at};
+
+/// Requests for which the disk is told of reads to come after one that had to wait.
+const COLD_REQUESTS: u32 = 64;
 
 /// Which plane of which page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +36,13 @@ pub(crate) struct PlaneId {
     pub(crate) layer: usize,
     pub(crate) kv_head: usize,
     pub(crate) page: usize,
+}
+
+/// A plane that is read to the start of `target`.
+pub(crate) struct PlaneRead<'t> {
+    pub(crate) slot: u32,
+    pub(crate) id: PlaneId,
+    pub(crate) target: &'t mut [u8],
 }
 
 /// The planes of one kind that lie on disk.
@@ -36,6 +55,10 @@ pub(crate) struct PlaneFile {
     path: Option<PathBuf>,
     space: Arc<Ledger>,
     used: Mutex<Used>,
+    /// Above 0 after a read that had to wait for the disk.
+    cold: AtomicU32,
+    /// Behind the planes that were said to be read soon last.
+    expected_end: AtomicU32,
 }
 
 /// Which slots of the file are in use, and what their planes hash to: a plane that lies in a wrong place, or is an older
@@ -72,6 +95,8 @@ impl PlaneFile {
                 path: (!unnamed).then_some(path),
                 space,
                 used: Mutex::default(),
+                cold: AtomicU32::new(0),
+                expected_end: AtomicU32::new(0),
             });
         }
     }
@@ -79,6 +104,19 @@ impl PlaneFile {
     /// Writes a plane and says where.
     pub(crate) fn write(&self, plane: &[u8]) -> Result<u32, KvError> {
         let mut used = self.used();
+        self.write_to_lowest(&mut used, plane)
+    }
+
+    /// Writes a plane where the file need not grow, if there is such a place.
+    pub(crate) fn write_within(&self, plane: &[u8]) -> Result<Option<u32>, KvError> {
+        let mut used = self.used();
+        if used.slots.lowest_free() >= used.slots.end() {
+            return Ok(None);
+        }
+        self.write_to_lowest(&mut used, plane).map(Some)
+    }
+
+    fn write_to_lowest(&self, used: &mut Used, plane: &[u8]) -> Result<u32, KvError> {
         let slot = used.slots.lowest_free();
         let number = u32::try_from(slot).map_err(|_| self.failed("write", io::ErrorKind::FileTooLarge.into()))?;
         let grown = (slot + 1).saturating_sub(used.slots.end()) as u64 * self.plane_bytes as u64;
@@ -106,26 +144,52 @@ impl PlaneFile {
         Ok(())
     }
 
-    /// Reads a plane into `target`, `[plane_bytes]`, and checks it.
+    /// Reads a plane to the start of `target` and checks it.
     pub(crate) fn read(&self, slot: u32, id: PlaneId, target: &mut [u8]) -> Result<(), KvError> {
-        let target = &mut target[..self.plane_bytes];
-        let damaged = || KvError::DamagedPage {
-            what: id.what,
-            page: id.page,
-            layer: id.layer,
-            kv_head: id.kv_head,
-            folder: self.folder.clone(),
-        };
-        let read = read_exact_at(&self.file, target, self.place(slot));
-        read.map_err(|source| match source.kind() {
-            io::ErrorKind::UnexpectedEof => damaged(),
+        self.read_run(&mut [PlaneRead { slot, id, target }])
+    }
+
+    /// Reads planes of slots that follow one another, by one request, and checks each.
+    pub(crate) fn read_run(&self, planes: &mut [PlaneRead<'_>]) -> Result<(), KvError> {
+        let Some(first) = planes.first() else { return Ok(()) };
+        let (place, id) = (self.place(first.slot), first.id);
+        let targets = planes.iter_mut().map(|plane| &mut plane.target[..self.plane_bytes]);
+        let read = read_run_at(&self.file, targets.collect(), place);
+        let found = read.map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => self.damaged(id),
             _ => self.failed("read", source),
         })?;
-        let expected = self.used().sums[slot as usize];
-        if sum(target) != expected {
-            return Err(damaged());
+        match found {
+            Found::OnDisk => self.cold.store(COLD_REQUESTS, Ordering::Relaxed),
+            Found::Cached => {
+                let cold = self.cold.load(Ordering::Relaxed);
+                self.cold.store(cold.saturating_sub(1), Ordering::Relaxed);
+            }
+        }
+        let first = planes[0].slot as usize;
+        let sums = self.used().sums[first..first + planes.len()].to_vec();
+        for (plane, expected) in planes.iter().zip(sums) {
+            if sum(&plane.target[..self.plane_bytes]) != expected {
+                return Err(self.damaged(plane.id));
+            }
         }
         Ok(())
+    }
+
+    /// Says that `planes` planes from a slot on will be read soon.
+    pub(crate) fn expect(&self, slot: u32, planes: usize) {
+        let end = slot.saturating_add(planes as u32);
+        // The system reads ahead by itself, and farther, where reads follow one another.
+        let follows = self.expected_end.swap(end, Ordering::Relaxed) == slot;
+        if !follows && self.cold.load(Ordering::Relaxed) > 0 {
+            expect_read(&self.file, self.place(slot), (planes * self.plane_bytes) as u64);
+        }
+    }
+
+    /// Writes the file out, so that the system need not keep it in memory, and asks that it does not.
+    pub(crate) fn forget_cached(&self) -> Result<(), KvError> {
+        let forgotten = forget_cached(&self.file);
+        forgotten.map_err(|source| self.failed("write out", source))
     }
 
     /// Forgets planes; the file ends behind the last one in use.
@@ -163,6 +227,16 @@ impl PlaneFile {
         u64::from(slot) * self.plane_bytes as u64
     }
 
+    fn damaged(&self, id: PlaneId) -> KvError {
+        KvError::DamagedPage {
+            what: id.what,
+            page: id.page,
+            layer: id.layer,
+            kv_head: id.kv_head,
+            folder: self.folder.clone(),
+        }
+    }
+
     fn failed(&self, action: &'static str, source: io::Error) -> KvError {
         KvError::Disk {
             action,
@@ -183,44 +257,6 @@ impl Drop for PlaneFile {
 
 fn sum(plane: &[u8]) -> u64 {
     XxHash3_64::oneshot(plane)
-}
-
-#[cfg(unix)]
-fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-    use std::os::windows::fs::FileExt;
-    while !bytes.is_empty() {
-        let written = file.seek_write(bytes, offset)?;
-        if written == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        bytes = &bytes[written..];
-        offset += written as u64;
-    }
-    Ok(())
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
-    use std::os::windows::fs::FileExt;
-    while !bytes.is_empty() {
-        let read = file.seek_read(bytes, offset)?;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        bytes = &mut bytes[read..];
-        offset += read as u64;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
