@@ -2,7 +2,7 @@
 
 use riffle_attention::{AttendOptions, Partial, QueryTile, Selection, Span};
 use riffle_kv::KvCache;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 use crate::attention_step::PairCount;
@@ -85,8 +85,8 @@ pub struct AuditedQuery<'a> {
 pub(crate) type AuditObserver = Box<dyn FnMut(&AuditedQuery<'_>) + Send + Sync>;
 
 /// Running sums of one query head.
-#[derive(Clone)]
-struct HeadSums {
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct HeadSums {
     samples: u64,
     mass: f64,
     error: f64,
@@ -131,6 +131,21 @@ impl Audit {
 
     pub(crate) fn observe(&mut self, observer: AuditObserver) {
         self.observer = Some(observer);
+    }
+
+    /// The sums so far, `[layers, query heads]`.
+    pub(crate) fn sums(&self) -> &[Option<HeadSums>] {
+        &self.sums
+    }
+
+    /// Goes on from sums that were taken so far; false for those of other heads.
+    pub(crate) fn resume(&mut self, sums: Vec<Option<HeadSums>>) -> bool {
+        let sound = sums.iter().flatten().all(|sums| sums.histogram.len() == STEPS + 1);
+        let sound = sound && sums.len() == self.sums.len();
+        if sound {
+            self.sums = sums;
+        }
+        sound
     }
 
     /// Samples what `partials` have read so far: keys alone, before any summary is added.

@@ -1,6 +1,9 @@
 //! Moves each head, while the prompt is read, to the cheapest policy that keeps its attention.
 
-use riffle_policy::{CostModel, Phase, PolicyShape, PolicySpec};
+use riffle_policy::{CostModel, Phase, PolicySet, PolicyShape, PolicySpec};
+use serde::{Deserialize, Serialize};
+
+use crate::EngineError;
 
 /// Samples that may miss the target: one in a hundred.
 const MAY_MISS: f64 = 0.01;
@@ -15,13 +18,22 @@ pub(crate) struct Auto {
 }
 
 /// Where a head stands: every miss moves it one rung up and doubles the wait before a cheaper one is tried again.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Place {
     rung: usize,
     /// Chunks that kept the target since the last move.
     kept_chunks: u32,
     /// Chunks that must keep it before a cheaper rung is tried.
     wait: u32,
+}
+
+/// Where every head stands, for a session's file. Rungs are told in full: their order depends on the context and on what
+/// was measured of the machine.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AutoState {
+    rungs: Vec<String>,
+    /// `[layers, kv_heads]`
+    places: Vec<Place>,
 }
 
 impl Auto {
@@ -47,6 +59,32 @@ impl Auto {
             kv_heads: shape.kv_heads,
             places: vec![start; shape.layers * shape.kv_heads],
         }
+    }
+
+    pub(crate) fn state(&self) -> AutoState {
+        AutoState {
+            rungs: self.rungs.iter().map(PolicySpec::to_string).collect(),
+            places: self.places.clone(),
+        }
+    }
+
+    /// Takes up where heads stood, and gives those that had moved their policies. False for a state of other heads.
+    pub(crate) fn resume(&mut self, state: &AutoState, policies: &mut PolicySet) -> Result<bool, EngineError> {
+        let rungs: Result<Vec<PolicySpec>, _> = state.rungs.iter().map(|rung| rung.parse()).collect();
+        let Ok(rungs) = rungs else { return Ok(false) };
+        let sound = state.places.iter().all(|place| place.rung < rungs.len());
+        if !sound || state.places.len() != self.places.len() {
+            return Ok(false);
+        }
+        for (at, place) in state.places.iter().enumerate() {
+            // Every head begins on the last.
+            if place.rung + 1 < rungs.len() {
+                policies.replace(at / self.kv_heads, at % self.kv_heads, &rungs[place.rung])?;
+            }
+        }
+        self.rungs = rungs;
+        self.places.clone_from(&state.places);
+        Ok(true)
     }
 
     /// Takes in how many of a chunk's samples missed the target; returns the policy the KV head moves to, if it moves.

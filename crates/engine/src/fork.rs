@@ -30,6 +30,12 @@ impl Session {
         let mut fork = Self::over(&self.engine, self.cache.fork()?, pages)?;
         // Memory of a batch is the plan's once: it goes to the session that reads next, as a rule the fork.
         fork.forward = self.forward.take();
+        if let (Some(from), Some(to)) = (&self.auto, &mut fork.auto) {
+            to.resume(&from.state(), &mut fork.prefill)?;
+        }
+        if let (Some(from), Some(to)) = (&self.audit, &mut fork.audit) {
+            to.resume(from.sums().to_vec());
+        }
         let pairs = [(&self.prefill, &mut fork.prefill), (&self.decode, &mut fork.decode)];
         for (from, to) in pairs {
             for (from, to) in from.iter().zip(to.iter_mut()) {
@@ -90,6 +96,13 @@ impl Session {
     fn check_sharing(&self) -> Result<(), EngineError> {
         if !self.recurrence.state.is_empty() {
             return Err(EngineError::PrefixRecurrent);
+        }
+        if self.engine.options().window.is_some() {
+            return Err(EngineError::option(
+                "--window-size",
+                "given",
+                "a window moves its pages, which others that share them would not: leave it out",
+            ));
         }
         self.check_prefix()
     }

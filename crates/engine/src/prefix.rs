@@ -80,7 +80,9 @@ impl RunPrefix {
         let start = Instant::now();
         let stored = session.store_prefix(&self.cache)?;
         self.report.store_ms = start.elapsed().as_secs_f64() * 1e3;
-        (self.report.kept_tokens, self.report.bytes) = stored;
+        // With a window only what was kept on the way is there.
+        self.report.kept_tokens = self.report.kept_tokens.max(stored.0);
+        self.report.bytes = stored.1;
         Ok(())
     }
 }
@@ -91,6 +93,8 @@ impl Session {
     /// on the way.
     ///
     /// A model with recurrent layers finds the beginnings whose state was kept with them ([`Session::store_prefix`]).
+    ///
+    /// With a window ([`StreamWindow`](crate::StreamWindow)) it finds at most what is read before the first page leaves.
     ///
     /// With full attention that holds to the bit. A sparse prefill policy finds only pages that it made itself, cut into
     /// the same chunks: as good as its own, and the same to the bit where its choices do not depend on where a prompt
@@ -103,11 +107,12 @@ impl Session {
         self.truncate(0)?;
         let options = self.engine.options();
         let grid = grid(options);
-        let most = tokens.len().saturating_sub(1) / grid * grid;
+        let most = tokens.len().saturating_sub(1).min(self.servable_tokens()) / grid * grid;
         if !self.recurrence.state.is_empty() {
             return self.fill_recurrent(cache, &identity, &tokens[..most]);
         }
         let looked_at = most.next_multiple_of(options.page_tokens).min(tokens.len());
+        let looked_at = looked_at.min(self.servable_tokens());
         let found = cache.fill(&mut self.cache, &identity, &tokens[..looked_at])?;
         let kept = found.tokens.min(most) / grid * grid;
         self.cache.truncate(kept);
@@ -140,7 +145,7 @@ impl Session {
     /// Keeps the whole pages of what was read as prompt. Returns the tokens kept and the bytes that all pages of the
     /// prefix cache take.
     ///
-    /// The state of recurrent layers is kept with them where the session holds whole pages of prompt and nothing else; a
+    /// Where a window has moved on nothing is kept any more. The state of recurrent layers is kept with the pages where the session holds whole pages of prompt and nothing else; a
     /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`Session::prefix_cuts`].
     ///
     /// # Errors
@@ -149,6 +154,7 @@ impl Session {
         let identity = self.prefix_identity()?;
         let read = &self.tokens[..self.prefilled];
         let stored = match self.recurrence.state.is_empty() {
+            _ if !self.rolled.is_whole() => cache.store(&self.cache, &identity, &[])?,
             true => cache.store(&self.cache, &identity, read)?,
             false if self.recurrence.state.tokens() == Some(read.len()) && self.is_at_page() => {
                 cache.store_with_note(&self.cache, &identity, read, &self.recurrence.state.to_bytes())?
@@ -158,12 +164,15 @@ impl Session {
         Ok((stored.tokens, stored.bytes))
     }
 
-    /// Lengths of a prompt of `tokens` tokens at which the state of recurrent layers is worth keeping: shortly before its
-    /// end, where the next question about the same text will part from it, and now and then on the way. Empty for models
-    /// without such layers, whose pages say everything.
+    /// Lengths of a prompt of `tokens` tokens at which it is worth keeping what was read: before a window moves on, and the
+    /// state of recurrent layers shortly before the end, where the next question about the same text will part from it,
+    /// and now and then on the way. Empty for other models, whose pages say everything at the end.
     pub fn prefix_cuts(&self, tokens: usize) -> Vec<usize> {
+        let whole = self.servable_tokens();
         if self.recurrence.state.is_empty() {
-            return Vec::new();
+            let (page, grid) = (self.engine.options().page_tokens, grid(self.engine.options()));
+            let cut = whole / lcm(page, grid) * lcm(page, grid);
+            return Vec::from_iter((cut > self.tokens.len() && whole < tokens).then_some(cut));
         }
         let (page, grid) = (self.engine.options().page_tokens, grid(self.engine.options()));
         // Whole pages, whole chunks, and whole steps of the recurrent layers' own.
@@ -174,27 +183,27 @@ impl Session {
         let on_the_way = on_the_way.take_while(|cut| *cut < near_end[0]);
         let mut cuts: Vec<usize> = on_the_way
             .chain(near_end)
-            .filter(|cut| *cut > self.tokens.len())
+            .filter(|cut| *cut > self.tokens.len() && *cut <= whole)
             .collect();
         cuts.dedup();
         cuts
+    }
+
+    /// Tokens that a beginning may have.
+    fn servable_tokens(&self) -> usize {
+        let options = self.engine.options();
+        options
+            .window
+            .map_or(usize::MAX, |window| window.whole_tokens(options.page_tokens))
     }
 
     fn is_at_page(&self) -> bool {
         !self.tokens.is_empty() && self.tokens.len().is_multiple_of(self.engine.options().page_tokens)
     }
 
-    /// Refuses what pages of another sequence cannot serve.
+    /// Refuses policies that pages of another sequence cannot serve.
     pub(crate) fn check_prefix(&self) -> Result<(), EngineError> {
         let options = self.engine.options();
-        if options.window.is_some() {
-            let requirement = "a window forgets the beginning that it would keep: leave one of the two out";
-            return Err(EngineError::option(
-                "--prefix-cache",
-                "given with --window-size",
-                requirement,
-            ));
-        }
         let phases = [(&self.prefill, &options.prefill), (&self.decode, &options.decode)];
         for (policies, rules) in phases {
             if policies.iter().any(|policy| !policy.follows_from_keys()) {

@@ -9,6 +9,8 @@ use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
 use crate::attention_step::PairCount;
+use crate::audit::HeadSums;
+use crate::auto::{Auto, AutoState};
 use crate::eviction::Evicted;
 use crate::origin::Origin;
 use crate::plan::{cache_shape, session_tiers};
@@ -17,7 +19,7 @@ use crate::window::Rolled;
 use crate::{Engine, EngineError, Session};
 
 /// Changes with the record below.
-const VERSION: &str = "4";
+const VERSION: &str = "5";
 
 /// What a session holds beside its pages.
 #[derive(Serialize, Deserialize)]
@@ -37,6 +39,10 @@ struct Record {
     evicted: Evicted,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
+    /// Where `--auto` has moved heads.
+    auto: Option<AutoState>,
+    /// What was audited, `[layers, query heads]`.
+    audit: Option<Vec<Option<HeadSums>>>,
 }
 
 impl Session {
@@ -61,6 +67,8 @@ impl Session {
             rolled: self.rolled.clone(),
             evicted: self.evicted.clone(),
             recurrent: self.recurrence.state.to_bytes(),
+            auto: self.auto.as_ref().map(Auto::state),
+            audit: self.audit.as_ref().map(|audit| audit.sums().to_vec()),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
         Ok(self.cache.save(path, &origin(&self.engine)?.to_bytes(), &record)?)
@@ -95,6 +103,17 @@ impl Session {
         let record: Record = postcard::from_bytes(&record).map_err(|_| unreadable(path))?;
         if record.tokens.len() > context && engine.options().window.is_none() {
             return Err(too_long(record.tokens.len(), context));
+        }
+        if let (Some(auto), Some(state)) = (&mut session.auto, &record.auto)
+            && !auto.resume(state, &mut session.prefill)?
+        {
+            return Err(unreadable(path));
+        }
+        // Whether a run audits is no part of what made the session.
+        if let (Some(audit), Some(sums)) = (&mut session.audit, record.audit)
+            && !audit.resume(sums)
+        {
+            return Err(unreadable(path));
         }
         restore_states(&mut session.prefill, record.prefill, path)?;
         restore_states(&mut session.decode, record.decode, path)?;

@@ -1,20 +1,19 @@
 //! A session: one sequence of tokens, its cache and its policies.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use riffle_attention::{AttendOptions, Partial};
+use riffle_attention::Partial;
 use riffle_kv::{KvCache, KvUsage};
 use riffle_model::Forward;
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
-use crate::attention_step::{LayerAttention, PairCount};
+use crate::attention_step::PairCount;
 use crate::audit::{Audit, AuditReport, AuditedQuery};
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
-use crate::chunk::Step;
 use crate::device::DevicePages;
-use crate::edge::{CacheEdge, EdgeBuffers};
+use crate::edge::EdgeBuffers;
 use crate::eviction::Evicted;
 use crate::plan::{cache_shape, policy_shape, session_tiers};
 use crate::recurrence::Recurrence;
@@ -22,18 +21,6 @@ use crate::sampler::SamplerState;
 use crate::tiles::Heads;
 use crate::window::Rolled;
 use crate::{AttentionTime, Engine, EngineError};
-
-/// How far a prefill has come.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PrefillProgress {
-    /// Tokens read so far; a fraction while a logical batch is under way through the layers.
-    pub tokens_done: f64,
-    /// Tokens to read.
-    pub tokens: usize,
-}
-
-/// Receives the position of the first row and logits `[positions, vocab]`; may ask to stop.
-type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
 
 /// One sequence being read and written: tokens, KV pages, policies.
 pub struct Session {
@@ -53,18 +40,18 @@ pub struct Session {
     pub(crate) sampler: Option<SamplerState>,
     /// Memory of the model's pass, once a batch has been read, and the tokens of the latest.
     pub(crate) forward: Option<Box<dyn Forward>>,
-    batch_tokens: usize,
+    pub(crate) batch_tokens: usize,
     /// Pages on the device, where there is one.
     pub(crate) pages: Option<DevicePages>,
     pub(crate) logits: Vec<f32>,
-    edge: EdgeBuffers,
-    partials: Vec<Partial>,
+    pub(crate) edge: EdgeBuffers,
+    pub(crate) partials: Vec<Partial>,
     pub(crate) pairs: PairCount,
     /// Of prefill, then of decode.
     pub(crate) attention_time: [AttentionTime; 2],
     pub(crate) means: BlockMeans,
-    audit: Option<Audit>,
-    auto: Option<Auto>,
+    pub(crate) audit: Option<Audit>,
+    pub(crate) auto: Option<Auto>,
 }
 
 impl Session {
@@ -190,62 +177,6 @@ impl Session {
         &self.engine
     }
 
-    /// Reads `tokens` after what is already there, layer by layer over each logical batch. An answer that was under way
-    /// has ended: a drawn token that was not read is forgotten, and the next answer's draws begin with its seed.
-    ///
-    /// # Errors
-    /// Nothing is read when the tokens do not fit. On [`EngineError::Interrupted`] and on any failure the session
-    /// holds the logical batches that were complete.
-    pub fn prefill(
-        &mut self,
-        tokens: &[u32],
-        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
-    ) -> Result<(), EngineError> {
-        self.read_prompt(tokens, observe, &[], None)
-    }
-
-    /// Reads `tokens` as [`Session::prefill`] does and hands over the logits of every position:
-    /// `take(first_position, logits [positions, vocab])`, in order.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn prefill_with_logits(&mut self, tokens: &[u32], take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
-        let everything = 0..self.tokens.len() + tokens.len();
-        self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), &[everything], Some(take))
-    }
-
-    /// Reads `tokens` as one prompt and hands over the logits at the `wanted` positions of the sequence alone, ascending
-    /// and apart from each other: `take(first_position, logits [positions, vocab])`.
-    ///
-    /// # Errors
-    /// As [`Session::prefill`].
-    pub fn prefill_with_logits_at(
-        &mut self,
-        tokens: &[u32],
-        wanted: &[Range<usize>],
-        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
-        take: &mut TakeLogits<'_>,
-    ) -> Result<(), EngineError> {
-        self.read_prompt(tokens, observe, wanted, Some(take))
-    }
-
-    /// Reads one generated token.
-    ///
-    /// # Errors
-    /// [`EngineError::ContextExceeded`] when the context is full.
-    pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
-        self.check_room("the answer", 1)?;
-        self.evict()?;
-        self.read_batch(
-            &[token],
-            Phase::Decode,
-            &mut |_, _| ControlFlow::Continue(()),
-            self.tokens.len() + 1,
-        )?;
-        self.pending = None;
-        self.finish_logits()
-    }
-
     /// Forgets everything after the first `tokens` tokens.
     ///
     /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
@@ -290,13 +221,13 @@ impl Session {
         self.pending
     }
 
-    fn end_answer(&mut self) {
+    pub(crate) fn end_answer(&mut self) {
         self.pending = None;
         self.sampler = None;
     }
 
     /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state.
-    fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
+    pub(crate) fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
         let reached = self.rolled.reaches(tokens) && self.evicted.reaches(tokens);
         let tokens = if reached { tokens } else { 0 };
         let known = self.recurrence.restore(tokens)?;
@@ -331,7 +262,7 @@ impl Session {
         self.check_room("the answer", 1).is_err()
     }
 
-    fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+    pub(crate) fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
         if self.engine.options().window.is_some() {
             return Ok(());
         }
@@ -341,198 +272,5 @@ impl Session {
             return Err(EngineError::ContextExceeded { what, needed, context });
         }
         Ok(())
-    }
-
-    fn read_prompt(
-        &mut self,
-        tokens: &[u32],
-        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
-        wanted: &[Range<usize>],
-        mut take: Option<&mut TakeLogits<'_>>,
-    ) -> Result<(), EngineError> {
-        if tokens.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        self.check_room("the prompt", tokens.len())?;
-        self.end_answer();
-        self.evict()?;
-        self.recurrence.keep_before_prompt()?;
-        let layers = self.engine.model().config().layers;
-        let batch_tokens = self.engine.options().batch_tokens;
-        let goal = self.tokens.len() + tokens.len();
-        let mut done = 0;
-        for batch in tokens.chunks(batch_tokens) {
-            let mut after_chunk = |layer: usize, attended: usize| {
-                let share = (layer * batch.len() + attended) as f64 / (layers * batch.len()) as f64;
-                observe(PrefillProgress {
-                    tokens_done: done as f64 + share * batch.len() as f64,
-                    tokens: tokens.len(),
-                })
-            };
-            self.read_batch(batch, Phase::Prefill, &mut after_chunk, goal)?;
-            self.recurrence.keep_boundary()?;
-            done += batch.len();
-            if let Some(take) = take.as_deref_mut() {
-                self.hand_over_logits(batch.len(), wanted, take)?;
-            }
-        }
-        self.finish_logits()
-    }
-
-    /// Takes a logical batch of a prompt that ends at `goal` tokens through every layer. `self.forward` holds its
-    /// last hidden states afterwards.
-    fn read_batch(
-        &mut self,
-        batch: &[u32],
-        phase: Phase,
-        after_chunk: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
-        goal: usize,
-    ) -> Result<(), EngineError> {
-        let start = self.tokens.len();
-        self.roll(batch.len())?;
-        let result = self.run_layers(batch, start, phase, after_chunk, goal);
-        match result {
-            Ok(()) => {
-                self.tokens.extend_from_slice(batch);
-                if phase == Phase::Prefill && self.prefilled == start {
-                    self.prefilled = self.tokens.len();
-                }
-            }
-            // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
-            Err(_) => drop(self.go_back(start)),
-        }
-        result
-    }
-
-    fn run_layers(
-        &mut self,
-        batch: &[u32],
-        start: usize,
-        phase: Phase,
-        after_chunk: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
-        goal: usize,
-    ) -> Result<(), EngineError> {
-        let engine = Arc::clone(&self.engine);
-        let model = engine.model();
-        let config = model.config();
-        let forward = match self.forward.take() {
-            Some(forward) if forward.batch_tokens() >= batch.len() => forward,
-            // The memory of shorter batches is gone before there is more.
-            shorter => {
-                drop(shorter);
-                engine.compute().forward(batch.len(), engine.rotary_context())?
-            }
-        };
-        let forward = self.forward.insert(forward);
-        self.batch_tokens = batch.len();
-        forward.embed(batch)?;
-        let (policies, watching) = match phase {
-            Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
-            Phase::Decode => (&mut self.decode, None),
-        };
-        let mut attention = LayerAttention {
-            cache: &mut self.cache,
-            device: self.pages.as_mut(),
-            policies,
-            watching,
-            means: &mut self.means,
-            step: Step {
-                phase,
-                layers: config.attention_layers(),
-                heads: Heads::of(config),
-                total_tokens: goal,
-                page_tokens: engine.options().page_tokens,
-                scale: config.attention_scale,
-                soft_cap: config.soft_cap,
-                evicted: &self.evicted,
-            },
-            window: &|layer| match (model.window(layer), engine.options().window) {
-                (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
-                (own, _) => own,
-            },
-            chunk_tokens: engine.options().chunk_tokens,
-            options: AttendOptions::new(config.attention_scale).with_soft_cap(config.soft_cap),
-            partials: &mut self.partials,
-            pairs: &mut self.pairs,
-            time: &mut self.attention_time[usize::from(phase == Phase::Decode)],
-            audit: self.audit.as_mut(),
-            auto: self.auto.as_mut(),
-            after_chunk,
-            failure: None,
-        };
-        let interrupted = || EngineError::Interrupted {
-            tokens: start,
-            total: goal,
-        };
-        for layer in 0..config.layers {
-            let state = &mut self.recurrence.state;
-            let mut edge = CacheEdge {
-                inner: &mut attention,
-                rotation: engine.options().rotation(),
-                head_dim: config.head_dim,
-                place: self.rolled.place(start),
-                buffers: &mut self.edge,
-            };
-            let result = forward.layer(layer, self.rolled.position(start), &mut edge, state);
-            if let Err(error) = result {
-                return Err(match (attention.failure.take(), error) {
-                    (Some(failure), _) => failure,
-                    (None, riffle_model::ModelError::Attention(_)) => interrupted(),
-                    (None, error) => error.into(),
-                });
-            }
-            // A recurrent layer asks for no attention, where the others tell how far they are.
-            if config.cache_layer(layer).is_none() && (attention.after_chunk)(layer, batch.len()).is_break() {
-                return Err(interrupted());
-            }
-        }
-        Ok(())
-    }
-
-    /// Logits of the last token that was read.
-    fn finish_logits(&mut self) -> Result<(), EngineError> {
-        let last = self.batch_tokens - 1;
-        self.logits_of(last..self.batch_tokens)?;
-        if self.logits.iter().any(|logit| !logit.is_finite()) {
-            return Err(EngineError::NonFiniteLogits {
-                position: self.tokens.len(),
-            });
-        }
-        Ok(())
-    }
-
-    /// Logits of those of the last `tokens` tokens that are wanted, a bounded number of rows at a time.
-    fn hand_over_logits(
-        &mut self,
-        tokens: usize,
-        wanted: &[Range<usize>],
-        take: &mut TakeLogits<'_>,
-    ) -> Result<(), EngineError> {
-        const ROWS: usize = 64;
-        let first = self.tokens.len() - tokens;
-        for range in wanted {
-            let range = range.start.max(first)..range.end.min(self.tokens.len());
-            for start in range.clone().step_by(ROWS) {
-                let rows = ROWS.min(range.end - start);
-                self.logits_of(start - first..start - first + rows)?;
-                if take(start, &self.logits).is_break() {
-                    return Err(EngineError::Interrupted {
-                        tokens: self.tokens.len(),
-                        total: self.tokens.len(),
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Logits of some tokens of the latest batch, `[rows, vocab]`.
-    fn logits_of(&mut self, rows: Range<usize>) -> Result<(), EngineError> {
-        let vocab_size = self.engine.model().config().vocab_size;
-        self.logits.resize(rows.len() * vocab_size, 0.0);
-        match &mut self.forward {
-            Some(forward) => Ok(forward.logits(rows, &mut self.logits)?),
-            None => unreachable!("a batch has been read"),
-        }
     }
 }

@@ -38,6 +38,14 @@ pub(crate) struct Rolled {
     sinks: Vec<Vec<f32>>,
 }
 
+impl StreamWindow {
+    /// Tokens of a sequence that are read before the first page leaves.
+    pub(crate) fn whole_tokens(&self, page_tokens: usize) -> usize {
+        let sink_pages = self.sink_tokens.div_ceil(page_tokens);
+        (self.window_tokens + (sink_pages + 1) * page_tokens).saturating_sub(2)
+    }
+}
+
 impl EngineOptions {
     /// The options of an endless sequence: its policies, and a context that holds the window, the sinks and a chunk.
     ///
@@ -69,6 +77,11 @@ impl EngineOptions {
 }
 
 impl Rolled {
+    /// Whether the cache holds the beginning of the sequence as it was read.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.gone == 0
+    }
+
     /// Where a token of the sequence that is still to come, or came after tokens left last, stands in the cache.
     pub(crate) fn place(&self, token: usize) -> usize {
         token - self.gone

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, GenerateOptions, Session};
+use riffle_engine::{Engine, EngineOptions, GenerateOptions, Session, StreamWindow};
 use riffle_kv::PrefixCache;
 use testing::{fixture, go_on, prompt};
 
@@ -110,4 +110,43 @@ fn generated_tokens_are_not_kept_as_prompt() {
     }
     session.prefill(&prompt(64), &mut go_on).unwrap();
     assert_eq!(session.store_prefix(&cache).unwrap().0, 64);
+}
+
+#[test]
+fn a_window_begins_with_what_is_read_before_it_moves() {
+    let window = StreamWindow {
+        window_tokens: 200,
+        sink_tokens: 20,
+    };
+    let options = EngineOptions {
+        page_tokens: 32,
+        chunk_tokens: 48,
+        batch_tokens: 96,
+        ..Default::default()
+    };
+    let engine = Engine::load(fixture("model"), options.with_window(window).unwrap()).unwrap();
+    let book = prompt(700);
+    // The window moves at 263 tokens: whole pages in whole chunks are 192 before.
+    for (length, on_the_way, again) in [(700, true, 192), (150, false, 96)] {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+        let tokens = &book[..length];
+        let expected = answer(&engine, None, tokens);
+        let mut first = Session::new(&engine).unwrap();
+        let cuts = first.prefix_cuts(length);
+        assert_eq!(cuts.is_empty(), !on_the_way);
+        for cut in cuts {
+            first.prefill(&tokens[..cut], &mut go_on).unwrap();
+            assert_eq!(first.store_prefix(&cache).unwrap().0, cut);
+        }
+        first.prefill(&tokens[first.tokens().len()..], &mut go_on).unwrap();
+        let kept = first.store_prefix(&cache).unwrap().0;
+        assert_eq!(
+            kept,
+            if on_the_way { 0 } else { 128 },
+            "a window that moved keeps nothing"
+        );
+        let found = answer(&engine, Some(&cache), tokens);
+        assert_eq!((found.0, &found.1, &found.2), (again, &expected.1, &expected.2));
+    }
 }

@@ -155,6 +155,36 @@ fn a_restored_session_goes_on_to_the_bit() {
 }
 
 #[test]
+fn heads_that_auto_has_moved_stay_where_they_stood() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let engine = engine(EngineOptions {
+        auto_target: Some(0.9),
+        ..Default::default()
+    });
+    let tokens = prompt(1400);
+    let mut whole = Session::new(&engine).unwrap();
+    let mut session = Session::new(&engine).unwrap();
+    for part in tokens.chunks(512) {
+        whole.prefill(part, &mut go_on).unwrap();
+        session.prefill(part, &mut go_on).unwrap();
+        session = through_file(session, &path);
+        assert_eq!((state(&session), session.audit()), (state(&whole), whole.audit()));
+    }
+    let [read, causal] = [whole.pairs().read, whole.pairs().causal];
+    assert!(read < causal, "no head has moved");
+    let mut fork = session.fork().unwrap();
+    let expected = generate(&mut whole, &sampled(30));
+    for session in [&mut session, &mut fork] {
+        assert_eq!(generate(session, &sampled(30)), expected);
+        session.prefill(&tokens[..512], &mut go_on).unwrap();
+    }
+    whole.prefill(&tokens[..512], &mut go_on).unwrap();
+    assert_eq!((state(&session), session.audit()), (state(&whole), whole.audit()));
+    assert_eq!((state(&fork), fork.audit()), (state(&whole), whole.audit()));
+}
+
+#[test]
 fn a_new_prompt_begins_its_seed_anew_and_keeps_what_it_shares() {
     let engine = engine(EngineOptions::default());
     let tokens = prompt(300);

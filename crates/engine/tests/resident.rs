@@ -1,0 +1,67 @@
+//! Memory that a whole run holds, measured in a process of its own, so that nobody else's is counted.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod testing;
+
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, Session};
+use testing::{fixture, go_on, prompt};
+
+/// Set in the process that measures.
+const MEASURES: &str = "RIFFLE_TEST_RESIDENT";
+
+/// Bytes of this process that lie in memory.
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+fn measure(decode: &str) {
+    let options = EngineOptions {
+        context_tokens: Some(12_288),
+        prefill: "streaming:sinks=16,window=128".parse().unwrap(),
+        decode: decode.parse().unwrap(),
+        key_format: Format::F32,
+        value_format: Format::F32,
+        page_tokens: 64,
+        ..Default::default()
+    };
+    let engine = Engine::load(fixture("model"), options).unwrap();
+    let mut session = Session::new(&engine).unwrap();
+    let empty = resident_bytes();
+    session.prefill(&prompt(12_000), &mut go_on).unwrap();
+    let held = session.usage().bytes_by_tier.total();
+    let full = resident_bytes();
+    assert!(full - empty > held * 9 / 10, "{full} after {empty} for {held}");
+    // What the prompt voted for stays, the rest goes before the first token is read.
+    session.advance(7).unwrap();
+    let freed = held - session.usage().bytes_by_tier.total();
+    let evicted = resident_bytes();
+    assert!(freed > held * 8 / 10, "{freed} of {held} are free");
+    let back = full.saturating_sub(evicted);
+    assert!(back > freed * 9 / 10, "{back} of {freed} went back");
+    eprintln!("{decode}: {held} bytes of pages, {freed} evicted, {back} went back");
+}
+
+#[test]
+fn what_decode_policies_evict_goes_back_to_the_system() {
+    let decodes = ["snapkv:budget=500,window=32", "h2o:budget=500,recent=64,observed=32"];
+    if let Some(decode) = std::env::var_os(MEASURES) {
+        return measure(decode.to_str().unwrap());
+    }
+    for decode in decodes {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "what_decode_policies_evict_goes_back_to_the_system",
+                "--nocapture",
+            ])
+            .env(MEASURES, decode)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{decode}: {said}");
+        eprintln!("{said}");
+    }
+}
