@@ -47,6 +47,7 @@ pub mod ceiling;
 mod diagonal;
 mod error;
 mod format;
+mod gathered;
 mod hadamard;
 mod half;
 mod kernel;

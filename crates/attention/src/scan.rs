@@ -71,6 +71,12 @@ impl Scan {
         let rows = (0..queries.rows).flat_map(|row| (0..queries.group).map(move |head| queries.query(row, head)));
         self.scorer.set(rows, queries.head_dim, options.scale)?;
         let weights = &mut self.weights[self.skip..];
+        let visible = |query: usize| match options.causal {
+            true => (queries.start + query / queries.group + 1).min(tokens),
+            false => tokens,
+        };
+        self.tops.clear();
+        self.tops.resize(count, f32::NEG_INFINITY);
         let mut known = 0;
         let pages = kv.pages.iter().take_while(|page| page.start < tokens);
         for (number, page) in pages.enumerate() {
@@ -80,27 +86,25 @@ impl Scan {
             let slots = Span::new(0, known - page.start);
             self.scorer
                 .score(&page.keys, slots, ahead, &mut weights[page.start..], self.row_stride)?;
+            // While a page's logits are in the nearest cache.
+            let rows = weights.chunks_exact_mut(self.row_stride).zip(&mut self.tops);
+            for (query, (row, top)) in rows.enumerate() {
+                let logits = &mut row[page.start..visible(query).clamp(page.start, known)];
+                let soft_cap = options.soft_cap;
+                *top = top.max(level.run(Top { logits, soft_cap }));
+            }
         }
         fill(weights, self.row_stride, count, Span::new(known.min(tokens), tokens));
-        self.tops.clear();
         self.totals.clear();
-        for (query, row) in weights.chunks_exact_mut(self.row_stride).enumerate().take(count) {
-            let visible = match options.causal {
-                true => (queries.start + query / queries.group + 1).min(tokens),
-                false => tokens,
-            };
-            let (logits, unseen) = row[..tokens].split_at_mut(visible);
+        let rows = weights.chunks_exact_mut(self.row_stride).zip(&self.tops);
+        for (query, (row, top)) in rows.enumerate() {
+            let (logits, unseen) = row[..tokens].split_at_mut(visible(query));
             unseen.fill(0.0);
-            let top = level.run(Top {
-                logits,
-                soft_cap: options.soft_cap,
-            });
-            self.tops.push(top);
-            if top == f32::NEG_INFINITY {
+            if *top == f32::NEG_INFINITY {
                 logits.fill(0.0);
                 self.totals.push(0.0);
             } else {
-                self.totals.push(level.run(Exponentiate { logits, top }));
+                self.totals.push(level.run(Exponentiate { logits, top: *top }));
             }
         }
         Ok(())

@@ -61,6 +61,12 @@ struct Listed<const R: usize> {
     weights: Vec<[f32; R]>,
 }
 
+/// Where listing stands.
+struct Place {
+    page: usize,
+    span: usize,
+}
+
 impl Part<'_> {
     fn run<const R: usize>(&self, partial: &mut Partial) {
         let head_dim = self.kv.head_dim;
@@ -102,42 +108,61 @@ impl Part<'_> {
             weights: Vec::new(),
         };
         let (mut now, mut next) = (list(), list());
-        let mut page = self.list(0, &rows, &factors, &mut now);
+        let first = self.kv.pages.first().map_or(0, |page| page.start);
+        let mut place = Place {
+            page: 0,
+            span: self.selection.spans().partition_point(|span| span.end <= first),
+        };
+        self.list(&mut place, &rows, &mut now);
         while !now.tokens.is_empty() {
-            // The next page's values are asked for before this page's are used.
-            page = self.list(page, &rows, &factors, &mut next);
-            for weights in &now.weights {
-                for (l, weight) in l.iter_mut().zip(weights) {
-                    *l += weight;
-                }
-            }
+            // The next page's weights and values are asked for before this page's are used.
+            self.list(&mut place, &rows, &mut next);
+            self.weigh(&rows, &factors, &mut now, l);
             self.gather(&now, o);
             core::mem::swap(&mut now, &mut next);
         }
     }
 
-    /// Lists what is read of the first page from `from` on of which anything is; returns the page after it.
-    fn list<const R: usize>(&self, from: usize, rows: &[&[f32]; R], factors: &[f32; R], out: &mut Listed<R>) -> usize {
+    /// Lists what is read of the first page from `place` on of which anything is.
+    fn list<const R: usize>(&self, place: &mut Place, rows: &[&[f32]; R], out: &mut Listed<R>) {
         out.tokens.clear();
-        out.weights.clear();
         let spans = self.selection.spans();
-        for (number, page) in self.kv.pages.iter().enumerate().skip(from) {
+        while let Some(page) = self.kv.pages.get(place.page) {
             let within = crate::Span::new(page.start, (page.start + page.tokens).min(rows[0].len()));
-            let first = spans.partition_point(|span| span.end <= within.start);
-            for span in spans[first..].iter().take_while(|span| span.start < within.end) {
-                for position in span.intersect(&within).range() {
-                    out.tokens.push(position - page.start);
-                    out.weights
-                        .push(core::array::from_fn(|r| rows[r][position] * factors[r]));
+            while let Some(span) = spans.get(place.span).filter(|span| span.start < within.end) {
+                let read = span.intersect(&within);
+                out.tokens.extend(read.range().map(|position| position - page.start));
+                if span.end > within.end {
+                    break;
                 }
+                place.span += 1;
             }
+            place.page += 1;
             if !out.tokens.is_empty() {
-                out.page = number;
+                out.page = place.page - 1;
+                for row in rows.iter().take(self.count) {
+                    fetch(&row[page.start..], &out.tokens, 1, None);
+                }
                 self.fetch(out);
-                return number + 1;
+                return;
             }
         }
-        self.kv.pages.len()
+    }
+
+    /// Looks up what the listed tokens weigh and adds it to `l`.
+    fn weigh<const R: usize>(&self, rows: &[&[f32]; R], factors: &[f32; R], list: &mut Listed<R>, l: &mut [f32]) {
+        let start = self.kv.pages[list.page].start;
+        list.weights.clear();
+        let weights = list
+            .tokens
+            .iter()
+            .map(|token| core::array::from_fn(|r| rows[r][start + token] * factors[r]));
+        list.weights.extend(weights);
+        for weights in &list.weights {
+            for (l, weight) in l.iter_mut().zip(weights) {
+                *l += weight;
+            }
+        }
     }
 
     fn fetch<const R: usize>(&self, list: &Listed<R>) {

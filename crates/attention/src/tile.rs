@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 
 use crate::block::{Block, active, aligned, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole};
 use crate::diagonal::DiagonalWorkspace;
+use crate::gathered::Gathered;
 use crate::kernel::{
     Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK,
     QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width,
@@ -28,6 +29,7 @@ pub(crate) struct Workspace {
     scores: Vec<f32>,
     keys: Vec<f32>,
     values: Vec<f32>,
+    gathered: Gathered,
     summary_open: Vec<bool>,
     summary_weights: Vec<f32>,
 }
@@ -161,18 +163,71 @@ impl<V: Visible> Call<'_, V> {
         }
         let total = rows * group;
         let lone = total <= self.level.tile_rows().min(8);
-        let mut bias = [0.0; KEY_BLOCK];
         let biased = self.visible.bias(block.span.start).is_some();
         let mut slots = [Slot::default(); STRIPES];
         let slots_len = active(union, block.span.len(), &mut slots);
-        self.widen(
-            workspace,
-            block,
-            &slots[..slots_len],
+        let keys_only = matches!(output, Output::Mass { .. });
+        self.widen(workspace, block, &slots[..slots_len], lone, keys_only);
+        // By what each row sees, which later tokens of the block cannot change.
+        let uniform = uniform || workspace.bits.iter().all(|bits| *bits == union);
+        if !uniform || lone || biased || !Gathered::pays(union, slots_len) {
+            let part = Part {
+                first,
+                rows,
+                lone,
+                biased,
+                uniform,
+                union,
+                places: None,
+            };
+            return self.tiles(workspace, block, &part, output);
+        }
+        let mut gathered = core::mem::take(&mut workspace.gathered);
+        let len = KEY_BLOCK * self.kv.head_dim;
+        let keys = match block.keys {
+            Plane::F32(data) => data,
+            _ => &*aligned(&mut workspace.keys, len),
+        };
+        let values = match block.values {
+            _ if keys_only => None,
+            Plane::F32(data) => Some(data),
+            _ => Some(&*aligned(&mut workspace.values, len)),
+        };
+        let (places, keys, values) = gathered.take(union, keys, values, self.kv.head_dim);
+        let part = Part {
+            first,
+            rows,
             lone,
-            matches!(output, Output::Mass { .. }),
-        );
+            biased,
+            uniform,
+            union: low_bits(places.len()),
+            places: Some(places),
+        };
+        let block = Block {
+            span: Span::new(block.span.start, block.span.start + places.len()),
+            keys: Plane::F32(keys),
+            values: Plane::F32(values),
+            ahead: None,
+        };
+        self.tiles(workspace, &block, &part, output);
+        workspace.gathered = gathered;
+    }
 
+    /// The tiles of a query block over a block whose keys and values are widened as far as they have to be.
+    fn tiles(&self, workspace: &mut Workspace, block: &Block, part: &Part, output: &mut Output) {
+        let Part {
+            first,
+            rows,
+            lone,
+            biased,
+            uniform,
+            union,
+            places,
+        } = *part;
+        let group = self.queries.group;
+        let total = rows * group;
+        let mut bias = [0.0; KEY_BLOCK];
+        let mut slots = [Slot::default(); STRIPES];
         let mut at = 0;
         let mut packed = 0;
         while at < total {
@@ -206,6 +261,7 @@ impl<V: Visible> Call<'_, V> {
                     uniform,
                     bias: biased.then_some(&bias),
                     lone,
+                    places,
                 };
                 match tile.width {
                     1 => self.tile_block::<1>(workspace, block, &work, output),
@@ -378,9 +434,10 @@ impl<V: Visible> Call<'_, V> {
                     mass: &mut sums,
                 });
                 for (sums, slot) in sums.chunks_exact(LANES).zip(slots) {
-                    let position = block.span.start + slot.stripe * LANES;
                     for (lane, sum) in sums.iter().enumerate().take(slot.tokens) {
-                        let at = (position + lane).checked_sub(*origin);
+                        let place = slot.stripe * LANES + lane;
+                        let place = work.places.map_or(place, |places| places[place]);
+                        let at = (block.span.start + place).checked_sub(*origin);
                         if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
                             *mass += sum;
                         }
@@ -389,6 +446,21 @@ impl<V: Visible> Call<'_, V> {
             }
         }
     }
+}
+
+/// A query block's part of a block.
+struct Part<'a> {
+    /// The block's first position, and how many it has.
+    first: usize,
+    rows: usize,
+    lone: bool,
+    biased: bool,
+    /// Whether all rows see the same.
+    uniform: bool,
+    /// What any of them sees.
+    union: u128,
+    /// Where tokens that were gathered stood in their block.
+    places: Option<&'a [usize]>,
 }
 
 /// One tile's part of a block.
@@ -405,6 +477,7 @@ struct TileWork<'a> {
     uniform: bool,
     bias: Option<&'a [f32; KEY_BLOCK]>,
     lone: bool,
+    places: Option<&'a [usize]>,
 }
 
 fn accumulate<E: Element, const R: usize>(

@@ -215,6 +215,14 @@ pub(crate) struct InspectArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct PoliciesArguments {
+    /// Query heads, KV heads and the width of a head, for break-even lengths
+    #[arg(
+        long,
+        value_name = "HEADS,KV,WIDTH",
+        value_delimiter = ',',
+        default_value = "16,8,128"
+    )]
+    pub(crate) shape: Vec<usize>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -233,6 +241,9 @@ pub(crate) struct CalibrateArguments {
     /// Share of the true attention that all but one in a hundred queries of each head must keep
     #[arg(long, value_name = "P", default_value_t = 0.9)]
     pub(crate) target: f64,
+    /// Share of the true attention that all heads must keep on average, in place of --target
+    #[arg(long, value_name = "P", conflicts_with = "target")]
+    pub(crate) mean: Option<f64>,
     /// Policies to choose from; full attention is always among them. May be given several times
     #[arg(long, value_name = "POLICY", default_values = ["streaming", "vertical-slash", "xattention"])]
     pub(crate) candidate: Vec<String>,

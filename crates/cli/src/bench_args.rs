@@ -42,12 +42,14 @@ pub(crate) struct BenchPoliciesArguments {
     /// Tokens of the context
     #[arg(long, value_name = "N", default_value_t = 131_072)]
     pub(crate) tokens: usize,
+    /// Layers of the model, of which a policy may read the first densely
+    #[arg(long, value_name = "N", default_value_t = 28)]
+    pub(crate) layers: usize,
     /// Query heads, KV heads and the width of a head
     #[arg(
         long,
         value_name = "HEADS,KV,WIDTH",
         value_delimiter = ',',
-        num_args = 3,
         default_value = "16,8,128"
     )]
     pub(crate) shape: Vec<usize>,

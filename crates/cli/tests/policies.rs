@@ -104,11 +104,35 @@ fn calibrate_writes_a_profile_that_a_run_takes_and_that_keeps_its_target() {
 }
 
 #[test]
+fn calibrate_reaches_a_mean_at_the_least_cost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (text, profile) = (folder.path().join("text.txt"), folder.path().join("profile.toml"));
+    fs::write(&text, "And it came to pass in those days. ".repeat(150)).expect("a file");
+    let calibrate = |mean: &str| {
+        let mut command = riffle();
+        command
+            .args(["calibrate", "--json", "--mean", mean, "--model"])
+            .arg(shipped_model());
+        for candidate in ["streaming:sinks=4,window=64", "streaming:sinks=4,window=500"] {
+            command.args(["--candidate", candidate]);
+        }
+        let output = command.arg("--file").arg(&text).arg("--out").arg(&profile).output();
+        output.expect("the binary runs")
+    };
+    let audit: Value = serde_json::from_str(&stdout(&calibrate("0.9"))).expect("JSON");
+    assert!(audit["mean_mass"].as_f64() >= Some(0.9), "{audit}");
+    assert!(audit["density"].as_f64() < Some(1.0), "{audit}");
+    assert_refused(&calibrate("1.9"), 1, &["--mean", "1.9", "0 to 1"]);
+}
+
+#[test]
 fn policies_are_listed_with_phases_savings_sources_and_the_guard() {
     let text = stdout(&run(&["policies"]));
     for part in [
         "h2o-chunk (prefill; saves compute)",
         "twilight (decode",
+        "certified (decode; saves traffic of values; recalls facts anywhere)",
+        "faster than full in decode from",
         "arXiv:2404.14469",
         "from=auto",
     ] {

@@ -142,7 +142,7 @@ impl LayerAttention<'_> {
     ) -> Result<(), EngineError> {
         let pages: Vec<_> = chunks
             .iter()
-            .map(|tokens| pages(self.cache, input, &self.step, tokens))
+            .map(|tokens| pages(self.cache, input, &self.step, tokens, |_| 0))
             .collect();
         let chunks: Vec<Chunk<'_>> = chunks
             .iter()
@@ -295,7 +295,11 @@ impl LayerAttention<'_> {
 
     /// Selects where every page can be shown as it lies.
     fn select_near(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
-        let pages = pages(self.cache, input, &self.step, &tokens);
+        let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
+        let unread = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
+        let policies = self.policies.layer(input.cache_layer);
+        let from = |kv_head: usize| policies[kv_head].keys_from(&unread.contexts[kv_head]);
+        let pages = pages(self.cache, input, &self.step, &tokens, from);
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
         let queries = |context: &SelectContext<'_>| self.step.tile(input, tokens.clone(), context.kv_head);
         let policies = self.policies.layer_mut(input.cache_layer);
@@ -369,8 +373,8 @@ fn summarize_new_pages(
     for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {
         let start = input.start_position + tokens.start - step.gone(input.cache_layer, kv_head);
         let first = start / page_tokens * page_tokens;
-        for page in cache.pages(input.cache_layer, kv_head) {
-            if page.start >= first && page.tokens == page_tokens {
+        for page in cache.pages_from(input.cache_layer, kv_head, first) {
+            if page.tokens == page_tokens {
                 policy.summarize(&page, step.heads.head_dim);
             }
         }

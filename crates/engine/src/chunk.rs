@@ -111,17 +111,18 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// The pages of each KV head, cut at the end of the chunk.
+/// The pages of each KV head from the one on that holds its token `from`, cut at the end of the chunk.
 pub(crate) fn pages<'c>(
     cache: &'c KvCache,
     input: &AttentionInput<'_>,
     step: &Step<'_>,
     tokens: &Range<usize>,
+    from: impl Fn(usize) -> usize,
 ) -> Vec<Vec<PageView<'c>>> {
     let of_head = |kv_head: usize| {
         let end = input.start_position + tokens.end - step.gone(input.cache_layer, kv_head);
         let pages = cache
-            .pages(input.cache_layer, kv_head)
+            .pages_from(input.cache_layer, kv_head, from(kv_head))
             .take_while(|page| page.start < end);
         let cut = pages.map(|page| PageView {
             tokens: page.tokens.min(end - page.start),

@@ -282,18 +282,25 @@ impl<'c> Observed<'c> {
     }
 }
 
-/// The pages that queries read, by KV head; `None` for all, where none has to be brought near.
+/// The pages that queries read, by KV head; `None` for all, where none has to be brought near and there are fewer pages than
+/// spans.
 pub(crate) fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Selection)>>(
     cache: &KvCache,
     chunk: &Chunk<'_>,
     reads: impl FnOnce() -> I,
 ) -> Option<Vec<Vec<Span>>> {
-    if cache.is_near(chunk.layer) {
-        return None;
-    }
     let shape = cache.shape();
+    let most = match cache.is_near(chunk.layer) {
+        true => chunk.end().div_ceil(shape.page_tokens),
+        false => usize::MAX,
+    };
     let mut wanted = vec![Vec::new(); shape.kv_heads];
+    let mut named = 0;
     for (kv_head, queries, selection) in reads() {
+        named += selection.spans().len() + selection.diagonals().len();
+        if named >= most {
+            return None;
+        }
         let spans = selection.reads(queries.start, queries.rows);
         wanted[kv_head].extend(spans.iter().map(|span| pages_of(span, shape.page_tokens)));
     }

@@ -14,12 +14,21 @@ use crate::EvalError;
 pub struct CalibrateOptions {
     /// Prefill policies to choose from; full attention is always among them.
     pub candidates: Vec<PolicySpec>,
-    /// Mass that all but one in a hundred queries of each head must keep.
-    pub target: f64,
+    /// What must be kept.
+    pub keep: Keep,
     /// Tokens of the text to read; `None` takes all that the context holds.
     pub length: Option<usize>,
     /// Costs on this machine, for which is cheapest.
     pub cost: CostModel,
+}
+
+/// How much of the exact mass a profile must keep.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Keep {
+    /// This share in all but one in a hundred queries of each head.
+    FirstPercentile(f64),
+    /// This share on average over all heads: heads that cost most for what they hold may keep less.
+    Mean(f64),
 }
 
 /// A profile and what it keeps of the text it was made on.
@@ -31,14 +40,29 @@ pub struct Calibration {
     pub audit: AuditReport,
 }
 
-/// Audits each candidate on the text and gives every KV head the cheapest that meets the target, by the pairs it read
+/// (layer, KV head)
+type Place = (usize, usize);
+
+/// What a policy is to one KV head.
+#[derive(Debug, Clone)]
+struct Offer {
+    policy: PolicySpec,
+    /// Of full attention.
+    cost: f64,
+    mean_mass: f64,
+    /// Of the query head that keeps least.
+    first_percentile_mass: f64,
+}
+
+/// Audits each candidate on the text and gives every KV head the cheapest with which the goal is met, by the pairs it read
 /// and the cost of its estimate; then audits the whole. `show` hears of each step.
 ///
 /// Candidates are audited one by one, each in all heads: what a head keeps then depends on what the others did, so the
-/// last audit is the one that counts. A head that misses the target there, by its neighbours' doing, is made full.
+/// last audit is the one that counts. A head that misses a first percentile there, by its neighbours' doing, is made full; a
+/// mean that is missed is aimed at from higher.
 ///
 /// # Errors
-/// [`EvalError::Option`] for a target that is no share, and whatever a run can fail with.
+/// [`EvalError::Option`] for a goal that is no share, and whatever a run can fail with.
 pub fn calibrate(
     model: &Path,
     options: &EngineOptions,
@@ -46,44 +70,18 @@ pub fn calibrate(
     calibration: &CalibrateOptions,
     show: &mut dyn FnMut(&str),
 ) -> Result<Calibration, EvalError> {
-    if !(0.0..=1.0).contains(&calibration.target) {
+    let (flag, goal) = match calibration.keep {
+        Keep::FirstPercentile(goal) => ("--target", goal),
+        Keep::Mean(goal) => ("--mean", goal),
+    };
+    if !(0.0..=1.0).contains(&goal) {
         return Err(EvalError::Option(format!(
-            "--target is {}, but must be a share from 0 to 1",
-            calibration.target
+            "{flag} is {goal}, but must be a share from 0 to 1"
         )));
     }
-    let run = |prefill: PolicyRules| -> Result<(AuditReport, PolicyShape, usize), EvalError> {
-        let options = EngineOptions {
-            prefill,
-            cost: calibration.cost,
-            audit: true,
-            ..options.clone()
-        };
-        let engine = Engine::load(model, options)?;
-        let mut tokens = engine.tokenizer().map_err(EvalError::Engine)?.encode(text, true)?;
-        let most = calibration
-            .length
-            .unwrap_or(usize::MAX)
-            .min(engine.plan().context_tokens);
-        tokens.truncate(most);
-        let mut session = Session::new(&engine)?;
-        session.prefill(&tokens, &mut |_| ControlFlow::Continue(()))?;
-        let config = engine.model().config();
-        let shape = PolicyShape {
-            layers: config.attention_layers(),
-            kv_heads: config.kv_heads,
-            group: config.heads / config.kv_heads,
-            head_dim: config.head_dim,
-            chunk_tokens: engine.options().chunk_tokens,
-        };
-        let audit = session
-            .audit()
-            .ok_or_else(|| EvalError::Option("nothing was audited".to_owned()))?;
-        Ok((audit, shape, tokens.len()))
-    };
+    let run = |prefill: PolicyRules| audited(model, options, text, calibration, prefill);
 
-    // The cheapest that meets the target so far, and its cost, by (layer, KV head).
-    let mut best: BTreeMap<(usize, usize), (f64, PolicySpec)> = BTreeMap::new();
+    let mut offers: BTreeMap<Place, Vec<Offer>> = BTreeMap::new();
     for candidate in &calibration.candidates {
         let (audit, shape, tokens) = run(candidate.clone().into())?;
         show(&format!(
@@ -93,37 +91,63 @@ pub fn calibrate(
             audit.density * 100.0
         ));
         for (place, heads) in by_kv_head(&audit) {
-            let keeps = heads
-                .iter()
-                .all(|head| head.first_percentile_mass >= calibration.target);
-            let share = heads[0].density;
+            let share = Some(heads[0].density);
             let cost = &calibration.cost;
-            let relative = cost.relative_cost(candidate, Phase::Prefill, &shape, tokens, Some(share));
-            let cheapest = best.get(&place).map_or(1.0, |(cost, _)| *cost);
-            if keeps && relative < cheapest {
-                best.insert(place, (relative, candidate.clone()));
-            }
+            let offer = Offer {
+                policy: candidate.clone(),
+                cost: cost.relative_cost(candidate, Phase::Prefill, &shape, tokens, share),
+                mean_mass: heads.iter().map(|head| head.mean_mass).sum::<f64>() / heads.len() as f64,
+                first_percentile_mass: heads.iter().map(|head| head.first_percentile_mass).fold(1.0, f64::min),
+            };
+            offers.entry(place).or_default().push(offer);
         }
     }
-    let mut chosen: BTreeMap<(usize, usize), PolicySpec> =
-        best.into_iter().map(|(place, (_, spec))| (place, spec)).collect();
+    for offers in offers.values_mut() {
+        // What costs more than reading everything is no offer.
+        offers.retain(|offer| offer.cost < 1.0);
+        offers.push(Offer {
+            policy: PolicySpec::full(),
+            cost: 1.0,
+            mean_mass: 1.0,
+            first_percentile_mass: 1.0,
+        });
+    }
+
+    let mut aim = goal;
+    let mut chosen = match calibration.keep {
+        Keep::FirstPercentile(goal) => cheapest_each(&offers, goal),
+        Keep::Mean(_) => cheapest_on_average(&offers, aim),
+    };
     loop {
         let rules = rules(&chosen);
         let (audit, ..) = run(rules.clone())?;
-        let missed: Vec<(usize, usize)> = by_kv_head(&audit)
-            .into_iter()
-            .filter(|(_, heads)| heads.iter().any(|head| head.first_percentile_mass < calibration.target))
-            .map(|(place, _)| place)
-            .filter(|place| chosen.contains_key(place))
-            .collect();
         show(&format!(
-            "{} heads sparse: first percentile {:.3}, {:.1}% of the pairs, {} heads missed",
-            chosen.len(),
+            "{} heads sparse: mean mass {:.4}, first percentile {:.3}, {:.1}% of the pairs",
+            rules.rules.len(),
+            audit.mean_mass,
             audit.first_percentile_mass,
             audit.density * 100.0,
-            missed.len()
         ));
-        if missed.is_empty() {
+        let met = match calibration.keep {
+            Keep::Mean(goal) => {
+                let met = audit.mean_mass >= goal || rules.rules.is_empty();
+                aim = (aim + (goal - audit.mean_mass).max(0.001)).min(1.0);
+                if !met {
+                    chosen = cheapest_on_average(&offers, aim);
+                }
+                met
+            }
+            Keep::FirstPercentile(goal) => {
+                let before = chosen.len();
+                for (place, heads) in by_kv_head(&audit) {
+                    if heads.iter().any(|head| head.first_percentile_mass < goal) {
+                        chosen.remove(&place);
+                    }
+                }
+                chosen.len() == before
+            }
+        };
+        if met {
             return Ok(Calibration {
                 profile: Profile {
                     prefill: rules,
@@ -133,10 +157,96 @@ pub fn calibrate(
                 audit,
             });
         }
-        for place in missed {
-            chosen.remove(&place);
-        }
     }
+}
+
+/// The cheapest sparse policy of each KV head with which every query head keeps the first percentile, where there is one.
+fn cheapest_each(offers: &BTreeMap<Place, Vec<Offer>>, first_percentile: f64) -> BTreeMap<Place, PolicySpec> {
+    let cheapest = |offers: &[Offer]| {
+        let keep = offers
+            .iter()
+            .filter(|offer| offer.first_percentile_mass >= first_percentile);
+        let best = keep.min_by(|a, b| a.cost.total_cmp(&b.cost))?;
+        (best.cost < 1.0).then(|| best.policy.clone())
+    };
+    let places = offers
+        .iter()
+        .filter_map(|(place, offers)| Some((*place, cheapest(offers)?)));
+    places.collect()
+}
+
+/// Policies that keep `mean` of the mass on average: from the cheapest of each KV head, the step that gains most mass for
+/// its cost is taken first, which is the best choice up to its last step.
+fn cheapest_on_average(offers: &BTreeMap<Place, Vec<Offer>>, mean: f64) -> BTreeMap<Place, PolicySpec> {
+    let cheapest = |offers: &'_ [Offer]| {
+        let numbers = (0..offers.len()).min_by(|a, b| offers[*a].cost.total_cmp(&offers[*b].cost));
+        numbers.expect("full attention is among them")
+    };
+    let mut now: BTreeMap<Place, usize> = offers
+        .iter()
+        .map(|(place, offers)| (*place, cheapest(offers)))
+        .collect();
+    let wanted = mean * offers.len() as f64;
+    let mut held: f64 = now.iter().map(|(place, number)| offers[place][*number].mean_mass).sum();
+    while held < wanted {
+        let steps = now.iter().flat_map(|(place, number)| {
+            let from = &offers[place][*number];
+            let better = offers[place]
+                .iter()
+                .enumerate()
+                .filter(|(_, to)| to.mean_mass > from.mean_mass);
+            better.map(|(number, to)| {
+                let gain = to.mean_mass - from.mean_mass;
+                (gain / (to.cost - from.cost).max(1e-9), gain, *place, number)
+            })
+        });
+        let Some((_, gain, place, number)) = steps.max_by(|a, b| a.0.total_cmp(&b.0)) else {
+            break;
+        };
+        held += gain;
+        now.insert(place, number);
+    }
+    let chosen = now
+        .into_iter()
+        .map(|(place, number)| (place, offers[&place][number].policy.clone()));
+    chosen.filter(|(_, policy)| *policy != PolicySpec::full()).collect()
+}
+
+/// The audit of a run over the text, the shape of its attention, and how many tokens it read.
+fn audited(
+    model: &Path,
+    options: &EngineOptions,
+    text: &str,
+    calibration: &CalibrateOptions,
+    prefill: PolicyRules,
+) -> Result<(AuditReport, PolicyShape, usize), EvalError> {
+    let options = EngineOptions {
+        prefill,
+        cost: calibration.cost,
+        audit: true,
+        ..options.clone()
+    };
+    let engine = Engine::load(model, options)?;
+    let mut tokens = engine.tokenizer().map_err(EvalError::Engine)?.encode(text, true)?;
+    let most = calibration
+        .length
+        .unwrap_or(usize::MAX)
+        .min(engine.plan().context_tokens);
+    tokens.truncate(most);
+    let mut session = Session::new(&engine)?;
+    session.prefill(&tokens, &mut |_| ControlFlow::Continue(()))?;
+    let config = engine.model().config();
+    let shape = PolicyShape {
+        layers: config.attention_layers(),
+        kv_heads: config.kv_heads,
+        group: config.heads / config.kv_heads,
+        head_dim: config.head_dim,
+        chunk_tokens: engine.options().chunk_tokens,
+    };
+    let audit = session
+        .audit()
+        .ok_or_else(|| EvalError::Option("nothing was audited".to_owned()))?;
+    Ok((audit, shape, tokens.len()))
 }
 
 /// The query heads of each (layer, KV head).
@@ -158,5 +268,46 @@ fn rules(chosen: &BTreeMap<(usize, usize), PolicySpec>) -> PolicyRules {
     PolicyRules {
         base: PolicySpec::full(),
         rules: chosen.iter().map(rule).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(policy: &str, cost: f64, mean_mass: f64) -> Offer {
+        Offer {
+            policy: policy.parse().unwrap(),
+            cost,
+            mean_mass,
+            first_percentile_mass: mean_mass - 0.1,
+        }
+    }
+
+    #[test]
+    fn a_mean_is_reached_where_mass_is_cheapest() {
+        let full = || offer("full", 1.0, 1.0);
+        let offers = BTreeMap::from([
+            (
+                (0, 0),
+                vec![offer("streaming", 0.1, 0.9), offer("xattention", 0.2, 0.99), full()],
+            ),
+            (
+                (0, 1),
+                vec![offer("streaming", 0.1, 0.2), offer("xattention", 0.6, 0.9), full()],
+            ),
+        ]);
+        let names = |mean: f64| {
+            let chosen = cheapest_on_average(&offers, mean);
+            [(0, 0), (0, 1)].map(|place| chosen.get(&place).map_or("full", PolicySpec::name))
+        };
+        assert_eq!(names(0.5), ["streaming", "streaming"]);
+        assert_eq!(names(0.89), ["streaming", "xattention"]);
+        assert_eq!(names(0.93), ["xattention", "xattention"]);
+        assert_eq!(names(0.99), ["xattention", "full"]);
+        assert_eq!(names(1.0), ["full", "full"]);
+        let each = cheapest_each(&offers, 0.85);
+        assert_eq!(each.get(&(0, 0)).map(PolicySpec::name), Some("xattention"));
+        assert_eq!(each.get(&(0, 1)), None);
     }
 }

@@ -78,7 +78,7 @@ pub use attention_rates::{
 };
 pub use audit::{AttentionMap, AuditOptions, AuditTable, AuditedHead, AuditedRows, audit};
 pub use baselines::{baselines, parse_policy};
-pub use calibrate::{CalibrateOptions, Calibration, calibrate};
+pub use calibrate::{CalibrateOptions, Calibration, Keep, calibrate};
 pub use cells::{Journal, Step, StepWatch};
 pub use choice::PolicyChoice;
 pub use compare::{CompareOptions, CompareTask, compare};

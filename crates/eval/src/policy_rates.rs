@@ -30,6 +30,8 @@ pub enum KeyKind {
 pub struct PolicyRateOptions {
     /// Tokens of the context, those of the queries included.
     pub tokens: usize,
+    /// Layers of the model, of which a policy may read some densely.
+    pub layers: usize,
     /// Query heads.
     pub heads: usize,
     /// KV heads.
@@ -80,12 +82,23 @@ pub struct PolicyRate {
     pub attend_ms: f64,
     /// Share of the causal pairs that is read.
     pub density: f64,
+    /// Layers of the model.
+    pub layers: usize,
+    /// Those of them that the policy reads densely.
+    pub dense_layers: usize,
 }
 
 impl PolicyRate {
-    /// How often the policy's time fits into dense attention's.
+    /// How often the policy's time fits into dense attention's, in a layer that it does not read densely.
     pub fn speed(&self) -> f64 {
         self.dense_ms / (self.select_ms + self.attend_ms)
+    }
+
+    /// The same over all layers of the model.
+    pub fn model_speed(&self) -> f64 {
+        let dense = self.dense_layers as f64;
+        let layers = self.layers as f64;
+        layers / (dense + (layers - dense) / self.speed())
     }
 
     /// The time of selecting as a share of the time of attention it saves.
@@ -94,8 +107,8 @@ impl PolicyRate {
     }
 }
 
-/// Measures each policy in the phase, on the current threads, in a layer that is none of its dense ones. Finished ones come
-/// from the journal and go there.
+/// Measures each policy in the phase, on the current threads, in a layer that is none of its dense ones, the lists of pages
+/// included. Finished ones come from the journal and go there.
 ///
 /// # Errors
 /// A policy that does not choose in the phase or attends in two phases, a shape that the cache refuses;
@@ -144,6 +157,8 @@ pub fn measure_policies(
             select_ms: timed.select_ms,
             attend_ms: timed.attend_ms,
             density: timed.density,
+            layers: options.layers,
+            dense_layers: timed.dense_layers,
         })
     })?;
     let (keys, values) = options.formats;
@@ -169,13 +184,14 @@ struct Layer<'a> {
     rows: usize,
     /// `[rows, heads, head_dim]`
     queries: &'a [f32],
-    pages: Vec<Vec<PageView<'a>>>,
+    cache: &'a KvCache,
 }
 
 struct Timed {
     select_ms: f64,
     attend_ms: f64,
     density: f64,
+    dense_layers: usize,
 }
 
 impl<'a> Layer<'a> {
@@ -185,9 +201,7 @@ impl<'a> Layer<'a> {
             phase,
             rows,
             queries,
-            pages: (0..options.kv_heads)
-                .map(|kv_head| cache.pages(0, kv_head).collect())
-                .collect(),
+            cache,
         }
     }
 
@@ -198,9 +212,10 @@ impl<'a> Layer<'a> {
             .map(|_| build(spec, self.phase))
             .collect::<Result<_, _>>()
             .map_err(EngineError::from)?;
-        let contexts: Vec<SelectContext<'_>> = (0..self.options.kv_heads).map(|head| self.context(head)).collect();
+        let heads = 0..self.options.kv_heads;
         let step = (TILE_HEAD_ROWS * self.options.kv_heads / self.options.heads).max(1);
-        let tiles: Vec<(usize, QueryTile<'_>)> = (0..self.options.kv_heads)
+        let tiles: Vec<(usize, QueryTile<'_>)> = heads
+            .clone()
             .flat_map(|head| {
                 (0..self.rows)
                     .step_by(step)
@@ -215,6 +230,13 @@ impl<'a> Layer<'a> {
         // The first run makes summaries of what came before.
         while select_ms.len() < 4 || (began.elapsed().as_secs_f64() < 1.0 && select_ms.len() < 200) {
             let start = Instant::now();
+            let from = |head: usize| policies[head].keys_from(&self.context(head, &[]));
+            let pages = heads
+                .clone()
+                .map(|head| self.cache.pages_from(0, head, from(head)).collect());
+            let pages: Vec<Vec<PageView<'_>>> = pages.collect();
+            let contexts = heads.clone().map(|head| self.context(head, &pages[head]));
+            let contexts: Vec<SelectContext<'_>> = contexts.collect();
             policies.par_iter_mut().zip(&contexts).for_each(|(policy, context)| {
                 policy.prepare(&self.tile(context.kv_head, 0, self.rows), context);
             });
@@ -224,13 +246,18 @@ impl<'a> Layer<'a> {
                 .collect();
             select_ms.push(start.elapsed().as_secs_f64() * 1e3);
             let start = Instant::now();
+            let pages: Vec<Vec<PageView<'_>>> = heads.clone().map(|head| self.cache.pages(0, head).collect()).collect();
+            let kv = |head: usize| KvView {
+                head_dim: self.options.head_dim,
+                pages: &pages[head],
+            };
             let nothing = Selection::none();
             let jobs: Vec<AttendJob<'_>> = tiles
                 .iter()
                 .zip(&selections)
                 .map(|((head, tile), selection)| AttendJob {
                     queries: *tile,
-                    kv: self.kv(*head),
+                    kv: kv(*head),
                     selection: match policies[*head].scan(tile) {
                         Some(_) => &nothing,
                         None => selection,
@@ -245,7 +272,7 @@ impl<'a> Layer<'a> {
             scanned
                 .try_for_each(
                     |((partial, (head, tile)), selection)| match policies[*head].scan(tile) {
-                        Some(scan) => attend_scanned(scan, selection, &self.kv(*head), partial),
+                        Some(scan) => attend_scanned(scan, selection, &kv(*head), partial),
                         None => Ok(()),
                     },
                 )
@@ -262,7 +289,18 @@ impl<'a> Layer<'a> {
             let (read, causal) = pairs.fold((0, 0), |sum, pair| (sum.0 + pair.0, sum.1 + pair.1));
             density = read as f64 / causal as f64;
         }
+        let (head, tile) = &tiles[0];
+        let pages: Vec<PageView<'_>> = self.cache.pages(0, *head).collect();
+        let reads_all = |layer: &usize| {
+            let context = SelectContext {
+                layer: *layer,
+                layers: self.options.layers,
+                ..self.context(*head, &pages)
+            };
+            policies[*head].select(tile, &context) == Selection::full(self.options.tokens)
+        };
         Ok(Timed {
+            dense_layers: (0..self.options.layers).filter(reads_all).count(),
             select_ms: median(&mut select_ms[1..]),
             attend_ms: median(&mut attend_ms[1..]),
             density,
@@ -271,13 +309,6 @@ impl<'a> Layer<'a> {
 
     fn scale(&self) -> f32 {
         1.0 / (self.options.head_dim as f32).sqrt()
-    }
-
-    fn kv(&self, kv_head: usize) -> KvView<'_> {
-        KvView {
-            head_dim: self.options.head_dim,
-            pages: &self.pages[kv_head],
-        }
     }
 
     fn tile(&self, kv_head: usize, first: usize, rows: usize) -> QueryTile<'_> {
@@ -293,7 +324,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    fn context(&self, kv_head: usize) -> SelectContext<'_> {
+    fn context<'p>(&self, kv_head: usize, pages: &'p [PageView<'p>]) -> SelectContext<'p> {
         let tokens = self.options.tokens;
         SelectContext {
             phase: self.phase,
@@ -311,7 +342,7 @@ impl<'a> Layer<'a> {
             page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
             scale: self.scale(),
             soft_cap: None,
-            pages: &self.pages[kv_head],
+            pages,
         }
     }
 }
@@ -391,6 +422,7 @@ mod tests {
     fn rates_say_what_is_read_and_refuse_what_one_chunk_cannot_show() {
         let options = PolicyRateOptions {
             tokens: 2048,
+            layers: 6,
             heads: 4,
             kv_heads: 2,
             head_dim: 32,
@@ -414,6 +446,8 @@ mod tests {
         let density: Vec<f64> = rates.iter().map(|rate| rate.density).collect();
         assert_eq!(density[0], 1.0);
         assert!(density[1..].iter().all(|density| *density < 0.95), "{rates:?}");
+        let dense_layers: Vec<usize> = rates.iter().map(|rate| rate.dense_layers).collect();
+        assert_eq!(dense_layers, [6, 0, 0, 2]);
         assert!(rates.iter().all(|rate| rate.dense_ms > 0.0 && rate.speed() > 0.0));
     }
 }

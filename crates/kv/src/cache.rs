@@ -150,11 +150,22 @@ impl KvCache {
     /// The pages of a (layer, KV head) whose keys and values lie near, in order: all of them while nothing has left for
     /// a farther tier. None for a layer or head that does not exist.
     pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'_>> {
+        self.pages_from(layer, kv_head, 0)
+    }
+
+    /// As [`pages`](Self::pages), from the page on that holds the token.
+    pub fn pages_from(
+        &self,
+        layer: usize,
+        kv_head: usize,
+        from_token: usize,
+    ) -> impl ExactSizeIterator<Item = PageView<'_>> {
         let shape = self.shape();
         let exists = layer < shape.layers && kv_head < shape.kv_heads;
         let table = if exists { layer * shape.kv_heads + kv_head } else { 0 };
         let pages = if exists { self.keys.pages(table) } else { 0 };
-        let near: Vec<usize> = (0..pages)
+        let first = (from_token / shape.page_tokens).min(pages);
+        let near: Vec<usize> = (first..pages)
             .filter(|page| !self.keys.is_far(table, *page) && !self.values.is_far(table, *page))
             .collect();
         near.into_iter().map(move |page| {
@@ -165,8 +176,7 @@ impl KvCache {
 
     /// Whether all pages of a layer lie near.
     pub fn is_near(&self, layer: usize) -> bool {
-        let heads = self.shape().kv_heads;
-        (layer * heads..(layer + 1) * heads).all(|table| self.keys.is_near(table) && self.values.is_near(table))
+        self.parts().are_near(layer)
     }
 
     /// Shows pages of a layer to `each`, some at a time and loading ahead: to each call for each KV head pages in order,

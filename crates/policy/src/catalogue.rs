@@ -15,6 +15,9 @@ pub struct PolicyInfo {
     pub supports_prefill: bool,
     /// Whether it chooses for generated tokens.
     pub supports_decode: bool,
+    /// Whether it promises to find a fact wherever it stands: what it reads is chosen among all keys by what they hold, and
+    /// none is let go of.
+    pub recalls: bool,
     /// What it saves: compute, traffic, memory, or nothing.
     pub saves: &'static str,
     /// Where the method comes from.
@@ -80,6 +83,7 @@ impl PolicyInfo {
             name,
             supports_prefill: true,
             supports_decode: true,
+            recalls: false,
             saves: "nothing",
             source,
             parameters,

@@ -44,14 +44,14 @@ pub struct CostModel {
 }
 
 impl Default for CostModel {
-    /// Measured by `riffle calibrate` on an AMD EPYC (Zen 5) with AVX-512.
+    /// Measured by `riffle calibrate` on an AMD EPYC (Zen 4) with AVX-512.
     fn default() -> Self {
         Self {
-            attend_ns: 0.043,
-            decode_ns: 0.178,
-            score_ns: 0.042,
-            weigh_ns: 0.80,
-            rank_ns: 13.2,
+            attend_ns: 0.041,
+            decode_ns: 0.179,
+            score_ns: 0.021,
+            weigh_ns: 0.35,
+            rank_ns: 13.3,
         }
     }
 }

@@ -50,21 +50,30 @@ pub(crate) fn top_share(scores: &[f32], share: f32, least: usize, forced: impl F
     chosen
 }
 
-/// The largest threshold found such that the weights below it add up to at most `allowed`, all weights being positive or
-/// zero. Of long rows a sample is looked at, and the threshold is a little lower than it could be.
+/// The largest threshold such that the weights below it add up to at most `allowed`, all weights being positive or zero.
 pub(crate) fn cut(weights: &[f32], allowed: f64) -> f32 {
+    cut_of(|| weights.iter(), allowed)
+}
+
+/// As [`cut`], by a sample of long rows: mostly a little lower than it could be. A sample that misses the few that hold much
+/// says too high a threshold, which the caller has to find out.
+pub(crate) fn cut_sampled(weights: &[f32], allowed: f64) -> f32 {
     /// Weights up to which all are looked at.
     const SAMPLE: usize = 4096;
     /// Neighbours that are sampled together.
     const RUN: usize = 16;
+    let every = weights.len().div_ceil(SAMPLE).max(1);
+    if every == 1 {
+        return cut(weights, allowed);
+    }
+    let sample = || weights.chunks(RUN).step_by(every).flatten();
+    let allowed = 0.95 * allowed * sample().count() as f64 / weights.len() as f64;
+    cut_of(sample, allowed)
+}
+
+fn cut_of<'w, I: Iterator<Item = &'w f32>>(sample: impl Fn() -> I, allowed: f64) -> f32 {
     /// Bits of a number that tell its bin: exponent and three bits more.
     const SHIFT: u32 = 20;
-    let every = weights.len().div_ceil(SAMPLE).max(1);
-    let sample = || weights.chunks(RUN).step_by(every).flatten();
-    let allowed = match every {
-        1 => allowed,
-        _ => 0.95 * allowed * sample().count() as f64 / weights.len() as f64,
-    };
     let mut bins = vec![0.0f64; 1 << (31 - SHIFT)];
     for weight in sample() {
         bins[(weight.to_bits() >> SHIFT) as usize] += f64::from(*weight);
@@ -188,12 +197,13 @@ mod tests {
         assert_eq!(cut(&weights, 0.3), 0.25);
         assert_eq!(cut(&weights, 1.0), f32::INFINITY);
         assert_eq!(cut(&[], 0.5), f32::INFINITY);
+        assert_eq!(cut_sampled(&weights, 0.2), 0.125);
         let many: Vec<f32> = (0..50_000)
             .map(|n| ((n * 7919 + 5) % 50_021) as f32 / 50_021.0)
             .collect();
         let total: f64 = many.iter().map(|weight| f64::from(*weight)).sum();
         for share in [0.01, 0.1, 0.5] {
-            let least = cut(&many, share * total);
+            let least = cut_sampled(&many, share * total);
             let below = many.iter().filter(|weight| **weight < least);
             let below: f64 = below.map(|weight| f64::from(*weight)).sum();
             assert!(

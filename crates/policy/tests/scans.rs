@@ -2,7 +2,8 @@
 
 mod testing;
 
-use riffle_policy::Phase;
+use riffle_attention::{PageView, Plane, PlaneMut, QueryTile, Selection, Span, write_keys};
+use riffle_policy::{Phase, SelectContext};
 use testing::{Scene, assert_mask, best_share, decode_scenes, make, scenes};
 
 #[test]
@@ -37,6 +38,54 @@ fn certified_reads_the_fewest_tokens_that_hold_the_mass_and_says_what_it_drops()
             assert!((said - dropped).abs() < 1e-6, "said {said}, dropped {dropped}");
         }
     }
+}
+
+#[test]
+fn the_few_tokens_that_hold_nearly_everything_are_found_wherever_they_stand() {
+    const TOKENS: usize = 9001;
+    // Few enough to be missed by a sample.
+    let heavy = 17..22;
+    let mut rows = vec![0.0; TOKENS * 16];
+    heavy.clone().for_each(|token| rows[token * 16] = 12.0);
+    let mut plane = vec![0.0; TOKENS.next_multiple_of(16) * 16];
+    write_keys(&mut PlaneMut::F32(&mut plane), 16, 0, TOKENS, &rows, 16).unwrap();
+    let pages = [PageView {
+        start: 0,
+        tokens: TOKENS,
+        keys: Plane::F32(&plane),
+        values: Plane::F32(&plane),
+    }];
+    let mut query = [0.0; 16];
+    query[0] = 1.0;
+    let tile = QueryTile {
+        data: &query,
+        rows: 1,
+        row_stride: 16,
+        group: 1,
+        head_dim: 16,
+        start: TOKENS - 1,
+    };
+    let context = SelectContext {
+        phase: Phase::Decode,
+        layer: 5,
+        layers: 6,
+        kv_head: 0,
+        chunk_start: TOKENS - 1,
+        tokens: TOKENS,
+        total_tokens: TOKENS,
+        page_tokens: TOKENS,
+        scale: 1.0,
+        soft_cap: None,
+        pages: &pages,
+    };
+    let mut policy = make("certified", Phase::Decode);
+    policy.prepare(&tile, &context);
+    let found = policy.select(&tile, &context);
+    assert_eq!(found, Selection::from_spans([Span::new(heavy.start, heavy.end)]));
+    let mut twilight = make("twilight:dense_layers=0,candidates=1", Phase::Decode);
+    twilight.prepare(&tile, &context);
+    let found = twilight.select(&tile, &context);
+    assert!(heavy.clone().all(|token| found.contains(TOKENS - 1, token)));
 }
 
 /// BLASST's blocks of one query block by its definition, and the mass of each query that they leave out, at most.

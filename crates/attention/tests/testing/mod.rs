@@ -192,6 +192,10 @@ pub fn selection(tokens: usize, start: usize, rows: usize) -> impl Strategy<Valu
     prop_oneof![
         2 => Just(Selection::full(tokens)),
         1 => Just(Selection::none()),
+        // Tokens here and there.
+        2 => (0..40usize, 1..40usize).prop_map(move |(first, step)| {
+            Selection::from_spans((first..end).step_by(step).map(|token| Span::new(token, token + 1)))
+        }),
         5 => (
             spans,
             prop_oneof![Just(0usize), 1..200usize],

@@ -93,6 +93,7 @@ fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
     };
     let options = PolicyRateOptions {
         tokens: arguments.tokens,
+        layers: arguments.layers,
         heads,
         kv_heads,
         head_dim,
@@ -109,6 +110,7 @@ fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
         let about = json!({
             "phase": arguments.phase,
             "tokens": arguments.tokens,
+            "layers": arguments.layers,
             "shape": arguments.shape,
             "kv_type": arguments.kv_type,
             "keys": arguments.keys,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use riffle_engine::{EngineError, Profile, with_threads};
-use riffle_eval::CalibrateOptions;
+use riffle_eval::{CalibrateOptions, Keep};
 use riffle_policy::{CostModel, PolicySpec};
 
 use super::run::audit_text;
@@ -17,7 +17,9 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
     let candidates = arguments.candidate.iter().map(|text| text.parse::<PolicySpec>());
     let calibration = CalibrateOptions {
         candidates: candidates.collect::<Result<_, _>>().map_err(EngineError::from)?,
-        target: arguments.target,
+        keep: arguments
+            .mean
+            .map_or(Keep::FirstPercentile(arguments.target), Keep::Mean),
         length: arguments.length,
         cost: CostModel::measure(),
     };

@@ -1,5 +1,6 @@
 //! `riffle policies`: what can be chosen with --prefill and --decode.
 
+use riffle_policy::{CostModel, Phase, PolicyInfo, PolicyRules, PolicyShape, PolicySpec};
 use serde_json::json;
 
 use super::{print, print_json};
@@ -8,6 +9,7 @@ use crate::failure::Failure;
 
 pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     let catalogue = riffle_policy::catalogue();
+    let shape = shape(&arguments.shape)?;
     if arguments.json {
         let list: Vec<_> = catalogue
             .iter()
@@ -17,7 +19,12 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
                     "prefill": policy.supports_prefill,
                     "decode": policy.supports_decode,
                     "saves": policy.saves,
+                    "recalls": policy.recalls,
                     "source": policy.source,
+                    "break_even_tokens": {
+                        "prefill": break_even(policy, Phase::Prefill, &shape),
+                        "decode": break_even(policy, Phase::Decode, &shape),
+                    },
                     "parameters": policy.parameters.iter().map(|parameter| json!({
                         "name": parameter.name,
                         "default": parameter.default,
@@ -35,14 +42,49 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
             (true, false) => "prefill",
             _ => "decode",
         };
+        let recalls = if policy.recalls { "; recalls facts anywhere" } else { "" };
         text += &format!(
-            "{} ({phases}; saves {})\n    {}\n",
+            "{} ({phases}; saves {}{recalls})\n    {}\n",
             policy.name, policy.saves, policy.source
         );
+        for phase in [Phase::Prefill, Phase::Decode] {
+            if !policy.supports(phase) || policy.name == "full" {
+                continue;
+            }
+            text += &match break_even(policy, phase, &shape) {
+                Some(0) => format!("    faster than full in {phase} from the first token\n"),
+                Some(tokens) => format!("    faster than full in {phase} from {tokens} tokens\n"),
+                None => format!("    never faster than full in {phase}\n"),
+            };
+        }
         for parameter in policy.parameters {
             text += &format!("    {}={}  {}\n", parameter.name, parameter.default, parameter.meaning);
         }
     }
     text += "every policy\n    from=auto  contexts shorter than this many tokens are read densely; auto is its break-even length\n";
     print(&text)
+}
+
+/// Where its defaults break even by the stored constants; `None` where they never do, or in a phase it has not.
+fn break_even(policy: &PolicyInfo, phase: Phase, shape: &PolicyShape) -> Option<usize> {
+    let spec: PolicySpec = policy.name.parse().ok().filter(|_| policy.supports(phase))?;
+    let rules = PolicyRules::from(spec.clone());
+    let chunk_tokens = rules.preferred_chunk_tokens().unwrap_or(shape.chunk_tokens);
+    CostModel::default().break_even_tokens(&spec, phase, &PolicyShape { chunk_tokens, ..*shape })
+}
+
+fn shape(numbers: &[usize]) -> Result<PolicyShape, Failure> {
+    match *numbers {
+        [heads, kv_heads, head_dim] if kv_heads > 0 && heads >= kv_heads && head_dim > 0 => Ok(PolicyShape {
+            layers: 1,
+            kv_heads,
+            group: heads / kv_heads,
+            head_dim,
+            chunk_tokens: 512,
+        }),
+        _ => Err(Failure::new(
+            "--shape takes query heads, KV heads (no more of them) and the width of a head, such as 16,8,128"
+                .to_owned(),
+        )),
+    }
 }

@@ -140,6 +140,7 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
             "select",
             "attend",
             "times as fast",
+            "over all layers",
             "pairs read",
             "selecting, of time saved",
         ],
@@ -155,6 +156,7 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
                 milliseconds(rate.select_ms),
                 milliseconds(rate.attend_ms),
                 format!("{:.1}", rate.speed()),
+                format!("{:.1} of {}", rate.model_speed(), rate.layers),
                 percent(rate.density),
                 percent(rate.share_of_saved()),
             ]

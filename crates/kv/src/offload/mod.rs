@@ -67,6 +67,11 @@ impl OffloadEngine {
         next: Option<usize>,
         each: &mut ShowPages<'_, E>,
     ) -> Result<(), E> {
+        if pages.are_near(layer) {
+            self.last[layer].clear();
+            each(&pages.near_views(layer, wanted))?;
+            return Ok(self.expect(pages, next)?);
+        }
         let items = pages.items(layer, wanted);
         // Indices of the items that have to be loaded.
         let far: Vec<usize> = (0..items.len())
@@ -218,6 +223,30 @@ impl<'a> Pages<'a> {
         items.sort_unstable();
         items.dedup();
         items
+    }
+
+    pub(crate) fn are_near(&self, layer: usize) -> bool {
+        let heads = self.shape.kv_heads;
+        (layer * heads..(layer + 1) * heads).all(|table| self.keys.is_near(table) && self.values.is_near(table))
+    }
+
+    /// The wanted pages of a layer that lies near, by KV head.
+    fn near_views(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Vec<PageView<'a>>> {
+        let heads = 0..self.shape.kv_heads;
+        let views = heads.map(|kv_head| {
+            let table = layer * self.shape.kv_heads + kv_head;
+            let held = self.keys.pages(table);
+            let ranges = wanted.map_or(&[ALL][..], |wanted| &wanted[kv_head]).iter();
+            let mut numbers: Vec<usize> = ranges.flat_map(|range| range.start..range.end.min(held)).collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            let view = |page| {
+                let (keys, values) = (self.keys.plane(table, page), self.values.plane(table, page));
+                self.page_view(table, page, keys, values)
+            };
+            numbers.into_iter().map(view).collect()
+        });
+        views.collect()
     }
 
     fn far(&self, key: &PageKey) -> Planes {

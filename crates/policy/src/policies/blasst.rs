@@ -21,6 +21,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "blasst",
     supports_prefill: true,
     supports_decode: true,
+    recalls: true,
     saves: "traffic of values",
     source: "BLASST, Yuan et al. 2025, arXiv:2512.12087, as a scan before the attention, with the dropped mass known",
     chunk: None,

@@ -3,7 +3,7 @@ use riffle_attention::{QueryTile, Scan, Span};
 use crate::cost::{Setting, Work};
 use crate::keys::scan_keys;
 use crate::parameter::Parameters;
-use crate::ranking::cut;
+use crate::ranking::{cut, cut_sampled};
 use crate::scanned::{Choice, Choose, Scanned};
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext};
 
@@ -22,6 +22,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "certified",
     supports_prefill: false,
     supports_decode: true,
+    recalls: true,
     saves: "traffic of values",
     source: "Top-p over scanned keys, after Twilight, Lin et al. 2025, arXiv:2502.02770, with the dropped mass known",
     chunk: None,
@@ -46,8 +47,9 @@ impl Choose for Certified {
         // A little less than ε, so that sums in another order keep it.
         let allowed = |scan: &Scan, query: usize| f64::from(self.epsilon) * scan.total(query);
         let mut least: Vec<f32> = (0..scan.queries())
-            .map(|query| cut(scan.weights(query), (1.0 - 1e-6) * allowed(scan, query)))
+            .map(|query| cut_sampled(scan.weights(query), (1.0 - 1e-6) * allowed(scan, query)))
             .collect();
+        let mut sampled = vec![true; least.len()];
         let (mut spans, mut left) = (Vec::new(), Vec::new());
         loop {
             scan.at_least(&least, &mut spans, &mut left);
@@ -55,7 +57,12 @@ impl Choose for Certified {
             for (query, left) in left.iter().enumerate() {
                 if *left > allowed(scan, query) {
                     kept = false;
-                    least[query] = if least[query] > 1e-30 { least[query] * 0.9 } else { 0.0 };
+                    // A sample may miss tokens that are rare and hold much.
+                    least[query] = match std::mem::take(&mut sampled[query]) {
+                        true => cut(scan.weights(query), (1.0 - 1e-6) * allowed(scan, query)).min(1.0),
+                        false if least[query] > 1e-30 => least[query] * 0.9,
+                        false => 0.0,
+                    };
                 }
             }
             if kept {

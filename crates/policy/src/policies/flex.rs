@@ -39,6 +39,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "flex",
     supports_prefill: true,
     supports_decode: false,
+    recalls: true,
     saves: "compute",
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
     chunk: Some(ChunkNeed::LONG),
@@ -228,8 +229,8 @@ fn work(parameters: &Parameters, setting: &Setting) -> Work {
     let tokens = setting.tokens as f64;
     let logits = (setting.rows.min(parameters.count("last")) * setting.group) as f64 * tokens;
     Work {
-        // As measured on text; it follows the mass, not a budget.
-        share: (0.35 + 2.0 * parameters.count("min_budget") as f64 / tokens).min(1.0),
+        // As measured on text; it follows the mass, not a budget, but for the fewest blocks, columns and diagonals.
+        share: (0.35 + 3.0 * parameters.count("min_budget") as f64 / tokens).min(1.0),
         scored: logits + setting.group as f64 * tokens,
         weighed: logits,
         ranked: 4.0 * tokens,

@@ -9,6 +9,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "full",
     supports_prefill: true,
     supports_decode: true,
+    recalls: true,
     saves: "nothing",
     source: "Dense causal attention",
     chunk: None,

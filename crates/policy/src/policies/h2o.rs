@@ -51,6 +51,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "h2o",
     supports_prefill: false,
     supports_decode: true,
+    recalls: false,
     saves: "compute, traffic",
     source: "H2O, Zhang et al. 2023, arXiv:2306.14048, with votes by the number of voters",
     chunk: None,

@@ -39,6 +39,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "h2o-chunk",
     supports_prefill: true,
     supports_decode: false,
+    recalls: false,
     saves: "compute",
     source: "H2O, Zhang et al. 2023, arXiv:2306.14048, in two phases over chunks, with votes by the number of voters",
     chunk: Some(ChunkNeed {

@@ -16,6 +16,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "log-stride",
     supports_prefill: true,
     supports_decode: true,
+    recalls: false,
     saves: "compute, traffic",
     source: "LogSparse, Li et al. 2019, arXiv:1907.00235; globals as in Longformer and BigBird",
     chunk: None,

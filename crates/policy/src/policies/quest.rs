@@ -29,6 +29,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "quest",
     supports_prefill: false,
     supports_decode: true,
+    recalls: true,
     saves: "traffic, compute",
     source: "Quest, Tang et al. 2024, arXiv:2406.10774",
     chunk: None,

@@ -25,6 +25,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "snapkv",
     supports_prefill: false,
     supports_decode: true,
+    recalls: false,
     saves: "compute, traffic",
     source: "SnapKV, Li et al. 2024, arXiv:2404.14469",
     chunk: None,

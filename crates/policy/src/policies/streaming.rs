@@ -12,6 +12,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "streaming",
     supports_prefill: true,
     supports_decode: true,
+    recalls: false,
     saves: "compute, traffic",
     source: "StreamingLLM, Xiao et al. 2023, arXiv:2309.17453",
     chunk: None,

@@ -17,6 +17,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "tri-shape",
     supports_prefill: true,
     supports_decode: false,
+    recalls: false,
     saves: "compute",
     source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
     chunk: None,

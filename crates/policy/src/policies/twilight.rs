@@ -33,6 +33,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "twilight",
     supports_prefill: false,
     supports_decode: true,
+    recalls: true,
     saves: "traffic, compute",
     source: "Twilight, Lin et al. 2025, arXiv:2502.02770",
     chunk: None,

@@ -46,6 +46,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "vertical-slash",
     supports_prefill: true,
     supports_decode: false,
+    recalls: true,
     saves: "compute",
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
     chunk: Some(ChunkNeed::LONG),
@@ -191,9 +192,12 @@ fn work(parameters: &Parameters, setting: &Setting) -> Work {
         budget => budget,
     };
     let logits = (setting.rows.min(parameters.count("last")) * setting.group) as f64 * tokens;
+    // Sinks, and the latest diagonals with those of a tile.
+    let always = (parameters.count("sinks") + parameters.count("recent") + 64) as f64;
+    let context = tokens - setting.rows.min(setting.tokens) as f64 / 2.0;
     Work {
         // Blocks of diagonals are widened to whole tiles: more is read than was chosen.
-        share: (1.4 * chosen).min(1.0),
+        share: (1.4 * chosen + always / context.max(1.0)).min(1.0),
         scored: logits,
         weighed: logits,
         ranked: 2.0 * tokens,

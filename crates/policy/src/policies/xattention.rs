@@ -27,6 +27,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "xattention",
     supports_prefill: true,
     supports_decode: false,
+    recalls: true,
     saves: "compute, traffic",
     source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
     chunk: None,

@@ -1,0 +1,57 @@
+//! Blocks that few tokens of are read: a stripe of 16 costs the same however many of its tokens count, so those that
+//! do are laid side by side.
+
+use alloc::vec::Vec;
+
+use crate::LANES;
+use crate::block::aligned;
+use crate::kernel::KEY_BLOCK;
+
+/// The tokens of one block that are read, in order, as a block of their own.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// Where each stood in the block.
+    places: Vec<usize>,
+}
+
+impl Gathered {
+    /// Whether this many active stripes hold so few tokens that at least half of the work would be for nothing.
+    pub(crate) fn pays(bits: u128, stripes: usize) -> bool {
+        2 * (bits.count_ones() as usize).div_ceil(LANES) <= stripes
+    }
+
+    /// Gathers the tokens of `bits` from keys `[stripes, head_dim, 16]` and, where there are any, values
+    /// `[tokens, head_dim]`; returns their places in the block, keys and values.
+    pub(crate) fn take(
+        &mut self,
+        bits: u128,
+        keys: &[f32],
+        values: Option<&[f32]>,
+        head_dim: usize,
+    ) -> (&[usize], &[f32], &[f32]) {
+        self.places.clear();
+        self.places
+            .extend((0..KEY_BLOCK).filter(|place| bits >> place & 1 == 1));
+        let stripe = LANES * head_dim;
+        let out = aligned(&mut self.keys, KEY_BLOCK * head_dim);
+        for (slot, place) in self.places.iter().enumerate() {
+            let key = keys[place / LANES * stripe..][..stripe]
+                .iter()
+                .skip(place % LANES)
+                .step_by(LANES);
+            let out = &mut out[slot / LANES * stripe..][..stripe];
+            for (out, key) in out.iter_mut().skip(slot % LANES).step_by(LANES).zip(key) {
+                *out = *key;
+            }
+        }
+        let values_out = aligned(&mut self.values, KEY_BLOCK * head_dim);
+        if let Some(values) = values {
+            for (out, place) in values_out.chunks_exact_mut(head_dim).zip(&self.places) {
+                out.copy_from_slice(&values[place * head_dim..][..head_dim]);
+            }
+        }
+        (&self.places, out, values_out)
+    }
+}
