@@ -235,6 +235,8 @@ fn rates() -> [Results; 5] {
             select_ms: 1.0,
             attend_ms: 2.0,
             density: 0.1,
+            layers: 28,
+            dense_layers: 2,
         }],
     });
     let attention = Results::Attention(AttentionReport {
