@@ -390,7 +390,7 @@ mod tests {
             assert!((1.0..1.03).contains(&share), "{row:?}");
             assert!(row.bookkeeping_share < 0.03, "{row:?}");
         }
-        assert_eq!((rates.bytes.len(), rates.streams.len(), rates.decode.len()), (10, 2, 4));
+        assert_eq!((rates.bytes.len(), rates.streams.len(), rates.decode.len()), (10, 3, 4));
         assert!(rates.streams.iter().all(|row| row.gigabytes_per_s > 0.0));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
