@@ -213,9 +213,10 @@ pub(crate) struct InspectArguments {
     pub(crate) json: bool,
 }
 
+/// The heads of a model that is not there.
 #[derive(Debug, Args)]
-pub(crate) struct PoliciesArguments {
-    /// Query heads, KV heads and the width of a head, for break-even lengths
+pub(crate) struct HeadsArguments {
+    /// Query heads, KV heads and the width of a head
     #[arg(
         long,
         value_name = "HEADS,KV,WIDTH",
@@ -223,6 +224,12 @@ pub(crate) struct PoliciesArguments {
         default_value = "16,8,128"
     )]
     pub(crate) shape: Vec<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoliciesArguments {
+    #[command(flatten)]
+    pub(crate) heads: HeadsArguments,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::args::{EngineArguments, ModelArguments};
+use crate::args::{EngineArguments, HeadsArguments, ModelArguments};
 use crate::eval_args::{OutputArguments, SubjectArguments};
 
 #[derive(Debug, Args)]
@@ -45,14 +45,8 @@ pub(crate) struct BenchPoliciesArguments {
     /// Layers of the model, of which a policy may read the first densely
     #[arg(long, value_name = "N", default_value_t = 28)]
     pub(crate) layers: usize,
-    /// Query heads, KV heads and the width of a head
-    #[arg(
-        long,
-        value_name = "HEADS,KV,WIDTH",
-        value_delimiter = ',',
-        default_value = "16,8,128"
-    )]
-    pub(crate) shape: Vec<usize>,
+    #[command(flatten)]
+    pub(crate) heads: HeadsArguments,
     /// Element formats of keys and values under the policies
     #[arg(long, value_name = "K[:V]", default_value = "f16")]
     pub(crate) kv_type: String,

@@ -212,6 +212,20 @@ fn options_out_of_range_are_refused_by_name() {
 }
 
 #[test]
+fn heads_that_do_not_go_together_are_refused_before_anything_is_measured() {
+    for shape in ["16,0,128", "0,8,128", "16,5,128", "16,8"] {
+        for command in [&["policies"][..], &["bench", "policies", "--tokens", "1024"]] {
+            let output = riffle()
+                .args(command)
+                .args(["--shape", shape])
+                .output()
+                .expect("it runs");
+            assert_refused(&output, 1, &["--shape", "16,8,128"]);
+        }
+    }
+}
+
+#[test]
 fn a_plan_that_does_not_fit_says_what_would() {
     let output = run_shipped(&["--prompt", "x", "--memory", "24M", "--ctx", "100000"]);
     assert_refused(&output, 1, &["memory needed", "available", "--ctx"]);

@@ -27,10 +27,7 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
             format!("weights quantised by {method:?} are not supported; use the original weights or a GGUF file"),
         ));
     }
-    let fields = match scaling {
-        Some(scaling) => scaling.apply(fields)?,
-        None => fields,
-    };
+    let fields = RopeScaling::apply(scaling, fields)?;
     let (family, architecture) = families::find(&fields)?;
     let config = (family.configure)(&fields, &architecture)?;
     let settings = TokenizerSettings::from_directory(path)?;

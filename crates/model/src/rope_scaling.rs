@@ -114,8 +114,15 @@ impl FromStr for RopeScaling {
 }
 
 impl RopeScaling {
-    /// Settings of a model with this stretching in place of its own.
-    pub(crate) fn apply(&self, fields: Fields) -> Result<Fields, ModelError> {
+    /// Settings of a model with a stretching, where one is given, in place of its own.
+    pub(crate) fn apply(scaling: Option<&Self>, fields: Fields) -> Result<Fields, ModelError> {
+        match scaling {
+            Some(scaling) => scaling.stretch(fields),
+            None => Ok(fields),
+        }
+    }
+
+    fn stretch(&self, fields: Fields) -> Result<Fields, ModelError> {
         let own = match fields.object("rope_parameters")? {
             Some(own) => Some(own),
             None => fields.object("rope_scaling")?,
@@ -131,11 +138,10 @@ impl RopeScaling {
             });
         }
         let longest = fields.size("max_position_embeddings")?;
-        let trained = match own.as_ref() {
-            Some(own) => own.optional_size("original_max_position_embeddings")?,
-            None => None,
-        };
-        let trained = match trained {
+        let trained = own
+            .as_ref()
+            .map(|own| own.optional_size("original_max_position_embeddings"));
+        let trained = match trained.transpose()?.flatten() {
             Some(trained) => Some(trained),
             None => fields.optional_size("original_max_position_embeddings")?,
         };

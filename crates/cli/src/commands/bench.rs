@@ -10,8 +10,8 @@ use riffle_eval::{
 use riffle_policy::{Phase, PolicySpec, catalogue};
 use serde_json::json;
 
-use super::engine_options;
 use super::eval::run::Measured;
+use super::{engine_options, heads};
 use crate::bench_args::{
     BenchArguments, BenchAttentionArguments, BenchKvArguments, BenchModelArguments, BenchPoliciesArguments,
     BenchSubject, MachineArguments,
@@ -88,9 +88,7 @@ fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
             .map(|text| policy_spec(text))
             .collect::<Result<_, _>>()?,
     };
-    let [heads, kv_heads, head_dim] = arguments.shape[..] else {
-        return Err(Failure::new("--shape takes three numbers, such as 16,8,128".to_owned()));
-    };
+    let [heads, kv_heads, head_dim] = heads(&arguments.heads)?;
     let options = PolicyRateOptions {
         tokens: arguments.tokens,
         layers: arguments.layers,
@@ -111,7 +109,7 @@ fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
             "phase": arguments.phase,
             "tokens": arguments.tokens,
             "layers": arguments.layers,
-            "shape": arguments.shape,
+            "shape": arguments.heads.shape,
             "kv_type": arguments.kv_type,
             "keys": arguments.keys,
             "chunk": arguments.ub,

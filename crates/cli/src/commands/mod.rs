@@ -17,7 +17,7 @@ use riffle_kv::{DiskTier, KvTiers};
 use riffle_policy::PolicyRules;
 use serde::Serialize;
 
-use crate::args::EngineArguments;
+use crate::args::{EngineArguments, HeadsArguments};
 use crate::failure::Failure;
 
 /// The engine's options, as the arguments give them.
@@ -69,6 +69,19 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
             sink_tokens: arguments.sink_tokens,
         })?),
         None => Ok(options),
+    }
+}
+
+/// Query heads, KV heads and the width of a head.
+pub(crate) fn heads(arguments: &HeadsArguments) -> Result<[usize; 3], Failure> {
+    match arguments.shape[..] {
+        [heads, kv_heads, width] if kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads) && width > 0 => {
+            Ok([heads, kv_heads, width])
+        }
+        _ => Err(Failure::new(
+            "--shape takes query heads, KV heads that divide them, and the width of a head, such as 16,8,128"
+                .to_owned(),
+        )),
     }
 }
 

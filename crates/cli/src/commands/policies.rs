@@ -3,13 +3,20 @@
 use riffle_policy::{CostModel, Phase, PolicyInfo, PolicyRules, PolicyShape, PolicySpec};
 use serde_json::json;
 
-use super::{print, print_json};
+use super::{heads, print, print_json};
 use crate::args::PoliciesArguments;
 use crate::failure::Failure;
 
 pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     let catalogue = riffle_policy::catalogue();
-    let shape = shape(&arguments.shape)?;
+    let [heads, kv_heads, head_dim] = heads(&arguments.heads)?;
+    let shape = PolicyShape {
+        layers: 1,
+        kv_heads,
+        group: heads / kv_heads,
+        head_dim,
+        chunk_tokens: 512,
+    };
     if arguments.json {
         let list: Vec<_> = catalogue
             .iter()
@@ -71,20 +78,4 @@ fn break_even(policy: &PolicyInfo, phase: Phase, shape: &PolicyShape) -> Option<
     let rules = PolicyRules::from(spec.clone());
     let chunk_tokens = rules.preferred_chunk_tokens().unwrap_or(shape.chunk_tokens);
     CostModel::default().break_even_tokens(&spec, phase, &PolicyShape { chunk_tokens, ..*shape })
-}
-
-fn shape(numbers: &[usize]) -> Result<PolicyShape, Failure> {
-    match *numbers {
-        [heads, kv_heads, head_dim] if kv_heads > 0 && heads >= kv_heads && head_dim > 0 => Ok(PolicyShape {
-            layers: 1,
-            kv_heads,
-            group: heads / kv_heads,
-            head_dim,
-            chunk_tokens: 512,
-        }),
-        _ => Err(Failure::new(
-            "--shape takes query heads, KV heads (no more of them) and the width of a head, such as 16,8,128"
-                .to_owned(),
-        )),
-    }
 }

@@ -40,10 +40,7 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         weights.add_file(shard, file, tensors)?;
     }
     let fields = settings::fields(path, architecture, &header, &mut weights)?;
-    let fields = match scaling {
-        Some(scaling) => scaling.apply(fields)?,
-        None => fields,
-    };
+    let fields = RopeScaling::apply(scaling, fields)?;
     let (family, name) = families::find(&fields)?;
     let config = (family.configure)(&fields, &name)?;
     let vocabulary = Vocabulary::read(path, &header)?;
