@@ -42,7 +42,7 @@ impl Engine {
         options.decode.check_places(&shape)?;
         let plan = plan(&info, &options)?;
         plan.check(&options)?;
-        let loaded = riffle_model::load_scaled(path, options.rope_scaling.as_ref())?;
+        let loaded = riffle_model::load_with(path, options.load_options())?;
         Ok(Arc::new(Self {
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
@@ -62,7 +62,8 @@ impl Engine {
     /// anew. Memory that the weights take is not counted twice; caches of sessions that are alive are not known to it.
     ///
     /// # Errors
-    /// As [`Engine::load`]; [`EngineError::Option`] for another stretching of positions, which belongs to the loaded model.
+    /// As [`Engine::load`]; [`EngineError::Option`] for another stretching of positions or other activations, which belong to the
+    /// loaded model.
     pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let options = EngineOptions {
             device: self.options.device.clone(),
@@ -76,6 +77,10 @@ impl Engine {
                 .map_or("none".to_owned(), |scaling| scaling.to_string());
             let problem = "the model was loaded with another one; load it anew";
             return Err(EngineError::option("--rope-scaling", scaling, problem));
+        }
+        if options.activations != self.options.activations {
+            let problem = "the model was loaded with the other; load it anew";
+            return Err(EngineError::option("--activations", options.activations, problem));
         }
         let config = self.model().config();
         options.check_device(config)?;

@@ -3,7 +3,7 @@
 use riffle_attention::Format;
 use riffle_cuda::Gpu;
 use riffle_kv::KvTiers;
-use riffle_model::RopeScaling;
+use riffle_model::{Activations, LoadOptions, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::edge::Rotation;
@@ -16,6 +16,9 @@ pub struct EngineOptions {
     pub context_tokens: Option<usize>,
     /// Positions stretched beyond what the model was made for, in place of the model's own stretching.
     pub rope_scaling: Option<RopeScaling>,
+    /// Whether linear layers of bf16 weights round their input on the CPU, which reads prompts at twice the speed and moves
+    /// logits by some 1e-2.
+    pub activations: Activations,
     /// Logical batch: tokens that go through one layer before the next layer starts (`-b`).
     pub batch_tokens: usize,
     /// Chunk: tokens whose attention is computed together inside a layer (`-ub`).
@@ -59,6 +62,7 @@ impl Default for EngineOptions {
         Self {
             context_tokens: None,
             rope_scaling: None,
+            activations: Activations::Exact,
             batch_tokens: 4096,
             chunk_tokens: 512,
             page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
@@ -80,6 +84,14 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// What the model itself is loaded with.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            rope_scaling: self.rope_scaling,
+            activations: self.activations,
+        }
+    }
+
     /// Checks everything that can be checked without a model.
     ///
     /// # Errors

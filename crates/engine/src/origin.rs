@@ -1,5 +1,6 @@
 //! What keys and values were made by: they go together only with keys and values of the same origin.
 
+use riffle_model::Activations;
 use riffle_policy::PolicyRules;
 
 use crate::{Engine, EngineError};
@@ -26,6 +27,9 @@ impl Origin {
         origin.add("model", format!("{:032x}", engine.fingerprint()?));
         if let Some(scaling) = options.rope_scaling {
             origin.add("--rope-scaling", scaling.to_string());
+        }
+        if options.activations == Activations::Rounded {
+            origin.add("--activations", options.activations.to_string());
         }
         let formats = (options.key_format.name(), options.value_format.name());
         origin.add("--kv-type", format!("{}:{}", formats.0, formats.1));

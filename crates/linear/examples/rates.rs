@@ -1,10 +1,10 @@
 //! Rates of weight formats beside what the machine can do, measured in turns in the same run:
-//! `cargo run --release -p riffle-linear --example rates [-- SIZE.. FORMAT.. tokens=COUNT..]`
+//! `cargo run --release -p riffle-linear --example rates [-- SIZE.. FORMAT.. tokens=COUNT.. rounded]`
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use riffle_linear::{PackedMatrix, WeightFormat};
+use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -17,6 +17,10 @@ fn main() {
         .filter_map(|word| word.strip_prefix("tokens=")?.parse().ok())
         .collect();
     let counts = if counts.is_empty() { vec![1, 8, 64, 512] } else { counts };
+    let activations = match words.iter().any(|word| word == Activations::Rounded.name()) {
+        true => Activations::Rounded,
+        false => Activations::Exact,
+    };
     let peak = multiply_add_peak();
     let mut memory = Memory::new();
     println!("threads {}", rayon::current_num_threads());
@@ -36,6 +40,7 @@ fn main() {
             let copies = (192 << 20) / bytes.len() + 1;
             let matrices: Vec<PackedMatrix> = (0..copies)
                 .map(|_| PackedMatrix::pack(format, size, size, &bytes).expect("the bytes fit the shape"))
+                .map(|matrix| matrix.with_activations(activations))
                 .collect();
             for &tokens in &counts {
                 let input: Vec<f32> = (0..tokens * size).map(|index| (index % 17) as f32 - 8.0).collect();

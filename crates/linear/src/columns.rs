@@ -5,7 +5,7 @@ use core::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use crate::float::{F32, GROUP, GROUP_BLOCKS, GroupSums, TILE_TOKENS};
-use crate::isa::Isa;
+use crate::machine::Isa;
 
 /// 64 columns of one row of a dense f32 matrix, aligned for vector loads.
 ///

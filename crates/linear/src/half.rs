@@ -1,4 +1,4 @@
-//! Widening of 16-bit floats, exact and without branches so that loops over them become vector code.
+//! Widening of 16-bit floats, which is exact, and rounding to them, without branches so that loops become vector code.
 
 /// Widens IEEE binary16.
 #[inline(always)]
@@ -18,6 +18,20 @@ pub(crate) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
+/// Rounds to bfloat16, ties to even; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn f32_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // No sum overflows for a number; a NaN keeps its upper bits and one that makes it quiet.
+    let quiet = bits >> 16 | 0x40;
+    (if bits & 0x7fff_ffff > 0x7f80_0000 {
+        quiet
+    } else {
+        rounded
+    }) as u16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,6 +48,20 @@ mod tests {
                 same(bf16_to_f32(bits), half::bf16::from_bits(bits).to_f32()),
                 "bf16 {bits:#06x}"
             );
+        }
+    }
+
+    #[test]
+    fn rounding_to_bfloat16_takes_the_nearest_and_keeps_nan() {
+        for step in 0..1 << 16 {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(step << 16 | low);
+                let (ours, theirs) = (f32_to_bf16(value), half::bf16::from_f32(value));
+                assert!(
+                    ours == theirs.to_bits() || theirs.is_nan() && bf16_to_f32(ours).is_nan(),
+                    "{value:?}: {ours:#06x}"
+                );
+            }
         }
     }
 }

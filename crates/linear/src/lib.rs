@@ -5,7 +5,8 @@
 //! number of tokens; [`row_into`](PackedMatrix::row_into) reads a row back exactly, so that an embedding and a tied
 //! output head share one copy.
 //!
-//! Float weights (f32, f16, bf16) are widened in registers and multiplied as f32. Weights in the block formats of GGUF
+//! Float weights (f32, f16, bf16) are widened in registers and multiplied as f32; for bf16 [`Activations::Rounded`] trades
+//! bits of the activations for twice the speed with many tokens. Weights in the block formats of GGUF
 //! stay quantised: the activations are rounded to 8 bits with a scale for each 32 of them, at most half a step
 //! (1/254 of the largest of the 32) away, and products are summed as integers. An activation that is not finite makes
 //! every output of its token NaN there; among floats infinities and NaN follow IEEE arithmetic.
@@ -27,19 +28,23 @@
 //! # Ok::<(), riffle_linear::LinearError>(())
 //! ```
 
-mod buffer;
+#![deny(unsafe_code)]
+
+mod activations;
 mod columns;
 mod error;
 mod float;
 mod format;
 mod half;
-mod isa;
+#[allow(unsafe_code, reason = "vector instructions, and matrices that share a mapping")]
+mod machine;
 mod matrix;
 mod quant;
 mod tasks;
 #[cfg(test)]
 mod testing;
 
+pub use activations::Activations;
 pub use columns::Columns;
 pub use error::LinearError;
 pub use format::WeightFormat;

@@ -1,16 +1,18 @@
 use core::fmt;
 
-use crate::buffer::Buffer;
 use crate::float::{self, Bf16, F16, F32};
-use crate::isa::Isa;
+use crate::machine::Buffer;
+use crate::machine::Isa;
 use crate::quant::{self, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use crate::{LANES, LinearError, WeightFormat};
+use crate::tasks::Product;
+use crate::{Activations, LANES, LinearError, WeightFormat};
 
 /// The weights of a linear layer, `[out_features, in_features]`, held once.
 pub struct PackedMatrix {
     format: WeightFormat,
     out_features: usize,
     in_features: usize,
+    activations: Activations,
     buffer: Buffer,
 }
 
@@ -56,7 +58,12 @@ impl PackedMatrix {
             });
         }
         let padded = out_features.checked_next_multiple_of(LANES).ok_or_else(too_large)?;
-        let mut buffer = Buffer::zeroed(row_bytes.checked_mul(padded).ok_or_else(too_large)?)?;
+        // bfloat16 lies in pairs of inputs.
+        let padded_row_bytes = match format {
+            WeightFormat::Bf16 => row_bytes.checked_next_multiple_of(4).ok_or_else(too_large)?,
+            _ => row_bytes,
+        };
+        let mut buffer = Buffer::zeroed(padded_row_bytes.checked_mul(padded).ok_or_else(too_large)?)?;
         let packed = buffer.bytes_mut();
         match format {
             WeightFormat::F32 => float::pack::<F32>(row_major_bytes, out_features, in_features, packed),
@@ -77,8 +84,15 @@ impl PackedMatrix {
             format,
             out_features,
             in_features,
+            activations: Activations::Exact,
             buffer,
         })
+    }
+
+    /// The same matrix, whose products take activations so.
+    #[must_use]
+    pub fn with_activations(self, activations: Activations) -> PackedMatrix {
+        PackedMatrix { activations, ..self }
     }
 
     /// `output[token, out] = Σ input[token, in] · weight[out, in]` for `input` `[tokens, in_features]` and `output`
@@ -92,26 +106,66 @@ impl PackedMatrix {
         self.matmul_with(Isa::best(), input, output);
     }
 
+    /// Several products of one input, `outputs` `[matrix][tokens, out_features]`, each with the bits of
+    /// [`matmul`](Self::matmul). Neighbours of one format share the rounding of the activations and are handed out to threads
+    /// together, which small matrices gain by.
+    ///
+    /// # Panics
+    ///
+    /// As [`matmul`](Self::matmul), or if the matrices have not as many inputs.
+    pub fn matmul_all<const COUNT: usize>(
+        matrices: [&PackedMatrix; COUNT],
+        input: &[f32],
+        outputs: [&mut [f32]; COUNT],
+    ) {
+        let mut products = matrices.into_iter().zip(outputs).peekable();
+        while let Some((first, output)) = products.next() {
+            let mut same = vec![first.product(input, output)];
+            let kind = |matrix: &PackedMatrix| (matrix.format, matrix.activations, matrix.in_features);
+            while let Some((matrix, output)) = products.next_if(|(matrix, _)| kind(matrix) == kind(first)) {
+                same.push(matrix.product(input, output));
+            }
+            first.multiply(Isa::best(), same, input);
+        }
+    }
+
     pub(crate) fn matmul_with(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
+        self.multiply(isa, vec![self.product(input, output)], input);
+    }
+
+    /// The product of this matrix, its sizes checked.
+    fn product<'a>(&'a self, input: &[f32], output: &'a mut [f32]) -> Product<'a> {
         let (outputs, inputs) = (self.out_features, self.in_features);
         let tokens = input.len() / inputs;
         assert_eq!(input.len(), tokens * inputs, "input must be [tokens, {inputs}]");
         assert_eq!(output.len(), tokens * outputs, "output must be [{tokens}, {outputs}]");
-        let packed = self.buffer.bytes();
+        Product {
+            packed: self.buffer.bytes(),
+            outputs,
+            output,
+        }
+    }
+
+    /// `products` are of matrices of this one's kind.
+    fn multiply(&self, isa: Isa, products: Vec<Product<'_>>, input: &[f32]) {
+        let inputs = self.in_features;
         match self.format {
-            WeightFormat::F32 => float::multiply::<F32>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::F16 => float::multiply::<F16>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Bf16 => float::multiply::<Bf16>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q4_0 => quant::multiply::<Q4_0>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q4_1 => quant::multiply::<Q4_1>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q5_0 => quant::multiply::<Q5_0>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q5_1 => quant::multiply::<Q5_1>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q8_0 => quant::multiply::<Q8_0>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q2K => quant::multiply::<Q2K>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q3K => quant::multiply::<Q3K>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q4K => quant::multiply::<Q4K>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q5K => quant::multiply::<Q5K>(isa, packed, outputs, inputs, input, output),
-            WeightFormat::Q6K => quant::multiply::<Q6K>(isa, packed, outputs, inputs, input, output),
+            WeightFormat::F32 => float::multiply::<F32>(isa, products, inputs, input),
+            WeightFormat::F16 => float::multiply::<F16>(isa, products, inputs, input),
+            WeightFormat::Bf16 => match self.activations {
+                Activations::Exact => float::multiply_pairs::<Bf16>(isa, products, inputs, input),
+                Activations::Rounded => float::multiply_rounded(isa, products, inputs, input),
+            },
+            WeightFormat::Q4_0 => quant::multiply::<Q4_0>(isa, products, inputs, input),
+            WeightFormat::Q4_1 => quant::multiply::<Q4_1>(isa, products, inputs, input),
+            WeightFormat::Q5_0 => quant::multiply::<Q5_0>(isa, products, inputs, input),
+            WeightFormat::Q5_1 => quant::multiply::<Q5_1>(isa, products, inputs, input),
+            WeightFormat::Q8_0 => quant::multiply::<Q8_0>(isa, products, inputs, input),
+            WeightFormat::Q2K => quant::multiply::<Q2K>(isa, products, inputs, input),
+            WeightFormat::Q3K => quant::multiply::<Q3K>(isa, products, inputs, input),
+            WeightFormat::Q4K => quant::multiply::<Q4K>(isa, products, inputs, input),
+            WeightFormat::Q5K => quant::multiply::<Q5K>(isa, products, inputs, input),
+            WeightFormat::Q6K => quant::multiply::<Q6K>(isa, products, inputs, input),
         }
     }
 
@@ -184,7 +238,7 @@ impl PackedMatrix {
         self.format
     }
 
-    /// Bytes the weights take in memory, padding of the last 16 rows included.
+    /// Bytes the weights take in memory, padding of the last 16 rows and of an odd row of bf16 included.
     pub fn bytes(&self) -> usize {
         self.buffer.bytes().len()
     }

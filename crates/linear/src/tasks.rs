@@ -11,40 +11,76 @@ const PIECES_PER_THREAD: usize = 4;
 /// Fewest tokens worth a piece of their own.
 const LEAST_TOKENS: usize = 96;
 
-/// Calls `work(first_token, first_output, rows)` for pieces that cover `output`, `[tokens, outputs]`; `rows` are a
-/// piece's rows, each cut to its outputs. Pieces start at a multiple of `granule` outputs.
-pub(crate) fn for_pieces(
-    output: &mut [f32],
-    outputs: usize,
+/// A packed matrix and where its product goes.
+pub(crate) struct Product<'a> {
+    pub(crate) packed: &'a [u8],
+    pub(crate) outputs: usize,
+    /// `[tokens, outputs]`
+    pub(crate) output: &'a mut [f32],
+}
+
+/// Some tokens and outputs of a product.
+pub(crate) struct Piece<'a> {
+    pub(crate) packed: &'a [u8],
+    /// Outputs of the whole product.
+    pub(crate) outputs: usize,
+    pub(crate) first_token: usize,
+    pub(crate) first_output: usize,
+    /// The rows of these tokens, cut to these outputs.
+    pub(crate) rows: Vec<&'a mut [f32]>,
+}
+
+/// Calls `work` for pieces that cover `products`, all of as many tokens. Pieces start at a multiple of `granule` outputs.
+pub(crate) fn for_pieces<'a>(
+    products: Vec<Product<'a>>,
     inputs: usize,
     granule: usize,
-    work: impl Fn(usize, usize, &mut [&mut [f32]]) + Sync,
+    work: impl Fn(Piece<'a>) + Sync,
 ) {
-    let tokens = output.len() / outputs;
+    let outputs: usize = products.iter().map(|product| product.outputs).sum();
+    let tokens = products.first().map_or(0, |first| first.output.len() / first.outputs);
     if tokens == 0 {
         return;
     }
     let threads = rayon::current_num_threads();
+    let mut pieces = Vec::new();
     if threads == 1 || (outputs * inputs).saturating_mul(tokens + READ_TOKENS) < SERIAL_WORK {
-        let mut rows: Vec<&mut [f32]> = output.chunks_exact_mut(outputs).collect();
-        return work(0, 0, &mut rows);
+        for product in products {
+            cut(product, tokens, usize::MAX, &mut pieces);
+        }
+        return pieces.into_iter().for_each(&work);
     }
     let wanted = threads * PIECES_PER_THREAD;
     let width = outputs.div_ceil(wanted).next_multiple_of(granule);
-    let columns = outputs.div_ceil(width);
+    let columns: usize = products.iter().map(|product| product.outputs.div_ceil(width)).sum();
     let height = tokens.div_ceil(wanted.div_ceil(columns)).max(LEAST_TOKENS);
-    let mut pieces = Vec::new();
-    for (band, rows) in output.chunks_mut(height * outputs).enumerate() {
+    for product in products {
+        cut(product, height, width, &mut pieces);
+    }
+    pieces.into_par_iter().for_each(&work);
+}
+
+/// Pieces of at most `height` tokens and `width` outputs.
+fn cut<'a>(product: Product<'a>, height: usize, width: usize, pieces: &mut Vec<Piece<'a>>) {
+    let Product {
+        packed,
+        outputs,
+        output,
+    } = product;
+    let tokens = output.len() / outputs;
+    for (band, rows) in output.chunks_mut(height.min(tokens) * outputs).enumerate() {
         let first = pieces.len();
-        pieces
-            .extend((0..columns).map(|column| (band * height, column * width, Vec::with_capacity(height.min(tokens)))));
+        pieces.extend((0..outputs).step_by(width.min(outputs)).map(|first_output| Piece {
+            packed,
+            outputs,
+            first_token: band * height,
+            first_output,
+            rows: Vec::with_capacity(height.min(tokens)),
+        }));
         for row in rows.chunks_exact_mut(outputs) {
-            for (column, part) in row.chunks_mut(width).enumerate() {
-                pieces[first + column].2.push(part);
+            for (piece, part) in pieces[first..].iter_mut().zip(row.chunks_mut(width)) {
+                piece.rows.push(part);
             }
         }
     }
-    pieces
-        .into_par_iter()
-        .for_each(|(token, column, mut rows)| work(token, column, &mut rows));
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use riffle_linear::WeightFormat;
+use riffle_linear::{Activations, WeightFormat};
 
 use crate::decoder::Decoder;
 use crate::families::Family;
@@ -27,6 +27,15 @@ pub struct LoadedModel {
     pub info: ModelInfo,
 }
 
+/// How a model is to compute, beside what its files say.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadOptions {
+    /// Positions stretched in place of the model's own stretching.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Whether linear layers of bf16 weights round their input on the CPU.
+    pub activations: Activations,
+}
+
 /// Describes the model at `path`, a directory or a GGUF file, from its headers; weights are neither read nor given
 /// memory.
 pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
@@ -40,12 +49,13 @@ pub fn inspect_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> 
 
 /// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
 pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
-    load_scaled(path, None)
+    load_with(path, LoadOptions::default())
 }
 
-/// As [`load`], with positions stretched by `scaling` in place of the model's own stretching.
-pub fn load_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<LoadedModel, ModelError> {
-    let mut parts = open(path.as_ref(), scaling)?;
+/// As [`load`], computing as `options` say.
+pub fn load_with(path: impl AsRef<Path>, options: LoadOptions) -> Result<LoadedModel, ModelError> {
+    let mut parts = open(path.as_ref(), options.rope_scaling.as_ref())?;
+    parts.weights.set_activations(options.activations);
     let mut info = parts.info();
     let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
     info.unused_tensors = parts.weights.untaken();

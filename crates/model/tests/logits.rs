@@ -4,7 +4,7 @@ mod testing;
 
 use std::path::Path;
 
-use riffle_model::{LanguageModel, RecurrentState, Workspace, load};
+use riffle_model::{Activations, LanguageModel, LoadOptions, RecurrentState, Workspace, load, load_with};
 use safetensors::SafeTensors;
 use testing::{Expected, Sequence, cases, fixtures, largest_difference, logits_of, vectors};
 
@@ -177,6 +177,38 @@ fn logits_are_the_same_bits_for_every_number_of_threads() {
     let alone = logits_with(1);
     for threads in [2, 5] {
         assert!(logits_with(threads) == alone, "{threads} threads");
+    }
+}
+
+/// Rounding to bfloat16 moves an activation by at most 1/512.
+#[test]
+fn rounded_activations_move_logits_of_bf16_weights_a_little_whatever_the_batch() {
+    for case in ["group8-dim128-bf16", "group2-dim64-linear-bf16"] {
+        let case = fixtures().join("vectors").join(case);
+        let options = LoadOptions {
+            activations: Activations::Rounded,
+            ..LoadOptions::default()
+        };
+        let model = load_with(&case, options).unwrap().model;
+        let expected = Expected::read(&case.join("expected.safetensors"));
+        let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
+        let difference = expected.largest_difference(&whole, model.config().vocab_size);
+        let relative = difference / scale(&whole);
+        println!(
+            "{}: rounding moves logits by {difference:e}, {relative:e} of the largest",
+            case.display()
+        );
+        assert!(
+            difference > TOLERANCE && relative < 2e-2,
+            "{}: {relative:e}",
+            case.display()
+        );
+        for batch_tokens in [1, 7, 64] {
+            assert!(
+                logits_of(&model, &expected.tokens, batch_tokens) == whole,
+                "batches of {batch_tokens}"
+            );
+        }
     }
 }
 

@@ -4,7 +4,7 @@ mod testing;
 
 use std::path::Path;
 
-use riffle_model::{LanguageModel, RopeScaling, inspect_scaled, load, load_scaled};
+use riffle_model::{LanguageModel, LoadOptions, LoadedModel, ModelError, RopeScaling, inspect_scaled, load, load_with};
 use serde_json::Value;
 use testing::{Expected, logits_of, vectors};
 
@@ -13,6 +13,14 @@ const TOLERANCE: f32 = 2e-4;
 
 fn scaling(text: &str) -> RopeScaling {
     text.parse().unwrap()
+}
+
+fn load_scaled(path: &Path, rope_scaling: RopeScaling) -> Result<LoadedModel, ModelError> {
+    let options = LoadOptions {
+        rope_scaling: Some(rope_scaling),
+        ..LoadOptions::default()
+    };
+    load_with(path, options)
 }
 
 /// A copy of a model whose config.json `change` has bent.
@@ -38,9 +46,7 @@ fn a_stretching_given_is_the_stretching_of_the_reference() {
             config["rope_parameters"] = serde_json::json!({"rope_theta": 1e4, "rope_type": "default"});
         });
         let expected = Expected::read(&case.join("expected.safetensors"));
-        let model = load_scaled(plain.path(), Some(&scaling("yarn:factor=4")))
-            .unwrap()
-            .model;
+        let model = load_scaled(plain.path(), scaling("yarn:factor=4")).unwrap().model;
         assert_eq!(model.config().max_position, 1024);
         let logits = logits_of(&model, &expected.tokens, expected.tokens.len());
         let difference = expected.largest_difference(&logits, model.config().vocab_size);
@@ -57,7 +63,7 @@ fn a_stretching_takes_the_place_of_the_one_in_the_file() {
     let tokens: Vec<u32> = (0..90).map(|i| i * 7 % 31).collect();
     let own = logits_of(&load(&file).unwrap().model, &tokens, tokens.len());
     let with = |text: &str| {
-        let model = load_scaled(&file, Some(&scaling(text))).unwrap().model;
+        let model = load_scaled(&file, scaling(text)).unwrap().model;
         (logits_of(&model, &tokens, tokens.len()), model.config().max_position)
     };
     // What the file says itself: the trained length is kept where none is given.
@@ -78,9 +84,7 @@ fn a_longer_context_changes_no_angle_of_a_stretching_that_follows_from_it() {
     });
     let tokens: Vec<u32> = (0..40).map(|i| i * 5 % 31).collect();
     let own = logits_of(&load(&case).unwrap().model, &tokens, tokens.len());
-    let longer = load_scaled(implied.path(), Some(&scaling("own:factor=2")))
-        .unwrap()
-        .model;
+    let longer = load_scaled(implied.path(), scaling("own:factor=2")).unwrap().model;
     assert_eq!(longer.config().max_position, 2048);
     assert_eq!(logits_of(&longer, &tokens, tokens.len()), own);
 }

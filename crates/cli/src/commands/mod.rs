@@ -35,6 +35,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
             .map(str::parse)
             .transpose()
             .map_err(EngineError::from)?,
+        activations: arguments.activations,
         batch_tokens: arguments.batch,
         chunk_tokens: arguments.chunk.unwrap_or(chunk_tokens),
         page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),

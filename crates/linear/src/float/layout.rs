@@ -1,4 +1,5 @@
-//! `[outputs / 64][inputs][64]`, the last group narrowed to the 16-output blocks it needs and padded with zeros.
+//! `[outputs / 64][steps][64]` with the weights of a step together, the last group narrowed to the 16-output blocks it
+//! needs; outputs and inputs that are not there are zeros.
 
 use rayon::prelude::*;
 
@@ -7,7 +8,7 @@ use crate::LANES;
 
 /// A group of the matrix: where it starts in the packed bytes and how many blocks wide it is.
 pub(crate) struct Group<'a, E: Element> {
-    /// `[inputs, blocks]`
+    /// `[steps, blocks]`
     pub(crate) weights: &'a [[E::Bits; LANES]],
     pub(crate) blocks: usize,
 }
@@ -15,27 +16,30 @@ pub(crate) struct Group<'a, E: Element> {
 /// The group that holds output `first`, a multiple of [`GROUP`].
 pub(crate) fn group<E: Element>(packed: &[u8], outputs: usize, inputs: usize, first: usize) -> Group<'_, E> {
     let blocks = (outputs - first).div_ceil(LANES).min(GROUP_BLOCKS);
+    let steps = inputs.div_ceil(E::INPUTS);
     let all: &[[E::Bits; LANES]] = bytemuck::cast_slice(packed);
     Group {
-        weights: &all[first / LANES * inputs..][..blocks * inputs],
+        weights: &all[first / LANES * steps..][..blocks * steps],
         blocks,
     }
 }
 
 /// Rearranges `source`, row-major little-endian `[outputs, inputs]`, into `packed`.
 pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
-    let bytes = size_of::<E::Bits>();
-    let groups = packed[..outputs.next_multiple_of(LANES) * inputs * bytes].par_chunks_mut(GROUP * inputs * bytes);
+    let bytes = size_of::<E::Bits>() / E::INPUTS;
+    let padded = inputs.next_multiple_of(E::INPUTS);
+    let groups = packed[..outputs.next_multiple_of(LANES) * padded * bytes].par_chunks_mut(GROUP * padded * bytes);
     groups
         .zip(source.par_chunks(GROUP * inputs * bytes))
         .for_each(|(group, source)| {
-            let width = group.len() / (inputs * bytes);
+            let width = group.len() / (padded * bytes);
             // A few inputs of all rows at a time: both sides stay in cache.
             for start in (0..inputs).step_by(32) {
                 let end = (start + 32).min(inputs);
                 for (row, values) in source.chunks_exact(inputs * bytes).enumerate() {
                     for input in start..end {
-                        let to = (input * width + row) * bytes;
+                        let step = input / E::INPUTS * width + row;
+                        let to = (step * E::INPUTS + input % E::INPUTS) * bytes;
                         group[to..to + bytes].copy_from_slice(&values[input * bytes..][..bytes]);
                     }
                 }
@@ -48,20 +52,20 @@ pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, pac
 
 /// Writes the rows back as the file had them: row-major, little-endian.
 pub(crate) fn unpack<E: Element>(packed: &[u8], outputs: usize, inputs: usize, rows: &mut [u8]) {
-    let bytes = size_of::<E::Bits>();
+    let bytes = size_of::<E::Bits>() / E::INPUTS;
     rows.par_chunks_mut(inputs * bytes)
         .enumerate()
         .for_each(|(row, values)| {
             let first = row - row % GROUP;
             let group = group::<E>(packed, outputs, inputs, first);
             let (block, lane) = ((row - first) / LANES, row % LANES);
-            for (value, vectors) in values
-                .chunks_exact_mut(bytes)
+            for (values, vectors) in values
+                .chunks_mut(E::INPUTS * bytes)
                 .zip(group.weights.chunks_exact(group.blocks))
             {
-                value.copy_from_slice(bytemuck::bytes_of(&vectors[block][lane]));
+                values.copy_from_slice(&bytemuck::bytes_of(&vectors[block][lane])[..values.len()]);
                 if cfg!(target_endian = "big") {
-                    value.reverse();
+                    values.chunks_exact_mut(bytes).for_each(<[u8]>::reverse);
                 }
             }
         });
@@ -72,7 +76,12 @@ pub(crate) fn row_into<E: Element>(packed: &[u8], outputs: usize, row: usize, ou
     let first = row - row % GROUP;
     let group = group::<E>(packed, outputs, output.len(), first);
     let (block, lane) = ((row - first) / LANES, row % LANES);
-    for (value, vectors) in output.iter_mut().zip(group.weights.chunks_exact(group.blocks)) {
-        *value = E::widen(vectors[block][lane]);
+    for (values, vectors) in output
+        .chunks_mut(E::INPUTS)
+        .zip(group.weights.chunks_exact(group.blocks))
+    {
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = E::widen(vectors[block][lane], index);
+        }
     }
 }

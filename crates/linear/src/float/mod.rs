@@ -4,7 +4,7 @@ mod layout;
 mod multiply;
 
 pub(crate) use layout::{pack, row_into, unpack};
-pub(crate) use multiply::multiply;
+pub(crate) use multiply::{multiply, multiply_pairs, multiply_rounded};
 
 #[cfg(test)]
 mod tests;
@@ -18,8 +18,8 @@ use crate::half::{bf16_to_f32, f16_to_f32};
 pub(crate) const GROUP_BLOCKS: usize = 4;
 /// Outputs of a group.
 pub(crate) const GROUP: usize = GROUP_BLOCKS * LANES;
-/// Inputs summed by themselves before they are added to the total: the order every kernel keeps. Also the inputs for
-/// which a group's weights, as f32, fit the first cache.
+/// Steps summed by themselves before they are added to the total: the order every kernel keeps. Also the steps for which a
+/// group's weights, of four bytes each, fit the first cache.
 pub(crate) const PANEL: usize = 128;
 /// Most tokens a tile takes at once.
 pub(crate) const TILE_TOKENS: usize = 8;
@@ -29,11 +29,20 @@ const BEST_TILE_TOKENS: usize = 6;
 /// The sums of one token over a group's outputs.
 pub(crate) type GroupSums = [[f32; LANES]; GROUP_BLOCKS];
 
-/// An element type, by the bits it is stored in.
+/// An element type, by the bits it is stored in. A step of a product takes one weight of each output, or two where they
+/// lie in pairs.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
+    /// The weights of a step, of one output.
     type Bits: Pod + Send + Sync;
+    /// The activations of a step.
+    type Value: Pod + Send + Sync;
     const KIND: Kind;
-    fn widen(bits: Self::Bits) -> f32;
+    /// Inputs of a step.
+    const INPUTS: usize;
+    /// Weight `index` of a step.
+    fn widen(bits: Self::Bits, index: usize) -> f32;
+    /// The sum after a step.
+    fn multiply_add(bits: Self::Bits, value: Self::Value, sum: f32) -> f32;
 }
 
 /// The element types, for choosing a kernel.
@@ -42,6 +51,7 @@ pub(crate) enum Kind {
     F32,
     F16,
     Bf16,
+    RoundedBf16,
 }
 
 #[derive(Clone, Copy)]
@@ -50,30 +60,77 @@ pub(crate) struct F32;
 pub(crate) struct F16;
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
+/// [`Bf16`] times activations that are rounded to it.
+#[derive(Clone, Copy)]
+pub(crate) struct RoundedBf16;
 
 impl Element for F32 {
     type Bits = f32;
+    type Value = f32;
     const KIND: Kind = Kind::F32;
+    const INPUTS: usize = 1;
+
     #[inline(always)]
-    fn widen(bits: f32) -> f32 {
+    fn widen(bits: f32, _index: usize) -> f32 {
         bits
+    }
+
+    #[inline(always)]
+    fn multiply_add(bits: f32, value: f32, sum: f32) -> f32 {
+        bits.mul_add(value, sum)
     }
 }
 
 impl Element for F16 {
     type Bits = u16;
+    type Value = f32;
     const KIND: Kind = Kind::F16;
+    const INPUTS: usize = 1;
+
     #[inline(always)]
-    fn widen(bits: u16) -> f32 {
+    fn widen(bits: u16, _index: usize) -> f32 {
         f16_to_f32(bits)
+    }
+
+    #[inline(always)]
+    fn multiply_add(bits: u16, value: f32, sum: f32) -> f32 {
+        f16_to_f32(bits).mul_add(value, sum)
     }
 }
 
 impl Element for Bf16 {
-    type Bits = u16;
+    type Bits = [u16; 2];
+    type Value = [f32; 2];
     const KIND: Kind = Kind::Bf16;
+    const INPUTS: usize = 2;
+
     #[inline(always)]
-    fn widen(bits: u16) -> f32 {
-        bf16_to_f32(bits)
+    fn widen(bits: [u16; 2], index: usize) -> f32 {
+        bf16_to_f32(bits[index])
+    }
+
+    #[inline(always)]
+    fn multiply_add(bits: [u16; 2], value: [f32; 2], sum: f32) -> f32 {
+        let sum = bf16_to_f32(bits[0]).mul_add(value[0], sum);
+        bf16_to_f32(bits[1]).mul_add(value[1], sum)
+    }
+}
+
+/// The second of a pair is added first, as the instruction for pairs does.
+impl Element for RoundedBf16 {
+    type Bits = [u16; 2];
+    type Value = [u16; 2];
+    const KIND: Kind = Kind::RoundedBf16;
+    const INPUTS: usize = 2;
+
+    #[inline(always)]
+    fn widen(bits: [u16; 2], index: usize) -> f32 {
+        bf16_to_f32(bits[index])
+    }
+
+    #[inline(always)]
+    fn multiply_add(bits: [u16; 2], value: [u16; 2], sum: f32) -> f32 {
+        let sum = bf16_to_f32(bits[1]).mul_add(bf16_to_f32(value[1]), sum);
+        bf16_to_f32(bits[0]).mul_add(bf16_to_f32(value[0]), sum)
     }
 }

@@ -1,40 +1,95 @@
 //! Tiles of tokens × groups of outputs, blocked for the caches.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
 use super::layout::group;
-use super::{BEST_TILE_TOKENS, Element, F32, GROUP, GROUP_BLOCKS, GroupSums, Kind, PANEL, TILE_TOKENS};
+use super::{BEST_TILE_TOKENS, Element, F32, GROUP, GROUP_BLOCKS, GroupSums, Kind, PANEL, RoundedBf16, TILE_TOKENS};
 use crate::LANES;
-use crate::isa::Isa;
-use crate::tasks::for_pieces;
+use crate::machine::Isa;
+use crate::tasks::{Piece, Product, for_pieces};
 
 /// Tokens whose sums are kept at hand while the weights of a group pass by.
 const CHUNK_TOKENS: usize = 96;
+/// Activations below which one thread rounds them all.
+const SERIAL_ACTIVATIONS: usize = 1 << 16;
 
-/// `output[token, out] = Σ input[token, in] · weight[out, in]`
-pub(crate) fn multiply<E: Element>(
+thread_local! {
+    /// Rounded activations, kept from call to call.
+    static ROUNDED: RefCell<Vec<[u16; 2]>> = const { RefCell::new(Vec::new()) };
+}
+
+/// As [`multiply`], for activations that are taken in pairs: `input` is `[tokens, inputs]`.
+pub(crate) fn multiply_pairs<E: Element<Value = [f32; 2]>>(
     isa: Isa,
-    packed: &[u8],
-    outputs: usize,
+    products: Vec<Product<'_>>,
     inputs: usize,
     input: &[f32],
-    output: &mut [f32],
 ) {
-    for_pieces(output, outputs, inputs, GROUP, |first_token, first_output, rows| {
+    let rows = match inputs % 2 {
+        0 => Cow::Borrowed(input),
+        _ => Cow::Owned(
+            input
+                .chunks_exact(inputs)
+                .flat_map(|row| row.iter().copied().chain([0.0]))
+                .collect(),
+        ),
+    };
+    multiply::<E>(isa, products, inputs, bytemuck::cast_slice(&rows));
+}
+
+/// As [`multiply`], for activations that are rounded to bfloat16 first: `input` is `[tokens, inputs]`.
+pub(crate) fn multiply_rounded(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[f32]) {
+    // Taken, not borrowed: while this thread waits for others it may start another product.
+    let mut rounded = ROUNDED.take();
+    let steps = inputs.div_ceil(RoundedBf16::INPUTS);
+    rounded.resize(input.len() / inputs * steps, [0; 2]);
+    let round = |(rounded, row): (&mut [[u16; 2]], &[f32])| {
+        let (rounded, padding) = rounded.as_flattened_mut().split_at_mut(inputs);
+        isa.round(row, rounded);
+        padding.fill(0);
+    };
+    if input.len() < SERIAL_ACTIVATIONS {
+        rounded.chunks_mut(steps).zip(input.chunks(inputs)).for_each(round);
+    } else {
+        rounded
+            .par_chunks_mut(steps)
+            .zip(input.par_chunks(inputs))
+            .for_each(round);
+    }
+    multiply::<RoundedBf16>(isa, products, inputs, &rounded);
+    ROUNDED.set(rounded);
+}
+
+/// `output[token, out] = Σ input[token, in] · weight[out, in]` for every product and `input` `[tokens, steps]`.
+pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[E::Value]) {
+    let steps = inputs.div_ceil(E::INPUTS);
+    for_pieces(products, inputs, GROUP, |piece| {
+        let Piece {
+            packed,
+            outputs,
+            first_token,
+            first_output,
+            mut rows,
+        } = piece;
         let width = rows[0].len();
         let mut sums = vec![GroupSums::default(); rows.len().min(CHUNK_TOKENS)];
         let mut widened = match E::KIND {
-            Kind::F16 | Kind::Bf16 if rows.len() > TILE_TOKENS => vec![[0.0; LANES]; PANEL * GROUP_BLOCKS],
+            Kind::F16 if rows.len() > TILE_TOKENS => vec![[0.0; LANES]; PANEL * GROUP_BLOCKS],
             _ => Vec::new(),
         };
         for first in (0..width).step_by(GROUP) {
             let group = group::<E>(packed, outputs, inputs, first_output + first);
             for (chunk, rows) in rows.chunks_mut(CHUNK_TOKENS).enumerate() {
                 let start = first_token + chunk * CHUNK_TOKENS;
-                let input = &input[start * inputs..][..rows.len() * inputs];
+                let input = &input[start * steps..][..rows.len() * steps];
                 let sums = &mut sums[..rows.len()];
                 sums.fill(GroupSums::default());
                 match rows.len() <= TILE_TOKENS {
-                    true => tile::<E>(isa, group.weights, group.blocks, input, inputs, 0..inputs, sums),
-                    false => panels::<E>(isa, group.weights, group.blocks, input, inputs, &mut widened, sums),
+                    true => tile::<E>(isa, group.weights, group.blocks, input, steps, 0..steps, sums),
+                    false => panels::<E>(isa, group.weights, group.blocks, input, steps, &mut widened, sums),
                 }
                 for (row, sums) in rows.iter_mut().zip(sums) {
                     let row = &mut row[first..(first + GROUP).min(width)];
@@ -45,59 +100,56 @@ pub(crate) fn multiply<E: Element>(
     });
 }
 
-/// Many tokens: a panel of weights is widened once and stays in the first cache while all tokens pass.
+/// Many tokens: a panel of weights, f16 widened once, stays in the first cache while all tokens pass.
 fn panels<E: Element>(
     isa: Isa,
     weights: &[[E::Bits; LANES]],
     blocks: usize,
-    input: &[f32],
-    inputs: usize,
+    input: &[E::Value],
+    steps: usize,
     widened: &mut [[f32; LANES]],
     sums: &mut [GroupSums],
 ) {
     let tiles = sums.len().div_ceil(BEST_TILE_TOKENS);
-    for start in (0..inputs).step_by(PANEL) {
-        let end = start + panel_len(start, inputs);
+    let panel_end = |start: usize| steps.min(start + PANEL);
+    for start in (0..steps).step_by(PANEL) {
+        let end = panel_end(start);
         let panel = &weights[start * blocks..end * blocks];
-        let panel: &[[f32; LANES]] = match E::KIND {
-            Kind::F32 => bytemuck::cast_slice(panel),
-            Kind::F16 | Kind::Bf16 => {
-                let widened = &mut widened[..panel.len()];
-                isa.widen::<E>(panel, widened);
-                widened
-            }
-        };
+        if E::KIND == Kind::F16 {
+            isa.widen(bytemuck::cast_slice(panel), &mut widened[..panel.len()]);
+        }
         // Tiles of nearly equal height, so that none is too low to keep the multipliers busy.
-        let following: &[u8] = bytemuck::cast_slice(&weights[end * blocks..][..panel_len(end, inputs) * blocks]);
+        let following: &[u8] = bytemuck::cast_slice(&weights[end * blocks..panel_end(end) * blocks]);
         let mut shares = following.chunks(following.len().div_ceil(tiles).max(1));
         let mut first = 0;
         for index in 0..tiles {
             isa.prefetch(shares.next().unwrap_or_default());
             let next = sums.len() * (index + 1) / tiles;
-            let input = &input[first * inputs..next * inputs];
-            tile::<F32>(isa, panel, blocks, input, inputs, start..end, &mut sums[first..next]);
+            let input = &input[first * steps..next * steps];
+            let sums = &mut sums[first..next];
+            if E::KIND == Kind::F16 {
+                let panel = &widened[..panel.len()];
+                tile::<F32>(isa, panel, blocks, bytemuck::cast_slice(input), steps, start..end, sums);
+            } else {
+                tile::<E>(isa, panel, blocks, input, steps, start..end, sums);
+            }
             first = next;
         }
     }
 }
 
-/// Inputs of the panel that begins at `start`.
-fn panel_len(start: usize, inputs: usize) -> usize {
-    PANEL.min(inputs - start)
-}
-
-/// At most [`TILE_TOKENS`] tokens; `weights` are those of the inputs in `range`.
+/// At most [`TILE_TOKENS`] tokens; `weights` are those of the steps in `range`.
 fn tile<E: Element>(
     isa: Isa,
     weights: &[[E::Bits; LANES]],
     blocks: usize,
-    input: &[f32],
-    inputs: usize,
+    input: &[E::Value],
+    steps: usize,
     range: core::ops::Range<usize>,
     sums: &mut [GroupSums],
 ) {
     let mut rows = [&input[..0]; TILE_TOKENS];
-    for (row, values) in rows.iter_mut().zip(input.chunks_exact(inputs)) {
+    for (row, values) in rows.iter_mut().zip(input.chunks_exact(steps)) {
         *row = &values[range.clone()];
     }
     isa.float_tile::<E>(weights, blocks, &rows[..sums.len()], sums);

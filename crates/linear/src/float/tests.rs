@@ -1,6 +1,6 @@
-use crate::isa::Isa;
+use crate::machine::Isa;
 use crate::testing::{bits, exact, float_bytes, on_threads, rounded, values};
-use crate::{LinearError, PackedMatrix, WeightFormat};
+use crate::{Activations, LinearError, PackedMatrix, WeightFormat};
 
 const FORMATS: [WeightFormat; 3] = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Bf16];
 
@@ -8,6 +8,18 @@ fn matrix(format: WeightFormat, outputs: usize, inputs: usize) -> (PackedMatrix,
     let weights = values(outputs * inputs, (outputs * 31 + inputs) as u64);
     let packed = PackedMatrix::pack(format, outputs, inputs, &float_bytes(format, &weights)).expect("packs");
     (packed, weights.iter().map(|&w| rounded(format, w)).collect())
+}
+
+/// Every way a float format is multiplied.
+const WAYS: [(WeightFormat, Activations); 4] = [
+    (WeightFormat::F32, Activations::Exact),
+    (WeightFormat::F16, Activations::Exact),
+    (WeightFormat::Bf16, Activations::Exact),
+    (WeightFormat::Bf16, Activations::Rounded),
+];
+
+fn matrix_of((format, activations): (WeightFormat, Activations), outputs: usize, inputs: usize) -> PackedMatrix {
+    matrix(format, outputs, inputs).0.with_activations(activations)
 }
 
 fn product(isa: Isa, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
@@ -29,13 +41,21 @@ fn products_equal_f64_within_rounding_on_odd_shapes() {
         (33, 70, 513),
     ];
     for isa in Isa::available() {
-        for format in FORMATS {
+        for way @ (format, activations) in WAYS {
             for (outputs, inputs, tokens) in shapes {
-                let (packed, weights) = matrix(format, outputs, inputs);
-                let input = values(tokens * inputs, 7);
+                let (_, weights) = matrix(format, outputs, inputs);
+                let packed = matrix_of(way, outputs, inputs);
+                let mut input = values(tokens * inputs, 7);
                 let output = product(isa, &packed, &input);
+                if activations == Activations::Rounded {
+                    input.iter_mut().for_each(|value| *value = rounded(format, *value));
+                }
+                let panel = match format {
+                    WeightFormat::Bf16 => 2 * super::PANEL,
+                    _ => super::PANEL,
+                };
                 // Each term passes through at most a panel's additions and one for each panel.
-                let roundings = (super::PANEL.min(inputs) + inputs.div_ceil(super::PANEL)) as f64;
+                let roundings = (panel.min(inputs) + inputs.div_ceil(panel)) as f64;
                 for (index, &found) in output.iter().enumerate() {
                     let (token, out) = (index / outputs, index % outputs);
                     let (sum, magnitude) =
@@ -43,7 +63,7 @@ fn products_equal_f64_within_rounding_on_odd_shapes() {
                     let bound = roundings * magnitude * f64::from(f32::EPSILON) / 2.0;
                     assert!(
                         (f64::from(found) - sum).abs() <= bound * 1.001,
-                        "{isa:?} {format} {outputs}×{inputs}, token {token}, output {out}: {found} instead of {sum}"
+                        "{isa:?} {way:?} {outputs}×{inputs}, token {token}, output {out}: {found} instead of {sum}"
                     );
                 }
             }
@@ -52,14 +72,41 @@ fn products_equal_f64_within_rounding_on_odd_shapes() {
 }
 
 #[test]
+fn rounded_activations_of_bf16_weights_move_by_at_most_half_a_step_of_bf16() {
+    let (outputs, inputs, tokens) = (70, 513, 3);
+    let (packed, weights) = matrix(WeightFormat::Bf16, outputs, inputs);
+    let packed = packed.with_activations(Activations::Rounded);
+    let input = values(tokens * inputs, 7);
+    for (index, found) in product(Isa::best(), &packed, &input).into_iter().enumerate() {
+        let (token, out) = (index / outputs, index % outputs);
+        let (sum, magnitude) = exact(&weights[out * inputs..][..inputs], &input[token * inputs..][..inputs]);
+        let distance = (f64::from(found) - sum).abs();
+        assert!(
+            distance <= magnitude * 1.01 / 512.0,
+            "token {token}, output {out}: {found} instead of {sum}"
+        );
+    }
+}
+
+#[test]
+fn rounding_is_for_bf16_alone() {
+    let input = values(2 * 100, 7);
+    for format in [WeightFormat::F32, WeightFormat::F16] {
+        let exact = product(Isa::best(), &matrix_of((format, Activations::Exact), 40, 100), &input);
+        let rounded = product(Isa::best(), &matrix_of((format, Activations::Rounded), 40, 100), &input);
+        assert_eq!(bits(&exact), bits(&rounded), "{format}");
+    }
+}
+
+#[test]
 fn every_instruction_set_computes_the_same_bits() {
-    for format in FORMATS {
+    for way in WAYS {
         for (outputs, inputs, tokens) in [(100, 300, 1), (64, 128, 6), (113, 401, 11), (48, 140, 200)] {
-            let (packed, _) = matrix(format, outputs, inputs);
+            let packed = matrix_of(way, outputs, inputs);
             let input = values(tokens * inputs, 3);
             let plain = bits(&product(Isa::SCALAR, &packed, &input));
             for isa in Isa::available() {
-                assert_eq!(bits(&product(isa, &packed, &input)), plain, "{isa:?} {format}");
+                assert_eq!(bits(&product(isa, &packed, &input)), plain, "{isa:?} {way:?}");
             }
         }
     }
@@ -67,9 +114,9 @@ fn every_instruction_set_computes_the_same_bits() {
 
 #[test]
 fn a_token_gets_the_same_bits_alone_as_among_512_and_on_any_thread_count() {
-    for format in FORMATS {
+    for way in WAYS {
         let (outputs, inputs, tokens) = (144, 261, 512);
-        let (packed, _) = matrix(format, outputs, inputs);
+        let packed = matrix_of(way, outputs, inputs);
         let input = values(tokens * inputs, 5);
         let alone: Vec<u32> = input
             .chunks(inputs)
@@ -77,7 +124,7 @@ fn a_token_gets_the_same_bits_alone_as_among_512_and_on_any_thread_count() {
             .collect();
         for threads in [1, 2, 3, 8] {
             let together = on_threads(threads, || product(Isa::best(), &packed, &input));
-            assert!(bits(&together) == alone, "{format} on {threads} threads");
+            assert!(bits(&together) == alone, "{way:?} on {threads} threads");
         }
     }
 }
@@ -99,21 +146,17 @@ fn a_large_matrix_gives_one_token_the_same_bits_on_any_thread_count() {
 #[test]
 fn infinities_and_nan_reach_exactly_the_outputs_they_belong_to() {
     for isa in Isa::available() {
-        for tokens in [1, 4, 40] {
+        for (tokens, (format, activations)) in [1, 4, 40].into_iter().flat_map(|tokens| WAYS.map(|way| (tokens, way))) {
             let (outputs, inputs) = (70, 150);
             let mut weights = vec![1.0f32; outputs * inputs];
             weights[69 * inputs + 149] = f32::INFINITY;
             weights[3 * inputs + 5] = f32::NAN;
-            let packed = PackedMatrix::pack(
-                WeightFormat::F16,
-                outputs,
-                inputs,
-                &float_bytes(WeightFormat::F16, &weights),
-            );
+            let packed = PackedMatrix::pack(format, outputs, inputs, &float_bytes(format, &weights));
+            let packed = packed.expect("packs").with_activations(activations);
             let mut input = vec![1.0f32; tokens * inputs];
             let last = (tokens - 1) * inputs;
             input[last + 149] = 0.0;
-            let output = product(isa, &packed.expect("packs"), &input);
+            let output = product(isa, &packed, &input);
             for (index, &value) in output.iter().enumerate() {
                 let (token, out) = (index / outputs, index % outputs);
                 match out {
@@ -206,6 +249,8 @@ fn empty_and_absurd_shapes_are_refused() {
 fn weights_are_held_once_with_at_most_fifteen_rows_of_padding() {
     let (packed, _) = matrix(WeightFormat::F16, 100, 50);
     assert_eq!(packed.bytes(), 112 * 50 * 2);
+    let (packed, _) = matrix(WeightFormat::Bf16, 100, 51);
+    assert_eq!(packed.bytes(), 112 * 52 * 2, "whole pairs");
     let (packed, _) = matrix(WeightFormat::F32, 1024, 1024);
     assert_eq!(packed.bytes(), 1024 * 1024 * 4);
 }

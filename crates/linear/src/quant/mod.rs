@@ -10,6 +10,8 @@ mod planes;
 #[cfg(test)]
 mod tests;
 
+use core::ops::Range;
+
 pub(crate) use activation::{ActivationBlock, quantise};
 pub(crate) use expanded::{Expanded, Halves, bytes, half_bits, words};
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
@@ -23,8 +25,19 @@ pub(crate) const STRETCH: usize = 32;
 /// Most tokens a tile takes at once.
 pub(crate) const TILE_TOKENS: usize = 8;
 
-/// Most tokens a tile of two bands takes at once.
-pub(crate) const PAIR_TOKENS: usize = 6;
+/// The stretches in `range` of a tile's tokens; `activations` is `[tokens, stretches]`.
+#[inline(always)]
+pub(crate) fn tile_rows(
+    activations: &[ActivationBlock],
+    stretches: usize,
+    range: Range<usize>,
+) -> [&[ActivationBlock]; TILE_TOKENS] {
+    let mut rows = [&activations[..0]; TILE_TOKENS];
+    for (row, blocks) in rows.iter_mut().zip(activations.chunks_exact(stretches)) {
+        *row = &blocks[range.clone()];
+    }
+    rows
+}
 
 /// A part of a block that is interleaved by itself: units of so many bytes, one of each row in turn.
 pub(crate) struct Field {

@@ -1,5 +1,5 @@
 use super::{Q8_0, Quant, STRETCH};
-use crate::isa::Isa;
+use crate::machine::Isa;
 use crate::testing::{bits, exact, on_threads, values};
 use crate::{LinearError, PackedMatrix, WeightFormat};
 
@@ -206,6 +206,37 @@ fn every_instruction_set_computes_the_same_bits() {
                     "{isa:?} {format} {outputs}×{inputs}×{tokens}"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn several_products_of_one_input_have_the_bits_of_each_alone() {
+    let inputs = 1024;
+    let matrices = [
+        (WeightFormat::Q4K, 300),
+        (WeightFormat::Q4K, 17),
+        (WeightFormat::Q6K, 40),
+        (WeightFormat::Q4K, 900),
+    ]
+    .map(|(format, outputs)| matrix(format, outputs, inputs).0);
+    for tokens in [1, 5, 200] {
+        let input = values(tokens * inputs, 3);
+        let alone = matrices
+            .each_ref()
+            .map(|matrix| bits(&product(Isa::best(), matrix, &input)));
+        for threads in [1, 2, 5] {
+            let mut outputs = matrices
+                .each_ref()
+                .map(|matrix| vec![f32::NAN; tokens * matrix.out_features()]);
+            let slices = outputs.each_mut().map(Vec::as_mut_slice);
+            on_threads(threads, || {
+                PackedMatrix::matmul_all(matrices.each_ref(), &input, slices)
+            });
+            assert!(
+                outputs.map(|output| bits(&output)) == alone,
+                "{tokens} tokens, {threads} threads"
+            );
         }
     }
 }

@@ -52,10 +52,9 @@ impl Attention {
             self.norm.apply(&hidden[start * width..][..rows * width], normed);
             let queries = &mut queries[start * query_width..][..rows * query_width];
             let keys = &mut keys[start * kv_width..][..rows * kv_width];
-            self.query.apply(normed, queries);
-            self.key.apply(normed, keys);
-            self.value
-                .apply(normed, &mut values[start * kv_width..][..rows * kv_width]);
+            let values = &mut values[start * kv_width..][..rows * kv_width];
+            let projections = [&self.query, &self.key, &self.value];
+            Projection::apply_all(projections, normed, [&mut *queries, &mut *keys, values]);
             // [rows, 2, dim / 2]
             let angles = &table.angles()[start * rotary.dim()..];
             finish_heads(

@@ -36,8 +36,7 @@ impl Mlp {
                 down,
                 activation,
             } => {
-                gate.apply(input, inner_gate);
-                up.apply(input, inner);
+                Projection::apply_all([gate, up], input, [&mut *inner_gate, &mut *inner]);
                 activation.gate(inner_gate, inner);
                 down.apply(inner_gate, output);
             }

@@ -72,6 +72,23 @@ impl Projection {
     /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`.
     pub(crate) fn apply(&self, input: &[f32], output: &mut [f32]) {
         self.weight.matmul(input, output);
+        self.add_bias(output);
+    }
+
+    /// Several projections of one input.
+    pub(crate) fn apply_all<const COUNT: usize>(
+        projections: [&Projection; COUNT],
+        input: &[f32],
+        mut outputs: [&mut [f32]; COUNT],
+    ) {
+        let weights = projections.map(|projection| &projection.weight);
+        PackedMatrix::matmul_all(weights, input, outputs.each_mut().map(|output| &mut **output));
+        for (projection, output) in projections.into_iter().zip(outputs) {
+            projection.add_bias(output);
+        }
+    }
+
+    fn add_bias(&self, output: &mut [f32]) {
         if let Some(bias) = &self.bias {
             for_rows(output, bias.len(), |_, row| {
                 for (value, bias) in row.iter_mut().zip(bias) {

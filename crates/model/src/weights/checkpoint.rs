@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
-use riffle_linear::{PackedMatrix, WeightFormat};
+use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 
 use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
@@ -18,6 +18,7 @@ pub(crate) struct Checkpoint {
     files: Vec<WeightFile>,
     tensors: BTreeMap<String, Location>,
     taken: BTreeSet<String>,
+    activations: Activations,
 }
 
 struct WeightFile {
@@ -67,6 +68,11 @@ impl Checkpoint {
         }
         self.files.push(WeightFile { path, file, map: None });
         Ok(())
+    }
+
+    /// How the matrices that are taken from here on multiply.
+    pub(crate) fn set_activations(&mut self, activations: Activations) {
+        self.activations = activations;
     }
 
     /// Calls `each` with the bytes of every file, in order.
@@ -160,6 +166,7 @@ impl Checkpoint {
         columns: usize,
     ) -> Result<[PackedMatrix; PARTS], ModelError> {
         let stride: usize = rows.iter().sum();
+        let activations = self.activations;
         let (format, bytes) = self.take(name, &[heads * stride, columns])?;
         let row_bytes = columns / format.block_weights() * format.block_bytes();
         let mut first = 0;
@@ -176,7 +183,7 @@ impl Checkpoint {
                         .collect(),
                 ),
             };
-            PackedMatrix::pack(format, heads * rows, columns, &part)
+            PackedMatrix::pack(format, heads * rows, columns, &part).map(|matrix| matrix.with_activations(activations))
         });
         self.unmap(name);
         let mut packed = Vec::with_capacity(PARTS);

@@ -128,11 +128,14 @@ impl GatedDeltaNet {
         let (strength, scratch) = scratch.split_at_mut(rows * heads);
         let decay = &mut scratch[..rows * heads];
 
-        self.mixed.apply(input, raw);
+        let projections = [&self.mixed, &self.gate, &self.strength, &self.decay];
+        Projection::apply_all(
+            projections,
+            input,
+            [&mut *raw, &mut *gated, &mut *strength, &mut *decay],
+        );
         self.convolution.apply(&mut state.convolution, raw, mixed);
-        self.strength.apply(input, strength);
         strength.iter_mut().for_each(|strength| *strength = sigmoid(*strength));
-        self.decay.apply(input, decay);
         for decay in decay.chunks_exact_mut(heads) {
             for ((decay, rate), bias) in decay.iter_mut().zip(&self.decay_rates).zip(&self.decay_biases) {
                 *decay = rate * softplus(*decay + bias);
@@ -146,7 +149,6 @@ impl GatedDeltaNet {
             decay,
         };
         self.rule.apply(&tokens, &mut state.memory, read);
-        self.gate.apply(input, gated);
         self.gate_heads(read, gated);
         self.output.apply(gated, output);
         state.tokens += rows;

@@ -54,24 +54,12 @@ macro_rules! at_stretch {
 #[cfg(target_arch = "x86_64")]
 pub(super) use at_stretch;
 
-/// Expands to `quantise` and `expand` for an instruction set that has `load`, `store` and `prefetch` in scope.
+/// Expands to `quantise` and `widen_halves` for an instruction set that has `load` and `store` in scope.
 macro_rules! quant_kernels {
     ($features:literal) => {
         #[target_feature(enable = $features)]
         pub(super) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
             crate::quant::quantise(values, shape, blocks);
-        }
-
-        #[target_feature(enable = $features)]
-        pub(super) fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
-            let blocks = weights.chunks_exact(LANES * Q::BYTES);
-            for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
-                let halves = widen_halves::<Q>(block);
-                for_stretches!(Q, INDEX => {
-                    prefetch(share::<Q>(block, INDEX));
-                    Q::expand(block, INDEX, &halves, &mut expanded[INDEX]);
-                });
-            }
         }
 
         #[inline]
@@ -88,38 +76,43 @@ macro_rules! quant_kernels {
 
 pub(super) use quant_kernels;
 
-/// Expands to `quant_pass` and `quant_pair` for an instruction set with few registers, which has
+/// Expands to `quant_band` for an instruction set with few registers, which has `prefetch` and
 /// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7.
 macro_rules! quant_tiles {
     ($features:literal) => {
-        /// A few stretches at a time are unpacked and used at once, so that memory never waits.
+        /// A few stretches at a time are unpacked to the first cache and used at once by every token, so that memory never
+        /// waits.
         #[target_feature(enable = $features)]
-        pub(super) fn quant_pass<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+        pub(super) fn quant_band<Q: Quant>(
+            weights: &[u8],
+            activations: &[ActivationBlock],
+            sums: &mut [[f32; LANES]],
+        ) {
             const STRETCHES: usize = 8;
+            let stretches = activations.len() / sums.len();
             let mut expanded = [Expanded::default(); STRETCHES];
             let bytes = STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
             for (index, weights) in weights.chunks(bytes).enumerate() {
                 let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
                 let expanded = &mut expanded[..count];
                 expand::<Q>(weights, expanded);
-                let mut parts = [&rows[0][..0]; crate::quant::TILE_TOKENS];
-                for (part, row) in parts.iter_mut().zip(rows) {
-                    *part = &row[index * STRETCHES..][..count];
+                let tiles = activations.chunks(TILE_TOKENS * stretches);
+                for (sums, activations) in sums.chunks_mut(TILE_TOKENS).zip(tiles) {
+                    let rows = tile_rows(activations, stretches, index * STRETCHES..index * STRETCHES + count);
+                    quant_tile(Q::SHAPE, expanded, &rows[..sums.len()], sums);
                 }
-                quant_tile(Q::SHAPE, expanded, &parts[..rows.len()], sums);
             }
         }
 
-        /// One band after the other: their quants leave no registers to share.
         #[target_feature(enable = $features)]
-        pub(super) fn quant_pair(
-            shape: Shape,
-            expanded: [&[Expanded]; 2],
-            rows: &[&[ActivationBlock]],
-            sums: [&mut [[f32; LANES]]; 2],
-        ) {
-            for (expanded, sums) in expanded.into_iter().zip(sums) {
-                quant_tile(shape, expanded, rows, sums);
+        fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
+            let blocks = weights.chunks_exact(LANES * Q::BYTES);
+            for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
+                let halves = widen_halves::<Q>(block);
+                for_stretches!(Q, INDEX => {
+                    prefetch(share::<Q>(block, INDEX));
+                    Q::expand(block, INDEX, &halves, &mut expanded[INDEX]);
+                });
             }
         }
 
@@ -153,7 +146,7 @@ macro_rules! quant_tiles {
                 [a, b, c, d, e, f, g, h] => {
                     stretches::<HALVES, MINIMUMS, WIDE, 8>(expanded, [a, b, c, d, e, f, g, h], sums)
                 }
-                _ => unreachable!("a tile takes 1 to {} tokens", crate::quant::TILE_TOKENS),
+                _ => unreachable!("a tile takes 1 to {TILE_TOKENS} tokens"),
             }
         }
     };

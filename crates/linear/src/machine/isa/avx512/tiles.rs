@@ -1,4 +1,4 @@
-//! Tiles of several tokens: the sums of products of every token and band stay in registers while a stretch passes.
+//! Tiles of several tokens: the sums of products of every token stay in registers while a stretch passes.
 #![allow(clippy::needless_range_loop, reason = "iterators take closures, see `add_stretch`")]
 
 use core::arch::x86_64::*;
@@ -7,16 +7,16 @@ use super::super::quant::{at_stretch, share};
 use super::one_token::{look_up_scales, prefetch};
 use super::{Block, widen_halves};
 use crate::LANES;
-use crate::quant::{ActivationBlock, Expanded, PAIR_TOKENS, Quant, STRETCH, Shape};
+use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH};
 
-/// Adds the products of one stretch of `BANDS` bands of outputs with `ROWS` tokens to `$totals`, `[row][band]`. An
-/// activation is broadcast once for all bands; as many chains of sums run side by side as there are rows and bands.
+/// Adds the products of one stretch with `ROWS` tokens to `$totals`; as many chains of sums run side by side as there are
+/// rows.
 ///
 /// Not a function, and without closures, which would be compiled for another instruction set, for what is unpacked must
 /// stay in registers.
 macro_rules! add_stretch {
     ($halves:expr, $minimums:expr, $weights:ident, $activations:ident, $totals:ident) => {{
-        let mut products = [[_mm512_setzero_si512(); BANDS]; ROWS];
+        let mut products = [_mm512_setzero_si512(); ROWS];
         add_stretch!(@begin 0, products, $activations);
         add_stretch!(@group 0, products, $weights, $activations);
         add_stretch!(@group 1, products, $weights, $activations);
@@ -44,35 +44,29 @@ macro_rules! add_stretch {
     }};
     (@begin $part:literal, $products:ident, $activations:ident) => {
         for row in 0..ROWS {
-            $products[row] = [_mm512_set1_epi32($activations[row].bias[$part]); BANDS];
+            $products[row] = _mm512_set1_epi32($activations[row].bias[$part]);
         }
     };
     (@group $group:literal, $products:ident, $weights:ident, $activations:ident) => {
+        let quants: __m512i = bytemuck::must_cast($weights.quants[$group]);
         for row in 0..ROWS {
             let word = _mm512_set1_epi32($activations[row].words[$group].cast_signed());
-            for band in 0..BANDS {
-                let quants: __m512i = bytemuck::must_cast($weights[band].quants[$group]);
-                $products[row][band] = _mm512_dpbusd_epi32($products[row][band], quants, word);
-            }
+            $products[row] = _mm512_dpbusd_epi32($products[row], quants, word);
         }
     };
     (@end $part:literal, $products:ident, $weights:ident, $activations:ident, $totals:ident) => {
+        let scales: Block = bytemuck::must_cast($weights.scales[$part]);
         for row in 0..ROWS {
             let scale = _mm512_set1_ps($activations[row].scale);
-            for band in 0..BANDS {
-                let scales: Block = bytemuck::must_cast($weights[band].scales[$part]);
-                let product = _mm512_cvtepi32_ps($products[row][band]);
-                $totals[row][band] = _mm512_fmadd_ps(product, _mm512_mul_ps(scales, scale), $totals[row][band]);
-            }
+            let product = _mm512_cvtepi32_ps($products[row]);
+            $totals[row] = _mm512_fmadd_ps(product, _mm512_mul_ps(scales, scale), $totals[row]);
         }
     };
     (@minimums $part:literal, $weights:ident, $activations:ident, $totals:ident) => {
+        let minimums: Block = bytemuck::must_cast($weights.minimums[$part]);
         for row in 0..ROWS {
             let sums = _mm512_set1_ps($activations[row].negative_sums[$part]);
-            for band in 0..BANDS {
-                let minimums: Block = bytemuck::must_cast($weights[band].minimums[$part]);
-                $totals[row][band] = _mm512_fmadd_ps(minimums, sums, $totals[row][band]);
-            }
+            $totals[row] = _mm512_fmadd_ps(minimums, sums, $totals[row]);
         }
     };
 }
@@ -92,29 +86,28 @@ pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], 
 /// `ROWS` tokens or one less: the last then counts twice, which takes less time than it takes code not to.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
-    const BANDS: usize = 1;
     let last = rows.len() - 1;
     let stretches = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
     let mut activations = [&rows[0][0]; ROWS];
     let mut tokens = [&rows[0][..stretches]; ROWS];
-    let mut totals = [[_mm512_setzero_ps(); BANDS]; ROWS];
+    let mut totals = [_mm512_setzero_ps(); ROWS];
     for row in 0..ROWS {
         tokens[row] = &rows[row.min(last)][..stretches];
-        totals[row][0] = bytemuck::must_cast(sums[row.min(last)]);
+        totals[row] = bytemuck::must_cast(sums[row.min(last)]);
     }
     for (index, block) in weights.chunks_exact(LANES * Q::BYTES).enumerate() {
         let halves = widen_halves::<Q>(block);
         for stretch in 0..Q::WEIGHTS / STRETCH {
             prefetch(share::<Q>(block, stretch));
-            let mut expanded = [Expanded::default(); BANDS];
+            let mut expanded = Expanded::default();
             // One branch for each stretch: unrolled, the compiler moves all loads to the front and runs out of registers.
             at_stretch!(Q, stretch, INDEX => {
                 if Q::SHAPE.halves && Q::SHAPE.minimums {
-                    look_up_scales(block, INDEX, &halves, &mut expanded[0]);
+                    look_up_scales(block, INDEX, &halves, &mut expanded);
                 } else {
-                    Q::scales(block, INDEX, &halves, &mut expanded[0]);
+                    Q::scales(block, INDEX, &halves, &mut expanded);
                 }
-                Q::quants(block, INDEX, &mut expanded[0]);
+                Q::quants(block, INDEX, &mut expanded);
             });
             for row in 0..ROWS {
                 activations[row] = &tokens[row][index * (Q::WEIGHTS / STRETCH) + stretch];
@@ -122,66 +115,7 @@ fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlo
             add_stretch!(Q::SHAPE.halves, Q::SHAPE.minimums, expanded, activations, totals);
         }
     }
-    for (sums, [total]) in sums[..=last].iter_mut().zip(totals) {
+    for (sums, total) in sums[..=last].iter_mut().zip(totals) {
         *sums = bytemuck::must_cast(total);
-    }
-}
-
-/// Two bands of 16 outputs at once, unpacked before.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(in crate::isa) fn quant_pair(
-    shape: Shape,
-    expanded: [&[Expanded]; 2],
-    rows: &[&[ActivationBlock]],
-    sums: [&mut [[f32; LANES]]; 2],
-) {
-    match (shape.halves, shape.minimums) {
-        (false, false) => any_rows::<false, false>(expanded, rows, sums),
-        (false, true) => any_rows::<false, true>(expanded, rows, sums),
-        (true, false) => any_rows::<true, false>(expanded, rows, sums),
-        (true, true) => any_rows::<true, true>(expanded, rows, sums),
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn any_rows<const HALVES: bool, const MINIMUMS: bool>(
-    expanded: [&[Expanded]; 2],
-    rows: &[&[ActivationBlock]],
-    sums: [&mut [[f32; LANES]]; 2],
-) {
-    match *rows {
-        [a] => pair::<HALVES, MINIMUMS, 1>(expanded, [a], sums),
-        [a, b] => pair::<HALVES, MINIMUMS, 2>(expanded, [a, b], sums),
-        [a, b, c] => pair::<HALVES, MINIMUMS, 3>(expanded, [a, b, c], sums),
-        [a, b, c, d] => pair::<HALVES, MINIMUMS, 4>(expanded, [a, b, c, d], sums),
-        [a, b, c, d, e] => pair::<HALVES, MINIMUMS, 5>(expanded, [a, b, c, d, e], sums),
-        [a, b, c, d, e, f] => pair::<HALVES, MINIMUMS, 6>(expanded, [a, b, c, d, e, f], sums),
-        _ => unreachable!("a pair of bands takes 1 to {PAIR_TOKENS} tokens"),
-    }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn pair<const HALVES: bool, const MINIMUMS: bool, const ROWS: usize>(
-    [even, odd]: [&[Expanded]; 2],
-    rows: [&[ActivationBlock]; ROWS],
-    [left, right]: [&mut [[f32; LANES]]; 2],
-) {
-    const BANDS: usize = 2;
-    let mut tokens = rows;
-    let mut totals = [[_mm512_setzero_ps(); BANDS]; ROWS];
-    for row in 0..ROWS {
-        tokens[row] = &rows[row][..even.len()];
-        totals[row] = [bytemuck::must_cast(left[row]), bytemuck::must_cast(right[row])];
-    }
-    for (index, weights) in even.iter().zip(odd).enumerate() {
-        let weights: [&Expanded; BANDS] = weights.into();
-        let mut activations = [&rows[0][0]; ROWS];
-        for row in 0..ROWS {
-            activations[row] = &tokens[row][index];
-        }
-        add_stretch!(HALVES, MINIMUMS, weights, activations, totals);
-    }
-    for row in 0..ROWS {
-        [left[row], right[row]] = bytemuck::must_cast(totals[row]);
     }
 }

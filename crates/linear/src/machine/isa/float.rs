@@ -1,16 +1,16 @@
 //! The tile every vector instruction set shares, written over what it calls a block of 16 lanes.
 
-/// Expands to `float_tile` and `widen` for an instruction set that has `Block`, `zero`, `splat`, `load`,
-/// `multiply_add`, `add`, `store` and `prefetch` in scope. `$one`, `$six` and `$eight` are how many blocks a tile takes
+/// Expands to `float_tile` for an instruction set that has `Block`, `zero`, `load`, `multiply_add`, `add`, `store`,
+/// `prefetch` and `prefetch_far` in scope. `$one`, `$six` and `$eight` are how many blocks a tile takes
 /// for one token, up to six, and up to eight: as many sums as fit the registers, and enough to hide the latency of a
 /// multiply-add.
 macro_rules! float_kernels {
     ($features:literal, $one:literal, $six:literal, $eight:literal) => {
         #[target_feature(enable = $features)]
-        pub(super) fn float_tile<E: Element>(
+        pub(in crate::machine::isa) fn float_tile<E: Element>(
             weights: &[[E::Bits; LANES]],
             blocks: usize,
-            rows: &[&[f32]],
+            rows: &[&[E::Value]],
             sums: &mut [GroupSums],
         ) {
             match rows {
@@ -31,12 +31,12 @@ macro_rules! float_kernels {
         fn columns<E: Element, const WIDE: usize, const ROWS: usize>(
             weights: &[[E::Bits; LANES]],
             blocks: usize,
-            rows: [&[f32]; ROWS],
+            rows: [&[E::Value]; ROWS],
             sums: &mut [GroupSums],
         ) {
             for (index, weights) in weights.chunks(PANEL * blocks).enumerate() {
                 let panel = weights.len() / blocks;
-                let rows: [&[f32]; ROWS] = core::array::from_fn(|row| &rows[row][index * PANEL..][..panel]);
+                let rows: [&[E::Value]; ROWS] = core::array::from_fn(|row| &rows[row][index * PANEL..][..panel]);
                 let mut block = 0;
                 while block + WIDE <= blocks {
                     tile::<E, WIDE, ROWS>(weights, blocks, block, rows, sums);
@@ -55,25 +55,27 @@ macro_rules! float_kernels {
             weights: &[[E::Bits; LANES]],
             blocks: usize,
             block: usize,
-            rows: [&[f32]; ROWS],
+            rows: [&[E::Value]; ROWS],
             sums: &mut [GroupSums],
         ) {
             // A tile as wide as the largest group knows its stride when compiled.
             let blocks = if WIDE == GROUP_BLOCKS { WIDE } else { blocks };
             let mut parts = [[zero(); WIDE]; ROWS];
-            for (input, vectors) in weights.chunks_exact(blocks).enumerate() {
-                if block == 0 {
-                    prefetch(vectors);
-                }
+            for (step, vectors) in weights.chunks_exact(blocks).enumerate() {
                 let vectors = &vectors[block..][..WIDE];
+                if WIDE == GROUP_BLOCKS {
+                    prefetch(vectors);
+                } else {
+                    // The same blocks of the next panel, so that memory never waits for a pass without news.
+                    prefetch_far(vectors, size_of_val(weights));
+                }
                 let mut wide = [zero(); WIDE];
                 for (wide, vector) in wide.iter_mut().zip(vectors) {
                     *wide = load::<E>(vector);
                 }
                 for (row, parts) in rows.iter().zip(&mut parts) {
-                    let value = splat(row[input]);
                     for (part, wide) in parts.iter_mut().zip(wide) {
-                        *part = multiply_add(wide, value, *part);
+                        *part = multiply_add::<E>(wide, row[step], *part);
                     }
                 }
             }
@@ -83,15 +85,27 @@ macro_rules! float_kernels {
                 }
             }
         }
-
-        #[target_feature(enable = $features)]
-        pub(super) fn widen<E: Element>(weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
-            for (wide, narrow) in widened.iter_mut().zip(weights) {
-                prefetch(narrow);
-                *wide = store(load::<E>(narrow));
-            }
-        }
     };
 }
 
 pub(super) use float_kernels;
+
+/// Expands to `widen` and `round`, with `load`, `store` and `prefetch` in scope.
+macro_rules! half_kernels {
+    ($features:literal) => {
+        #[target_feature(enable = $features)]
+        pub(super) fn widen(weights: &[[u16; LANES]], widened: &mut [[f32; LANES]]) {
+            for (wide, narrow) in widened.iter_mut().zip(weights) {
+                prefetch(narrow);
+                *wide = store(load::<F16>(narrow));
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        pub(super) fn round(values: &[f32], rounded: &mut [u16]) {
+            super::scalar::round(values, rounded);
+        }
+    };
+}
+
+pub(super) use half_kernels;

@@ -2,15 +2,16 @@
 
 use core::arch::aarch64::*;
 
-use super::float::float_kernels;
+use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, quant_tiles, share};
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, half_bits};
+use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, TILE_TOKENS, half_bits, tile_rows};
 
 type Block = [float32x4_t; 4];
 
 float_kernels!("neon", 4, 1, 1);
+half_kernels!("neon");
 quant_kernels!("neon");
 quant_tiles!("neon");
 
@@ -22,16 +23,11 @@ fn zero() -> Block {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn splat(value: f32) -> float32x4_t {
-    vdupq_n_f32(value)
-}
-
-#[inline]
-#[target_feature(enable = "neon")]
 fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
-        Kind::F32 => bytemuck::cast(*vector),
-        Kind::F16 | Kind::Bf16 => bytemuck::cast(vector.map(E::widen)),
+        // Pairs stay as they are.
+        Kind::F32 | Kind::Bf16 | Kind::RoundedBf16 => bytemuck::cast(*vector),
+        Kind::F16 => bytemuck::cast(vector.map(|bits| E::widen(bits, 0))),
     }
 }
 
@@ -43,8 +39,41 @@ fn store(block: Block) -> [f32; LANES] {
 
 #[inline]
 #[target_feature(enable = "neon")]
-fn multiply_add(weights: Block, value: float32x4_t, sum: Block) -> Block {
-    core::array::from_fn(|index| vfmaq_f32(sum[index], weights[index], value))
+fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
+    match E::KIND {
+        Kind::F32 | Kind::F16 => {
+            let value = vdupq_n_f32(bytemuck::cast(value));
+            core::array::from_fn(|index| vfmaq_f32(sum[index], weights[index], value))
+        }
+        Kind::Bf16 => {
+            let [left, right]: [f32; 2] = bytemuck::cast(value);
+            core::array::from_fn(|index| {
+                let sum = vfmaq_f32(sum[index], first(weights[index]), vdupq_n_f32(left));
+                vfmaq_f32(sum, second(weights[index]), vdupq_n_f32(right))
+            })
+        }
+        Kind::RoundedBf16 => {
+            let value = vdupq_n_f32(bytemuck::cast(value));
+            core::array::from_fn(|index| {
+                let sum = vfmaq_f32(sum[index], second(weights[index]), second(value));
+                vfmaq_f32(sum, first(weights[index]), first(value))
+            })
+        }
+    }
+}
+
+/// The first of each pair of bfloat16, widened.
+#[inline]
+#[target_feature(enable = "neon")]
+fn first(pairs: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u32(vshlq_n_u32::<16>(vreinterpretq_u32_f32(pairs)))
+}
+
+/// The second of each pair.
+#[inline]
+#[target_feature(enable = "neon")]
+fn second(pairs: float32x4_t) -> float32x4_t {
+    vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff_0000)))
 }
 
 #[inline]
@@ -57,6 +86,10 @@ fn add(left: Block, right: Block) -> Block {
 #[inline]
 #[target_feature(enable = "neon")]
 fn prefetch<T>(_weights: &[T]) {}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn prefetch_far<T>(_weights: &[T], _ahead_bytes: usize) {}
 
 /// Four quants times four activations each, added up. Quants of all 8 bits come plus 128; without that they are
 /// signed, and the bias is unnecessary.

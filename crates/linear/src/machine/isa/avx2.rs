@@ -2,15 +2,16 @@
 
 use core::arch::x86_64::*;
 
-use super::float::float_kernels;
+use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, quant_tiles, share};
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, half_bits};
+use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, TILE_TOKENS, half_bits, tile_rows};
 
 type Block = [__m256; 2];
 
 float_kernels!("avx2,fma,f16c", 4, 1, 1);
+half_kernels!("avx2,fma,f16c");
 quant_kernels!("avx2,fma,f16c");
 quant_tiles!("avx2,fma,f16c");
 
@@ -18,12 +19,6 @@ quant_tiles!("avx2,fma,f16c");
 #[target_feature(enable = "avx2")]
 fn zero() -> Block {
     [_mm256_setzero_ps(); 2]
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn splat(value: f32) -> __m256 {
-    _mm256_set1_ps(value)
 }
 
 #[inline]
@@ -35,17 +30,9 @@ fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
             let [low, high]: [__m128i; 2] = bytemuck::cast(*vector);
             [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
         }
-        Kind::Bf16 => {
-            let [low, high]: [__m128i; 2] = bytemuck::cast(*vector);
-            [widen_bf16(low), widen_bf16(high)]
-        }
+        // Pairs stay as they are.
+        Kind::Bf16 | Kind::RoundedBf16 => bytemuck::cast(*vector),
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn widen_bf16(bits: __m128i) -> __m256 {
-    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
 }
 
 #[inline]
@@ -56,11 +43,55 @@ fn store(block: Block) -> [f32; LANES] {
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn multiply_add(weights: Block, value: __m256, sum: Block) -> Block {
-    [
-        _mm256_fmadd_ps(weights[0], value, sum[0]),
-        _mm256_fmadd_ps(weights[1], value, sum[1]),
-    ]
+fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
+    let [low, high] = weights;
+    match E::KIND {
+        Kind::F32 | Kind::F16 => {
+            let value = _mm256_set1_ps(bytemuck::cast(value));
+            [
+                _mm256_fmadd_ps(low, value, sum[0]),
+                _mm256_fmadd_ps(high, value, sum[1]),
+            ]
+        }
+        Kind::Bf16 => {
+            let [left, right]: [f32; 2] = bytemuck::cast(value);
+            let (left, right) = (_mm256_set1_ps(left), _mm256_set1_ps(right));
+            let sum = [
+                _mm256_fmadd_ps(first(low), left, sum[0]),
+                _mm256_fmadd_ps(first(high), left, sum[1]),
+            ];
+            [
+                _mm256_fmadd_ps(second(low), right, sum[0]),
+                _mm256_fmadd_ps(second(high), right, sum[1]),
+            ]
+        }
+        Kind::RoundedBf16 => {
+            let value = _mm256_set1_ps(bytemuck::cast(value));
+            let sum = [
+                _mm256_fmadd_ps(second(low), second(value), sum[0]),
+                _mm256_fmadd_ps(second(high), second(value), sum[1]),
+            ];
+            [
+                _mm256_fmadd_ps(first(low), first(value), sum[0]),
+                _mm256_fmadd_ps(first(high), first(value), sum[1]),
+            ]
+        }
+    }
+}
+
+/// The first of each pair of bfloat16, widened.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn first(pairs: __m256) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(pairs)))
+}
+
+/// The second of each pair.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn second(pairs: __m256) -> __m256 {
+    let upper = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+    _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), upper))
 }
 
 #[inline]
@@ -79,6 +110,16 @@ fn prefetch<T>(weights: &[T]) {
     }
 }
 const PREFETCH_BYTES: usize = 8192;
+
+/// Asks for the weights `ahead_bytes` ahead, for the second cache.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn prefetch_far<T>(weights: &[T], ahead_bytes: usize) {
+    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(ahead_bytes);
+    for line in (0..size_of_val(weights)).step_by(64) {
+        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));
+    }
+}
 
 /// Products of four quants with four activations each, added up: `WIDE` quants are signed bytes plus 128, whose
 /// products would overflow 16 bits; they are multiplied by magnitude with the sign moved to the activations, which

@@ -15,8 +15,10 @@ mod scalar;
 use std::sync::OnceLock;
 
 use crate::LANES;
+#[cfg(target_arch = "x86_64")]
+use crate::float::Kind;
 use crate::float::{Element, GroupSums};
-use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape};
+use crate::quant::{ActivationBlock, Quant, Shape, TILE_TOKENS};
 
 /// An instruction set this machine has: a value exists only for one that was detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +31,9 @@ enum Set {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same with products of pairs of bfloat16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
     #[cfg(target_arch = "aarch64")]
     Neon,
 }
@@ -43,7 +48,7 @@ macro_rules! dispatch {
             Set::Avx2 => unsafe { avx2::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where AVX-512 F, BW, VL and VNNI were detected.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => unsafe { avx512::$kernel$(::<$element>)?($($argument),*) },
+            Set::Avx512 | Set::Avx512Bf16 => unsafe { avx512::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where NEON was detected.
             #[cfg(target_arch = "aarch64")]
             Set::Neon => unsafe { neon::$kernel$(::<$element>)?($($argument),*) },
@@ -76,6 +81,9 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vnni")
             {
                 sets.push(Isa(Set::Avx512));
+                if is_x86_feature_detected!("avx512bf16") {
+                    sets.push(Isa(Set::Avx512Bf16));
+                }
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -85,15 +93,20 @@ impl Isa {
         sets
     }
 
-    /// Adds to `sums` the products of `weights`, `[inputs, blocks, 16]`, with each token's row of `inputs` values,
-    /// panel by panel.
+    /// Adds to `sums` the products of `weights`, `[steps, blocks, 16]`, with each token's row of `steps` values, panel by
+    /// panel.
     pub(crate) fn float_tile<E: Element>(
         self,
         weights: &[[E::Bits; LANES]],
         blocks: usize,
-        rows: &[&[f32]],
+        rows: &[&[E::Value]],
         sums: &mut [GroupSums],
     ) {
+        #[cfg(target_arch = "x86_64")]
+        if (self.0, E::KIND) == (Set::Avx512Bf16, Kind::RoundedBf16) {
+            // SAFETY: the value exists only where AVX-512 F, BW, VL and BF16 were detected.
+            return unsafe { avx512::bf16::float_tile::<E>(weights, blocks, rows, sums) };
+        }
         dispatch!(self, float_tile::<E>(weights, blocks, rows, sums));
     }
 
@@ -109,45 +122,39 @@ impl Isa {
         let _ = bytes;
     }
 
-    /// Widens weights to f32.
-    pub(crate) fn widen<E: Element>(self, weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
-        dispatch!(self, widen::<E>(weights, widened));
+    /// Widens binary16 weights.
+    pub(crate) fn widen(self, weights: &[[u16; LANES]], widened: &mut [[f32; LANES]]) {
+        dispatch!(self, widen(weights, widened));
     }
 
-    /// Rounds activations, `values` a multiple of 32 long.
+    /// Rounds activations to bfloat16.
+    pub(crate) fn round(self, values: &[f32], rounded: &mut [u16]) {
+        dispatch!(self, round(values, rounded));
+    }
+
+    /// Rounds activations to 8 bits, `values` a multiple of 32 long.
     pub(crate) fn quantise(self, values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
         dispatch!(self, quantise(values, shape, blocks));
     }
 
-    /// Unpacks blocks of 16 interleaved rows.
-    pub(crate) fn expand<Q: Quant>(self, weights: &[u8], expanded: &mut [Expanded]) {
-        dispatch!(self, expand::<Q>(weights, expanded));
-    }
-
-    /// Whether many tokens, too, are best multiplied by tiles of `quant_pass`: where there are registers enough for a whole
-    /// stretch and it takes few operations to unpack one.
-    pub(crate) fn unpacks_in_registers<Q: Quant>(self) -> bool {
+    /// Tokens that are best handed to [`quant_band`](Self::quant_band) together: one tile where every tile unpacks the weights
+    /// in registers, as many as leave room in the second cache where all share what is unpacked.
+    pub(crate) fn band_tokens(self) -> usize {
         #[cfg(target_arch = "x86_64")]
-        let many_registers = self.0 == Set::Avx512;
-        #[cfg(not(target_arch = "x86_64"))]
-        let many_registers = false;
-        many_registers && Q::WEIGHTS == STRETCH
+        if matches!(self.0, Set::Avx512 | Set::Avx512Bf16) {
+            return TILE_TOKENS;
+        }
+        12 * TILE_TOKENS
     }
 
-    /// Unpacks `weights` and adds their products with a few tokens to `sums`.
-    pub(crate) fn quant_pass<Q: Quant>(self, weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
-        dispatch!(self, quant_pass::<Q>(weights, rows, sums));
-    }
-
-    /// Adds to `sums`, `[tokens, 16]` for each of two bands of outputs, the products of unpacked weights with each
-    /// token's activations, stretch by stretch.
-    pub(crate) fn quant_pair(
+    /// Adds to `sums`, `[tokens, 16]`, the products of a band of 16 rows with `activations`, `[tokens, stretches]`, stretch by
+    /// stretch.
+    pub(crate) fn quant_band<Q: Quant>(
         self,
-        shape: Shape,
-        expanded: [&[Expanded]; 2],
-        rows: &[&[ActivationBlock]],
-        sums: [&mut [[f32; LANES]]; 2],
+        weights: &[u8],
+        activations: &[ActivationBlock],
+        sums: &mut [[f32; LANES]],
     ) {
-        dispatch!(self, quant_pair(shape, expanded, rows, sums));
+        dispatch!(self, quant_band::<Q>(weights, activations, sums));
     }
 }
