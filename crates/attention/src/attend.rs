@@ -1,6 +1,7 @@
 use crate::simd::Level;
-use crate::tile::{Call, Output, Workspace};
+use crate::tile::{Call, Output};
 use crate::visible::Tokens;
+use crate::workspace::Workspace;
 use crate::{AttendError, KvView, Partial, QueryTile, Selection, Span};
 
 /// What all tiles of a call share.

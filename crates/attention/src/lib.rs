@@ -68,6 +68,7 @@ mod tile;
 mod view;
 mod visible;
 mod walk;
+mod workspace;
 
 pub use antidiagonals::Antidiagonals;
 pub use attend::{AttendJob, AttendOptions, add_column_mass, attend};

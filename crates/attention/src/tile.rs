@@ -1,52 +1,20 @@
 //! Drives the kernels over one block of keys: which stripes of it, for which tile of rows.
 
-use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use crate::block::{Block, active, aligned, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole};
-use crate::diagonal::DiagonalWorkspace;
 use crate::gathered::Gathered;
 use crate::kernel::{
-    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, Int8Queries, KEY_BLOCK,
-    QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width,
+    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, KEY_BLOCK, QuantisedTile,
+    STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width,
 };
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
+use crate::workspace::Workspace;
 use crate::{AttendOptions, Format, KvView, LANES, Plane, QueryTile, Span};
 
 /// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
 pub(crate) const BLOCK_ROWS: usize = 240;
-
-/// Scratch that is reused from call to call.
-#[derive(Debug, Default)]
-pub(crate) struct Workspace {
-    pub(crate) needs: Vec<Span>,
-    pub(crate) visits: Vec<Span>,
-    pub(crate) diagonals: DiagonalWorkspace,
-    bits: Vec<u128>,
-    queries: Vec<f32>,
-    int8: Int8Queries,
-    scores: Vec<f32>,
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    gathered: Gathered,
-    summary_open: Vec<bool>,
-    summary_weights: Vec<f32>,
-}
-
-impl Workspace {
-    /// Lends the per-block scratch of summaries.
-    pub(crate) fn take_summary_scratch(&mut self) -> (Vec<bool>, Vec<f32>) {
-        (
-            core::mem::take(&mut self.summary_open),
-            core::mem::take(&mut self.summary_weights),
-        )
-    }
-
-    pub(crate) fn return_summary_scratch(&mut self, open: Vec<bool>, weights: Vec<f32>) {
-        (self.summary_open, self.summary_weights) = (open, weights);
-    }
-}
 
 /// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, head_dim]`.
 pub(crate) enum Output<'a> {

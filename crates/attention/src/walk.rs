@@ -4,8 +4,9 @@
 use crate::block::block_of;
 use crate::kernel::KEY_BLOCK;
 use crate::selection::{diagonal_spans, merge_spans};
-use crate::tile::{BLOCK_ROWS, Call, Output, Workspace};
+use crate::tile::{BLOCK_ROWS, Call, Output};
 use crate::visible::Visible;
+use crate::workspace::Workspace;
 use crate::{Plane, Span};
 
 impl<V: Visible> Call<'_, V> {

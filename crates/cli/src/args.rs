@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Read a prompt and write the answer
     Run(RunArguments),
-    /// Print the memory plan before anything is allocated
+    /// Print the memory plan before anything is allocated; exits with 1 if it does not fit
     Plan(PlanArguments),
     /// Print a model's architecture, shapes, formats and tokenizer
     Inspect(InspectArguments),

@@ -231,6 +231,13 @@ fn a_plan_that_does_not_fit_says_what_would() {
     assert_refused(&output, 1, &["memory needed", "available", "--ctx"]);
     let output = run_shipped(&["--prompt", "x", "--memory", "1M"]);
     assert_refused(&output, 1, &["not even one token fits"]);
+    let output = riffle()
+        .args(["plan", "--memory", "24M", "--ctx", "100000", "--model"])
+        .arg(shipped_model())
+        .output()
+        .expect("the binary runs");
+    assert_eq!(output.status.code(), Some(1), "scripts see it too");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("does not fit"));
 }
 
 #[test]

@@ -11,7 +11,8 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     let info = riffle_model::inspect_scaled(&arguments.model.model, options.rope_scaling.as_ref())?;
     let plan = riffle_engine::plan(&info, &options)?;
     if arguments.json {
-        return print_json(&plan);
+        print_json(&plan)?;
+        return Ok(plan.check(&options)?);
     }
     let tiers = &plan.kv_tiers;
     let verdict = if let Some(refusal) = &tiers.refusal {
@@ -55,5 +56,6 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         human_bytes(plan.scratch_bytes),
         human_bytes(plan.total_bytes),
         human_bytes(plan.available_bytes),
-    ))
+    ))?;
+    Ok(plan.check(&options)?)
 }

@@ -1,0 +1,122 @@
+//! What a run needs of a device's memory.
+
+use riffle_cuda::{Gpu, PagePoolOptions};
+use riffle_model::ModelConfig;
+use serde::Serialize;
+
+use super::{cache_shape, human_bytes};
+use crate::parse::typed_bytes;
+use crate::{EngineError, EngineOptions};
+
+/// Bytes of a device's memory that a run needs, part by part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DevicePlan {
+    /// The device's name.
+    pub name: String,
+    /// Who multiplies 16-bit weights with many rows: a library, or this program's kernels and why.
+    pub products: String,
+    /// Bytes of weights.
+    pub weights_bytes: u64,
+    /// Bytes of hidden states, of scratch and of attention's rows for one logical batch.
+    pub scratch_bytes: u64,
+    /// Bytes of the context's KV pages that lie there when it is full, those on their way included. All pages lie in main
+    /// memory as well.
+    pub kv_bytes: u64,
+    /// The hard budget of KV pages.
+    pub kv_budget_bytes: u64,
+    /// Bytes of KV pages that are needed at least.
+    pub least_kv_bytes: u64,
+    /// Sum of the parts.
+    pub total_bytes: u64,
+    /// Bytes of its memory that are free.
+    pub available_bytes: u64,
+}
+
+impl DevicePlan {
+    pub(super) fn new(
+        gpu: &Gpu,
+        config: &ModelConfig,
+        options: &EngineOptions,
+        context: usize,
+        has_weights: bool,
+    ) -> Result<Self, EngineError> {
+        let batch = options.batch_tokens.min(context);
+        let pool = pool_options(config, options, 0);
+        // Norms and biases are f32 there, whatever they are in the file.
+        let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
+        let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
+        let scratch_bytes = riffle_cuda::forward_bytes(config, batch)
+            .saturating_add(pool.call_bytes(options.chunk_tokens.min(batch), context));
+        let available_bytes = gpu.free_bytes()? as u64 + if has_weights { weights_bytes } else { 0 };
+        let left = available_bytes.saturating_sub(weights_bytes.saturating_add(scratch_bytes));
+        // Some is left to the driver: compiled kernels, and what falls between allocations.
+        let left = left - left / 32;
+        let whole = pool.bytes_for(context);
+        let kv_budget_bytes = match options.kv_tiers.device_budget_bytes {
+            0 => left.min(whole),
+            budget => budget.min(whole),
+        };
+        Ok(Self {
+            name: gpu.info().name.clone(),
+            products: gpu.products(),
+            weights_bytes,
+            scratch_bytes,
+            kv_bytes: kv_budget_bytes,
+            kv_budget_bytes,
+            least_kv_bytes: pool.least_bytes(),
+            total_bytes: weights_bytes
+                .saturating_add(scratch_bytes)
+                .saturating_add(kv_budget_bytes),
+            available_bytes,
+        })
+    }
+
+    /// Whether it fits in what is free.
+    pub fn fits(&self) -> bool {
+        self.total_bytes <= self.available_bytes && self.kv_budget_bytes >= self.least_kv_bytes
+    }
+
+    pub(super) fn refusal(&self) -> EngineError {
+        let beside = self.weights_bytes.saturating_add(self.scratch_bytes);
+        let advice = match self.available_bytes.checked_sub(beside) {
+            Some(left) if left >= self.least_kv_bytes => {
+                let range = (typed_bytes(self.least_kv_bytes), typed_bytes(left));
+                format!(
+                    "use --kv-device-budget from {} to {}, or --device cpu",
+                    range.0, range.1
+                )
+            }
+            _ => "use a smaller -b, a smaller --kv-slots, a smaller model, or --device cpu".to_owned(),
+        };
+        EngineError::OutOfDeviceMemory {
+            device: self.name.clone(),
+            parts: format!(
+                "weights {}, KV pages {} (at least {}), scratch {}",
+                human_bytes(self.weights_bytes),
+                human_bytes(self.kv_budget_bytes),
+                human_bytes(self.least_kv_bytes),
+                human_bytes(self.scratch_bytes)
+            ),
+            available: human_bytes(self.available_bytes),
+            advice,
+        }
+    }
+}
+
+/// What a session's pool of pages on a device is made for.
+pub(crate) fn pool_options(config: &ModelConfig, options: &EngineOptions, budget_bytes: u64) -> PagePoolOptions {
+    // Enough for the queries of a chunk and for some rows of weights; longer estimates are made in pieces.
+    const ESTIMATE_BYTES: u64 = 64 << 20;
+    let (base, rules) = (&options.prefill.base, &options.prefill.rules);
+    let mut policies = rules.iter().map(|rule| &rule.policy).chain([base]);
+    PagePoolOptions {
+        shape: cache_shape(config, options),
+        heads: config.heads,
+        budget_bytes,
+        slots: options.kv_tiers.slots,
+        estimate_bytes: match policies.any(|spec| spec.has_estimate()) {
+            true => ESTIMATE_BYTES,
+            false => 0,
+        },
+    }
+}

@@ -1,0 +1,115 @@
+//! Where the pages of a context will lie.
+
+use std::sync::Arc;
+
+use riffle_cuda::PinnedMemory;
+use riffle_kv::{CacheShape, KvTiers, Outlook};
+use serde::Serialize;
+
+use super::{MemoryPlan, human_bytes};
+use crate::parse::typed_bytes;
+use crate::{EngineError, EngineOptions};
+
+/// Bytes of KV pages by tier, and of those on their way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TierPlan {
+    /// In the device tier.
+    pub device_bytes: u64,
+    /// In main memory.
+    pub ram_bytes: u64,
+    /// In files.
+    pub disk_bytes: u64,
+    /// The hard budget of main memory; without limit beyond the pages themselves where there is none.
+    pub ram_budget_bytes: Option<u64>,
+    /// Bytes that the nearest tier needs at least.
+    pub least_near_bytes: u64,
+    /// What is too little, and the flag that would do.
+    pub refusal: Option<String>,
+}
+
+impl TierPlan {
+    pub(super) fn new(tiers: &KvTiers, shape: &CacheShape, context: usize) -> Self {
+        let [near, apart, disk_bytes] = tiers.bytes_for(shape, context);
+        let device_bytes = match tiers.device.reads_main_memory() {
+            true => near.min(tiers.device_budget_bytes),
+            false => near,
+        };
+        let least_near_bytes = tiers.least_near_bytes(shape);
+        let near_budget = match tiers.device.reads_main_memory() {
+            true => tiers
+                .ram_budget_bytes
+                .map(|ram| ram.saturating_add(tiers.device_budget_bytes)),
+            false => Some(tiers.device_budget_bytes),
+        };
+        let disk_budget = tiers.disk.as_ref().map(|disk| disk.budget_bytes.unwrap_or(u64::MAX));
+        let near_flag = match tiers.device.reads_main_memory() {
+            true => "--kv-ram-budget",
+            false => "--kv-device-budget",
+        };
+        let beside = if tiers.device.reads_main_memory() {
+            tiers.device_budget_bytes
+        } else {
+            0
+        };
+        let refusal = match (near_budget, disk_budget) {
+            (Some(near), _) if near < least_near_bytes => Some(format!(
+                "the nearest tier has {}: use {near_flag} {}{}",
+                human_bytes(near),
+                typed_bytes(least_near_bytes.saturating_sub(beside)),
+                if disk_budget.is_none() {
+                    ", or --kv-disk DIR for the oldest pages"
+                } else {
+                    ""
+                },
+            )),
+            (_, Some(budget)) if disk_bytes > budget => Some(format!(
+                "{} of it are for the disk and its budget is {}: use --kv-disk-budget {}",
+                human_bytes(disk_bytes),
+                human_bytes(budget),
+                typed_bytes(disk_bytes),
+            )),
+            (_, None) if disk_bytes > 0 => {
+                Some("RAM holds less of it: use --kv-disk DIR for the oldest pages".to_owned())
+            }
+            _ => None,
+        };
+        Self {
+            device_bytes,
+            ram_bytes: near - device_bytes + apart,
+            disk_bytes,
+            ram_budget_bytes: tiers.ram_budget_bytes,
+            least_near_bytes,
+            refusal,
+        }
+    }
+}
+
+/// The tiers of a context, with the outlook and a budget of RAM where pages may go on to a disk but none was given.
+pub(super) fn planned_tiers(options: &EngineOptions, context: usize, scans_keys: bool, room_bytes: u64) -> KvTiers {
+    let mut tiers = options.kv_tiers.clone();
+    if let Some(gpu) = &options.device {
+        // The device stands in front of main memory, which holds every page.
+        tiers.device = Arc::new(PinnedMemory::new(gpu));
+        tiers.device_budget_bytes = 0;
+    }
+    if tiers.disk.is_some() && tiers.ram_budget_bytes.is_none() {
+        tiers.ram_budget_bytes = Some(room_bytes.saturating_sub(tiers.device_budget_bytes));
+    }
+    tiers.outlook = Outlook {
+        context_tokens: context,
+        append_tokens: options.append_tokens().min(context),
+        scans_keys,
+    };
+    tiers
+}
+
+/// The tiers of a session under a plan that fits.
+pub(crate) fn session_tiers(options: &EngineOptions, plan: &MemoryPlan) -> Result<KvTiers, EngineError> {
+    let mut tiers = planned_tiers(options, plan.context_tokens, options.scans_keys()?, 0);
+    tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
+    if !tiers.has_farther() {
+        // Nothing but memory: the plan's own pages are the budget.
+        tiers.ram_budget_bytes = Some(plan.kv_bytes.saturating_sub(tiers.device_budget_bytes));
+    }
+    Ok(tiers)
+}

@@ -1,0 +1,128 @@
+//! Where attention lies and what of it is kept.
+
+use std::collections::BTreeMap;
+
+use super::capital;
+use crate::AuditTable;
+use crate::numbers::percent;
+use crate::pictures::{HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap};
+use crate::report::label;
+
+pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
+    let run = format!(
+        "{on}{}, {}, {} tokens.",
+        capital(&label(&table.settings)),
+        table.text,
+        table.tokens
+    );
+    let mut pictures = Vec::new();
+    if let Some(map) = &table.map {
+        let sparse = table.density < 0.9995;
+        let chosen = |read: &Vec<f64>| read.iter().map(|share| *share >= 0.5).collect();
+        let map = ShareMap {
+            title: format!("Attention of layer {}, head {}", map.layer, map.head),
+            subtitle: format!("{run} True attention, averaged over each cell's sampled queries."),
+            row_label: "position of the query, tokens".to_owned(),
+            row_names: Vec::new(),
+            rows: map.cells,
+            columns: map.cells,
+            tokens: table.tokens,
+            shares: map.shares.clone(),
+            chosen: if sparse { chosen(&map.read) } else { Vec::new() },
+            remarks: None,
+        };
+        pictures.push(("attention".to_owned(), map.draw()));
+    }
+    pictures.push(("heavy-hitters".to_owned(), heavy_hitters(table, &run)));
+    let layers = table.heads.iter().map(|head| head.layer + 1).max().unwrap_or(0);
+    let heads = table.heads.iter().map(|head| head.head + 1).max().unwrap_or(0);
+    let mut cells = vec![None; layers * heads];
+    for head in &table.heads {
+        cells[head.layer * heads + head.head] = Some(HeatCell {
+            share: head.mean_mass,
+            text: percent(head.mean_mass),
+        });
+    }
+    let kept = HeatMap {
+        title: "True attention kept, by layer and head".to_owned(),
+        subtitle: format!("{run} Mean share of the exact softmax mass that was read, not renormalised."),
+        column_label: "query head".to_owned(),
+        row_label: "layer".to_owned(),
+        columns: (0..heads).map(|head| head.to_string()).collect(),
+        rows: (0..layers).map(|layer| layer.to_string()).collect(),
+        cells,
+        scale_label: "mass kept".to_owned(),
+        scale_ends: ["0%".to_owned(), "100%".to_owned()],
+    };
+    pictures.push(("kept".to_owned(), kept.draw()));
+    let line = |name: &str, value: fn(&crate::AuditedRows) -> f64| Series {
+        name: name.to_owned(),
+        points: table
+            .rows
+            .iter()
+            .map(|row| (row.to_position as f64, 100.0 * value(row)))
+            .collect(),
+    };
+    let rows = LineChart {
+        title: "True attention kept, by place in the text".to_owned(),
+        subtitle: format!("{run} Over all layers and heads."),
+        x_label: "position of the query, tokens".to_owned(),
+        y_label: "mass kept, %".to_owned(),
+        scale: Scale::Shares,
+        series: vec![
+            line("mean", |row| row.mean_mass),
+            line("first percentile", |row| row.first_percentile_mass),
+            line("lowest", |row| row.lowest_mass),
+        ],
+    };
+    pictures.push(("rows".to_owned(), rows.draw()));
+    pictures
+}
+
+/// Where the attention of each head lies; of many heads, the mean of each layer.
+fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
+    const MOST_ROWS: usize = 64;
+    let mut groups: BTreeMap<(usize, usize), Vec<&crate::AuditedHead>> = BTreeMap::new();
+    let by_layer = table.heads.len() > MOST_ROWS;
+    for head in &table.heads {
+        let key = if by_layer {
+            (head.layer, 0)
+        } else {
+            (head.layer, head.head)
+        };
+        groups.entry(key).or_default().push(head);
+    }
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len().max(1) as f64;
+    let columns = table.heads.first().map_or(1, |head| head.far_shares.len());
+    let shares = groups.values().flat_map(|heads| {
+        (0..columns).map(move |column| mean(heads.iter().map(|head| head.far_shares[column]).collect()))
+    });
+    let remark = |heads: &Vec<&crate::AuditedHead>| {
+        let jaccards: Vec<f64> = heads.iter().filter_map(|head| head.heavy_jaccard).collect();
+        let sinks = percent(mean(heads.iter().map(|head| head.sink_mass).collect()));
+        match jaccards.is_empty() {
+            true => format!("{sinks} · –"),
+            false => format!("{sinks} · {:.2}", mean(jaccards)),
+        }
+    };
+    let shares: Vec<f64> = shares.collect();
+    ShareMap {
+        title: format!("Where attention lies beyond the latest {} tokens", table.local_tokens),
+        subtitle: format!(
+            "{run} Right: attention on the first {} tokens; Jaccard index of the {} heaviest keys of neighbouring chunks.",
+            table.sink_tokens, table.heavy_tokens
+        ),
+        row_label: if by_layer { "layer" } else { "layer · head" }.to_owned(),
+        row_names: groups
+            .keys()
+            .map(|(layer, head)| if by_layer { layer.to_string() } else { format!("{layer} · {head}") })
+            .collect(),
+        rows: groups.len(),
+        columns,
+        tokens: table.tokens,
+        shares,
+        chosen: Vec::new(),
+        remarks: Some(("sinks · alike".to_owned(), groups.values().map(remark).collect())),
+    }
+    .draw()
+}
