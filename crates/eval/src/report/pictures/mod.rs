@@ -3,6 +3,7 @@
 mod audit;
 mod comparison;
 mod context;
+mod model;
 mod perplexity;
 mod tasks;
 
@@ -21,10 +22,9 @@ pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
         Results::Comparison(comparison) => comparison::comparison(comparison, &on),
         Results::Audit(audit) => audit::audit(audit, &on),
         Results::Context(context) => context::context(context, &on),
+        Results::Model(model) => model::model(model, &on),
         // What they show is read off their tables.
-        Results::Model(_) | Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_) => {
-            Vec::new()
-        }
+        Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_) => Vec::new(),
     }
 }
 
