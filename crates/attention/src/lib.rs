@@ -44,6 +44,7 @@ mod batch;
 mod block;
 #[cfg(feature = "std")]
 pub mod ceiling;
+mod copied;
 mod diagonal;
 mod error;
 mod format;
@@ -73,6 +74,7 @@ mod workspace;
 pub use antidiagonals::Antidiagonals;
 pub use attend::{AttendJob, AttendOptions, add_column_mass, attend};
 pub use batch::{BatchStream, attend_batch};
+pub use copied::{copy_keys, copy_values};
 pub use error::AttendError;
 pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK};
 pub use hadamard::rotate_heads;

@@ -34,6 +34,8 @@ pub struct Scorer {
     /// `[head_dim, width]` of each pack.
     vectors: Vec<f32>,
     int8: Int8Queries,
+    /// Whether keys are widened however few vectors there are.
+    widens: bool,
     keys: Vec<f32>,
     scores: Vec<f32>,
 }
@@ -49,6 +51,12 @@ struct Packed {
 }
 
 impl Scorer {
+    /// Whether keys are widened however few vectors meet them, from the next [`set`](Self::set) on: products are then the same
+    /// to the bit on every machine that fuses product and sum.
+    pub(crate) fn widen(&mut self, widens: bool) {
+        self.widens = widens;
+    }
+
     /// Takes vectors of `head_dim` elements each, which will be multiplied with `scale`.
     ///
     /// # Errors
@@ -159,7 +167,7 @@ impl Scorer {
     }
 
     fn in_integers(&self, level: Level) -> bool {
-        self.count <= 8 && level.int8_dot()
+        !self.widens && self.count <= 8 && level.int8_dot()
     }
 
     fn block(&mut self, block: Plane, tokens: usize, ahead: Option<Plane>, out: &mut [f32], out_stride: usize) {

@@ -36,5 +36,5 @@ pub use driver::{
     PinnedBuffer, Region, Stream, has_compiler, variants,
 };
 pub use error::CudaError;
-pub use model::{DeviceForward, DeviceModel, forward_bytes};
+pub use model::{DeviceForward, DeviceModel, DeviceRows, forward_bytes};
 pub use pages::{KeyScan, PagePool, PagePoolOptions, PagedCall, PagedTile, PinnedMemory, TransferCount};

@@ -9,7 +9,7 @@ use riffle_attention::{
     AttendError, AttendJob, AttendOptions, Partial, Selection, Span, attend_batch, attend_summaries,
 };
 use riffle_kv::KvCache;
-use riffle_model::{AttentionInput, AttentionStep};
+use riffle_model::{AttentionInput, AttentionStep, OnDevice};
 use riffle_policy::{Phase, PolicySet, SelectContext, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::chunk::{Chunk, Step, pages};
 use crate::device::{self, DevicePages};
+use crate::edge::Rotation;
 use crate::reading;
 use crate::tiles::Tile;
 use crate::{AttentionTime, EngineError};
@@ -39,6 +40,8 @@ pub(crate) struct LayerAttention<'a> {
     pub(crate) cache: &'a mut KvCache,
     /// Pages on a device that attends, in place of the CPU.
     pub(crate) device: Option<&'a mut DevicePages>,
+    /// What is rotated where it lies on a device; of what comes through main memory it has been.
+    pub(crate) rotation: Rotation,
     pub(crate) policies: &'a mut PolicySet,
     /// Policies of the other phase, which may learn from the masses of this one.
     pub(crate) watching: Option<&'a mut PolicySet>,
@@ -60,12 +63,15 @@ pub(crate) struct LayerAttention<'a> {
 }
 
 impl AttentionStep for LayerAttention<'_> {
+    fn meet(&mut self, rows: &OnDevice) -> Result<bool, Box<dyn Error + Send + Sync>> {
+        if self.device.is_none() {
+            return Ok(false);
+        }
+        Ok(device::meet(rows, self.rotation).map_err(|error| self.fail(error))?)
+    }
+
     fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let stopped = self.layer(&input, output).map_err(|error| {
-            let message = error.to_string();
-            self.failure = Some(error);
-            message
-        })?;
+        let stopped = self.layer(&input, output).map_err(|error| self.fail(error))?;
         match stopped {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err("interrupted".into()),
@@ -74,6 +80,13 @@ impl AttentionStep for LayerAttention<'_> {
 }
 
 impl LayerAttention<'_> {
+    /// Keeps the typed error behind the message that goes through the model.
+    fn fail(&mut self, error: EngineError) -> String {
+        let message = error.to_string();
+        self.failure = Some(error);
+        message
+    }
+
     fn layer(&mut self, input: &AttentionInput<'_>, output: &mut [f32]) -> Result<ControlFlow<()>, EngineError> {
         let window = (self.window)(input.layer);
         let two_phases = window.is_none()
@@ -123,10 +136,24 @@ impl LayerAttention<'_> {
     }
 
     fn append(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
-        let width = self.step.heads.kv_heads * self.step.heads.head_dim;
-        let range = tokens.start * width..tokens.end * width;
-        self.cache
-            .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
+        match (&mut self.device, device::rows(input)) {
+            (Some(pages), Some(rows)) => {
+                device::append(
+                    pages,
+                    self.cache,
+                    input.cache_layer,
+                    rows,
+                    tokens.clone(),
+                    self.rotation,
+                )?;
+            }
+            _ => {
+                let width = self.step.heads.kv_heads * self.step.heads.head_dim;
+                let range = tokens.start * width..tokens.end * width;
+                self.cache
+                    .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
+            }
+        }
         if let Some(watching) = self.watching.as_mut().filter(|_| self.cache.tiers().has_farther()) {
             summarize_new_pages(self.cache, watching, input, tokens, &self.step);
         }
@@ -217,10 +244,13 @@ impl LayerAttention<'_> {
                 partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
             }
         }
-        match &mut self.device {
+        match (&mut self.device, device::rows(input)) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
-            Some(pages) => device::attend(pages, self.cache, &chunk, &selections, next, &self.options, partials)?,
-            None => {
+            (Some(pages), Some(rows)) => {
+                let options = &self.options;
+                device::attend(pages, self.cache, rows, &chunk, &selections, next, options, partials)?;
+            }
+            _ => {
                 // Policies act on no layer that has a window of its own.
                 let scans = match window {
                     Some(_) => &[],
@@ -303,17 +333,16 @@ impl LayerAttention<'_> {
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
         let queries = |context: &SelectContext<'_>| self.step.tile(input, tokens.clone(), context.kv_head);
         let policies = self.policies.layer_mut(input.cache_layer);
-        let estimated = match &mut self.device {
-            Some(device) => {
+        let estimated = match (&mut self.device, device::rows(input)) {
+            (Some(device), Some(rows)) => {
                 let asked = policies.iter().zip(&chunk.contexts);
                 let asked: Vec<_> = asked
                     .map(|(policy, context)| policy.estimate(&queries(context), context))
                     .collect();
-                let width = self.step.heads.width();
-                let rows = &input.queries[tokens.start * width..tokens.end * width];
+                let rows = rows.queries(tokens.clone());
                 device::estimate(device, input.cache_layer, rows, &pages, &chunk.contexts, &asked)?
             }
-            None => policies.iter().map(|_| None).collect(),
+            _ => policies.iter().map(|_| None).collect(),
         };
         let estimated = chunk.contexts.par_iter().zip(estimated);
         policies

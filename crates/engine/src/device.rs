@@ -1,14 +1,18 @@
 //! Attention on a device: the cache lies in main memory whole, the device keeps the pages it has room for.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use riffle_attention::{AttendOptions, Format, PageView, Partial, Selection};
-use riffle_cuda::{PagePool, PagedTile};
+use riffle_attention::{AttendOptions, PageView, Partial, Selection};
+use riffle_cuda::ops::Queries;
+use riffle_cuda::{DeviceRows, PagePool, PagedTile};
 use riffle_kv::KvCache;
+use riffle_model::{AttentionInput, OnDevice};
 use riffle_policy::{Estimate, Estimated, SelectContext};
 
 use crate::chunk::Chunk;
 use crate::compute::Compute;
+use crate::edge::Rotation;
 use crate::plan::pool_options;
 use crate::reading::{cut, wanted_pages};
 use crate::{Engine, EngineError};
@@ -119,10 +123,43 @@ fn lock(room: &Mutex<Room>) -> MutexGuard<'_, Room> {
     })
 }
 
+/// Queries, keys and values where a device computed them and this step takes them.
+pub(crate) fn rows<'i>(input: &AttentionInput<'i>) -> Option<&'i DeviceRows> {
+    input.on_device?.downcast_ref()
+}
+
+/// Whether keys and values are taken from where a device computed them; their queries are rotated there then, like the keys.
+pub(crate) fn meet(rows: &OnDevice, rotation: Rotation) -> Result<bool, EngineError> {
+    let Some(rows) = rows.downcast_ref::<DeviceRows>() else {
+        return Ok(false);
+    };
+    if rotation.keys {
+        rows.rotate_queries()?;
+    }
+    Ok(true)
+}
+
+/// Appends tokens of a batch on the device, and to the cache what has become of them there.
+pub(crate) fn append(
+    pages: &mut DevicePages,
+    cache: &mut KvCache,
+    layer: usize,
+    rows: &DeviceRows,
+    tokens: Range<usize>,
+    rotation: Rotation,
+) -> Result<(), EngineError> {
+    let mut room = pages.enter();
+    let rotated = [rotation.keys, rotation.values];
+    cache.append_encoded(layer, tokens.len(), |held| {
+        Ok(room.pool.append(layer, rows, tokens, held, rotated)?)
+    })
+}
+
 /// [`reading::attend`](crate::reading::attend) on a device; `partials` that hold something are added to.
 pub(crate) fn attend(
     pages: &mut DevicePages,
     cache: &mut KvCache,
+    rows: &DeviceRows,
     chunk: &Chunk<'_>,
     selections: &[Selection],
     next: usize,
@@ -141,12 +178,14 @@ pub(crate) fn attend(
         .map(|(tile, selection)| PagedTile {
             kv_head: tile.kv_head,
             first_row: tile.first_row,
-            queries: tile.queries,
+            rows: tile.queries.rows,
+            start: tile.queries.start,
             selection,
         })
         .collect();
     let mut room = pages.enter();
-    let mut call = room.pool.begin(chunk.layer, &tiles, end, options)?;
+    let queries = rows.queries(chunk.tokens.clone());
+    let mut call = room.pool.begin(chunk.layer, &tiles, queries, end, options)?;
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(next), &mut |pages| {
         Ok(call.attend(&cut(pages, chunk))?)
     })?;
@@ -154,26 +193,18 @@ pub(crate) fn attend(
 }
 
 /// What policies ask for of a layer, by KV head, computed where the keys lie; `None` where that cannot be, so that the policy
-/// looks at keys in main memory. `queries` are those of the chunk, `[tokens, heads, head_dim]`, `shown` the pages up to its
-/// end.
+/// looks at keys in main memory. `queries` are those of the chunk, `shown` the pages up to its end.
 pub(crate) fn estimate(
     pages: &mut DevicePages,
     layer: usize,
-    queries: &[f32],
+    queries: Queries<'_>,
     shown: &[Vec<PageView<'_>>],
     contexts: &[SelectContext<'_>],
     asked: &[Option<Estimate>],
 ) -> Result<Vec<Option<Estimated>>, EngineError> {
     let mut room = pages.enter();
-    // The CPU multiplies keys of 8 or 4 bits in integers where it can: its sums are others then.
-    let is_exact = [Format::F16, Format::Bf16].contains(&room.pool.shape().key_format);
-    let computes = |asked: &Option<Estimate>| match asked {
-        Some(Estimate::Blocks { .. }) => true,
-        Some(Estimate::Lines { .. }) => is_exact,
-        None => false,
-    };
     let nothing = || asked.iter().map(|_| None).collect();
-    if !asked.iter().any(computes) {
+    if asked.iter().all(Option::is_none) {
         return Ok(nothing());
     }
     let Some(mut scan) = room.pool.scan_keys(layer, shown, queries)? else {
@@ -181,7 +212,7 @@ pub(crate) fn estimate(
     };
     let of_head = |(context, asked): (&SelectContext<'_>, &Option<Estimate>)| {
         let (start, tokens) = (context.chunk_start, context.tokens);
-        Ok(match asked.filter(|_| computes(asked)) {
+        Ok(match *asked {
             Some(Estimate::Blocks { stride, block }) => scan
                 .blocks(context.kv_head, start, tokens, context.scale, stride, block)?
                 .map(Estimated::Blocks),

@@ -5,7 +5,7 @@ use std::error::Error;
 
 use rayon::prelude::*;
 use riffle_attention::rotate_heads;
-use riffle_model::{AttentionInput, AttentionStep};
+use riffle_model::{AttentionInput, AttentionStep, OnDevice};
 
 /// Heads rotated in one task.
 const TASK_HEADS: usize = 64;
@@ -36,17 +36,26 @@ pub(crate) struct CacheEdge<'a> {
 }
 
 impl AttentionStep for CacheEdge<'_> {
+    fn meet(&mut self, rows: &OnDevice) -> Result<bool, Box<dyn Error + Send + Sync>> {
+        self.inner.meet(rows)
+    }
+
     fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
         let mut input = AttentionInput {
             start_position: self.place,
             ..input
         };
         let EdgeBuffers { queries, keys, values } = &mut *self.buffers;
-        if self.rotation.keys {
+        // What is taken from a device has been rotated there.
+        let (rotates_keys, rotates_values) = match input.on_device {
+            Some(_) => (false, false),
+            None => (self.rotation.keys, self.rotation.values),
+        };
+        if rotates_keys {
             input.queries = rotated(input.queries, queries, self.head_dim);
             input.keys = rotated(input.keys, keys, self.head_dim);
         }
-        if self.rotation.values {
+        if rotates_values {
             input.values = rotated(input.values, values, self.head_dim);
         }
         self.inner.attend(input, output)?;

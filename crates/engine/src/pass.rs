@@ -171,6 +171,7 @@ impl Session {
         let mut attention = LayerAttention {
             cache: &mut self.cache,
             device: self.pages.as_mut(),
+            rotation: engine.options().rotation(),
             policies,
             watching,
             means: &mut self.means,

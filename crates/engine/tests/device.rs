@@ -147,6 +147,30 @@ fn pages_that_come_from_main_memory_or_a_disk_give_the_bits_of_resident_ones() {
 }
 
 #[test]
+fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
+    let device = emulated();
+    let tokens = prompt(150);
+    for (key_format, value_format) in [(Format::Q8_0, Format::Q4_0), (Format::Q4_0, Format::Bf16)] {
+        let encoded = |options: EngineOptions| EngineOptions {
+            key_format,
+            value_format,
+            rotate: Some(true),
+            ..options
+        };
+        // Read where they were appended, read from main memory, and read by the CPU.
+        let resident = logits(&load(&fixture(MODEL), encoded(options(Some(device.clone())))), &tokens);
+        let mut far = encoded(far(&device, 2, 3));
+        far.chunk_tokens = 30;
+        let mut short = encoded(options(Some(device.clone())));
+        short.chunk_tokens = 30;
+        assert!(logits(&load(&fixture(MODEL), far), &tokens) == logits(&load(&fixture(MODEL), short), &tokens));
+        let cpu = logits(&load(&fixture(MODEL), encoded(options(None))), &tokens);
+        let found = difference(&resident, &cpu);
+        assert!(found <= 1e-2, "{key_format:?} {value_format:?}: {found}");
+    }
+}
+
+#[test]
 fn policies_read_the_same_wherever_pages_lie() {
     let device = emulated();
     let tokens = prompt(140);

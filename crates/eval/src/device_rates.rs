@@ -374,18 +374,18 @@ fn offload(
     let failed = |error: CudaError| EvalError::from(EngineError::from(error));
     let mut cache = filled_cache(case)?;
     let (group, width) = (case.heads / case.kv_heads, case.heads * case.head_dim);
-    let (queries, everything) = (noise(width, 7), Selection::full(case.tokens));
+    let everything = Selection::full(case.tokens);
+    let source = stream.gpu().upload(&noise(width, 7)).map_err(failed)?;
+    let queries = Queries {
+        data: source.all(),
+        rows: 1,
+        row_stride: width,
+    };
     let tile = |kv_head: usize| PagedTile {
         kv_head,
         first_row: 0,
-        queries: QueryTile {
-            data: &queries[kv_head * group * case.head_dim..],
-            rows: 1,
-            row_stride: width,
-            group,
-            head_dim: case.head_dim,
-            start: case.tokens - 1,
-        },
+        rows: 1,
+        start: case.tokens - 1,
         selection: &everything,
     };
     let tiles: Vec<PagedTile<'_>> = (0..case.kv_heads).map(tile).collect();
@@ -408,7 +408,7 @@ fn offload(
                 .map(|_| riffle_attention::Partial::new(1, group, case.head_dim))
                 .collect();
             let start = Instant::now();
-            let mut call = pool.begin(0, &tiles, case.tokens, &options).map_err(failed)?;
+            let mut call = pool.begin(0, &tiles, queries, case.tokens, &options).map_err(failed)?;
             cache.stream::<EngineError>(0, None, None, &mut |pages| Ok(call.attend(pages)?))?;
             call.finish(&mut partials).map_err(failed)?;
             if repeat > 0 {

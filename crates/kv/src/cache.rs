@@ -355,7 +355,7 @@ impl KvCache {
         }
     }
 
-    fn check_layer(&self, layer: usize) -> Result<(), KvError> {
+    pub(crate) fn check_layer(&self, layer: usize) -> Result<(), KvError> {
         let layers = self.shape().layers;
         if layer < layers {
             Ok(())

@@ -113,6 +113,14 @@ pub enum KvError {
         /// The folder of the disk tier.
         folder: PathBuf,
     },
+    /// Tokens came in planes that are not those of the cache.
+    #[error(
+        "tokens for layer {layer} came in planes of another shape or format than the cache's: encode them for its shape"
+    )]
+    Planes {
+        /// The layer.
+        layer: usize,
+    },
     /// A thread that loads pages could not be started.
     #[error("cannot start a thread that loads KV pages: {source}")]
     Thread {

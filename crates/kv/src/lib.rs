@@ -42,6 +42,7 @@ mod arena;
 mod cache;
 mod device;
 mod disk;
+mod encoded;
 mod error;
 mod evict;
 mod growth;

@@ -3,7 +3,7 @@
 mod testing;
 
 use proptest::prelude::*;
-use riffle_attention::Format;
+use riffle_attention::{Format, PageView};
 use riffle_kv::{CacheShape, KvCache, KvError};
 use testing::{all_contents, append_all, contents, shape, tokens};
 
@@ -237,6 +237,66 @@ proptest! {
                 prop_assert!(values.iter().zip(&expected).all(|(a, b)| *a == (-b).to_bits()));
                 prop_assert_eq!(keys.len(), expected.len());
             }
+        }
+    }
+}
+
+#[test]
+fn tokens_that_come_encoded_are_those_that_are_appended() {
+    for format in Format::ALL {
+        let shape = shape(32, format);
+        let (mut plain, mut given) = (KvCache::new(shape, None).unwrap(), KvCache::new(shape, None).unwrap());
+        append_all(&mut plain, 7, 9);
+        append_all(&mut given, 7, 9);
+        for count in [1, 30, 64, 5] {
+            let (keys, values) = (tokens(&shape, 1, 100, count), tokens(&shape, 2, 100, count));
+            plain.append(0, &keys, &values).unwrap();
+            // A cache of one large page for each head encodes them from the lane on that they go to.
+            let mut encoders: Vec<KvCache> = Vec::new();
+            let held: Vec<usize> = (0..shape.kv_heads).map(|head| given.head_tokens(0, head)).collect();
+            for held in &held {
+                let large = CacheShape {
+                    layers: 1,
+                    page_tokens: 256,
+                    ..shape
+                };
+                let mut encoder = KvCache::new(large, None).unwrap();
+                let before = tokens(&shape, 3, 0, held % 16);
+                encoder.append(0, &before, &before).unwrap();
+                encoder.append(0, &keys, &values).unwrap();
+                encoders.push(encoder);
+            }
+            let views = encoders
+                .iter()
+                .zip(&held)
+                .enumerate()
+                .map(|(head, (encoder, held))| PageView {
+                    start: held / 16 * 16,
+                    ..encoder.pages(0, head).next().unwrap()
+                });
+            let views: Vec<PageView<'_>> = views.collect();
+            given
+                .append_encoded::<KvError>(0, count, |now| {
+                    assert_eq!(now, held);
+                    Ok(views)
+                })
+                .unwrap();
+            for head in 0..shape.kv_heads {
+                assert_eq!(
+                    contents(&given, 0, head),
+                    contents(&plain, 0, head),
+                    "{format:?} {count}"
+                );
+            }
+            // What fails leaves the cache as it was.
+            let error = given
+                .append_encoded::<KvError>(0, count, |_| Ok(Vec::new()))
+                .unwrap_err();
+            assert!(error.to_string().contains("another shape"), "{error}");
+            assert_eq!(
+                (given.tokens(0), given.usage().pages),
+                (plain.tokens(0), plain.usage().pages)
+            );
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The seam between a model and the engine that drives it.
 
+use std::any::Any;
 use std::error::Error;
 
 use crate::{ModelConfig, ModelError, RecurrentState, Workspace};
@@ -17,14 +18,26 @@ pub struct AttentionInput<'a> {
     pub tokens: usize,
     /// `[tokens, heads, head_dim]`, rotated.
     pub queries: &'a [f32],
-    /// `[tokens, kv_heads, head_dim]`, rotated.
+    /// `[tokens, kv_heads, head_dim]`, rotated; empty where they are taken from `on_device`.
     pub keys: &'a [f32],
-    /// `[tokens, kv_heads, head_dim]`.
+    /// `[tokens, kv_heads, head_dim]`; likewise.
     pub values: &'a [f32],
+    /// All of them where the device that computed them keeps them, for a step that [takes them there](AttentionStep::meet).
+    pub on_device: Option<&'a OnDevice>,
 }
+
+/// What a device keeps of a layer, of a type that decoder and attention step know.
+pub type OnDevice = dyn Any + Send + Sync;
 
 /// What a model asks of its caller in each layer: keep keys and values, and attend to those the caller chooses.
 pub trait AttentionStep {
+    /// A decoder on a device shows queries, keys and values where they lie, before queries come to main memory for
+    /// [`attend`](Self::attend): the step may change them there, and says whether it takes keys and values from there, so that they
+    /// need not come as well.
+    fn meet(&mut self, _rows: &OnDevice) -> Result<bool, Box<dyn Error + Send + Sync>> {
+        Ok(false)
+    }
+
     /// Writes the attention result, `[tokens, heads, head_dim]`, to `output`.
     fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>>;
 }

@@ -87,7 +87,7 @@ pub use fingerprint::fingerprint;
 pub use forward::{Forward, HostForward};
 pub use generation::GenerationDefaults;
 pub use info::{ModelInfo, TokenizerInfo};
-pub use language_model::{AttentionInput, AttentionStep, LanguageModel};
+pub use language_model::{AttentionInput, AttentionStep, LanguageModel, OnDevice};
 pub use layer::{Layer, Rows, Step};
 pub use load::{LoadOptions, LoadedModel, inspect, inspect_scaled, load, load_with};
 pub use outline::ModelOutline;

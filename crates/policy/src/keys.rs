@@ -22,19 +22,30 @@ pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize,
 
 /// Weighs every token for the tile's queries.
 pub(crate) fn scan_keys(scan: &mut Scan, queries: &QueryTile<'_>, context: &SelectContext<'_>) {
+    let (kv, options) = keys_of(queries, context);
+    scan.run(queries, &kv, context.tokens, &options).expect(SOUND);
+}
+
+/// As [`scan_keys`], with weights that are the same on every machine and on a device.
+pub(crate) fn scan_keys_in_floats(scan: &mut Scan, queries: &QueryTile<'_>, context: &SelectContext<'_>) {
+    let (kv, options) = keys_of(queries, context);
+    scan.run_in_floats(queries, &kv, context.tokens, &options).expect(SOUND);
+}
+
+fn keys_of<'c>(queries: &QueryTile<'_>, context: &SelectContext<'c>) -> (KvView<'c>, AttendOptions<'static>) {
     let kv = KvView {
         head_dim: queries.head_dim,
         pages: context.pages,
     };
-    let options = AttendOptions::new(context.scale).with_soft_cap(context.soft_cap);
-    scan.run(queries, &kv, context.tokens, &options).expect(SOUND);
+    (kv, AttendOptions::new(context.scale).with_soft_cap(context.soft_cap))
 }
 
-/// Scans the tile's rows a few at a time, so that their weights stay in the processor's caches.
+/// Lets `weigh` scan the tile's rows a few at a time, so that their weights stay in the processor's caches.
 pub(crate) fn scan_in_parts(
     scan: &mut Scan,
     queries: &QueryTile<'_>,
     context: &SelectContext<'_>,
+    weigh: fn(&mut Scan, &QueryTile<'_>, &SelectContext<'_>),
     mut each: impl FnMut(&mut Scan),
 ) {
     /// Queries that are multiplied with keys together.
@@ -42,7 +53,7 @@ pub(crate) fn scan_in_parts(
     let step = (TOGETHER / queries.group.max(1)).max(1);
     for first in (0..queries.rows).step_by(step) {
         let rows = step.min(queries.rows - first);
-        scan_keys(scan, &rows_of(queries, first, rows), context);
+        weigh(scan, &rows_of(queries, first, rows), context);
         each(scan);
     }
 }

@@ -93,6 +93,7 @@ files!(
     "pages.cuh",
     "reads.cuh",
     "softmax.cuh",
+    "stripes.cuh",
     "prefill.cu",
     "decode.cu",
     "keys.cuh",

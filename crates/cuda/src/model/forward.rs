@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_model::{AttentionInput, AttentionStep, Forward, ModelConfig, ModelError, RecurrentState, Rows};
+use riffle_model::{AttentionInput, AttentionStep, Forward, ModelConfig, ModelError, OnDevice, RecurrentState, Rows};
 
 use super::recurrence::Recurrence;
+use super::rows::DeviceRows;
 use super::weights::{DeviceAttention, DeviceLayer, DeviceMlp, DeviceModel, DeviceNorm, DeviceStep};
 use crate::ops::{self, HeadRows};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
@@ -22,6 +23,7 @@ pub struct DeviceForward {
     batch_tokens: usize,
     context_tokens: usize,
     tokens: usize,
+    rows: DeviceRows,
     buffers: Buffers,
     host: HostBuffers,
     recurrence: Option<Recurrence>,
@@ -35,12 +37,6 @@ struct Buffers {
     ids: DeviceBuffer,
     // [batch, hidden]
     hidden: DeviceBuffer,
-    // [batch, heads, head_dim]
-    queries: DeviceBuffer,
-    // [batch, kv_heads, head_dim]
-    keys: DeviceBuffer,
-    // [batch, kv_heads, head_dim]
-    values: DeviceBuffer,
     // [batch, heads, head_dim]
     attended: DeviceBuffer,
     // [block, hidden]
@@ -138,6 +134,7 @@ impl DeviceForward {
         let sizes = Sizes::new(&model.config, batch_tokens);
         let scratch = model.scratch_bytes(sizes.block.max(LOGIT_ROWS));
         Ok(DeviceForward {
+            rows: DeviceRows::new(&model.gpu, stream, &model.config, batch_tokens)?,
             buffers: Buffers::new(&model.gpu, &sizes, scratch)?,
             host: HostBuffers::new(&model.gpu, &sizes)?,
             recurrence: Recurrence::new(&model.gpu, &model.config, sizes.block)?,
@@ -164,14 +161,14 @@ impl DeviceForward {
         if let Some(scale) = model.embedding_scale {
             ops::multiply(stream, hidden, scale, tokens.len() * model.config.hidden_size)?;
         }
-        self.tokens = tokens.len();
+        (self.tokens, self.rows.tokens) = (tokens.len(), tokens.len());
         Ok(())
     }
 
-    /// Normalises, projects and turns; queries, keys and values lie in main memory afterwards.
+    /// Normalises, projects and turns.
     fn project(&mut self, attention: &DeviceAttention, start_position: usize) -> Result<(), CudaError> {
         self.prepare_turns(attention, start_position)?;
-        let (stream, buffers, config) = (&*self.stream, &self.buffers, &self.model.config);
+        let (stream, buffers, to, config) = (&*self.stream, &self.buffers, &self.rows, &self.model.config);
         let (width, head_dim) = (config.hidden_size, config.head_dim);
         let (query_width, kv_width) = (config.heads * head_dim, config.kv_heads * head_dim);
         let scratch = buffers.scratch.all();
@@ -182,11 +179,11 @@ impl DeviceForward {
             attention
                 .norm
                 .apply(stream, normed, at(&buffers.hidden, width), rows, width)?;
-            let queries = at(&buffers.queries, query_width);
-            let keys = at(&buffers.keys, kv_width);
+            let queries = at(&to.queries, query_width);
+            let keys = at(&to.keys, kv_width);
             attention.query.apply(stream, queries, normed, rows, scratch)?;
             attention.key.apply(stream, keys, normed, rows, scratch)?;
-            let values = at(&buffers.values, kv_width);
+            let values = at(&to.values, kv_width);
             attention.value.apply(stream, values, normed, rows, scratch)?;
             let dim = attention.rotary.dim();
             let turns = at(&buffers.turns[attention.rotary_table], dim);
@@ -208,13 +205,21 @@ impl DeviceForward {
                 ops::rotary(stream, &heads, turns, dim)?;
             }
         }
-        let (tokens, host) = (self.tokens, &mut self.host);
-        for (to, from, width) in [
-            (&mut host.queries, &buffers.queries, query_width),
-            (&mut host.keys, &buffers.keys, kv_width),
-            (&mut host.values, &buffers.values, kv_width),
-        ] {
-            stream.from_device(to, 0, floats(from, 0, tokens * width))?;
+        Ok(())
+    }
+
+    /// Brings queries to main memory, and keys and values unless they are taken from where they lie.
+    fn bring_rows(&mut self, with_keys_and_values: bool) -> Result<(), CudaError> {
+        let (stream, rows, host) = (&*self.stream, &self.rows, &mut self.host);
+        let (query_width, kv_width) = (rows.heads * rows.head_dim, rows.kv_heads * rows.head_dim);
+        stream.from_device(
+            &mut host.queries,
+            0,
+            floats(&rows.queries, 0, rows.tokens * query_width),
+        )?;
+        if with_keys_and_values {
+            stream.from_device(&mut host.keys, 0, floats(&rows.keys, 0, rows.tokens * kv_width))?;
+            stream.from_device(&mut host.values, 0, floats(&rows.values, 0, rows.tokens * kv_width))?;
         }
         stream.synchronize()
     }
@@ -382,17 +387,20 @@ impl Forward for DeviceForward {
         };
         if let Some(projected) = &own.attention {
             self.project(projected, start_position).map_err(model_error)?;
+            let taken = attention.meet(&self.rows).map_err(ModelError::Attention)?;
+            self.bring_rows(!taken).map_err(model_error)?;
             let (config, tokens) = (&model.config, self.tokens);
             let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-            let host = &mut self.host;
+            let (host, brought) = (&mut self.host, if taken { 0 } else { tokens * kv_width });
             let input = AttentionInput {
                 layer,
                 cache_layer: config.cache_layer(layer).unwrap_or(layer),
                 start_position,
                 tokens,
                 queries: host_floats(&host.queries, tokens * query_width),
-                keys: host_floats(&host.keys, tokens * kv_width),
-                values: host_floats(&host.values, tokens * kv_width),
+                keys: host_floats(&host.keys, brought),
+                values: host_floats(&host.values, brought),
+                on_device: taken.then_some(&self.rows as &OnDevice),
             };
             let attended = &mut host.attended.bytes_mut()[..4 * tokens * query_width];
             let output = bytemuck::cast_slice_mut(attended);
@@ -455,9 +463,6 @@ impl Buffers {
         Ok(Buffers {
             ids: floats(sizes.batch)?,
             hidden: floats(sizes.batch * sizes.hidden)?,
-            queries: floats(sizes.batch * sizes.query_width)?,
-            keys: floats(sizes.batch * sizes.kv_width)?,
-            values: floats(sizes.batch * sizes.kv_width)?,
             attended: floats(sizes.batch * sizes.query_width)?,
             normed: floats(sizes.block * sizes.hidden)?,
             branch: floats(sizes.block * sizes.hidden)?,

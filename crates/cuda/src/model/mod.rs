@@ -2,7 +2,9 @@
 
 mod forward;
 mod recurrence;
+mod rows;
 mod weights;
 
 pub use forward::{DeviceForward, forward_bytes};
+pub use rows::DeviceRows;
 pub use weights::DeviceModel;

@@ -1,10 +1,11 @@
 //! New keys and values into pages.
 
-use super::attention::{Pages, format_number};
-use super::layout::PlaneKind;
+use riffle_attention::{Format, LANES};
+
+use super::attention::format_number;
 use super::reads::check_head_dim;
 use super::rows::HeadRows;
-use super::small;
+use super::{check_bytes, positive, small};
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
 /// Multiplies every head by the normalised Walsh–Hadamard matrix, as `riffle_attention::rotate_heads` to the bit. Its own
@@ -26,50 +27,92 @@ pub fn rotate_heads(stream: &Stream, heads: &HeadRows<'_>) -> Result<(), CudaErr
     stream.launch(&kernel, Grid::line(count.div_ceil(4), 128), &arguments)
 }
 
-/// Writes the keys or values of new tokens, `[rows, kv_heads, head_dim]` f32, to positions `start..` of the pages, in
-/// their format and with the CPU's roundings to the bit; `rotated` applies [`rotate_heads`] on the way. The pages must
-/// be there.
+/// New tokens of all KV heads of a layer: rows of keys and of values, side by side.
+#[derive(Debug, Clone, Copy)]
+pub struct NewTokens<'a> {
+    /// Keys.
+    pub keys: HeadRows<'a>,
+    /// Values, as many and as far apart.
+    pub values: HeadRows<'a>,
+    /// The formats that keys and values are kept in.
+    pub formats: [Format; 2],
+    /// Which of them go through [`rotate_heads`] on the way.
+    pub rotated: [bool; 2],
+}
+
+/// Where the new tokens of each KV head go.
+#[derive(Debug, Clone, Copy)]
+pub struct AppendTargets<'a> {
+    /// u64 `[kv_heads, 1 + 2 · pages]`: the place of the head's first new token; from the page on that it falls into the
+    /// addresses of planes of keys, then of those of values, multiples of 16, zero where a page is not here.
+    pub list: Region<'a>,
+    /// Pages that the list names of each head.
+    pub pages: usize,
+    /// Tokens of a page, a multiple of 16.
+    pub page_tokens: usize,
+    /// Stripes of 16 tokens that the new tokens of a head fall into at most.
+    pub stripes: usize,
+}
+
+impl NewTokens<'_> {
+    /// Bytes of the new tokens as main memory keeps them, in so many stripes of each head.
+    pub fn stripe_bytes(&self, stripes: usize) -> usize {
+        let plane = |format: Format| format.plane_bytes(LANES * stripes, self.keys.head_dim);
+        self.keys.heads * (plane(self.formats[0]) + plane(self.formats[1]))
+    }
+}
+
+/// Writes new tokens into pages, in their formats and with the CPU's roundings to the bit, and to `stripes` as main memory
+/// keeps them: planes of `[kv_heads]` keys, then of values, each of `targets.stripes` stripes from the one on that the head's
+/// first new token falls into; what of them is not new is zero.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
 pub fn append(
     stream: &Stream,
-    pages: &Pages<'_>,
-    kind: PlaneKind,
-    source: &HeadRows<'_>,
-    start: usize,
-    rotated: bool,
+    stripes: Region<'_>,
+    targets: &AppendTargets<'_>,
+    new: &NewTokens<'_>,
 ) -> Result<(), CudaError> {
-    pages.check()?;
-    source.check("new keys or values")?;
-    pages.check_tokens(start.saturating_add(source.rows))?;
+    let NewTokens { keys, values, .. } = new;
+    keys.check("new keys")?;
+    values.check("new values")?;
+    check_head_dim(keys.head_dim)?;
     for (what, expected, found) in [
-        ("heads of new keys or values", pages.kv_heads, source.heads),
-        ("head_dim of new keys or values", pages.head_dim, source.head_dim),
+        ("heads of new values", keys.heads, values.heads),
+        ("head_dim of new values", keys.head_dim, values.head_dim),
+        ("rows of new values", keys.rows, values.rows),
+        ("row stride of new values", keys.stride, values.stride),
+        ("page tokens in stripes of 16", 0, targets.page_tokens % LANES),
     ] {
         if expected != found {
             return Err(CudaError::Mismatch { what, expected, found });
         }
     }
-    let (planes, format): (Region<'_>, _) = match kind {
-        PlaneKind::Keys => (pages.keys, pages.key_format),
-        PlaneKind::Values => (pages.values, pages.value_format),
-    };
-    let kernel = stream.gpu().kernel(&module(pages.head_dim), "append")?;
-    let count = source.rows * source.heads;
+    check_bytes(
+        "targets of new tokens",
+        targets.list,
+        keys.heads * (1 + 2 * targets.pages),
+        8,
+    )?;
+    check_bytes("stripes of new tokens", stripes, new.stripe_bytes(targets.stripes), 1)?;
+    let kernel = stream.gpu().kernel(&module(keys.head_dim), "append")?;
     let arguments = [
-        planes.into(),
-        (pages.pages_per_head as u32).into(),
-        (pages.page_tokens as u32).into(),
-        format_number(format)?.into(),
-        source.data.into(),
-        (source.stride as u64).into(),
-        (source.heads as u32).into(),
-        small("position", start)?.into(),
-        u32::from(rotated).into(),
-        (count as u64).into(),
+        stripes.into(),
+        small("stripes", targets.stripes)?.into(),
+        targets.list.into(),
+        small("pages", targets.pages)?.into(),
+        positive("page tokens", targets.page_tokens)?.into(),
+        keys.data.into(),
+        format_number(new.formats[0])?.into(),
+        u32::from(new.rotated[0]).into(),
+        values.data.into(),
+        format_number(new.formats[1])?.into(),
+        u32::from(new.rotated[1]).into(),
+        (keys.stride as u64).into(),
+        small("new tokens", keys.rows)?.into(),
     ];
-    stream.launch(&kernel, Grid::line(count.div_ceil(4), 128), &arguments)
+    stream.launch(&kernel, Grid::of([targets.stripes, keys.heads, 2], 128), &arguments)
 }
 
 fn module(head_dim: usize) -> ModuleSource {

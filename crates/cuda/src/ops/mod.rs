@@ -15,7 +15,7 @@ mod rows;
 mod scoring;
 mod weights;
 
-pub use append::{append, rotate_heads};
+pub use append::{AppendTargets, NewTokens, append, rotate_heads};
 pub(crate) use arrange::{PlaneMove, arrange_planes};
 pub use attention::{
     AttentionOptions, Outputs, Pages, PrefillState, Queries, decode, decode_merge, decode_parts,

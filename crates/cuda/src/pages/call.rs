@@ -20,7 +20,7 @@ pub struct PagedCall<'p> {
     pool: &'p mut PagePool,
     layer: usize,
     tiles: &'p [PagedTile<'p>],
-    rows: usize,
+    queries: Queries<'p>,
     options: AttentionOptions<'static>,
     // pages of a head in the tables
     pages: usize,
@@ -47,14 +47,12 @@ struct Visiting {
 
 /// Memory of a call, as long as the longest so far.
 pub(super) struct CallMemory {
-    queries: DeviceBuffer,
     output: DeviceBuffer,
     log_sum_exp: DeviceBuffer,
     // state of a prefill, or partials of a decode
     sums: DeviceBuffer,
     outputs: DeviceBuffer,
     workspace: DeviceBuffer,
-    host_queries: PinnedBuffer,
     host_output: PinnedBuffer,
     host_log_sum_exp: PinnedBuffer,
 }
@@ -62,13 +60,11 @@ pub(super) struct CallMemory {
 impl CallMemory {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         Ok(Self {
-            queries: gpu.allocate(0)?,
             output: gpu.allocate(0)?,
             log_sum_exp: gpu.allocate(0)?,
             sums: gpu.allocate(0)?,
             outputs: gpu.allocate(0)?,
             workspace: gpu.allocate(0)?,
-            host_queries: gpu.allocate_host(0)?,
             host_output: gpu.allocate_host(0)?,
             host_log_sum_exp: gpu.allocate_host(0)?,
         })
@@ -76,17 +72,15 @@ impl CallMemory {
 
     fn reserve(&mut self, gpu: &Gpu, rows: usize, heads: usize, head_dim: usize) -> Result<(), CudaError> {
         let (values, sums) = (4 * rows * heads * head_dim, 4 * rows * heads);
-        if self.queries.bytes() < values {
+        if self.output.bytes() < values {
             let (state_sums, state_outputs) = PrefillState::bytes(rows, heads, head_dim);
-            self.output = gpu.allocate(values)?;
             self.log_sum_exp = gpu.allocate(sums)?;
             self.sums = gpu.allocate(state_sums)?;
             self.outputs = gpu.allocate(state_outputs)?;
-            self.host_queries = gpu.allocate_host(values)?;
             self.host_output = gpu.allocate_host(values)?;
             self.host_log_sum_exp = gpu.allocate_host(sums)?;
             // Last: by its size the rest is judged, also after a failure half way.
-            self.queries = gpu.allocate(values)?;
+            self.output = gpu.allocate(values)?;
         }
         Ok(())
     }
@@ -95,7 +89,7 @@ impl CallMemory {
 /// Bytes of device memory that calls of up to `rows` rows take beside their lists.
 pub(super) fn call_bytes(rows: usize, heads: usize, head_dim: usize) -> u64 {
     let (sums, outputs) = PrefillState::bytes(rows, heads, head_dim);
-    (8 * rows * heads * head_dim + 4 * rows * heads + sums + outputs) as u64
+    (4 * rows * heads * head_dim + 4 * rows * heads + sums + outputs) as u64
 }
 
 impl<'p> PagedCall<'p> {
@@ -103,22 +97,13 @@ impl<'p> PagedCall<'p> {
         pool: &'p mut PagePool,
         layer: usize,
         tiles: &'p [PagedTile<'p>],
+        queries: Queries<'p>,
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<Self, CudaError> {
         let (shape, heads) = (pool.options.shape, pool.options.heads);
-        let rows = tiles.iter().map(|tile| tile.first_row + tile.queries.rows);
-        let rows = rows.max().unwrap_or(0);
+        let rows = queries.rows;
         pool.memory.reserve(&pool.gpu, rows, heads, shape.head_dim)?;
-        let first = tiles.iter().find(|tile| tile.kv_head == 0 && tile.first_row == 0);
-        if let Some(first) = first {
-            let width = heads * shape.head_dim;
-            let queries: &[u8] = bytemuck::cast_slice(&first.queries.data[..rows * width]);
-            let memory = &mut pool.memory;
-            memory.host_queries.bytes_mut()[..queries.len()].copy_from_slice(queries);
-            let to = memory.queries.region(0..queries.len());
-            pool.compute.to_device(to, &memory.host_queries, 0)?;
-        }
         let work = match rows * heads / shape.kv_heads <= FEW_PACKED_ROWS {
             true => {
                 let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
@@ -140,7 +125,7 @@ impl<'p> PagedCall<'p> {
         Ok(Self {
             layer,
             tiles,
-            rows,
+            queries,
             options: AttentionOptions {
                 scale: options.scale,
                 soft_cap: options.soft_cap,
@@ -233,11 +218,7 @@ impl<'p> PagedCall<'p> {
             value_format: shape.value_format,
         };
         let memory = &pool.memory;
-        let queries = Queries {
-            data: memory.queries.all(),
-            rows: self.rows,
-            row_stride: width,
-        };
+        let queries = self.queries;
         let outputs = Outputs {
             data: memory.output.all(),
             row_stride: width,
@@ -310,7 +291,8 @@ impl<'p> PagedCall<'p> {
         self.read(None)?;
         let (shape, heads) = (self.pool.options.shape, self.pool.options.heads);
         let (stream, memory) = (&self.pool.compute, &mut self.pool.memory);
-        let (values, sums) = (4 * self.rows * heads * shape.head_dim, 4 * self.rows * heads);
+        let rows = self.queries.rows;
+        let (values, sums) = (4 * rows * heads * shape.head_dim, 4 * rows * heads);
         stream.from_device(&mut memory.host_output, 0, memory.output.region(0..values))?;
         stream.from_device(&mut memory.host_log_sum_exp, 0, memory.log_sum_exp.region(0..sums))?;
         stream.synchronize()?;
@@ -318,7 +300,7 @@ impl<'p> PagedCall<'p> {
         let output: &[f32] = bytemuck::cast_slice(&memory.host_output.bytes()[..values]);
         let log_sum_exp: &[f32] = bytemuck::cast_slice(&memory.host_log_sum_exp.bytes()[..sums]);
         for (tile, partial) in self.tiles.iter().zip(partials) {
-            let (rows, group) = (tile.queries.rows, tile.queries.group);
+            let (rows, group) = (tile.rows, heads / shape.kv_heads);
             let mut read = Partial::new(rows, group, shape.head_dim);
             for row in 0..rows {
                 let first_head = (tile.first_row + row) * heads + tile.kv_head * group;

@@ -11,61 +11,54 @@ use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
 /// Queries of a chunk beside the keys of a layer that all lie on the device.
 pub struct KeyScan<'p> {
     pool: &'p mut PagePool,
-    rows: usize,
+    queries: Queries<'p>,
     pages: usize,
 }
 
 /// Memory of estimates: as much as they needed so far, within [`PagePoolOptions::estimate_bytes`](super::PagePoolOptions).
 pub(super) struct EstimateMemory {
-    // f32 [rows, heads, head_dim]
-    queries: DeviceBuffer,
     scratch: DeviceBuffer,
     // f32 [query blocks, blocks] or [2, tokens]
     sums: DeviceBuffer,
-    host_queries: PinnedBuffer,
     host_sums: PinnedBuffer,
 }
 
 impl EstimateMemory {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         Ok(Self {
-            queries: gpu.allocate(0)?,
             scratch: gpu.allocate(0)?,
             sums: gpu.allocate(0)?,
-            host_queries: gpu.allocate_host(0)?,
             host_sums: gpu.allocate_host(0)?,
         })
     }
 }
 
 impl PagePool {
-    /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, and the queries
-    /// `[rows, heads, head_dim]`. `None` where pages would have to leave, or estimates have no memory: then keys are
+    /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, to lie beside
+    /// `queries`, rows of all query heads. `None` where pages would have to leave, or estimates have no memory: then keys are
     /// looked at where they are.
     ///
     /// # Errors
     /// A lost device, too little memory: the pool has forgotten every page then.
-    pub fn scan_keys(
-        &mut self,
+    pub fn scan_keys<'p>(
+        &'p mut self,
         layer: usize,
         shown: &[Vec<PageView<'_>>],
-        queries: &[f32],
-    ) -> Result<Option<KeyScan<'_>>, CudaError> {
+        queries: Queries<'p>,
+    ) -> Result<Option<KeyScan<'p>>, CudaError> {
         let shape = self.options.shape;
         let pages = shown.iter().map(Vec::len).max().unwrap_or(0);
         let lacking = shown.iter().enumerate().flat_map(|(kv_head, shown)| {
             let of_head = shown.iter().map(move |page| (kv_head, page.start / shape.page_tokens));
             of_head.filter(|(kv_head, page)| self.residence.find(layer, *kv_head, *page).is_none())
         });
-        let bytes = size_of_val(queries);
-        if lacking.count() > self.residence.free() || 2 * bytes as u64 > self.options.estimate_bytes {
+        if lacking.count() > self.residence.free() || self.options.estimate_bytes == 0 {
             return Ok(None);
         }
-        let rows = queries.len() / (self.options.heads * shape.head_dim);
-        match self.bring_all(layer, shown, pages, queries) {
+        match self.bring_all(layer, shown, pages) {
             Ok(true) => Ok(Some(KeyScan {
                 pool: self,
-                rows,
+                queries,
                 pages,
             })),
             Ok(false) => Ok(None),
@@ -76,13 +69,7 @@ impl PagePool {
         }
     }
 
-    fn bring_all(
-        &mut self,
-        layer: usize,
-        shown: &[Vec<PageView<'_>>],
-        pages: usize,
-        queries: &[f32],
-    ) -> Result<bool, CudaError> {
+    fn bring_all(&mut self, layer: usize, shown: &[Vec<PageView<'_>>], pages: usize) -> Result<bool, CudaError> {
         let page_tokens = self.options.shape.page_tokens;
         // [kv_heads, pages]
         let mut table = vec![0u64; shown.len() * pages];
@@ -100,16 +87,6 @@ impl PagePool {
             }
         }
         self.transfer(&mut waiting)?;
-        let memory = &mut self.estimates;
-        let bytes: &[u8] = bytemuck::cast_slice(queries);
-        // The copy of the estimate before has run: its result was waited for.
-        if memory.queries.bytes() < bytes.len() {
-            memory.host_queries = self.gpu.allocate_host(bytes.len())?;
-            memory.queries = self.gpu.allocate(bytes.len())?;
-        }
-        memory.host_queries.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        let to = memory.queries.region(0..bytes.len());
-        self.compute.to_device(to, &memory.host_queries, 0)?;
         self.tables[0].set(&self.compute, &table)?;
         Ok(true)
     }
@@ -118,11 +95,10 @@ impl PagePool {
     fn reserve_estimate(&mut self, scratch: usize, sums: usize) -> Result<bool, CudaError> {
         let memory = &mut self.estimates;
         let most = self.options.estimate_bytes as usize;
-        let taken = |scratch: usize, sums: usize| memory.queries.bytes() + scratch + sums;
-        if taken(scratch, sums) > most {
+        if scratch + sums > most {
             return Ok(false);
         }
-        if taken(scratch.max(memory.scratch.bytes()), sums.max(memory.sums.bytes())) > most {
+        if scratch.max(memory.scratch.bytes()) + sums.max(memory.sums.bytes()) > most {
             memory.scratch = self.gpu.allocate(0)?;
             memory.sums = self.gpu.allocate(0)?;
         }
@@ -163,7 +139,7 @@ impl KeyScan<'_> {
     ) -> Result<Option<Vec<Vec<f32>>>, CudaError> {
         let group = self.pool.options.heads / self.pool.options.shape.kv_heads;
         let blocks = tokens.div_ceil(block);
-        let (end, mut from) = (start + self.rows, start);
+        let (end, mut from) = (start + self.queries.rows, start);
         let mut scores: Vec<Vec<f32>> = Vec::new();
         while from < end {
             // As many blocks of queries at a time as scratch has room for.
@@ -204,10 +180,11 @@ impl KeyScan<'_> {
         queries: usize,
     ) -> Result<Option<[Vec<f32>; 2]>, CudaError> {
         let group = self.pool.options.heads / self.pool.options.shape.kv_heads;
-        let mut from = self.rows - queries.min(self.rows);
+        let rows = self.queries.rows;
+        let mut from = rows - queries.min(rows);
         let mut continues = false;
-        while from < self.rows {
-            let mut until = self.rows;
+        while from < rows {
+            let mut until = rows;
             let scratch = |until: usize| ops::line_mass_scratch_bytes(until - from, tokens, group);
             while !self.pool.reserve_estimate(scratch(until), 8 * tokens)? {
                 if until - from <= 1 {
@@ -238,17 +215,15 @@ impl KeyScan<'_> {
     /// Rows of the chunk, which begins at position `start`, beside the keys of a KV head.
     fn of(&self, kv_head: usize, start: usize, rows: Range<usize>, tokens: usize, scale: f32) -> Estimate<'_> {
         let (shape, heads) = (self.pool.options.shape, self.pool.options.heads);
-        let width = heads * shape.head_dim;
+        let all = &self.queries;
+        let at = |row: usize| 4 * row * all.row_stride;
+        let end = at(rows.end).min(all.data.bytes());
         let table = self.pool.tables[0].region(8 * shape.kv_heads * self.pages);
         Estimate {
             queries: Queries {
-                data: self
-                    .pool
-                    .estimates
-                    .queries
-                    .region(4 * rows.start * width..4 * rows.end * width),
+                data: all.data.part(at(rows.start)..end),
                 rows: rows.len(),
-                row_stride: width,
+                row_stride: all.row_stride,
             },
             start: start + rows.start,
             kv_head,

@@ -5,6 +5,7 @@
 //! page leaves the device, sessions are saved from main memory, policies choose by the keys the CPU would choose by, and
 //! a lost device takes no token with it.
 
+mod append;
 mod call;
 mod estimate;
 mod list;

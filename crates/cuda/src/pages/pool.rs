@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use riffle_attention::{AttendOptions, Format, QueryTile, Selection};
+use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_kv::CacheShape;
 
+use super::append::{AppendMemory, append_bytes};
 use super::call::{CallMemory, PagedCall};
 use super::estimate::EstimateMemory;
 use super::list::DeviceList;
 use super::residence::Residence;
-use crate::ops::{KEY_BLOCK, Reads, TileReads};
+use crate::ops::{KEY_BLOCK, Queries, Reads, TileReads};
 use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
 
 /// Pages of one part of a decode lie on the device together: a part is eight blocks of keys.
@@ -41,10 +42,12 @@ pub struct PagePoolOptions {
 pub struct PagedTile<'a> {
     /// Its KV head.
     pub kv_head: usize,
-    /// Its first row among the rows of all tiles.
+    /// Its first row among the queries of the call.
     pub first_row: usize,
-    /// The queries, as rows of all query heads: the tile of head 0 and row 0 begins the rows.
-    pub queries: QueryTile<'a>,
+    /// Rows.
+    pub rows: usize,
+    /// Position of the first.
+    pub start: usize,
     /// What they read.
     pub selection: &'a Selection,
 }
@@ -71,6 +74,7 @@ pub struct PagePool {
     pub(super) reads: Reads,
     pub(super) tables: [DeviceList; 2],
     pub(super) moves: [DeviceList; 2],
+    pub(super) append: AppendMemory,
     pub(super) memory: CallMemory,
     pub(super) estimates: EstimateMemory,
     pub(super) transferred: TransferCount,
@@ -121,10 +125,12 @@ impl PagePoolOptions {
         self.least_bytes() + self.shape.pages_for(tokens) as u64 * page
     }
 
-    /// Bytes beside the budget that calls of up to `rows` rows take in a context of `tokens`: rows, and a few lists.
-    pub fn call_bytes(&self, rows: usize, tokens: usize) -> u64 {
+    /// Bytes beside the budget that calls of up to `rows` rows and appending up to `added` tokens take in a context of `tokens`:
+    /// rows, and a few lists.
+    pub fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64 {
         let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
-        super::call::call_bytes(rows, self.heads, self.shape.head_dim) + 2 * tables + LIST_BYTES + self.estimate_bytes
+        let call = super::call::call_bytes(rows, self.heads, self.shape.head_dim) + append_bytes(added, &self.shape);
+        call + 2 * tables + LIST_BYTES + self.estimate_bytes
     }
 
     /// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
@@ -180,6 +186,7 @@ impl PagePool {
             reads: Reads::new(&gpu, shape.head_dim, options.heads / shape.kv_heads)?,
             tables: [DeviceList::new(&gpu)?, DeviceList::new(&gpu)?],
             moves: [DeviceList::new(&gpu)?, DeviceList::new(&gpu)?],
+            append: AppendMemory::new(&gpu)?,
             memory: CallMemory::new(&gpu)?,
             estimates: EstimateMemory::new(&gpu)?,
             transferred: TransferCount::default(),
@@ -227,7 +234,8 @@ impl PagePool {
         self.transferred
     }
 
-    /// Begins to attend tiles of a layer to their keys before `end`; the pages come to the call in order.
+    /// Begins to attend tiles of a layer's `queries`, rows of all query heads, to their keys before `end`; the pages come to the
+    /// call in order.
     ///
     /// # Errors
     /// A lost device, too little memory for the call's rows.
@@ -235,10 +243,11 @@ impl PagePool {
         &'p mut self,
         layer: usize,
         tiles: &'p [PagedTile<'p>],
+        queries: Queries<'p>,
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<PagedCall<'p>, CudaError> {
-        PagedCall::new(self, layer, tiles, end, options)
+        PagedCall::new(self, layer, tiles, queries, end, options)
     }
 }
 
@@ -286,9 +295,9 @@ pub(super) enum Place {
 pub(super) fn tile_reads<'a>(tile: &PagedTile<'a>) -> TileReads<'a> {
     TileReads {
         kv_head: tile.kv_head,
-        start: tile.queries.start,
+        start: tile.start,
         row: tile.first_row,
-        rows: tile.queries.rows,
+        rows: tile.rows,
         selection: tile.selection,
     }
 }

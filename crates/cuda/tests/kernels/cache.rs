@@ -1,15 +1,17 @@
 //! Appending to pages and the mass their keys receive.
 
-use riffle_attention::{
-    AttendOptions, Format, KvView, PlaneMut, QueryTile, Selection, Span, reference, rotate_heads, write_keys,
-    write_values,
-};
-use riffle_cuda::ops;
-use riffle_cuda::ops::{
-    AttentionOptions, HeadRows, Pages, PlaneKind, Queries, Reads, TileReads, append, column_mass, plane_to_cpu,
-};
+use std::ops::Range;
 
-use crate::paged::Cache;
+use riffle_attention::{
+    AttendOptions, Format, KvView, QueryTile, Selection, Span, reference, rotate_heads, write_keys, write_values,
+};
+use riffle_cuda::ops::{
+    AppendTargets, AttentionOptions, HeadRows, NewTokens, PlaneKind, Queries, Reads, TileReads, append, column_mass,
+    plane_to_cpu,
+};
+use riffle_cuda::{DeviceBuffer, Gpu, Stream, ops};
+
+use crate::paged::{Cache, plane_mut};
 use crate::testing::{noise, on_every_device};
 
 #[test]
@@ -17,93 +19,138 @@ fn appended_tokens_are_written_as_the_cpu_writes_them_to_the_bit() {
     on_every_device(|gpu, stream| {
         for format in [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0] {
             for (head_dim, rotated) in [(64, false), (48, true), (128, true), (80, false), (256, true)] {
-                let (kv_heads, page_tokens, pages) = (2, 32, 3);
-                let bytes = format.plane_bytes(page_tokens, head_dim);
-                let planes: Vec<_> = (0..kv_heads * pages)
-                    .map(|_| gpu.upload(&vec![0u8; bytes]).unwrap())
-                    .collect();
-                let addresses: Vec<u64> = planes.iter().map(|plane| plane.all().address()).collect();
-                let table = gpu.upload(&addresses).unwrap();
-                let view = Pages {
-                    keys: table.all(),
-                    values: table.all(),
-                    kv_heads,
-                    pages_per_head: pages,
-                    page_tokens,
-                    head_dim,
-                    key_format: format,
-                    value_format: format,
-                };
-                let (tokens, stride) = (70, kv_heads * head_dim + 6);
-                let mut source = noise(tokens * stride, 4);
-                // A block of zeros, and one with a tie between magnitudes.
-                source[..16].fill(0.0);
-                (source[stride + 3], source[stride + 5]) = (1.5, -1.5);
-                let device = gpu.upload(&source).unwrap();
-                for kind in [PlaneKind::Keys, PlaneKind::Values] {
-                    // In two pieces: pages and stripes are begun and gone on with.
-                    for (first, rows) in [(0, 37), (37, 33)] {
-                        let data = device.region(4 * first * stride..4 * tokens * stride);
-                        let new = HeadRows {
-                            data,
-                            rows,
-                            heads: kv_heads,
-                            head_dim,
-                            stride,
-                        };
-                        append(stream, &view, kind, &new, first, rotated).unwrap();
-                    }
-                    for head in 0..kv_heads {
-                        for page in 0..pages {
-                            let first = page * page_tokens;
-                            let count = page_tokens.min(tokens - first);
-                            let mut rows: Vec<f32> = (first..first + count)
-                                .flat_map(|t| source[t * stride + head * head_dim..][..head_dim].to_vec())
-                                .collect();
-                            if rotated {
-                                rotate_heads(&mut rows, head_dim);
-                            }
-                            let mut expected = vec![0u16; bytes.div_ceil(2)];
-                            let mut target = match format {
-                                Format::F16 => PlaneMut::F16(&mut expected),
-                                Format::Bf16 => PlaneMut::Bf16(&mut expected),
-                                Format::Q8_0 => PlaneMut::Q8_0(bytemuck::cast_slice_mut(&mut expected)),
-                                _ => PlaneMut::Q4_0(bytemuck::cast_slice_mut(&mut expected)),
-                            };
-                            match kind {
-                                PlaneKind::Keys => write_keys(&mut target, head_dim, 0, count, &rows, head_dim),
-                                PlaneKind::Values => write_values(&mut target, head_dim, 0, count, &rows, head_dim),
-                            }
-                            .unwrap();
-                            let found: Vec<u8> = gpu.download(planes[head * pages + page].all(), stream).unwrap();
-                            let mut back = vec![0; bytes];
-                            plane_to_cpu(kind, format, head_dim, &found, &mut back).unwrap();
-                            let read = |plane: &[u8]| {
-                                let mut out = vec![0.0; count * head_dim];
-                                let plane = aligned(plane);
-                                let plane = as_plane(format, &plane);
-                                match kind {
-                                    PlaneKind::Keys => {
-                                        riffle_attention::read_keys(&plane, head_dim, 0, count, &mut out, head_dim)
-                                    }
-                                    PlaneKind::Values => {
-                                        riffle_attention::read_values(&plane, head_dim, 0, count, &mut out, head_dim)
-                                    }
-                                }
-                                .unwrap();
-                                out.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
-                            };
-                            let expected: &[u8] = &bytemuck::cast_slice(&expected)[..bytes];
-                            assert!(
-                                read(&back) == read(expected),
-                                "{format:?} {kind:?} {head_dim} page {page}"
-                            );
-                        }
-                    }
-                }
+                append_in_pieces(gpu, stream, [format, Format::F16], head_dim, [rotated, !rotated]);
+                append_in_pieces(gpu, stream, [Format::Bf16, format], head_dim, [rotated, rotated]);
             }
         }
     });
+}
+
+/// Two KV heads, the second of which holds a few tokens already, and whose second page is away.
+fn append_in_pieces(gpu: &Gpu, stream: &Stream, formats: [Format; 2], head_dim: usize, rotated: [bool; 2]) {
+    let (kv_heads, page_tokens, pages, before) = (2, 32, 3, [0, 21]);
+    let (tokens, stride) = (70, kv_heads * head_dim + 6);
+    let plane_bytes = formats.map(|format| format.plane_bytes(page_tokens, head_dim));
+    let plane = |bytes: usize| gpu.upload(&vec![0u8; bytes]).unwrap();
+    let planes: Vec<[DeviceBuffer; 2]> = (0..kv_heads * pages).map(|_| plane_bytes.map(plane)).collect();
+    let is_away = |head: usize, page: usize| head == 1 && page == 1;
+    let sources = [4, 5].map(|seed| {
+        let mut source = noise(tokens * stride, seed);
+        // A block of zeros, and one with a tie between magnitudes.
+        source[..16].fill(0.0);
+        (source[stride + 3], source[stride + 5]) = (1.5, -1.5);
+        source
+    });
+    let uploaded = sources.each_ref().map(|source| gpu.upload(source).unwrap());
+    // What the CPU makes of it, from place 0 of each head on; what lies before the first token is zero.
+    let expected = |kind: usize, head: usize| {
+        let mut rows = vec![0.0; (before[head] + tokens) * head_dim];
+        for token in 0..tokens {
+            let to = &mut rows[(before[head] + token) * head_dim..][..head_dim];
+            to.copy_from_slice(&sources[kind][token * stride + head * head_dim..][..head_dim]);
+            if rotated[kind] {
+                rotate_heads(to, head_dim);
+            }
+        }
+        let mut bytes = vec![0u16; formats[kind].plane_bytes(128, head_dim) / 2];
+        let mut target = plane_mut(formats[kind], &mut bytes);
+        let (slot, rows) = (before[head], &rows[before[head] * head_dim..]);
+        match kind {
+            0 => write_keys(&mut target, head_dim, slot, tokens, rows, head_dim),
+            _ => write_values(&mut target, head_dim, slot, tokens, rows, head_dim),
+        }
+        .unwrap();
+        bytes
+    };
+    // Pages, stripes and planes are begun and gone on with; nothing is written behind the last.
+    for (first, rows) in [(0, 37), (37, 1), (38, 32)] {
+        let new = |source| HeadRows {
+            data: source,
+            rows,
+            heads: kv_heads,
+            head_dim,
+            stride,
+        };
+        let [keys, values] = uploaded
+            .each_ref()
+            .map(|source| new(source.region(4 * first * stride..4 * tokens * stride)));
+        let new = NewTokens {
+            keys,
+            values,
+            formats,
+            rotated,
+        };
+        let mut list = Vec::new();
+        for head in 0..kv_heads {
+            let start = before[head] + first;
+            list.push(start as u64);
+            for kind in 0..2 {
+                for page in start / page_tokens..start / page_tokens + 3 {
+                    let plane = planes[head * pages..][..pages]
+                        .get(page)
+                        .filter(|_| !is_away(head, page));
+                    list.push(plane.map_or(0, |planes| planes[kind].all().address()));
+                }
+            }
+        }
+        let list = gpu.upload(&list).unwrap();
+        let targets = AppendTargets {
+            list: list.all(),
+            pages: 3,
+            page_tokens,
+            stripes: 4,
+        };
+        let stripes = gpu.allocate(new.stripe_bytes(4)).unwrap();
+        append(stream, stripes.all(), &targets, &new).unwrap();
+        let stripes: Vec<u8> = gpu.download(stripes.all(), stream).unwrap();
+        let mut stripes = &stripes[..];
+        for kind in 0..2 {
+            let plane_bytes = formats[kind].plane_bytes(64, head_dim);
+            for head in 0..kv_heads {
+                let (found, rest) = stripes.split_at(plane_bytes);
+                stripes = rest;
+                let start = before[head] + first;
+                let (whole, found) = (expected(kind, head), aligned(found));
+                let read = |plane: &[u16], from: usize| read(formats[kind], kind, head_dim, plane, from..from + rows);
+                assert!(
+                    read(&whole, start) == read(&found, start % 16),
+                    "{formats:?} {kind} {head_dim} head {head} from {first}"
+                );
+            }
+        }
+    }
+    for (number, planes) in planes.iter().enumerate() {
+        let (head, page) = (number / pages, number % pages);
+        for (kind, plane) in planes.iter().enumerate() {
+            let found: Vec<u8> = gpu.download(plane.all(), stream).unwrap();
+            let mut back = vec![0u8; plane_bytes[kind]];
+            let plane_kind = [PlaneKind::Keys, PlaneKind::Values][kind];
+            plane_to_cpu(plane_kind, formats[kind], head_dim, &found, &mut back).unwrap();
+            if is_away(head, page) {
+                assert!(found.iter().all(|byte| *byte == 0));
+                continue;
+            }
+            let first = page * page_tokens;
+            let written = before[head].max(first)..(before[head] + tokens).min(first + page_tokens);
+            let here = written.start - first..written.end - first;
+            assert!(
+                read(formats[kind], kind, head_dim, &aligned(&back), here)
+                    == read(formats[kind], kind, head_dim, &expected(kind, head), written),
+                "{formats:?} {kind} {head_dim} page {page}"
+            );
+        }
+    }
+}
+
+/// Bits of some tokens of a plane of the CPU's.
+fn read(format: Format, kind: usize, head_dim: usize, plane: &[u16], tokens: Range<usize>) -> Vec<u32> {
+    let (plane, mut out) = (as_plane(format, plane), vec![0.0; tokens.len() * head_dim]);
+    match kind {
+        0 => riffle_attention::read_keys(&plane, head_dim, tokens.start, tokens.len(), &mut out, head_dim),
+        _ => riffle_attention::read_values(&plane, head_dim, tokens.start, tokens.len(), &mut out, head_dim),
+    }
+    .unwrap();
+    out.iter().map(|x| x.to_bits()).collect()
 }
 
 fn aligned(bytes: &[u8]) -> Vec<u16> {

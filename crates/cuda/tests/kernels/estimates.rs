@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use riffle_attention::Format;
+use riffle_cuda::ops::Queries;
 use riffle_cuda::{PagePool, PagePoolOptions};
 use riffle_kv::CacheShape;
 
@@ -17,7 +18,12 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
         let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 64, [Format::F16, Format::F16]);
         let shown: Vec<_> = (0..kv_heads).map(|head| cache.views(head)).collect();
         let queries = noise(rows * kv_heads * group * head_dim, 3);
-        let query_bytes = 4 * queries.len() as u64;
+        let source = gpu.upload(&queries).unwrap();
+        let beside = Queries {
+            data: source.all(),
+            rows,
+            row_stride: queries.len() / rows,
+        };
         let run = |estimate_bytes: u64, budget: fn(&PagePoolOptions, usize) -> u64| {
             let mut options = PagePoolOptions {
                 shape: CacheShape {
@@ -35,7 +41,7 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
             };
             options.budget_bytes = budget(&options, tokens);
             let mut pool = PagePool::new(&stream, options).unwrap();
-            let mut scan = pool.scan_keys(0, &shown, &queries).unwrap()?;
+            let mut scan = pool.scan_keys(0, &shown, beside).unwrap()?;
             let start = tokens - rows;
             let blocks = scan.blocks(1, start, tokens, 0.3, 1, 16).unwrap()?;
             Some((blocks, scan.lines(1, start, tokens, 0.3, 20).unwrap()?))
@@ -45,8 +51,8 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
         let mass: f32 = whole.1[0].iter().sum();
         assert!((mass - 20.0 * group as f32).abs() < 1e-3, "{mass}");
         // Room for one block of queries, or for some rows.
-        assert_eq!(run(2 * query_bytes, PagePoolOptions::bytes_for), Some(whole));
-        assert_eq!(run(query_bytes, PagePoolOptions::bytes_for), None);
+        assert_eq!(run(40_000, PagePoolOptions::bytes_for), Some(whole));
+        assert_eq!(run(500, PagePoolOptions::bytes_for), None);
         assert_eq!(run(1 << 20, |options, _| options.least_bytes()), None);
     });
 }

@@ -19,7 +19,7 @@ pub(crate) struct Cache {
     tables: [DeviceBuffer; 2],
 }
 
-fn plane_mut(format: Format, data: &mut [u16]) -> PlaneMut<'_> {
+pub(crate) fn plane_mut(format: Format, data: &mut [u16]) -> PlaneMut<'_> {
     match format {
         Format::F16 => PlaneMut::F16(data),
         Format::Bf16 => PlaneMut::Bf16(data),

@@ -45,8 +45,11 @@ impl DevicePlan {
         // Norms and biases are f32 there, whatever they are in the file.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
-        let scratch_bytes = riffle_cuda::forward_bytes(config, batch)
-            .saturating_add(pool.call_bytes(options.chunk_tokens.min(batch), context));
+        let scratch_bytes = riffle_cuda::forward_bytes(config, batch).saturating_add(pool.call_bytes(
+            options.chunk_tokens.min(batch),
+            options.append_tokens().min(batch),
+            context,
+        ));
         let available_bytes = gpu.free_bytes()? as u64 + if has_weights { weights_bytes } else { 0 };
         let left = available_bytes.saturating_sub(weights_bytes.saturating_add(scratch_bytes));
         // Some is left to the driver: compiled kernels, and what falls between allocations.

@@ -82,6 +82,7 @@ impl Attention {
             queries: &queries[..tokens * query_width],
             keys: &keys[..tokens * kv_width],
             values: &values[..tokens * kv_width],
+            on_device: None,
         };
         pass.attention
             .attend(input, &mut attended[..tokens * query_width])

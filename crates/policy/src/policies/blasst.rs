@@ -2,7 +2,7 @@ use riffle_attention::{LANES, QueryTile, Scan, Span};
 
 use crate::blocks::{block_span, query_blocks};
 use crate::cost::{Setting, Work};
-use crate::keys::{rows_of, scan_in_parts};
+use crate::keys::{rows_of, scan_in_parts, scan_keys};
 use crate::parameter::Parameters;
 use crate::scanned::{Choice, Choose, Scanned};
 use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext};
@@ -66,7 +66,7 @@ impl Choose for Blasst {
                 tokens: end,
                 ..*context
             };
-            scan_in_parts(scan, &rows, &before, |scan| {
+            scan_in_parts(scan, &rows, &before, scan_keys, |scan| {
                 for query in 0..scan.queries() {
                     let (mut top, mut mass) = (0.0f32, Vec::with_capacity(read.len()));
                     let factor = scan.total(query).recip() as f32;

@@ -1,7 +1,7 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::cost::{Setting, Work};
-use crate::keys::{rows_of, scan_in_parts};
+use crate::keys::{rows_of, scan_in_parts, scan_keys_in_floats};
 use crate::parameter::Parameters;
 use crate::pool::SCANS;
 use crate::prepared::Prepared;
@@ -164,7 +164,7 @@ impl LineMass {
         };
         let rows = last.min(chunk.rows);
         let queries = rows_of(chunk, chunk.rows - rows, rows);
-        scan_in_parts(&mut SCANS.lend(), &queries, context, |scan| {
+        scan_in_parts(&mut SCANS.lend(), &queries, context, scan_keys_in_floats, |scan| {
             scan.add_lines(&mut mass.columns, &mut mass.falling);
         });
         mass

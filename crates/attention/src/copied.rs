@@ -1,0 +1,296 @@
+//! Tokens from plane to plane, bit by bit.
+
+use crate::format::{QUANT_BLOCK, check_head_dim};
+use crate::{AttendError, Format, LANES, Plane, PlaneMut};
+
+/// Copies the keys of `tokens` tokens from slot `from_slot` of a plane to slot `slot` of another of its format, where both lie
+/// in the same lane of a stripe (`slot ≡ from_slot` modulo 16). Nothing is rounded, other tokens stay as they are.
+///
+/// # Errors
+/// Formats or lanes that differ, a plane that is too short, a head dimension that is not a multiple of 16.
+pub fn copy_keys(
+    to: &mut PlaneMut,
+    slot: usize,
+    from: &Plane,
+    from_slot: usize,
+    tokens: usize,
+    head_dim: usize,
+) -> Result<(), AttendError> {
+    copy(to, slot, from, from_slot, tokens, head_dim, true)
+}
+
+/// Copies values as [`copy_keys`] copies keys.
+///
+/// # Errors
+/// As [`copy_keys`].
+pub fn copy_values(
+    to: &mut PlaneMut,
+    slot: usize,
+    from: &Plane,
+    from_slot: usize,
+    tokens: usize,
+    head_dim: usize,
+) -> Result<(), AttendError> {
+    copy(to, slot, from, from_slot, tokens, head_dim, false)
+}
+
+fn copy(
+    to: &mut PlaneMut,
+    slot: usize,
+    from: &Plane,
+    from_slot: usize,
+    tokens: usize,
+    head_dim: usize,
+    keys: bool,
+) -> Result<(), AttendError> {
+    check_head_dim(head_dim)?;
+    from.check("copied tokens", from_slot.saturating_add(tokens), head_dim)?;
+    to.as_plane().check("a page", slot.saturating_add(tokens), head_dim)?;
+    if to.as_plane().format() != from.format() || slot % LANES != from_slot % LANES {
+        return Err(AttendError::Setting {
+            what: "tokens are copied between planes of one format, from lane to the same lane",
+        });
+    }
+    let format = from.format();
+    match (to, from) {
+        (PlaneMut::F32(to), Plane::F32(from)) => floats(to, slot, from, from_slot, tokens, head_dim, keys),
+        (PlaneMut::F16(to), Plane::F16(from)) | (PlaneMut::Bf16(to), Plane::Bf16(from)) => {
+            floats(to, slot, from, from_slot, tokens, head_dim, keys);
+        }
+        (PlaneMut::Q8_0(to), Plane::Q8_0(from)) | (PlaneMut::Q4_0(to), Plane::Q4_0(from)) => {
+            let len = format.plane_len(LANES, head_dim);
+            runs(slot, from_slot, tokens, |stripe, from_stripe, lanes| {
+                let to = &mut to[stripe * len..][..lanes.stripes() * len];
+                let from = &from[from_stripe * len..][..lanes.stripes() * len];
+                match lanes {
+                    Lanes::Whole(_) => to.copy_from_slice(from),
+                    Lanes::Part { first, end } => {
+                        for lane in first..end {
+                            quantised_lane(to, from, format, head_dim, lane, keys);
+                        }
+                    }
+                }
+            });
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Neighbouring tokens: whole stripes, or lanes `first..end` of one.
+#[derive(Clone, Copy)]
+enum Lanes {
+    Whole(usize),
+    Part { first: usize, end: usize },
+}
+
+impl Lanes {
+    fn stripes(self) -> usize {
+        match self {
+            Self::Whole(stripes) => stripes,
+            Self::Part { .. } => 1,
+        }
+    }
+}
+
+/// Calls `each` with the stripes on both sides, and what of them is copied.
+fn runs(slot: usize, from_slot: usize, tokens: usize, mut each: impl FnMut(usize, usize, Lanes)) {
+    let mut done = 0;
+    while done < tokens {
+        let first = (slot + done) % LANES;
+        let left = tokens - done;
+        let lanes = match first == 0 && left >= LANES {
+            true => Lanes::Whole(left / LANES),
+            false => Lanes::Part {
+                first,
+                end: (first + left).min(LANES),
+            },
+        };
+        each((slot + done) / LANES, (from_slot + done) / LANES, lanes);
+        done += match lanes {
+            Lanes::Whole(stripes) => stripes * LANES,
+            Lanes::Part { first, end } => end - first,
+        };
+    }
+}
+
+fn floats<T: Copy>(
+    to: &mut [T],
+    slot: usize,
+    from: &[T],
+    from_slot: usize,
+    tokens: usize,
+    head_dim: usize,
+    keys: bool,
+) {
+    if !keys {
+        let values = tokens * head_dim;
+        to[slot * head_dim..][..values].copy_from_slice(&from[from_slot * head_dim..][..values]);
+        return;
+    }
+    let len = LANES * head_dim;
+    runs(slot, from_slot, tokens, |stripe, from_stripe, lanes| {
+        let to = &mut to[stripe * len..][..lanes.stripes() * len];
+        let from = &from[from_stripe * len..][..lanes.stripes() * len];
+        match lanes {
+            Lanes::Whole(_) => to.copy_from_slice(from),
+            Lanes::Part { first, end } => {
+                for (to, from) in to.chunks_exact_mut(LANES).zip(from.chunks_exact(LANES)) {
+                    to[first..end].copy_from_slice(&from[first..end]);
+                }
+            }
+        }
+    });
+}
+
+/// One token of a quantised stripe; where its bytes lie says `layout.rs`.
+fn quantised_lane(to: &mut [u8], from: &[u8], format: Format, head_dim: usize, lane: usize, keys: bool) {
+    let is_8_bit = format == Format::Q8_0;
+    let blocks = head_dim.div_ceil(QUANT_BLOCK);
+    let mut take = |at: usize, bytes: usize| to[at..at + bytes].copy_from_slice(&from[at..at + bytes]);
+    if keys {
+        let mut at = 0;
+        for block in 0..blocks {
+            let width = (head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
+            let groups = if is_8_bit { width / 4 } else { width / 8 };
+            take(at + 2 * lane, 2);
+            for group in 0..groups {
+                take(at + 2 * LANES + group * 4 * LANES + 4 * lane, 4);
+            }
+            at += 2 * LANES + groups * 4 * LANES;
+        }
+        return;
+    }
+    let mut at = 2 * LANES * blocks;
+    for block in 0..blocks {
+        take(2 * LANES * block + 2 * lane, 2);
+    }
+    for block in 0..blocks {
+        let width = (head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
+        let (together, bytes) = if is_8_bit {
+            (4, LANES * width)
+        } else {
+            (8, LANES / 2 * width)
+        };
+        let mask = match (is_8_bit, lane % 8 < 4) {
+            (true, _) => 0xff,
+            (false, true) => 0x0f,
+            (false, false) => 0xf0,
+        };
+        for d in 0..width {
+            let place = at + lane / together * 4 * width + 4 * d + lane % 4;
+            to[place] = to[place] & !mask | from[place] & mask;
+        }
+        at += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::testing::noise;
+    use crate::{write_keys, write_values};
+
+    fn plane(format: Format, bytes: &mut [u16]) -> PlaneMut<'_> {
+        match format {
+            Format::F16 => PlaneMut::F16(bytes),
+            _ => PlaneMut::Bf16(bytes),
+        }
+    }
+
+    #[test]
+    fn copied_tokens_are_those_that_were_written_and_others_stay() {
+        let (head_dim, page, source_tokens) = (48, 64, 80);
+        let rows = noise(3, source_tokens * head_dim);
+        for (slot, from_slot, tokens) in [(0, 0, 64), (5, 5, 1), (7, 23, 40), (16, 32, 33), (3, 3, 0), (13, 29, 4)] {
+            for keys in [true, false] {
+                let write = if keys { write_keys } else { write_values };
+                let of_rows = &rows[from_slot * head_dim..];
+                for format in [Format::F16, Format::Bf16] {
+                    let len = format.plane_len(page, head_dim);
+                    let (mut found, mut expected) = (vec![0x3a5au16; len], vec![0x3a5au16; len]);
+                    let mut from = vec![0u16; format.plane_len(source_tokens, head_dim)];
+                    write(
+                        &mut plane(format, &mut from),
+                        head_dim,
+                        0,
+                        source_tokens,
+                        &rows,
+                        head_dim,
+                    )
+                    .unwrap();
+                    write(
+                        &mut plane(format, &mut expected),
+                        head_dim,
+                        slot,
+                        tokens,
+                        of_rows,
+                        head_dim,
+                    )
+                    .unwrap();
+                    let from = plane(format, &mut from);
+                    copy(
+                        &mut plane(format, &mut found),
+                        slot,
+                        &from.as_plane(),
+                        from_slot,
+                        tokens,
+                        head_dim,
+                        keys,
+                    )
+                    .unwrap();
+                    assert_eq!(found, expected, "{format:?} {slot} {from_slot} {tokens}");
+                }
+                for format in [Format::Q8_0, Format::Q4_0] {
+                    fn plane(format: Format, bytes: &mut [u8]) -> PlaneMut<'_> {
+                        match format {
+                            Format::Q8_0 => PlaneMut::Q8_0(bytes),
+                            _ => PlaneMut::Q4_0(bytes),
+                        }
+                    }
+                    let len = format.plane_len(page, head_dim);
+                    let (mut found, mut expected) = (vec![0x5au8; len], vec![0x5au8; len]);
+                    let mut from: Vec<u8> = vec![0; format.plane_len(source_tokens, head_dim)];
+                    write(
+                        &mut plane(format, &mut from),
+                        head_dim,
+                        0,
+                        source_tokens,
+                        &rows,
+                        head_dim,
+                    )
+                    .unwrap();
+                    write(
+                        &mut plane(format, &mut expected),
+                        head_dim,
+                        slot,
+                        tokens,
+                        of_rows,
+                        head_dim,
+                    )
+                    .unwrap();
+                    let from = plane(format, &mut from);
+                    copy(
+                        &mut plane(format, &mut found),
+                        slot,
+                        &from.as_plane(),
+                        from_slot,
+                        tokens,
+                        head_dim,
+                        keys,
+                    )
+                    .unwrap();
+                    assert_eq!(found, expected, "{format:?} {slot} {from_slot} {tokens}");
+                }
+            }
+        }
+        let (mut to, from) = (vec![0.0; 16 * 16], vec![0.0; 16 * 16]);
+        let mut to = PlaneMut::F32(&mut to);
+        assert!(copy_keys(&mut to, 0, &Plane::F32(&from), 1, 2, 16).is_err());
+        assert!(copy_keys(&mut to, 8, &Plane::F32(&from), 8, 9, 16).is_err());
+        assert!(copy_values(&mut to, 0, &Plane::Q8_0(&[0; 400]), 0, 1, 16).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! Tokens that come in the formats of the cache, from whoever encoded them elsewhere.
+
+use riffle_attention::{AttendError, LANES, PageView, copy_keys, copy_values};
+
+use crate::{KvCache, KvError};
+
+impl KvCache {
+    /// Appends `added` tokens to a layer as [`append`](Self::append) does, in planes of the cache's formats. `encode` is called
+    /// when there is room for them, with the tokens that each KV head holds, and gives for each KV head a view that begins at
+    /// the multiple of 16 at or below these and holds the new tokens behind them; what it says of others is not read.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append), [`KvError::Planes`] for planes of another shape, and those of `encode`; the cache holds what
+    /// it held before.
+    pub fn append_encoded<'e, E: From<KvError>>(
+        &mut self,
+        layer: usize,
+        added: usize,
+        encode: impl FnOnce(&[usize]) -> Result<Vec<PageView<'e>>, E>,
+    ) -> Result<(), E> {
+        self.check_layer(layer)?;
+        let heads = self.shape().kv_heads;
+        let tables = layer * heads..(layer + 1) * heads;
+        let held = self.tokens[tables.clone()].to_vec();
+        self.take_pages(layer, added)?;
+        let copied = encode(&held).and_then(|encoded| {
+            let fits = encoded.len() == heads
+                && encoded
+                    .iter()
+                    .zip(&held)
+                    .all(|(view, held)| view.start == held / LANES * LANES && view.start + view.tokens == held + added);
+            let copied = fits.then(|| {
+                let mut heads = tables.clone().zip(&encoded);
+                heads.try_for_each(|(table, view)| self.copy_tokens(table, added, view))
+            });
+            match copied {
+                Some(Ok(())) => Ok(()),
+                _ => Err(KvError::Planes { layer }.into()),
+            }
+        });
+        for (table, held) in tables.zip(held) {
+            match &copied {
+                Ok(()) => self.tokens[table] = held + added,
+                Err(_) => self.drain_table(table, held.div_ceil(self.shape().page_tokens)),
+            }
+        }
+        copied
+    }
+
+    /// Copies the last `added` tokens of a view behind those that a table holds.
+    fn copy_tokens(&mut self, table: usize, added: usize, view: &PageView<'_>) -> Result<(), AttendError> {
+        let (page_tokens, head_dim) = (self.shape().page_tokens, self.shape().head_dim);
+        let (mut token, end) = (self.tokens[table], self.tokens[table] + added);
+        while token < end {
+            let (page, slot, from) = (token / page_tokens, token % page_tokens, token - view.start);
+            let count = (page_tokens - slot).min(end - token);
+            copy_keys(
+                &mut self.keys.plane_mut(table, page),
+                slot,
+                &view.keys,
+                from,
+                count,
+                head_dim,
+            )?;
+            copy_values(
+                &mut self.values.plane_mut(table, page),
+                slot,
+                &view.values,
+                from,
+                count,
+                head_dim,
+            )?;
+            token += count;
+        }
+        Ok(())
+    }
+}
