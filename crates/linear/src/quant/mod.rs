@@ -13,7 +13,9 @@ mod tests;
 use core::ops::Range;
 
 pub(crate) use activation::{ActivationBlock, quantise};
-pub(crate) use expanded::{Expanded, Halves, bytes, half_bits, words};
+pub(crate) use expanded::{Expanded, Halves, half_bits};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use expanded::{bytes, words};
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use layout::{pack, row_into, unpack};
 pub(crate) use multiply::multiply;

@@ -136,6 +136,7 @@ fn dot<const WIDE: bool>(sum: __m256i, quants: __m256i, activations: __m256i) ->
     _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
 }
 
+#[inline]
 #[target_feature(enable = "avx2,fma")]
 fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const ROWS: usize>(
     expanded: &[Expanded],

@@ -36,6 +36,12 @@ enum Set {
     Avx512Bf16,
     #[cfg(target_arch = "aarch64")]
     Neon,
+    /// The same with dot products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod,
+    /// The same with matrix products of bytes as well.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
 }
 
 /// Calls a kernel of the instruction set at hand.
@@ -51,7 +57,7 @@ macro_rules! dispatch {
             Set::Avx512 | Set::Avx512Bf16 => unsafe { avx512::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where NEON was detected.
             #[cfg(target_arch = "aarch64")]
-            Set::Neon => unsafe { neon::$kernel$(::<$element>)?($($argument),*) },
+            Set::Neon | Set::NeonDotprod | Set::NeonI8mm => unsafe { neon::$kernel$(::<$element>)?($($argument),*) },
         }
     };
 }
@@ -60,10 +66,30 @@ impl Isa {
     /// The plain code every other set is compared with.
     pub(crate) const SCALAR: Isa = Isa(Set::Scalar);
 
-    /// The fastest set of this machine.
+    /// The fastest set of this machine, or of those that the environment variable `RIFFLE_INSTRUCTIONS` names.
     pub(crate) fn best() -> Isa {
         static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| Isa::available().pop().unwrap_or(Isa::SCALAR))
+        *BEST.get_or_init(|| {
+            let asked = std::env::var("RIFFLE_INSTRUCTIONS").ok();
+            let mut sets = Isa::available();
+            let named = sets.iter().rposition(|isa| Some(isa.name()) == asked.as_deref());
+            named
+                .map(|place| sets.swap_remove(place))
+                .or_else(|| sets.pop())
+                .unwrap_or(Isa::SCALAR)
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self.0 {
+            Set::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 | Set::Avx512Bf16 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon | Set::NeonDotprod | Set::NeonI8mm => "neon",
+        }
     }
 
     /// Every set of this machine, slowest first.
@@ -89,6 +115,12 @@ impl Isa {
         #[cfg(target_arch = "aarch64")]
         if std::arch::is_aarch64_feature_detected!("neon") {
             sets.push(Isa(Set::Neon));
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                sets.push(Isa(Set::NeonDotprod));
+                if std::arch::is_aarch64_feature_detected!("i8mm") {
+                    sets.push(Isa(Set::NeonI8mm));
+                }
+            }
         }
         sets
     }
@@ -155,6 +187,14 @@ impl Isa {
         activations: &[ActivationBlock],
         sums: &mut [[f32; LANES]],
     ) {
+        #[cfg(target_arch = "aarch64")]
+        match self.0 {
+            // SAFETY: the value exists only where NEON and its dot products were detected.
+            Set::NeonDotprod => return unsafe { neon::dotprod::quant_band::<Q>(weights, activations, sums) },
+            // SAFETY: the value exists only where NEON, its dot products and its matrix products were detected.
+            Set::NeonI8mm => return unsafe { neon::i8mm::quant_band::<Q>(weights, activations, sums) },
+            _ => {}
+        }
         dispatch!(self, quant_band::<Q>(weights, activations, sums));
     }
 }

@@ -83,11 +83,14 @@ macro_rules! quant_tiles {
         /// A few stretches at a time are unpacked to the first cache and used at once by every token, so that memory never
         /// waits.
         #[target_feature(enable = $features)]
-        pub(super) fn quant_band<Q: Quant>(
+        pub(in crate::machine::isa) fn quant_band<Q: Quant>(
             weights: &[u8],
             activations: &[ActivationBlock],
             sums: &mut [[f32; LANES]],
         ) {
+            if let [sums] = sums {
+                return one_token::<Q>(weights, activations, sums);
+            }
             const STRETCHES: usize = 8;
             let stretches = activations.len() / sums.len();
             let mut expanded = [Expanded::default(); STRETCHES];
@@ -104,6 +107,23 @@ macro_rules! quant_tiles {
             }
         }
 
+        /// Each stretch is multiplied as it is unpacked, without passing through memory.
+        #[target_feature(enable = $features)]
+        fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32; LANES]) {
+            let sums = core::slice::from_mut(sums);
+            let blocks = weights.chunks_exact(LANES * Q::BYTES);
+            for (block, row) in blocks.zip(row.chunks_exact(Q::WEIGHTS / STRETCH)) {
+                let halves = widen_halves::<Q>(block);
+                for_stretches!(Q, INDEX => {
+                    prefetch(share::<Q>(block, INDEX));
+                    let mut expanded = Expanded::default();
+                    Q::expand(block, INDEX, &halves, &mut expanded);
+                    let expanded = core::slice::from_ref(&expanded);
+                    quant_tile(Q::SHAPE, expanded, &[&row[INDEX..=INDEX]], sums);
+                });
+            }
+        }
+
         #[target_feature(enable = $features)]
         fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
             let blocks = weights.chunks_exact(LANES * Q::BYTES);
@@ -116,6 +136,7 @@ macro_rules! quant_tiles {
             }
         }
 
+        #[inline]
         #[target_feature(enable = $features)]
         fn quant_tile(shape: Shape, expanded: &[Expanded], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
             match (shape.halves, shape.minimums, shape.center > 64) {
@@ -127,6 +148,7 @@ macro_rules! quant_tiles {
             }
         }
 
+        #[inline]
         #[target_feature(enable = $features)]
         fn any_tokens<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool>(
             expanded: &[Expanded],
