@@ -22,6 +22,8 @@ pub struct PerplexityOptions {
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<u32>,
+    /// The token that texts of the model begin with, in place of each window's first: attention may rest on it.
+    pub beginning: Option<u32>,
     /// Tokens of a window: the context of a prediction is what lies before it in its window.
     pub window_tokens: usize,
     /// Tokens from one window to the next. The last so many of each window are scored, but never a window's first token.
@@ -93,7 +95,11 @@ pub fn perplexity(
     }
     let mut predictions: Option<(usize, Predictions)> = None;
     let found: Vec<WindowScore> = run_cells(&cells, journal, watch, &mut |(number, window), watch| {
-        let tokens = &options.tokens[window.clone()];
+        let mut tokens = options.tokens[window.clone()].to_vec();
+        if let Some(beginning) = options.beginning {
+            tokens[0] = beginning;
+        }
+        let tokens = &tokens;
         let known = predictions.as_ref().is_some_and(|(start, _)| *start == window.start);
         if *number > 0 && !known {
             // The dense run of this window is in the journal, its predictions are not.
@@ -417,6 +423,7 @@ mod tests {
         let options = |window_tokens, stride_tokens, tokens: usize| PerplexityOptions {
             text: String::new(),
             tokens: vec![0; tokens],
+            beginning: None,
             window_tokens,
             stride_tokens,
             policies: Vec::new(),

@@ -156,6 +156,7 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
     ];
     let options = PerplexityOptions {
         text: "zechariah".to_owned(),
+        beginning: tokens.first().copied(),
         tokens,
         window_tokens: 1024,
         stride_tokens: 512,
@@ -181,6 +182,18 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
     let scored: usize = full.buckets.iter().map(|bucket| bucket.tokens).sum();
     assert_eq!(scored, 1024);
     assert_eq!(full.buckets.len(), 1, "positions 512 to 1024 are scored");
+
+    let unannounced = PerplexityOptions {
+        beginning: None,
+        policies: Vec::new(),
+        ..options.clone()
+    };
+    let table = perplexity(&engine, &unannounced, &mut Journal::none(), &mut on).unwrap();
+    let (there, missing) = (full.all.perplexity, table.rows[0].all.perplexity);
+    assert!(
+        there < missing,
+        "attention rests on the first token: {there} with it, {missing} in mid-text"
+    );
 
     let little = PerplexityOptions {
         predictions_budget_bytes: 1000,

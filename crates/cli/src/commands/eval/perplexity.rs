@@ -30,16 +30,21 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
         &engine,
         &arguments.output,
         |engine, text, journal, watch| {
-            let mut tokens = engine.tokenizer()?.encode(text, true)?;
+            let tokenizer = engine.tokenizer()?;
+            let mut tokens = tokenizer.encode(text, true)?;
+            let plain = tokenizer.encode(text, false)?;
+            let beginning = tokens.first().copied().filter(|first| plain.first() != Some(first));
             tokens.truncate(arguments.tokens.unwrap_or(usize::MAX));
             let about = json!({
                 "text": riffle_eval::digest(&tokens),
                 "window": arguments.window,
                 "stride": stride,
+                "beginning": beginning,
             });
             let options = PerplexityOptions {
                 text: name,
                 tokens,
+                beginning,
                 window_tokens: arguments.window,
                 stride_tokens: stride,
                 policies,
