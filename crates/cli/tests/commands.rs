@@ -5,7 +5,9 @@ mod testing;
 use std::fs;
 
 use serde_json::Value;
-use testing::{ModelCopy, assert_refused, riffle, run, run_shipped, shipped_model, stderr, stdout};
+use testing::{
+    KV_HEADS, LAYERS, ModelCopy, TOKEN_BYTES, assert_refused, riffle, run, run_shipped, shipped_model, stderr, stdout,
+};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("one JSON object")
@@ -74,7 +76,7 @@ fn json_holds_the_text_and_the_summary() {
             "{field}: {report}"
         );
     }
-    assert_eq!(report["kv"]["pages"].as_u64(), Some(4 * 2));
+    assert_eq!(report["kv"]["pages"].as_u64(), Some((LAYERS * KV_HEADS) as u64));
     assert_eq!(report["density"], 1.0);
 }
 
@@ -94,16 +96,11 @@ fn a_short_prompt_in_a_long_context_allocates_pages_for_the_prompt_only() {
     ]);
     let report = json(&stdout(&output));
     let tokens = report["kv"]["tokens"].as_u64().expect("tokens");
-    let (layers, kv_heads) = (4, 2);
-    assert_eq!(
-        report["kv"]["pages"].as_u64(),
-        Some(tokens.div_ceil(64) * layers * kv_heads)
-    );
-    // K and V of a token: head_dim 32, two bytes each.
-    let page_bytes = 64 * 32 * 2 * 2;
+    let pages = tokens.div_ceil(64);
+    assert_eq!(report["kv"]["pages"].as_u64(), Some(pages * (LAYERS * KV_HEADS) as u64));
     assert_eq!(
         report["kv"]["ram_bytes"].as_u64().expect("bytes") + report["kv"]["device_bytes"].as_u64().expect("bytes"),
-        tokens.div_ceil(64) * layers * kv_heads * page_bytes
+        pages * 64 * TOKEN_BYTES as u64
     );
     assert!(
         report["plan"]["kv_bytes"].as_u64() > Some(64 << 20),
@@ -202,9 +199,8 @@ fn plan_adds_up_and_scales_with_the_context() {
             part("total_bytes")
         );
     }
-    // 4 layers × 2 KV heads × 32 × (K and V) × 2 bytes.
-    assert_eq!(short["kv_bytes_per_token"], 1024);
-    assert_eq!(long["kv_bytes"].as_u64(), Some(65536 * 1024));
+    assert_eq!(short["kv_bytes_per_token"], TOKEN_BYTES);
+    assert_eq!(long["kv_bytes"].as_u64(), Some(65536 * TOKEN_BYTES as u64));
 }
 
 #[test]
@@ -327,10 +323,10 @@ fn a_run_under_a_quarter_of_its_kv_bytes_says_what_one_without_a_limit_says() {
     };
     let free = answer(&[]);
     let disk = folder.path().to_str().expect("UTF-8");
-    let limited = answer(&["--kv-ram-budget", "700K", "--kv-disk", disk, "--kv-slots", "4"]);
+    let limited = answer(&["--kv-ram-budget", "1700K", "--kv-disk", disk, "--kv-slots", "4"]);
     assert_eq!(limited["text"], free["text"]);
     let bytes = |report: &Value, tier: &str| report["kv"][tier].as_u64().expect("bytes");
-    assert!(bytes(&limited, "ram_bytes") <= 700 << 10);
+    assert!(bytes(&limited, "ram_bytes") <= 1700 << 10);
     assert!(bytes(&limited, "disk_bytes") > 1 << 20, "{limited}");
     assert_eq!(
         bytes(&limited, "ram_bytes") + bytes(&limited, "disk_bytes"),
@@ -338,10 +334,10 @@ fn a_run_under_a_quarter_of_its_kv_bytes_says_what_one_without_a_limit_says() {
     );
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 0);
 
-    let refused = run_shipped(&["--prompt", &prompt, "--ctx", "4096", "--kv-ram-budget", "700K"]);
+    let refused = run_shipped(&["--prompt", &prompt, "--ctx", "4096", "--kv-ram-budget", "1700K"]);
     assert_refused(
         &refused,
         1,
-        &["4096 tokens", "--kv-ram-budget 4096K", "--kv-disk DIR", "--ctx "],
+        &["4096 tokens", "--kv-ram-budget 10M", "--kv-disk DIR", "--ctx "],
     );
 }

@@ -5,7 +5,7 @@ mod testing;
 use std::fs;
 
 use serde_json::Value;
-use testing::{run, stderr, stdout};
+use testing::{HEADS, LAYERS, TOKEN_BYTES, run, stderr, stdout};
 
 fn folder() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -32,7 +32,7 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
     ]);
     let csv = stdout(&audit);
     assert!(csv.starts_with("layer,head,kv_head,samples,mean_mass,"), "{csv}");
-    assert_eq!(csv.lines().count(), 1 + 16);
+    assert_eq!(csv.lines().count(), 1 + LAYERS * HEADS);
     let record: Value = serde_json::from_slice(&fs::read(format!("{out}/audit.json")).unwrap()).unwrap();
     assert_eq!(
         (record["kind"].as_str(), record["name"].as_str()),
@@ -85,7 +85,10 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
     assert_eq!(rows.len(), 4);
     for row in &rows {
         let tokens = row["context_tokens"].as_f64().unwrap();
-        assert!(row["kv_ram_bytes"].as_f64().unwrap() >= 1024.0 * tokens, "{row}");
+        assert!(
+            row["kv_ram_bytes"].as_f64().unwrap() >= TOKEN_BYTES as f64 * tokens,
+            "{row}"
+        );
         assert!(row["peak_resident_bytes"].as_u64().unwrap_or(u64::MAX) > row["weights_bytes"].as_u64().unwrap());
     }
     // What is finished stays, what is not is measured: here the last row, as after a kill.
@@ -137,7 +140,7 @@ fn what_cannot_be_measured_is_one_line() {
         ),
         (
             &["eval", "audit", "--length", "512", "--map", "9:0"],
-            &["--map 9:0", "4 layers"],
+            &["--map 9:0", "5 layers"],
         ),
         (&["eval", "audit", "--length", "512", "--heavy", "0"], &["--heavy"]),
         (
@@ -162,7 +165,7 @@ fn what_cannot_be_measured_is_one_line() {
 fn offload_is_measured_beside_everything_in_memory() {
     let (_guard, out) = folder();
     let bench = ["bench", "context", "--lengths", "4096", "-n", "2", "--beside-memory"];
-    let disk = ["--kv-disk", &out, "--kv-ram-budget", "2M", "--json"];
+    let disk = ["--kv-disk", &out, "--kv-ram-budget", "5M", "--json"];
     fs::create_dir_all(&out).unwrap();
     let record: Value = serde_json::from_str(&stdout(&run(&[&bench[..], &disk].concat()))).unwrap();
     let rows = record["results"]["rows"].as_array().unwrap();

@@ -31,7 +31,7 @@ fn a_profile_gives_layers_and_heads_their_policies() {
     let file = path.to_str().expect("UTF-8");
     fs::write(
         &path,
-        "[prefill]\npolicy = \"streaming:sinks=4,window=64\"\n[[prefill.rules]]\nlayers = \"0-3\"\npolicy = \"full\"\n",
+        "[prefill]\npolicy = \"streaming:sinks=4,window=64\"\n[[prefill.rules]]\nlayers = \"0-4\"\npolicy = \"full\"\n",
     )
     .expect("a file");
     let all = report(&["--profile", file]);

@@ -8,6 +8,13 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
+/// The shipped model's layers, query heads and KV heads.
+pub const LAYERS: usize = 5;
+pub const HEADS: usize = 4;
+pub const KV_HEADS: usize = 2;
+/// Bytes of its keys and values of a token: two halves for each of 64 channels.
+pub const TOKEN_BYTES: usize = LAYERS * KV_HEADS * 64 * 2 * 2;
+
 /// The shipped model's folder.
 pub fn shipped_model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model")
