@@ -5,10 +5,10 @@
 
 constexpr u32 WARPS = 4, THREADS = WARPS * 32;
 
-// mass[kv_head, key] for keys blockIdx.x · 64 + first_key..; log_sum_exp [rows, heads] is that of the whole attention.
+// mass[kv_head, key] for the `key_count` keys from first_key on, the first of which is key 0 there; log_sum_exp [rows, heads] is that of the whole attention.
 // `tile_count` tiles of any KV head; a tile's runs ascend.
 KERNEL __launch_bounds__(THREADS) column_mass(
-    float *mass, u32 mass_stride, u32 first_key, const float *log_sum_exp, const float *queries, u64 query_stride,
+    float *mass, u32 mass_stride, u32 key_count, u32 first_key, const float *log_sum_exp, const float *queries, u64 query_stride,
     const QueryTile *tiles, u32 tile_count, const Run *runs, const u32 *diagonals, const u32 *extra_ends,
     const u32 *extras, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 key_format, u32 group, u32 heads,
     float scale, float soft_cap) {
@@ -105,7 +105,7 @@ KERNEL __launch_bounds__(THREADS) column_mass(
         }
     __syncthreads();
     u32 key = blockIdx.x * KEY_BLOCK + threadIdx.x;
-    if (threadIdx.x < KEY_BLOCK && key < mass_stride) {
+    if (threadIdx.x < KEY_BLOCK && key < key_count) {
         float sum = 0;
         for (u32 warp = 0; warp < WARPS; warp++)
             sum += sums[warp][threadIdx.x];

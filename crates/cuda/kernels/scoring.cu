@@ -2,23 +2,26 @@
 // sums where they are there, so that scores, and what is chosen by them, are equal to the CPU's to the bit.
 #include "keys.cuh"
 
-// Smallest and largest value of each channel of blocks first_block.. of every KV head:
-// bounds [kv_heads, capacity, 2, HEAD_DIM]. Block (key block, KV head), a thread a channel.
+// Takes the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head into smallest and largest value of each channel of
+// their blocks, bounds [kv_heads, capacity, 2, HEAD_DIM]; a block that begins before them goes on. Block (key block, KV head), a
+// thread a channel.
 KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 format,
-                  u32 first_block, u32 block_tokens, u32 tokens) {
-    u32 number = first_block + blockIdx.x, channel = threadIdx.x;
-    if (channel >= HEAD_DIM)
+                  const u32 *ranges, u32 block_tokens) {
+    u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
+    u32 number = from / block_tokens + blockIdx.x, begin = number * block_tokens;
+    u32 first = max(begin, from), end = min(begin + block_tokens, to);
+    if (channel >= HEAD_DIM || first >= end)
         return;
     const u64 *planes = key_pages + u64(blockIdx.y) * pages_per_head;
-    float smallest = POSITIVE_INFINITY, largest = NEGATIVE_INFINITY;
-    u32 end = min((number + 1) * block_tokens, tokens);
-    for (u32 token = number * block_tokens; token < end; token++) {
+    float *known = bounds + (u64(blockIdx.y) * capacity + number) * 2 * HEAD_DIM;
+    float smallest = first > begin ? known[channel] : POSITIVE_INFINITY;
+    float largest = first > begin ? known[HEAD_DIM + channel] : NEGATIVE_INFINITY;
+    for (u32 token = first; token < end; token++) {
         float value = key_element(planes, format, page_tokens, token, channel);
         smallest = fminf(smallest, value);
         largest = fmaxf(largest, value);
     }
-    float *to = bounds + (u64(blockIdx.y) * capacity + number) * 2 * HEAD_DIM;
-    to[channel] = smallest, to[HEAD_DIM + channel] = largest;
+    known[channel] = smallest, known[HEAD_DIM + channel] = largest;
 }
 EXPORT(key_bounds)
 

@@ -37,4 +37,4 @@ pub use driver::{
 };
 pub use error::CudaError;
 pub use model::{DeviceForward, DeviceModel, DeviceRows, forward_bytes};
-pub use pages::{KeyScan, PagePool, PagePoolOptions, PagedCall, PagedTile, PinnedMemory, TransferCount};
+pub use pages::{KeyScan, PagePool, PagePoolOptions, PagedCall, PagedMass, PagedTile, PinnedMemory, TransferCount};

@@ -63,7 +63,11 @@ fn models() -> Vec<PathBuf> {
 
 #[test]
 fn every_family_gives_the_logits_of_the_cpu() {
-    let gpu = Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user()).expect("g++ compiles the kernels");
+    // On a GPU where RIFFLE_TEST_GPU gives its number.
+    let gpu = match std::env::var("RIFFLE_TEST_GPU") {
+        Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
+        Err(_) => Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user()).expect("g++ compiles the kernels"),
+    };
     let stream = Arc::new(gpu.stream().unwrap());
     let mut seen = 0;
     for path in models() {

@@ -10,7 +10,7 @@ use riffle_attention::{
 };
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, AttentionStep, OnDevice};
-use riffle_policy::{Phase, PolicySet, SelectContext, SparsePolicy};
+use riffle_policy::{Estimate, Phase, PolicySet, SelectContext, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
 
@@ -154,10 +154,30 @@ impl LayerAttention<'_> {
                     .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
             }
         }
+        if self.extend_watched_bounds(input, &tokens)? {
+            return Ok(());
+        }
         if let Some(watching) = self.watching.as_mut().filter(|_| self.cache.tiers().has_farther()) {
             summarize_new_pages(self.cache, watching, input, tokens, &self.step);
         }
         Ok(())
+    }
+
+    /// Where the policies of the other phase will rank blocks by bounds that the device keeps, takes new keys into these while
+    /// their pages are there.
+    fn extend_watched_bounds(
+        &mut self,
+        input: &AttentionInput<'_>,
+        tokens: &Range<usize>,
+    ) -> Result<bool, EngineError> {
+        let (Some(pages), Some(watching), Some(_)) = (&mut self.device, &self.watching, device::rows(input)) else {
+            return Ok(false);
+        };
+        let policies = watching.layer(input.cache_layer);
+        match bounds_block(policies, &self.step, input, tokens) {
+            Some(block) => device::extend_bounds(pages, self.cache, input.cache_layer, block),
+            None => Ok(false),
+        }
     }
 
     /// The first phase: all chunks of the batch read what they name of themselves, at once.
@@ -281,10 +301,14 @@ impl LayerAttention<'_> {
         }
         let began = add_since(&mut self.time.attend_ms, began);
         if window.is_none() {
-            let read = [&own[..], &selections[..]];
-            reading::observe(self.cache, self.policies, &chunk, read, partials, &self.options)?;
-            if let Some(watching) = &mut self.watching {
-                reading::observe(self.cache, watching, &chunk, read, partials, &self.options)?;
+            let (read, options) = ([&own[..], &selections[..]], &self.options);
+            for policies in std::iter::once(&mut *self.policies).chain(self.watching.as_deref_mut()) {
+                match (&mut self.device, device::rows(input)) {
+                    (Some(pages), Some(rows)) => {
+                        device::observe(pages, self.cache, rows, policies, &chunk, read, partials, options)?;
+                    }
+                    _ => reading::observe(self.cache, policies, &chunk, read, partials, options)?,
+                }
             }
         }
         add_since(&mut self.time.select_ms, began);
@@ -309,9 +333,10 @@ impl LayerAttention<'_> {
         tokens: Range<usize>,
         two_phases: bool,
     ) -> Result<(Vec<Selection>, Vec<Selection>), EngineError> {
-        let selections = match self.cache.is_near(input.cache_layer) {
-            true => self.select_near(input, tokens.clone())?,
-            false => self.select_far(input, tokens.clone())?,
+        let selections = match self.select_by_bounds(input, &tokens)? {
+            Some(selections) => selections,
+            None if self.cache.is_near(input.cache_layer) => self.select_near(input, tokens.clone())?,
+            None => self.select_far(input, tokens.clone())?,
         };
         if !two_phases {
             return Ok((selections, Vec::new()));
@@ -321,6 +346,36 @@ impl LayerAttention<'_> {
         let policies = self.policies.layer(input.cache_layer);
         let own = |tile: &Tile<'_>| policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]);
         Ok((selections, chunk.tiles.par_iter().map(own).collect()))
+    }
+
+    /// Selects where all policies of the layer rank blocks by bounds that the device keeps: no key is looked at here.
+    fn select_by_bounds(
+        &mut self,
+        input: &AttentionInput<'_>,
+        tokens: &Range<usize>,
+    ) -> Result<Option<Vec<Selection>>, EngineError> {
+        let (Some(pages), Some(rows)) = (&mut self.device, device::rows(input)) else {
+            return Ok(None);
+        };
+        // Scores are of all queries of a tile together.
+        let Some(block) = bounds_block(self.policies.layer(input.cache_layer), &self.step, input, tokens)
+            .filter(|_| self.step.heads.tiles_of(tokens.len()) == 1)
+        else {
+            return Ok(None);
+        };
+        let queries = rows.queries(tokens.clone());
+        let Some(scores) = device::bound_scores(pages, self.cache, input.cache_layer, queries, block)? else {
+            return Ok(None);
+        };
+        let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
+        let chunk = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
+        let policies = self.policies.layer_mut(input.cache_layer);
+        let selections = chunk.tiles.iter().zip(scores).map(|(tile, scores)| {
+            let (policy, context) = (&mut policies[tile.kv_head], &chunk.contexts[tile.kv_head]);
+            policy.prepare_from(&tile.queries, context, scores);
+            policy.select(&tile.queries, context)
+        });
+        Ok(Some(selections.collect()))
     }
 
     /// Selects where every page can be shown as it lies.
@@ -387,6 +442,26 @@ impl LayerAttention<'_> {
         }
         Ok(selections)
     }
+}
+
+/// Tokens in the blocks that every one of a layer's policies ranks by bounds of their keys; `None` where one does not.
+fn bounds_block(
+    policies: &[Box<dyn SparsePolicy>],
+    step: &Step<'_>,
+    input: &AttentionInput<'_>,
+    tokens: &Range<usize>,
+) -> Option<usize> {
+    let no_pages = vec![Vec::new(); step.heads.kv_heads];
+    let chunk = Chunk::new(step, input, tokens.clone(), &no_pages);
+    let mut blocks = policies.iter().zip(&chunk.contexts).map(|(policy, context)| {
+        let queries = step.tile(input, tokens.clone(), context.kv_head);
+        match policy.estimate(&queries, context) {
+            Some(Estimate::Bounds { block }) => Some(block),
+            _ => None,
+        }
+    });
+    let first = blocks.next()??;
+    blocks.all(|block| block == Some(first)).then_some(first)
 }
 
 /// Shows the pages that an append has filled to the policies of the other phase: the pages may leave before that

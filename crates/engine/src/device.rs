@@ -3,18 +3,18 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use riffle_attention::{AttendOptions, PageView, Partial, Selection};
+use riffle_attention::{AttendOptions, PageView, Partial, Selection, Span};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{DeviceRows, PagePool, PagedTile};
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, OnDevice};
-use riffle_policy::{Estimate, Estimated, SelectContext};
+use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
 
 use crate::chunk::Chunk;
 use crate::compute::Compute;
 use crate::edge::Rotation;
 use crate::plan::pool_options;
-use crate::reading::{cut, wanted_pages};
+use crate::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
 use crate::{Engine, EngineError};
 
 /// The pages of a session on a device. Sessions that share pages in main memory share this room as well, so that all of
@@ -41,7 +41,7 @@ impl DevicePages {
         };
         let (config, options) = (engine.model().config(), engine.options());
         let budget_bytes = engine.plan().device.as_ref().map_or(0, |plan| plan.kv_budget_bytes);
-        let pool = pool_options(config, options, budget_bytes);
+        let pool = pool_options(config, options, engine.plan().context_tokens, budget_bytes);
         let room = Room {
             pool: PagePool::new(&device.stream, pool)?,
             holder: NOBODY,
@@ -204,7 +204,8 @@ pub(crate) fn estimate(
 ) -> Result<Vec<Option<Estimated>>, EngineError> {
     let mut room = pages.enter();
     let nothing = || asked.iter().map(|_| None).collect();
-    if asked.iter().all(Option::is_none) {
+    let scans = |asked: &Option<Estimate>| matches!(asked, Some(Estimate::Blocks { .. } | Estimate::Lines { .. }));
+    if !asked.iter().any(scans) {
         return Ok(nothing());
     }
     let Some(mut scan) = room.pool.scan_keys(layer, shown, queries)? else {
@@ -219,8 +220,107 @@ pub(crate) fn estimate(
             Some(Estimate::Lines { queries }) => scan
                 .lines(context.kv_head, start, tokens, context.scale, queries)?
                 .map(|[columns, distances]| Estimated::Lines { columns, distances }),
-            None => None,
+            Some(Estimate::Bounds { .. }) | None => None,
         })
     };
     contexts.iter().zip(asked).map(of_head).collect()
+}
+
+/// Takes the keys of a layer that its bounds of blocks on the device lack into them; false where there is no room.
+pub(crate) fn extend_bounds(
+    pages: &mut DevicePages,
+    cache: &mut KvCache,
+    layer: usize,
+    block: usize,
+) -> Result<bool, EngineError> {
+    let mut room = pages.enter();
+    let Some(known) = room.pool.bounds_known(layer, block, cache.tokens(layer)) else {
+        return Ok(false);
+    };
+    let page_tokens = cache.shape().page_tokens;
+    let lacking = known.iter().enumerate().map(|(kv_head, known)| {
+        let held = cache.head_tokens(layer, kv_head);
+        match *known < held {
+            true => vec![Span::new(known / page_tokens, held.div_ceil(page_tokens))],
+            false => Vec::new(),
+        }
+    });
+    let lacking: Vec<Vec<Span>> = lacking.collect();
+    if lacking.iter().any(|pages| !pages.is_empty()) {
+        cache.stream::<EngineError>(layer, Some(&lacking), None, &mut |shown| {
+            Ok(room.pool.extend_bounds(layer, shown)?)
+        })?;
+    }
+    Ok(true)
+}
+
+/// The scores of the blocks of every KV head by their bounds, for all `queries` at once; `None` where there is no room for
+/// bounds, so that the policy keeps its own.
+pub(crate) fn bound_scores(
+    pages: &mut DevicePages,
+    cache: &mut KvCache,
+    layer: usize,
+    queries: Queries<'_>,
+    block: usize,
+) -> Result<Option<Vec<Estimated>>, EngineError> {
+    if !extend_bounds(pages, cache, layer, block)? {
+        return Ok(None);
+    }
+    let heads = 0..cache.shape().kv_heads;
+    let tokens: Vec<usize> = heads.map(|kv_head| cache.head_tokens(layer, kv_head)).collect();
+    let scores = pages.enter().pool.bound_scores(layer, queries, &tokens)?;
+    Ok(Some(scores.into_iter().map(Estimated::Bounds).collect()))
+}
+
+/// [`reading::observe`](crate::reading::observe) where a device attended: the mass of keys of 16 bits on either side, as its
+/// attention weighs them.
+pub(crate) fn observe(
+    pages: &mut DevicePages,
+    cache: &mut KvCache,
+    rows: &DeviceRows,
+    policies: &mut PolicySet,
+    chunk: &Chunk<'_>,
+    selections: [&[Selection]; 2],
+    partials: &[Partial],
+    options: &AttendOptions<'_>,
+) -> Result<(), EngineError> {
+    let mut heads = observed(policies, chunk, partials);
+    if heads.is_empty() {
+        return Ok(());
+    }
+    let wanted = wanted_by(cache, chunk, &heads, selections);
+    let query_heads = chunk.group * cache.shape().kv_heads;
+    // [rows, heads]
+    let mut log_sum_exp = vec![0.0; chunk.tokens.len() * query_heads];
+    let mut tiles = Vec::new();
+    for head in &heads {
+        for rows in &head.rows {
+            let first_row = rows.queries.start - chunk.contexts[head.kv_head].chunk_start;
+            for (row, sums) in rows.log_sum_exp.chunks_exact(chunk.group).enumerate() {
+                let at = (first_row + row) * query_heads + head.kv_head * chunk.group;
+                log_sum_exp[at..at + chunk.group].copy_from_slice(sums);
+            }
+            tiles.extend(named(selections, rows.place).map(|selection| PagedTile {
+                kv_head: head.kv_head,
+                first_row,
+                rows: rows.queries.rows,
+                start: rows.queries.start,
+                selection,
+            }));
+        }
+    }
+    let (mut room, queries) = (pages.enter(), rows.queries(chunk.tokens.clone()));
+    let mut pass = room
+        .pool
+        .begin_mass(chunk.layer, &tiles, queries, &log_sum_exp, chunk.end(), options)?;
+    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
+        Ok(pass.add(&cut(pages, chunk))?)
+    })?;
+    let masses = pass.finish()?;
+    for head in &mut heads {
+        let tokens = head.mass.len();
+        head.mass.copy_from_slice(&masses[head.kv_head][..tokens]);
+    }
+    tell(policies, chunk, &heads);
+    Ok(())
 }

@@ -140,22 +140,11 @@ pub(crate) fn observe(
     partials: &[Partial],
     options: &AttendOptions<'_>,
 ) -> Result<(), EngineError> {
-    let mut heads: Vec<Observed<'_>> = chunk
-        .contexts
-        .iter()
-        .zip(policies.layer(chunk.layer))
-        .filter_map(|(context, policy)| Observed::new(chunk, context, policy.observes_from(context), partials))
-        .collect();
+    let mut heads = observed(policies, chunk, partials);
     if heads.is_empty() {
         return Ok(());
     }
-    let named = |place: usize| selections.iter().filter_map(move |selections| selections.get(place));
-    let wanted = wanted_pages(cache, chunk, || {
-        heads.iter().flat_map(|head| {
-            let rows = head.rows.iter();
-            rows.flat_map(|rows| named(rows.place).map(|selection| (head.kv_head, rows.queries, selection)))
-        })
-    });
+    let wanted = wanted_by(cache, chunk, &heads, selections);
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
         let pages = cut(pages, chunk);
         heads.par_iter_mut().try_for_each(|head| {
@@ -164,7 +153,7 @@ pub(crate) fn observe(
                 pages: &pages[head.kv_head],
             };
             for rows in &head.rows {
-                for selection in named(rows.place) {
+                for selection in named(selections, rows.place) {
                     add_column_mass(
                         &rows.queries,
                         &kv,
@@ -179,15 +168,52 @@ pub(crate) fn observe(
             Ok(())
         })
     })?;
+    tell(policies, chunk, &heads);
+    Ok(())
+}
+
+/// What the policies of a chunk's layer ask for.
+pub(crate) fn observed<'c>(policies: &PolicySet, chunk: &Chunk<'c>, partials: &[Partial]) -> Vec<Observed<'c>> {
+    let heads = chunk.contexts.iter().zip(policies.layer(chunk.layer));
+    heads
+        .filter_map(|(context, policy)| Observed::new(chunk, context, policy.observes_from(context), partials))
+        .collect()
+}
+
+/// The pages that observed queries read.
+pub(crate) fn wanted_by(
+    cache: &KvCache,
+    chunk: &Chunk<'_>,
+    heads: &[Observed<'_>],
+    selections: [&[Selection]; 2],
+) -> Option<Vec<Vec<Span>>> {
+    wanted_pages(cache, chunk, || {
+        heads.iter().flat_map(move |head| {
+            let rows = head.rows.iter();
+            rows.flat_map(move |rows| {
+                named(selections, rows.place).map(|selection| (head.kv_head, rows.queries, selection))
+            })
+        })
+    })
+}
+
+/// What the tile of a place reads, in each phase.
+pub(crate) fn named(selections: [&[Selection]; 2], place: usize) -> impl Iterator<Item = &Selection> {
+    selections
+        .into_iter()
+        .filter_map(move |selections| selections.get(place))
+}
+
+/// Tells policies what they asked for.
+pub(crate) fn tell(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: &[Observed<'_>]) {
     let policies = policies.layer_mut(chunk.layer);
-    for head in &heads {
+    for head in heads {
         policies[head.kv_head].observe(&ColumnMass {
             queries: Span::new(head.from, head.mass.len()),
             group: chunk.group,
             mass: &head.mass,
         });
     }
-    Ok(())
 }
 
 /// Lets a policy make its choice with the keys it looks at near.
@@ -240,18 +266,20 @@ pub(crate) fn show(
 }
 
 /// What one policy asks for of a chunk.
-struct Observed<'c> {
-    kv_head: usize,
+pub(crate) struct Observed<'c> {
+    pub(crate) kv_head: usize,
     from: usize,
-    rows: Vec<Rows<'c>>,
-    mass: Vec<f32>,
+    pub(crate) rows: Vec<Rows<'c>>,
+    /// By key.
+    pub(crate) mass: Vec<f32>,
 }
 
-struct Rows<'c> {
+pub(crate) struct Rows<'c> {
     /// The tile's number.
-    place: usize,
-    queries: QueryTile<'c>,
-    log_sum_exp: Vec<f32>,
+    pub(crate) place: usize,
+    pub(crate) queries: QueryTile<'c>,
+    /// `[rows, group]`
+    pub(crate) log_sum_exp: Vec<f32>,
 }
 
 impl<'c> Observed<'c> {

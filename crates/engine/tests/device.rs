@@ -1,4 +1,4 @@
-//! A model on a device, emulated on the CPU: the same answers as on the CPU, the same bits however few pages lie there.
+//! A model on a device, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU: the same answers as on the CPU, the same bits however few pages lie there.
 
 mod testing;
 
@@ -14,8 +14,12 @@ use testing::{fixture, go_on, prompt};
 /// Two query heads to a KV head, f32 weights, so that only attention rounds otherwise than on the CPU.
 const MODEL: &str = "vectors/group2-dim32-rope-parameters-f32";
 
-fn emulated() -> Gpu {
-    gpu(EmulatedOptions::default())
+/// An emulated device, or the GPU of this number where RIFFLE_TEST_GPU gives one.
+fn any_device() -> Gpu {
+    match std::env::var("RIFFLE_TEST_GPU") {
+        Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
+        Err(_) => gpu(EmulatedOptions::default()),
+    }
 }
 
 fn gpu(options: EmulatedOptions) -> Gpu {
@@ -59,7 +63,7 @@ fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 #[test]
 fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
     // Weights of 16 bits round activations to 16 bits as well where there are many rows.
-    let device = emulated();
+    let device = any_device();
     for (name, tolerance) in [(MODEL, 2e-3), ("vectors/group4-dim80-llama3-f16", 4e-3)] {
         let tokens = prompt(150);
         let cpu = logits(&load(&fixture(name), options(None)), &tokens);
@@ -71,7 +75,7 @@ fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
 
 #[test]
 fn a_hybrid_on_a_device_gives_the_logits_of_the_cpu_and_goes_on_where_its_state_is_taken() {
-    let device = emulated();
+    let device = any_device();
     let batches = |device: Option<Gpu>| EngineOptions {
         batch_tokens: 64,
         ..options(device)
@@ -122,7 +126,7 @@ fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
 
 #[test]
 fn pages_that_come_from_main_memory_or_a_disk_give_the_bits_of_resident_ones() {
-    let device = emulated();
+    let device = any_device();
     let tokens = prompt(200);
     let resident = logits(&load(&fixture(MODEL), options(Some(device.clone()))), &tokens);
     let folder = tempfile::tempdir().unwrap();
@@ -148,7 +152,7 @@ fn pages_that_come_from_main_memory_or_a_disk_give_the_bits_of_resident_ones() {
 
 #[test]
 fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
-    let device = emulated();
+    let device = any_device();
     let tokens = prompt(150);
     for (key_format, value_format) in [(Format::Q8_0, Format::Q4_0), (Format::Q4_0, Format::Bf16)] {
         let encoded = |options: EngineOptions| EngineOptions {
@@ -171,8 +175,51 @@ fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
 }
 
 #[test]
+fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
+    let device = any_device();
+    let tokens = prompt(190);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let with = |mut options: EngineOptions| {
+        options.decode = "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"
+            .parse()
+            .unwrap();
+        load(&fixture(MODEL), options)
+    };
+    let cpu = with(options(None));
+    for options in [options(Some(device.clone())), far(&device, 2, 3)] {
+        let mut session = Session::new(&with(options)).unwrap();
+        session.prefill(&tokens, &mut go_on).unwrap();
+        for token in [7, 11, 13] {
+            // The same keys on the CPU: what is chosen of them is the same, so that only roundings differ.
+            session.save(&path).unwrap();
+            let mut there = Session::restore(&cpu, &path).unwrap();
+            let before = (session.pairs(), there.pairs());
+            session.advance(token).unwrap();
+            there.advance(token).unwrap();
+            let read = |now: u64, before: u64| now - before;
+            assert_eq!(
+                read(session.pairs().read, before.0.read),
+                read(there.pairs().read, before.1.read)
+            );
+            let found = difference(&[session.logits().to_vec()], &[there.logits().to_vec()]);
+            assert!(found <= 2e-3, "{found}");
+        }
+        // Within a block, and over what was there before.
+        session.truncate(150).unwrap();
+        session.prefill(&tokens[150..], &mut go_on).unwrap();
+        session.advance(7).unwrap();
+        session.save(&path).unwrap();
+        let mut elsewhere = Session::restore(session.engine(), &path).unwrap();
+        session.advance(11).unwrap();
+        elsewhere.advance(11).unwrap();
+        assert_eq!(session.logits(), elsewhere.logits());
+    }
+}
+
+#[test]
 fn policies_read_the_same_wherever_pages_lie() {
-    let device = emulated();
+    let device = any_device();
     let tokens = prompt(140);
     for (prefill, decode) in [
         (
@@ -208,7 +255,7 @@ fn policies_read_the_same_wherever_pages_lie() {
 
 #[test]
 fn what_policies_evict_leaves_the_device_as_well() {
-    let device = emulated();
+    let device = any_device();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let mut options = options(Some(device));
@@ -232,7 +279,7 @@ fn what_policies_evict_leaves_the_device_as_well() {
 
 #[test]
 fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
-    let device = emulated();
+    let device = any_device();
     let book = prompt(70);
     let questions = [prompt(9), vec![3, 1, 4, 1, 5], prompt(20)];
     for options in [options(Some(device.clone())), far(&device, 2, 3)] {
@@ -269,7 +316,7 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
 
 #[test]
 fn a_session_goes_back_on_the_device_and_goes_on_on_the_cpu() {
-    let device = emulated();
+    let device = any_device();
     let engine = load(&fixture(MODEL), far(&device, 2, 8));
     let tokens = prompt(200);
     let mut session = Session::new(&engine).unwrap();
@@ -330,7 +377,7 @@ fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
 #[test]
 fn memory_that_runs_short_at_any_allocation_is_an_error_and_the_session_goes_on() {
     let tokens = prompt(24);
-    let plain = load(&fixture(MODEL), options(Some(emulated())));
+    let plain = load(&fixture(MODEL), options(Some(any_device())));
     let mut session = Session::new(&plain).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
     let mut in_mid_run = 0;
@@ -363,7 +410,7 @@ fn memory_that_runs_short_at_any_allocation_is_an_error_and_the_session_goes_on(
 
 #[test]
 fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
-    let device = emulated();
+    let device = any_device();
     let refused = |options: EngineOptions| Engine::load(fixture(MODEL), options).err().unwrap().to_string();
     let here = || options(Some(device.clone()));
     let error = refused(EngineOptions {
@@ -391,7 +438,7 @@ fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
 #[test]
 fn a_device_that_is_merely_there_is_left_alone_where_it_does_not_serve() {
     let options = EngineOptions {
-        preferred_device: Some(emulated()),
+        preferred_device: Some(any_device()),
         ..options(None)
     };
     let engine = load(&fixture(MODEL), options.clone());
@@ -425,6 +472,6 @@ fn an_endless_window_moves_on_the_device_as_on_the_cpu() {
     };
     let tokens = prompt(330);
     let cpu = logits(&windowed(options(None)), &tokens);
-    let found = difference(&logits(&windowed(options(Some(emulated()))), &tokens), &cpu);
+    let found = difference(&logits(&windowed(options(Some(any_device()))), &tokens), &cpu);
     assert!(found <= 5e-3, "{found}");
 }

@@ -1,20 +1,20 @@
 //! Rates of the device's attention kernels beside what the device could do, by events, measured in the same run.
 
-use riffle_attention::{AttendOptions, KvView, PageView, Plane, QueryTile, Selection, reference};
+use riffle_attention::{AttendOptions, Format, KvView, PageView, Plane, QueryTile, Selection, reference};
 use riffle_cuda::ops::{
     AttentionOptions, DeviceMatrix, Outputs, Pages, PlaneKind, Queries, Reads, TileReads, decode,
     decode_workspace_bytes, plane_to_device, prefill,
 };
-use riffle_cuda::{CudaError, DeviceBuffer, Gpu, PagePool, PagePoolOptions, PagedTile, Region, Stream};
+use riffle_cuda::{CudaError, DeviceBuffer, Gpu, Region, Stream};
 use riffle_engine::EngineError;
 use riffle_kv::KvCache;
 use riffle_linear::WeightFormat;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::attention_rates::{TILE_ROWS, filled_cache, selection};
 use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::device_layer::{DevicePolicyRate, OffloadRate, median, offload, policy};
 use crate::noise::noise;
 use crate::{AttentionCase, EvalError};
 
@@ -35,25 +35,10 @@ pub struct DeviceRate {
     pub copy_share: f64,
     /// Share of causal pairs that the selection reads.
     pub density: f64,
+    /// Of a sparse case, its time beside its density's share of the dense case's of the same shape, where that was measured.
+    pub over_density: Option<f64>,
     /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
     pub relative_error: f64,
-}
-
-/// A decode whose pages come from pinned main memory, by the wall clock.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct OffloadRate {
-    /// Keys.
-    pub tokens: usize,
-    /// Median milliseconds of a call that brings every page.
-    pub median_ms: f64,
-    /// Median milliseconds of the same call with every page on the device.
-    pub resident_ms: f64,
-    /// Pages that came, in GB/s.
-    pub gigabytes_per_s: f64,
-    /// Share of [`DeviceReport::upload_gigabytes_per_s`].
-    pub upload_share: f64,
-    /// Whether both gave the same bits.
-    pub same_bits: bool,
 }
 
 /// Ceilings and rates of a device.
@@ -69,8 +54,10 @@ pub struct DeviceReport {
     pub upload_gigabytes_per_s: f64,
     /// A row for each case.
     pub rates: Vec<DeviceRate>,
-    /// Decode with pages that come from main memory.
-    pub offload: Option<OffloadRate>,
+    /// Dense calls with pages that come from main memory: a decode, and a chunk of a prompt.
+    pub offload: Vec<OffloadRate>,
+    /// Calls under policies, selection included.
+    pub policies: Vec<DevicePolicyRate>,
 }
 
 /// Sizes of what is measured beside the cases.
@@ -82,8 +69,10 @@ pub struct DeviceCeilings {
     pub copy_bytes: usize,
     /// Repetitions of each measurement; the median counts.
     pub repeats: usize,
-    /// Keys of the decode whose pages come from main memory; 0 for none.
+    /// Keys of calls whose pages come from main memory, and of those under policies; 0 for none.
     pub offload_tokens: usize,
+    /// Queries of those that are chunks of a prompt.
+    pub chunk_rows: usize,
 }
 
 impl Default for DeviceCeilings {
@@ -93,6 +82,7 @@ impl Default for DeviceCeilings {
             copy_bytes: 1 << 30,
             repeats: 20,
             offload_tokens: 131_072,
+            chunk_rows: 4096,
         }
     }
 }
@@ -123,17 +113,49 @@ pub fn measure_device(
         let cache = filled_cache(case)?;
         measure(gpu, &stream, case, &cache, sizes.repeats, &report).map_err(failed)
     })?;
+    compare_with_dense(&mut report.rates, cases);
     if sizes.offload_tokens > 0 && !cases.is_empty() {
-        let case = AttentionCase {
-            rows: 1,
+        let layer = |rows: usize| AttentionCase {
+            rows,
             tokens: sizes.offload_tokens,
+            format: Format::F16,
             density: 1.0,
             ..cases[0]
         };
-        let rate = offload(&stream, &case, sizes.repeats, report.upload_gigabytes_per_s);
-        report.offload = Some(rate?);
+        for rows in [1, sizes.chunk_rows] {
+            let rate = offload(&stream, &layer(rows), sizes.repeats, report.upload_gigabytes_per_s);
+            report.offload.push(rate?);
+        }
+        for (name, rows) in POLICIES {
+            let rows = if *rows == 1 { 1 } else { sizes.chunk_rows };
+            report
+                .policies
+                .push(policy(&stream, &layer(rows), name, sizes.repeats)?);
+        }
     }
     Ok(report)
+}
+
+/// Policies that are measured with their selection included, and the queries of the call: one, or a chunk of a prompt.
+const POLICIES: &[(&str, usize)] = &[
+    ("vertical-slash:from=0,budget=0", 0),
+    ("xattention:from=0", 0),
+    ("quest:from=0,dense_layers=0,threshold=0", 1),
+];
+
+/// Sets each sparse rate beside that of the dense case of its shape.
+fn compare_with_dense(rates: &mut [DeviceRate], cases: &[AttentionCase]) {
+    let dense: Vec<Option<f64>> = cases
+        .iter()
+        .map(|case| {
+            let dense = AttentionCase { density: 1.0, ..*case };
+            let same = cases.iter().position(|other| *other == dense)?;
+            Some(rates.get(same)?.median_ms).filter(|_| case.density < 1.0)
+        })
+        .collect();
+    for (rate, dense_ms) in rates.iter_mut().zip(dense) {
+        rate.over_density = dense_ms.map(|dense_ms| rate.median_ms / (rate.density * dense_ms));
+    }
 }
 
 /// Median milliseconds of what `queue` queues, by events.
@@ -149,12 +171,6 @@ fn time(stream: &Stream, repeats: usize, mut queue: impl FnMut() -> Result<(), C
         times_ms.push(f64::from(end.elapsed_ms_since(&start)?));
     }
     Ok(median(times_ms))
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    // A clock too coarse for the work must not divide by zero.
-    times[times.len() / 2].max(1e-6)
 }
 
 fn ceilings(gpu: &Gpu, stream: &Stream, sizes: &DeviceCeilings) -> Result<DeviceReport, CudaError> {
@@ -178,7 +194,8 @@ fn ceilings(gpu: &Gpu, stream: &Stream, sizes: &DeviceCeilings) -> Result<Device
         copy_gigabytes_per_s: 2.0 * gigabytes / copy_ms,
         upload_gigabytes_per_s: gigabytes / upload_ms,
         rates: Vec::new(),
-        offload: None,
+        offload: Vec::new(),
+        policies: Vec::new(),
     })
 }
 
@@ -319,6 +336,7 @@ fn measure(
         gigabytes_per_s,
         copy_share: gigabytes_per_s / report.copy_gigabytes_per_s,
         density: pairs as f64 / causal as f64,
+        over_density: None,
         relative_error: last.error(case, cache, selections.last(), options.scale),
     })
 }
@@ -361,118 +379,5 @@ impl Last<'_> {
             }
         }
         (difference / norm).sqrt()
-    }
-}
-
-/// Decodes with every page on the device and with every page in pinned main memory.
-fn offload(
-    stream: &Arc<Stream>,
-    case: &AttentionCase,
-    repeats: usize,
-    upload_gigabytes_per_s: f64,
-) -> Result<OffloadRate, EvalError> {
-    let failed = |error: CudaError| EvalError::from(EngineError::from(error));
-    let mut cache = filled_cache(case)?;
-    let (group, width) = (case.heads / case.kv_heads, case.heads * case.head_dim);
-    let everything = Selection::full(case.tokens);
-    let source = stream.gpu().upload(&noise(width, 7)).map_err(failed)?;
-    let queries = Queries {
-        data: source.all(),
-        rows: 1,
-        row_stride: width,
-    };
-    let tile = |kv_head: usize| PagedTile {
-        kv_head,
-        first_row: 0,
-        rows: 1,
-        start: case.tokens - 1,
-        selection: &everything,
-    };
-    let tiles: Vec<PagedTile<'_>> = (0..case.kv_heads).map(tile).collect();
-    let options = AttendOptions::new(1.0 / (case.head_dim as f32).sqrt());
-    let mut run = |budget: fn(&PagePoolOptions, usize) -> u64| -> Result<_, EvalError> {
-        let mut made = PagePoolOptions {
-            shape: *cache.shape(),
-            heads: case.heads,
-            budget_bytes: 0,
-            slots: 64,
-            estimate_bytes: 0,
-        };
-        made.budget_bytes = budget(&made, case.tokens);
-        let mut pool = PagePool::new(stream, made).map_err(failed)?;
-        let mut partials = Vec::new();
-        let mut times_ms = Vec::new();
-        for repeat in 0..=repeats {
-            partials = tiles
-                .iter()
-                .map(|_| riffle_attention::Partial::new(1, group, case.head_dim))
-                .collect();
-            let start = Instant::now();
-            let mut call = pool.begin(0, &tiles, queries, case.tokens, &options).map_err(failed)?;
-            cache.stream::<EngineError>(0, None, None, &mut |pages| Ok(call.attend(pages)?))?;
-            call.finish(&mut partials).map_err(failed)?;
-            if repeat > 0 {
-                times_ms.push(start.elapsed().as_secs_f64() * 1e3);
-            }
-        }
-        Ok((
-            median(times_ms),
-            partials,
-            pool.transferred().bytes as f64 / (repeats + 1) as f64,
-        ))
-    };
-    let (resident_ms, resident, _) = run(PagePoolOptions::bytes_for)?;
-    let (median_ms, far, bytes) = run(|options, _| options.least_bytes())?;
-    let gigabytes_per_s = bytes / median_ms / 1e6;
-    Ok(OffloadRate {
-        tokens: case.tokens,
-        median_ms,
-        resident_ms,
-        gigabytes_per_s,
-        upload_share: gigabytes_per_s / upload_gigabytes_per_s,
-        same_bits: resident == far,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::ops::ControlFlow;
-
-    use riffle_attention::Format;
-    use riffle_cuda::{EmulatedOptions, KernelCache};
-
-    use super::*;
-
-    #[test]
-    fn cases_on_an_emulated_device_are_right_whatever_their_time() {
-        let gpu = Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user()).expect("g++ compiles the kernels");
-        let case = AttentionCase {
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 32,
-            rows: 70,
-            tokens: 700,
-            format: Format::F16,
-            density: 0.5,
-        };
-        let decode = AttentionCase {
-            rows: 1,
-            density: 1.0,
-            ..case
-        };
-        let sizes = DeviceCeilings {
-            matrix: 64,
-            copy_bytes: 4096,
-            repeats: 1,
-            offload_tokens: 6000,
-        };
-        let report = measure_device(&gpu, &[case, decode], &sizes, &mut Journal::none(), &mut |_| {
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-        for rate in &report.rates {
-            assert!(rate.relative_error < 2e-3, "{rate:?}");
-        }
-        assert!(report.offload.is_some_and(|offload| offload.same_bits));
     }
 }

@@ -18,6 +18,12 @@ pub enum Estimate {
         /// How many queries.
         queries: usize,
     },
+    /// Of every block of keys, Σ max(q·smallest, q·largest) over channels, by the smallest and largest key of each, summed over
+    /// the chunk's queries.
+    Bounds {
+        /// Tokens in a block.
+        block: usize,
+    },
 }
 
 /// What was asked for.
@@ -32,12 +38,19 @@ pub enum Estimated {
         /// `[tokens]`, by distance query − key.
         distances: Vec<f32>,
     },
+    /// The score of each block.
+    Bounds(Vec<f32>),
 }
 
 impl PolicySpec {
     /// Whether its policies ask for an [`Estimate`].
     pub fn has_estimate(&self) -> bool {
-        matches!(self.info().name, "xattention" | "vertical-slash")
+        matches!(self.info().name, "xattention" | "vertical-slash" | "quest")
+    }
+
+    /// Whether that is one from bounds, which whoever makes it keeps of the whole sequence.
+    pub fn has_bounds(&self) -> bool {
+        self.info().name == "quest"
     }
 }
 

@@ -46,6 +46,14 @@ impl<T: Clone> Prepared<T> {
         found.map_or_else(|| Cow::Owned(estimate()), |found| Cow::Borrowed(&found.content))
     }
 
+    /// The estimate of just these queries, where there is one.
+    pub(crate) fn of(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<&T> {
+        let queries = tile.start..tile.start + tile.rows;
+        let found = self.latest.as_ref();
+        let found = found.filter(|found| found.tokens == context.tokens && found.queries == queries);
+        found.map(|found| &found.content)
+    }
+
     /// The content stored last.
     pub(crate) fn latest(&self) -> Option<&T> {
         self.latest.as_ref().map(|found| &found.content)

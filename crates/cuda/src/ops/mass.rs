@@ -7,11 +7,11 @@ use riffle_attention::Format;
 use super::attention::{AttentionOptions, Pages, Queries, check};
 use super::layout::PlaneKind;
 use super::reads::{KEY_BLOCK, Reads};
-use super::{check_bytes, small};
+use super::{check_bytes, small, strided};
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
 /// The softmax weight that each of `keys` receives from the rows of `reads`, summed over rows and the heads of the
-/// group: `mass` becomes f32 `[kv_heads, keys]`. The keys begin at a multiple of 64.
+/// group: f32, those of a KV head side by side in `mass`, `stride` elements from head to head. The keys begin at a multiple of 64.
 ///
 /// `log_sum_exp`, f32 `[rows, heads]`, is that of the whole attention, so that parts of a cache may be visited in any order.
 ///
@@ -20,6 +20,7 @@ use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 pub fn column_mass(
     stream: &Stream,
     mass: Region<'_>,
+    stride: usize,
     keys: Range<usize>,
     log_sum_exp: Region<'_>,
     queries: &Queries<'_>,
@@ -35,7 +36,7 @@ pub fn column_mass(
             requirement: "a multiple of 64",
         });
     }
-    check_bytes("column mass", mass, pages.kv_heads.saturating_mul(keys.len()), 4)?;
+    check_bytes("column mass", mass, strided(pages.kv_heads, stride, keys.len()), 4)?;
     check_bytes("log-sum-exp", log_sum_exp, queries.rows.saturating_mul(heads), 4)?;
     let is_bf16 = u32::from(pages.key_format == Format::Bf16);
     let defines = [("HEAD_DIM", pages.head_dim as u32), ("KEY_BF16", is_bf16)];
@@ -47,6 +48,7 @@ pub fn column_mass(
     let [tiles, arrays @ ..] = reads.arguments();
     let before = [
         mass.into(),
+        small("stride of masses", stride)?.into(),
         small("keys", keys.len())?.into(),
         small("first key", keys.start)?.into(),
         log_sum_exp.into(),

@@ -2,6 +2,7 @@
 
 use super::attention::{Pages, Queries, format_number};
 use super::layout::PlaneKind;
+use super::reads::check_head_dim;
 use super::{check_bytes, positive, small, strided};
 use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 
@@ -63,7 +64,9 @@ fn channel_threads(head_dim: usize) -> u32 {
     head_dim.next_multiple_of(32) as u32
 }
 
-/// Takes the keys of the blocks from that of token `from` on into their channel bounds.
+/// Takes keys into the channel bounds of their blocks: of each KV head those from `ranges[0]` to `ranges[1]`, u32
+/// `[kv_heads, 2]`, of which none spans more than `longest` tokens. A block that begins before them goes on from the bounds of the
+/// keys before.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -71,19 +74,16 @@ pub fn key_bounds(
     stream: &Stream,
     bounds: &BlockSummaries<'_>,
     pages: &Pages<'_>,
-    from: usize,
-    tokens: usize,
+    ranges: Region<'_>,
+    longest: usize,
 ) -> Result<(), CudaError> {
     pages.check()?;
-    pages.check_tokens(tokens)?;
-    positive("block", bounds.block_tokens)?;
-    let blocks = tokens.div_ceil(bounds.block_tokens);
-    check_summaries(bounds, pages, blocks, 2)?;
-    let first = from / bounds.block_tokens;
-    let grid = Grid::of(
-        [blocks.saturating_sub(first), pages.kv_heads, 1],
-        channel_threads(pages.head_dim),
-    );
+    let block = positive("block", bounds.block_tokens)?;
+    check_summaries(bounds, (pages.kv_heads, pages.head_dim), 0, 2)?;
+    check_bytes("ranges of keys", ranges, 2 * pages.kv_heads, 4)?;
+    // A range may begin and end within a block.
+    let blocks = longest.div_ceil(bounds.block_tokens) + 1;
+    let grid = Grid::of([blocks, pages.kv_heads, 1], channel_threads(pages.head_dim));
     let [planes, pages_per_head, page_tokens, format] = pages.arguments(PlaneKind::Keys)?;
     let arguments = [
         bounds.data.into(),
@@ -92,9 +92,8 @@ pub fn key_bounds(
         pages_per_head,
         page_tokens,
         format,
-        small("block", first)?.into(),
-        (bounds.block_tokens as u32).into(),
-        small("tokens", tokens)?.into(),
+        ranges.into(),
+        block.into(),
     ];
     launch(stream, pages.head_dim, "key_bounds", grid, &arguments)
 }
@@ -115,7 +114,7 @@ pub fn block_means(
     pages.check_tokens(tokens)?;
     positive("block", means.block_tokens)?;
     let blocks = tokens / means.block_tokens;
-    check_summaries(means, pages, blocks, 1)?;
+    check_summaries(means, (pages.kv_heads, pages.head_dim), blocks, 1)?;
     let first = from / means.block_tokens;
     let grid = Grid::of(
         [blocks.saturating_sub(first), pages.kv_heads, 1],
@@ -136,7 +135,7 @@ pub fn block_means(
 }
 
 /// Quest's bound of each of the first `blocks` blocks, summed over the queries and the heads of the group: f32
-/// `[kv_heads, blocks]`.
+/// `[kv_heads, blocks]`, for KV heads as many and as wide as `(kv_heads, head_dim)` says.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -145,20 +144,20 @@ pub fn bound_scores(
     scores: Region<'_>,
     bounds: &BlockSummaries<'_>,
     queries: &Queries<'_>,
-    pages: &Pages<'_>,
+    (kv_heads, head_dim): (usize, usize),
     group: usize,
     blocks: usize,
 ) -> Result<(), CudaError> {
-    pages.check()?;
-    check_summaries(bounds, pages, blocks, 2)?;
-    let width = pages.kv_heads.saturating_mul(group).saturating_mul(pages.head_dim);
+    check_head_dim(head_dim)?;
+    check_summaries(bounds, (kv_heads, head_dim), blocks, 2)?;
+    let width = kv_heads.saturating_mul(group).saturating_mul(head_dim);
     check_bytes(
         "queries",
         queries.data,
         strided(queries.rows, queries.row_stride, width),
         4,
     )?;
-    check_bytes("scores", scores, pages.kv_heads.saturating_mul(blocks), 4)?;
+    check_bytes("scores", scores, kv_heads.saturating_mul(blocks), 4)?;
     let arguments = [
         scores.into(),
         small("blocks", blocks)?.into(),
@@ -171,9 +170,9 @@ pub fn bound_scores(
     ];
     launch(
         stream,
-        pages.head_dim,
+        head_dim,
         "bound_scores",
-        Grid::of([blocks.div_ceil(128), pages.kv_heads, 1], 128),
+        Grid::of([blocks.div_ceil(128), kv_heads, 1], 128),
         &arguments,
     )
 }
@@ -377,7 +376,7 @@ fn logit_stride(groups: usize) -> usize {
 
 fn check_summaries(
     summaries: &BlockSummaries<'_>,
-    pages: &Pages<'_>,
+    (kv_heads, head_dim): (usize, usize),
     blocks: usize,
     vectors: usize,
 ) -> Result<(), CudaError> {
@@ -389,9 +388,8 @@ fn check_summaries(
         });
     }
     small("blocks", summaries.capacity)?;
-    let count = pages
-        .kv_heads
+    let count = kv_heads
         .saturating_mul(summaries.capacity)
-        .saturating_mul(vectors * pages.head_dim);
+        .saturating_mul(vectors * head_dim);
     check_bytes("summaries", summaries.data, count, 4)
 }

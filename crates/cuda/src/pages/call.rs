@@ -8,7 +8,7 @@
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 
 use super::pool::{PagePool, PagedTile, Place, tile_reads};
-use super::transfer::Waiting;
+use super::transfer::{Waiting, in_order};
 use crate::ops::{self, AttentionOptions, Outputs, Pages, PrefillState, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
 
@@ -155,13 +155,8 @@ impl<'p> PagedCall<'p> {
 
     fn take_in(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let page_tokens = self.pool.options.shape.page_tokens;
-        let mut items: Vec<(usize, usize, PageView<'_>)> = Vec::new();
-        for (kv_head, pages) in shown.iter().enumerate() {
-            items.extend(pages.iter().map(|page| (page.start / page_tokens, kv_head, *page)));
-        }
-        items.sort_unstable_by_key(|(page, kv_head, _)| (*page, *kv_head));
         let mut waiting = Vec::new();
-        for (page, kv_head, view) in items {
+        for (page, kv_head, view) in in_order(shown, page_tokens) {
             let place = self.place(page, kv_head, &view, &mut waiting)?;
             let keys = self.pool.store.at(place).address();
             self.table[kv_head * self.pages + page] = [keys, keys + self.pool.layout.values_at as u64];

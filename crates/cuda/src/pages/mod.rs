@@ -6,9 +6,11 @@
 //! a lost device takes no token with it.
 
 mod append;
+mod bounds;
 mod call;
 mod estimate;
 mod list;
+mod mass;
 mod pinned;
 mod pool;
 mod residence;
@@ -17,5 +19,6 @@ mod transfer;
 pub use call::PagedCall;
 pub use estimate::KeyScan;
 pub(crate) use list::DeviceList;
+pub use mass::PagedMass;
 pub use pinned::PinnedMemory;
 pub use pool::{PagePool, PagePoolOptions, PagedTile, TransferCount};

@@ -6,9 +6,11 @@ use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_kv::CacheShape;
 
 use super::append::{AppendMemory, append_bytes};
+use super::bounds::KeyBounds;
 use super::call::{CallMemory, PagedCall};
 use super::estimate::EstimateMemory;
 use super::list::DeviceList;
+use super::mass::{MassMemory, mass_bytes};
 use super::residence::Residence;
 use crate::ops::{KEY_BLOCK, Queries, Reads, TileReads};
 use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
@@ -35,6 +37,8 @@ pub struct PagePoolOptions {
     pub slots: usize,
     /// Bytes of device memory beside the budget for estimates over keys ([`PagePool::scan_keys`]); 0 for none.
     pub estimate_bytes: u64,
+    /// Bytes of device memory beside the budget for bounds of blocks ([`PagePool::extend_bounds`]); 0 for none.
+    pub bound_bytes: u64,
 }
 
 /// A tile of queries and what it reads.
@@ -76,7 +80,9 @@ pub struct PagePool {
     pub(super) moves: [DeviceList; 2],
     pub(super) append: AppendMemory,
     pub(super) memory: CallMemory,
+    pub(super) masses: MassMemory,
     pub(super) estimates: EstimateMemory,
+    pub(super) bounds: KeyBounds,
     pub(super) transferred: TransferCount,
 }
 
@@ -130,7 +136,8 @@ impl PagePoolOptions {
     pub fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64 {
         let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
         let call = super::call::call_bytes(rows, self.heads, self.shape.head_dim) + append_bytes(added, &self.shape);
-        call + 2 * tables + LIST_BYTES + self.estimate_bytes
+        let call = call + mass_bytes(rows, self.heads, self.shape.kv_heads, tokens);
+        call + 2 * tables + LIST_BYTES + self.estimate_bytes + self.bound_bytes
     }
 
     /// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
@@ -188,7 +195,9 @@ impl PagePool {
             moves: [DeviceList::new(&gpu)?, DeviceList::new(&gpu)?],
             append: AppendMemory::new(&gpu)?,
             memory: CallMemory::new(&gpu)?,
+            masses: MassMemory::new(&gpu)?,
             estimates: EstimateMemory::new(&gpu)?,
+            bounds: KeyBounds::new(&gpu, shape.layers)?,
             transferred: TransferCount::default(),
             layout,
             options,
@@ -204,6 +213,7 @@ impl PagePool {
     /// Forgets what lies behind the first `tokens` tokens.
     pub fn truncate(&mut self, tokens: usize) {
         self.residence.truncate(tokens, self.options.shape.page_tokens);
+        self.bounds.truncate(None, tokens);
     }
 
     /// Forgets what lies behind the first `tokens` tokens of a (layer, KV head); with 0, all of it: those in main memory
@@ -211,6 +221,7 @@ impl PagePool {
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
         let page_tokens = self.options.shape.page_tokens;
         self.residence.truncate_head(layer, kv_head, tokens, page_tokens);
+        self.bounds.truncate(Some((layer, kv_head)), tokens);
     }
 
     /// Forgets every page: those in main memory have changed.
@@ -221,7 +232,7 @@ impl PagePool {
     /// Bytes of device memory that the pool holds.
     pub fn device_bytes(&self) -> u64 {
         let slabs: usize = self.store.slabs.iter().map(DeviceBuffer::bytes).sum();
-        (slabs + self.store.visitors.bytes() + self.staging.memory.bytes()) as u64
+        (slabs + self.store.visitors.bytes() + self.staging.memory.bytes() + self.bounds.bytes()) as u64
     }
 
     /// Bytes of pages that lie on the device.

@@ -6,6 +6,18 @@ use super::pool::{PagePool, Place};
 use crate::CudaError;
 use crate::ops::{PlaneKind, PlaneMove, arrange_planes};
 
+/// Pages shown by KV head as (page, KV head, what it holds), in this order.
+pub(super) fn in_order<'a>(shown: &[Vec<PageView<'a>>], page_tokens: usize) -> Vec<(usize, usize, PageView<'a>)> {
+    let heads = shown.iter().enumerate();
+    let pages = heads.flat_map(|(kv_head, pages)| {
+        let pages = pages.iter();
+        pages.map(move |page| (page.start / page_tokens, kv_head, *page))
+    });
+    let mut pages: Vec<_> = pages.collect();
+    pages.sort_unstable_by_key(|(page, kv_head, _)| (*page, *kv_head));
+    pages
+}
+
 /// Tokens that have to be brought to a page.
 pub(super) struct Waiting<'a> {
     place: Place,

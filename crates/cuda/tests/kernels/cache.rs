@@ -264,6 +264,7 @@ fn column_mass_equals_the_reference() {
                 column_mass(
                     stream,
                     out.all(),
+                    keys.len(),
                     keys.clone(),
                     sums.all(),
                     &source,

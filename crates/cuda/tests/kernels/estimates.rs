@@ -38,6 +38,7 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
                 budget_bytes: 0,
                 slots: 4,
                 estimate_bytes,
+                bound_bytes: 0,
             };
             options.budget_bytes = budget(&options, tokens);
             let mut pool = PagePool::new(&stream, options).unwrap();

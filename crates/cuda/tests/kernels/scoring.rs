@@ -85,8 +85,11 @@ fn quest_chooses_the_blocks_the_cpu_chooses() {
                 block_tokens: block,
             };
             // First most keys, then the rest: the block between is taken in again.
-            key_bounds(stream, &bounds, &cache.pages(), 0, 700).unwrap();
-            key_bounds(stream, &bounds, &cache.pages(), 700, tokens).unwrap();
+            for ranges in [[0, 700, 0, 3], [700, 1000, 3, 1000]] {
+                let list = gpu.upload::<u32>(&ranges).unwrap();
+                key_bounds(stream, &bounds, &cache.pages(), list.all(), 997).unwrap();
+                stream.synchronize().unwrap();
+            }
             let queries = noise(kv_heads * group * head_dim, 3);
             let device = gpu.upload(&queries).unwrap();
             let source = Queries {
@@ -95,7 +98,16 @@ fn quest_chooses_the_blocks_the_cpu_chooses() {
                 row_stride: queries.len(),
             };
             let scores = gpu.allocate(4 * kv_heads * blocks).unwrap();
-            bound_scores(stream, scores.all(), &bounds, &source, &cache.pages(), group, blocks).unwrap();
+            bound_scores(
+                stream,
+                scores.all(),
+                &bounds,
+                &source,
+                (kv_heads, head_dim),
+                group,
+                blocks,
+            )
+            .unwrap();
             let scores: Vec<f32> = gpu.download(scores.all(), stream).unwrap();
             for head in 0..kv_heads {
                 let pages = cache.views(head);

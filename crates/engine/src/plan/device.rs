@@ -2,9 +2,10 @@
 
 use riffle_cuda::{Gpu, PagePoolOptions};
 use riffle_model::ModelConfig;
+use riffle_policy::PolicySpec;
 use serde::Serialize;
 
-use super::{cache_shape, human_bytes};
+use super::{cache_shape, human_bytes, policy_shape};
 use crate::parse::typed_bytes;
 use crate::{EngineError, EngineOptions};
 
@@ -41,7 +42,7 @@ impl DevicePlan {
         has_weights: bool,
     ) -> Result<Self, EngineError> {
         let batch = options.batch_tokens.min(context);
-        let pool = pool_options(config, options, 0);
+        let pool = pool_options(config, options, context, 0);
         // Norms and biases are f32 there, whatever they are in the file.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
@@ -107,18 +108,27 @@ impl DevicePlan {
 }
 
 /// What a session's pool of pages on a device is made for.
-pub(crate) fn pool_options(config: &ModelConfig, options: &EngineOptions, budget_bytes: u64) -> PagePoolOptions {
+pub(crate) fn pool_options(
+    config: &ModelConfig,
+    options: &EngineOptions,
+    context: usize,
+    budget_bytes: u64,
+) -> PagePoolOptions {
     // Enough for the queries of a chunk and for some rows of weights; longer estimates are made in pieces.
     const ESTIMATE_BYTES: u64 = 64 << 20;
-    let (base, rules) = (&options.prefill.base, &options.prefill.rules);
-    let mut policies = rules.iter().map(|rule| &rule.policy).chain([base]);
+    let policy_shape = policy_shape(config, options);
     PagePoolOptions {
         shape: cache_shape(config, options),
         heads: config.heads,
         budget_bytes,
         slots: options.kv_tiers.slots,
-        estimate_bytes: match policies.any(|spec| spec.has_estimate()) {
+        estimate_bytes: match options.prefill.specs().any(PolicySpec::has_estimate) {
             true => ESTIMATE_BYTES,
+            false => 0,
+        },
+        bound_bytes: match options.decode.specs().any(PolicySpec::has_bounds) {
+            // The last block may hold one token.
+            true => options.decode.stored_bytes(&policy_shape, context + 1024),
             false => 0,
         },
     }

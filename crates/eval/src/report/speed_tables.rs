@@ -215,6 +215,7 @@ pub(super) fn device(report: &DeviceReport) -> Vec<Table> {
             "GB/s",
             "of copy",
             "pairs read",
+            "over their share",
             "error",
         ],
     );
@@ -230,26 +231,87 @@ pub(super) fn device(report: &DeviceReport) -> Vec<Table> {
                 format!("{:.1}", rate.gigabytes_per_s),
                 percent(rate.copy_share),
                 percent(rate.density),
+                rate.over_density.map_or_else(String::new, |over| format!("{over:.2}")),
                 format!("{:.0e}", rate.relative_error),
             ]
         })
         .collect();
     let mut tables = vec![rows];
-    if let Some(rate) = &report.offload {
+    if !report.offload.is_empty() {
         let mut offload = Table::new(
-            format!("Decode of {} from main memory", tokens(rate.tokens as f64)),
-            &["median, ms", "resident, ms", "GB/s", "of upload", "the same bits"],
+            "Dense calls with pages from main memory".to_owned(),
+            &[
+                "queries",
+                "keys",
+                "median, ms",
+                "resident, ms",
+                "GB/s",
+                "of upload",
+                "overlapped",
+                "the same bits",
+            ],
         );
-        offload.rows = vec![vec![
-            format!("{:.2}", rate.median_ms),
-            format!("{:.2}", rate.resident_ms),
-            format!("{:.1}", rate.gigabytes_per_s),
-            percent(rate.upload_share),
-            if rate.same_bits { "yes" } else { "no" }.to_owned(),
-        ]];
+        offload.rows = report
+            .offload
+            .iter()
+            .map(|rate| {
+                vec![
+                    rate.rows.to_string(),
+                    tokens(rate.tokens as f64),
+                    format!("{:.2}", rate.median_ms),
+                    format!("{:.2}", rate.resident_ms),
+                    format!("{:.1}", rate.gigabytes_per_s),
+                    percent(rate.upload_share),
+                    percent(rate.overlap_share),
+                    yes(rate.same_bits),
+                ]
+            })
+            .collect();
         tables.push(offload);
     }
+    if !report.policies.is_empty() {
+        let mut policies = Table::new(
+            "Policies, selection included".to_owned(),
+            &[
+                "policy",
+                "queries",
+                "keys",
+                "median, ms",
+                "selection, ms",
+                "dense, ms",
+                "times as fast",
+                "from main memory, ms",
+                "of resident",
+                "pairs read",
+                "the same bits",
+            ],
+        );
+        policies.rows = report
+            .policies
+            .iter()
+            .map(|rate| {
+                vec![
+                    rate.policy.clone(),
+                    rate.rows.to_string(),
+                    tokens(rate.tokens as f64),
+                    format!("{:.2}", rate.median_ms),
+                    format!("{:.2}", rate.select_ms),
+                    format!("{:.2}", rate.dense_ms),
+                    format!("{:.1}", rate.speedup),
+                    format!("{:.2}", rate.offloaded_ms),
+                    percent(rate.offloaded_share),
+                    percent(rate.density),
+                    yes(rate.same_bits),
+                ]
+            })
+            .collect();
+        tables.push(policies);
+    }
     tables
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
 }
 
 pub(super) fn kv(rates: &KvRates) -> [Table; 3] {

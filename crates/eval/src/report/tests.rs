@@ -6,8 +6,8 @@ use crate::record::{
 };
 use crate::{
     AttentionMap, AttentionRate, AttentionReport, AuditTable, AuditedHead, AuditedRows, ContextRow, ContextTable,
-    DecodeRate, DeviceRate, DeviceReport, Interval, KeyKind, KvBytes, KvRates, ModelRate, ModelRates, OffloadRate,
-    PolicyRate, PolicyRates, StreamRate,
+    DecodeRate, DevicePolicyRate, DeviceRate, DeviceReport, Interval, KeyKind, KvBytes, KvRates, ModelRate, ModelRates,
+    OffloadRate, PolicyRate, PolicyRates, StreamRate,
 };
 
 fn settings(prefill: &str) -> RunSettings {
@@ -292,16 +292,32 @@ fn rates() -> [Results; 5] {
             gigabytes_per_s: 1500.0,
             copy_share: 0.75,
             density: 1.0,
+            over_density: None,
             relative_error: 1e-4,
         }],
-        offload: Some(OffloadRate {
+        offload: vec![OffloadRate {
+            rows: 1,
             tokens: 131_072,
             median_ms: 12.0,
             resident_ms: 1.0,
             gigabytes_per_s: 45.0,
             upload_share: 0.9,
+            overlap_share: 0.5,
             same_bits: true,
-        }),
+        }],
+        policies: vec![DevicePolicyRate {
+            policy: "quest".to_owned(),
+            rows: 1,
+            tokens: 131_072,
+            median_ms: 1.0,
+            select_ms: 0.2,
+            dense_ms: 2.0,
+            speedup: 2.0,
+            offloaded_ms: 1.2,
+            offloaded_share: 0.83,
+            density: 0.02,
+            same_bits: true,
+        }],
     });
     [model, policies, attention, kv, device]
 }

@@ -6,8 +6,9 @@ use crate::blocks::block_span;
 use crate::bounds::Bounds;
 use crate::cost::{Setting, Work};
 use crate::parameter::Parameters;
+use crate::prepared::Prepared;
 use crate::ranking::top_count;
-use crate::{ParameterInfo, ParameterKind, PolicyError, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{Estimate, Estimated, ParameterInfo, ParameterKind, PolicyError, PolicyInfo, SelectContext, SparsePolicy};
 
 /// Blocks whose keys could score highest.
 ///
@@ -23,6 +24,8 @@ struct Quest {
     sinks: usize,
     recent: usize,
     bounds: Bounds,
+    /// Scores of blocks that came from elsewhere.
+    prepared: Prepared<Vec<f32>>,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -63,6 +66,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             sinks: parameters.count("sinks"),
             recent: parameters.count("recent"),
             bounds: Bounds::default(),
+            prepared: Prepared::new(),
         })
     },
 };
@@ -98,15 +102,20 @@ impl SparsePolicy for Quest {
         }
     }
 
+    fn estimate(&self, _chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
+        (!self.reads_all(context)).then_some(Estimate::Bounds { block: self.block })
+    }
+
+    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
+        match estimated {
+            Estimated::Bounds(scores) => self.prepared.store(chunk, context, scores),
+            _ => self.prepare(chunk, context),
+        }
+    }
+
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if self.reads_all(context) {
             return Selection::full(context.tokens);
-        }
-        let mut bounds = Cow::Borrowed(&self.bounds);
-        if bounds.tokens() < context.tokens {
-            bounds
-                .to_mut()
-                .extend(context.pages, queries.head_dim, self.block, context.tokens);
         }
         let blocks = context.tokens.div_ceil(self.block);
         let forced = forced_blocks(queries, self.block, self.sinks, self.recent);
@@ -115,7 +124,10 @@ impl SparsePolicy for Quest {
             budget => budget.div_ceil(self.block),
         };
         let always = (0..blocks).filter(|block| forced(*block)).count();
-        let scores = bounds.scores(queries, blocks);
+        let scores = match self.prepared.of(queries, context) {
+            Some(scores) => Cow::Borrowed(scores),
+            None => Cow::Owned(self.scores(queries, context, blocks)),
+        };
         let chosen = top_count(&scores, always + count, &forced);
         Selection::from_spans(
             chosen
@@ -135,6 +147,7 @@ impl SparsePolicy for Quest {
     }
 
     fn truncate(&mut self, tokens: usize) {
+        self.prepared.clear();
         self.bounds.truncate(self.block, tokens);
     }
 }
@@ -142,6 +155,16 @@ impl SparsePolicy for Quest {
 impl Quest {
     fn reads_all(&self, context: &SelectContext<'_>) -> bool {
         context.layer < self.dense_layers || context.tokens.div_ceil(self.block) <= self.threshold
+    }
+
+    fn scores(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>, blocks: usize) -> Vec<f32> {
+        let mut bounds = Cow::Borrowed(&self.bounds);
+        if bounds.tokens() < context.tokens {
+            bounds
+                .to_mut()
+                .extend(context.pages, queries.head_dim, self.block, context.tokens);
+        }
+        bounds.scores(queries, blocks)
     }
 }
 

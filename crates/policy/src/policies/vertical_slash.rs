@@ -115,7 +115,7 @@ impl SparsePolicy for VerticalSlash {
                 let lines = self.choose(&columns, &distances, context.tokens);
                 self.prepared.store(chunk, context, lines);
             }
-            Estimated::Blocks(_) => self.prepare(chunk, context),
+            _ => self.prepare(chunk, context),
         }
     }
 

@@ -83,7 +83,7 @@ impl SparsePolicy for XAttention {
     fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
         match estimated {
             Estimated::Blocks(scores) => self.prepared.store(chunk, context, self.choose(chunk, &scores)),
-            Estimated::Lines { .. } => self.prepare(chunk, context),
+            _ => self.prepare(chunk, context),
         }
     }
 

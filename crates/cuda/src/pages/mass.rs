@@ -1,0 +1,202 @@
+//! The softmax mass that keys receive, over the pages of a layer wherever they lie.
+
+use riffle_attention::{AttendOptions, PageView};
+
+use super::pool::{PagePool, PagedTile, Place, tile_reads};
+use super::transfer::in_order;
+use crate::ops::{self, AttentionOptions, Pages, Queries};
+use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
+
+/// A pass over pages under way. A key's mass does not depend on the others', so neither does it on how pages come.
+pub struct PagedMass<'p> {
+    pool: &'p mut PagePool,
+    layer: usize,
+    queries: Queries<'p>,
+    options: AttentionOptions<'static>,
+    /// Keys there are.
+    end: usize,
+    /// Keys that are done with, a whole number of pages.
+    done: usize,
+    // [kv_heads, pages]: addresses of keys
+    table: Vec<u64>,
+    visitors: usize,
+    /// The page that came last.
+    last_page: usize,
+}
+
+/// Memory of masses, as long as the longest so far.
+pub(super) struct MassMemory {
+    // f32 [rows, heads]
+    log_sum_exp: DeviceBuffer,
+    // f32 [kv_heads, keys]
+    mass: DeviceBuffer,
+    host_log_sum_exp: PinnedBuffer,
+    host_mass: PinnedBuffer,
+}
+
+impl MassMemory {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+        Ok(Self {
+            log_sum_exp: gpu.allocate(0)?,
+            mass: gpu.allocate(0)?,
+            host_log_sum_exp: gpu.allocate_host(0)?,
+            host_mass: gpu.allocate_host(0)?,
+        })
+    }
+
+    fn reserve(&mut self, gpu: &Gpu, sums: usize, masses: usize) -> Result<(), CudaError> {
+        if self.log_sum_exp.bytes() < sums {
+            self.host_log_sum_exp = gpu.allocate_host(sums)?;
+            self.log_sum_exp = gpu.allocate(sums)?;
+        }
+        if self.mass.bytes() < masses {
+            // A little more, lest every token that is appended takes new memory.
+            let masses = masses + masses / 8;
+            self.host_mass = gpu.allocate_host(masses)?;
+            self.mass = gpu.allocate(masses)?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of device memory that masses of `tokens` keys under `rows` queries take.
+pub(super) fn mass_bytes(rows: usize, heads: usize, kv_heads: usize, tokens: usize) -> u64 {
+    let masses = 4 * kv_heads * tokens;
+    (4 * rows * heads + masses + masses / 8) as u64
+}
+
+impl PagePool {
+    /// Begins to sum the mass that keys before `end` receive from tiles of a layer's `queries`, rows of all query heads.
+    /// `log_sum_exp` is that of all each row and head read, `[rows, heads]`. The pages come to the call in order.
+    ///
+    /// # Errors
+    /// A lost device, too little memory.
+    pub fn begin_mass<'p>(
+        &'p mut self,
+        layer: usize,
+        tiles: &[PagedTile<'_>],
+        queries: Queries<'p>,
+        log_sum_exp: &[f32],
+        end: usize,
+        options: &AttendOptions<'_>,
+    ) -> Result<PagedMass<'p>, CudaError> {
+        let shape = self.options.shape;
+        let memory = &mut self.masses;
+        memory.reserve(&self.gpu, size_of_val(log_sum_exp), 4 * shape.kv_heads * end)?;
+        let sums: &[u8] = bytemuck::cast_slice(log_sum_exp);
+        // The copy of the pass before has run: its result was waited for.
+        memory.host_log_sum_exp.bytes_mut()[..sums.len()].copy_from_slice(sums);
+        let to = memory.log_sum_exp.region(0..sums.len());
+        self.compute.to_device(to, &memory.host_log_sum_exp, 0)?;
+        let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
+        self.reads.set(&self.compute, &reads, None)?;
+        Ok(PagedMass {
+            layer,
+            queries,
+            options: AttentionOptions {
+                scale: options.scale,
+                soft_cap: options.soft_cap,
+                sinks: None,
+            },
+            end,
+            done: 0,
+            table: vec![0; shape.kv_heads * end.div_ceil(shape.page_tokens)],
+            visitors: 0,
+            last_page: 0,
+            pool: self,
+        })
+    }
+}
+
+impl PagedMass<'_> {
+    /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head).
+    ///
+    /// # Errors
+    /// A lost device, too little memory: the pool has forgotten every page then.
+    pub fn add(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
+        let taken = self.take_in(shown);
+        if taken.is_err() {
+            self.pool.clear();
+        }
+        taken
+    }
+
+    fn take_in(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
+        let page_tokens = self.pool.options.shape.page_tokens;
+        let pages = self.end.div_ceil(page_tokens);
+        let mut waiting = Vec::new();
+        for (page, kv_head, view) in in_order(shown, page_tokens) {
+            // A page of every head visits at a time: none leaves before all of them have been read.
+            let full = self.visitors + self.pool.options.shape.kv_heads > self.pool.options.visitors();
+            if page > self.last_page && full {
+                self.pool.transfer(&mut waiting)?;
+                self.sum(page * page_tokens)?;
+            }
+            self.last_page = page;
+            let place = match self.pool.settle(self.layer, page, kv_head, &view, &mut waiting)? {
+                Some(place) => place,
+                None => {
+                    let place = Place::Visitor(self.visitors);
+                    self.visitors += 1;
+                    self.pool.bring(place, 0, &view, &mut waiting)?;
+                    place
+                }
+            };
+            self.table[kv_head * pages + page] = self.pool.store.at(place).address();
+        }
+        self.pool.transfer(&mut waiting)
+    }
+
+    /// Queues the masses of keys before `until`; no page before it is read again, so visitors leave.
+    fn sum(&mut self, until: usize) -> Result<(), CudaError> {
+        let (shape, pool) = (self.pool.options.shape, &mut *self.pool);
+        let keys = self.done..until;
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let table = pool.tables[0].set(&pool.compute, &self.table)?;
+        let pages = Pages {
+            keys: table,
+            // Values are not read.
+            values: table,
+            kv_heads: shape.kv_heads,
+            pages_per_head: self.end.div_ceil(shape.page_tokens),
+            page_tokens: shape.page_tokens,
+            head_dim: shape.head_dim,
+            key_format: shape.key_format,
+            value_format: shape.value_format,
+        };
+        let mass = pool.masses.mass.region(4 * keys.start..pool.masses.mass.bytes());
+        let sums = pool.masses.log_sum_exp.all();
+        let (queries, options) = (&self.queries, &self.options);
+        ops::column_mass(
+            &pool.compute,
+            mass,
+            self.end,
+            keys,
+            sums,
+            queries,
+            &pages,
+            &pool.reads,
+            options,
+        )?;
+        (self.done, self.visitors) = (until, 0);
+        Ok(())
+    }
+
+    /// The masses by KV head, `[keys]` each.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn finish(mut self) -> Result<Vec<Vec<f32>>, CudaError> {
+        self.sum(self.end)?;
+        let (pool, end) = (self.pool, self.end);
+        let bytes = 4 * pool.options.shape.kv_heads * end;
+        let memory = &mut pool.masses;
+        pool.compute
+            .from_device(&mut memory.host_mass, 0, memory.mass.region(0..bytes))?;
+        pool.compute.synchronize()?;
+        let masses: &[f32] = bytemuck::cast_slice(&memory.host_mass.bytes()[..bytes]);
+        Ok(masses.chunks_exact(end.max(1)).map(<[f32]>::to_vec).collect())
+    }
+}

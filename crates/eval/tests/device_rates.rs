@@ -1,0 +1,53 @@
+//! What a device is measured by, on one that is emulated on the CPU: right, whatever its time.
+
+use std::ops::ControlFlow;
+
+use riffle_attention::Format;
+use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
+use riffle_eval::{AttentionCase, DeviceCeilings, Journal, measure_device};
+
+#[test]
+fn cases_on_an_emulated_device_are_right_whatever_their_time() {
+    // On a GPU where RIFFLE_TEST_GPU gives its number.
+    let gpu = match std::env::var("RIFFLE_TEST_GPU") {
+        Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
+        Err(_) => Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user()).expect("g++ compiles the kernels"),
+    };
+    let case = AttentionCase {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        rows: 70,
+        tokens: 700,
+        format: Format::F16,
+        density: 0.5,
+    };
+    let decode = AttentionCase {
+        rows: 1,
+        density: 1.0,
+        ..case
+    };
+    let sizes = DeviceCeilings {
+        matrix: 64,
+        copy_bytes: 4096,
+        repeats: 1,
+        offload_tokens: 3000,
+        chunk_rows: 70,
+    };
+    let dense = AttentionCase { density: 1.0, ..case };
+    let report = measure_device(&gpu, &[case, dense, decode], &sizes, &mut Journal::none(), &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    for rate in &report.rates {
+        assert!(rate.relative_error < 2e-3, "{rate:?}");
+    }
+    assert!(report.rates[0].over_density.is_some() && report.rates[1].over_density.is_none());
+    assert_eq!(report.offload.iter().map(|rate| rate.rows).collect::<Vec<_>>(), [1, 70]);
+    assert!(report.offload.iter().all(|rate| rate.same_bits));
+    assert_eq!(report.policies.len(), 3);
+    for rate in &report.policies {
+        assert!(rate.same_bits && rate.density > 0.0 && rate.density <= 1.0, "{rate:?}");
+    }
+    assert!(report.policies[2].density < 1.0, "{:?}", report.policies[2]);
+}
