@@ -39,6 +39,7 @@ mod attention_time;
 mod audit;
 mod auto;
 mod block_means;
+mod choice;
 mod chunk;
 mod compute;
 mod device;
