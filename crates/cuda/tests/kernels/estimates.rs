@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use riffle_attention::Format;
+use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{PagePool, PagePoolOptions};
+use riffle_cuda::{PagePool, PagePoolOptions, PagedTile};
 use riffle_kv::CacheShape;
 
 use crate::paged::Cache;
@@ -55,5 +55,68 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
         assert_eq!(run(40_000, PagePoolOptions::bytes_for), Some(whole));
         assert_eq!(run(500, PagePoolOptions::bytes_for), None);
         assert_eq!(run(1 << 20, |options, _| options.least_bytes()), None);
+    });
+}
+
+#[test]
+fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
+    on_every_device(|gpu, _| {
+        let stream = Arc::new(gpu.stream().unwrap());
+        // More than eight pages of each head come.
+        let (head_dim, kv_heads, group, tokens, rows) = (32, 2, 2, 64 * 11 + 5, 3);
+        let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 64, [Format::Q8_0, Format::F16]);
+        let shown: Vec<_> = (0..kv_heads).map(|head| cache.views(head)).collect();
+        let queries = noise(rows * kv_heads * group * head_dim, 3);
+        let source = gpu.upload(&queries).unwrap();
+        let beside = Queries {
+            data: source.all(),
+            rows,
+            row_stride: queries.len() / rows,
+        };
+        let everything = Selection::full(tokens);
+        let tiles: Vec<PagedTile<'_>> = (0..kv_heads)
+            .map(|kv_head| PagedTile {
+                kv_head,
+                first_row: 0,
+                rows,
+                start: tokens - rows,
+                selection: &everything,
+            })
+            .collect();
+        let run = |budget: fn(&PagePoolOptions, usize) -> u64| {
+            let mut options = PagePoolOptions {
+                shape: CacheShape {
+                    layers: 1,
+                    kv_heads,
+                    head_dim,
+                    page_tokens: 64,
+                    key_format: Format::Q8_0,
+                    value_format: Format::F16,
+                },
+                heads: kv_heads * group,
+                budget_bytes: 0,
+                slots: 4,
+                estimate_bytes: 0,
+                bound_bytes: 1 << 20,
+            };
+            options.budget_bytes = budget(&options, tokens);
+            let mut pool = PagePool::new(&stream, options).unwrap();
+            assert_eq!(pool.bounds_known(0, 48, tokens), Some(vec![0, 0]));
+            pool.extend_bounds(0, &shown).unwrap();
+            assert_eq!(pool.bounds_known(0, 48, tokens), Some(vec![tokens; 2]));
+            let scores = pool.bound_scores(0, beside, &[tokens, 100]).unwrap();
+            let sums = vec![5.0; rows * kv_heads * group];
+            let scale = AttendOptions::new(0.3);
+            let mut pass = pool.begin_mass(0, &tiles, beside, &sums, tokens, &scale).unwrap();
+            pass.add(&shown).unwrap();
+            (scores, pass.finish().unwrap())
+        };
+        let resident = run(PagePoolOptions::bytes_for);
+        assert_eq!(
+            resident.0.iter().map(Vec::len).collect::<Vec<_>>(),
+            [tokens.div_ceil(48), 3]
+        );
+        assert!(resident.1.iter().flatten().all(|mass| *mass > 0.0));
+        assert_eq!(run(|options, _| options.least_bytes()), resident);
     });
 }
