@@ -15,9 +15,8 @@ pub struct PolicyInfo {
     pub supports_prefill: bool,
     /// Whether it chooses for generated tokens.
     pub supports_decode: bool,
-    /// Whether it promises to find a fact wherever it stands: what it reads is chosen among all keys by what they hold, and
-    /// none is let go of.
-    pub recalls: bool,
+    /// Which facts it promises to find, wherever they stand.
+    pub recall: Recall,
     /// What it saves: compute, traffic, memory, or nothing.
     pub saves: &'static str,
     /// Where the method comes from.
@@ -31,6 +30,18 @@ pub struct PolicyInfo {
     /// Bytes that one of it holds for each token of the sequence, by the elements of a key.
     pub(crate) stored_bytes: fn(&Parameters, usize) -> f64,
     pub(crate) build: fn(&Parameters) -> Box<dyn SparsePolicy>,
+}
+
+/// The questions for which a policy finds what answers them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recall {
+    /// None for certain: some keys are let go of, or chosen by where they stand.
+    None,
+    /// Those at the end of a prompt. What is read of it is chosen among all keys, and its last queries choose best: a question
+    /// in mid-text may miss its answer.
+    AtTheEnd,
+    /// All: every query chooses among all keys by what they hold.
+    Anywhere,
 }
 
 /// What a policy asks of the chunk length.
@@ -83,7 +94,7 @@ impl PolicyInfo {
             name,
             supports_prefill: true,
             supports_decode: true,
-            recalls: false,
+            recall: Recall::None,
             saves: "nothing",
             source,
             parameters,

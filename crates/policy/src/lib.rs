@@ -61,7 +61,7 @@ mod spec;
 mod state;
 
 pub(crate) use catalogue::ChunkNeed;
-pub use catalogue::{PolicyInfo, build, catalogue};
+pub use catalogue::{PolicyInfo, Recall, build, catalogue};
 pub use cost::{CostModel, PolicyShape};
 pub use error::PolicyError;
 pub use estimate::{Estimate, Estimated};

@@ -1,6 +1,6 @@
 //! `riffle policies`: what can be chosen with --prefill and --decode.
 
-use riffle_policy::{CostModel, Phase, PolicyInfo, PolicyRules, PolicyShape, PolicySpec};
+use riffle_policy::{CostModel, Phase, PolicyInfo, PolicyRules, PolicyShape, PolicySpec, Recall};
 use serde_json::json;
 
 use super::{heads, print, print_json};
@@ -26,7 +26,11 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
                     "prefill": policy.supports_prefill,
                     "decode": policy.supports_decode,
                     "saves": policy.saves,
-                    "recalls": policy.recalls,
+                    "recalls": match policy.recall {
+                        Recall::None => None,
+                        Recall::AtTheEnd => Some("at-the-end"),
+                        Recall::Anywhere => Some("anywhere"),
+                    },
                     "source": policy.source,
                     "break_even_tokens": {
                         "prefill": break_even(policy, Phase::Prefill, &shape),
@@ -49,7 +53,11 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
             (true, false) => "prefill",
             _ => "decode",
         };
-        let recalls = if policy.recalls { "; recalls facts anywhere" } else { "" };
+        let recalls = match policy.recall {
+            Recall::None => "",
+            Recall::AtTheEnd => "; recalls facts that the end of a prompt asks for",
+            Recall::Anywhere => "; recalls facts anywhere",
+        };
         text += &format!(
             "{} ({phases}; saves {}{recalls})\n    {}\n",
             policy.name, policy.saves, policy.source

@@ -5,7 +5,7 @@ use crate::cost::{Setting, Work};
 use crate::keys::{rows_of, scan_in_parts, scan_keys};
 use crate::parameter::Parameters;
 use crate::scanned::{Choice, Choose, Scanned};
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext};
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext};
 
 /// Blocks whose best key is far below the best before them are not read.
 ///
@@ -21,7 +21,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "blasst",
     supports_prefill: true,
     supports_decode: true,
-    recalls: true,
+    recall: Recall::Anywhere,
     saves: "traffic of values",
     source: "BLASST, Yuan et al. 2025, arXiv:2512.12087, as a scan before the attention, with the dropped mass known",
     chunk: None,

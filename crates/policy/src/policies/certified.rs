@@ -5,7 +5,7 @@ use crate::keys::scan_keys;
 use crate::parameter::Parameters;
 use crate::ranking::{cut, cut_sampled};
 use crate::scanned::{Choice, Choose, Scanned};
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext};
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext};
 
 /// The fewest tokens that hold 1 − ε of every query's mass, found by scanning all keys.
 ///
@@ -22,7 +22,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "certified",
     supports_prefill: false,
     supports_decode: true,
-    recalls: true,
+    recall: Recall::Anywhere,
     saves: "traffic of values",
     source: "Top-p over scanned keys, after Twilight, Lin et al. 2025, arXiv:2502.02770, with the dropped mass known",
     chunk: None,

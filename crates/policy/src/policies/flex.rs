@@ -11,7 +11,7 @@ use crate::policies::vertical_slash::{LineMass, line_spans};
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
 use crate::spans::runs;
-use crate::{ChunkNeed, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ChunkNeed, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy};
 
 /// Each head and chunk its own pattern, sized by the mass it keeps.
 ///
@@ -39,7 +39,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "flex",
     supports_prefill: true,
     supports_decode: false,
-    recalls: true,
+    recall: Recall::AtTheEnd,
     saves: "compute",
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
     chunk: Some(ChunkNeed::LONG),

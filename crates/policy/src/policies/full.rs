@@ -1,6 +1,6 @@
 use riffle_attention::{QueryTile, Selection};
 
-use crate::{PolicyInfo, SelectContext, SparsePolicy};
+use crate::{PolicyInfo, Recall, SelectContext, SparsePolicy};
 
 /// Reads every token: what everything else is compared with.
 struct Full;
@@ -9,7 +9,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "full",
     supports_prefill: true,
     supports_decode: true,
-    recalls: true,
+    recall: Recall::Anywhere,
     saves: "nothing",
     source: "Dense causal attention",
     chunk: None,

@@ -3,7 +3,8 @@ use riffle_attention::{QueryTile, Selection, Span};
 use crate::held::{Held, Protected};
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::{
-    ColumnMass, ParameterInfo, ParameterKind, Phase, PolicyError, PolicyInfo, SelectContext, SparsePolicy, state,
+    ColumnMass, ParameterInfo, ParameterKind, Phase, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy,
+    state,
 };
 
 /// Heavy hitters: a bounded number of tokens, those that queries voted for most.
@@ -51,7 +52,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "h2o",
     supports_prefill: false,
     supports_decode: true,
-    recalls: false,
+    recall: Recall::None,
     saves: "compute, traffic",
     source: "H2O, Zhang et al. 2023, arXiv:2306.14048, with votes by the number of voters",
     chunk: None,

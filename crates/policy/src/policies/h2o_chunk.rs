@@ -7,7 +7,9 @@ use crate::cost::{Setting, Work};
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::ranking::top_count;
 use crate::spans::runs;
-use crate::{ChunkNeed, ColumnMass, ParameterInfo, PolicyError, PolicyInfo, SelectContext, SparsePolicy, state};
+use crate::{
+    ChunkNeed, ColumnMass, ParameterInfo, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy, state,
+};
 
 /// Chunks that read themselves and a bounded memory of what came before: the latest tokens and the heavy hitters.
 ///
@@ -39,7 +41,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "h2o-chunk",
     supports_prefill: true,
     supports_decode: false,
-    recalls: false,
+    recall: Recall::None,
     saves: "compute",
     source: "H2O, Zhang et al. 2023, arXiv:2306.14048, in two phases over chunks, with votes by the number of voters",
     chunk: Some(ChunkNeed {

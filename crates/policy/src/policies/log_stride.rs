@@ -1,7 +1,7 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::parameter::MAX_TOKENS;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy};
 
 /// Window, globals, and the tokens 2^k before each query; with `landmarks`, the means of the blocks that the query
 /// reads nothing of.
@@ -16,7 +16,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "log-stride",
     supports_prefill: true,
     supports_decode: true,
-    recalls: false,
+    recall: Recall::None,
     saves: "compute, traffic",
     source: "LogSparse, Li et al. 2019, arXiv:1907.00235; globals as in Longformer and BigBird",
     chunk: None,

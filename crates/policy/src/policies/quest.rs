@@ -8,7 +8,9 @@ use crate::cost::{Setting, Work};
 use crate::parameter::Parameters;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
-use crate::{Estimate, Estimated, ParameterInfo, ParameterKind, PolicyError, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{
+    Estimate, Estimated, ParameterInfo, ParameterKind, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy,
+};
 
 /// Blocks whose keys could score highest.
 ///
@@ -32,7 +34,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "quest",
     supports_prefill: false,
     supports_decode: true,
-    recalls: true,
+    recall: Recall::Anywhere,
     saves: "traffic, compute",
     source: "Quest, Tang et al. 2024, arXiv:2406.10774",
     chunk: None,

@@ -3,7 +3,7 @@ use riffle_attention::{QueryTile, Selection, Span};
 use super::h2o::{PROTECT, protected};
 use crate::held::{Held, Protected};
 use crate::parameter::MAX_TOKENS;
-use crate::{ColumnMass, ParameterInfo, Phase, PolicyError, PolicyInfo, SelectContext, SparsePolicy, state};
+use crate::{ColumnMass, ParameterInfo, Phase, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy, state};
 
 /// A bounded number of prompt tokens, those that the prompt's last queries attended to, and all tokens after them.
 ///
@@ -25,7 +25,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "snapkv",
     supports_prefill: false,
     supports_decode: true,
-    recalls: false,
+    recall: Recall::None,
     saves: "compute, traffic",
     source: "SnapKV, Li et al. 2024, arXiv:2404.14469",
     chunk: None,

@@ -1,6 +1,6 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
-use crate::{ParameterInfo, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ParameterInfo, PolicyInfo, Recall, SelectContext, SparsePolicy};
 
 /// Reads the first tokens and the latest ones; nothing between, so what stands there cannot be recalled.
 struct Streaming {
@@ -12,7 +12,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "streaming",
     supports_prefill: true,
     supports_decode: true,
-    recalls: false,
+    recall: Recall::None,
     saves: "compute, traffic",
     source: "StreamingLLM, Xiao et al. 2023, arXiv:2309.17453",
     chunk: None,

@@ -1,7 +1,7 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::parameter::MAX_TOKENS;
-use crate::{ParameterInfo, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ParameterInfo, PolicyInfo, Recall, SelectContext, SparsePolicy};
 
 /// Sinks and window for most rows, everything for the last rows of the prompt and in the first layers.
 ///
@@ -17,7 +17,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "tri-shape",
     supports_prefill: true,
     supports_decode: false,
-    recalls: false,
+    recall: Recall::None,
     saves: "compute",
     source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
     chunk: None,

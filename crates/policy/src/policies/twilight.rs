@@ -9,7 +9,7 @@ use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::prepared::Prepared;
 use crate::ranking::{cut, top_count};
 use crate::spans::runs;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy};
 
 /// The fewest tokens that hold a share of the mass, as estimated with keys in four bits over generous candidates.
 ///
@@ -33,7 +33,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "twilight",
     supports_prefill: false,
     supports_decode: true,
-    recalls: true,
+    recall: Recall::Anywhere,
     saves: "traffic, compute",
     source: "Twilight, Lin et al. 2025, arXiv:2502.02770",
     chunk: None,

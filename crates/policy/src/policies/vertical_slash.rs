@@ -7,7 +7,9 @@ use crate::pool::SCANS;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::spans::runs;
-use crate::{ChunkNeed, Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{
+    ChunkNeed, Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy,
+};
 
 /// Columns and diagonals of the attention map that held most mass for the last queries of the chunk.
 ///
@@ -46,7 +48,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "vertical-slash",
     supports_prefill: true,
     supports_decode: false,
-    recalls: true,
+    recall: Recall::AtTheEnd,
     saves: "compute",
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
     chunk: Some(ChunkNeed::LONG),

@@ -7,7 +7,7 @@ use crate::policies::tri_shape::in_tail;
 use crate::pool::ANTIDIAGONALS;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
-use crate::{Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy};
+use crate::{Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy};
 
 /// Blocks whose antidiagonals hold most mass.
 ///
@@ -27,7 +27,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "xattention",
     supports_prefill: true,
     supports_decode: false,
-    recalls: true,
+    recall: Recall::AtTheEnd,
     saves: "compute, traffic",
     source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
     chunk: None,
