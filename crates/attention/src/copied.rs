@@ -188,105 +188,89 @@ fn quantised_lane(to: &mut [u8], from: &[u8], format: Format, head_dim: usize, l
 #[cfg(test)]
 mod tests {
     use alloc::vec;
-    use alloc::vec::Vec;
 
     use super::*;
     use crate::testing::noise;
     use crate::{write_keys, write_values};
 
-    fn plane(format: Format, bytes: &mut [u16]) -> PlaneMut<'_> {
+    const HEAD_DIM: usize = 48;
+    const PAGE: usize = 64;
+    const SOURCE_TOKENS: usize = 80;
+
+    fn halves(format: Format, bytes: &mut [u16]) -> PlaneMut<'_> {
         match format {
             Format::F16 => PlaneMut::F16(bytes),
             _ => PlaneMut::Bf16(bytes),
         }
     }
 
+    fn bytes(format: Format, bytes: &mut [u8]) -> PlaneMut<'_> {
+        match format {
+            Format::Q8_0 => PlaneMut::Q8_0(bytes),
+            _ => PlaneMut::Q4_0(bytes),
+        }
+    }
+
+    /// Which tokens are copied, as keys or as values, in which format.
+    #[derive(Debug, Clone, Copy)]
+    struct Case {
+        slot: usize,
+        from_slot: usize,
+        tokens: usize,
+        keys: bool,
+        format: Format,
+    }
+
+    /// Copies out of a plane that holds all rows into one that holds `mark`, and compares with rows written there.
+    fn check<T: Copy + PartialEq + core::fmt::Debug>(case: Case, mark: T, plane: fn(Format, &mut [T]) -> PlaneMut<'_>) {
+        let Case { format, keys, .. } = case;
+        let rows = noise(3, SOURCE_TOKENS * HEAD_DIM);
+        let write = if keys { write_keys } else { write_values };
+        let mut found = vec![mark; format.plane_len(PAGE, HEAD_DIM)];
+        let mut expected = found.clone();
+        let mut from = vec![mark; format.plane_len(SOURCE_TOKENS, HEAD_DIM)];
+        let mut from = plane(format, &mut from);
+        write(&mut from, HEAD_DIM, 0, SOURCE_TOKENS, &rows, HEAD_DIM).unwrap();
+        let rows = &rows[case.from_slot * HEAD_DIM..];
+        let mut written = plane(format, &mut expected);
+        write(&mut written, HEAD_DIM, case.slot, case.tokens, rows, HEAD_DIM).unwrap();
+        let (slots, mut copied) = ((case.slot, case.from_slot), plane(format, &mut found));
+        copy(
+            &mut copied,
+            slots.0,
+            &from.as_plane(),
+            slots.1,
+            case.tokens,
+            HEAD_DIM,
+            keys,
+        )
+        .unwrap();
+        assert_eq!(found, expected, "{case:?}");
+    }
+
     #[test]
     fn copied_tokens_are_those_that_were_written_and_others_stay() {
-        let (head_dim, page, source_tokens) = (48, 64, 80);
-        let rows = noise(3, source_tokens * head_dim);
         for (slot, from_slot, tokens) in [(0, 0, 64), (5, 5, 1), (7, 23, 40), (16, 32, 33), (3, 3, 0), (13, 29, 4)] {
             for keys in [true, false] {
-                let write = if keys { write_keys } else { write_values };
-                let of_rows = &rows[from_slot * head_dim..];
+                let case = |format| Case {
+                    slot,
+                    from_slot,
+                    tokens,
+                    keys,
+                    format,
+                };
                 for format in [Format::F16, Format::Bf16] {
-                    let len = format.plane_len(page, head_dim);
-                    let (mut found, mut expected) = (vec![0x3a5au16; len], vec![0x3a5au16; len]);
-                    let mut from = vec![0u16; format.plane_len(source_tokens, head_dim)];
-                    write(
-                        &mut plane(format, &mut from),
-                        head_dim,
-                        0,
-                        source_tokens,
-                        &rows,
-                        head_dim,
-                    )
-                    .unwrap();
-                    write(
-                        &mut plane(format, &mut expected),
-                        head_dim,
-                        slot,
-                        tokens,
-                        of_rows,
-                        head_dim,
-                    )
-                    .unwrap();
-                    let from = plane(format, &mut from);
-                    copy(
-                        &mut plane(format, &mut found),
-                        slot,
-                        &from.as_plane(),
-                        from_slot,
-                        tokens,
-                        head_dim,
-                        keys,
-                    )
-                    .unwrap();
-                    assert_eq!(found, expected, "{format:?} {slot} {from_slot} {tokens}");
+                    check(case(format), 0x3a5a, halves);
                 }
                 for format in [Format::Q8_0, Format::Q4_0] {
-                    fn plane(format: Format, bytes: &mut [u8]) -> PlaneMut<'_> {
-                        match format {
-                            Format::Q8_0 => PlaneMut::Q8_0(bytes),
-                            _ => PlaneMut::Q4_0(bytes),
-                        }
-                    }
-                    let len = format.plane_len(page, head_dim);
-                    let (mut found, mut expected) = (vec![0x5au8; len], vec![0x5au8; len]);
-                    let mut from: Vec<u8> = vec![0; format.plane_len(source_tokens, head_dim)];
-                    write(
-                        &mut plane(format, &mut from),
-                        head_dim,
-                        0,
-                        source_tokens,
-                        &rows,
-                        head_dim,
-                    )
-                    .unwrap();
-                    write(
-                        &mut plane(format, &mut expected),
-                        head_dim,
-                        slot,
-                        tokens,
-                        of_rows,
-                        head_dim,
-                    )
-                    .unwrap();
-                    let from = plane(format, &mut from);
-                    copy(
-                        &mut plane(format, &mut found),
-                        slot,
-                        &from.as_plane(),
-                        from_slot,
-                        tokens,
-                        head_dim,
-                        keys,
-                    )
-                    .unwrap();
-                    assert_eq!(found, expected, "{format:?} {slot} {from_slot} {tokens}");
+                    check(case(format), 0x5a, bytes);
                 }
             }
         }
+    }
+
+    #[test]
+    fn planes_that_do_not_go_together_are_refused() {
         let (mut to, from) = (vec![0.0; 16 * 16], vec![0.0; 16 * 16]);
         let mut to = PlaneMut::F32(&mut to);
         assert!(copy_keys(&mut to, 0, &Plane::F32(&from), 1, 2, 16).is_err());
