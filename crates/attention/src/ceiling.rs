@@ -46,19 +46,25 @@ pub fn best_of_thread_time(tries: usize, mut work: impl FnMut()) -> Duration {
     if once < Duration::from_millis(3) {
         return best_of(tries, work).min(once);
     }
-    let repeats = (0.15 / once.as_secs_f64()).ceil().max(1.0) as u32;
-    let run = |_| {
+    let mut run = |repeats: u32| {
         let start = thread_time().unwrap_or_default();
         for _ in 0..repeats {
             work();
         }
-        thread_time().unwrap_or_default().saturating_sub(start) / repeats
+        thread_time().unwrap_or_default().saturating_sub(start)
     };
-    (0..tries.div_ceil(repeats as usize).max(3))
-        .map(run)
-        .min()
-        .unwrap_or_default()
+    // How long one takes is not known from the wall: other programs may have had the processor meanwhile.
+    let (mut repeats, mut spent) = (1, run(1));
+    while spent < MANY_TICKS {
+        repeats *= 2;
+        spent = run(repeats);
+    }
+    let more = tries.div_ceil(repeats as usize).max(3) - 1;
+    (0..more).map(|_| run(repeats)).fold(spent, Duration::min) / repeats
 }
+
+/// So long that a tick of the system's clock matters little.
+const MANY_TICKS: Duration = Duration::from_millis(100);
 
 fn thread_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
