@@ -307,7 +307,7 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
     };
     options.kv_tiers.ram_budget_bytes = Some(1 << 20);
     let message = Engine::load(&model, options.clone()).err().unwrap().to_string();
-    for part in ["100000 tokens", "--kv-ram-budget 98M", "--kv-disk DIR", "--ctx "] {
+    for part in ["100000 tokens", "--kv-ram-budget 245M", "--kv-disk DIR", "--ctx "] {
         assert!(message.contains(part), "no {part:?} in {message}");
     }
     options.kv_tiers.disk = Some(DiskTier {

@@ -27,8 +27,10 @@ fn model(folder: &Path, layers: usize, positions: usize) {
         fs::copy(fixture("model").join(file), folder.join(file)).unwrap();
     }
     let config = fs::read_to_string(fixture("model/config.json")).unwrap();
-    let config = config.replace("\"num_hidden_layers\": 4", &format!("\"num_hidden_layers\": {layers}"));
-    let config = config.replace("131072", &positions.to_string());
+    let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    config["num_hidden_layers"] = layers.into();
+    config["max_position_embeddings"] = positions.into();
+    let config = config.to_string();
     fs::write(folder.join("config.json"), config).unwrap();
 }
 

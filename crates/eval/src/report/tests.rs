@@ -419,7 +419,7 @@ fn pictures_of_every_kind_have_names_of_their_own() {
         assert_eq!(names.len(), pictures.len());
         let tables_only = matches!(
             record.results,
-            Results::Model(_) | Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_)
+            Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_)
         );
         assert_eq!(pictures.is_empty(), tables_only, "{}", record.results.title());
         assert!(record.tables().iter().all(|table| !table.rows.is_empty()));
