@@ -125,6 +125,18 @@ impl AttentionCase {
         };
         format!("{phase} {format} {rows}x{tokens} d{head_dim}{density}")
     }
+
+    /// Its one layer.
+    pub(crate) fn cache_shape(&self) -> CacheShape {
+        CacheShape {
+            layers: 1,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
+            key_format: self.format,
+            value_format: self.format,
+        }
+    }
 }
 
 /// A rate, and the peak it is a share of.
@@ -268,15 +280,7 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
 /// The cache of one layer, filled with noise.
 pub(crate) fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
     const CHUNK: usize = 4096;
-    let shape = CacheShape {
-        layers: 1,
-        kv_heads: case.kv_heads,
-        head_dim: case.head_dim,
-        page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
-        key_format: case.format,
-        value_format: case.format,
-    };
-    let mut cache = KvCache::new(shape, None).map_err(riffle_engine::EngineError::from)?;
+    let mut cache = KvCache::new(case.cache_shape(), None).map_err(riffle_engine::EngineError::from)?;
     let width = case.kv_heads * case.head_dim;
     for start in (0..case.tokens).step_by(CHUNK) {
         let tokens = CHUNK.min(case.tokens - start);

@@ -9,7 +9,7 @@ use riffle_attention::{AttendOptions, PageView, Partial, QueryTile, Selection, S
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{CudaError, DeviceBuffer, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream};
 use riffle_engine::EngineError;
-use riffle_kv::{CacheShape, KvCache, KvTiers};
+use riffle_kv::{KvCache, KvTiers};
 use riffle_policy::{Estimate, Estimated, Phase, PolicySpec, SelectContext, SparsePolicy, build};
 use serde::{Deserialize, Serialize};
 
@@ -182,20 +182,12 @@ impl Layer {
     fn new(stream: &Arc<Stream>, case: &AttentionCase) -> Result<Self, EvalError> {
         const CHUNK: usize = 4096;
         const BLOCK: usize = 128;
-        let shape = CacheShape {
-            layers: 1,
-            kv_heads: case.kv_heads,
-            head_dim: case.head_dim,
-            page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
-            key_format: case.format,
-            value_format: case.format,
-        };
         // Memory that the device copies from by itself, as in an engine.
         let tiers = KvTiers {
             device: Arc::new(PinnedMemory::new(stream.gpu())),
             ..KvTiers::memory(None)
         };
-        let mut cache = KvCache::with_tiers(shape, tiers).map_err(EngineError::from)?;
+        let mut cache = KvCache::with_tiers(case.cache_shape(), tiers).map_err(EngineError::from)?;
         let width = case.kv_heads * case.head_dim;
         let more = 6.0 / (case.head_dim as f32).sqrt();
         for start in (0..case.tokens).step_by(CHUNK) {

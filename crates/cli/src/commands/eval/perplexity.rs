@@ -32,8 +32,8 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
         |engine, text, journal, watch| {
             let tokenizer = engine.tokenizer()?;
             let mut tokens = tokenizer.encode(text, true)?;
-            let plain = tokenizer.encode(text, false)?;
-            let beginning = tokens.first().copied().filter(|first| plain.first() != Some(first));
+            let beginning = tokenizer.encode("", true)?.first().copied();
+            let beginning = beginning.filter(|beginning| tokens.first() == Some(beginning));
             tokens.truncate(arguments.tokens.unwrap_or(usize::MAX));
             let about = json!({
                 "text": riffle_eval::digest(&tokens),
