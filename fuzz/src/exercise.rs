@@ -4,8 +4,8 @@ use std::error::Error;
 use std::path::Path;
 
 use riffle_model::{
-    AttentionInput, AttentionStep, ChatMessage, LanguageModel, LoadedModel, ModelError, RecurrentState, Workspace,
-    inspect, load,
+    Attended, AttentionInput, AttentionStep, ChatMessage, LanguageModel, LoadedModel, ModelError, RecurrentState,
+    Workspace, inspect, load,
 };
 
 /// A recurrent state may be larger than the weights it belongs to.
@@ -61,8 +61,8 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
 struct Nothing;
 
 impl AttentionStep for Nothing {
-    fn attend(&mut self, _: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn attend(&mut self, _: AttentionInput<'_>, output: &mut [f32]) -> Result<Attended, Box<dyn Error + Send + Sync>> {
         output.fill(0.0);
-        Ok(())
+        Ok(Attended::InOutput)
     }
 }

@@ -37,4 +37,6 @@ pub use driver::{
 };
 pub use error::CudaError;
 pub use model::{DeviceForward, DeviceModel, DeviceRows, forward_bytes};
-pub use pages::{KeyScan, PagePool, PagePoolOptions, PagedCall, PagedMass, PagedTile, PinnedMemory, TransferCount};
+pub use pages::{
+    CallRows, KeyScan, PagePool, PagePoolOptions, PagedCall, PagedMass, PagedTile, PinnedMemory, TransferCount,
+};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_cuda::{DeviceForward, DeviceModel, EmulatedOptions, Gpu, KernelCache};
-use riffle_model::{AttentionInput, AttentionStep, Forward, HostForward, ModelConfig, RecurrentState, load};
+use riffle_model::{Attended, AttentionInput, AttentionStep, Forward, HostForward, ModelConfig, RecurrentState, load};
 
 /// Every head reads the mean of the values up to its own token, swayed by its query and its key: cheap, and wrong when any
 /// of them is.
@@ -16,7 +16,11 @@ struct Means {
 }
 
 impl AttentionStep for Means {
-    fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn attend(
+        &mut self,
+        input: AttentionInput<'_>,
+        output: &mut [f32],
+    ) -> Result<Attended, Box<dyn Error + Send + Sync>> {
         let (width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let mut sums = vec![0.0; kv_width];
         for token in 0..input.tokens {
@@ -30,7 +34,7 @@ impl AttentionStep for Means {
                 output[token * width + at] = sums[kv_at] / (token + 1) as f32 + 0.1 * sway;
             }
         }
-        Ok(())
+        Ok(Attended::InOutput)
     }
 }
 

@@ -9,7 +9,7 @@ use riffle_attention::{
     AttendError, AttendJob, AttendOptions, Partial, Selection, Span, attend_batch, attend_summaries,
 };
 use riffle_kv::KvCache;
-use riffle_model::{AttentionInput, AttentionStep, OnDevice};
+use riffle_model::{Attended, AttentionInput, AttentionStep, OnDevice};
 use riffle_policy::{Phase, PolicySet, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
@@ -71,10 +71,13 @@ impl AttentionStep for LayerAttention<'_> {
         Ok(device::meet(rows, self.rotation).map_err(|error| self.fail(error))?)
     }
 
-    fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let stopped = self.layer(&input, output).map_err(|error| self.fail(error))?;
-        match stopped {
-            ControlFlow::Continue(()) => Ok(()),
+    fn attend(
+        &mut self,
+        input: AttentionInput<'_>,
+        output: &mut [f32],
+    ) -> Result<Attended, Box<dyn Error + Send + Sync>> {
+        match self.layer(&input, output).map_err(|error| self.fail(error))? {
+            ControlFlow::Continue(attended) => Ok(attended),
             ControlFlow::Break(()) => Err("interrupted".into()),
         }
     }
@@ -88,7 +91,12 @@ impl LayerAttention<'_> {
         message
     }
 
-    fn layer(&mut self, input: &AttentionInput<'_>, output: &mut [f32]) -> Result<ControlFlow<()>, EngineError> {
+    /// Attends all chunks of a layer; says where the result is unless it was asked to stop.
+    fn layer(
+        &mut self,
+        input: &AttentionInput<'_>,
+        output: &mut [f32],
+    ) -> Result<ControlFlow<(), Attended>, EngineError> {
         let window = (self.window)(input.layer);
         let two_phases = window.is_none()
             && self
@@ -96,6 +104,7 @@ impl LayerAttention<'_> {
                 .layer(input.cache_layer)
                 .iter()
                 .any(|p| p.has_two_phases());
+        let stays = device::rows(input).filter(|_| self.leaves_output(input, window, two_phases));
         let chunks: Vec<Range<usize>> = (0..input.tokens)
             .step_by(self.chunk_tokens)
             .map(|first| first..(first + self.chunk_tokens).min(input.tokens))
@@ -125,7 +134,15 @@ impl LayerAttention<'_> {
                 Phase::Prefill if end < input.tokens => input.cache_layer,
                 _ => (input.cache_layer + 1) % self.cache.shape().layers,
             };
-            self.chunk(input, tokens, window, two_phases, next, own, output)?;
+            self.chunk(
+                input,
+                tokens,
+                window,
+                two_phases,
+                next,
+                own,
+                (stays.is_none()).then_some(&mut *output),
+            )?;
             first_partial += count;
             flow = (self.after_chunk)(input.layer, end);
             if flow.is_break() {
@@ -133,7 +150,24 @@ impl LayerAttention<'_> {
             }
         }
         *self.partials = partials;
-        Ok(flow)
+        if flow.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        let Some(rows) = stays else {
+            return Ok(ControlFlow::Continue(Attended::InOutput));
+        };
+        if self.rotation.values {
+            rows.rotate_attended()?;
+        }
+        Ok(ControlFlow::Continue(Attended::OnDevice))
+    }
+
+    /// Whether what a device attends to in a layer stays there: nothing on the CPU adds to it or looks at it.
+    fn leaves_output(&self, input: &AttentionInput<'_>, window: Option<usize>, two_phases: bool) -> bool {
+        let mut policies = self.policies.layer(input.cache_layer).iter();
+        let needed = two_phases || self.audit.is_some() || policies.any(|policy| policy.summary_tokens().is_some());
+        // No policy acts on a layer that has a window of its own, no audit looks at it.
+        self.device.is_some() && (window.is_some() || !needed)
     }
 
     fn append(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
@@ -147,6 +181,8 @@ impl LayerAttention<'_> {
                     tokens.clone(),
                     self.rotation,
                 )?;
+                // The chunk before has been waited for.
+                self.time.attend_ms += pages.attended_ms()?;
             }
             _ => {
                 let width = self.step.heads.kv_heads * self.step.heads.head_dim;
@@ -217,8 +253,9 @@ impl LayerAttention<'_> {
         Ok(())
     }
 
-    /// Attends a chunk into `partials`, one for each of its tiles, and writes the output. In the second of two phases
-    /// the partials hold the first already. `next` is the layer that is attended to after this chunk.
+    /// Attends a chunk into `partials`, one for each of its tiles, and writes the output; without one the result stays on the
+    /// device that attends. In the second of two phases the partials hold the first already. `next` is the layer that is
+    /// attended to after this chunk.
     fn chunk(
         &mut self,
         input: &AttentionInput<'_>,
@@ -227,7 +264,7 @@ impl LayerAttention<'_> {
         two_phases: bool,
         next: usize,
         partials: &mut [Partial],
-        output: &mut [f32],
+        output: Option<&mut [f32]>,
     ) -> Result<(), EngineError> {
         let step = self.step;
         let began = Instant::now();
@@ -268,7 +305,7 @@ impl LayerAttention<'_> {
         match (&mut self.device, device::rows(input)) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
             (Some(pages), Some(rows)) => {
-                let options = &self.options;
+                let (options, partials) = (&self.options, output.is_some().then_some(&mut *partials));
                 device::attend(pages, self.cache, rows, &chunk, &selections, next, options, partials)?;
             }
             _ => {
@@ -284,6 +321,15 @@ impl LayerAttention<'_> {
         for policy in self.policies.layer_mut(input.cache_layer) {
             policy.end_chunk();
         }
+        let Some(output) = output else {
+            // Its time is taken by the device's clock, when it has run.
+            let began = Instant::now();
+            if window.is_none() {
+                self.observe(input, &chunk, [&own, &selections], None)?;
+            }
+            add_since(&mut self.time.select_ms, began);
+            return Ok(());
+        };
         let kept = self
             .audit
             .as_ref()
@@ -302,15 +348,7 @@ impl LayerAttention<'_> {
         }
         let began = add_since(&mut self.time.attend_ms, began);
         if window.is_none() {
-            let (read, options) = ([&own[..], &selections[..]], &self.options);
-            for policies in std::iter::once(&mut *self.policies).chain(self.watching.as_deref_mut()) {
-                match (&mut self.device, device::rows(input)) {
-                    (Some(pages), Some(rows)) => {
-                        device::observe(pages, self.cache, rows, policies, &chunk, read, partials, options)?;
-                    }
-                    _ => reading::observe(self.cache, policies, &chunk, read, partials, options)?,
-                }
-            }
+            self.observe(input, &chunk, [&own, &selections], Some(partials))?;
         }
         add_since(&mut self.time.select_ms, began);
         if let (Some(audit), Some(kept)) = (&mut self.audit, kept) {
@@ -322,6 +360,27 @@ impl LayerAttention<'_> {
                 if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {
                     self.policies.replace(chunk.layer, kv_head, spec)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the policies of both phases where the mass of the queries went that they ask for.
+    fn observe(
+        &mut self,
+        input: &AttentionInput<'_>,
+        chunk: &Chunk<'_>,
+        read: [&[Selection]; 2],
+        partials: Option<&[Partial]>,
+    ) -> Result<(), EngineError> {
+        let options = &self.options;
+        for policies in std::iter::once(&mut *self.policies).chain(self.watching.as_deref_mut()) {
+            match (&mut self.device, device::rows(input), partials) {
+                (Some(pages), Some(rows), _) => {
+                    device::observe(pages, self.cache, rows, policies, chunk, read, partials, options)?;
+                }
+                (.., Some(partials)) => reading::observe(self.cache, policies, chunk, read, partials, options)?,
+                (.., None) => unreachable!("results stay on devices alone"),
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct AttentionTime {
     /// Milliseconds in which policies looked at keys, chose, and counted votes.
     pub select_ms: f64,
-    /// Milliseconds of attending to what was chosen.
+    /// Milliseconds of attending to what was chosen; by a device's own clock where the result stays there.
     pub attend_ms: f64,
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use riffle_attention::{AttendOptions, PageView, Partial, Selection, Span};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{DeviceRows, PagePool, PagedTile};
+use riffle_cuda::{DeviceRows, Event, PagePool, PagedTile, Stream, TransferCount};
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, OnDevice};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
@@ -22,6 +22,9 @@ use crate::{Engine, EngineError};
 pub(crate) struct DevicePages {
     room: Arc<Mutex<Room>>,
     session: u64,
+    stream: Arc<Stream>,
+    /// Around the latest call whose result stays on the device, until its time is [taken](Self::attended_ms).
+    call: Option<[Event; 2]>,
 }
 
 struct Room {
@@ -48,12 +51,12 @@ impl DevicePages {
             sessions: 0,
         };
         let room = Arc::new(Mutex::new(room));
-        Ok(Some(Self::of(&room)))
+        Ok(Some(Self::of(&room, &device.stream)))
     }
 
     /// The same room for another session, none of whose pages lie there.
     pub(crate) fn beside(&self) -> Self {
-        Self::of(&self.room)
+        Self::of(&self.room, &self.stream)
     }
 
     /// The same room for a session that goes on from where this one is: it takes over what lies there.
@@ -67,13 +70,30 @@ impl DevicePages {
         fork
     }
 
-    fn of(room: &Arc<Mutex<Room>>) -> Self {
+    fn of(room: &Arc<Mutex<Room>>, stream: &Arc<Stream>) -> Self {
         let mut locked = lock(room);
         locked.sessions += 1;
         Self {
             session: locked.sessions,
             room: Arc::clone(room),
+            stream: Arc::clone(stream),
+            call: None,
         }
+    }
+
+    /// What has travelled between main memory and the device for all sessions of the room.
+    pub(crate) fn transferred(&self) -> TransferCount {
+        lock(&self.room).pool.transferred()
+    }
+
+    /// Milliseconds on the device of a call whose result stayed there, when it has run; 0 without one since this was asked
+    /// last.
+    pub(crate) fn attended_ms(&mut self) -> Result<f64, EngineError> {
+        let Some([start, end]) = self.call.take() else {
+            return Ok(0.0);
+        };
+        end.synchronize()?;
+        Ok(f64::from(end.elapsed_ms_since(&start)?))
     }
 
     /// Forgets what lies behind the first `tokens` tokens.
@@ -155,7 +175,8 @@ pub(crate) fn append(
     })
 }
 
-/// [`reading::attend`](crate::reading::attend) on a device; `partials` that hold something are added to.
+/// [`reading::attend`](crate::reading::attend) on a device; `partials` that hold something are added to. Without partials the
+/// result stays in the rows on the device.
 pub(crate) fn attend(
     pages: &mut DevicePages,
     cache: &mut KvCache,
@@ -164,7 +185,7 @@ pub(crate) fn attend(
     selections: &[Selection],
     next: usize,
     options: &AttendOptions<'_>,
-    partials: &mut [Partial],
+    partials: Option<&mut [Partial]>,
 ) -> Result<(), EngineError> {
     let end = chunk.end();
     let wanted = wanted_pages(cache, chunk, || {
@@ -183,13 +204,27 @@ pub(crate) fn attend(
             selection,
         })
         .collect();
+    let around = match partials {
+        Some(_) => None,
+        None => Some([pages.stream.gpu().event()?, pages.stream.gpu().event()?]),
+    };
+    let stream = Arc::clone(&pages.stream);
+    let record = |which: usize| around.as_ref().map_or(Ok(()), |around| stream.record(&around[which]));
     let mut room = pages.enter();
-    let queries = rows.queries(chunk.tokens.clone());
-    let mut call = room.pool.begin(chunk.layer, &tiles, queries, end, options)?;
+    let rows = rows.call(chunk.tokens.clone());
+    record(0)?;
+    let mut call = room.pool.begin(chunk.layer, &tiles, rows, end, options)?;
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(next), &mut |pages| {
         Ok(call.attend(&cut(pages, chunk))?)
     })?;
-    Ok(call.finish(partials)?)
+    call.finish()?;
+    record(1)?;
+    if let Some(partials) = partials {
+        room.pool.bring_partials(&tiles, &rows, partials)?;
+    }
+    drop(room);
+    pages.call = around;
+    Ok(())
 }
 
 /// What policies ask for of a layer, by KV head, computed where the keys lie; `None` where that cannot be, so that the policy
@@ -273,7 +308,7 @@ pub(crate) fn bound_scores(
 }
 
 /// [`reading::observe`](crate::reading::observe) where a device attended: the mass of keys of 16 bits on either side, as its
-/// attention weighs them.
+/// attention weighs them. Without `partials` the log-sum-exp of what was read lies in the rows.
 pub(crate) fn observe(
     pages: &mut DevicePages,
     cache: &mut KvCache,
@@ -281,7 +316,7 @@ pub(crate) fn observe(
     policies: &mut PolicySet,
     chunk: &Chunk<'_>,
     selections: [&[Selection]; 2],
-    partials: &[Partial],
+    partials: Option<&[Partial]>,
     options: &AttendOptions<'_>,
 ) -> Result<(), EngineError> {
     let mut heads = observed(policies, chunk, partials);
@@ -309,10 +344,11 @@ pub(crate) fn observe(
             }));
         }
     }
-    let (mut room, queries) = (pages.enter(), rows.queries(chunk.tokens.clone()));
-    let mut pass = room
-        .pool
-        .begin_mass(chunk.layer, &tiles, queries, &log_sum_exp, chunk.end(), options)?;
+    let (mut room, rows) = (pages.enter(), rows.call(chunk.tokens.clone()));
+    if partials.is_some() {
+        room.pool.set_log_sum_exp(&rows, &log_sum_exp)?;
+    }
+    let mut pass = room.pool.begin_mass(chunk.layer, &tiles, rows, chunk.end(), options)?;
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
         Ok(pass.add(&cut(pages, chunk))?)
     })?;

@@ -5,7 +5,7 @@ use std::error::Error;
 
 use rayon::prelude::*;
 use riffle_attention::rotate_heads;
-use riffle_model::{AttentionInput, AttentionStep, OnDevice};
+use riffle_model::{Attended, AttentionInput, AttentionStep, OnDevice};
 
 /// Heads rotated in one task.
 const TASK_HEADS: usize = 64;
@@ -40,7 +40,11 @@ impl AttentionStep for CacheEdge<'_> {
         self.inner.meet(rows)
     }
 
-    fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn attend(
+        &mut self,
+        input: AttentionInput<'_>,
+        output: &mut [f32],
+    ) -> Result<Attended, Box<dyn Error + Send + Sync>> {
         let mut input = AttentionInput {
             start_position: self.place,
             ..input
@@ -58,11 +62,12 @@ impl AttentionStep for CacheEdge<'_> {
         if rotates_values {
             input.values = rotated(input.values, values, self.head_dim);
         }
-        self.inner.attend(input, output)?;
-        if self.rotation.values {
+        let attended = self.inner.attend(input, output)?;
+        // What stays on a device is rotated back there.
+        if self.rotation.values && attended == Attended::InOutput {
             rotate(output, self.head_dim);
         }
-        Ok(())
+        Ok(attended)
     }
 }
 

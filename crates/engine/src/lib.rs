@@ -83,7 +83,7 @@ pub use plan::{DevicePlan, MemoryPlan, TierPlan, available_memory_bytes, human_b
 pub use prefix::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use profile::Profile;
 pub use questions::run_questions;
-pub use riffle_cuda::Gpu;
+pub use riffle_cuda::{Gpu, TransferCount};
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use sampler::{Sampler, SamplingOptions};
 pub use session::Session;

@@ -78,7 +78,7 @@ impl Session {
             self.tokens.len() + 1,
         )?;
         self.pending = None;
-        self.finish_logits()
+        self.finish_logits(Phase::Decode)
     }
 
     fn read_prompt(
@@ -114,7 +114,7 @@ impl Session {
                 self.hand_over_logits(batch.len(), wanted, take)?;
             }
         }
-        self.finish_logits()
+        self.finish_logits(Phase::Prefill)
     }
 
     /// Takes a logical batch of a prompt that ends at `goal` tokens through every layer. `self.forward` holds its
@@ -228,10 +228,13 @@ impl Session {
         Ok(())
     }
 
-    /// Logits of the last token that was read.
-    fn finish_logits(&mut self) -> Result<(), EngineError> {
+    /// Logits of the last token that was read in a phase.
+    fn finish_logits(&mut self, phase: Phase) -> Result<(), EngineError> {
         let last = self.batch_tokens - 1;
         self.logits_of(last..self.batch_tokens)?;
+        if let Some(pages) = &mut self.pages {
+            self.attention_time[usize::from(phase == Phase::Decode)].attend_ms += pages.attended_ms()?;
+        }
         if self.logits.iter().any(|logit| !logit.is_finite()) {
             return Err(EngineError::NonFiniteLogits {
                 position: self.tokens.len(),

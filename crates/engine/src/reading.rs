@@ -140,7 +140,7 @@ pub(crate) fn observe(
     partials: &[Partial],
     options: &AttendOptions<'_>,
 ) -> Result<(), EngineError> {
-    let mut heads = observed(policies, chunk, partials);
+    let mut heads = observed(policies, chunk, Some(partials));
     if heads.is_empty() {
         return Ok(());
     }
@@ -172,8 +172,8 @@ pub(crate) fn observe(
     Ok(())
 }
 
-/// What the policies of a chunk's layer ask for.
-pub(crate) fn observed<'c>(policies: &PolicySet, chunk: &Chunk<'c>, partials: &[Partial]) -> Vec<Observed<'c>> {
+/// What the policies of a chunk's layer ask for; without `partials` the log-sum-exp of what was read lies elsewhere.
+pub(crate) fn observed<'c>(policies: &PolicySet, chunk: &Chunk<'c>, partials: Option<&[Partial]>) -> Vec<Observed<'c>> {
     let heads = chunk.contexts.iter().zip(policies.layer(chunk.layer));
     heads
         .filter_map(|(context, policy)| Observed::new(chunk, context, policy.observes_from(context), partials))
@@ -278,31 +278,34 @@ pub(crate) struct Rows<'c> {
     /// The tile's number.
     pub(crate) place: usize,
     pub(crate) queries: QueryTile<'c>,
-    /// `[rows, group]`
+    /// `[rows, group]`; empty where it lies elsewhere.
     pub(crate) log_sum_exp: Vec<f32>,
 }
 
 impl<'c> Observed<'c> {
-    fn new(chunk: &Chunk<'c>, context: &SelectContext<'_>, from: usize, partials: &[Partial]) -> Option<Self> {
+    fn new(chunk: &Chunk<'c>, context: &SelectContext<'_>, from: usize, partials: Option<&[Partial]>) -> Option<Self> {
         if from >= context.tokens {
             return None;
         }
-        let rows = |(place, (tile, partial)): (usize, (&Tile<'c>, &Partial))| {
+        let rows = |(place, tile): (usize, &Tile<'c>)| {
             let (queries, first_row) = rows_from(&tile.queries, from)?;
-            let rows = first_row..tile.queries.rows;
-            let log_sum_exp = rows.flat_map(|row| (0..queries.group).map(move |head| partial.log_sum_exp(row, head)));
+            let log_sum_exp = partials.map(|partials| {
+                let rows = first_row..tile.queries.rows;
+                let sums = |row| (0..queries.group).map(move |head| partials[place].log_sum_exp(row, head));
+                rows.flat_map(sums).collect()
+            });
             Some(Rows {
                 place,
                 queries,
-                log_sum_exp: log_sum_exp.collect(),
+                log_sum_exp: log_sum_exp.unwrap_or_default(),
             })
         };
-        let tiles = chunk.tiles.iter().zip(partials).enumerate();
+        let tiles = chunk.tiles.iter().enumerate();
         Some(Self {
             kv_head: context.kv_head,
             from,
             rows: tiles
-                .filter(|(_, (tile, _))| tile.kv_head == context.kv_head)
+                .filter(|(_, tile)| tile.kv_head == context.kv_head)
                 .filter_map(rows)
                 .collect(),
             mass: vec![0.0; context.tokens],

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use riffle_attention::Partial;
+use riffle_cuda::TransferCount;
 use riffle_kv::{KvCache, KvUsage};
 use riffle_model::Forward;
 use riffle_policy::{Phase, PolicyRules, PolicySet};
@@ -127,6 +128,14 @@ impl Session {
     /// Where the time of attention went in a phase, since the session was made.
     pub fn attention_time(&self, phase: Phase) -> AttentionTime {
         self.attention_time[usize::from(phase == Phase::Decode)]
+    }
+
+    /// What has travelled between main memory and the device that computes, for this session and those it shares pages with;
+    /// nothing where the CPU computes.
+    pub fn device_transfers(&self) -> TransferCount {
+        self.pages
+            .as_ref()
+            .map_or_else(TransferCount::default, DevicePages::transferred)
     }
 
     /// Bytes of KV pages that lie on the device that computes, beside those in main memory; 0 where the CPU computes.

@@ -3,62 +3,13 @@
 mod testing;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use riffle_attention::Format;
-use riffle_cuda::{CudaError, EmulatedOptions, Gpu, KernelCache};
+use riffle_cuda::{CudaError, EmulatedOptions, Gpu};
 use riffle_engine::{Engine, EngineError, EngineOptions, Session, StreamWindow};
 use riffle_kv::{DiskTier, KvTiers};
+use testing::device::{MODEL, any_device, difference, far, gpu, load, logits, options};
 use testing::{fixture, go_on, prompt};
-
-/// Two query heads to a KV head, f32 weights, so that only attention rounds otherwise than on the CPU.
-const MODEL: &str = "vectors/group2-dim32-rope-parameters-f32";
-
-/// An emulated device, or the GPU of this number where RIFFLE_TEST_GPU gives one.
-fn any_device() -> Gpu {
-    match std::env::var("RIFFLE_TEST_GPU") {
-        Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
-        Err(_) => gpu(EmulatedOptions::default()),
-    }
-}
-
-fn gpu(options: EmulatedOptions) -> Gpu {
-    Gpu::emulated(options, KernelCache::of_user()).expect("g++ compiles the kernels")
-}
-
-fn options(device: Option<Gpu>) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(500),
-        batch_tokens: 128,
-        chunk_tokens: 64,
-        page_tokens: 64,
-        device,
-        ..EngineOptions::default()
-    }
-}
-
-/// Logits after a prompt and after each of two more tokens.
-fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let mut session = Session::new(engine).unwrap();
-    session.prefill(tokens, &mut go_on).unwrap();
-    let mut all = vec![session.logits().to_vec()];
-    for token in [7, 11] {
-        session.advance(token).unwrap();
-        all.push(session.logits().to_vec());
-    }
-    all
-}
-
-fn load(path: &Path, options: EngineOptions) -> Arc<Engine> {
-    Engine::load(path, options).unwrap()
-}
-
-/// The largest difference as a share of the largest logit.
-fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
-    let (a, b) = (a.concat(), b.concat());
-    let largest = b.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
-    testing::largest_difference(&a, &b) / largest
-}
 
 #[test]
 fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
@@ -112,16 +63,6 @@ fn a_hybrid_on_a_device_gives_the_logits_of_the_cpu_and_goes_on_where_its_state_
             assert!(found <= 4e-3, "{found}");
         }
     }
-}
-
-/// As few pages on the device as can be, so many on their way.
-fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
-    let mut options = options(Some(device.clone()));
-    options.kv_tiers.slots = slots;
-    // 2 KV heads of 32 dimensions, keys and values: the ring's pages and so many more.
-    let page = 64 * 32 * 2 * 2;
-    options.kv_tiers.device_budget_bytes = (16 + slots as u64 + pages) * page;
-    options
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use riffle_attention::{AttendOptions, PageView, Partial, QueryTile, Selection, Span};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{CudaError, DeviceBuffer, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream};
+use riffle_cuda::{CallRows, CudaError, DeviceBuffer, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream};
 use riffle_engine::EngineError;
 use riffle_kv::{KvCache, KvTiers};
 use riffle_policy::{Estimate, Estimated, Phase, PolicySpec, SelectContext, SparsePolicy, build};
@@ -72,6 +72,8 @@ struct Layer {
     cache: KvCache,
     queries: Vec<f32>,
     on_device: DeviceBuffer,
+    attended: DeviceBuffer,
+    log_sum_exp: DeviceBuffer,
 }
 
 fn failed(error: CudaError) -> EvalError {
@@ -207,6 +209,8 @@ impl Layer {
         queries.iter_mut().for_each(|x| *x += 1.0);
         Ok(Self {
             on_device: stream.gpu().upload(&queries).map_err(failed)?,
+            attended: stream.gpu().allocate(size_of_val(&queries[..])).map_err(failed)?,
+            log_sum_exp: stream.gpu().allocate(4 * case.rows * case.heads).map_err(failed)?,
             stream: Arc::clone(stream),
             case: *case,
             cache,
@@ -293,16 +297,22 @@ impl Layer {
             *pages = Selection::from_spans(pages.drain(..)).spans().to_vec();
         }
         let options = AttendOptions::new(self.scale());
-        let on_device = Queries {
-            data: self.on_device.all(),
-            rows: self.case.rows,
-            row_stride: self.case.heads * self.case.head_dim,
+        let rows = CallRows {
+            queries: Queries {
+                data: self.on_device.all(),
+                rows: self.case.rows,
+                row_stride: self.case.heads * self.case.head_dim,
+            },
+            attended: self.attended.all(),
+            log_sum_exp: self.log_sum_exp.all(),
         };
-        let call = pool.begin(0, &tiles, on_device, self.case.tokens, &options);
-        let mut call = call.map_err(failed)?;
+        let mut call = pool
+            .begin(0, &tiles, rows, self.case.tokens, &options)
+            .map_err(failed)?;
         self.cache
             .stream::<EngineError>(0, Some(&wanted), None, &mut |pages| Ok(call.attend(pages)?))?;
-        call.finish(&mut partials).map_err(failed)?;
+        call.finish().map_err(failed)?;
+        pool.bring_partials(&tiles, &rows, &mut partials).map_err(failed)?;
         Ok(partials)
     }
 

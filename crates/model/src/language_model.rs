@@ -29,6 +29,15 @@ pub struct AttentionInput<'a> {
 /// What a device keeps of a layer, of a type that decoder and attention step know.
 pub type OnDevice = dyn Any + Send + Sync;
 
+/// Where an attention step left its result, `[tokens, heads, head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attended {
+    /// In the output it was given.
+    InOutput,
+    /// Where [`AttentionInput::on_device`] has room for it; the output says nothing.
+    OnDevice,
+}
+
 /// What a model asks of its caller in each layer: keep keys and values, and attend to those the caller chooses.
 pub trait AttentionStep {
     /// A decoder on a device shows queries, keys and values where they lie, before queries come to main memory for
@@ -38,8 +47,13 @@ pub trait AttentionStep {
         Ok(false)
     }
 
-    /// Writes the attention result, `[tokens, heads, head_dim]`, to `output`.
-    fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>>;
+    /// Writes the attention result, `[tokens, heads, head_dim]`, to `output`, or leaves it on the device whose rows it was given;
+    /// says which.
+    fn attend(
+        &mut self,
+        input: AttentionInput<'_>,
+        output: &mut [f32],
+    ) -> Result<Attended, Box<dyn Error + Send + Sync>>;
 }
 
 /// A decoder, driven layer by layer.

@@ -10,7 +10,7 @@
 //! by what attention needs, and [`scratch_bytes`] says beforehand by how much.
 //!
 //! ```no_run
-//! use riffle_model::{AttentionInput, AttentionStep, LanguageModel, RecurrentState, Workspace, load};
+//! use riffle_model::{Attended, AttentionInput, AttentionStep, LanguageModel, RecurrentState, Workspace, load};
 //!
 //! /// Every token sees only itself: its attention result is its value.
 //! struct SelfOnly;
@@ -20,10 +20,10 @@
 //!         &mut self,
 //!         input: AttentionInput<'_>,
 //!         output: &mut [f32],
-//!     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     ) -> Result<Attended, Box<dyn std::error::Error + Send + Sync>> {
 //!         // With one query head per key/value head the shapes agree.
 //!         output.copy_from_slice(input.values);
-//!         Ok(())
+//!         Ok(Attended::InOutput)
 //!     }
 //! }
 //!
@@ -87,7 +87,7 @@ pub use fingerprint::fingerprint;
 pub use forward::{Forward, HostForward};
 pub use generation::GenerationDefaults;
 pub use info::{ModelInfo, TokenizerInfo};
-pub use language_model::{AttentionInput, AttentionStep, LanguageModel, OnDevice};
+pub use language_model::{Attended, AttentionInput, AttentionStep, LanguageModel, OnDevice};
 pub use layer::{Layer, Rows, Step};
 pub use load::{LoadOptions, LoadedModel, inspect, inspect_scaled, load, load_with};
 pub use outline::ModelOutline;

@@ -5,7 +5,9 @@ mod testing;
 use std::error::Error;
 use std::path::Path;
 
-use riffle_model::{AttentionInput, AttentionStep, LanguageModel, ModelError, RecurrentState, Workspace, load};
+use riffle_model::{
+    Attended, AttentionInput, AttentionStep, LanguageModel, ModelError, RecurrentState, Workspace, load,
+};
 use serde_json::{Value, json};
 use testing::{TinyModel, bent, byte_fallback_tokenizer, refused, write_tokenizer};
 
@@ -189,7 +191,7 @@ fn broken_chat_templates_are_refused() {
 struct Failing;
 
 impl AttentionStep for Failing {
-    fn attend(&mut self, _: AttentionInput<'_>, _: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn attend(&mut self, _: AttentionInput<'_>, _: &mut [f32]) -> Result<Attended, Box<dyn Error + Send + Sync>> {
         Err("the cache is full".into())
     }
 }

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_model::{AttentionInput, AttentionStep, Forward, ModelConfig, ModelError, OnDevice, RecurrentState, Rows};
+use riffle_model::{
+    Attended, AttentionInput, AttentionStep, Forward, ModelConfig, ModelError, OnDevice, RecurrentState, Rows,
+};
 
 use super::recurrence::Recurrence;
 use super::rows::DeviceRows;
@@ -15,8 +17,8 @@ use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 /// small.
 const ROW_BLOCK: usize = 1024;
 
-/// A batch on a device: hidden states stay there, queries, keys and values come to main memory, where the cache keeps
-/// them and policies choose, and attention's result goes back.
+/// A batch on a device: hidden states stay there, queries come to main memory, where policies choose by them. Keys, values and
+/// attention's result stay as well where the attention step [takes](AttentionStep::meet) and [leaves](Attended) them there.
 pub struct DeviceForward {
     model: Arc<DeviceModel>,
     stream: Arc<Stream>,
@@ -37,8 +39,6 @@ struct Buffers {
     ids: DeviceBuffer,
     // [batch, hidden]
     hidden: DeviceBuffer,
-    // [batch, heads, head_dim]
-    attended: DeviceBuffer,
     // [block, hidden]
     normed: DeviceBuffer,
     // [block, hidden]
@@ -89,6 +89,7 @@ struct Sizes {
     batch: usize,
     block: usize,
     hidden: usize,
+    heads: usize,
     query_width: usize,
     kv_width: usize,
     inner: usize,
@@ -103,6 +104,7 @@ impl Sizes {
             batch: batch_tokens,
             block: batch_tokens.clamp(1, ROW_BLOCK),
             hidden: config.hidden_size,
+            heads: config.heads,
             query_width: config.heads * config.head_dim,
             kv_width: config.kv_heads * config.head_dim,
             inner: config.intermediate_size,
@@ -113,7 +115,9 @@ impl Sizes {
     }
 
     fn floats(&self) -> usize {
-        let per_token = 1 + self.hidden + 2 * self.query_width + 2 * self.kv_width + self.rotary * self.rotations;
+        // Queries and what attention returned, with its log-sum-exp.
+        let rows = 2 * self.query_width + 2 * self.kv_width + self.heads;
+        let per_token = 1 + self.hidden + rows + self.rotary * self.rotations;
         let per_row = 2 * self.hidden + 2 * self.inner + self.query_width;
         self.batch * per_token + self.block * per_row + self.logits
     }
@@ -320,7 +324,7 @@ impl DeviceForward {
         let count = block.len();
         match rows {
             Rows::Hidden => floats(&self.buffers.hidden, block.start * hidden, count * hidden),
-            Rows::Attended => floats(&self.buffers.attended, block.start * attended, count * attended),
+            Rows::Attended => floats(&self.rows.attended, block.start * attended, count * attended),
             Rows::Normed => floats(&self.buffers.normed, 0, count * hidden),
             Rows::Branch => floats(&self.buffers.branch, 0, count * hidden),
         }
@@ -404,9 +408,10 @@ impl Forward for DeviceForward {
             };
             let attended = &mut host.attended.bytes_mut()[..4 * tokens * query_width];
             let output = bytemuck::cast_slice_mut(attended);
-            attention.attend(input, output).map_err(ModelError::Attention)?;
-            let to = floats(&self.buffers.attended, 0, tokens * query_width);
-            self.stream.to_device(to, &host.attended, 0).map_err(model_error)?;
+            if attention.attend(input, output).map_err(ModelError::Attention)? == Attended::InOutput {
+                let to = floats(&self.rows.attended, 0, tokens * query_width);
+                self.stream.to_device(to, &host.attended, 0).map_err(model_error)?;
+            }
         }
         let mut state = recurrent.layer(&model.config, layer, start_position)?;
         let mut work = || {
@@ -463,7 +468,6 @@ impl Buffers {
         Ok(Buffers {
             ids: floats(sizes.batch)?,
             hidden: floats(sizes.batch * sizes.hidden)?,
-            attended: floats(sizes.batch * sizes.query_width)?,
             normed: floats(sizes.block * sizes.hidden)?,
             branch: floats(sizes.block * sizes.hidden)?,
             inner: floats(sizes.block * sizes.inner)?,

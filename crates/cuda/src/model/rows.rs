@@ -1,4 +1,4 @@
-//! What a decoder leaves on the device for attention.
+//! What a decoder leaves on the device for attention, and attention for the decoder.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,14 +6,18 @@ use std::sync::Arc;
 use riffle_model::ModelConfig;
 
 use crate::ops::{self, HeadRows, Queries};
-use crate::{CudaError, DeviceBuffer, Gpu, Stream};
+use crate::{CallRows, CudaError, DeviceBuffer, Gpu, Stream};
 
-/// Queries, keys and values of a batch of one layer, f32 `[tokens, heads or kv_heads, head_dim]`, where the decoder computed them.
-/// An attention step finds them behind [`riffle_model::AttentionInput::on_device`].
+/// Queries, keys and values of a batch of one layer, f32 `[tokens, heads or kv_heads, head_dim]`, where the decoder computed them,
+/// and room for what attention makes of them. An attention step finds them behind [`riffle_model::AttentionInput::on_device`].
 pub struct DeviceRows {
     pub(crate) queries: DeviceBuffer,
     pub(crate) keys: DeviceBuffer,
     pub(crate) values: DeviceBuffer,
+    /// What attention returned, as the queries lie: from there the decoder goes on.
+    pub(crate) attended: DeviceBuffer,
+    // f32 [tokens, heads]
+    log_sum_exp: DeviceBuffer,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -30,6 +34,8 @@ impl DeviceRows {
             queries: floats(config.heads)?,
             keys: floats(config.kv_heads)?,
             values: floats(config.kv_heads)?,
+            attended: floats(config.heads)?,
+            log_sum_exp: gpu.allocate(4 * tokens * config.heads)?,
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
@@ -43,10 +49,22 @@ impl DeviceRows {
     /// # Errors
     /// A lost device.
     pub fn rotate_queries(&self) -> Result<(), CudaError> {
+        self.rotate(&self.queries)
+    }
+
+    /// Rotates what attention returned of rotated values back, likewise.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn rotate_attended(&self) -> Result<(), CudaError> {
+        self.rotate(&self.attended)
+    }
+
+    fn rotate(&self, heads: &DeviceBuffer) -> Result<(), CudaError> {
         ops::rotate_heads(
             &self.stream,
             &HeadRows {
-                data: self.queries.all(),
+                data: heads.all(),
                 rows: self.tokens,
                 heads: self.heads,
                 head_dim: self.head_dim,
@@ -62,6 +80,18 @@ impl DeviceRows {
             data: self.queries.region(4 * tokens.start * width..4 * tokens.end * width),
             rows: tokens.len(),
             row_stride: width,
+        }
+    }
+
+    /// What a call of attention reads and writes of some tokens of the batch.
+    pub fn call(&self, tokens: Range<usize>) -> CallRows<'_> {
+        let (heads, width) = (self.heads, self.heads * self.head_dim);
+        CallRows {
+            attended: self.attended.region(4 * tokens.start * width..4 * tokens.end * width),
+            log_sum_exp: self
+                .log_sum_exp
+                .region(4 * tokens.start * heads..4 * tokens.end * heads),
+            queries: self.queries(tokens),
         }
     }
 

@@ -10,17 +10,28 @@ use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use super::pool::{PagePool, PagedTile, Place, tile_reads};
 use super::transfer::{Waiting, in_order};
 use crate::ops::{self, AttentionOptions, Outputs, Pages, PrefillState, Queries};
-use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
+use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region};
 
 /// Packed rows (queries times heads of a group) up to which a call is split over its keys.
 const FEW_PACKED_ROWS: usize = 16;
+
+/// Where the rows of a call lie, those of all query heads side by side.
+#[derive(Debug, Clone, Copy)]
+pub struct CallRows<'a> {
+    /// The queries.
+    pub queries: Queries<'a>,
+    /// Where what they read goes, f32, as the queries lie.
+    pub attended: Region<'a>,
+    /// Where ln Σ exp(logit) of each row and head goes, f32 `[rows, heads]`.
+    pub log_sum_exp: Region<'a>,
+}
 
 /// A call under way.
 pub struct PagedCall<'p> {
     pool: &'p mut PagePool,
     layer: usize,
     tiles: &'p [PagedTile<'p>],
-    queries: Queries<'p>,
+    rows: CallRows<'p>,
     options: AttentionOptions<'static>,
     // pages of a head in the tables
     pages: usize,
@@ -47,40 +58,40 @@ struct Visiting {
 
 /// Memory of a call, as long as the longest so far.
 pub(super) struct CallMemory {
-    output: DeviceBuffer,
-    log_sum_exp: DeviceBuffer,
     // state of a prefill, or partials of a decode
     sums: DeviceBuffer,
     outputs: DeviceBuffer,
     workspace: DeviceBuffer,
-    host_output: PinnedBuffer,
+    // what returns to main memory
+    host_attended: PinnedBuffer,
     host_log_sum_exp: PinnedBuffer,
 }
 
 impl CallMemory {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         Ok(Self {
-            output: gpu.allocate(0)?,
-            log_sum_exp: gpu.allocate(0)?,
             sums: gpu.allocate(0)?,
             outputs: gpu.allocate(0)?,
             workspace: gpu.allocate(0)?,
-            host_output: gpu.allocate_host(0)?,
+            host_attended: gpu.allocate_host(0)?,
             host_log_sum_exp: gpu.allocate_host(0)?,
         })
     }
 
     fn reserve(&mut self, gpu: &Gpu, rows: usize, heads: usize, head_dim: usize) -> Result<(), CudaError> {
-        let (values, sums) = (4 * rows * heads * head_dim, 4 * rows * heads);
-        if self.output.bytes() < values {
-            let (state_sums, state_outputs) = PrefillState::bytes(rows, heads, head_dim);
-            self.log_sum_exp = gpu.allocate(sums)?;
-            self.sums = gpu.allocate(state_sums)?;
-            self.outputs = gpu.allocate(state_outputs)?;
-            self.host_output = gpu.allocate_host(values)?;
+        let (sums, outputs) = PrefillState::bytes(rows, heads, head_dim);
+        if self.outputs.bytes() < outputs {
+            self.sums = gpu.allocate(sums)?;
+            // Last: by its size both are judged, also after a failure half way.
+            self.outputs = gpu.allocate(outputs)?;
+        }
+        Ok(())
+    }
+
+    fn reserve_host(&mut self, gpu: &Gpu, attended: usize, sums: usize) -> Result<(), CudaError> {
+        if self.host_attended.bytes().len() < attended {
             self.host_log_sum_exp = gpu.allocate_host(sums)?;
-            // Last: by its size the rest is judged, also after a failure half way.
-            self.output = gpu.allocate(values)?;
+            self.host_attended = gpu.allocate_host(attended)?;
         }
         Ok(())
     }
@@ -89,7 +100,7 @@ impl CallMemory {
 /// Bytes of device memory that calls of up to `rows` rows take beside their lists.
 pub(super) fn call_bytes(rows: usize, heads: usize, head_dim: usize) -> u64 {
     let (sums, outputs) = PrefillState::bytes(rows, heads, head_dim);
-    (4 * rows * heads * head_dim + 4 * rows * heads + sums + outputs) as u64
+    (sums + outputs) as u64
 }
 
 impl<'p> PagedCall<'p> {
@@ -97,14 +108,14 @@ impl<'p> PagedCall<'p> {
         pool: &'p mut PagePool,
         layer: usize,
         tiles: &'p [PagedTile<'p>],
-        queries: Queries<'p>,
+        rows: CallRows<'p>,
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<Self, CudaError> {
         let (shape, heads) = (pool.options.shape, pool.options.heads);
-        let rows = queries.rows;
-        pool.memory.reserve(&pool.gpu, rows, heads, shape.head_dim)?;
-        let work = match rows * heads / shape.kv_heads <= FEW_PACKED_ROWS {
+        let count = rows.queries.rows;
+        pool.memory.reserve(&pool.gpu, count, heads, shape.head_dim)?;
+        let work = match count * heads / shape.kv_heads <= FEW_PACKED_ROWS {
             true => {
                 let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
                 pool.reads.set(&pool.compute, &reads, None)?;
@@ -125,7 +136,7 @@ impl<'p> PagedCall<'p> {
         Ok(Self {
             layer,
             tiles,
-            queries,
+            rows,
             options: AttentionOptions {
                 scale: options.scale,
                 soft_cap: options.soft_cap,
@@ -197,8 +208,7 @@ impl<'p> PagedCall<'p> {
     /// Queues what can be read now: everything before page `until`, or all of it; visitors that are done with leave.
     fn read(&mut self, until: Option<usize>) -> Result<(), CudaError> {
         let pool = &mut *self.pool;
-        let (shape, heads) = (pool.options.shape, pool.options.heads);
-        let width = heads * shape.head_dim;
+        let shape = pool.options.shape;
         let addresses = |which: usize| self.table.iter().map(move |planes| planes[which]).collect::<Vec<u64>>();
         let (keys, values) = (addresses(0), addresses(1));
         let [key_table, value_table] = &mut pool.tables;
@@ -213,11 +223,11 @@ impl<'p> PagedCall<'p> {
             value_format: shape.value_format,
         };
         let memory = &pool.memory;
-        let queries = self.queries;
+        let queries = self.rows.queries;
         let outputs = Outputs {
-            data: memory.output.all(),
-            row_stride: width,
-            log_sum_exp: Some(memory.log_sum_exp.all()),
+            data: self.rows.attended,
+            row_stride: queries.row_stride,
+            log_sum_exp: Some(self.rows.log_sum_exp),
         };
         // The first position that a later launch reads, by KV head.
         let mut read_until = vec![usize::MAX; shape.kv_heads];
@@ -275,26 +285,42 @@ impl<'p> PagedCall<'p> {
         Ok(())
     }
 
-    /// Reads the rest and adds the result to `partials`, one for each tile.
+    /// Queues the reading of the rest: what the call returns lies in its rows when that has run.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn finish(mut self) -> Result<(), CudaError> {
+        match self.tiles.is_empty() {
+            true => Ok(()),
+            false => self.read(None),
+        }
+    }
+}
+
+impl PagePool {
+    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile.
     ///
     /// # Errors
     /// A lost device; the partials are as they were.
-    pub fn finish(mut self, partials: &mut [Partial]) -> Result<(), CudaError> {
-        if self.tiles.is_empty() {
-            return Ok(());
-        }
-        self.read(None)?;
-        let (shape, heads) = (self.pool.options.shape, self.pool.options.heads);
-        let (stream, memory) = (&self.pool.compute, &mut self.pool.memory);
-        let rows = self.queries.rows;
-        let (values, sums) = (4 * rows * heads * shape.head_dim, 4 * rows * heads);
-        stream.from_device(&mut memory.host_output, 0, memory.output.region(0..values))?;
-        stream.from_device(&mut memory.host_log_sum_exp, 0, memory.log_sum_exp.region(0..sums))?;
+    pub fn bring_partials(
+        &mut self,
+        tiles: &[PagedTile<'_>],
+        rows: &CallRows<'_>,
+        partials: &mut [Partial],
+    ) -> Result<(), CudaError> {
+        let (shape, heads) = (self.options.shape, self.options.heads);
+        let (stream, memory) = (&self.compute, &mut self.memory);
+        let count = rows.queries.rows;
+        let (values, sums) = (4 * count * heads * shape.head_dim, 4 * count * heads);
+        memory.reserve_host(&self.gpu, values, sums)?;
+        stream.from_device(&mut memory.host_attended, 0, rows.attended.part(0..values))?;
+        stream.from_device(&mut memory.host_log_sum_exp, 0, rows.log_sum_exp.part(0..sums))?;
         stream.synchronize()?;
+        self.transferred.returned_bytes += (values + sums) as u64;
         // [rows, heads, head_dim] and [rows, heads]
-        let output: &[f32] = bytemuck::cast_slice(&memory.host_output.bytes()[..values]);
+        let attended: &[f32] = bytemuck::cast_slice(&memory.host_attended.bytes()[..values]);
         let log_sum_exp: &[f32] = bytemuck::cast_slice(&memory.host_log_sum_exp.bytes()[..sums]);
-        for (tile, partial) in self.tiles.iter().zip(partials) {
+        for (tile, partial) in tiles.iter().zip(partials) {
             let (rows, group) = (tile.rows, heads / shape.kv_heads);
             let mut read = Partial::new(rows, group, shape.head_dim);
             for row in 0..rows {
@@ -310,7 +336,7 @@ impl<'p> PagedCall<'p> {
                     };
                 }
                 let width = group * shape.head_dim;
-                read.o[row * width..][..width].copy_from_slice(&output[first_head * shape.head_dim..][..width]);
+                read.o[row * width..][..width].copy_from_slice(&attended[first_head * shape.head_dim..][..width]);
             }
             match partial.l.iter().all(|sum| *sum == 0.0) {
                 true => *partial = read,

@@ -2,16 +2,17 @@
 
 use riffle_attention::{AttendOptions, PageView};
 
+use super::call::CallRows;
 use super::pool::{PagePool, PagedTile, Place, tile_reads};
 use super::transfer::in_order;
-use crate::ops::{self, AttentionOptions, Pages, Queries};
+use crate::ops::{self, AttentionOptions, Pages};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
 
 /// A pass over pages under way. A key's mass does not depend on the others', so neither does it on how pages come.
 pub struct PagedMass<'p> {
     pool: &'p mut PagePool,
     layer: usize,
-    queries: Queries<'p>,
+    rows: CallRows<'p>,
     options: AttentionOptions<'static>,
     /// Keys there are.
     end: usize,
@@ -26,8 +27,6 @@ pub struct PagedMass<'p> {
 
 /// Memory of masses, as long as the longest so far.
 pub(super) struct MassMemory {
-    // f32 [rows, heads]
-    log_sum_exp: DeviceBuffer,
     // f32 [kv_heads, keys]
     mass: DeviceBuffer,
     host_log_sum_exp: PinnedBuffer,
@@ -37,18 +36,13 @@ pub(super) struct MassMemory {
 impl MassMemory {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         Ok(Self {
-            log_sum_exp: gpu.allocate(0)?,
             mass: gpu.allocate(0)?,
             host_log_sum_exp: gpu.allocate_host(0)?,
             host_mass: gpu.allocate_host(0)?,
         })
     }
 
-    fn reserve(&mut self, gpu: &Gpu, sums: usize, masses: usize) -> Result<(), CudaError> {
-        if self.log_sum_exp.bytes() < sums {
-            self.host_log_sum_exp = gpu.allocate_host(sums)?;
-            self.log_sum_exp = gpu.allocate(sums)?;
-        }
+    fn reserve(&mut self, gpu: &Gpu, masses: usize) -> Result<(), CudaError> {
         if self.mass.bytes() < masses {
             // A little more, lest every token that is appended takes new memory.
             let masses = masses + masses / 8;
@@ -59,15 +53,38 @@ impl MassMemory {
     }
 }
 
-/// Bytes of device memory that masses of `tokens` keys under `rows` queries take.
-pub(super) fn mass_bytes(rows: usize, heads: usize, kv_heads: usize, tokens: usize) -> u64 {
+/// Bytes of device memory that masses of `tokens` keys take.
+pub(super) fn mass_bytes(kv_heads: usize, tokens: usize) -> u64 {
     let masses = 4 * kv_heads * tokens;
-    (4 * rows * heads + masses + masses / 8) as u64
+    (masses + masses / 8) as u64
 }
 
 impl PagePool {
-    /// Begins to sum the mass that keys before `end` receive from tiles of a layer's `queries`, rows of all query heads.
-    /// `log_sum_exp` is that of all each row and head read, `[rows, heads]`. The pages come to the call in order.
+    /// Puts the log-sum-exp of all that each row and head of a call read, `[rows, heads]`, in its rows: for calls whose partials
+    /// were [brought](Self::bring_partials) and merged with others.
+    ///
+    /// # Errors
+    /// A lost device, too little memory, more sums than rows and heads.
+    pub fn set_log_sum_exp(&mut self, rows: &CallRows<'_>, log_sum_exp: &[f32]) -> Result<(), CudaError> {
+        let sums: &[u8] = bytemuck::cast_slice(log_sum_exp);
+        if sums.len() > rows.log_sum_exp.bytes() {
+            return Err(CudaError::Mismatch {
+                what: "bytes of log-sum-exp",
+                expected: rows.log_sum_exp.bytes(),
+                found: sums.len(),
+            });
+        }
+        let host = &mut self.masses.host_log_sum_exp;
+        if host.bytes().len() < sums.len() {
+            *host = self.gpu.allocate_host(sums.len())?;
+        }
+        // The copy before this one has run: the masses under it were waited for.
+        host.bytes_mut()[..sums.len()].copy_from_slice(sums);
+        self.compute.to_device(rows.log_sum_exp.part(0..sums.len()), host, 0)
+    }
+
+    /// Begins to sum the mass that keys before `end` receive from tiles of a layer's rows, whose log-sum-exp lies with them. The
+    /// pages come to the call in order.
     ///
     /// # Errors
     /// A lost device, too little memory.
@@ -75,24 +92,17 @@ impl PagePool {
         &'p mut self,
         layer: usize,
         tiles: &[PagedTile<'_>],
-        queries: Queries<'p>,
-        log_sum_exp: &[f32],
+        rows: CallRows<'p>,
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<PagedMass<'p>, CudaError> {
         let shape = self.options.shape;
-        let memory = &mut self.masses;
-        memory.reserve(&self.gpu, size_of_val(log_sum_exp), 4 * shape.kv_heads * end)?;
-        let sums: &[u8] = bytemuck::cast_slice(log_sum_exp);
-        // The copy of the pass before has run: its result was waited for.
-        memory.host_log_sum_exp.bytes_mut()[..sums.len()].copy_from_slice(sums);
-        let to = memory.log_sum_exp.region(0..sums.len());
-        self.compute.to_device(to, &memory.host_log_sum_exp, 0)?;
+        self.masses.reserve(&self.gpu, 4 * shape.kv_heads * end)?;
         let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
         self.reads.set(&self.compute, &reads, None)?;
         Ok(PagedMass {
             layer,
-            queries,
+            rows,
             options: AttentionOptions {
                 scale: options.scale,
                 soft_cap: options.soft_cap,
@@ -167,8 +177,7 @@ impl PagedMass<'_> {
             value_format: shape.value_format,
         };
         let mass = pool.masses.mass.region(4 * keys.start..pool.masses.mass.bytes());
-        let sums = pool.masses.log_sum_exp.all();
-        let (queries, options) = (&self.queries, &self.options);
+        let (sums, queries, options) = (self.rows.log_sum_exp, &self.rows.queries, &self.options);
         ops::column_mass(
             &pool.compute,
             mass,

@@ -16,7 +16,7 @@ mod pool;
 mod residence;
 mod transfer;
 
-pub use call::PagedCall;
+pub use call::{CallRows, PagedCall};
 pub use estimate::KeyScan;
 pub(crate) use list::DeviceList;
 pub use mass::PagedMass;

@@ -7,12 +7,12 @@ use riffle_kv::CacheShape;
 
 use super::append::{AppendMemory, append_bytes};
 use super::bounds::KeyBounds;
-use super::call::{CallMemory, PagedCall};
+use super::call::{CallMemory, CallRows, PagedCall};
 use super::estimate::EstimateMemory;
 use super::list::DeviceList;
 use super::mass::{MassMemory, mass_bytes};
 use super::residence::Residence;
-use crate::ops::{KEY_BLOCK, Queries, Reads, TileReads};
+use crate::ops::{KEY_BLOCK, Reads, TileReads};
 use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
 
 /// Pages of one part of a decode lie on the device together: a part is eight blocks of keys.
@@ -56,13 +56,15 @@ pub struct PagedTile<'a> {
     pub selection: &'a Selection,
 }
 
-/// What has travelled to the device.
+/// What has travelled to the device and back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TransferCount {
     /// Pages or parts of pages brought.
     pub pages: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Bytes of what calls returned that came to main memory.
+    pub returned_bytes: u64,
 }
 
 /// The pages of a session's cache on a device, within a budget.
@@ -136,7 +138,7 @@ impl PagePoolOptions {
     pub fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64 {
         let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
         let call = super::call::call_bytes(rows, self.heads, self.shape.head_dim) + append_bytes(added, &self.shape);
-        let call = call + mass_bytes(rows, self.heads, self.shape.kv_heads, tokens);
+        let call = call + mass_bytes(self.shape.kv_heads, tokens);
         call + 2 * tables + LIST_BYTES + self.estimate_bytes + self.bound_bytes
     }
 
@@ -240,13 +242,12 @@ impl PagePool {
         (self.residence.used() * self.layout.page_bytes) as u64
     }
 
-    /// What has travelled to the device so far.
+    /// What has travelled so far.
     pub fn transferred(&self) -> TransferCount {
         self.transferred
     }
 
-    /// Begins to attend tiles of a layer's `queries`, rows of all query heads, to their keys before `end`; the pages come to the
-    /// call in order.
+    /// Begins to attend tiles of a layer's rows to their keys before `end`; the pages come to the call in order.
     ///
     /// # Errors
     /// A lost device, too little memory for the call's rows.
@@ -254,11 +255,11 @@ impl PagePool {
         &'p mut self,
         layer: usize,
         tiles: &'p [PagedTile<'p>],
-        queries: Queries<'p>,
+        rows: CallRows<'p>,
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<PagedCall<'p>, CudaError> {
-        PagedCall::new(self, layer, tiles, queries, end, options)
+        PagedCall::new(self, layer, tiles, rows, end, options)
     }
 }
 

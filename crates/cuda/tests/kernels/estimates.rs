@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{PagePool, PagePoolOptions, PagedTile};
+use riffle_cuda::{CallRows, PagePool, PagePoolOptions, PagedTile};
 use riffle_kv::CacheShape;
 
 use crate::paged::Cache;
@@ -68,6 +68,10 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
         let shown: Vec<_> = (0..kv_heads).map(|head| cache.views(head)).collect();
         let queries = noise(rows * kv_heads * group * head_dim, 3);
         let source = gpu.upload(&queries).unwrap();
+        let (attended, sums_there) = (
+            gpu.allocate(0).unwrap(),
+            gpu.allocate(4 * rows * kv_heads * group).unwrap(),
+        );
         let beside = Queries {
             data: source.all(),
             rows,
@@ -107,7 +111,13 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
             let scores = pool.bound_scores(0, beside, &[tokens, 100]).unwrap();
             let sums = vec![5.0; rows * kv_heads * group];
             let scale = AttendOptions::new(0.3);
-            let mut pass = pool.begin_mass(0, &tiles, beside, &sums, tokens, &scale).unwrap();
+            let rows = CallRows {
+                queries: beside,
+                attended: attended.all(),
+                log_sum_exp: sums_there.all(),
+            };
+            pool.set_log_sum_exp(&rows, &sums).unwrap();
+            let mut pass = pool.begin_mass(0, &tiles, rows, tokens, &scale).unwrap();
             pass.add(&shown).unwrap();
             (scores, pass.finish().unwrap())
         };

@@ -2,6 +2,8 @@
 // Each test binary uses its own part of this module.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod device;
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

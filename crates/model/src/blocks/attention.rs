@@ -84,9 +84,11 @@ impl Attention {
             values: &values[..tokens * kv_width],
             on_device: None,
         };
+        // There is no device: the result is in the output.
         pass.attention
             .attend(input, &mut attended[..tokens * query_width])
-            .map_err(ModelError::Attention)
+            .map_err(ModelError::Attention)?;
+        Ok(())
     }
 
     /// Bytes in memory, without the norm that other parts may share.

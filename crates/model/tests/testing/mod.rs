@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use riffle_model::{
-    AttentionInput, AttentionStep, LanguageModel, ModelConfig, ModelError, RecurrentState, Workspace, load,
+    Attended, AttentionInput, AttentionStep, LanguageModel, ModelConfig, ModelError, RecurrentState, Workspace, load,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -202,7 +202,11 @@ impl DenseAttention {
 }
 
 impl AttentionStep for DenseAttention {
-    fn attend(&mut self, input: AttentionInput<'_>, output: &mut [f32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+    fn attend(
+        &mut self,
+        input: AttentionInput<'_>,
+        output: &mut [f32],
+    ) -> Result<Attended, Box<dyn Error + Send + Sync>> {
         let seen = self.keys[input.layer].len() / (self.kv_heads * self.head_dim);
         if seen != input.start_position {
             return Err(format!(
@@ -216,7 +220,7 @@ impl AttentionStep for DenseAttention {
         for (index, output) in output.chunks_exact_mut(self.head_dim).enumerate() {
             self.attend_head(&input, index / self.heads, index % self.heads, output);
         }
-        Ok(())
+        Ok(Attended::InOutput)
     }
 }
 

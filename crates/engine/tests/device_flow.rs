@@ -1,0 +1,121 @@
+//! What stays on a device from attention to the next product, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU: the bits of
+//! the way through main memory.
+
+mod testing;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_policy::Phase;
+use testing::device::{MODEL, any_device, far, load, options};
+use testing::{fixture, go_on, prompt};
+
+fn hybrid() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0")
+}
+
+/// Logits after a prompt and after each of two more tokens, and the bytes of attention's results that came to main memory.
+fn logits_and_returned(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, u64) {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(tokens, &mut go_on).unwrap();
+    let mut all = vec![session.logits().to_vec()];
+    for token in [7, 11] {
+        session.advance(token).unwrap();
+        all.push(session.logits().to_vec());
+    }
+    for phase in [Phase::Prefill, Phase::Decode] {
+        assert!(session.attention_time(phase).attend_ms > 0.0);
+    }
+    (all, session.device_transfers().returned_bytes)
+}
+
+/// An audit looks at what attention returns, so that it comes to main memory, is merged and rotated back there and returns.
+#[track_caller]
+fn assert_the_same_with_an_audit(path: &Path, options: EngineOptions, tokens: &[u32], what: &str) {
+    let audited = EngineOptions {
+        audit: true,
+        ..options.clone()
+    };
+    let (there, returned) = logits_and_returned(&load(path, options), tokens);
+    assert_eq!(returned, 0, "{what}");
+    let (here, returned) = logits_and_returned(&load(path, audited), tokens);
+    assert!(returned > 0, "{what}");
+    assert!(there == here, "{what}");
+}
+
+#[test]
+fn what_attention_returns_stays_on_the_device_with_the_bits_it_has_in_main_memory() {
+    let device = any_device();
+    for (key_format, value_format, rotate, chunk_tokens, are_near) in [
+        (Format::F16, Format::F16, false, 64, true),
+        (Format::Q8_0, Format::Q4_0, true, 30, true),
+        (Format::Q4_0, Format::Q8_0, true, 64, false),
+        (Format::Bf16, Format::Q8_0, true, 30, false),
+    ] {
+        let options = EngineOptions {
+            key_format,
+            value_format,
+            rotate: Some(rotate),
+            chunk_tokens,
+            ..match are_near {
+                true => options(Some(device.clone())),
+                false => far(&device, 2, 3),
+            }
+        };
+        let what = format!("{key_format:?} {value_format:?} {chunk_tokens} {are_near}");
+        assert_the_same_with_an_audit(&fixture(MODEL), options, &prompt(150), &what);
+    }
+}
+
+#[test]
+fn gated_attention_and_recurrent_layers_go_on_from_what_stays_on_the_device() {
+    let device = any_device();
+    let tokens = testing::hybrid_prompt(150);
+    for (format, rotate) in [(Format::F16, false), (Format::Q8_0, true)] {
+        let options = EngineOptions {
+            key_format: format,
+            value_format: format,
+            rotate: Some(rotate),
+            batch_tokens: 64,
+            chunk_tokens: 40,
+            ..options(Some(device.clone()))
+        };
+        assert_the_same_with_an_audit(&hybrid(), options, &tokens, format.name());
+    }
+}
+
+#[test]
+fn policies_that_vote_by_mass_leave_attention_on_the_device() {
+    let device = any_device();
+    for (prefill, decode) in [
+        ("streaming:sinks=4,window=50", "h2o:budget=60,recent=16,observed=8"),
+        (
+            "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16",
+            "snapkv:budget=80,window=8",
+        ),
+    ] {
+        let with = |mut options: EngineOptions| {
+            options.prefill = prefill.parse().unwrap();
+            options.decode = decode.parse().unwrap();
+            options
+        };
+        let what = format!("{prefill} and {decode}");
+        assert_the_same_with_an_audit(
+            &fixture(MODEL),
+            with(options(Some(device.clone()))),
+            &prompt(140),
+            &what,
+        );
+    }
+}
+
+#[test]
+fn what_the_cpu_adds_to_comes_to_main_memory() {
+    let device = any_device();
+    let mut options = options(Some(device));
+    options.prefill = "h2o-chunk:from=0,local=4,heavy=8".parse().unwrap();
+    let (_, returned) = logits_and_returned(&load(&fixture(MODEL), options), &prompt(140));
+    assert!(returned > 0);
+}

@@ -1,0 +1,68 @@
+//! Small models on a device.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
+use riffle_engine::{Engine, EngineOptions, Session};
+
+use super::{go_on, largest_difference};
+
+/// Two query heads to a KV head, f32 weights, so that only attention rounds otherwise than on the CPU.
+pub const MODEL: &str = "vectors/group2-dim32-rope-parameters-f32";
+
+/// An emulated device, or the GPU of this number where RIFFLE_TEST_GPU gives one.
+pub fn any_device() -> Gpu {
+    match std::env::var("RIFFLE_TEST_GPU") {
+        Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
+        Err(_) => gpu(EmulatedOptions::default()),
+    }
+}
+
+pub fn gpu(options: EmulatedOptions) -> Gpu {
+    Gpu::emulated(options, KernelCache::of_user()).expect("g++ compiles the kernels")
+}
+
+pub fn options(device: Option<Gpu>) -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(500),
+        batch_tokens: 128,
+        chunk_tokens: 64,
+        page_tokens: 64,
+        device,
+        ..EngineOptions::default()
+    }
+}
+
+/// Logits after a prompt and after each of two more tokens.
+pub fn logits(engine: &Arc<Engine>, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(tokens, &mut go_on).unwrap();
+    let mut all = vec![session.logits().to_vec()];
+    for token in [7, 11] {
+        session.advance(token).unwrap();
+        all.push(session.logits().to_vec());
+    }
+    all
+}
+
+pub fn load(path: &Path, options: EngineOptions) -> Arc<Engine> {
+    Engine::load(path, options).unwrap()
+}
+
+/// The largest difference as a share of the largest logit.
+pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    let (a, b) = (a.concat(), b.concat());
+    let largest = b.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+    largest_difference(&a, &b) / largest
+}
+
+/// As few pages on the device as can be, so many on their way.
+pub fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
+    let mut options = options(Some(device.clone()));
+    options.kv_tiers.slots = slots;
+    // 2 KV heads of 32 dimensions, keys and values: the ring's pages and so many more.
+    let page = 64 * 32 * 2 * 2;
+    options.kv_tiers.device_budget_bytes = (16 + slots as u64 + pages) * page;
+    options
+}
