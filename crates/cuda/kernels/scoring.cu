@@ -25,19 +25,24 @@ KERNEL key_bounds(float *bounds, u32 capacity, const u64 *key_pages, u32 pages_p
 }
 EXPORT(key_bounds)
 
-// Means of keys or values of whole blocks first_block.. of every KV head, summed in order of position:
-// [kv_heads, capacity, HEAD_DIM].
-KERNEL block_means(float *means, u32 capacity, const u64 *pages, u32 pages_per_head, u32 page_tokens, u32 format,
-                   u32 first_block, u32 block_tokens) {
-    u32 number = first_block + blockIdx.x, channel = threadIdx.x;
-    if (channel >= HEAD_DIM)
+// Takes the tokens ranges[kv_head][0]..ranges[kv_head][1] of every KV head into the means of their blocks, keys then values:
+// [kv_heads, capacity, 2, HEAD_DIM]. They are summed in order of position; a block that is not whole yet holds its sum, and
+// goes on from there. Block (key block, KV head, keys or values), a thread a channel.
+KERNEL block_means(float *means, u32 capacity, const u64 *key_pages, u32 pages_per_head, u32 page_tokens, u32 key_format,
+                   const u64 *value_pages, u32 value_format, const u32 *ranges, u32 block_tokens) {
+    u32 from = ranges[2 * blockIdx.y], to = ranges[2 * blockIdx.y + 1], channel = threadIdx.x;
+    u32 number = from / block_tokens + blockIdx.x, begin = number * block_tokens;
+    u32 first = max(begin, from), end = min(begin + block_tokens, to);
+    if (channel >= HEAD_DIM || first >= end)
         return;
-    const u64 *planes = pages + u64(blockIdx.y) * pages_per_head;
-    float sum = 0;
-    for (u32 token = number * block_tokens; token < (number + 1) * block_tokens; token++)
+    const u64 *planes = (blockIdx.z ? value_pages : key_pages) + u64(blockIdx.y) * pages_per_head;
+    u32 format = blockIdx.z ? value_format : key_format;
+    float *known = means + ((u64(blockIdx.y) * capacity + number) * 2 + blockIdx.z) * HEAD_DIM;
+    float sum = first > begin ? known[channel] : 0.0f;
+    for (u32 token = first; token < end; token++)
         sum = __fadd_rn(sum, key_element(planes, format, page_tokens, token, channel));
-    means[(u64(blockIdx.y) * capacity + number) * HEAD_DIM + channel] =
-        __fmul_rn(sum, __fdiv_rn(1.0f, float(block_tokens)));
+    bool whole = end == begin + block_tokens;
+    known[channel] = whole ? __fmul_rn(sum, __fdiv_rn(1.0f, float(block_tokens))) : sum;
 }
 EXPORT(block_means)
 

@@ -38,5 +38,6 @@ pub use driver::{
 pub use error::CudaError;
 pub use model::{DeviceForward, DeviceModel, DeviceRows, forward_bytes};
 pub use pages::{
-    CallRows, KeyScan, PagePool, PagePoolOptions, PagedCall, PagedMass, PagedTile, PinnedMemory, TransferCount,
+    CallRows, KeyScan, PagePool, PagePoolOptions, PagedCall, PagedMass, PagedTile, PinnedMemory, SummaryKind,
+    TransferCount,
 };

@@ -163,11 +163,28 @@ impl LayerAttention<'_> {
     }
 
     /// Whether what a device attends to in a layer stays there: nothing on the CPU adds to it or looks at it.
-    fn leaves_output(&self, input: &AttentionInput<'_>, window: Option<usize>, two_phases: bool) -> bool {
+    fn leaves_output(&mut self, input: &AttentionInput<'_>, window: Option<usize>, two_phases: bool) -> bool {
         let mut policies = self.policies.layer(input.cache_layer).iter();
-        let needed = two_phases || self.audit.is_some() || policies.any(|policy| policy.summary_tokens().is_some());
+        let reads_means = policies.any(|policy| policy.summary_tokens().is_some());
+        let needed = two_phases || self.audit.is_some() || (reads_means && self.means_there(input, window).is_empty());
         // No policy acts on a layer that has a window of its own, no audit looks at it.
         self.device.is_some() && (window.is_some() || !needed)
+    }
+
+    /// Tokens in the blocks whose means policies of a layer read, by KV head, where the device keeps and reads these; nothing where
+    /// there are none or the CPU does.
+    fn means_there(&mut self, input: &AttentionInput<'_>, window: Option<usize>) -> Vec<Option<usize>> {
+        let (Some(pages), Some(_), None) = (&mut self.device, device::rows(input), window) else {
+            return Vec::new();
+        };
+        let policies = self.policies.layer(input.cache_layer).iter();
+        let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
+        let tokens = input.start_position + input.tokens;
+        // An audit compares what is read without means.
+        match self.audit.is_none() && device::keeps_means(pages, input.cache_layer, &blocks, tokens) {
+            true => blocks,
+            false => Vec::new(),
+        }
     }
 
     fn append(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
@@ -302,11 +319,22 @@ impl LayerAttention<'_> {
                 partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
             }
         }
+        let means_there = self.means_there(input, window);
         match (&mut self.device, device::rows(input)) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
             (Some(pages), Some(rows)) => {
                 let (options, partials) = (&self.options, output.is_some().then_some(&mut *partials));
-                device::attend(pages, self.cache, rows, &chunk, &selections, next, options, partials)?;
+                device::attend(
+                    pages,
+                    self.cache,
+                    rows,
+                    &chunk,
+                    &selections,
+                    next,
+                    &means_there,
+                    options,
+                    partials,
+                )?;
             }
             _ => {
                 // Policies act on no layer that has a window of its own.
@@ -335,7 +363,7 @@ impl LayerAttention<'_> {
             .as_ref()
             .filter(|_| window.is_none())
             .map(|audit| audit.kept(&chunk.tiles, partials));
-        if window.is_none() {
+        if window.is_none() && means_there.is_empty() {
             let policies = self.policies.layer(input.cache_layer);
             extend_means(self.cache, self.means, policies, &chunk)?;
             attend_means(self.means, policies, &chunk, &selections, &self.options, partials)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use riffle_attention::{AttendOptions, PageView, Partial, Selection, Span};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{DeviceRows, Event, PagePool, PagedTile, Stream, TransferCount};
+use riffle_cuda::{DeviceRows, Event, PagePool, PagedTile, Stream, SummaryKind, TransferCount};
 use riffle_kv::KvCache;
 use riffle_model::{AttentionInput, OnDevice};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
@@ -176,7 +176,8 @@ pub(crate) fn append(
 }
 
 /// [`reading::attend`](crate::reading::attend) on a device; `partials` that hold something are added to. Without partials the
-/// result stays in the rows on the device.
+/// result stays in the rows on the device. `blocks` are the tokens in the blocks whose means are read as well, by KV head, or
+/// nothing.
 pub(crate) fn attend(
     pages: &mut DevicePages,
     cache: &mut KvCache,
@@ -184,6 +185,7 @@ pub(crate) fn attend(
     chunk: &Chunk<'_>,
     selections: &[Selection],
     next: usize,
+    blocks: &[Option<usize>],
     options: &AttendOptions<'_>,
     partials: Option<&mut [Partial]>,
 ) -> Result<(), EngineError> {
@@ -211,9 +213,17 @@ pub(crate) fn attend(
     let stream = Arc::clone(&pages.stream);
     let record = |which: usize| around.as_ref().map_or(Ok(()), |around| stream.record(&around[which]));
     let mut room = pages.enter();
+    let means = same_block(blocks);
+    if let Some(block) = means {
+        let reads = |kv_head: usize| blocks[kv_head].is_some();
+        extend_summaries(&mut room, cache, SummaryKind::Means, chunk.layer, block, reads)?;
+    }
     let rows = rows.call(chunk.tokens.clone());
     record(0)?;
     let mut call = room.pool.begin(chunk.layer, &tiles, rows, end, options)?;
+    if means.is_some() {
+        call = call.with_means();
+    }
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(next), &mut |pages| {
         Ok(call.attend(&cut(pages, chunk))?)
     })?;
@@ -261,6 +271,21 @@ pub(crate) fn estimate(
     contexts.iter().zip(asked).map(of_head).collect()
 }
 
+/// Whether the device keeps the means of a layer's blocks, of which each KV head reads some of so many tokens or none: where there is
+/// room for those of `tokens` tokens, and KV heads agree.
+pub(crate) fn keeps_means(pages: &mut DevicePages, layer: usize, blocks: &[Option<usize>], tokens: usize) -> bool {
+    let mut room = pages.enter();
+    let mut known = |block| room.pool.summaries_known(SummaryKind::Means, layer, block, tokens);
+    same_block(blocks).is_some_and(|block| known(block).is_some())
+}
+
+/// The tokens in the blocks of all KV heads that read any.
+fn same_block(blocks: &[Option<usize>]) -> Option<usize> {
+    let mut lengths = blocks.iter().flatten().copied();
+    let first = lengths.next()?;
+    lengths.all(|block| block == first).then_some(first)
+}
+
 /// Takes the keys of a layer that its bounds of blocks on the device lack into them; false where there is no room.
 pub(crate) fn extend_bounds(
     pages: &mut DevicePages,
@@ -268,14 +293,25 @@ pub(crate) fn extend_bounds(
     layer: usize,
     block: usize,
 ) -> Result<bool, EngineError> {
-    let mut room = pages.enter();
-    let Some(known) = room.pool.bounds_known(layer, block, cache.tokens(layer)) else {
+    extend_summaries(&mut pages.enter(), cache, SummaryKind::Bounds, layer, block, |_| true)
+}
+
+/// Takes the tokens that the summaries of some KV heads of a layer lack into them; false where there is no room.
+fn extend_summaries(
+    room: &mut Room,
+    cache: &mut KvCache,
+    kind: SummaryKind,
+    layer: usize,
+    block: usize,
+    of_head: impl Fn(usize) -> bool,
+) -> Result<bool, EngineError> {
+    let Some(known) = room.pool.summaries_known(kind, layer, block, cache.tokens(layer)) else {
         return Ok(false);
     };
     let page_tokens = cache.shape().page_tokens;
     let lacking = known.iter().enumerate().map(|(kv_head, known)| {
         let held = cache.head_tokens(layer, kv_head);
-        match *known < held {
+        match *known < held && of_head(kv_head) {
             true => vec![Span::new(known / page_tokens, held.div_ceil(page_tokens))],
             false => Vec::new(),
         }
@@ -283,7 +319,7 @@ pub(crate) fn extend_bounds(
     let lacking: Vec<Vec<Span>> = lacking.collect();
     if lacking.iter().any(|pages| !pages.is_empty()) {
         cache.stream::<EngineError>(layer, Some(&lacking), None, &mut |shown| {
-            Ok(room.pool.extend_bounds(layer, shown)?)
+            Ok(room.pool.extend_summaries(kind, layer, shown)?)
         })?;
     }
     Ok(true)
@@ -298,12 +334,13 @@ pub(crate) fn bound_scores(
     queries: Queries<'_>,
     block: usize,
 ) -> Result<Option<Vec<Estimated>>, EngineError> {
-    if !extend_bounds(pages, cache, layer, block)? {
+    let mut room = pages.enter();
+    if !extend_summaries(&mut room, cache, SummaryKind::Bounds, layer, block, |_| true)? {
         return Ok(None);
     }
     let heads = 0..cache.shape().kv_heads;
     let tokens: Vec<usize> = heads.map(|kv_head| cache.head_tokens(layer, kv_head)).collect();
-    let scores = pages.enter().pool.bound_scores(layer, queries, &tokens)?;
+    let scores = room.pool.bound_scores(layer, queries, &tokens)?;
     Ok(Some(scores.into_iter().map(Estimated::Bounds).collect()))
 }
 

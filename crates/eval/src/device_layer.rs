@@ -7,7 +7,9 @@ use std::time::Instant;
 use rayon::prelude::*;
 use riffle_attention::{AttendOptions, PageView, Partial, QueryTile, Selection, Span};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{CallRows, CudaError, DeviceBuffer, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream};
+use riffle_cuda::{
+    CallRows, CudaError, DeviceBuffer, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream, SummaryKind,
+};
 use riffle_engine::EngineError;
 use riffle_kv::{KvCache, KvTiers};
 use riffle_policy::{Estimate, Estimated, Phase, PolicySpec, SelectContext, SparsePolicy, build};
@@ -226,6 +228,7 @@ impl Layer {
             slots: 64,
             estimate_bytes: 256 << 20,
             bound_bytes: 64 << 20,
+            mean_bytes: 0,
         };
         options.budget_bytes = budget(&options, self.case.tokens);
         PagePool::new(&self.stream, options).map_err(failed)
@@ -374,14 +377,15 @@ impl Layer {
         match asked {
             None => nothing(),
             Some(Estimate::Bounds { block }) => {
-                let Some(known) = pool.bounds_known(0, block, case.tokens) else {
+                let Some(known) = pool.summaries_known(SummaryKind::Bounds, 0, block, case.tokens) else {
                     return nothing();
                 };
                 let lacking = shown.iter().zip(&known).map(|(pages, known)| {
                     let pages = pages.iter().filter(|page| page.start + page.tokens > *known);
                     pages.copied().collect()
                 });
-                pool.extend_bounds(0, &lacking.collect::<Vec<_>>()).map_err(failed)?;
+                pool.extend_summaries(SummaryKind::Bounds, 0, &lacking.collect::<Vec<_>>())
+                    .map_err(failed)?;
                 let tokens = vec![case.tokens; case.kv_heads];
                 let scores = pool.bound_scores(0, self.on_device(), &tokens).map_err(failed)?;
                 Ok(scores

@@ -52,6 +52,11 @@ impl PolicySpec {
     pub fn has_bounds(&self) -> bool {
         self.info().name == "quest"
     }
+
+    /// Tokens in the blocks whose means its policies read, if they do.
+    pub fn summary_tokens(&self) -> Option<usize> {
+        (self.info().build)(self.parameters()).summary_tokens()
+    }
 }
 
 #[cfg(test)]

@@ -100,6 +100,7 @@ files!(
     "scoring.cu",
     "append.cu",
     "column_mass.cu",
+    "means.cu",
     "delta.cu",
     "quantised_linear.cu",
     "float_linear.cu",

@@ -10,6 +10,7 @@ mod elementwise;
 mod layout;
 mod linear;
 mod mass;
+mod means;
 mod reads;
 mod rows;
 mod scoring;
@@ -28,6 +29,7 @@ pub use elementwise::{
 pub use layout::{PlaneKind, plane_to_cpu, plane_to_device};
 pub use linear::DeviceMatrix;
 pub use mass::column_mass;
+pub use means::{MeanReads, attend_means, means_workspace_bytes};
 pub use reads::{KEY_BLOCK, Reads, TileReads};
 pub use rows::{HeadRows, argmax, head_norm, layer_norm, rms_norm, rotary};
 pub use scoring::{

@@ -6,10 +6,10 @@ use super::reads::check_head_dim;
 use super::{check_bytes, positive, small, strided};
 use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 
-/// One vector, or a pair of them, for each block of keys of each KV head.
+/// A pair of vectors for each block of tokens of each KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockSummaries<'a> {
-    /// f32: bounds `[kv_heads, capacity, 2, head_dim]` (smallest, then largest), means `[kv_heads, capacity, head_dim]`.
+    /// f32 `[kv_heads, capacity, 2, head_dim]`: the smallest, then the largest of keys, or the mean of keys, then that of values.
     pub data: Region<'a>,
     /// Blocks there is room for in each head.
     pub capacity: usize,
@@ -77,13 +77,8 @@ pub fn key_bounds(
     ranges: Region<'_>,
     longest: usize,
 ) -> Result<(), CudaError> {
-    pages.check()?;
-    let block = positive("block", bounds.block_tokens)?;
-    check_summaries(bounds, (pages.kv_heads, pages.head_dim), 0, 2)?;
-    check_bytes("ranges of keys", ranges, 2 * pages.kv_heads, 4)?;
-    // A range may begin and end within a block.
-    let blocks = longest.div_ceil(bounds.block_tokens) + 1;
-    let grid = Grid::of([blocks, pages.kv_heads, 1], channel_threads(pages.head_dim));
+    let [grid_blocks, kv_heads] = check_ranges(bounds, pages, ranges, longest)?;
+    let grid = Grid::of([grid_blocks, kv_heads, 1], channel_threads(pages.head_dim));
     let [planes, pages_per_head, page_tokens, format] = pages.arguments(PlaneKind::Keys)?;
     let arguments = [
         bounds.data.into(),
@@ -93,45 +88,55 @@ pub fn key_bounds(
         page_tokens,
         format,
         ranges.into(),
-        block.into(),
+        positive("block", bounds.block_tokens)?.into(),
     ];
     launch(stream, pages.head_dim, "key_bounds", grid, &arguments)
 }
 
-/// Means of the whole blocks below `tokens`, from that of token `from` on, of keys or of values.
+/// Takes keys and values into the means of their blocks, as [`key_bounds`] takes keys: equal to the CPU's to the bit where a block
+/// is whole, sums where it is not yet.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
 pub fn block_means(
     stream: &Stream,
     means: &BlockSummaries<'_>,
-    kind: PlaneKind,
     pages: &Pages<'_>,
-    from: usize,
-    tokens: usize,
+    ranges: Region<'_>,
+    longest: usize,
 ) -> Result<(), CudaError> {
-    pages.check()?;
-    pages.check_tokens(tokens)?;
-    positive("block", means.block_tokens)?;
-    let blocks = tokens / means.block_tokens;
-    check_summaries(means, (pages.kv_heads, pages.head_dim), blocks, 1)?;
-    let first = from / means.block_tokens;
-    let grid = Grid::of(
-        [blocks.saturating_sub(first), pages.kv_heads, 1],
-        channel_threads(pages.head_dim),
-    );
-    let [planes, pages_per_head, page_tokens, format] = pages.arguments(kind)?;
+    let [grid_blocks, kv_heads] = check_ranges(means, pages, ranges, longest)?;
+    let grid = Grid::of([grid_blocks, kv_heads, 2], channel_threads(pages.head_dim));
+    let [keys, pages_per_head, page_tokens, key_format] = pages.arguments(PlaneKind::Keys)?;
+    let [values, .., value_format] = pages.arguments(PlaneKind::Values)?;
     let arguments = [
         means.data.into(),
         (means.capacity as u32).into(),
-        planes,
+        keys,
         pages_per_head,
         page_tokens,
-        format,
-        small("block", first)?.into(),
-        (means.block_tokens as u32).into(),
+        key_format,
+        values,
+        value_format,
+        ranges.into(),
+        positive("block", means.block_tokens)?.into(),
     ];
     launch(stream, pages.head_dim, "block_means", grid, &arguments)
+}
+
+/// Checks what is taken into summaries; gives the blocks of a grid and the KV heads.
+fn check_ranges(
+    summaries: &BlockSummaries<'_>,
+    pages: &Pages<'_>,
+    ranges: Region<'_>,
+    longest: usize,
+) -> Result<[usize; 2], CudaError> {
+    pages.check()?;
+    positive("block", summaries.block_tokens)?;
+    check_summaries(summaries, (pages.kv_heads, pages.head_dim), 0)?;
+    check_bytes("ranges of tokens", ranges, 2 * pages.kv_heads, 4)?;
+    // A range may begin and end within a block.
+    Ok([longest.div_ceil(summaries.block_tokens) + 1, pages.kv_heads])
 }
 
 /// Quest's bound of each of the first `blocks` blocks, summed over the queries and the heads of the group: f32
@@ -149,7 +154,7 @@ pub fn bound_scores(
     blocks: usize,
 ) -> Result<(), CudaError> {
     check_head_dim(head_dim)?;
-    check_summaries(bounds, (kv_heads, head_dim), blocks, 2)?;
+    check_summaries(bounds, (kv_heads, head_dim), blocks)?;
     let width = kv_heads.saturating_mul(group).saturating_mul(head_dim);
     check_bytes(
         "queries",
@@ -374,11 +379,10 @@ fn logit_stride(groups: usize) -> usize {
     (groups + 1).next_multiple_of(32)
 }
 
-fn check_summaries(
+pub(super) fn check_summaries(
     summaries: &BlockSummaries<'_>,
     (kv_heads, head_dim): (usize, usize),
     blocks: usize,
-    vectors: usize,
 ) -> Result<(), CudaError> {
     if blocks > summaries.capacity {
         return Err(CudaError::Mismatch {
@@ -388,8 +392,6 @@ fn check_summaries(
         });
     }
     small("blocks", summaries.capacity)?;
-    let count = kv_heads
-        .saturating_mul(summaries.capacity)
-        .saturating_mul(vectors * head_dim);
+    let count = kv_heads.saturating_mul(summaries.capacity).saturating_mul(2 * head_dim);
     check_bytes("summaries", summaries.data, count, 4)
 }

@@ -40,6 +40,7 @@ pub struct PagedCall<'p> {
     free_visitors: Vec<usize>,
     visiting: Vec<Visiting>,
     work: Work,
+    reads_means: bool,
 }
 
 /// How the call is computed.
@@ -147,8 +148,16 @@ impl<'p> PagedCall<'p> {
             free_visitors: (0..pool.options.visitors()).rev().collect(),
             visiting: Vec::new(),
             work,
+            reads_means: false,
             pool,
         })
+    }
+
+    /// The call that also reads the block means which selections name; the pool knows those of the layer's tokens
+    /// ([`PagePool::extend_summaries`]).
+    pub fn with_means(mut self) -> Self {
+        self.reads_means = true;
+        self
     }
 
     /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head). They are read before this
@@ -285,14 +294,54 @@ impl<'p> PagedCall<'p> {
         Ok(())
     }
 
+    /// Adds means of blocks to what has been read, when that is everything.
+    fn read_means(&mut self) -> Result<(), CudaError> {
+        let pool = &mut *self.pool;
+        let (shape, heads) = (pool.options.shape, pool.options.heads);
+        let CallRows {
+            queries,
+            attended,
+            log_sum_exp,
+        } = self.rows;
+        let parts = match self.work {
+            Work::Rows { .. } => 1,
+            Work::Parts { .. } => pool.means.parts(self.layer, self.tiles),
+        };
+        let (sums, outputs) = ops::means_workspace_bytes(queries.rows, heads, shape.head_dim, parts);
+        let sums = sums.next_multiple_of(16);
+        if parts > 1 && pool.memory.workspace.bytes() < sums + outputs {
+            pool.memory.workspace = pool.gpu.allocate((sums + outputs).next_power_of_two())?;
+        }
+        let memory = &pool.memory;
+        // What a prefill has finished with is as long as one part's.
+        let workspace = match parts {
+            1 => [memory.sums.all(), memory.outputs.all()],
+            _ => [0..sums, sums..sums + outputs].map(|part| memory.workspace.region(part)),
+        };
+        let read = Outputs {
+            data: attended,
+            row_stride: queries.row_stride,
+            log_sum_exp: Some(log_sum_exp),
+        };
+        let (stream, reads) = (&pool.compute, &pool.reads);
+        let (layer, tiles, options) = (self.layer, self.tiles, &self.options);
+        pool.means.attend(
+            stream, layer, tiles, &read, workspace, &queries, reads, &shape, parts, options,
+        )
+    }
+
     /// Queues the reading of the rest: what the call returns lies in its rows when that has run.
     ///
     /// # Errors
     /// A lost device.
     pub fn finish(mut self) -> Result<(), CudaError> {
-        match self.tiles.is_empty() {
-            true => Ok(()),
-            false => self.read(None),
+        if self.tiles.is_empty() {
+            return Ok(());
+        }
+        self.read(None)?;
+        match self.reads_means {
+            true => self.read_means(),
+            false => Ok(()),
         }
     }
 }

@@ -11,9 +11,11 @@ mod call;
 mod estimate;
 mod list;
 mod mass;
+mod means;
 mod pinned;
 mod pool;
 mod residence;
+mod summaries;
 mod transfer;
 
 pub use call::{CallRows, PagedCall};
@@ -22,3 +24,4 @@ pub(crate) use list::DeviceList;
 pub use mass::PagedMass;
 pub use pinned::PinnedMemory;
 pub use pool::{PagePool, PagePoolOptions, PagedTile, TransferCount};
+pub use summaries::SummaryKind;

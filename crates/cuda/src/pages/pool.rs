@@ -11,6 +11,7 @@ use super::call::{CallMemory, CallRows, PagedCall};
 use super::estimate::EstimateMemory;
 use super::list::DeviceList;
 use super::mass::{MassMemory, mass_bytes};
+use super::means::BlockMeans;
 use super::residence::Residence;
 use crate::ops::{KEY_BLOCK, Reads, TileReads};
 use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
@@ -37,8 +38,10 @@ pub struct PagePoolOptions {
     pub slots: usize,
     /// Bytes of device memory beside the budget for estimates over keys ([`PagePool::scan_keys`]); 0 for none.
     pub estimate_bytes: u64,
-    /// Bytes of device memory beside the budget for bounds of blocks ([`PagePool::extend_bounds`]); 0 for none.
+    /// Bytes of device memory beside the budget for bounds of blocks ([`PagePool::extend_summaries`]); 0 for none.
     pub bound_bytes: u64,
+    /// Bytes of device memory beside the budget for means of blocks, likewise.
+    pub mean_bytes: u64,
 }
 
 /// A tile of queries and what it reads.
@@ -85,6 +88,7 @@ pub struct PagePool {
     pub(super) masses: MassMemory,
     pub(super) estimates: EstimateMemory,
     pub(super) bounds: KeyBounds,
+    pub(super) means: BlockMeans,
     pub(super) transferred: TransferCount,
 }
 
@@ -139,7 +143,7 @@ impl PagePoolOptions {
         let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
         let call = super::call::call_bytes(rows, self.heads, self.shape.head_dim) + append_bytes(added, &self.shape);
         let call = call + mass_bytes(self.shape.kv_heads, tokens);
-        call + 2 * tables + LIST_BYTES + self.estimate_bytes + self.bound_bytes
+        call + 2 * tables + LIST_BYTES + self.estimate_bytes + self.bound_bytes + self.mean_bytes
     }
 
     /// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
@@ -199,7 +203,8 @@ impl PagePool {
             memory: CallMemory::new(&gpu)?,
             masses: MassMemory::new(&gpu)?,
             estimates: EstimateMemory::new(&gpu)?,
-            bounds: KeyBounds::new(&gpu, shape.layers)?,
+            bounds: KeyBounds::new(&gpu, shape, options.bound_bytes)?,
+            means: BlockMeans::new(&gpu, shape, options.mean_bytes)?,
             transferred: TransferCount::default(),
             layout,
             options,
@@ -215,7 +220,8 @@ impl PagePool {
     /// Forgets what lies behind the first `tokens` tokens.
     pub fn truncate(&mut self, tokens: usize) {
         self.residence.truncate(tokens, self.options.shape.page_tokens);
-        self.bounds.truncate(None, tokens);
+        self.bounds.summaries.truncate(None, tokens);
+        self.means.summaries.truncate(None, tokens);
     }
 
     /// Forgets what lies behind the first `tokens` tokens of a (layer, KV head); with 0, all of it: those in main memory
@@ -223,7 +229,8 @@ impl PagePool {
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
         let page_tokens = self.options.shape.page_tokens;
         self.residence.truncate_head(layer, kv_head, tokens, page_tokens);
-        self.bounds.truncate(Some((layer, kv_head)), tokens);
+        self.bounds.summaries.truncate(Some((layer, kv_head)), tokens);
+        self.means.summaries.truncate(Some((layer, kv_head)), tokens);
     }
 
     /// Forgets every page: those in main memory have changed.
@@ -234,7 +241,8 @@ impl PagePool {
     /// Bytes of device memory that the pool holds.
     pub fn device_bytes(&self) -> u64 {
         let slabs: usize = self.store.slabs.iter().map(DeviceBuffer::bytes).sum();
-        (slabs + self.store.visitors.bytes() + self.staging.memory.bytes() + self.bounds.bytes()) as u64
+        let summaries = self.bounds.summaries.bytes() + self.means.summaries.bytes();
+        (slabs + self.store.visitors.bytes() + self.staging.memory.bytes() + summaries) as u64
     }
 
     /// Bytes of pages that lie on the device.

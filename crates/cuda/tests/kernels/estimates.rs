@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{CallRows, PagePool, PagePoolOptions, PagedTile};
+use riffle_cuda::{CallRows, PagePool, PagePoolOptions, PagedTile, SummaryKind};
 use riffle_kv::CacheShape;
 
 use crate::paged::Cache;
@@ -39,6 +39,7 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
                 slots: 4,
                 estimate_bytes,
                 bound_bytes: 0,
+                mean_bytes: 0,
             };
             options.budget_bytes = budget(&options, tokens);
             let mut pool = PagePool::new(&stream, options).unwrap();
@@ -102,12 +103,19 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
                 slots: 4,
                 estimate_bytes: 0,
                 bound_bytes: 1 << 20,
+                mean_bytes: 0,
             };
             options.budget_bytes = budget(&options, tokens);
             let mut pool = PagePool::new(&stream, options).unwrap();
-            assert_eq!(pool.bounds_known(0, 48, tokens), Some(vec![0, 0]));
-            pool.extend_bounds(0, &shown).unwrap();
-            assert_eq!(pool.bounds_known(0, 48, tokens), Some(vec![tokens; 2]));
+            assert_eq!(
+                pool.summaries_known(SummaryKind::Bounds, 0, 48, tokens),
+                Some(vec![0, 0])
+            );
+            pool.extend_summaries(SummaryKind::Bounds, 0, &shown).unwrap();
+            assert_eq!(
+                pool.summaries_known(SummaryKind::Bounds, 0, 48, tokens),
+                Some(vec![tokens; 2])
+            );
             let scores = pool.bound_scores(0, beside, &[tokens, 100]).unwrap();
             let sums = vec![5.0; rows * kv_heads * group];
             let scale = AttendOptions::new(0.3);

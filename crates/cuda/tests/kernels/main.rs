@@ -6,6 +6,7 @@ mod delta;
 mod driver;
 mod estimates;
 mod linear;
+mod means;
 mod paged;
 mod rows;
 mod scoring;

@@ -4,13 +4,13 @@ use riffle_attention::{
     Antidiagonals, AttendOptions, Format, KvView, PageView, QueryTile, Scan, Selection, Span, exponentiate,
 };
 use riffle_cuda::ops::{
-    BlockSummaries, Estimate, LineSums, PlaneKind, Queries, block_means, bound_scores, key_bounds, line_mass,
-    line_mass_scratch_bytes, xattention_scores, xattention_scratch_bytes,
+    BlockSummaries, Estimate, LineSums, Queries, bound_scores, key_bounds, line_mass, line_mass_scratch_bytes,
+    xattention_scores, xattention_scratch_bytes,
 };
 use riffle_policy::{Estimated, Phase, PolicySpec, SelectContext, SparsePolicy};
 
 use crate::paged::Cache;
-use crate::testing::{assert_near, noise, on_every_device};
+use crate::testing::{noise, on_every_device};
 
 fn policy(spec: &str) -> Box<dyn SparsePolicy> {
     let spec: PolicySpec = spec.parse().unwrap();
@@ -358,41 +358,4 @@ fn antidiagonal_sums(tile: &QueryTile<'_>, context: &SelectContext<'_>, stride: 
         }
     }
     scores
-}
-
-#[test]
-fn means_are_those_of_the_blocks() {
-    on_every_device(|gpu, stream| {
-        let (head_dim, tokens, block) = (80, 200, 32);
-        let cache = Cache::new(gpu, head_dim, 2, tokens, 48, [Format::Q8_0, Format::Bf16]);
-        let blocks = tokens / block;
-        for (kind, keys) in [(PlaneKind::Keys, true), (PlaneKind::Values, false)] {
-            let buffer = gpu.allocate(4 * 2 * blocks * head_dim).unwrap();
-            let means = BlockSummaries {
-                data: buffer.all(),
-                capacity: blocks,
-                block_tokens: block,
-            };
-            block_means(stream, &means, kind, &cache.pages(), 0, tokens).unwrap();
-            let mut expected = Vec::new();
-            for head in 0..2 {
-                let mut rows = vec![0.0f32; tokens * head_dim];
-                for page in cache.views(head) {
-                    let out = &mut rows[page.start * head_dim..];
-                    match keys {
-                        true => riffle_attention::read_keys(&page.keys, head_dim, 0, page.tokens, out, head_dim),
-                        false => riffle_attention::read_values(&page.values, head_dim, 0, page.tokens, out, head_dim),
-                    }
-                    .unwrap();
-                }
-                for number in 0..blocks {
-                    expected.extend((0..head_dim).map(|d| {
-                        let tokens = number * block..(number + 1) * block;
-                        tokens.map(|t| f64::from(rows[t * head_dim + d])).sum::<f64>() / block as f64
-                    }));
-                }
-            }
-            assert_near(&gpu.download(buffer.all(), stream).unwrap(), &expected, 1e-6, "means");
-        }
-    });
 }

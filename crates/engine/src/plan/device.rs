@@ -131,5 +131,11 @@ pub(crate) fn pool_options(
             true => options.decode.stored_bytes(&policy_shape, context + 1024),
             false => 0,
         },
+        mean_bytes: {
+            let specs = options.prefill.specs().chain(options.decode.specs());
+            let blocks = specs.filter_map(PolicySpec::summary_tokens);
+            let most = blocks.map(|block| (context + 1).div_ceil(block)).max().unwrap_or(0);
+            (8 * config.head_dim * config.kv_heads * config.attention_layers()) as u64 * most as u64
+        },
     }
 }

@@ -1,0 +1,108 @@
+//! Attention to means of blocks, which the device keeps of the whole sequence.
+
+use riffle_attention::{Selection, Span};
+use riffle_kv::CacheShape;
+
+use super::list::DeviceList;
+use super::pool::PagedTile;
+use super::summaries::Summaries;
+use crate::ops::{self, AttentionOptions, MeanReads, Outputs, Queries, Reads};
+use crate::{CudaError, Gpu, Region, Stream};
+
+/// Blocks whose names share a word.
+const WORD: usize = u64::BITS as usize;
+/// Words of one part of a call of few rows.
+const PART_WORDS: usize = 2;
+const MOST_PARTS: usize = 16;
+
+/// The means of every layer.
+pub(super) struct BlockMeans {
+    pub(super) summaries: Summaries,
+    // u64 [tiles, words]
+    named: DeviceList,
+}
+
+impl BlockMeans {
+    pub(super) fn new(gpu: &Gpu, shape: &CacheShape, bytes: u64) -> Result<Self, CudaError> {
+        Ok(Self {
+            summaries: Summaries::new(gpu, shape, bytes)?,
+            named: DeviceList::new(gpu)?,
+        })
+    }
+}
+
+/// Words of a bit for each block that ends before the last row of the tiles.
+fn words_of(tiles: &[PagedTile<'_>], block: usize) -> usize {
+    let ends = tiles.iter().map(|tile| tile.start + tile.rows);
+    (ends.max().unwrap_or(0) / block.max(1)).div_ceil(WORD)
+}
+
+impl BlockMeans {
+    /// Into how many parts a call of few rows cuts the means of a layer, each for a block of the device.
+    pub(super) fn parts(&self, layer: usize, tiles: &[PagedTile<'_>]) -> usize {
+        let block = self.summaries.of_layer(layer).map_or(0, |means| means.block_tokens);
+        words_of(tiles, block).div_ceil(PART_WORDS).clamp(1, MOST_PARTS)
+    }
+
+    /// Adds to `outputs` the means that the selections of tiles name, whose tokens are all known. `reads` are those of the tiles; the
+    /// workspace is for `parts` parts.
+    pub(super) fn attend(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        tiles: &[PagedTile<'_>],
+        outputs: &Outputs<'_>,
+        workspace: [Region<'_>; 2],
+        queries: &Queries<'_>,
+        reads: &Reads,
+        shape: &CacheShape,
+        parts: usize,
+        options: &AttentionOptions<'_>,
+    ) -> Result<(), CudaError> {
+        let Some(means) = self.summaries.of_layer(layer) else {
+            return Ok(());
+        };
+        let words = words_of(tiles, means.block_tokens);
+        let mut bits = Vec::with_capacity(tiles.len() * words);
+        for tile in tiles {
+            let (known, end) = (self.summaries.known(layer)[tile.kv_head], tile.start + tile.rows);
+            if !tile.selection.summaries().is_empty() && known < end {
+                return Err(CudaError::Mismatch {
+                    what: "tokens in means of blocks",
+                    expected: end,
+                    found: known,
+                });
+            }
+            named_blocks(tile.selection, means.block_tokens, words, &mut bits);
+        }
+        if bits.iter().all(|bits| *bits == 0) {
+            return Ok(());
+        }
+        let read = MeanReads {
+            means,
+            kv_heads: shape.kv_heads,
+            formats: [shape.key_format, shape.value_format],
+            named: self.named.set(stream, &bits)?,
+            words,
+            splits: parts,
+        };
+        ops::attend_means(stream, outputs, workspace, queries, reads, &read, options)
+    }
+}
+
+/// The first 64 · `words` blocks of `block` tokens, a bit for each that a selection names and reads no token of by a span.
+fn named_blocks(selection: &Selection, block: usize, words: usize, bits: &mut Vec<u64>) {
+    let first = bits.len();
+    bits.resize(first + words, 0);
+    let mut spans = selection.spans().iter().peekable();
+    for named in selection.summaries() {
+        let number = named.start / block;
+        if number / WORD >= words || *named != Span::new(number * block, (number + 1) * block) {
+            continue;
+        }
+        while spans.next_if(|span| span.end <= named.start).is_some() {}
+        if spans.peek().is_none_or(|span| span.start >= named.end) {
+            bits[first + number / WORD] |= 1 << (number % WORD);
+        }
+    }
+}
