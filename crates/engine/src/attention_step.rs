@@ -143,6 +143,9 @@ impl LayerAttention<'_> {
                 own,
                 (stays.is_none()).then_some(&mut *output),
             )?;
+            if let (Some(pages), Some(_)) = (&mut self.device, device::rows(input)) {
+                device::read_ahead(pages, self.cache, next)?;
+            }
             first_partial += count;
             flow = (self.after_chunk)(input.layer, end);
             if flow.is_break() {

@@ -237,6 +237,19 @@ pub(crate) fn attend(
     Ok(())
 }
 
+/// Begins to bring the pages that the layer `next` is expected to read and that lie in main memory, up to the first that does not.
+pub(crate) fn read_ahead(pages: &mut DevicePages, cache: &KvCache, next: usize) -> Result<(), EngineError> {
+    let mut room = lock(&pages.room);
+    // Another session has entered meanwhile.
+    if room.holder != pages.session {
+        return Ok(());
+    }
+    let expected = room.pool.expected(next).into_iter();
+    let shown = expected.map_while(|(kv_head, page)| Some((kv_head, cache.near_page(next, kv_head, page)?)));
+    let shown: Vec<(usize, PageView<'_>)> = shown.collect();
+    Ok(room.pool.read_ahead(next, &shown)?)
+}
+
 /// What policies ask for of a layer, by KV head, computed where the keys lie; `None` where that cannot be, so that the policy
 /// looks at keys in main memory. `queries` are those of the chunk, `shown` the pages up to its end.
 pub(crate) fn estimate(

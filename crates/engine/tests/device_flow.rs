@@ -1,5 +1,5 @@
-//! What stays on a device from attention to the next product, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU: the bits of
-//! the way through main memory.
+//! What stays on a device from attention to the next product, and what comes there ahead of the next layer; emulated on the CPU unless
+//! RIFFLE_TEST_GPU names a GPU. The bits are those of the way through main memory and of pages that lie there.
 
 mod testing;
 
@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_attention::Format;
+use riffle_cuda::{EmulatedOptions, Gpu};
 use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_kv::{DiskTier, KvTiers};
 use riffle_policy::Phase;
-use testing::device::{MODEL, any_device, far, load, options};
+use testing::device::{MODEL, any_device, far, gpu, load, logits, options};
 use testing::{fixture, go_on, prompt};
 
 fn hybrid() -> PathBuf {
@@ -118,4 +120,114 @@ fn what_the_cpu_adds_to_comes_to_main_memory() {
     options.prefill = "h2o-chunk:from=0,local=4,heavy=8".parse().unwrap();
     let (_, returned) = logits_and_returned(&load(&fixture(MODEL), options), &prompt(140));
     assert!(returned > 0);
+}
+
+/// Logits after a prompt and after each of two more tokens, and the pages that came ahead of their call, after the prompt and in all.
+fn logits_and_ahead(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, [u64; 2]) {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(tokens, &mut go_on).unwrap();
+    let mut all = vec![session.logits().to_vec()];
+    let of_the_prompt = session.device_transfers().pages_ahead;
+    for token in [7, 11] {
+        session.advance(token).unwrap();
+        all.push(session.logits().to_vec());
+    }
+    (all, [of_the_prompt, session.device_transfers().pages_ahead])
+}
+
+#[test]
+fn pages_read_ahead_of_the_next_layer_give_the_bits_of_resident_ones() {
+    let device = any_device();
+    let tokens = prompt(150);
+    for decode in ["full", "quest:from=0,topk=4,threshold=2,block=16,dense_layers=0"] {
+        let with = |mut options: EngineOptions| {
+            options.decode = decode.parse().unwrap();
+            load(&fixture(MODEL), options)
+        };
+        let resident = logits(&with(options(Some(device.clone()))), &tokens);
+        // A guess of what a sparse policy reads may be wrong, one of everything is not.
+        for (slots, pages) in [(1, 0), (5, 1)] {
+            let (found, [of_the_prompt, all]) = logits_and_ahead(&with(far(&device, slots, pages)), &tokens);
+            assert!(found == resident, "{decode}, {slots} slots, {pages} pages");
+            // One half alone goes to pages whose bounds are taken in first.
+            assert!(
+                of_the_prompt > 0 || slots == 1,
+                "{decode}, {slots} slots, {pages} pages"
+            );
+            assert!(
+                all > of_the_prompt || decode != "full",
+                "{slots} slots, {pages} pages: {of_the_prompt} and {all}"
+            );
+        }
+    }
+}
+
+/// Logits of sessions that are cut, forked, evicted from and dropped between one token and the next.
+fn logits_of_changes(engine: &Arc<Engine>) -> Vec<Vec<f32>> {
+    let mut all = Vec::new();
+    let mut reader = Session::new(engine).unwrap();
+    reader.prefill(&prompt(150), &mut go_on).unwrap();
+    reader.advance(7).unwrap();
+    all.push(reader.logits().to_vec());
+    reader.truncate(101).unwrap();
+    reader.prefill(&prompt(90)[40..], &mut go_on).unwrap();
+    all.push(reader.logits().to_vec());
+    let mut fork = reader.fork().unwrap();
+    for session in [&mut reader, &mut fork] {
+        session.advance(3).unwrap();
+        all.push(session.logits().to_vec());
+    }
+    drop(reader);
+    fork.advance(9).unwrap();
+    all.push(fork.logits().to_vec());
+    fork.truncate(64).unwrap();
+    fork.prefill(&prompt(140)[64..], &mut go_on).unwrap();
+    fork.advance(4).unwrap();
+    all.push(fork.logits().to_vec());
+    all
+}
+
+/// An emulated device whose streams run in an order of their own; the GPU where there is one.
+fn device_of_order(seed: u64) -> Gpu {
+    match std::env::var_os("RIFFLE_TEST_GPU") {
+        Some(_) => any_device(),
+        None => gpu(EmulatedOptions {
+            seed: Some(seed),
+            ..EmulatedOptions::default()
+        }),
+    }
+}
+
+#[test]
+fn sessions_that_change_while_pages_are_read_ahead_answer_as_with_all_pages_on_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    for (decode, orders) in [
+        ("full", [(2, 2, false), (3, 6, true)]),
+        ("h2o:budget=100,recent=32,observed=16", [(4, 6, false), (5, 2, true)]),
+    ] {
+        let with = |mut options: EngineOptions| {
+            options.decode = decode.parse().unwrap();
+            load(&fixture(MODEL), options)
+        };
+        let resident = logits_of_changes(&with(options(Some(any_device()))));
+        for (seed, slots, on_disk) in orders {
+            let mut options = far(&device_of_order(seed), slots, 0);
+            if on_disk {
+                // Pages leave for the disk while they are copied, and others take their memory.
+                options.kv_tiers = KvTiers {
+                    ram_budget_bytes: Some(0),
+                    disk: Some(DiskTier {
+                        folder: folder.path().to_owned(),
+                        budget_bytes: None,
+                    }),
+                    ..options.kv_tiers
+                };
+                let info = riffle_model::inspect(fixture(MODEL)).unwrap();
+                let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
+                options.kv_tiers.ram_budget_bytes = Some(2 * least);
+            }
+            let found = logits_of_changes(&with(options));
+            assert!(found == resident, "{decode}, {slots} slots, disk {on_disk}");
+        }
+    }
 }

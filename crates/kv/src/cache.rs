@@ -174,6 +174,21 @@ impl KvCache {
         })
     }
 
+    /// A page of a (layer, KV head) if its keys and values lie near; `None` for others, and for those that do not exist.
+    pub fn near_page(&self, layer: usize, kv_head: usize, page: usize) -> Option<PageView<'_>> {
+        let shape = self.shape();
+        if layer >= shape.layers || kv_head >= shape.kv_heads {
+            return None;
+        }
+        let table = layer * shape.kv_heads + kv_head;
+        let is_near =
+            page < self.keys.pages(table) && !self.keys.is_far(table, page) && !self.values.is_far(table, page);
+        is_near.then(|| {
+            let (keys, values) = (self.keys.plane(table, page), self.values.plane(table, page));
+            self.parts().page_view(table, page, keys, values)
+        })
+    }
+
     /// Whether all pages of a layer lie near.
     pub fn is_near(&self, layer: usize) -> bool {
         self.parts().are_near(layer)

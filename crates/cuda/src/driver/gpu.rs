@@ -1,8 +1,9 @@
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::emulated::EmulatedDriver;
+use super::guarded::GuardedBuffers;
 use super::{
     DeviceBuffer, DeviceInfo, Driver, EmulatedOptions, Event, Kernel, KernelCache, ModuleSource, PinnedBuffer, Region,
     Stream,
@@ -21,6 +22,7 @@ struct Inner {
     handles: Mutex<HashMap<(ModuleSource, &'static str), u64>>,
     /// For copies that the caller waits for.
     own_stream: Mutex<Option<u64>>,
+    guarded: Mutex<GuardedBuffers>,
 }
 
 impl Gpu {
@@ -55,12 +57,13 @@ impl Gpu {
     }
 
     fn new(driver: Box<dyn Driver>) -> Self {
-        let (handles, own_stream) = Default::default();
+        let (handles, own_stream, guarded) = Default::default();
         Self {
             inner: Arc::new(Inner {
                 driver,
                 handles,
                 own_stream,
+                guarded,
             }),
         }
     }
@@ -182,6 +185,10 @@ impl Gpu {
 
     pub(super) fn driver(&self) -> &dyn Driver {
         &*self.inner.driver
+    }
+
+    pub(super) fn guarded(&self) -> MutexGuard<'_, GuardedBuffers> {
+        self.inner.guarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn own_stream(&self) -> Result<Stream, CudaError> {

@@ -5,6 +5,7 @@ mod blas;
 mod cache;
 mod emulated;
 mod gpu;
+mod guarded;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvidia;
@@ -16,6 +17,7 @@ use std::fmt::Debug;
 pub use cache::KernelCache;
 pub use emulated::{EmulatedOptions, has_compiler};
 pub use gpu::Gpu;
+pub(crate) use guarded::GuardedBuffer;
 pub use memory::{DeviceBuffer, PinnedBuffer, Region};
 pub use source::{ModuleSource, variants};
 pub use stream::{Argument, Event, Grid, Kernel, Stream};

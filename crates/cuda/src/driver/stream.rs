@@ -1,5 +1,7 @@
 use std::fmt;
+use std::sync::Arc;
 
+use super::guarded::Readers;
 use super::{Direction, Gpu, PinnedBuffer, Product16, Region};
 use crate::CudaError;
 
@@ -80,6 +82,33 @@ impl Stream {
         });
         let run = self.synchronize();
         queued.and(run)
+    }
+
+    /// Queues copies of slices of main memory to regions of their size and `done` behind them, and returns at once: the memory
+    /// is a [`GuardedBuffer`](super::GuardedBuffer)'s, whose owner waits for `done` before it changes or goes. False, with nothing
+    /// queued, where a slice lies elsewhere.
+    pub(crate) fn upload_behind(&self, copies: &[(Region<'_>, &[u8])], done: &Arc<Event>) -> Result<bool, CudaError> {
+        for (to, from) in copies {
+            check_bytes(to.bytes(), from.len())?;
+        }
+        let readers = {
+            let guarded = self.gpu.guarded();
+            let readers = copies.iter().map(|(_, from)| guarded.readers_of(from));
+            readers.collect::<Option<Vec<Arc<Readers>>>>()
+        };
+        let Some(readers) = readers else { return Ok(false) };
+        let queued = copies.iter().try_for_each(|(to, from)| {
+            // SAFETY: the sizes agree. Before the borrow of `from` ends its owner is told to wait for the mark, or the copies have
+            // run; regions lie in buffers that are freed only after everything queued has run.
+            unsafe { self.copy(Direction::Upload, to.address(), from.as_ptr() as u64, from.len()) }
+        });
+        let marked = queued.and_then(|()| self.record(done));
+        match &marked {
+            Ok(()) => readers.iter().for_each(|readers| readers.add(done)),
+            // A device that is lost copies no more.
+            Err(_) => drop(self.synchronize()),
+        }
+        marked.map(|()| true)
     }
 
     /// Queues a copy of `from` to `to[offset..]`, which holds it when the stream has been waited for.

@@ -8,6 +8,7 @@
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 
 use super::pool::{PagePool, PagedTile, Place, tile_reads};
+use super::staging::PageKey;
 use super::transfer::{Waiting, in_order};
 use crate::ops::{self, AttentionOptions, Outputs, Pages, PrefillState, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region};
@@ -133,6 +134,7 @@ impl<'p> PagedCall<'p> {
                 resume: false,
             },
         };
+        pool.visited[layer].clear();
         let pages = end.div_ceil(shape.page_tokens);
         Ok(Self {
             layer,
@@ -167,6 +169,7 @@ impl<'p> PagedCall<'p> {
     /// A lost device, too little memory: the pool has forgotten every page then, whether it came or not.
     pub fn attend(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let taken = self.take_in(shown);
+        self.pool.reading = None;
         if taken.is_err() {
             self.pool.clear();
         }
@@ -177,6 +180,8 @@ impl<'p> PagedCall<'p> {
         let page_tokens = self.pool.options.shape.page_tokens;
         let mut waiting = Vec::new();
         for (page, kv_head, view) in in_order(shown, page_tokens) {
+            let layer = self.layer;
+            self.pool.reading = Some(PageKey { layer, page, kv_head });
             let place = self.place(page, kv_head, &view, &mut waiting)?;
             let keys = self.pool.store.at(place).address();
             self.table[kv_head * self.pages + page] = [keys, keys + self.pool.layout.values_at as u64];
@@ -196,7 +201,13 @@ impl<'p> PagedCall<'p> {
             Some(place) => Ok(place),
             None => {
                 let place = Place::Visitor(self.visitor(page, kv_head, waiting)?);
-                self.pool.bring(place, 0, view, waiting)?;
+                let layer = self.layer;
+                let visited = &mut self.pool.visited[layer];
+                if visited.len() < self.pool.staging.pages() {
+                    visited.push((kv_head, page));
+                }
+                let key = PageKey { layer, page, kv_head };
+                self.pool.bring(key, place, 0, view, waiting)?;
                 Ok(place)
             }
         }

@@ -4,6 +4,7 @@ use riffle_attention::{AttendOptions, PageView};
 
 use super::call::CallRows;
 use super::pool::{PagePool, PagedTile, Place, tile_reads};
+use super::staging::PageKey;
 use super::transfer::in_order;
 use crate::ops::{self, AttentionOptions, Pages};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
@@ -148,7 +149,12 @@ impl PagedMass<'_> {
                 None => {
                     let place = Place::Visitor(self.visitors);
                     self.visitors += 1;
-                    self.pool.bring(place, 0, &view, &mut waiting)?;
+                    let key = PageKey {
+                        layer: self.layer,
+                        page,
+                        kv_head,
+                    };
+                    self.pool.bring(key, place, 0, &view, &mut waiting)?;
                     place
                 }
             };

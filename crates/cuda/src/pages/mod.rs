@@ -5,6 +5,7 @@
 //! page leaves the device, sessions are saved from main memory, policies choose by the keys the CPU would choose by, and
 //! a lost device takes no token with it.
 
+mod ahead;
 mod append;
 mod bounds;
 mod call;
@@ -15,6 +16,7 @@ mod means;
 mod pinned;
 mod pool;
 mod residence;
+mod staging;
 mod summaries;
 mod transfer;
 

@@ -5,9 +5,11 @@ use std::io;
 
 use riffle_kv::{Device, DeviceMemory};
 
-use crate::{CudaError, Gpu, PinnedBuffer};
+use crate::driver::GuardedBuffer;
+use crate::{CudaError, Gpu};
 
-/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`PagePool`](crate::PagePool) stands.
+/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`PagePool`](crate::PagePool) stands. What the
+/// pool [reads ahead](crate::PagePool::read_ahead) is waited for before the cache writes to it or lets it go.
 #[derive(Clone)]
 pub struct PinnedMemory {
     gpu: Gpu,
@@ -32,7 +34,7 @@ impl Device for PinnedMemory {
     }
 
     fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
-        let memory = self.gpu.allocate_host(bytes).map_err(io_error)?;
+        let memory = GuardedBuffer::new(&self.gpu, bytes).map_err(io_error)?;
         Ok(Box::new(Pinned(memory)))
     }
 }
@@ -45,7 +47,7 @@ fn io_error(error: CudaError) -> io::Error {
     io::Error::new(kind, error)
 }
 
-struct Pinned(PinnedBuffer);
+struct Pinned(GuardedBuffer);
 
 impl DeviceMemory for Pinned {
     fn bytes(&self) -> &[u8] {

@@ -13,8 +13,9 @@ use super::list::DeviceList;
 use super::mass::{MassMemory, mass_bytes};
 use super::means::BlockMeans;
 use super::residence::Residence;
+use super::staging::{PageKey, Staging};
 use crate::ops::{KEY_BLOCK, Reads, TileReads};
-use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
+use crate::{CudaError, DeviceBuffer, Gpu, Region, Stream};
 
 /// Pages of one part of a decode lie on the device together: a part is eight blocks of keys.
 const PART_PAGES: usize = 8;
@@ -66,6 +67,8 @@ pub struct TransferCount {
     pub pages: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Of the pages those that were [read ahead](PagePool::read_ahead) and then asked for.
+    pub pages_ahead: u64,
     /// Bytes of what calls returned that came to main memory.
     pub returned_bytes: u64,
 }
@@ -89,6 +92,10 @@ pub struct PagePool {
     pub(super) estimates: EstimateMemory,
     pub(super) bounds: KeyBounds,
     pub(super) means: BlockMeans,
+    /// By layer the pages that the latest call read without their staying, (KV head, page): the first so many.
+    pub(super) visited: Vec<Vec<(usize, usize)>>,
+    /// The page that a call has come to.
+    pub(super) reading: Option<PageKey>,
     pub(super) transferred: TransferCount,
 }
 
@@ -99,16 +106,6 @@ pub(super) struct PageLayout {
     pub(super) values_at: usize,
     pub(super) value_bytes: usize,
     pub(super) page_bytes: usize,
-}
-
-/// Bytes as they come from main memory, in two halves: one is filled while the other is arranged into pages.
-pub(super) struct Staging {
-    pub(super) memory: DeviceBuffer,
-    pub(super) half_pages: usize,
-    /// The half that is filled next.
-    pub(super) turn: usize,
-    // by half, when its pages have been arranged; whether that was ever queued
-    pub(super) arranged: Vec<(Event, bool)>,
 }
 
 impl PageLayout {
@@ -177,8 +174,6 @@ impl PagePool {
         }
         let slots = (options.budget_bytes - options.least_bytes()) / layout.page_bytes as u64;
         let slots = usize::try_from(slots).unwrap_or(usize::MAX).min(u32::MAX as usize);
-        let halves = options.slots.min(2);
-        let arranged = (0..halves).map(|_| Ok((gpu.event()?, false)));
         Ok(Self {
             copy: gpu.stream()?,
             compute: Arc::clone(compute),
@@ -190,12 +185,9 @@ impl PagePool {
                 visitors: gpu.allocate(options.visitors() * layout.page_bytes)?,
             },
             residence: Residence::new(shape, slots),
-            staging: Staging {
-                memory: gpu.allocate(options.slots * layout.page_bytes)?,
-                half_pages: options.slots / halves,
-                turn: 0,
-                arranged: arranged.collect::<Result<_, CudaError>>()?,
-            },
+            staging: Staging::new(&gpu, options.slots, layout.page_bytes)?,
+            visited: vec![Vec::new(); shape.layers],
+            reading: None,
             reads: Reads::new(&gpu, shape.head_dim, options.heads / shape.kv_heads)?,
             tables: [DeviceList::new(&gpu)?, DeviceList::new(&gpu)?],
             moves: [DeviceList::new(&gpu)?, DeviceList::new(&gpu)?],
@@ -219,7 +211,9 @@ impl PagePool {
 
     /// Forgets what lies behind the first `tokens` tokens.
     pub fn truncate(&mut self, tokens: usize) {
-        self.residence.truncate(tokens, self.options.shape.page_tokens);
+        let page_tokens = self.options.shape.page_tokens;
+        self.residence.truncate(tokens, page_tokens);
+        self.staging.keep_ahead(|key| (key.page + 1) * page_tokens <= tokens);
         self.bounds.summaries.truncate(None, tokens);
         self.means.summaries.truncate(None, tokens);
     }
@@ -229,6 +223,8 @@ impl PagePool {
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
         let page_tokens = self.options.shape.page_tokens;
         self.residence.truncate_head(layer, kv_head, tokens, page_tokens);
+        self.staging
+            .keep_ahead(|key| (key.layer, key.kv_head) != (layer, kv_head) || (key.page + 1) * page_tokens <= tokens);
         self.bounds.summaries.truncate(Some((layer, kv_head)), tokens);
         self.means.summaries.truncate(Some((layer, kv_head)), tokens);
     }
@@ -242,7 +238,7 @@ impl PagePool {
     pub fn device_bytes(&self) -> u64 {
         let slabs: usize = self.store.slabs.iter().map(DeviceBuffer::bytes).sum();
         let summaries = self.bounds.summaries.bytes() + self.means.summaries.bytes();
-        (slabs + self.store.visitors.bytes() + self.staging.memory.bytes() + summaries) as u64
+        (slabs + self.store.visitors.bytes() + self.staging.bytes() + summaries) as u64
     }
 
     /// Bytes of pages that lie on the device.

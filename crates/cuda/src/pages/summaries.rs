@@ -4,6 +4,7 @@ use riffle_attention::PageView;
 
 use super::list::DeviceList;
 use super::pool::{PagePool, Place};
+use super::staging::PageKey;
 use super::transfer::in_order;
 use crate::ops::{self, BlockSummaries, Pages};
 use crate::{CudaError, DeviceBuffer, Gpu};
@@ -154,7 +155,8 @@ impl PagePool {
                     }
                     let place = Place::Visitor(visitors);
                     visitors += 1;
-                    self.bring(place, 0, &view, &mut waiting)?;
+                    let key = PageKey { layer, page, kv_head };
+                    self.bring(key, place, 0, &view, &mut waiting)?;
                     place
                 }
             };

@@ -2,9 +2,10 @@
 
 use riffle_attention::{Format, LANES, PageView, Plane};
 
-use super::pool::{PagePool, Place};
-use crate::CudaError;
+use super::pool::{PagePool, Place, TransferCount};
+use super::staging::{PageKey, Staged};
 use crate::ops::{PlaneKind, PlaneMove, arrange_planes};
+use crate::{CudaError, Region};
 
 /// Pages shown by KV head as (page, KV head, what it holds), in this order.
 pub(super) fn in_order<'a>(shown: &[Vec<PageView<'a>>], page_tokens: usize) -> Vec<(usize, usize, PageView<'a>)> {
@@ -21,9 +22,27 @@ pub(super) fn in_order<'a>(shown: &[Vec<PageView<'a>>], page_tokens: usize) -> V
 /// Tokens that have to be brought to a page.
 pub(super) struct Waiting<'a> {
     place: Place,
+    source: Source<'a>,
+}
+
+enum Source<'a> {
+    /// Main memory, from a token of the page on.
+    Main {
+        first_token: usize,
+        keys: &'a [u8],
+        values: &'a [u8],
+    },
+    /// On the device, whole, since before it was asked for.
+    Ahead(Staged),
+}
+
+/// A page as main memory keeps it, on the device: it goes to its place.
+struct Arrival {
+    place: Place,
+    staged: Staged,
     first_token: usize,
-    keys: &'a [u8],
-    values: &'a [u8],
+    key_bytes: usize,
+    value_bytes: usize,
 }
 
 impl PagePool {
@@ -49,13 +68,15 @@ impl PagePool {
         if has < view.tokens {
             self.residence.extend(layer, kv_head, page, view.tokens);
         }
-        self.bring(Place::Slot(slot), has, view, waiting)?;
+        let key = PageKey { layer, page, kv_head };
+        self.bring(key, Place::Slot(slot), has, view, waiting)?;
         Ok(Some(Place::Slot(slot)))
     }
 
     /// Lets what a page has beyond its first `has` tokens join `waiting`, and sends that off when there is enough of it.
     pub(super) fn bring<'a>(
         &mut self,
+        key: PageKey,
         place: Place,
         has: usize,
         view: &PageView<'a>,
@@ -64,23 +85,41 @@ impl PagePool {
         if has >= view.tokens {
             return Ok(());
         }
+        let ahead = self.staging.take_ahead(key).filter(|_| has == 0);
+        let source = match ahead {
+            Some(staged) => {
+                self.transferred.pages_ahead += 1;
+                Source::Ahead(staged)
+            }
+            None => {
+                let first_token = has / LANES * LANES;
+                let [keys, values] = self.planes(view, first_token);
+                Source::Main {
+                    first_token,
+                    keys,
+                    values,
+                }
+            }
+        };
+        waiting.push(Waiting { place, source });
+        match waiting.len() == self.staging.half_pages() {
+            true => self.transfer(waiting),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes of keys and of values of a page from a token on.
+    pub(super) fn planes<'a>(&self, view: &PageView<'a>, first_token: usize) -> [&'a [u8]; 2] {
         let shape = &self.options.shape;
-        let first_token = has / LANES * LANES;
         let until = view.tokens.next_multiple_of(LANES);
         let part = |plane: &Plane<'a>, format: Format| {
             let at = |tokens: usize| format.plane_bytes(tokens, shape.head_dim);
             &plane_bytes(plane)[at(first_token)..at(until)]
         };
-        waiting.push(Waiting {
-            place,
-            first_token,
-            keys: part(&view.keys, shape.key_format),
-            values: part(&view.values, shape.value_format),
-        });
-        match waiting.len() == self.staging.half_pages {
-            true => self.transfer(waiting),
-            false => Ok(()),
-        }
+        [
+            part(&view.keys, shape.key_format),
+            part(&view.values, shape.value_format),
+        ]
     }
 
     /// Copies what waits to the device and arranges it there. The copies run while kernels queued before read other
@@ -89,72 +128,123 @@ impl PagePool {
         if waiting.is_empty() {
             return Ok(());
         }
-        let pool = self;
-        let (layout, shape, staging) = (pool.layout, pool.options.shape, &mut pool.staging);
-        let half = staging.turn;
-        staging.turn = (half + 1) % staging.arranged.len();
-        if staging.arranged[half].1 {
-            pool.copy.wait(&staging.arranged[half].0)?;
+        // What came ahead leaves its half before that may be filled again.
+        self.arrange_ahead(waiting)?;
+        self.copy_and_arrange(waiting)?;
+        waiting.clear();
+        Ok(())
+    }
+
+    fn arrange_ahead(&mut self, waiting: &[Waiting<'_>]) -> Result<(), CudaError> {
+        let layout = self.layout;
+        let arrivals = waiting.iter().filter_map(|waiting| match waiting.source {
+            Source::Ahead(staged) => Some(Arrival {
+                place: waiting.place,
+                staged,
+                first_token: 0,
+                key_bytes: layout.key_bytes,
+                value_bytes: layout.value_bytes,
+            }),
+            Source::Main { .. } => None,
+        });
+        let arrivals: Vec<Arrival> = arrivals.collect();
+        let mut halves: Vec<usize> = arrivals.iter().map(|arrival| arrival.staged.half).collect();
+        halves.sort_unstable();
+        halves.dedup();
+        for half in &halves {
+            self.compute.wait(self.staging.copied(*half))?;
         }
-        let (mut copies, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        for (number, page) in waiting.iter().enumerate() {
-            let at = (half * staging.half_pages + number) * layout.page_bytes;
-            let from = staging.memory.region(at..at + layout.page_bytes);
-            let (from_keys, from_values) = (
-                from.part(0..page.keys.len()),
-                from.part(layout.values_at..layout.values_at + page.values.len()),
-            );
-            copies.push((from_keys, page.keys));
-            copies.push((from_values, page.values));
+        self.arrange(&arrivals)?;
+        let mut halves = halves.into_iter();
+        halves.try_for_each(|half| self.staging.arranged(&self.compute, half))
+    }
+
+    fn copy_and_arrange(&mut self, waiting: &[Waiting<'_>]) -> Result<(), CudaError> {
+        let from_main = waiting.iter().filter_map(|waiting| match &waiting.source {
+            Source::Main {
+                first_token,
+                keys,
+                values,
+            } => Some((waiting.place, *first_token, *keys, *values)),
+            Source::Ahead(_) => None,
+        });
+        let from_main: Vec<(Place, usize, &[u8], &[u8])> = from_main.collect();
+        if from_main.is_empty() {
+            return Ok(());
         }
-        pool.copy.upload_all(&copies)?;
-        let (mut pages, mut bytes) = (0, 0);
-        for (copies, page) in copies.chunks_exact(2).zip(waiting.iter()) {
-            let to = pool.store.at(page.place);
-            let first_token = page.first_token;
+        let half = self.staging.next_half(self.reading);
+        self.staging.wait_for(&self.copy, half)?;
+        let (mut copies, mut arrivals) = (Vec::new(), Vec::new());
+        for (number, (place, first_token, keys, values)) in from_main.into_iter().enumerate() {
+            let staged = Staged { half, number };
+            copies.extend(self.staged_planes(staged, [keys, values]));
+            arrivals.push(Arrival {
+                place,
+                staged,
+                first_token,
+                key_bytes: keys.len(),
+                value_bytes: values.len(),
+            });
+        }
+        self.copy.upload_all(&copies)?;
+        let bytes = bytes_of(&copies);
+        self.transferred.count(arrivals.len(), bytes);
+        self.arrange(&arrivals)?;
+        self.staging.arranged(&self.compute, half)
+    }
+
+    /// Where planes go among the staged ones, with the planes.
+    pub(super) fn staged_planes<'a>(
+        &self,
+        staged: Staged,
+        [keys, values]: [&'a [u8]; 2],
+    ) -> [(Region<'_>, &'a [u8]); 2] {
+        let (at, values_at) = (self.staging.at(staged), self.layout.values_at);
+        [
+            (at.part(0..keys.len()), keys),
+            (at.part(values_at..values_at + values.len()), values),
+        ]
+    }
+
+    /// Queues what brings staged pages to their places.
+    fn arrange(&mut self, arrivals: &[Arrival]) -> Result<(), CudaError> {
+        let (layout, shape) = (self.layout, self.options.shape);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for arrival in arrivals {
+            let (from, to) = (self.staging.at(arrival.staged), self.store.at(arrival.place));
+            let first_token = arrival.first_token;
             keys.push(PlaneMove {
                 to: to.part(0..layout.key_bytes),
-                from: copies[0].0,
+                from: from.part(0..arrival.key_bytes),
                 first_token,
             });
             values.push(PlaneMove {
                 to: to.part(layout.values_at..layout.values_at + layout.value_bytes),
-                from: copies[1].0,
+                from: from.part(layout.values_at..layout.values_at + arrival.value_bytes),
                 first_token,
             });
-            pages += 1;
-            bytes += (page.keys.len() + page.values.len()) as u64;
         }
-        pool.transferred.pages += pages;
-        pool.transferred.bytes += bytes;
-        let (head_dim, page_tokens) = (shape.head_dim, shape.page_tokens);
-        let [key_moves, value_moves] = &mut pool.moves;
-        let (key_format, value_format) = (shape.key_format, shape.value_format);
-        let stream = &pool.compute;
-        arrange_planes(
-            stream,
-            key_moves,
-            PlaneKind::Keys,
-            key_format,
-            head_dim,
-            page_tokens,
-            &keys,
-        )?;
-        arrange_planes(
-            stream,
-            value_moves,
-            PlaneKind::Values,
-            value_format,
-            head_dim,
-            page_tokens,
-            &values,
-        )?;
-        let arranged = &mut staging.arranged[half];
-        stream.record(&arranged.0)?;
-        arranged.1 = true;
-        waiting.clear();
-        Ok(())
+        let [key_moves, value_moves] = &mut self.moves;
+        let both = [
+            (key_moves, PlaneKind::Keys, shape.key_format, keys),
+            (value_moves, PlaneKind::Values, shape.value_format, values),
+        ];
+        both.into_iter().try_for_each(|(list, kind, format, moves)| {
+            let (head_dim, page_tokens) = (shape.head_dim, shape.page_tokens);
+            arrange_planes(&self.compute, list, kind, format, head_dim, page_tokens, &moves)
+        })
     }
+}
+
+impl TransferCount {
+    pub(super) fn count(&mut self, pages: usize, bytes: usize) {
+        self.pages += pages as u64;
+        self.bytes += bytes as u64;
+    }
+}
+
+pub(super) fn bytes_of(copies: &[(Region<'_>, &[u8])]) -> usize {
+    copies.iter().map(|(_, from)| from.len()).sum()
 }
 
 fn plane_bytes<'a>(plane: &Plane<'a>) -> &'a [u8] {

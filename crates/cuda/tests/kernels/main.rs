@@ -1,5 +1,6 @@
 //! Kernels against references in f64 and against the CPU's crates, on every device there is.
 
+mod ahead;
 mod attention;
 mod cache;
 mod delta;
