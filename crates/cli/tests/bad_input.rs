@@ -44,6 +44,16 @@ fn a_missing_prompt_file_is_named() {
 }
 
 #[test]
+fn a_missing_folder_for_pages_is_named_before_anything_is_read() {
+    let disk = ["--kv-ram-budget", "10M", "--kv-disk", "/nowhere/pages"];
+    let named = ["--kv-disk", "/nowhere/pages", "no such folder"];
+    assert_refused(&run_shipped(&[&disk[..], &["--prompt", "x"]].concat()), 1, &named);
+    let model = shipped_model();
+    let planned = [&["plan", "--model", model.to_str().expect("a path")][..], &disk[..]].concat();
+    assert_refused(&run(&planned), 1, &named);
+}
+
+#[test]
 fn a_truncated_weight_file_is_refused() {
     let copy = ModelCopy::new();
     copy.edit_bytes("model.safetensors", |bytes| bytes.truncate(bytes.len() / 2));

@@ -121,6 +121,13 @@ impl EngineOptions {
                 "at least 1 page has to be on its way",
             ));
         }
+        if let Some(disk) = self.kv_tiers.disk.as_ref().filter(|disk| !disk.folder.is_dir()) {
+            return Err(EngineError::option(
+                "--kv-disk",
+                disk.folder.display(),
+                "there is no such folder: create it, or choose another",
+            ));
+        }
         if self.context_tokens == Some(0) {
             return Err(EngineError::option("--ctx", 0, "it must be at least 1 token"));
         }
