@@ -41,9 +41,11 @@ fn trimmed(value: f64, digits: usize) -> String {
 
 /// A share as a percentage, to a tenth of a point.
 pub(crate) fn percent(share: f64) -> String {
-    match share.is_finite() {
-        true => format!("{}%", trimmed((share * 1000.0).round() / 10.0, 4)),
-        false => "–".to_owned(),
+    match share {
+        _ if !share.is_finite() => "–".to_owned(),
+        // Little is not nothing.
+        _ if share > 0.0 && share < 5e-4 => "<0.1%".to_owned(),
+        _ => format!("{}%", trimmed((share * 1000.0).round() / 10.0, 4)),
     }
 }
 
@@ -87,8 +89,8 @@ mod tests {
     #[test]
     fn shares_and_times_carry_their_unit() {
         assert_eq!(
-            [percent(0.12345), percent(1.0), percent(0.0), percent(f64::NAN)],
-            ["12.3%", "100%", "0%", "–"]
+            [0.12345, 1.0, 0.0, 5e-5, f64::NAN].map(percent),
+            ["12.3%", "100%", "0%", "<0.1%", "–"]
         );
         assert_eq!([milliseconds(0.5), milliseconds(12_300.0)], ["0.5 ms", "12.3 s"]);
     }

@@ -128,7 +128,7 @@ impl Canvas {
 /// Blank space at the edges.
 pub(super) const MARGIN: f64 = 16.0;
 
-const LINE: f64 = 16.0;
+pub(super) const LINE: f64 = 16.0;
 const TITLE_LINE: f64 = 20.0;
 
 /// The height of a title and what is said below it.

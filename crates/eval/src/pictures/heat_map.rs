@@ -1,7 +1,7 @@
 //! A table whose cells are shaded by their value.
 
 use super::Picture;
-use super::canvas::{Anchor, Canvas, MARGIN, head_height, text_width};
+use super::canvas::{Anchor, Canvas, LINE, MARGIN, head_height, text_width, wrapped};
 use super::style::{SHADES, shade};
 
 const LEAST_CELL_HEIGHT: f64 = 30.0;
@@ -43,7 +43,7 @@ impl HeatMap {
     pub fn draw(&self) -> Picture {
         let widest = |texts: &mut dyn Iterator<Item = &str>| texts.map(text_width).fold(0.0, f64::max);
         let mut texts = self.cells.iter().flatten().map(|cell| &*cell.text);
-        let texts = widest(&mut texts).max(widest(&mut self.columns.iter().map(|name| &**name)));
+        let texts = widest(&mut texts).max(widest(&mut self.columns.iter().flat_map(|name| parameters(name))));
         let cell = (texts + 12.0).clamp(44.0, 220.0);
         let left = MARGIN + 24.0 + widest(&mut self.rows.iter().map(|name| &**name)) + 8.0;
         let table = cell * self.columns.len() as f64;
@@ -55,19 +55,24 @@ impl HeatMap {
         let rows = self.rows.len().max(1) as f64;
         let cell_height = ((text_width(&self.row_label) + 8.0) / rows).max(LEAST_CELL_HEIGHT);
         let bottom = top + cell_height * rows;
-        let mut canvas = Canvas::new(width, bottom + 112.0);
+        let names: Vec<Vec<String>> = self.columns.iter().map(|name| lines_of(name, cell - 6.0)).collect();
+        let more_lines = names.iter().map(Vec::len).max().unwrap_or(1).max(1) - 1;
+        let below = bottom + LINE * more_lines as f64;
+        let mut canvas = Canvas::new(width, below + 112.0);
         canvas.head(&self.title, &self.subtitle);
         canvas.upright(MARGIN + 8.0, (top + bottom) / 2.0, &self.row_label);
         for (row, name) in self.rows.iter().enumerate() {
             let y = top + cell_height * (row as f64 + 0.5) + 4.0;
             canvas.text("", left - 8.0, y, Anchor::End, name);
         }
-        for (column, name) in self.columns.iter().enumerate() {
+        for (column, lines) in names.iter().enumerate() {
             let x = left + cell * (column as f64 + 0.5);
-            canvas.text("", x, bottom + 18.0, Anchor::Middle, name);
+            for (line, name) in lines.iter().enumerate() {
+                canvas.text("", x, bottom + 18.0 + LINE * line as f64, Anchor::Middle, name);
+            }
         }
         let middle = left + cell * self.columns.len() as f64 / 2.0;
-        canvas.text("quiet", middle, bottom + 38.0, Anchor::Middle, &self.column_label);
+        canvas.text("quiet", middle, below + 38.0, Anchor::Middle, &self.column_label);
         for (place, value) in self.cells.iter().enumerate() {
             let (row, column) = (place / self.columns.len(), place % self.columns.len());
             let (x, y) = (left + cell * column as f64, top + cell_height * row as f64);
@@ -89,7 +94,7 @@ impl HeatMap {
                 None => canvas.text("quiet", centre, base, Anchor::Middle, "–"),
             }
         }
-        legend(&mut canvas, left, bottom + 58.0, &self.scale_label, &self.scale_ends);
+        legend(&mut canvas, left, below + 58.0, &self.scale_label, &self.scale_ends);
         canvas.finish(self.alt())
     }
 
@@ -111,6 +116,22 @@ impl HeatMap {
             rows.join("; ")
         )
     }
+}
+
+/// The name of a column in lines, cut where a policy's parameters part.
+fn lines_of(name: &str, width: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in parameters(name) {
+        match lines.last_mut() {
+            Some(line) if text_width(line) + text_width(part) <= width => line.push_str(part),
+            _ => lines.extend(wrapped(part, width)),
+        }
+    }
+    lines
+}
+
+fn parameters(name: &str) -> impl Iterator<Item = &str> {
+    name.split_inclusive([':', ','])
 }
 
 /// The class of text on a shade: pale shades keep the ink.

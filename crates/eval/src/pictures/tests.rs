@@ -5,7 +5,9 @@ use super::*;
 
 const LONG: &str = "xattention:block=128,stride=8,tau=0.95,min_budget=1024,tail=128 <& \"escaped\">";
 
-fn heat_map() -> Picture {
+const LENGTHS: [&str; 3] = ["4K", "16K", "128K"];
+
+fn heat_map(columns: [&str; 3]) -> Picture {
     let cell = |share: f64| {
         Some(HeatCell {
             share,
@@ -17,7 +19,7 @@ fn heat_map() -> Picture {
         subtitle: LONG.repeat(3),
         column_label: "document length, tokens".to_owned(),
         row_label: "depth in the document".to_owned(),
-        columns: ["4K", "16K", "128K"].map(str::to_owned).to_vec(),
+        columns: columns.map(str::to_owned).to_vec(),
         rows: ["9%", "50%", "100%"].map(str::to_owned).to_vec(),
         cells: [0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0]
             .into_iter()
@@ -106,7 +108,8 @@ fn share_map(rows: usize, names: bool) -> Picture {
 
 fn all() -> Vec<Picture> {
     vec![
-        heat_map(),
+        heat_map(LENGTHS),
+        heat_map(["full", "streaming:sinks=64,window=1024", LONG]),
         lines(0),
         lines(1),
         lines(11),
@@ -162,7 +165,7 @@ fn every_text_lies_on_the_canvas_and_none_lies_on_another() {
 fn labels_units_and_values_are_in_the_svg_and_in_the_alternative_text() {
     let cases: [(Picture, &[&str]); 4] = [
         (
-            heat_map(),
+            heat_map(LENGTHS),
             &[
                 "4K",
                 "128K",
@@ -248,12 +251,12 @@ fn the_same_data_gives_the_same_bytes_and_pixels_of_twice_the_size() {
 #[test]
 fn a_picture_is_written_as_svg_and_png_and_leaves_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    let files = heat_map().write(&folder.path().join("below/map.v1")).unwrap();
+    let files = heat_map(LENGTHS).write(&folder.path().join("below/map.v1")).unwrap();
     assert!(files[0].ends_with("below/map.v1.svg") && files[1].ends_with("below/map.v1.png"));
     assert_eq!(std::fs::read_dir(folder.path().join("below")).unwrap().count(), 2);
     let blocked = folder.path().join("below/map.v1.svg/x");
     assert!(
-        heat_map()
+        heat_map(LENGTHS)
             .write(&blocked)
             .unwrap_err()
             .to_string()

@@ -36,7 +36,7 @@ pub(super) fn comparison(table: &ComparisonTable, on: &str) -> Vec<(String, Pict
             subtitle: format!("{on}Each cell: score · share of the causal pairs that the policy read in its phase."),
             column_label: "policy, choosing in this phase; the other is dense".to_owned(),
             row_label: "task and tokens".to_owned(),
-            columns: policies.iter().map(|policy| (*policy).to_owned()).collect(),
+            columns: policies.iter().map(|policy| named_in(phase, policy)).collect(),
             rows: tasks
                 .iter()
                 .map(|(task, length)| format!("{task} {}", tokens(*length as f64)))
@@ -58,7 +58,7 @@ pub(super) fn comparison(table: &ComparisonTable, on: &str) -> Vec<(String, Pict
                     *best = best.max(rate);
                 }
                 Series {
-                    name: (*policy).to_owned(),
+                    name: named_in(phase, policy),
                     points: lengths
                         .into_iter()
                         .map(|(length, rate)| (length as f64, rate))
@@ -79,4 +79,10 @@ pub(super) fn comparison(table: &ComparisonTable, on: &str) -> Vec<(String, Pict
         }
     }
     pictures
+}
+
+/// A policy's name where its phase is said already.
+fn named_in(phase: &str, policy: &str) -> String {
+    let bare = policy.strip_prefix(phase).and_then(|rest| rest.strip_prefix('='));
+    bare.unwrap_or(policy).to_owned()
 }
