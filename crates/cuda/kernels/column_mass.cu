@@ -40,7 +40,7 @@ KERNEL __launch_bounds__(THREADS) column_mass(
             // A later tile may see keys that were cut off for an earlier one.
             __syncthreads();
             Head head = {key_pages + u64(kv_head) * pages_per_head, nullptr, key_format, 0, page_tokens, limit};
-            load_tile<KEY_BF16, KEY_BLOCK>(keys, head.keys, key_format, head, block, threadIdx.x, THREADS);
+            load_tile<KEY_BF16, KEY_BLOCK, THREADS>(Pitched{keys}, head.keys, key_format, head, block, threadIdx.x);
             copy_async_commit();
             copy_async_wait<0>();
             __syncthreads();

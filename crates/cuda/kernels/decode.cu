@@ -68,8 +68,8 @@ KERNEL __launch_bounds__(THREADS) decode(
         return false;
     };
     auto load = [&](u32 first, u32 turn) {
-        load_tile<KEY_BF16, KEYS>(keys + turn * TILE, head.keys, key_format, head, first, lane, 32);
-        load_tile<VALUE_BF16, KEYS>(values + turn * TILE, head.values, value_format, head, first, lane, 32);
+        load_tile<KEY_BF16, KEYS, 32>(Pitched{keys + turn * TILE}, head.keys, key_format, head, first, lane);
+        load_tile<VALUE_BF16, KEYS, 32>(Pitched{values + turn * TILE}, head.values, value_format, head, first, lane);
     };
     u32 first = 0, next_first = 0;
     u64 bits = 0, next_bits = 0;
@@ -92,7 +92,7 @@ KERNEL __launch_bounds__(THREADS) decode(
             seen = visible_bits(tile, lines, bits, block, tile.start + packed / group);
         }
         bool masked = per_row || (bits >> (first - block) & low_bits(KEYS)) != low_bits(KEYS);
-        u64 bits0 = shuffle_64(seen, lane / 4) >> (first - block), bits1 = shuffle_64(seen, lane / 4 + 8) >> (first - block);
+        const u64 own[2] = {shuffle_64(seen, lane / 4) >> (first - block), shuffle_64(seen, lane / 4 + 8) >> (first - block)};
         attend_tile<KEY_BF16, VALUE_BF16, KEYS>(
             rows,
             [&](u32(&a)[4], u32 step) {
@@ -100,7 +100,7 @@ KERNEL __launch_bounds__(THREADS) decode(
                 for (int i = 0; i < 4; i++)
                     a[i] = fragments[step][i];
             },
-            keys + turn * TILE, values + turn * TILE, logits, masked, bits0, bits1);
+            keys + turn * TILE, values + turn * TILE, logits, masked, own);
         __syncwarp();
         first = next_first, bits = next_bits, per_row = next_per_row, more = next;
     }

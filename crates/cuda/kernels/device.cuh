@@ -59,6 +59,10 @@ __device__ __forceinline__ u32 pack_pair(u16 low, u16 high) { return low | u32(h
 template <bool IS_BF16> __device__ __forceinline__ u16 narrow(float value) {
     return IS_BF16 ? f32_to_bf16(value) : f32_to_f16(value);
 }
+// Two in one instruction, the first in the low half.
+template <bool IS_BF16> __device__ __forceinline__ u32 narrow_pair(float low, float high) {
+    return IS_BF16 ? f32_to_bf16_pair(low, high) : f32_to_f16_pair(low, high);
+}
 template <bool IS_BF16> __device__ __forceinline__ float widen(u16 bits) {
     return IS_BF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }

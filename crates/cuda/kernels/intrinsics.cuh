@@ -27,10 +27,26 @@ __device__ __forceinline__ unsigned short f32_to_bf16(float value) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
+// The first goes to the low half.
+__device__ __forceinline__ unsigned f32_to_f16_pair(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ unsigned f32_to_bf16_pair(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Where shared memory lies in its own address space.
+__device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
+
+__device__ __forceinline__ void store_16(void *to, uint4 value) { *(uint4 *)to = value; }
 
 // Copies 16 bytes to shared memory, those behind the first `bytes` as zeros.
 __device__ __forceinline__ void copy_async_16(void *to, const void *from, unsigned bytes) {
-    unsigned address = (unsigned)__cvta_generic_to_shared(to);
+    unsigned address = shared_address(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -40,7 +56,7 @@ template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
 
 // Four 8×8 matrices of 16-bit elements; lane 8i + r gives the address of row r of matrix i.
 template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(unsigned (&to)[4], const void *row) {
-    unsigned address = (unsigned)__cvta_generic_to_shared(row);
+    unsigned address = shared_address(row);
     if (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

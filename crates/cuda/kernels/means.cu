@@ -93,10 +93,9 @@ KERNEL __launch_bounds__(THREADS, 1) attend_means(
                 continue;
             u32 packed = min(warp_packed + lane % 16, packed_rows - 1);
             u64 seen = visible_means(tile, lines, named, word * 64, block_tokens, tile.start + packed / group) >> (first % 64);
-            u64 bits0 = shuffle_64(seen, lane / 4), bits1 = shuffle_64(seen, lane / 4 + 8);
+            const u64 bits[2] = {shuffle_64(seen, lane / 4), shuffle_64(seen, lane / 4 + 8)};
             attend_tile<KEY_BF16, VALUE_BF16, KEYS>(
-                rows, [&](u32(&a)[4], u32 step) { load_query(a, own_queries, step); }, keys, values, logits, true, bits0,
-                bits1);
+                rows, [&](u32(&a)[4], u32 step) { load_query(a, own_queries, step); }, keys, values, logits, true, bits);
         }
     }
     total_sums(rows.l);

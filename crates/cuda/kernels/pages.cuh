@@ -16,58 +16,96 @@ constexpr u32 SCALES = (HEAD_DIM + 31) / 32;
 // ldmatrix lie in different banks.
 constexpr u32 PITCH = HEAD_DIM + 8;
 
-// Sixteen quants times their scale as 16-bit floats.
-template <bool IS_BF16> __device__ __forceinline__ void store_expanded(u16 *to, const int (&quants)[16], float scale) {
-    u32 pairs[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        pairs[i] = pack_pair(narrow<IS_BF16>(float(quants[2 * i]) * scale), narrow<IS_BF16>(float(quants[2 * i + 1]) * scale));
-    ((uint4 *)to)[0] = {pairs[0], pairs[1], pairs[2], pairs[3]};
-    ((uint4 *)to)[1] = {pairs[4], pairs[5], pairs[6], pairs[7]};
+// Where 16 bytes of a row of a tile lie in shared memory, for ldmatrix: rows of PITCH elements.
+struct Pitched {
+    u16 *tile;
+    __device__ __forceinline__ u16 *at(u32 row, u32 channel) const { return tile + row * PITCH + channel; }
+};
+
+// Sixteen quants as they lie, and the bits of their scale.
+struct Quants {
+    uint4 bytes;
+    u16 scale;
+};
+
+__device__ __forceinline__ Quants read_quants(const u8 *plane, u32 format, u32 page_tokens, u32 token, u32 chunk) {
+    Quants quants;
+    u32 token_bytes = format == Q8_0 ? HEAD_DIM : HEAD_DIM / 2;
+    if (format == Q8_0) {
+        quants.bytes = *(const uint4 *)(plane + u64(token) * HEAD_DIM + chunk * 16);
+    } else {
+        uint2 half = *(const uint2 *)(plane + u64(token) * (HEAD_DIM / 2) + chunk * 8);
+        quants.bytes = {half.x, half.y, 0, 0};
+    }
+    quants.scale = ((const u16 *)(plane + u64(page_tokens) * token_bytes))[token * SCALES + chunk / 2];
+    return quants;
 }
 
-// Brings tokens slot..slot + 16 of a plane into `to`, [16, PITCH], by `threads` threads; rows from `valid` on become
-// zero. Float formats come asynchronously.
+// Sixteen quants times their scale as 16-bit floats, eight to `low` and eight to `high`.
 template <bool IS_BF16>
-__device__ __forceinline__ void load_stripe(u16 *to, u64 plane, u32 format, u32 page_tokens, u32 slot, u32 valid,
-                                            u32 thread, u32 threads) {
-    if (plane == 0)
-        valid = 0;
+__device__ __forceinline__ void store_quants(u16 *low, u16 *high, u32 format, const Quants &quants) {
+    const u32 words[4] = {quants.bytes.x, quants.bytes.y, quants.bytes.z, quants.bytes.w};
+    float scale = f16_to_f32(quants.scale);
+    u32 pairs[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int a, b;
+        if (format == Q8_0)
+            a = int(i8(words[i / 2] >> (16 * (i % 2)))), b = int(i8(words[i / 2] >> (16 * (i % 2) + 8)));
+        else
+            a = int(words[i / 4] >> (8 * (i % 4)) & 15) - 8, b = int(words[i / 4] >> (8 * (i % 4) + 4) & 15) - 8;
+        pairs[i] = narrow_pair<IS_BF16>(float(a) * scale, float(b) * scale);
+    }
+    store_16(low, {pairs[0], pairs[1], pairs[2], pairs[3]});
+    store_16(high, {pairs[4], pairs[5], pairs[6], pairs[7]});
+}
+
+// The row and the chunk that are number n · THREADS + thread of a tile of CHUNKS a row.
+template <u32 CHUNKS, u32 THREADS> __device__ __forceinline__ void locate(u32 &row, u32 &chunk, u32 n, u32 thread) {
+    if (THREADS % CHUNKS == 0)
+        row = n * (THREADS / CHUNKS) + thread / CHUNKS, chunk = thread % CHUNKS;
+    else
+        row = (n * THREADS + thread) / CHUNKS, chunk = (n * THREADS + thread) % CHUNKS;
+}
+
+// Brings tokens slot..slot + ROWS of a plane to rows first_row.. of a tile, by THREADS threads; those from `valid` on become
+// zero unless it IS_WHOLE. Float formats come asynchronously.
+template <bool IS_BF16, u32 ROWS, u32 THREADS, bool IS_WHOLE, class Place>
+__device__ __forceinline__ void load_rows(const Place &to, u32 first_row, u64 plane, u32 format, u32 page_tokens, u32 slot,
+                                          u32 valid, u32 thread) {
+    // Wide heads leave no registers for more than one at a time.
+    constexpr u32 AT_ONCE = HEAD_DIM <= 128 ? 4 : 1;
+    u32 row, chunk;
     if (format == F16 || format == BF16) {
         constexpr u32 CHUNKS = HEAD_DIM / 8;
-        for (u32 i = thread; i < STRIPE * CHUNKS; i += threads) {
-            u32 row = i / CHUNKS, chunk = i % CHUNKS;
-            const u16 *from = (const u16 *)plane + u64(slot + row) * HEAD_DIM + chunk * 8;
-            copy_async_16(to + row * PITCH + chunk * 8, row < valid ? from : to, row < valid ? 16 : 0);
+        const u16 *from = (const u16 *)plane + u64(slot) * HEAD_DIM + thread * 8;
+#pragma unroll AT_ONCE
+        for (u32 n = 0; n < (ROWS * CHUNKS + THREADS - 1) / THREADS; n++) {
+            locate<CHUNKS, THREADS>(row, chunk, n, thread);
+            if (ROWS * CHUNKS % THREADS == 0 || row < ROWS)
+                copy_async_16(to.at(first_row + row, chunk * 8), from + n * THREADS * 8, IS_WHOLE || row < valid ? 16 : 0);
         }
         return;
     }
-    constexpr u32 CHUNKS = HEAD_DIM / 16;
-    for (u32 i = thread; i < STRIPE * CHUNKS; i += threads) {
-        u32 row = i / CHUNKS, chunk = i % CHUNKS;
-        int quants[16] = {};
-        float scale = 0;
-        if (row < valid) {
-            u64 token = slot + row;
-            const u8 *scales;
-            if (format == Q8_0) {
-                uint4 bytes = *(const uint4 *)((const u8 *)plane + token * HEAD_DIM + chunk * 16);
-                const u32 words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+    // Of a batch all are on their way before the first is used.
+    constexpr u32 CHUNKS = HEAD_DIM / 16, EACH = (ROWS * CHUNKS + THREADS - 1) / THREADS,
+                  BATCH = EACH < AT_ONCE ? EACH : AT_ONCE;
+#pragma unroll 1
+    for (u32 batch = 0; batch < EACH; batch += BATCH) {
+        Quants quants[BATCH];
 #pragma unroll
-                for (int j = 0; j < 16; j++)
-                    quants[j] = int(i8(words[j / 4] >> (8 * (j % 4))));
-                scales = (const u8 *)plane + u64(page_tokens) * HEAD_DIM;
-            } else {
-                uint2 bytes = *(const uint2 *)((const u8 *)plane + token * (HEAD_DIM / 2) + chunk * 8);
-                const u32 words[2] = {bytes.x, bytes.y};
-#pragma unroll
-                for (int j = 0; j < 16; j++)
-                    quants[j] = int(words[j / 8] >> (4 * (j % 8)) & 15) - 8;
-                scales = (const u8 *)plane + u64(page_tokens) * (HEAD_DIM / 2);
-            }
-            scale = f16_to_f32(((const u16 *)scales)[token * SCALES + chunk / 2]);
+        for (u32 n = 0; n < BATCH; n++) {
+            locate<CHUNKS, THREADS>(row, chunk, batch + n, thread);
+            quants[n] = {};
+            if (row < (IS_WHOLE ? ROWS : valid))
+                quants[n] = read_quants((const u8 *)plane, format, page_tokens, slot + row, chunk);
         }
-        store_expanded<IS_BF16>(to + row * PITCH + chunk * 16, quants, scale);
+#pragma unroll
+        for (u32 n = 0; n < BATCH; n++) {
+            locate<CHUNKS, THREADS>(row, chunk, batch + n, thread);
+            if (row < ROWS)
+                store_quants<IS_BF16>(to.at(first_row + row, chunk * 16), to.at(first_row + row, chunk * 16 + 8), format, quants[n]);
+        }
     }
 }
 
@@ -79,15 +117,24 @@ struct Head {
     u32 limit;
 };
 
-template <bool IS_BF16, u32 KEYS>
-__device__ __forceinline__ void load_tile(u16 *to, const u64 *planes, u32 format, const Head &head, u32 first, u32 thread,
-                                          u32 threads) {
-#pragma unroll
-    for (u32 stripe = 0; stripe < KEYS / STRIPE; stripe++) {
-        u32 key = first + stripe * STRIPE;
-        u32 valid = key < head.limit ? min(head.limit - key, STRIPE) : 0;
+// Brings the KEYS keys from `first` on, a multiple of 16; keys behind the last and those of pages that are away become zero.
+template <bool IS_BF16, u32 KEYS, u32 THREADS, class Place>
+__device__ __forceinline__ void load_tile(const Place &to, const u64 *planes, u32 format, const Head &head, u32 first,
+                                          u32 thread) {
+    u32 slot = first % head.page_tokens;
+    if (KEYS > STRIPE && slot + KEYS <= head.page_tokens && first + KEYS <= head.limit) {
+        u64 plane = planes[first / head.page_tokens];
+        if (plane != 0) {
+            load_rows<IS_BF16, KEYS, THREADS, true>(to, 0, plane, format, head.page_tokens, slot, KEYS, thread);
+            return;
+        }
+    }
+    // A page or the sequence ends within.
+#pragma unroll 1
+    for (u32 row = 0; row < KEYS; row += STRIPE) {
+        u32 key = first + row, valid = key < head.limit ? min(head.limit - key, STRIPE) : 0;
         u64 plane = valid ? planes[key / head.page_tokens] : 0;
-        load_stripe<IS_BF16>(to + stripe * STRIPE * PITCH, plane, format, head.page_tokens, key % head.page_tokens,
-                             valid, thread, threads);
+        load_rows<IS_BF16, STRIPE, THREADS, false>(to, row, plane, format, head.page_tokens, key % head.page_tokens,
+                                                   plane ? valid : 0, thread);
     }
 }

@@ -31,7 +31,7 @@ __device__ __forceinline__ void clear(Rows16 &rows) {
 template <bool IS_BF16> __device__ __forceinline__ void store_query(u16 *to, const float *query) {
     for (u32 i = lane_index(); i < HEAD_DIM / 2; i += 32) {
         float a = query ? query[2 * i] : 0, b = query ? query[2 * i + 1] : 0;
-        ((u32 *)to)[i] = pack_pair(narrow<IS_BF16>(a), narrow<IS_BF16>(b));
+        ((u32 *)to)[i] = narrow_pair<IS_BF16>(a, b);
     }
 }
 
@@ -39,11 +39,92 @@ __device__ __forceinline__ void load_query(u32 (&a)[4], const u16 *queries, u32 
     load_matrices<false>(a, queries + lane_index() % 16 * PITCH + step * 16 + lane_index() / 16 * 8);
 }
 
-// Sixteen rows more: `fragment(step)` gives the queries' fragments, `bits[i]` what rows g and g + 8 see of the
-// tile, `masked` whether that is not all.
+// Within a few 2^-23 of it, without a branch.
+__device__ __forceinline__ float tanh_fast(float x) { return 1.0f - __fdividef(2.0f, exp2_fast(x * (2 * LOG2_E)) + 1.0f); }
+
+// Turns q · k of sixteen rows with KEYS keys into weights and takes them into m and l; what is summed so far is to be multiplied
+// with `keep`. `bits[i]` is what rows g and g + 8 see of the tile, `masked` whether that is not all.
+template <u32 KEYS>
+__device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&m)[2], float (&l)[2], float (&keep)[2],
+                                      const Logits &logits, bool masked, const u64 (&bits)[2]) {
+    float factor = logits.scale * LOG2_E;
+    if (logits.soft_cap > 0 || !(factor > 0)) {
+        float inverse_cap = 1.0f / logits.soft_cap;
+#pragma unroll
+        for (u32 n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float logit = s[n][i] * logits.scale;
+                s[n][i] = logits.soft_cap > 0 ? logits.soft_cap * tanh_fast(logit * inverse_cap) : logit;
+            }
+        factor = LOG2_E;
+    }
+    if (masked) {
+        u32 shift = lane_index() % 4 * 2;
+        const u64 own[2] = {bits[0] >> shift, bits[1] >> shift};
+#pragma unroll
+        for (u32 n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (!(own[i / 2] & u64(1) << (8 * n + i % 2)))
+                    s[n][i] = NEGATIVE_INFINITY;
+    }
+    float top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
+#pragma unroll
+    for (u32 n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            top[i / 2] = fmaxf(top[i / 2], s[n][i]);
+    float base[2], sum[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        top[i] = fmaxf(top[i], __shfl_xor_sync(FULL_WARP, top[i], 1));
+        top[i] = fmaxf(top[i], __shfl_xor_sync(FULL_WARP, top[i], 2));
+        top[i] = fmaxf(top[i] * factor, m[i]);
+        // A row that has seen nothing yet stays empty: exp2(−∞ − 0) is zero.
+        base[i] = top[i] == NEGATIVE_INFINITY ? 0.0f : top[i];
+        keep[i] = exp2_fast(m[i] - base[i]);
+        m[i] = top[i];
+    }
+#pragma unroll
+    for (u32 n = 0; n < KEYS / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            s[n][i] = exp2_fast(__fmaf_rn(s[n][i], factor, -base[i / 2]));
+            sum[i / 2] += s[n][i];
+        }
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        l[i] = l[i] * keep[i] + sum[i];
+}
+
+// Weights as the first operand of a product with values: [KEYS / 16] fragments.
+template <bool IS_BF16, u32 KEYS>
+__device__ __forceinline__ void pack_weights(u32 (&p)[KEYS / 16][4], const float (&s)[KEYS / 8][4]) {
+#pragma unroll
+    for (u32 n = 0; n < KEYS / 16; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            p[n][i] = narrow_pair<IS_BF16>(s[2 * n + i / 2][i % 2 * 2], s[2 * n + i / 2][i % 2 * 2 + 1]);
+}
+
+// Whether some row of the warp has a new maximum.
+__device__ __forceinline__ bool has_moved(const float (&keep)[2]) {
+    return __any_sync(FULL_WARP, keep[0] != 1 || keep[1] != 1);
+}
+
+__device__ __forceinline__ void rescale(Rows16 &rows, const float (&keep)[2]) {
+#pragma unroll
+    for (u32 d = 0; d < HEAD_DIM / 8; d++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            rows.o[d][i] *= keep[i / 2];
+}
+
+// Sixteen rows more: `fragment(step)` gives the queries' fragments; `masked` and `bits` as in `weigh`.
 template <bool KEY_IS_BF16, bool VALUE_IS_BF16, u32 KEYS, class Fragment>
 __device__ __forceinline__ void attend_tile(Rows16 &rows, Fragment fragment, const u16 *keys, const u16 *values,
-                                            const Logits &logits, bool masked, u64 bits0, u64 bits1) {
+                                            const Logits &logits, bool masked, const u64 (&bits)[2]) {
     u32 lane = lane_index();
     float s[KEYS / 8][4];
 #pragma unroll
@@ -64,64 +145,22 @@ __device__ __forceinline__ void attend_tile(Rows16 &rows, Fragment fragment, con
             multiply_add_16x8x16<KEY_IS_BF16>(s[2 * n + 1], a, high);
         }
     }
-    float top[2] = {rows.m[0], rows.m[1]};
+    float keep[2];
+    weigh<KEYS>(s, rows.m, rows.l, keep, logits, masked, bits);
+    u32 p[KEYS / 16][4];
+    pack_weights<VALUE_IS_BF16, KEYS>(p, s);
+    if (has_moved(keep))
+        rescale(rows, keep);
 #pragma unroll
-    for (u32 n = 0; n < KEYS / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float logit = s[n][i] * logits.scale;
-            if (logits.soft_cap > 0)
-                logit = logits.soft_cap * tanhf(logit / logits.soft_cap);
-            logit *= LOG2_E;
-            if (masked && !((i / 2 ? bits1 : bits0) >> (8 * n + lane % 4 * 2 + i % 2) & 1))
-                logit = NEGATIVE_INFINITY;
-            s[n][i] = logit;
-            top[i / 2] = fmaxf(top[i / 2], logit);
-        }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        top[i] = fmaxf(top[i], __shfl_xor_sync(FULL_WARP, top[i], 1));
-        top[i] = fmaxf(top[i], __shfl_xor_sync(FULL_WARP, top[i], 2));
-    }
-    float base[2], keep[2], sum[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        // A row that has seen nothing yet stays empty: exp2(−∞ − 0) is zero.
-        base[i] = top[i] == NEGATIVE_INFINITY ? 0.0f : top[i];
-        keep[i] = exp2_fast(rows.m[i] - base[i]);
-        rows.m[i] = top[i];
-    }
-    u32 p[KEYS / 8][2];
-#pragma unroll
-    for (u32 n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            s[n][i] = exp2_fast(s[n][i] - base[i / 2]);
-            sum[i / 2] += s[n][i];
-        }
-        p[n][0] = pack_pair(narrow<VALUE_IS_BF16>(s[n][0]), narrow<VALUE_IS_BF16>(s[n][1]));
-        p[n][1] = pack_pair(narrow<VALUE_IS_BF16>(s[n][2]), narrow<VALUE_IS_BF16>(s[n][3]));
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        rows.l[i] = rows.l[i] * keep[i] + sum[i];
-#pragma unroll
-    for (u32 d = 0; d < HEAD_DIM / 8; d++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            rows.o[d][i] *= keep[i / 2];
-#pragma unroll
-    for (u32 n = 0; n < KEYS / 16; n++) {
-        u32 a[4] = {p[2 * n][0], p[2 * n][1], p[2 * n + 1][0], p[2 * n + 1][1]};
+    for (u32 n = 0; n < KEYS / 16; n++)
 #pragma unroll
         for (u32 d = 0; d < HEAD_DIM / 16; d++) {
             u32 b[4];
             load_matrices<true>(b, values + (16 * n + lane % 16) * PITCH + d * 16 + lane / 16 * 8);
             u32 low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
-            multiply_add_16x8x16<VALUE_IS_BF16>(rows.o[2 * d], a, low);
-            multiply_add_16x8x16<VALUE_IS_BF16>(rows.o[2 * d + 1], a, high);
+            multiply_add_16x8x16<VALUE_IS_BF16>(rows.o[2 * d], p[n], low);
+            multiply_add_16x8x16<VALUE_IS_BF16>(rows.o[2 * d + 1], p[n], high);
         }
-    }
 }
 
 // The sums of a row over the four lanes that share it.

@@ -106,6 +106,26 @@ pub enum CudaError {
         /// Bytes it has.
         found_bytes: usize,
     },
+    /// A variable of the environment that names what is not there.
+    #[error("{variable}={value}: {requirement}")]
+    Setting {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        requirement: &'static str,
+    },
+    /// Two kernels that must give the same do not.
+    #[error("element {at} of a first case is {found}, expected {expected}")]
+    Disagreement {
+        /// Which element.
+        at: usize,
+        /// What it is.
+        found: f32,
+        /// What it must be near.
+        expected: f32,
+    },
     /// A size no kernel is written for.
     #[error("{what} {value} is not supported on the GPU: it must be {requirement}")]
     Unsupported {

@@ -2,8 +2,8 @@
 
 use riffle_attention::{AttendOptions, Format, KvView, PageView, Plane, QueryTile, Selection, reference};
 use riffle_cuda::ops::{
-    AttentionOptions, DeviceMatrix, Outputs, Pages, PlaneKind, Queries, Reads, TileReads, decode,
-    decode_workspace_bytes, plane_to_device, prefill,
+    AttentionOptions, DeviceMatrix, Outputs, Pages, PlaneKind, PrefillCall, PrefillChoice, PrefillInstructions,
+    Queries, Reads, TileReads, decode, decode_workspace_bytes, plane_to_device,
 };
 use riffle_cuda::{CudaError, DeviceBuffer, Gpu, Region, Stream};
 use riffle_engine::EngineError;
@@ -38,6 +38,24 @@ pub struct DeviceRate {
     /// Of a sparse case, its time beside its density's share of the dense case's of the same shape, where that was measured.
     pub over_density: Option<f64>,
     /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
+    pub relative_error: f64,
+    /// Of a prefill, a row for all the matrix instructions that there are; the figures above are those of the chosen ones.
+    #[serde(default)]
+    pub instructions: Vec<InstructionRate>,
+}
+
+/// What a prefill took by one kind of matrix instructions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstructionRate {
+    /// `mma` or `wgmma`.
+    pub name: String,
+    /// Whether the device takes them.
+    pub is_chosen: bool,
+    /// Median milliseconds, by events.
+    pub median_ms: f64,
+    /// Share of the rate of [`DeviceReport::matmul_teraflops`].
+    pub matmul_share: f64,
+    /// As [`DeviceRate::relative_error`].
     pub relative_error: f64,
 }
 
@@ -313,31 +331,67 @@ fn measure(
     } else {
         0
     })?;
-    let median_ms = time(stream, repeats, || match case.rows {
-        1 => decode(stream, &outputs, workspace.all(), &queries, &pages, &reads, &options),
-        _ => prefill(stream, &outputs, &queries, &pages, &reads, &options, None),
-    })?;
     let pairs: usize = tiles
         .iter()
         .map(|tile| tile.selection.pair_count(tile.start, tile.rows) * group)
         .sum();
     let causal: usize = (first + 1..=case.tokens).sum::<usize>() * case.heads;
-    let teraflops = (4 * pairs * case.head_dim) as f64 / median_ms / 1e9;
-    let gigabytes_per_s = on_device.bytes as f64 / median_ms / 1e6;
-    let last = Last {
-        queries: &source[(case.rows - 1) * width..],
-        output: gpu.download(last_row(&output, case.rows, width), stream)?,
+    let teraflops = |median_ms: f64| (4 * pairs * case.head_dim) as f64 / median_ms / 1e9;
+    let error = || -> Result<f64, CudaError> {
+        let last = Last {
+            queries: &source[(case.rows - 1) * width..],
+            output: gpu.download(last_row(&output, case.rows, width), stream)?,
+        };
+        Ok(last.error(case, cache, selections.last(), options.scale))
     };
+    let mut instructions = Vec::new();
+    let (median_ms, relative_error) = if case.rows == 1 {
+        let median_ms = time(stream, repeats, || {
+            decode(stream, &outputs, workspace.all(), &queries, &pages, &reads, &options)
+        })?;
+        (median_ms, error()?)
+    } else {
+        let call = PrefillCall {
+            outputs: &outputs,
+            queries: &queries,
+            pages: &pages,
+            reads: &reads,
+            options: &options,
+            state: None,
+        };
+        let chosen = PrefillChoice::of(gpu, case.head_dim, case.format, case.format)?.instructions;
+        let mut of_chosen = (f64::NAN, f64::NAN);
+        for each in PrefillInstructions::ALL {
+            if !each.are_on(gpu, case.head_dim) {
+                continue;
+            }
+            let median_ms = time(stream, repeats, || call.queue(stream, each))?;
+            let relative_error = error()?;
+            if each == chosen {
+                of_chosen = (median_ms, relative_error);
+            }
+            instructions.push(InstructionRate {
+                name: each.to_string(),
+                is_chosen: each == chosen,
+                median_ms,
+                matmul_share: teraflops(median_ms) / report.matmul_teraflops,
+                relative_error,
+            });
+        }
+        of_chosen
+    };
+    let gigabytes_per_s = on_device.bytes as f64 / median_ms / 1e6;
     Ok(DeviceRate {
         name: case.name(),
         median_ms,
-        teraflops,
-        matmul_share: teraflops / report.matmul_teraflops,
+        teraflops: teraflops(median_ms),
+        matmul_share: teraflops(median_ms) / report.matmul_teraflops,
         gigabytes_per_s,
         copy_share: gigabytes_per_s / report.copy_gigabytes_per_s,
         density: pairs as f64 / causal as f64,
         over_density: None,
-        relative_error: last.error(case, cache, selections.last(), options.scale),
+        relative_error,
+        instructions,
     })
 }
 

@@ -8,15 +8,19 @@ use riffle_eval::{AttentionCase, DeviceCeilings, Journal, measure_device};
 
 #[test]
 fn cases_on_an_emulated_device_are_right_whatever_their_time() {
+    let options = EmulatedOptions {
+        capability: (9, 0),
+        ..EmulatedOptions::default()
+    };
     // On a GPU where RIFFLE_TEST_GPU gives its number.
     let gpu = match std::env::var("RIFFLE_TEST_GPU") {
         Ok(number) => Gpu::open(number.parse().expect("a number"), KernelCache::of_user()).expect("a GPU"),
-        Err(_) => Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user()).expect("g++ compiles the kernels"),
+        Err(_) => Gpu::emulated(options, KernelCache::of_user()).expect("g++ compiles the kernels"),
     };
     let case = AttentionCase {
         heads: 4,
         kv_heads: 2,
-        head_dim: 32,
+        head_dim: 64,
         rows: 20,
         tokens: 300,
         format: Format::F16,
@@ -41,7 +45,20 @@ fn cases_on_an_emulated_device_are_right_whatever_their_time() {
     .unwrap();
     for rate in &report.rates {
         assert!(rate.relative_error < 2e-3, "{rate:?}");
+        let chosen: Vec<f64> = rate
+            .instructions
+            .iter()
+            .filter(|by| by.is_chosen)
+            .map(|by| by.median_ms)
+            .collect();
+        assert!(chosen.is_empty() || chosen == [rate.median_ms], "{rate:?}");
     }
+    let count = |prefill: usize| report.rates[prefill].instructions.len();
+    let has_both = gpu.info().capability == (9, 0);
+    assert_eq!(
+        [count(0), count(1), count(2)],
+        if has_both { [2, 2, 0] } else { [1, 1, 0] }
+    );
     assert!(report.rates[0].over_density.is_some() && report.rates[1].over_density.is_none());
     assert_eq!(report.offload.iter().map(|rate| rate.rows).collect::<Vec<_>>(), [1, 20]);
     assert!(report.offload.iter().all(|rate| rate.same_bits));

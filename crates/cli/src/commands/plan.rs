@@ -28,7 +28,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     };
     let device = plan.device.as_ref().map_or_else(String::new, |device| {
         format!(
-            "on {}\n  weights  {}\n  KV pages {} of those in RAM\n  scratch  {}\n  total    {}\n  free     {}{}\n  products {} for 16-bit weights\n",
+            "on {}\n  weights  {}\n  KV pages {} of those in RAM\n  scratch  {}\n  total    {}\n  free     {}{}\n  products {} for 16-bit weights\n  prefill  {}\n",
             device.name,
             human_bytes(device.weights_bytes),
             human_bytes(device.kv_bytes),
@@ -37,6 +37,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             human_bytes(device.available_bytes),
             if device.fits() { "" } else { ": does not fit" },
             device.products,
+            device.prefill,
         )
     });
     let recurrent = match plan.recurrent_bytes {

@@ -36,7 +36,7 @@ struct Thread {
     // Blocked while the counter still has this value.
     const unsigned *waits_on = nullptr;
     unsigned waits_while = 0;
-    // Asynchronous copies by group; they take place when they are waited for, no sooner.
+    // Asynchronous copies by group that have not taken place.
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open_group;
 };
@@ -70,6 +70,13 @@ struct Machine {
 };
 
 static thread_local Machine machine;
+
+// What more there is to a block than its threads, for kernels that use it.
+struct Hooks {
+    void (*begin_block)(), (*end_block)();
+    void (*wrote_shared)(const void *to, unsigned bytes);
+};
+static Hooks hooks = {};
 
 inline unsigned random_number() {
     auto &x = machine.random;
@@ -177,6 +184,8 @@ inline bool run_block() {
         b.arrived = 0;
     machine.live = count;
     std::memset(machine.shared.data(), 0xff, machine.shared.size());
+    if (hooks.begin_block)
+        hooks.begin_block();
     while (machine.live > 0) {
         bool moved = false;
         unsigned first = random_number() % count, backwards = random_number() & 1;
@@ -200,7 +209,9 @@ inline bool run_block() {
             return false;
         }
     }
-    return true;
+    if (hooks.end_block)
+        hooks.end_block();
+    return !machine.fault;
 }
 
 struct Launch {

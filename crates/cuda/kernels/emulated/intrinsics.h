@@ -84,6 +84,7 @@ inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
@@ -144,8 +145,32 @@ inline unsigned short f32_to_bf16(float value) {
     return (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
+inline unsigned f32_to_f16_pair(float low, float high) { return f32_to_f16(low) | unsigned(f32_to_f16(high)) << 16; }
+inline unsigned f32_to_bf16_pair(float low, float high) { return f32_to_bf16(low) | unsigned(f32_to_bf16(high)) << 16; }
+
+inline void store_16(void *to, uint4 value) {
+    std::memcpy(to, &value, 16);
+    if (emulated::hooks.wrote_shared)
+        emulated::hooks.wrote_shared(to, 16);
+}
+
+namespace emulated {
+inline void carry_out(const Copy &copy) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    std::memset((char *)copy.to + copy.bytes, 0, copy.zeros);
+    if (hooks.wrote_shared)
+        hooks.wrote_shared(copy.to, copy.bytes + copy.zeros);
+}
+} // namespace emulated
+
+// A copy takes place at once or when it is waited for, at random: what it overwrites must not be read any more, what it
+// brings not yet.
 inline void copy_async_16(void *to, const void *from, unsigned bytes) {
-    emulated::machine.current->open_group.push_back({to, from, bytes, 16 - bytes});
+    emulated::Copy copy{to, from, bytes, 16 - bytes};
+    if (emulated::random_number() & 1)
+        emulated::carry_out(copy);
+    else
+        emulated::machine.current->open_group.push_back(copy);
 }
 inline void copy_async_commit() {
     auto *t = emulated::machine.current;
@@ -155,10 +180,8 @@ inline void copy_async_commit() {
 template <int PENDING> void copy_async_wait() {
     auto &groups = emulated::machine.current->groups;
     while (groups.size() > PENDING) {
-        for (const auto &c : groups.front()) {
-            std::memcpy(c.to, c.from, c.bytes);
-            std::memset((char *)c.to + c.bytes, 0, c.zeros);
-        }
+        for (const auto &copy : groups.front())
+            emulated::carry_out(copy);
         groups.erase(groups.begin());
     }
 }

@@ -9,6 +9,7 @@ use super::{
     Stream,
 };
 use crate::CudaError;
+use crate::ops::PrefillChoice;
 
 /// A device, shared by everything that lives on it.
 #[derive(Clone)]
@@ -23,6 +24,8 @@ struct Inner {
     /// For copies that the caller waits for.
     own_stream: Mutex<Option<u64>>,
     guarded: Mutex<GuardedBuffers>,
+    /// What prefill takes, by the kernel that may be taken.
+    prefill_choices: Mutex<HashMap<ModuleSource, PrefillChoice>>,
 }
 
 impl Gpu {
@@ -57,13 +60,14 @@ impl Gpu {
     }
 
     fn new(driver: Box<dyn Driver>) -> Self {
-        let (handles, own_stream, guarded) = Default::default();
+        let (handles, own_stream, guarded, prefill_choices) = Default::default();
         Self {
             inner: Arc::new(Inner {
                 driver,
                 handles,
                 own_stream,
                 guarded,
+                prefill_choices,
             }),
         }
     }
@@ -181,6 +185,20 @@ impl Gpu {
         let function = self.driver().function(module, name)?;
         handles.insert((source.clone(), name), function);
         Ok(Kernel::new(function, name))
+    }
+
+    /// The choice made for a kernel, by `choose` where there is none yet.
+    pub(crate) fn prefill_choice(
+        &self,
+        kernel: &ModuleSource,
+        choose: impl FnOnce() -> Result<PrefillChoice, CudaError>,
+    ) -> Result<PrefillChoice, CudaError> {
+        let choices = &self.inner.prefill_choices;
+        let mut choices = choices.lock().unwrap_or_else(PoisonError::into_inner);
+        match choices.get(kernel) {
+            Some(choice) => Ok(choice.clone()),
+            None => Ok(choices.entry(kernel.clone()).or_insert(choose()?).clone()),
+        }
     }
 
     pub(super) fn driver(&self) -> &dyn Driver {

@@ -29,7 +29,7 @@ unsafe impl Send for NvidiaDriver {}
 // SAFETY: as above; the driver's calls are thread-safe.
 unsafe impl Sync for NvidiaDriver {}
 
-/// Machine code of a module for `sm_{major}{minor}`, by NVRTC.
+/// Machine code of a module for this compute capability, by NVRTC.
 pub(super) fn compile(
     source: &ModuleSource,
     capability: (u32, u32),
@@ -50,7 +50,7 @@ pub(super) fn compile(
         .map_err(failed)?;
     let text = source.text("");
     let options = [
-        format!("--gpu-architecture=sm_{}{}", capability.0, capability.1),
+        format!("--gpu-architecture={}", source.architecture(capability)),
         "--std=c++17".to_owned(),
     ];
     let version = format!("nvrtc {major}.{minor}");

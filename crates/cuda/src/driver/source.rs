@@ -37,6 +37,13 @@ impl ModuleSource {
         name
     }
 
+    /// The architecture it is compiled for on a device of this compute capability: products of warpgroups are not in the
+    /// instructions that later devices have as well.
+    pub fn architecture(&self, capability: (u32, u32)) -> String {
+        let own = if self.file.starts_with("warpgroup_") { "a" } else { "" };
+        format!("sm_{}{}{own}", capability.0, capability.1)
+    }
+
     /// One text without quoted includes: `head`, the definitions, the file and what it includes, each file once.
     pub fn text(&self, head: &str) -> String {
         let mut text = format!("{head}\n");
@@ -87,6 +94,7 @@ files!(
     "intrinsics.cuh",
     "emulated/fibers.h",
     "emulated/intrinsics.h",
+    "emulated/warpgroup.h",
     "elementwise.cu",
     "rows.cu",
     "weights.cuh",
@@ -94,7 +102,10 @@ files!(
     "reads.cuh",
     "softmax.cuh",
     "stripes.cuh",
+    "prefill.cuh",
     "prefill.cu",
+    "warpgroup.cuh",
+    "warpgroup_prefill.cu",
     "decode.cu",
     "keys.cuh",
     "scoring.cu",
@@ -107,8 +118,18 @@ files!(
     "arrange.cu",
 );
 
+/// Kernels of tests.
+const TEST_FILES: &[(&str, &str)] = &[
+    #[cfg(test)]
+    ("hazards.cu", include_str!("../../kernels/hazards.cu")),
+];
+
 fn find(file: &str) -> Option<&'static str> {
-    FILES.iter().find(|(name, _)| *name == file).map(|(_, source)| *source)
+    FILES
+        .iter()
+        .chain(TEST_FILES)
+        .find(|(name, _)| *name == file)
+        .map(|(_, source)| *source)
 }
 
 #[cfg(test)]

@@ -63,26 +63,6 @@ pub struct AttentionOptions<'a> {
     pub sinks: Option<Region<'a>>,
 }
 
-/// What a prefill over some of the keys leaves for one over the next, f32 in units of the kernel.
-#[derive(Debug, Clone, Copy)]
-pub struct PrefillState<'a> {
-    /// `[rows, heads, 5]`.
-    pub sums: Region<'a>,
-    /// `[rows, heads, head_dim]`.
-    pub outputs: Region<'a>,
-    /// Whether an earlier call has left something.
-    pub resume: bool,
-    /// Whether this is the last: it writes the outputs.
-    pub finish: bool,
-}
-
-impl PrefillState<'_> {
-    /// Bytes of `sums` and `outputs`.
-    pub fn bytes(rows: usize, heads: usize, head_dim: usize) -> (usize, usize) {
-        (rows * heads * 5 * 4, rows * heads * head_dim * 4)
-    }
-}
-
 /// The number kernels know a format by.
 pub(super) fn format_number(format: Format) -> Result<u32, CudaError> {
     match format {
@@ -96,6 +76,19 @@ pub(super) fn format_number(format: Format) -> Result<u32, CudaError> {
         Format::Q8_0 => Ok(3),
         Format::Q4_0 => Ok(4),
     }
+}
+
+/// A file of `kernels/` for keys and values of this width; those of quantised formats are f16 in the products.
+pub(super) fn module(file: &'static str, head_dim: usize, key_format: Format, value_format: Format) -> ModuleSource {
+    let is_bf16 = |format| u32::from(format == Format::Bf16);
+    ModuleSource::new(
+        file,
+        &[
+            ("HEAD_DIM", head_dim as u32),
+            ("KEY_BF16", is_bf16(key_format)),
+            ("VALUE_BF16", is_bf16(value_format)),
+        ],
+    )
 }
 
 impl Pages<'_> {
@@ -141,81 +134,10 @@ impl Pages<'_> {
         ])
     }
 
-    fn module(&self, file: &'static str) -> ModuleSource {
-        let is_bf16 = |format| u32::from(format == Format::Bf16);
-        ModuleSource::new(
-            file,
-            &[
-                ("HEAD_DIM", self.head_dim as u32),
-                ("KEY_BF16", is_bf16(self.key_format)),
-                ("VALUE_BF16", is_bf16(self.value_format)),
-            ],
-        )
+    fn kernel(&self, stream: &Stream, name: &'static str) -> Result<Kernel, CudaError> {
+        let module = module("decode.cu", self.head_dim, self.key_format, self.value_format);
+        stream.gpu().kernel(&module, name)
     }
-
-    fn kernel(&self, stream: &Stream, file: &'static str, name: &'static str) -> Result<Kernel, CudaError> {
-        stream.gpu().kernel(&self.module(file), name)
-    }
-}
-
-/// Attends many queries to what `reads` names.
-///
-/// # Errors
-/// Shapes that disagree, regions that are too short.
-pub fn prefill(
-    stream: &Stream,
-    outputs: &Outputs<'_>,
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    reads: &Reads,
-    options: &AttentionOptions<'_>,
-    state: Option<&PrefillState<'_>>,
-) -> Result<(), CudaError> {
-    let heads = check(queries, pages, reads, options)?;
-    check_outputs(outputs, queries, pages, heads)?;
-    if let Some(state) = state {
-        let (sums, of_outputs) = PrefillState::bytes(queries.rows, heads, pages.head_dim);
-        check_bytes("sums of a state", state.sums, sums, 1)?;
-        check_bytes("outputs of a state", state.outputs, of_outputs, 1)?;
-        check_aligned("outputs of a state", state.outputs, 16)?;
-    }
-    let (resume, finish) = state.map_or((false, true), |state| (state.resume, state.finish));
-    let kernel = pages.kernel(stream, "prefill.cu", "prefill")?;
-    let (key_tile, warps) = if pages.head_dim <= 128 { (64, 8) } else { (32, 4) };
-    let pitch = pages.head_dim + 8;
-    // Keys and values twice; the queries share their place where they go into registers.
-    let tiles_bytes = 2 * 4 * key_tile * pitch;
-    let query_bytes = 2 * 16 * warps * pitch;
-    let shared_bytes = if pages.head_dim <= 128 {
-        tiles_bytes.max(query_bytes)
-    } else {
-        tiles_bytes + query_bytes
-    };
-    let grid = Grid::line(reads.work_items(), 32 * warps as u32).with_shared(shared_bytes);
-    let before = [
-        outputs.data.into(),
-        (outputs.row_stride as u64).into(),
-        outputs.log_sum_exp.into(),
-        queries.data.into(),
-        (queries.row_stride as u64).into(),
-        reads.section(Section::Work).into(),
-    ];
-    let after = [
-        (reads.group() as u32).into(),
-        (heads as u32).into(),
-        options.scale.into(),
-        options.soft_cap.unwrap_or(0.0).into(),
-        options.sinks.into(),
-        state.map(|state| state.sums).into(),
-        state.map(|state| state.outputs).into(),
-        u32::from(resume).into(),
-        u32::from(finish).into(),
-    ];
-    stream.launch(
-        &kernel,
-        grid,
-        &[&before[..], &read_arguments(reads, pages)?, &after].concat(),
-    )
 }
 
 /// Bytes of workspace that [`decode_parts`] takes for these reads.
@@ -246,7 +168,7 @@ pub fn decode_parts(
             found: parts.end,
         });
     }
-    let kernel = pages.kernel(stream, "decode.cu", "decode")?;
+    let kernel = pages.kernel(stream, "decode")?;
     let warps = if pages.head_dim <= 128 { 4 } else { 2 };
     let shared_bytes = warps * 4 * 16 * (pages.head_dim + 8) * 2;
     let all = reads.section(Section::Parts);
@@ -286,7 +208,7 @@ pub fn decode_merge(
     let heads = check(queries, pages, reads, options)?;
     check_outputs(outputs, queries, pages, heads)?;
     let (sums, of_outputs) = workspace_parts(workspace, reads)?;
-    let kernel = pages.kernel(stream, "decode.cu", "merge")?;
+    let kernel = pages.kernel(stream, "merge")?;
     let arguments = [
         outputs.data.into(),
         (outputs.row_stride as u64).into(),
@@ -325,7 +247,7 @@ pub fn decode(
 }
 
 /// What kernels of attention are told of reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
-fn read_arguments(reads: &Reads, pages: &Pages<'_>) -> Result<[Argument; 11], CudaError> {
+pub(super) fn read_arguments(reads: &Reads, pages: &Pages<'_>) -> Result<[Argument; 11], CudaError> {
     let [tiles, runs, diagonals, ends, extras] = reads.arguments();
     let [keys, pages_per_head, page_tokens, key_format] = pages.arguments(PlaneKind::Keys)?;
     let [values, .., value_format] = pages.arguments(PlaneKind::Values)?;
@@ -407,7 +329,7 @@ pub(super) fn check(
     Ok(heads)
 }
 
-fn check_outputs(
+pub(super) fn check_outputs(
     outputs: &Outputs<'_>,
     queries: &Queries<'_>,
     pages: &Pages<'_>,

@@ -7,10 +7,12 @@ mod arrange;
 mod attention;
 mod delta;
 mod elementwise;
+mod instructions;
 mod layout;
 mod linear;
 mod mass;
 mod means;
+mod prefill;
 mod reads;
 mod rows;
 mod scoring;
@@ -19,17 +21,18 @@ mod weights;
 pub use append::{AppendTargets, NewTokens, append, rotate_heads};
 pub(crate) use arrange::{PlaneMove, arrange_planes};
 pub use attention::{
-    AttentionOptions, Outputs, Pages, PrefillState, Queries, decode, decode_merge, decode_parts,
-    decode_workspace_bytes, prefill,
+    AttentionOptions, Outputs, Pages, Queries, decode, decode_merge, decode_parts, decode_workspace_bytes,
 };
 pub use delta::{DeltaShape, DeltaTokens, convolve, delta_gates, delta_rule, delta_scratch_bytes};
 pub use elementwise::{
     Activation, Columns, activate, add, add_to_rows, copy_columns, gate_product, multiply, soft_cap,
 };
+pub use instructions::{PrefillChoice, PrefillInstructions};
 pub use layout::{PlaneKind, plane_to_cpu, plane_to_device};
 pub use linear::DeviceMatrix;
 pub use mass::column_mass;
 pub use means::{MeanReads, attend_means, means_workspace_bytes};
+pub use prefill::{PrefillCall, PrefillState, prefill};
 pub use reads::{KEY_BLOCK, Reads, TileReads};
 pub use rows::{HeadRows, argmax, head_norm, layer_norm, rms_norm, rotary};
 pub use scoring::{

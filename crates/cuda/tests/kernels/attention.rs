@@ -2,13 +2,14 @@
 
 use riffle_attention::{AttendOptions, Format, KvView, QueryTile, Selection, Span, reference};
 use riffle_cuda::ops::{
-    AttentionOptions, Outputs, PlaneKind, PrefillState, Queries, Reads, TileReads, decode, decode_merge, decode_parts,
-    decode_workspace_bytes, plane_to_cpu, plane_to_device, prefill,
+    AttentionOptions, Outputs, PlaneKind, PrefillCall, PrefillChoice, PrefillInstructions, PrefillState, Queries,
+    Reads, TileReads, decode, decode_merge, decode_parts, decode_workspace_bytes, plane_to_cpu, plane_to_device,
+    prefill,
 };
-use riffle_cuda::{Gpu, Stream};
+use riffle_cuda::{DeviceBuffer, EmulatedOptions, Gpu, Stream};
 
 use crate::paged::Cache;
-use crate::testing::{assert_near, noise, on_every_device};
+use crate::testing::{assert_near, emulated, noise, on_every_device};
 
 /// A chunk of queries at the end of the cache, and what each tile reads.
 struct Case<'a> {
@@ -147,11 +148,34 @@ impl Case<'_> {
         found
     }
 
-    fn check_prefill(&self, gpu: &Gpu, stream: &Stream, what: &str) -> Vec<f32> {
-        self.check(gpu, stream, what, |outputs, queries, reads, options| {
+    /// Every way there is to carry out a prefill of this width.
+    fn instructions(&self, gpu: &Gpu) -> Vec<PrefillInstructions> {
+        let mut all = PrefillInstructions::ALL.to_vec();
+        all.retain(|instructions| instructions.are_on(gpu, self.cache.head_dim));
+        all
+    }
+
+    fn check_prefill(&self, gpu: &Gpu, stream: &Stream, instructions: PrefillInstructions, what: &str) -> Vec<f32> {
+        let what = format!("{what} by {instructions}");
+        self.check(gpu, stream, &what, |outputs, queries, reads, options| {
             reads.set(stream, &self.tiles(), None).unwrap();
-            prefill(stream, outputs, queries, &self.cache.pages(), reads, options, None).unwrap();
+            let pages = &self.cache.pages();
+            let call = PrefillCall {
+                outputs,
+                queries,
+                pages,
+                reads,
+                options,
+                state: None,
+            };
+            call.queue(stream, instructions).unwrap();
         })
+    }
+
+    fn check_every_prefill(&self, gpu: &Gpu, stream: &Stream, what: &str) {
+        for instructions in self.instructions(gpu) {
+            self.check_prefill(gpu, stream, instructions, what);
+        }
     }
 
     fn check_decode(&self, gpu: &Gpu, stream: &Stream, what: &str) -> Vec<f32> {
@@ -231,7 +255,7 @@ fn prefill_equals_the_reference_in_every_format_and_under_every_kind_of_selectio
                 soft_cap: None,
                 sinks: number % 2 == 0,
             };
-            case.check_prefill(gpu, stream, &format!("{formats:?}"));
+            case.check_every_prefill(gpu, stream, &format!("{formats:?}"));
         }
     });
 }
@@ -251,9 +275,63 @@ fn prefill_equals_the_reference_at_every_width() {
                 soft_cap,
                 sinks: true,
             };
-            case.check_prefill(gpu, stream, &format!("head_dim {head_dim}"));
+            case.check_every_prefill(gpu, stream, &format!("head_dim {head_dim}"));
         }
     });
+}
+
+#[test]
+fn a_device_takes_the_instructions_that_are_there_and_agree() {
+    on_every_device(|gpu, stream| {
+        let cache = Cache::new(gpu, 128, 1, 100, 64, [Format::Bf16; 2]);
+        let choice = PrefillChoice::of(gpu, 128, Format::Bf16, Format::Bf16).unwrap();
+        let is_there = PrefillInstructions::Wgmma.are_on(gpu, 128);
+        if std::env::var_os("RIFFLE_PREFILL").is_none() {
+            assert_eq!(choice.instructions == PrefillInstructions::Wgmma, is_there, "{choice}");
+            let other = PrefillChoice::of(gpu, 96, Format::Bf16, Format::Bf16).unwrap();
+            assert_eq!(other.instructions, PrefillInstructions::Mma, "{other}");
+        }
+        let selections = vec![Selection::full(100)];
+        let case = Case {
+            cache: &cache,
+            group: 2,
+            rows: 30,
+            tile_rows: 30,
+            selections,
+            soft_cap: None,
+            sinks: false,
+        };
+        let chosen = case.check(gpu, stream, "chosen", |outputs, queries, reads, options| {
+            reads.set(stream, &case.tiles(), None).unwrap();
+            prefill(stream, outputs, queries, &cache.pages(), reads, options, None).unwrap();
+        });
+        assert!(chosen == case.check_prefill(gpu, stream, choice.instructions, "named"));
+    });
+}
+
+#[test]
+fn wgmma_is_refused_where_it_is_not() {
+    let Some(gpu) = emulated(EmulatedOptions::default()) else {
+        return;
+    };
+    let stream = gpu.stream().unwrap();
+    let choice = PrefillChoice::of(&gpu, 128, Format::F16, Format::F16);
+    assert!(choice.is_err() || choice.unwrap().instructions == PrefillInstructions::Mma);
+    let cache = Cache::new(&gpu, 128, 1, 20, 32, [Format::F16; 2]);
+    let data = gpu.allocate(512).unwrap();
+    let (outputs, queries) = one_row(&data, 128);
+    let mut reads = Reads::new(&gpu, 128, 1).unwrap();
+    reads.set(&stream, &[one_tile(19, &Selection::full(20))], None).unwrap();
+    let call = PrefillCall {
+        outputs: &outputs,
+        queries: &queries,
+        pages: &cache.pages(),
+        reads: &reads,
+        options: &PLAIN,
+        state: None,
+    };
+    let error = call.queue(&stream, PrefillInstructions::Wgmma).unwrap_err().to_string();
+    assert!(error.contains("compute capability 9.0"), "{error}");
 }
 
 #[test]
@@ -308,22 +386,33 @@ fn pages_that_come_a_group_at_a_time_give_the_bits_of_all_at_once() {
             soft_cap: None,
             sinks: true,
         };
-        let whole = case.check_prefill(gpu, stream, "at once");
-        let streamed = case.check(gpu, stream, "in groups", |outputs, queries, reads, options| {
-            let (sums, of_outputs) = PrefillState::bytes(case.rows, case.heads(), 64);
-            let (sums, of_outputs) = (gpu.allocate(sums).unwrap(), gpu.allocate(of_outputs).unwrap());
-            for (first, end) in [(0, 128), (128, 192), (192, 640), (640, 704)] {
-                reads.set(stream, &case.tiles(), Some(Span::new(first, end))).unwrap();
-                let state = PrefillState {
-                    sums: sums.all(),
-                    outputs: of_outputs.all(),
-                    resume: first > 0,
-                    finish: end == 704,
-                };
-                prefill(stream, outputs, queries, &cache.pages(), reads, options, Some(&state)).unwrap();
-            }
-        });
-        assert!(whole == streamed);
+        for instructions in case.instructions(gpu) {
+            let whole = case.check_prefill(gpu, stream, instructions, "at once");
+            let streamed = case.check(gpu, stream, "in groups", |outputs, queries, reads, options| {
+                let (sums, of_outputs) = PrefillState::bytes(case.rows, case.heads(), 64);
+                let (sums, of_outputs) = (gpu.allocate(sums).unwrap(), gpu.allocate(of_outputs).unwrap());
+                for (first, end) in [(0, 128), (128, 192), (192, 640), (640, 704)] {
+                    reads.set(stream, &case.tiles(), Some(Span::new(first, end))).unwrap();
+                    let state = PrefillState {
+                        sums: sums.all(),
+                        outputs: of_outputs.all(),
+                        resume: first > 0,
+                        finish: end == 704,
+                    };
+                    let pages = &cache.pages();
+                    let call = PrefillCall {
+                        outputs,
+                        queries,
+                        pages,
+                        reads,
+                        options,
+                        state: Some(&state),
+                    };
+                    call.queue(stream, instructions).unwrap();
+                }
+            });
+            assert!(whole == streamed, "{instructions}");
+        }
         let case = Case {
             rows: 2,
             tile_rows: 2,
@@ -353,42 +442,44 @@ fn pages_that_come_a_group_at_a_time_give_the_bits_of_all_at_once() {
     });
 }
 
+const PLAIN: AttentionOptions<'static> = AttentionOptions {
+    scale: 1.0,
+    soft_cap: None,
+    sinks: None,
+};
+
+/// A row of queries, and of outputs in the same place.
+fn one_row(data: &DeviceBuffer, head_dim: usize) -> (Outputs<'_>, Queries<'_>) {
+    let (data, row_stride) = (data.all(), head_dim);
+    let outputs = Outputs {
+        data,
+        row_stride,
+        log_sum_exp: None,
+    };
+    let rows = 1;
+    (outputs, Queries { data, rows, row_stride })
+}
+
+fn one_tile(start: usize, selection: &Selection) -> TileReads<'_> {
+    TileReads {
+        kv_head: 0,
+        start,
+        row: 0,
+        rows: 1,
+        selection,
+    }
+}
+
 #[test]
 fn shapes_that_disagree_are_refused() {
     on_every_device(|gpu, stream| {
         let cache = Cache::new(gpu, 64, 1, 20, 32, [Format::F16; 2]);
-        let selection = Selection::full(100);
         let mut reads = Reads::new(gpu, 64, 1).unwrap();
-        reads
-            .set(
-                stream,
-                &[TileReads {
-                    kv_head: 0,
-                    start: 90,
-                    row: 0,
-                    rows: 1,
-                    selection: &selection,
-                }],
-                None,
-            )
-            .unwrap();
+        let selection = Selection::full(100);
+        reads.set(stream, &[one_tile(90, &selection)], None).unwrap();
         let data = gpu.allocate(256).unwrap();
-        let outputs = Outputs {
-            data: data.all(),
-            row_stride: 64,
-            log_sum_exp: None,
-        };
-        let queries = Queries {
-            data: data.all(),
-            rows: 1,
-            row_stride: 64,
-        };
-        let options = AttentionOptions {
-            scale: 1.0,
-            soft_cap: None,
-            sinks: None,
-        };
-        let error = prefill(stream, &outputs, &queries, &cache.pages(), &reads, &options, None).unwrap_err();
+        let (outputs, queries) = one_row(&data, 64);
+        let error = prefill(stream, &outputs, &queries, &cache.pages(), &reads, &PLAIN, None).unwrap_err();
         assert_eq!(error.to_string(), "pages of a head: expected 3, found 1");
         assert!(
             Reads::new(gpu, 100, 1)

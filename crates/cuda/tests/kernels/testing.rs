@@ -4,11 +4,15 @@ use std::path::PathBuf;
 
 use riffle_cuda::{EmulatedOptions, Gpu, KernelCache, Stream, has_compiler};
 
-/// Runs `body` on each device there is, and says which there is not.
+/// Runs `body` on each device there is, and says which there is not. The emulated one has the instructions of all.
 pub(crate) fn on_every_device(body: impl Fn(&Gpu, &Stream)) {
     let cache = KernelCache::new(cache_folder());
     if has_compiler() {
-        let gpu = Gpu::emulated(EmulatedOptions::default(), cache.clone()).expect("there is a compiler");
+        let options = EmulatedOptions {
+            capability: (9, 0),
+            ..EmulatedOptions::default()
+        };
+        let gpu = Gpu::emulated(options, cache.clone()).expect("there is a compiler");
         body(&gpu, &gpu.stream().unwrap());
     } else {
         eprintln!("skipped on the emulated device: there is no g++");

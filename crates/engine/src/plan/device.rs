@@ -1,5 +1,6 @@
 //! What a run needs of a device's memory.
 
+use riffle_cuda::ops::PrefillChoice;
 use riffle_cuda::{Gpu, PagePoolOptions};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicySpec;
@@ -16,6 +17,8 @@ pub struct DevicePlan {
     pub name: String,
     /// Who multiplies 16-bit weights with many rows: a library, or this program's kernels and why.
     pub products: String,
+    /// The matrix instructions of prefill, and why these.
+    pub prefill: String,
     /// Bytes of weights.
     pub weights_bytes: u64,
     /// Bytes of hidden states, of scratch and of attention's rows for one logical batch.
@@ -63,6 +66,7 @@ impl DevicePlan {
         Ok(Self {
             name: gpu.info().name.clone(),
             products: gpu.products(),
+            prefill: PrefillChoice::of(gpu, config.head_dim, options.key_format, options.value_format)?.to_string(),
             weights_bytes,
             scratch_bytes,
             kv_bytes: kv_budget_bytes,

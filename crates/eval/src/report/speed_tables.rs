@@ -237,6 +237,30 @@ pub(super) fn device(report: &DeviceReport) -> Vec<Table> {
         })
         .collect();
     let mut tables = vec![rows];
+    let by_instructions: Vec<Vec<String>> = report
+        .rates
+        .iter()
+        .filter(|rate| rate.instructions.len() > 1)
+        .flat_map(|rate| rate.instructions.iter().map(move |by| (rate, by)))
+        .map(|(rate, by)| {
+            vec![
+                rate.name.clone(),
+                by.name.clone(),
+                if by.is_chosen { "yes" } else { "no" }.to_owned(),
+                format!("{:.3}", by.median_ms),
+                percent(by.matmul_share),
+                format!("{:.0e}", by.relative_error),
+            ]
+        })
+        .collect();
+    if !by_instructions.is_empty() {
+        let mut table = Table::new(
+            "Prefill by each of the device's matrix instructions".to_owned(),
+            &["case", "by", "chosen", "median, ms", "of matmul", "error"],
+        );
+        table.rows = by_instructions;
+        tables.push(table);
+    }
     if !report.offload.is_empty() {
         let mut offload = Table::new(
             "Dense calls with pages from main memory".to_owned(),

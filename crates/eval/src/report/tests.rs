@@ -6,8 +6,8 @@ use crate::record::{
 };
 use crate::{
     AttentionMap, AttentionRate, AttentionReport, AuditTable, AuditedHead, AuditedRows, ContextRow, ContextTable,
-    DecodeRate, DevicePolicyRate, DeviceRate, DeviceReport, Interval, KeyKind, KvBytes, KvRates, ModelRate, ModelRates,
-    OffloadRate, PolicyRate, PolicyRates, StreamRate,
+    DecodeRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, Interval, KeyKind, KvBytes, KvRates,
+    ModelRate, ModelRates, OffloadRate, PolicyRate, PolicyRates, StreamRate,
 };
 
 fn settings(prefill: &str) -> RunSettings {
@@ -279,6 +279,13 @@ fn rates() -> [Results; 5] {
             ratio: 1.0,
         }],
     });
+    let by_instructions = |name: &str| InstructionRate {
+        name: name.to_owned(),
+        is_chosen: name == "wgmma",
+        median_ms: 0.1,
+        matmul_share: 0.01,
+        relative_error: 1e-4,
+    };
     let device = Results::Device(DeviceReport {
         device: "a device".to_owned(),
         matmul_teraflops: 300.0,
@@ -294,6 +301,7 @@ fn rates() -> [Results; 5] {
             density: 1.0,
             over_density: None,
             relative_error: 1e-4,
+            instructions: ["mma", "wgmma"].map(by_instructions).to_vec(),
         }],
         offload: vec![OffloadRate {
             rows: 1,

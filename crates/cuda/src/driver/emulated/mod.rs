@@ -306,3 +306,50 @@ impl Driver for EmulatedDriver {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gpu, Grid};
+
+    /// What `kernels/hazards.cu` gives on one seed, without what it is told to leave out.
+    fn product(missing: u32, seed: u64) -> Result<Vec<f32>, CudaError> {
+        let options = EmulatedOptions {
+            capability: (9, 0),
+            seed: Some(seed),
+            ..EmulatedOptions::default()
+        };
+        let gpu = Gpu::emulated(options, KernelCache::of_user())?;
+        let stream = gpu.stream()?;
+        let kernel = gpu.kernel(&ModuleSource::new("hazards.cu", &[("MISSING", missing)]), "hazards")?;
+        // Powers of two from 1 to 8 as f16, of which every sum is exact.
+        let a: Vec<u16> = (0..64 * 16).map(|i| 0x3c00 + (i * 7 % 13 % 4) * 0x400).collect();
+        let b: Vec<u16> = (0..64 * 64).map(|i| 0x3c00 + (i * 5 % 11 % 4) * 0x400).collect();
+        let (a, b, output) = (gpu.upload(&a)?, gpu.upload(&b)?, gpu.allocate(64 * 64 * 4)?);
+        let grid = Grid::line(1, 128).with_shared(64 * 128 + 1024);
+        stream.launch(&kernel, grid, &[output.all().into(), a.all().into(), b.all().into()])?;
+        gpu.download(output.all(), &stream)
+    }
+
+    #[test]
+    fn what_a_product_of_a_warpgroup_lacks_shows() {
+        if !has_compiler() {
+            eprintln!("skipped: there is no g++");
+            return;
+        }
+        let power = |i: usize, step: usize, modulus: usize| f32::from(1u8 << (i * step % modulus % 4));
+        let sum = |row: usize, column: usize| -> f32 {
+            let products = (0..16).map(|k| power(row * 16 + k, 7, 13) * power(column * 64 + k, 5, 11));
+            1.0 + products.sum::<f32>()
+        };
+        let expected: Vec<f32> = (0..64 * 64).map(|i| sum(i / 64, i % 64)).collect();
+        for seed in 1..9 {
+            assert_eq!(product(0, seed).as_ref(), Ok(&expected));
+        }
+        let what = "publishing, the barrier, the arrival, the wait, buffers, registers, the commit".split(", ");
+        for (missing, what) in (1..).zip(what) {
+            let shows = |seed| product(missing, seed).as_ref() != Ok(&expected);
+            assert!((1..9).any(shows), "{what}");
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! The matrix instructions that prefill is carried out by, and which of them a device takes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use riffle_attention::{Format, Selection};
+
+use super::attention::{AttentionOptions, Outputs, Pages, Queries, module};
+use super::prefill::PrefillCall;
+use super::reads::{Reads, TileReads};
+use crate::{CudaError, Gpu};
+
+/// The variable of the environment that names the instructions of prefill, for measuring.
+const VARIABLE: &str = "RIFFLE_PREFILL";
+const REQUIREMENT: &str = "wgmma is for heads of 64 or 128 on compute capability 9.0";
+
+/// The matrix instructions that prefill is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PrefillInstructions {
+    /// `mma.sync`, of one warp: every device and every width.
+    Mma,
+    /// `wgmma`, of four warps together and beside their other work: compute capability 9.0, heads of 64 or 128.
+    Wgmma,
+}
+
+impl PrefillInstructions {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Mma, Self::Wgmma];
+
+    /// Whether there is a kernel in these for a device and a width.
+    pub fn are_on(self, gpu: &Gpu, head_dim: usize) -> bool {
+        match self {
+            Self::Mma => true,
+            Self::Wgmma => gpu.info().capability == (9, 0) && [64, 128].contains(&head_dim),
+        }
+    }
+}
+
+impl fmt::Display for PrefillInstructions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mma => "mma",
+            Self::Wgmma => "wgmma",
+        })
+    }
+}
+
+impl FromStr for PrefillInstructions {
+    type Err = CudaError;
+
+    fn from_str(name: &str) -> Result<Self, CudaError> {
+        let found = Self::ALL.into_iter().find(|known| known.to_string() == name);
+        found.ok_or_else(|| refused(name, "use mma or wgmma"))
+    }
+}
+
+fn refused(value: &str, requirement: &'static str) -> CudaError {
+    CudaError::Setting {
+        variable: VARIABLE,
+        value: value.to_owned(),
+        requirement,
+    }
+}
+
+/// What prefill is carried out by on a device, and why: `wgmma (as mma on a first case)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefillChoice {
+    /// The instructions.
+    pub instructions: PrefillInstructions,
+    /// Why these.
+    pub reason: String,
+}
+
+impl fmt::Display for PrefillChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.instructions, self.reason)
+    }
+}
+
+impl PrefillChoice {
+    /// What a device takes for pages of this width and these formats: `wgmma` where a first small case gives what `mma` gives, tried
+    /// once. `RIFFLE_PREFILL` (`mma`, `wgmma`) names either, untried.
+    ///
+    /// # Errors
+    /// A variable that names neither or what is not there; a device lost on the way.
+    pub fn of(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
+        let formats = [key_format, value_format].map(|format| match format {
+            Format::Bf16 => Format::Bf16,
+            _ => Format::F16,
+        });
+        let kernel = module("warpgroup_prefill.cu", head_dim, formats[0], formats[1]);
+        gpu.prefill_choice(&kernel, || {
+            let asked = std::env::var(VARIABLE).ok();
+            let is_there = PrefillInstructions::Wgmma.are_on(gpu, head_dim);
+            Self::decide(asked.as_deref(), is_there, || try_first_case(gpu, head_dim, formats))
+        })
+    }
+
+    fn decide(
+        asked: Option<&str>,
+        is_there: bool,
+        try_it: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Self, CudaError> {
+        use PrefillInstructions::{Mma, Wgmma};
+        let (instructions, reason) = match asked.map(str::parse).transpose()? {
+            Some(Wgmma) if !is_there => return Err(refused("wgmma", REQUIREMENT)),
+            Some(asked) => (asked, format!("{VARIABLE} says so")),
+            None if !is_there => (Mma, REQUIREMENT.to_owned()),
+            None => match try_it() {
+                Ok(()) => (Wgmma, "as mma on a first case".to_owned()),
+                Err(error @ CudaError::DeviceLost { .. }) => return Err(error),
+                Err(error) => (Mma, format!("wgmma is out: {error}")),
+            },
+        };
+        Ok(Self { instructions, reason })
+    }
+}
+
+/// Compares both on a case that goes round every buffer: masks, a page that ends in mid-tile, warps without rows.
+fn try_first_case(gpu: &Gpu, head_dim: usize, formats: [Format; 2]) -> Result<(), CudaError> {
+    const TOKENS: usize = 600;
+    const PAGE_TOKENS: usize = 80;
+    const ROWS: usize = 45;
+    const GROUP: usize = 2;
+    let page_count = TOKENS.div_ceil(PAGE_TOKENS);
+    let stream = gpu.stream()?;
+    let mut random = Random(1);
+    // Bits of 16-bit floats from 1/4 to 1, of either sign.
+    let mut planes = |format: Format| -> Vec<u16> {
+        let (least, count) = if format == Format::Bf16 {
+            (0x3e80, 0x100)
+        } else {
+            (0x3400, 0x800)
+        };
+        let numbers = 0..page_count * PAGE_TOKENS * head_dim;
+        numbers
+            .map(|_| {
+                let bits = random.next();
+                (bits >> 31) as u16 & 1 << 15 | (least + bits as u16 % count)
+            })
+            .collect()
+    };
+    let planes = [gpu.upload(&planes(formats[0]))?, gpu.upload(&planes(formats[1]))?];
+    let addresses = |plane: usize| -> Vec<u64> {
+        let bytes = (PAGE_TOKENS * head_dim * 2) as u64;
+        (0..page_count as u64)
+            .map(|page| planes[plane].all().address() + page * bytes)
+            .collect()
+    };
+    let tables = [gpu.upload(&addresses(0))?, gpu.upload(&addresses(1))?];
+    let pages = Pages {
+        keys: tables[0].all(),
+        values: tables[1].all(),
+        kv_heads: 1,
+        pages_per_head: page_count,
+        page_tokens: PAGE_TOKENS,
+        head_dim,
+        key_format: formats[0],
+        value_format: formats[1],
+    };
+    let row_stride = GROUP * head_dim;
+    let queries: Vec<f32> = (0..ROWS * row_stride)
+        .map(|_| random.next() as i32 as f32 / 2f32.powi(30))
+        .collect();
+    let queries = gpu.upload(&queries)?;
+    let queries = Queries {
+        data: queries.all(),
+        rows: ROWS,
+        row_stride,
+    };
+    let mut reads = Reads::new(gpu, head_dim, GROUP)?;
+    let tile = TileReads {
+        kv_head: 0,
+        start: TOKENS - ROWS,
+        row: 0,
+        rows: ROWS,
+        selection: &Selection::full(TOKENS),
+    };
+    reads.set(&stream, &[tile], None)?;
+    let options = AttentionOptions {
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        soft_cap: None,
+        sinks: None,
+    };
+    let run = |instructions| -> Result<Vec<f32>, CudaError> {
+        let data = gpu.allocate(4 * ROWS * row_stride)?;
+        let outputs = Outputs {
+            data: data.all(),
+            row_stride,
+            log_sum_exp: None,
+        };
+        let call = PrefillCall {
+            outputs: &outputs,
+            queries: &queries,
+            pages: &pages,
+            reads: &reads,
+            options: &options,
+            state: None,
+        };
+        call.queue(&stream, instructions)?;
+        gpu.download(data.all(), &stream)
+    };
+    let expected = run(PrefillInstructions::Mma)?;
+    let found = run(PrefillInstructions::Wgmma)?;
+    // Weights are rounded to 16 bits on either way, after sums in another order.
+    let tolerance = if formats.contains(&Format::Bf16) {
+        1.0 / 64.0
+    } else {
+        1.0 / 512.0
+    };
+    compare(&found, &expected, tolerance)
+}
+
+/// The first number that is further from the expected one than `tolerance` times the largest.
+fn compare(found: &[f32], expected: &[f32], tolerance: f32) -> Result<(), CudaError> {
+    let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    // What is no number is near nothing.
+    let is_near = |found: f32, expected: f32| (found - expected).abs() <= tolerance * largest;
+    match found
+        .iter()
+        .zip(expected)
+        .position(|(found, expected)| !is_near(*found, *expected))
+    {
+        None => Ok(()),
+        Some(at) => Err(CudaError::Disagreement {
+            at,
+            found: found[at],
+            expected: expected[at],
+        }),
+    }
+}
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 = self
+            .0
+            .wrapping_mul(0x5851_F42D_4C95_7F2D)
+            .wrapping_add(0x1405_7B7E_F767_814F);
+        (self.0 >> 32) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decide(asked: Option<&str>, is_there: bool, tried: Result<(), CudaError>) -> String {
+        match PrefillChoice::decide(asked, is_there, || tried) {
+            Ok(choice) => choice.to_string(),
+            Err(error) => format!("error: {error}"),
+        }
+    }
+
+    #[test]
+    fn wgmma_is_taken_where_it_is_and_agrees_and_the_variable_names_either() {
+        let far = compare(&[1.0, f32::NAN], &[1.0, 2.0], 0.5);
+        assert_eq!(decide(None, true, Ok(())), "wgmma (as mma on a first case)");
+        assert_eq!(
+            decide(None, true, far.clone()),
+            "mma (wgmma is out: element 1 of a first case is NaN, expected 2)"
+        );
+        let no_compiler = CudaError::Compile {
+            kernel: "a".to_owned(),
+            line: "error: b".to_owned(),
+        };
+        assert_eq!(
+            decide(None, true, Err(no_compiler)),
+            "mma (wgmma is out: kernel a does not compile: error: b)"
+        );
+        let untried = format!("mma ({REQUIREMENT})");
+        assert_eq!(decide(None, false, Ok(())), untried);
+        assert_eq!(decide(Some("mma"), true, Ok(())), "mma (RIFFLE_PREFILL says so)");
+        assert_eq!(decide(Some("wgmma"), true, far), "wgmma (RIFFLE_PREFILL says so)");
+        assert_eq!(
+            decide(Some("wgmma"), false, Ok(())),
+            format!("error: RIFFLE_PREFILL=wgmma: {REQUIREMENT}")
+        );
+        assert_eq!(
+            decide(Some("fast"), true, Ok(())),
+            "error: RIFFLE_PREFILL=fast: use mma or wgmma"
+        );
+        let lost = CudaError::DeviceLost { what: "c".to_owned() };
+        assert!(decide(None, true, Err(lost)).starts_with("error: the GPU was lost"));
+    }
+
+    #[test]
+    fn numbers_agree_within_the_tolerance_times_the_largest() {
+        assert_eq!(compare(&[0.0, 4.0], &[0.5, -4.5], 8.5 / 4.5), Ok(()));
+        assert!(matches!(
+            compare(&[0.0, 4.0], &[0.5, -4.5], 1.8),
+            Err(CudaError::Disagreement { at: 1, .. })
+        ));
+    }
+}
