@@ -11,7 +11,7 @@ use riffle_cuda::{
     CallRows, CudaError, DeviceBuffer, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream, SummaryKind,
 };
 use riffle_engine::EngineError;
-use riffle_kv::{KvCache, KvTiers};
+use riffle_kv::{CacheShape, KvCache, KvTiers};
 use riffle_policy::{Estimate, Estimated, Phase, PolicySpec, SelectContext, SparsePolicy, build};
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,28 @@ pub struct OffloadRate {
     /// Share of [`DeviceReport::upload_gigabytes_per_s`](crate::DeviceReport).
     pub upload_share: f64,
     /// Of the shorter of copying and computing, measured apart, the share that passed behind the other.
+    pub overlap_share: f64,
+    /// Whether both gave the same bits.
+    pub same_bits: bool,
+}
+
+/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by events around
+/// all of them. What a layer will read first is copied while the work before it runs, or nothing is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AheadRate {
+    /// Queries.
+    pub rows: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Median milliseconds of a call and the work behind it.
+    pub median_ms: f64,
+    /// The same with nothing read ahead.
+    pub without_ms: f64,
+    /// Milliseconds of the work behind a call alone.
+    pub between_ms: f64,
+    /// Of the pages that came those that came ahead.
+    pub ahead_share: f64,
+    /// Of the milliseconds that copying those takes by itself, the share by which calls are shorter: what passed behind kernels.
     pub overlap_share: f64,
     /// Whether both gave the same bits.
     pub same_bits: bool,
@@ -67,15 +89,40 @@ pub struct DevicePolicyRate {
     pub same_bits: bool,
 }
 
-/// Everything that is known of a layer.
+/// Layers that are read in turn, alike.
+const LAYERS: usize = 2;
+
+/// Pages that may be on their way at a time.
+const SLOTS: usize = 64;
+
+/// Everything that is known of layers.
 struct Layer {
     stream: Arc<Stream>,
     case: AttentionCase,
     cache: KvCache,
     queries: Vec<f32>,
-    on_device: DeviceBuffer,
+    rows: RowBuffers,
+}
+
+/// The rows of a call on the device.
+struct RowBuffers {
+    queries: DeviceBuffer,
     attended: DeviceBuffer,
     log_sum_exp: DeviceBuffer,
+}
+
+impl RowBuffers {
+    fn call(&self, case: &AttentionCase) -> CallRows<'_> {
+        CallRows {
+            queries: Queries {
+                data: self.queries.all(),
+                rows: case.rows,
+                row_stride: case.heads * case.head_dim,
+            },
+            attended: self.attended.all(),
+            log_sum_exp: self.log_sum_exp.all(),
+        }
+    }
 }
 
 fn failed(error: CudaError) -> EvalError {
@@ -97,7 +144,7 @@ pub(crate) fn offload(
         let (mut times_ms, mut partials) = (Vec::new(), Vec::new());
         for repeat in 0..=repeats {
             layer.stream.record(&start).map_err(failed)?;
-            partials = layer.attend(&mut pool, &everything)?;
+            partials = layer.attend(&mut pool, 0, &everything)?;
             layer.stream.record(&end).map_err(failed)?;
             layer.stream.synchronize().map_err(failed)?;
             if repeat > 0 {
@@ -120,6 +167,81 @@ pub(crate) fn offload(
         upload_share: gigabytes_per_s / upload_gigabytes_per_s,
         overlap_share: ((copy_ms + resident_ms - median_ms) / copy_ms.min(resident_ms)).clamp(0.0, 1.0),
         same_bits: resident == far,
+    })
+}
+
+/// Dense calls on two layers in turn with pages in pinned main memory, with and without reading ahead.
+pub(crate) fn ahead(
+    stream: &Arc<Stream>,
+    case: &AttentionCase,
+    repeats: usize,
+    copy_gigabytes_per_s: f64,
+    upload_gigabytes_per_s: f64,
+) -> Result<AheadRate, EvalError> {
+    // Short enough that what comes ahead is a good part of what is read.
+    let shape = case.cache_shape();
+    let most = 4 * SLOTS.div_ceil(case.kv_heads) * shape.page_tokens;
+    let tokens = case.tokens.min(most);
+    let case = AttentionCase {
+        rows: case.rows.min(tokens),
+        tokens,
+        ..*case
+    };
+    let mut layer = Layer::new(stream, &case)?;
+    let everything = vec![Selection::full(case.tokens); layer.tiles().len()];
+    // About as long as the copies that may pass behind it; a copy reads and writes.
+    let page = shape.key_format.plane_bytes(shape.page_tokens, case.head_dim)
+        + shape.value_format.plane_bytes(shape.page_tokens, case.head_dim);
+    let bytes = ((SLOTS * page) as f64 * copy_gigabytes_per_s / upload_gigabytes_per_s / 2.0).clamp(1.0, 1e9) as usize;
+    let buffer = || stream.gpu().allocate(bytes).map_err(failed);
+    let (from, to) = (buffer()?, buffer()?);
+    let work = || stream.copy_on_device(to.all(), from.all()).map_err(failed);
+    let mut run = |is_ahead: bool| -> Result<_, EvalError> {
+        let mut pool = layer.pool(|options, _| options.least_bytes())?;
+        let (start, end) = (event(stream)?, event(stream)?);
+        let (mut times_ms, mut partials) = (Vec::new(), Vec::new());
+        for repeat in 0..=repeats {
+            stream.record(&start).map_err(failed)?;
+            for number in 0..LAYERS {
+                layer.queue(&mut pool, number, &everything)?;
+                if is_ahead {
+                    layer.read_ahead(&mut pool, (number + 1) % LAYERS)?;
+                }
+                work()?;
+            }
+            stream.record(&end).map_err(failed)?;
+            stream.synchronize().map_err(failed)?;
+            if repeat > 0 {
+                times_ms.push(f64::from(end.elapsed_ms_since(&start).map_err(failed)?) / LAYERS as f64);
+            }
+        }
+        for number in 0..LAYERS {
+            partials.push(layer.attend(&mut pool, number, &everything)?);
+        }
+        Ok((median(times_ms), partials, pool.transferred()))
+    };
+    let (without_ms, expected, _) = run(false)?;
+    let (median_ms, found, came) = run(true)?;
+    let between_ms = {
+        let (start, end) = (event(stream)?, event(stream)?);
+        stream.record(&start).map_err(failed)?;
+        work()?;
+        stream.record(&end).map_err(failed)?;
+        stream.synchronize().map_err(failed)?;
+        f64::from(end.elapsed_ms_since(&start).map_err(failed)?)
+    };
+    let ahead_share = came.pages_ahead as f64 / came.pages as f64;
+    let ahead_bytes = came.pages_ahead as f64 * page as f64 / (LAYERS * (repeats + 1)) as f64;
+    let copy_ms = ahead_bytes / upload_gigabytes_per_s / 1e6;
+    Ok(AheadRate {
+        rows: case.rows,
+        tokens: case.tokens,
+        median_ms,
+        without_ms,
+        between_ms,
+        ahead_share,
+        overlap_share: ((without_ms - median_ms) / copy_ms).clamp(0.0, 1.0),
+        same_bits: expected == found,
     })
 }
 
@@ -146,7 +268,7 @@ pub(crate) fn policy(
                 false => everything.clone(),
             };
             let selected = start.elapsed();
-            let partials = layer.attend(&mut pool, &selections)?;
+            let partials = layer.attend(&mut pool, 0, &selections)?;
             if repeat > 0 {
                 times_ms.push(start.elapsed().as_secs_f64() * 1e3);
                 select_ms.push(selected.as_secs_f64() * 1e3);
@@ -191,7 +313,11 @@ impl Layer {
             device: Arc::new(PinnedMemory::new(stream.gpu())),
             ..KvTiers::memory(None)
         };
-        let mut cache = KvCache::with_tiers(case.cache_shape(), tiers).map_err(EngineError::from)?;
+        let shape = CacheShape {
+            layers: LAYERS,
+            ..case.cache_shape()
+        };
+        let mut cache = KvCache::with_tiers(shape, tiers).map_err(EngineError::from)?;
         let width = case.kv_heads * case.head_dim;
         let more = 6.0 / (case.head_dim as f32).sqrt();
         for start in (0..case.tokens).step_by(CHUNK) {
@@ -205,14 +331,18 @@ impl Layer {
                 }
             }
             let values = noise(tokens * width, start as u64 + 2);
-            cache.append(0, &keys, &values).map_err(EngineError::from)?;
+            for layer in 0..LAYERS {
+                cache.append(layer, &keys, &values).map_err(EngineError::from)?;
+            }
         }
         let mut queries = noise(case.rows * case.heads * case.head_dim, 7);
         queries.iter_mut().for_each(|x| *x += 1.0);
         Ok(Self {
-            on_device: stream.gpu().upload(&queries).map_err(failed)?,
-            attended: stream.gpu().allocate(size_of_val(&queries[..])).map_err(failed)?,
-            log_sum_exp: stream.gpu().allocate(4 * case.rows * case.heads).map_err(failed)?,
+            rows: RowBuffers {
+                queries: stream.gpu().upload(&queries).map_err(failed)?,
+                attended: stream.gpu().allocate(size_of_val(&queries[..])).map_err(failed)?,
+                log_sum_exp: stream.gpu().allocate(4 * case.rows * case.heads).map_err(failed)?,
+            },
             stream: Arc::clone(stream),
             case: *case,
             cache,
@@ -225,9 +355,9 @@ impl Layer {
             shape: *self.cache.shape(),
             heads: self.case.heads,
             budget_bytes: 0,
-            slots: 64,
+            slots: SLOTS,
             estimate_bytes: 256 << 20,
-            bound_bytes: 64 << 20,
+            bound_bytes: (LAYERS as u64) * (64 << 20),
             mean_bytes: 0,
         };
         options.budget_bytes = budget(&options, self.case.tokens);
@@ -239,15 +369,11 @@ impl Layer {
     }
 
     fn on_device(&self) -> Queries<'_> {
-        Queries {
-            data: self.on_device.all(),
-            rows: self.case.rows,
-            row_stride: self.case.heads * self.case.head_dim,
-        }
+        self.rows.call(&self.case).queries
     }
 
     /// Rows of a KV head's queries.
-    fn rows(&self, kv_head: usize, first: usize, rows: usize) -> QueryTile<'_> {
+    fn tile(&self, kv_head: usize, first: usize, rows: usize) -> QueryTile<'_> {
         let (group, width) = (
             self.case.heads / self.case.kv_heads,
             self.case.heads * self.case.head_dim,
@@ -270,53 +396,73 @@ impl Layer {
             firsts.map(move |first| {
                 (
                     kv_head,
-                    self.rows(kv_head, first, TILE_ROWS.min(self.case.rows - first)),
+                    self.tile(kv_head, first, TILE_ROWS.min(self.case.rows - first)),
                 )
             })
         };
         (0..self.case.kv_heads).flat_map(of_head).collect()
     }
 
-    fn attend(&mut self, pool: &mut PagePool, selections: &[Selection]) -> Result<Vec<Partial>, EvalError> {
-        let (start, page_tokens) = (self.start(), self.cache.shape().page_tokens);
+    fn attend(
+        &mut self,
+        pool: &mut PagePool,
+        layer: usize,
+        selections: &[Selection],
+    ) -> Result<Vec<Partial>, EvalError> {
+        self.queue(pool, layer, selections)?;
+        let mut partials = Vec::new();
+        for (_, queries) in self.tiles() {
+            partials.push(Partial::new(queries.rows, queries.group, queries.head_dim));
+        }
+        let tiles = self.paged_tiles(selections);
+        pool.bring_partials(&tiles, &self.rows.call(&self.case), &mut partials)
+            .map_err(failed)?;
+        Ok(partials)
+    }
+
+    /// The tiles with what each reads.
+    fn paged_tiles<'s>(&self, selections: &'s [Selection]) -> Vec<PagedTile<'s>> {
+        let tiles = self.tiles().into_iter().zip(selections);
+        let tile = |((kv_head, queries), selection): ((usize, QueryTile<'_>), &'s Selection)| PagedTile {
+            kv_head,
+            first_row: queries.start - self.start(),
+            rows: queries.rows,
+            start: queries.start,
+            selection,
+        };
+        tiles.map(tile).collect()
+    }
+
+    /// Attends; what is returned lies on the device when that has run.
+    fn queue(&mut self, pool: &mut PagePool, layer: usize, selections: &[Selection]) -> Result<(), EvalError> {
+        let page_tokens = self.cache.shape().page_tokens;
         let mut wanted = vec![Vec::new(); self.case.kv_heads];
-        let (mut tiles, mut partials) = (Vec::new(), Vec::new());
         for ((kv_head, queries), selection) in self.tiles().into_iter().zip(selections) {
             let read = selection.reads(queries.start, queries.rows);
             let pages = read
                 .iter()
                 .map(|span| Span::new(span.start / page_tokens, span.end.div_ceil(page_tokens)));
             wanted[kv_head].extend(pages);
-            tiles.push(PagedTile {
-                kv_head,
-                first_row: queries.start - start,
-                rows: queries.rows,
-                start: queries.start,
-                selection,
-            });
-            partials.push(Partial::new(queries.rows, queries.group, queries.head_dim));
         }
         for pages in &mut wanted {
             *pages = Selection::from_spans(pages.drain(..)).spans().to_vec();
         }
         let options = AttendOptions::new(self.scale());
-        let rows = CallRows {
-            queries: Queries {
-                data: self.on_device.all(),
-                rows: self.case.rows,
-                row_stride: self.case.heads * self.case.head_dim,
-            },
-            attended: self.attended.all(),
-            log_sum_exp: self.log_sum_exp.all(),
-        };
+        let tiles = self.paged_tiles(selections);
+        let rows = self.rows.call(&self.case);
         let mut call = pool
-            .begin(0, &tiles, rows, self.case.tokens, &options)
+            .begin(layer, &tiles, rows, self.case.tokens, &options)
             .map_err(failed)?;
         self.cache
-            .stream::<EngineError>(0, Some(&wanted), None, &mut |pages| Ok(call.attend(pages)?))?;
-        call.finish().map_err(failed)?;
-        pool.bring_partials(&tiles, &rows, &mut partials).map_err(failed)?;
-        Ok(partials)
+            .stream::<EngineError>(layer, Some(&wanted), None, &mut |pages| Ok(call.attend(pages)?))?;
+        call.finish().map_err(failed)
+    }
+
+    /// Begins to copy what a layer is expected to read first.
+    fn read_ahead(&self, pool: &mut PagePool, layer: usize) -> Result<(), EvalError> {
+        let expected = pool.expected(layer).into_iter();
+        let shown = expected.filter_map(|(kv_head, page)| Some((kv_head, self.cache.near_page(layer, kv_head, page)?)));
+        pool.read_ahead(layer, &shown.collect::<Vec<_>>()).map_err(failed)
     }
 
     fn scale(&self) -> f32 {
@@ -349,7 +495,7 @@ impl Layer {
             pages: &shown[kv_head],
         };
         let contexts: Vec<SelectContext<'_>> = (0..case.kv_heads).map(context).collect();
-        let chunk = |kv_head: usize| self.rows(kv_head, 0, case.rows);
+        let chunk = |kv_head: usize| self.tile(kv_head, 0, case.rows);
         let estimated = self.estimate(pool, &shown, policies[0].estimate(&chunk(0), &contexts[0]))?;
         let prepared = policies.par_iter_mut().zip(estimated).zip(&contexts);
         prepared.for_each(|((policy, estimated), context)| {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::attention_rates::{TILE_ROWS, filled_cache, selection};
 use crate::cells::{Cell, Journal, StepWatch, run_cells};
-use crate::device_layer::{DevicePolicyRate, OffloadRate, median, offload, policy};
+use crate::device_layer::{AheadRate, DevicePolicyRate, OffloadRate, ahead, median, offload, policy};
 use crate::noise::noise;
 use crate::{AttentionCase, EvalError};
 
@@ -74,6 +74,8 @@ pub struct DeviceReport {
     pub rates: Vec<DeviceRate>,
     /// Dense calls with pages that come from main memory: a decode, and a chunk of a prompt.
     pub offload: Vec<OffloadRate>,
+    /// Dense calls on two layers in turn, the first pages of each read ahead: a decode, and a chunk of a prompt.
+    pub ahead: Vec<AheadRate>,
     /// Calls under policies, selection included.
     pub policies: Vec<DevicePolicyRate>,
 }
@@ -143,6 +145,13 @@ pub fn measure_device(
         for rows in [1, sizes.chunk_rows] {
             let rate = offload(&stream, &layer(rows), sizes.repeats, report.upload_gigabytes_per_s);
             report.offload.push(rate?);
+            report.ahead.push(ahead(
+                &stream,
+                &layer(rows),
+                sizes.repeats,
+                report.copy_gigabytes_per_s,
+                report.upload_gigabytes_per_s,
+            )?);
         }
         for (name, rows) in POLICIES {
             let rows = if *rows == 1 { 1 } else { sizes.chunk_rows };
@@ -213,6 +222,7 @@ fn ceilings(gpu: &Gpu, stream: &Stream, sizes: &DeviceCeilings) -> Result<Device
         upload_gigabytes_per_s: gigabytes / upload_ms,
         rates: Vec::new(),
         offload: Vec::new(),
+        ahead: Vec::new(),
         policies: Vec::new(),
     })
 }

@@ -85,7 +85,7 @@ pub use choice::PolicyChoice;
 pub use compare::{CompareOptions, CompareTask, compare};
 pub use context_rates::{ContextRateOptions, ContextRow, ContextTable, measure_context};
 pub use csv::to_csv;
-pub use device_layer::{DevicePolicyRate, OffloadRate};
+pub use device_layer::{AheadRate, DevicePolicyRate, OffloadRate};
 pub use device_rates::{DeviceCeilings, DeviceRate, DeviceReport, InstructionRate, measure_device};
 pub use error::EvalError;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};

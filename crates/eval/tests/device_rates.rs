@@ -62,6 +62,13 @@ fn cases_on_an_emulated_device_are_right_whatever_their_time() {
     assert!(report.rates[0].over_density.is_some() && report.rates[1].over_density.is_none());
     assert_eq!(report.offload.iter().map(|rate| rate.rows).collect::<Vec<_>>(), [1, 20]);
     assert!(report.offload.iter().all(|rate| rate.same_bits));
+    assert_eq!(report.ahead.iter().map(|rate| rate.rows).collect::<Vec<_>>(), [1, 20]);
+    for rate in &report.ahead {
+        assert!(
+            rate.same_bits && rate.ahead_share > 0.0 && rate.ahead_share <= 1.0,
+            "{rate:?}"
+        );
+    }
     assert_eq!(report.policies.len(), 3);
     for rate in &report.policies {
         assert!(rate.same_bits && rate.density > 0.0 && rate.density <= 1.0, "{rate:?}");

@@ -293,6 +293,38 @@ pub(super) fn device(report: &DeviceReport) -> Vec<Table> {
             .collect();
         tables.push(offload);
     }
+    if !report.ahead.is_empty() {
+        let mut ahead = Table::new(
+            "Two layers in turn with pages from main memory, the first of each read ahead".to_owned(),
+            &[
+                "queries",
+                "keys",
+                "median, ms",
+                "not ahead, ms",
+                "work between, ms",
+                "pages ahead",
+                "of these overlapped",
+                "the same bits",
+            ],
+        );
+        ahead.rows = report
+            .ahead
+            .iter()
+            .map(|rate| {
+                vec![
+                    rate.rows.to_string(),
+                    tokens(rate.tokens as f64),
+                    format!("{:.3}", rate.median_ms),
+                    format!("{:.3}", rate.without_ms),
+                    format!("{:.3}", rate.between_ms),
+                    percent(rate.ahead_share),
+                    percent(rate.overlap_share),
+                    yes(rate.same_bits),
+                ]
+            })
+            .collect();
+        tables.push(ahead);
+    }
     if !report.policies.is_empty() {
         let mut policies = Table::new(
             "Policies, selection included".to_owned(),

@@ -5,9 +5,9 @@ use crate::record::{
     PerplexityTable, RulerSample, RulerTable,
 };
 use crate::{
-    AttentionMap, AttentionRate, AttentionReport, AuditTable, AuditedHead, AuditedRows, ContextRow, ContextTable,
-    DecodeRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, Interval, KeyKind, KvBytes, KvRates,
-    ModelRate, ModelRates, OffloadRate, PolicyRate, PolicyRates, StreamRate,
+    AheadRate, AttentionMap, AttentionRate, AttentionReport, AuditTable, AuditedHead, AuditedRows, ContextRow,
+    ContextTable, DecodeRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, Interval, KeyKind, KvBytes,
+    KvRates, ModelRate, ModelRates, OffloadRate, PolicyRate, PolicyRates, StreamRate,
 };
 
 fn settings(prefill: &str) -> RunSettings {
@@ -311,6 +311,16 @@ fn rates() -> [Results; 5] {
             gigabytes_per_s: 45.0,
             upload_share: 0.9,
             overlap_share: 0.5,
+            same_bits: true,
+        }],
+        ahead: vec![AheadRate {
+            rows: 1,
+            tokens: 2048,
+            median_ms: 0.2,
+            without_ms: 0.25,
+            between_ms: 0.05,
+            ahead_share: 0.25,
+            overlap_share: 0.9,
             same_bits: true,
         }],
         policies: vec![DevicePolicyRate {
