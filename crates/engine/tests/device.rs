@@ -7,8 +7,7 @@ use std::path::Path;
 use riffle_attention::Format;
 use riffle_cuda::{CudaError, EmulatedOptions, Gpu};
 use riffle_engine::{Engine, EngineError, EngineOptions, Session, StreamWindow};
-use riffle_kv::{DiskTier, KvTiers};
-use testing::device::{MODEL, any_device, difference, far, gpu, load, logits, options};
+use testing::device::{MODEL, any_device, difference, far, gpu, load, logits, options, with_disk};
 use testing::{fixture, go_on, prompt};
 
 #[test]
@@ -74,17 +73,7 @@ fn pages_that_come_from_main_memory_or_a_disk_give_the_bits_of_resident_ones() {
     for (slots, pages, on_disk) in [(1, 0, false), (2, 3, false), (5, 4, true)] {
         let mut options = far(&device, slots, pages);
         if on_disk {
-            options.kv_tiers = KvTiers {
-                ram_budget_bytes: Some(0),
-                disk: Some(DiskTier {
-                    folder: folder.path().to_owned(),
-                    budget_bytes: None,
-                }),
-                ..options.kv_tiers
-            };
-            let info = riffle_model::inspect(fixture(MODEL)).unwrap();
-            let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
-            options.kv_tiers.ram_budget_bytes = Some(least);
+            options = with_disk(options, folder.path(), 1);
         }
         let found = logits(&load(&fixture(MODEL), options), &tokens);
         assert!(found == resident, "{slots} slots, {pages} pages, disk {on_disk}");

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use riffle_attention::Format;
 use riffle_cuda::{EmulatedOptions, Gpu};
 use riffle_engine::{Engine, EngineOptions, Session};
-use riffle_kv::{DiskTier, KvTiers};
 use riffle_policy::Phase;
-use testing::device::{MODEL, any_device, far, gpu, load, logits, options};
+use testing::device::{MODEL, any_device, far, gpu, load, logits, options, with_disk};
 use testing::{fixture, go_on, prompt};
 
 fn hybrid() -> PathBuf {
@@ -214,17 +213,7 @@ fn sessions_that_change_while_pages_are_read_ahead_answer_as_with_all_pages_on_t
             let mut options = far(&device_of_order(seed), slots, 0);
             if on_disk {
                 // Pages leave for the disk while they are copied, and others take their memory.
-                options.kv_tiers = KvTiers {
-                    ram_budget_bytes: Some(0),
-                    disk: Some(DiskTier {
-                        folder: folder.path().to_owned(),
-                        budget_bytes: None,
-                    }),
-                    ..options.kv_tiers
-                };
-                let info = riffle_model::inspect(fixture(MODEL)).unwrap();
-                let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
-                options.kv_tiers.ram_budget_bytes = Some(2 * least);
+                options = with_disk(options, folder.path(), 2);
             }
             let found = logits_of_changes(&with(options));
             assert!(found == resident, "{decode}, {slots} slots, disk {on_disk}");

@@ -289,9 +289,17 @@ fn a_disk_that_is_too_small_or_missing_is_refused_before_anything_is_read() {
         "{message}"
     );
 
-    // A folder that vanishes is noticed before anything is read.
-    let missing = far(&options, &model, &folder.path().join("missing"), 2, 0);
-    let engine = Engine::load(&model, missing).unwrap();
+    let mut missing = tight.clone();
+    missing.kv_tiers.disk.as_mut().unwrap().folder = folder.path().join("missing");
+    let message = Engine::load(&model, missing).err().unwrap().to_string();
+    assert!(
+        message.contains("--kv-disk") && message.contains("no such folder"),
+        "{message}"
+    );
+
+    // A folder that vanishes later is noticed by the session.
+    let engine = Engine::load(&model, tight).unwrap();
+    drop(folder);
     let error = Session::new(&engine).err().unwrap();
     assert!(matches!(error, EngineError::Kv(KvError::Disk { .. })), "{error}");
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
 use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_kv::DiskTier;
 
-use super::{go_on, largest_difference};
+use super::{fixture, go_on, largest_difference};
 
 /// Two query heads to a KV head, f32 weights, so that only attention rounds otherwise than on the CPU.
 pub const MODEL: &str = "vectors/group2-dim32-rope-parameters-f32";
@@ -64,5 +65,18 @@ pub fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
     // 2 KV heads of 32 dimensions, keys and values: the ring's pages and so many more.
     let page = 64 * 32 * 2 * 2;
     options.kv_tiers.device_budget_bytes = (16 + slots as u64 + pages) * page;
+    options
+}
+
+/// Those with `leasts` times the least RAM, and a disk behind it.
+pub fn with_disk(mut options: EngineOptions, folder: &Path, leasts: u64) -> EngineOptions {
+    options.kv_tiers.ram_budget_bytes = Some(0);
+    options.kv_tiers.disk = Some(DiskTier {
+        folder: folder.to_owned(),
+        budget_bytes: None,
+    });
+    let info = riffle_model::inspect(fixture(MODEL)).unwrap();
+    let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
+    options.kv_tiers.ram_budget_bytes = Some(leasts * least);
     options
 }
