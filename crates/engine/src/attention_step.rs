@@ -104,7 +104,8 @@ impl LayerAttention<'_> {
                 .layer(input.cache_layer)
                 .iter()
                 .any(|p| p.has_two_phases());
-        let stays = device::rows(input).filter(|_| self.leaves_output(input, window, two_phases));
+        let means_there = self.means_there(input, window);
+        let stays = device::rows(input).filter(|_| self.leaves_output(input, window, two_phases, &means_there));
         let chunks: Vec<Range<usize>> = (0..input.tokens)
             .step_by(self.chunk_tokens)
             .map(|first| first..(first + self.chunk_tokens).min(input.tokens))
@@ -140,8 +141,9 @@ impl LayerAttention<'_> {
                 window,
                 two_phases,
                 next,
+                &means_there,
                 own,
-                (stays.is_none()).then_some(&mut *output),
+                stays.is_none().then_some(&mut *output),
             )?;
             if let (Some(pages), Some(_)) = (&mut self.device, device::rows(input)) {
                 device::read_ahead(pages, self.cache, next)?;
@@ -166,10 +168,17 @@ impl LayerAttention<'_> {
     }
 
     /// Whether what a device attends to in a layer stays there: nothing on the CPU adds to it or looks at it.
-    fn leaves_output(&mut self, input: &AttentionInput<'_>, window: Option<usize>, two_phases: bool) -> bool {
+    /// `means_there` is what [`Self::means_there`] says of the layer.
+    fn leaves_output(
+        &self,
+        input: &AttentionInput<'_>,
+        window: Option<usize>,
+        two_phases: bool,
+        means_there: &[Option<usize>],
+    ) -> bool {
         let mut policies = self.policies.layer(input.cache_layer).iter();
         let reads_means = policies.any(|policy| policy.summary_tokens().is_some());
-        let needed = two_phases || self.audit.is_some() || (reads_means && self.means_there(input, window).is_empty());
+        let needed = two_phases || self.audit.is_some() || (reads_means && means_there.is_empty());
         // No policy acts on a layer that has a window of its own, no audit looks at it.
         self.device.is_some() && (window.is_some() || !needed)
     }
@@ -275,7 +284,7 @@ impl LayerAttention<'_> {
 
     /// Attends a chunk into `partials`, one for each of its tiles, and writes the output; without one the result stays on the
     /// device that attends. In the second of two phases the partials hold the first already. `next` is the layer that is
-    /// attended to after this chunk.
+    /// attended to after this chunk, `means_there` what [`Self::means_there`] says of this one.
     fn chunk(
         &mut self,
         input: &AttentionInput<'_>,
@@ -283,6 +292,7 @@ impl LayerAttention<'_> {
         window: Option<usize>,
         two_phases: bool,
         next: usize,
+        means_there: &[Option<usize>],
         partials: &mut [Partial],
         output: Option<&mut [f32]>,
     ) -> Result<(), EngineError> {
@@ -322,7 +332,6 @@ impl LayerAttention<'_> {
                 partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
             }
         }
-        let means_there = self.means_there(input, window);
         match (&mut self.device, device::rows(input)) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
             (Some(pages), Some(rows)) => {
@@ -334,7 +343,7 @@ impl LayerAttention<'_> {
                     &chunk,
                     &selections,
                     next,
-                    &means_there,
+                    means_there,
                     options,
                     partials,
                 )?;
