@@ -21,7 +21,7 @@ pub fn inputs(target: &str) -> Vec<Vec<u8>> {
 }
 
 /// Numbers that sizes, counts and offsets should not be.
-const NUMBERS: [u64; 12] = [
+pub const NUMBERS: [u64; 12] = [
     0,
     1,
     2,
@@ -60,7 +60,8 @@ impl Damage {
         Damage(seed)
     }
 
-    fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -68,11 +69,13 @@ impl Damage {
         x ^ (x >> 31)
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    /// A number below `end`; 0 where `end` is 0.
+    pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    fn choose<T: Copy>(&mut self, of: &[T]) -> T {
+    /// One of `of`.
+    pub fn choose<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 

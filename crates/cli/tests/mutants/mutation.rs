@@ -1,0 +1,77 @@
+//! Damage that any file can take: bits, bytes, its end, its parts.
+
+use super::damage::Damage;
+
+/// What damage may do to a file's meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Harm {
+    /// It breaks what the format promises: the answer may not change in silence.
+    Structure,
+    /// It may leave a legal file that says something else: the answer is not compared.
+    Content,
+}
+
+/// A damaged file.
+#[derive(Debug)]
+pub(crate) struct Mutated {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) harm: Harm,
+    /// What was done, for people.
+    pub(crate) what: String,
+}
+
+/// Damages bytes without regard to their meaning. `harm` says what that does to a file of this format.
+pub(crate) fn any_bytes(damage: &mut Damage, bytes: &[u8], harm: Harm) -> Mutated {
+    let mut hurt = bytes.to_vec();
+    let at = damage.below(bytes.len());
+    let what = match damage.below(7) {
+        0..=2 => {
+            let Some(byte) = hurt.get_mut(at) else {
+                return cut(damage, bytes);
+            };
+            *byte ^= 1 << damage.below(8);
+            format!("a bit of byte {at} flipped")
+        }
+        3 => {
+            let end = (at + 1 + damage.below(64)).min(hurt.len());
+            hurt[at..end].fill(0);
+            format!("bytes {at} to {end} set to zero")
+        }
+        4 => {
+            let end = (at + 1 + damage.below(64)).min(hurt.len());
+            hurt.drain(at..end);
+            format!("bytes {at} to {end} left out")
+        }
+        5 => {
+            let end = (at + 1 + damage.below(64)).min(hurt.len());
+            let part = hurt[at..end].to_vec();
+            hurt.splice(at..at, part);
+            format!("bytes {at} to {end} doubled")
+        }
+        _ => return cut(damage, bytes),
+    };
+    Mutated {
+        bytes: hurt,
+        harm,
+        what,
+    }
+}
+
+/// Several kinds of damage at once, as a fuzzer does it.
+pub(crate) fn havoc(damage: &mut Damage, bytes: &[u8], harm: Harm) -> Mutated {
+    Mutated {
+        bytes: damage.damaged(&[bytes.to_vec()]),
+        harm,
+        what: "damaged in several places".to_owned(),
+    }
+}
+
+/// Cuts the end off: no format here has files that end early.
+pub(crate) fn cut(damage: &mut Damage, bytes: &[u8]) -> Mutated {
+    let length = damage.below(bytes.len());
+    Mutated {
+        bytes: bytes[..length].to_vec(),
+        harm: Harm::Structure,
+        what: format!("cut to {length} of {} bytes", bytes.len()),
+    }
+}
