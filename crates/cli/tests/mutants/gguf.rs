@@ -8,6 +8,9 @@ const ALIGNMENT: usize = 32;
 const FLOAT: u32 = 6;
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
+/// Types of tensors whose elements take the same room, so that one in place of the other makes another legal file:
+/// f32 and i32; f16, bf16 and i16; q4_0, q4_k and iq4_nl.
+const EQUALLY_LARGE: [&[u32]; 3] = [&[0, 26], &[1, 30, 25], &[2, 12, 20]];
 
 /// The parts of a GGUF file.
 #[derive(Clone)]
@@ -181,8 +184,15 @@ impl Parts {
         let tensor = &mut self.tensors[at];
         match damage.below(5) {
             0 => {
-                tensor.kind = damage.below(40) as u32;
-                (Harm::Structure, format!("tensor {name} retyped to {}", tensor.kind))
+                let before = std::mem::replace(&mut tensor.kind, damage.below(40) as u32);
+                let harm = match EQUALLY_LARGE
+                    .iter()
+                    .any(|kinds| kinds.contains(&before) && kinds.contains(&tensor.kind))
+                {
+                    true => Harm::Content,
+                    false => Harm::Structure,
+                };
+                (harm, format!("tensor {name} retyped from {before} to {}", tensor.kind))
             }
             1 => {
                 let axis = damage.below(tensor.dimensions.len());
