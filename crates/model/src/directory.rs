@@ -20,16 +20,8 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         });
     };
     let fields = Fields::new(&config_path, value)?.of_text_model()?;
-    if let Some(quantised) = fields.object("quantization_config")? {
-        let method = quantised.text("quant_method")?.unwrap_or("(unnamed)");
-        return Err(fields.error(
-            "quantization_config",
-            format!("weights quantised by {method:?} are not supported; use the original weights or a GGUF file"),
-        ));
-    }
     let fields = RopeScaling::apply(scaling, fields)?;
-    let (family, architecture) = families::find(&fields)?;
-    let config = (family.configure)(&fields, &architecture)?;
+    let (family, config) = families::configure(&fields)?;
     let settings = TokenizerSettings::from_directory(path)?;
     Ok(Parts {
         path: path.to_owned(),

@@ -59,6 +59,7 @@ pub fn load_with(path: impl AsRef<Path>, options: LoadOptions) -> Result<LoadedM
     let mut info = parts.info();
     let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
     info.unused_tensors = parts.weights.untaken();
+    parts.refuse_unused(&info.unused_tensors)?;
     info.config.weight_bytes = decoder.bytes();
     decoder.config = info.config.clone();
     Ok(LoadedModel {
@@ -70,8 +71,26 @@ pub fn load_with(path: impl AsRef<Path>, options: LoadOptions) -> Result<LoadedM
     })
 }
 
-/// Tensors that no family computes and that take no memory: pictures, and layers that predict further tokens.
-const NOT_COMPUTED: [&str; 2] = ["model.visual.", "mtp."];
+/// Tensors that no family computes and that take no memory: pictures, sound, and layers that predict further tokens.
+const NOT_COMPUTED: [&str; 10] = [
+    "model.visual.",
+    "visual.",
+    "vision_tower.",
+    "vision_model.",
+    "audio_tower.",
+    "multi_modal_projector.",
+    "mtp.",
+    // In GGUF files.
+    "v.",
+    "a.",
+    "mm.",
+];
+
+/// What names of tensors end with that were stored although they follow from the settings.
+const DERIVED: [&str; 3] = [".rotary_emb.inv_freq", ".attn_rot_embd", ".attn_rot_embd.weight"];
+
+/// Most names in an error about unused tensors.
+const LARGEST_NAME_COUNT: usize = 3;
 
 /// Everything of a model but its weights' data.
 pub(crate) struct Parts {
@@ -101,6 +120,7 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         false => gguf::open(path, scaling)?,
     };
     parts.check_vocabulary()?;
+    parts.check_layers()?;
     Ok(parts)
 }
 
@@ -134,6 +154,51 @@ impl Parts {
         }
     }
 
+    /// Layers behind the model's own that predict further tokens; they are not computed.
+    fn predicting_layers(&self) -> Result<usize, ModelError> {
+        Ok(self.fields.optional_count("num_nextn_predict_layers")?.unwrap_or(0))
+    }
+
+    /// The weights must not hold more layers than are configured: the model would be another, shorter one.
+    fn check_layers(&self) -> Result<(), ModelError> {
+        let end = self.config.layers + self.predicting_layers()?;
+        let beyond = |name: &&String| layer_of(name).is_some_and(|layer| layer >= end);
+        match self.weights.names().find(beyond) {
+            None => Ok(()),
+            Some(name) => {
+                let problem = format!(
+                    "is {}, but the weights hold more layers ({name}); use the configuration these weights came with",
+                    self.config.layers
+                );
+                Err(self.fields.error("num_hidden_layers", problem))
+            }
+        }
+    }
+
+    /// Tensors without a use mean settings of another model, but for those that are known to be of no use.
+    fn refuse_unused(&self, unused: &[String]) -> Result<(), ModelError> {
+        let layers = self.config.layers;
+        let tied = self.config.tied_embeddings;
+        let known = |name: &str| {
+            NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
+                || DERIVED.iter().any(|suffix| name.ends_with(suffix))
+                || (tied && name == "lm_head.weight")
+                // Of layers that predict further tokens; `check_layers` counts them.
+                || layer_of(name).is_some_and(|layer| layer >= layers)
+        };
+        let mut unknown: Vec<&String> = unused.iter().filter(|name| !known(name)).collect();
+        let count = unknown.len();
+        unknown.truncate(LARGEST_NAME_COUNT);
+        match count {
+            0 => Ok(()),
+            count => Err(ModelError::UnusedTensors {
+                path: self.fields.path().to_owned(),
+                count,
+                tensors: unknown.into_iter().cloned().collect(),
+            }),
+        }
+    }
+
     /// Every id the tokenizer or the configuration can produce must have an embedding.
     fn check_vocabulary(&self) -> Result<(), ModelError> {
         let embedded = self.config.vocab_size;
@@ -160,6 +225,14 @@ impl Parts {
         }
         Ok(())
     }
+}
+
+/// The layer a tensor belongs to.
+fn layer_of(name: &str) -> Option<usize> {
+    let below = name
+        .strip_prefix("model.layers.")
+        .or_else(|| name.strip_prefix("blk."))?;
+    below.split_once('.')?.0.parse().ok()
 }
 
 fn most_common_format(tensors: &[TensorInfo]) -> WeightFormat {

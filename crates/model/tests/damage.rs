@@ -154,6 +154,35 @@ fn sparse(path: &Path, begin: &[u8], bytes: u64) {
 }
 
 #[test]
+fn metadata_that_no_one_reads_takes_no_memory() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    file.extend([0u64, 2].iter().flat_map(|count| count.to_le_bytes()));
+    file.extend(text("general.architecture"));
+    file.extend([&8u32.to_le_bytes()[..], &text("llama")].concat());
+    file.extend(text("general.notes"));
+    file.extend(
+        [
+            &9u32.to_le_bytes()[..],
+            &8u32.to_le_bytes(),
+            &1_000_000u64.to_le_bytes(),
+        ]
+        .concat(),
+    );
+    file.extend(text("a note").repeat(1_000_000));
+    std::fs::write(&path, &file).unwrap();
+    let before = HELD.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let error = riffle_model::inspect(&path).unwrap_err().to_string();
+    assert!(error.contains("hidden_size"), "{error}");
+    let taken = PEAK.load(Relaxed).saturating_sub(before);
+    assert!(taken < 1 << 20, "{taken} bytes were taken for texts that nothing reads");
+}
+
+#[test]
 fn huge_files_do_not_get_memory_by_their_size() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();

@@ -2,66 +2,50 @@
 //!
 //! The vocabulary is put into the form of a tokenizer.json and read as one.
 
-use std::collections::HashMap;
-use std::path::Path;
-
 use serde_json::{Value, json};
+use std::collections::HashMap;
 
-use super::header::{Header, Metadata};
+use super::header::Header;
 use super::pre_tokenizers::{PreTokenizer, byte_level};
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
 /// What a token is for, as GGUF numbers it.
-const UNKNOWN: i128 = 2;
-const CONTROL: i128 = 3;
-const USER_DEFINED: i128 = 4;
-const UNUSED: i128 = 5;
-const BYTE: i128 = 6;
+const UNKNOWN: i64 = 2;
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+const UNUSED: i64 = 5;
+const BYTE: i64 = 6;
 
 /// Tokens that end a turn in some model, whether or not the file names them.
 const TURN_ENDS: &[&str] = &["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"];
 
 /// The vocabulary of a file.
 pub(super) struct Vocabulary<'a> {
-    path: &'a Path,
-    header: &'a Header,
+    header: &'a Header<'a>,
     tokens: Vec<&'a str>,
-    kinds: Vec<i128>,
+    kinds: Vec<i64>,
 }
 
 impl<'a> Vocabulary<'a> {
     /// `None` where the file has no tokenizer.
-    pub(super) fn read(path: &'a Path, header: &'a Header) -> Result<Option<Vocabulary<'a>>, ModelError> {
-        let Some(tokens) = header.metadata.get("tokenizer.ggml.tokens") else {
+    pub(super) fn read(header: &'a Header<'a>) -> Result<Option<Vocabulary<'a>>, ModelError> {
+        let Some(tokens) = header.texts("tokenizer.ggml.tokens")? else {
             return Ok(None);
         };
-        let mut vocabulary = Vocabulary {
-            path,
-            header,
-            tokens: Vec::new(),
-            kinds: Vec::new(),
+        let kinds = match header.integers("tokenizer.ggml.token_type")? {
+            Some(kinds) => kinds,
+            None => vec![1; tokens.len()],
         };
-        vocabulary.tokens = vocabulary.texts("tokens", tokens)?;
-        vocabulary.kinds = match header.metadata.get("tokenizer.ggml.token_type") {
-            Some(Metadata::List(kinds)) if kinds.len() == vocabulary.tokens.len() => kinds
-                .iter()
-                .map(|kind| match kind {
-                    Metadata::Integer(kind) => *kind,
-                    _ => 0,
-                })
-                .collect(),
-            Some(_) => return Err(vocabulary.broken("tokenizer.ggml.token_type must hold a number for every token")),
-            None => vec![1; vocabulary.tokens.len()],
-        };
-        Ok(Some(vocabulary))
+        let vocabulary = Vocabulary { header, tokens, kinds };
+        match vocabulary.kinds.len() == vocabulary.tokens.len() {
+            true => Ok(Some(vocabulary)),
+            false => Err(vocabulary.broken("tokenizer.ggml.token_type must hold a number for every token")),
+        }
     }
 
     /// The tokenizer.
     pub(super) fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
-        let model = match self.get("model") {
-            Some(Metadata::Text(model)) => model.as_str(),
-            _ => "",
-        };
+        let model = self.header.text("tokenizer.ggml.model")?.unwrap_or_default();
         let mut description = match model {
             "llama" => self.sentencepiece()?,
             "gpt2" => self.byte_pairs()?,
@@ -73,10 +57,10 @@ impl<'a> Vocabulary<'a> {
         };
         description["version"] = "1.0".into();
         description["added_tokens"] = self.added_tokens();
-        description["post_processor"] = self.post_processor(model);
+        description["post_processor"] = self.post_processor(model)?;
         let bytes = description.to_string().into_bytes();
         Tokenizer::from_parts(
-            self.path,
+            self.header.path,
             &bytes,
             self.named("bos_token_id")?,
             self.named("eos_token_id")?,
@@ -85,7 +69,7 @@ impl<'a> Vocabulary<'a> {
 
     /// The chat template, where there is one.
     pub(super) fn chat_template(&self) -> Result<Option<ChatTemplate>, ModelError> {
-        let Some(Metadata::Text(source)) = self.header.metadata.get("tokenizer.chat_template") else {
+        let Some(source) = self.header.text("tokenizer.chat_template")? else {
             return Ok(None);
         };
         let mut special_tokens = Vec::new();
@@ -120,22 +104,16 @@ impl<'a> Vocabulary<'a> {
 
     /// SentencePiece's byte-pair encoding: pieces with scores, spaces as `▁`, unknown characters as bytes.
     fn sentencepiece(&self) -> Result<Value, ModelError> {
-        let scores: Vec<f64> = match self.get("scores") {
-            Some(Metadata::List(scores)) if scores.len() == self.tokens.len() => scores
-                .iter()
-                .map(|score| match score {
-                    Metadata::Float(score) => *score,
-                    _ => 0.0,
-                })
-                .collect(),
-            _ => return Err(self.broken("tokenizer.ggml.scores must hold a number for every token")),
-        };
+        let scores = self.header.numbers("tokenizer.ggml.scores")?.unwrap_or_default();
+        if scores.len() != self.tokens.len() {
+            return Err(self.broken("tokenizer.ggml.scores must hold a number for every token"));
+        }
         let unknown = self
             .kinds
             .iter()
             .position(|kind| *kind == UNKNOWN)
             .map(|id| self.tokens[id]);
-        let prefix = !matches!(self.get("add_space_prefix"), Some(Metadata::Flag(false)));
+        let prefix = self.header.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
         let mut decoders = vec![
             json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
@@ -179,10 +157,9 @@ impl<'a> Vocabulary<'a> {
     /// Byte-level byte-pair encoding with merges in the file and a pre-tokenizer known by name.
     fn byte_pairs(&self) -> Result<Value, ModelError> {
         let pre_tokenizer = self.pre_tokenizer()?;
-        let Some(merges) = self.get("merges") else {
+        let Some(merges) = self.header.texts("tokenizer.ggml.merges")? else {
             return Err(self.broken("tokenizer.ggml.merges is missing"));
         };
-        let merges = self.texts("merges", merges)?;
         Ok(json!({
             "normalizer": pre_tokenizer.normalizer(),
             "pre_tokenizer": pre_tokenizer.description(),
@@ -192,10 +169,7 @@ impl<'a> Vocabulary<'a> {
     }
 
     fn pre_tokenizer(&self) -> Result<&'static PreTokenizer, ModelError> {
-        let name = match self.get("pre") {
-            Some(Metadata::Text(name)) => name.as_str(),
-            _ => "",
-        };
+        let name = self.header.text("tokenizer.ggml.pre")?.unwrap_or_default();
         PreTokenizer::named(name).map_err(|problem| self.broken(&problem))
     }
 
@@ -221,67 +195,50 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// BOS and EOS around a text, by the file's flags or by the custom of the tokenizer's kind.
-    fn post_processor(&self, model: &str) -> Value {
-        let flag = |name: &str, custom: bool| match self.get(name) {
-            Some(Metadata::Flag(flag)) => *flag,
-            _ => custom,
+    fn post_processor(&self, model: &str) -> Result<Value, ModelError> {
+        let flag = |name: &str, custom: bool| -> Result<bool, ModelError> {
+            Ok(self.header.flag(&format!("tokenizer.ggml.{name}"))?.unwrap_or(custom))
         };
         let custom_bos = model == "llama" || self.pre_tokenizer().is_ok_and(|known| known.adds_bos);
         let mut single = vec![json!({"Sequence": {"id": "A", "type_id": 0}})];
         let mut special_tokens = serde_json::Map::new();
-        let mut special = |setting: &'static str| -> Option<Value> {
-            let id = self.named(setting).ok().flatten()?;
+        let mut special = |setting: &'static str| -> Result<Option<Value>, ModelError> {
+            let Some(id) = self.named(setting)? else {
+                return Ok(None);
+            };
             let token = self.tokens[id as usize];
             special_tokens.insert(token.to_owned(), json!({"id": token, "ids": [id], "tokens": [token]}));
-            Some(json!({"SpecialToken": {"id": token, "type_id": 0}}))
+            Ok(Some(json!({"SpecialToken": {"id": token, "type_id": 0}})))
         };
-        if flag("add_bos_token", custom_bos) {
-            single.splice(0..0, special("bos_token_id"));
+        if flag("add_bos_token", custom_bos)? {
+            single.splice(0..0, special("bos_token_id")?);
         }
-        if flag("add_eos_token", false) {
-            single.extend(special("eos_token_id"));
+        if flag("add_eos_token", false)? {
+            single.extend(special("eos_token_id")?);
         }
         let mut pair = single.clone();
         pair.push(json!({"Sequence": {"id": "B", "type_id": 1}}));
-        json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens})
+        Ok(json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens}))
     }
 
     /// A token the file names by id, which must exist.
     fn named(&self, setting: &'static str) -> Result<Option<u32>, ModelError> {
-        let Some(Metadata::Integer(id)) = self.get(setting) else {
+        let Some(id) = self.header.integer(&format!("tokenizer.ggml.{setting}"))? else {
             return Ok(None);
         };
-        match usize::try_from(*id) {
+        match usize::try_from(id) {
             Ok(index) if index < self.tokens.len() => Ok(Some(index as u32)),
             _ => Err(ModelError::MissingToken {
-                path: self.path.to_owned(),
+                path: self.header.path.to_owned(),
                 role: setting,
                 token: id.to_string(),
             }),
         }
     }
 
-    fn texts(&self, name: &str, list: &'a Metadata) -> Result<Vec<&'a str>, ModelError> {
-        let not_texts = || self.broken(&format!("tokenizer.ggml.{name} must be a list of texts"));
-        let Metadata::List(items) = list else {
-            return Err(not_texts());
-        };
-        items
-            .iter()
-            .map(|item| match item {
-                Metadata::Text(text) => Ok(text.as_str()),
-                _ => Err(not_texts()),
-            })
-            .collect()
-    }
-
-    fn get(&self, name: &str) -> Option<&'a Metadata> {
-        self.header.metadata.get(&format!("tokenizer.ggml.{name}"))
-    }
-
     fn broken(&self, problem: &str) -> ModelError {
         ModelError::Tokenizer {
-            path: self.path.to_owned(),
+            path: self.header.path.to_owned(),
             problem: problem.to_owned(),
         }
     }

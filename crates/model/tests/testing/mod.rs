@@ -1,6 +1,8 @@
 //! Set-up the tests share: vectors, a dense attention step, a model driven over a text, models written on the spot.
 #![allow(dead_code)]
 
+pub(crate) mod gguf;
+
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
