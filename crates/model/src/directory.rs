@@ -1,9 +1,10 @@
 //! Models as Hugging Face stores them: a directory of JSON files and safetensors.
 
 use std::path::Path;
+use std::time::Instant;
 
 use crate::fields::{Fields, read_json};
-use crate::load::Parts;
+use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
 use crate::{ChatTemplate, GenerationDefaults, ModelError, RopeScaling, Tokenizer, families, weights};
 
@@ -23,13 +24,17 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
     let fields = RopeScaling::apply(scaling, fields)?;
     let (family, config) = families::configure(&fields)?;
     let settings = TokenizerSettings::from_directory(path)?;
+    let start = Instant::now();
+    let tokenizer = Tokenizer::from_directory(path, &settings)?;
+    let tokenizer_ms = milliseconds_since(start);
     Ok(Parts {
         path: path.to_owned(),
         format: "safetensors",
         family,
         config,
         weights: weights::open_directory(path)?,
-        tokenizer: Tokenizer::from_directory(path)?,
+        tokenizer,
+        tokenizer_ms,
         tokenizer_path: path.join(TOKENIZER_FILE),
         chat_template: ChatTemplate::from_directory(path, &settings)?,
         generation: GenerationDefaults::from_directory(path, &fields)?,

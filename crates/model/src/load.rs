@@ -1,6 +1,7 @@
 //! From a path to a model.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use riffle_linear::{Activations, WeightFormat};
 
@@ -25,6 +26,25 @@ pub struct LoadedModel {
     pub generation: GenerationDefaults,
     /// What the files say.
     pub info: ModelInfo,
+    /// Where the time of loading went.
+    pub times: LoadTimes,
+}
+
+/// Where the time of loading a model went, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct LoadTimes {
+    /// Reading and checking headers and settings.
+    pub header_ms: f64,
+    /// Building the tokenizer.
+    pub tokenizer_ms: f64,
+    /// Reading, checking and packing the weights.
+    pub weights_ms: f64,
+}
+
+/// A model whose headers, settings and tokenizer are read, and whose weights are neither read nor given memory.
+pub struct OpenedModel {
+    parts: Parts,
+    times: LoadTimes,
 }
 
 /// How a model is to compute, beside what its files say.
@@ -44,7 +64,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
 
 /// As [`inspect`], with positions stretched by `scaling` in place of the model's own stretching.
 pub fn inspect_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<ModelInfo, ModelError> {
-    Ok(open(path.as_ref(), scaling)?.info())
+    Ok(OpenedModel::open(path, scaling)?.info())
 }
 
 /// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
@@ -54,21 +74,52 @@ pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
 
 /// As [`load`], computing as `options` say.
 pub fn load_with(path: impl AsRef<Path>, options: LoadOptions) -> Result<LoadedModel, ModelError> {
-    let mut parts = open(path.as_ref(), options.rope_scaling.as_ref())?;
-    parts.weights.set_activations(options.activations);
-    let mut info = parts.info();
-    let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
-    info.unused_tensors = parts.weights.untaken();
-    parts.refuse_unused(&info.unused_tensors)?;
-    info.config.weight_bytes = decoder.bytes();
-    decoder.config = info.config.clone();
-    Ok(LoadedModel {
-        model: decoder,
-        tokenizer: parts.tokenizer,
-        chat_template: parts.chat_template,
-        generation: info.generation.clone(),
-        info,
-    })
+    OpenedModel::open(path, options.rope_scaling.as_ref())?.load(options.activations)
+}
+
+impl OpenedModel {
+    /// Opens the model at `path`, a directory or a GGUF file, with positions stretched by `scaling` where it is given.
+    pub fn open(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<OpenedModel, ModelError> {
+        let start = Instant::now();
+        let parts = open(path.as_ref(), scaling)?;
+        let times = LoadTimes {
+            header_ms: milliseconds_since(start) - parts.tokenizer_ms,
+            tokenizer_ms: parts.tokenizer_ms,
+            weights_ms: 0.0,
+        };
+        Ok(OpenedModel { parts, times })
+    }
+
+    /// What the files say.
+    pub fn info(&self) -> ModelInfo {
+        self.parts.info()
+    }
+
+    /// Loads the weights, packed for computing and held once.
+    pub fn load(self, activations: Activations) -> Result<LoadedModel, ModelError> {
+        let start = Instant::now();
+        let OpenedModel { mut parts, mut times } = self;
+        parts.weights.set_activations(activations);
+        let mut info = parts.info();
+        let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
+        info.unused_tensors = parts.weights.untaken();
+        parts.refuse_unused(&info.unused_tensors)?;
+        info.config.weight_bytes = decoder.bytes();
+        decoder.config = info.config.clone();
+        times.weights_ms = milliseconds_since(start);
+        Ok(LoadedModel {
+            model: decoder,
+            tokenizer: parts.tokenizer,
+            chat_template: parts.chat_template,
+            generation: info.generation.clone(),
+            info,
+            times,
+        })
+    }
+}
+
+pub(crate) fn milliseconds_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
 }
 
 /// Tensors that no family computes and that take no memory: pictures, sound, and layers that predict further tokens.
@@ -103,6 +154,7 @@ pub(crate) struct Parts {
     pub(crate) tokenizer: Option<Tokenizer>,
     /// The file the tokenizer came from.
     pub(crate) tokenizer_path: PathBuf,
+    pub(crate) tokenizer_ms: f64,
     pub(crate) chat_template: Option<ChatTemplate>,
     pub(crate) generation: GenerationDefaults,
 }
@@ -148,6 +200,7 @@ impl Parts {
                 vocab_size: tokenizer.vocab_size(),
                 bos: text_of(tokenizer.bos()),
                 eos: text_of(tokenizer.eos()),
+                memory_bytes: tokenizer.memory_bytes(),
             }),
             generation: self.generation.clone(),
             has_chat_template: self.chat_template.is_some(),

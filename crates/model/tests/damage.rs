@@ -14,7 +14,7 @@ mod exercise;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use damage::{Damage, inputs};
 use directory::write_directory;
@@ -45,20 +45,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time: the memory of others would be counted too, and so would that of the backtrace of a panic which
-/// the loader turns into an error.
+/// One test at a time: the memory of others would be counted too.
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let usual = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            let library = |place: &std::panic::Location<'_>| place.file().contains("/tokenizers-");
-            if !info.location().is_some_and(library) {
-                usual(info);
-            }
-        }));
-    });
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -15,12 +15,13 @@ mod tokenizer;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use header::Header;
 use memmap2::Mmap;
-use tokenizer::Vocabulary;
+use tokenizer::Tokens;
 
-use crate::load::Parts;
+use crate::load::{Parts, milliseconds_since};
 use crate::weights::{Checkpoint, map};
 use crate::{GenerationDefaults, ModelError, RopeScaling, families};
 
@@ -64,11 +65,14 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
     let fields = settings::fields(architecture, &header, &mut weights)?;
     let fields = RopeScaling::apply(scaling, fields)?;
     let (family, config) = families::configure(&fields)?;
-    let vocabulary = Vocabulary::read(&header)?;
-    let vocabulary = vocabulary.as_ref();
+    let start = Instant::now();
+    let tokens = Tokens::read(path, &header)?;
+    let tokens = tokens.as_ref();
+    let tokenizer = tokens.map(Tokens::tokenizer).transpose()?;
+    let tokenizer_ms = milliseconds_since(start);
     let generation = GenerationDefaults {
-        eos: match vocabulary {
-            Some(vocabulary) => vocabulary.stops()?,
+        eos: match tokens {
+            Some(tokens) => tokens.stops()?,
             None => fields.token_ids("eos_token_id")?,
         },
         bos: fields.optional_token_id("bos_token_id")?,
@@ -81,9 +85,10 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         family,
         config,
         weights,
-        tokenizer: vocabulary.map(Vocabulary::tokenizer).transpose()?,
+        tokenizer,
+        tokenizer_ms,
         tokenizer_path: path.to_owned(),
-        chat_template: vocabulary.map(Vocabulary::chat_template).transpose()?.flatten(),
+        chat_template: tokens.map(Tokens::chat_template).transpose()?.flatten(),
         generation,
     })
 }
