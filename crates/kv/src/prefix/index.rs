@@ -35,9 +35,9 @@ impl Index {
         let error = |error: redb::Error| index_error(path, error);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let file = riffle_files::open_with(path, &mut options).map_err(|source| failed("read", path, source.into()))?;
-        let database = Database::builder().create_file(file);
-        let database = database.map_err(|source| error(source.into()))?;
+        // The store opens the path itself and would wait for a pipe.
+        riffle_files::open_with(path, &mut options).map_err(|source| failed("read", path, source.into()))?;
+        let database = Database::create(path).map_err(|source| error(source.into()))?;
         let index = Self {
             path: path.to_owned(),
             database,
