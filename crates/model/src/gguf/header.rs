@@ -65,41 +65,12 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// True or false, which is refused where it has another type.
-    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
-        self.typed(key, "true or false", |value| match value {
-            Metadata::Flag(flag) => Some(flag),
-            _ => None,
-        })
-    }
-
     /// A list, which is refused where it has another type.
     pub(crate) fn list(&self, key: &str) -> Result<Option<List<'a>>, ModelError> {
         self.typed(key, "a list", |value| match value {
             Metadata::List(list) => Some(list),
             _ => None,
         })
-    }
-
-    /// A list of texts.
-    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<&'a str>>, ModelError> {
-        let list = self.list(key)?;
-        list.map(|list| list.texts().map_err(|problem| self.error(key, problem)))
-            .transpose()
-    }
-
-    /// A list of whole numbers.
-    pub(crate) fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, ModelError> {
-        let list = self.list(key)?;
-        list.map(|list| list.integers().map_err(|problem| self.error(key, problem)))
-            .transpose()
-    }
-
-    /// A list of finite numbers.
-    pub(crate) fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, ModelError> {
-        let list = self.list(key)?;
-        list.map(|list| list.numbers().map_err(|problem| self.error(key, problem)))
-            .transpose()
     }
 
     /// An error about a key of the metadata.

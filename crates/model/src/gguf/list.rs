@@ -31,23 +31,6 @@ impl<'a> List<'a> {
         (0..self.count).map(|_| reader.text()).collect()
     }
 
-    /// Whole numbers.
-    pub(crate) fn integers(&self) -> Result<Vec<i64>, String> {
-        self.typed("whole numbers", |value| match value {
-            Metadata::Integer(number) => i64::try_from(number).ok(),
-            _ => None,
-        })
-    }
-
-    /// Numbers, whole or not, all finite.
-    pub(crate) fn numbers(&self) -> Result<Vec<f64>, String> {
-        self.typed("finite numbers", |value| match value {
-            Metadata::Integer(number) => Some(number as f64),
-            Metadata::Float(number) if number.is_finite() => Some(number),
-            _ => None,
-        })
-    }
-
     /// Flags.
     pub(crate) fn flags(&self) -> Result<Vec<bool>, String> {
         self.typed("true and false", |value| match value {
