@@ -341,3 +341,30 @@ fn instructions_for_a_model_without_a_chat_template_are_refused_rather_than_drop
     let output = run_shipped(&["--prompt", "x", "--system", "Be brief."]);
     assert_refused(&output, 1, &["--system", "chat template"]);
 }
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_at_once_and_a_prompt_may_come_from_a_pipe() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs");
+    assert!(made.success());
+    let named = pipe.to_str().expect("UTF-8");
+    assert_refused(&run_shipped(&["--file", "/dev/zero"]), 1, &["/dev/zero", "a device"]);
+    for option in ["--profile", "--session"] {
+        let output = run_shipped(&["--prompt", "x", option, named]);
+        assert_refused(&output, 1, &[named, "a pipe"]);
+    }
+    assert_refused(&run(&["run", "--model", named, "--prompt", "x"]), 1, &[named, "a pipe"]);
+    assert_refused(&run(&["inspect", named]), 1, &[named, "a pipe"]);
+
+    let writer = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::write(pipe, "In the beginning God").expect("the prompt is written")
+    });
+    let from_pipe = run_shipped(&["--file", named, "-n", "4"]);
+    writer.join().expect("the writer ends");
+    let from_argument = run_shipped(&["--prompt", "In the beginning God", "-n", "4"]);
+    assert!(from_pipe.status.success(), "{}", stderr(&from_pipe));
+    assert_eq!(from_pipe.stdout, from_argument.stdout);
+}

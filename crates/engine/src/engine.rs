@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use riffle_model::{ChatTemplate, GenerationDefaults, ModelInfo, ModelOutline, Tokenizer};
+use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
 
 use crate::compute::Compute;
 use crate::plan::{available_memory_bytes, policy_shape};
@@ -25,6 +25,7 @@ struct Loaded {
     tokenizer: Option<Tokenizer>,
     chat_template: Option<ChatTemplate>,
     generation: GenerationDefaults,
+    load_times: LoadTimes,
 }
 
 impl Engine {
@@ -35,14 +36,15 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        let info = riffle_model::inspect_scaled(path, options.rope_scaling.as_ref())?;
+        let opened = OpenedModel::open(path, options.rope_scaling.as_ref())?;
+        let info = opened.info();
         let options = options.resolved(&info.config);
         let shape = policy_shape(&info.config, &options);
         options.prefill.check_places(&shape)?;
         options.decode.check_places(&shape)?;
         let plan = plan(&info, &options)?;
         plan.check(&options)?;
-        let loaded = riffle_model::load_with(path, options.load_options())?;
+        let loaded = opened.load(options.activations)?;
         Ok(Arc::new(Self {
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
@@ -51,6 +53,7 @@ impl Engine {
                 tokenizer: loaded.tokenizer,
                 chat_template: loaded.chat_template,
                 generation: loaded.generation,
+                load_times: loaded.times,
             }),
             options,
             plan,
@@ -157,6 +160,11 @@ impl Engine {
     /// The model's chat template, if it has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.loaded.chat_template.as_ref()
+    }
+
+    /// Where the time of loading went.
+    pub fn load_times(&self) -> LoadTimes {
+        self.loaded.load_times
     }
 
     /// End tokens and sampling the model recommends.

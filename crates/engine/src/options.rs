@@ -3,7 +3,7 @@
 use riffle_attention::Format;
 use riffle_cuda::Gpu;
 use riffle_kv::KvTiers;
-use riffle_model::{Activations, LoadOptions, RopeScaling};
+use riffle_model::{Activations, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::edge::Rotation;
@@ -84,14 +84,6 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// What the model itself is loaded with.
-    pub(crate) fn load_options(&self) -> LoadOptions {
-        LoadOptions {
-            rope_scaling: self.rope_scaling,
-            activations: self.activations,
-        }
-    }
-
     /// Checks everything that can be checked without a model.
     ///
     /// # Errors

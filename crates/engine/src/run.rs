@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_model::ChatMessage;
+use riffle_model::{ChatMessage, LoadTimes};
 use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
@@ -58,6 +58,8 @@ pub struct RunReport {
     pub reused_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
+    /// Where the time of loading the model went, before the session was opened.
+    pub load: LoadTimes,
     /// Milliseconds from opening the session to the first generated token.
     pub time_to_first_token_ms: f64,
     /// Prompt tokens read a second; 0 when none had to be read.
@@ -262,6 +264,7 @@ impl Finished {
             prompt_tokens: self.prompt_tokens,
             reused_tokens: self.reused_tokens,
             generated_tokens: self.generation.tokens.len(),
+            load: engine.load_times(),
             time_to_first_token_ms: self.first_s * 1e3,
             prefill_tokens_per_s: match read {
                 0 => 0.0,

@@ -18,12 +18,9 @@ const WINDOW: StreamWindow = StreamWindow {
 
 /// The shipped model with fewer layers, made for fewer positions.
 fn model(folder: &Path, layers: usize, positions: usize) {
-    for file in [
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-    ] {
+    let weights = fs::read(fixture("model/model.safetensors")).unwrap();
+    fs::write(folder.join("model.safetensors"), first_layers(&weights, layers)).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         fs::copy(fixture("model").join(file), folder.join(file)).unwrap();
     }
     let config = fs::read_to_string(fixture("model/config.json")).unwrap();
@@ -32,6 +29,28 @@ fn model(folder: &Path, layers: usize, positions: usize) {
     config["max_position_embeddings"] = positions.into();
     let config = config.to_string();
     fs::write(folder.join("config.json"), config).unwrap();
+}
+
+/// A safetensors file without the layers from `layers` on.
+fn first_layers(file: &[u8], layers: usize) -> Vec<u8> {
+    let header_bytes = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let (header, data) = file[8..].split_at(header_bytes);
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).unwrap();
+    let (mut kept, mut bytes) = (serde_json::Map::new(), Vec::new());
+    for (name, mut entry) in header {
+        let below = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let beyond = below.is_some_and(|(layer, _)| layer.parse::<usize>().unwrap() >= layers);
+        if beyond || name == "__metadata__" {
+            continue;
+        }
+        let [begin, end]: [usize; 2] = serde_json::from_value(entry["data_offsets"].take()).unwrap();
+        let start = bytes.len();
+        bytes.extend_from_slice(&data[begin..end]);
+        entry["data_offsets"] = serde_json::json!([start, bytes.len()]);
+        kept.insert(name, entry);
+    }
+    let header = serde_json::Value::Object(kept).to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat()
 }
 
 fn options(format: Format) -> EngineOptions {

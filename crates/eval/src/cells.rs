@@ -1,7 +1,7 @@
 //! Long measurements cut into cells: each is remembered when it is done, so that a run that was stopped goes on.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 
 use crate::EvalError;
 use crate::tasks::Watch;
+
+/// Most bytes of a journal that is read.
+const LARGEST_JOURNAL_BYTES: u64 = 256 << 20;
 
 /// How far a measurement has come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,10 +70,10 @@ impl Journal {
             reason,
         };
         let io = |error: std::io::Error| EvalError::file(path, &error);
-        let text = match fs::read_to_string(path) {
+        let text = match riffle_files::read_text(path, LARGEST_JOURNAL_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(io(error)),
+            Err(error) => return Err(io(error.into())),
         };
         // A line without its end was being written when the run was killed.
         let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
@@ -96,7 +99,8 @@ impl Journal {
             let name = cell.get("cell").and_then(Value::as_str).ok_or_else(foreign)?;
             found.insert(name.to_owned(), cell["found"].clone());
         }
-        let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
+        let file = riffle_files::open_with(path, OpenOptions::new().create(true).append(true));
+        let mut file = file.map_err(|error| io(error.into()))?;
         file.set_len(whole.len() as u64).map_err(io)?;
         if known.is_none() {
             writeln!(file, "{}", json!({ "journal": about })).map_err(io)?;
@@ -198,6 +202,8 @@ pub(crate) fn run_cells<C, T: Serialize + DeserializeOwned>(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn cells() -> Vec<Cell<u32>> {
@@ -241,6 +247,19 @@ mod tests {
         );
         assert_eq!(found.unwrap(), [0, 10, 20, 30]);
         assert_eq!(ran, [0, 1, 2, 3]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_journal_that_is_no_regular_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        for (path, found) in [(path.as_path(), "a pipe"), (Path::new("/dev/zero"), "a device")] {
+            let message = Journal::open(path, &json!({})).unwrap_err().to_string();
+            assert!(message.contains(found), "{message}");
+        }
     }
 
     #[test]

@@ -12,6 +12,9 @@ use serde_json::json;
 
 use crate::EvalError;
 
+/// Most bytes of a file of token ids: about 40 million of them.
+const LARGEST_TOKENS_BYTES: u64 = 256 << 20;
+
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LogitsReport {
@@ -28,7 +31,8 @@ pub struct LogitsReport {
 /// # Errors
 /// Names the file and the first thing in it that is not an id.
 pub fn read_tokens(path: &Path) -> Result<Vec<u32>, EvalError> {
-    let text = fs::read_to_string(path).map_err(|error| EvalError::file(path, &error))?;
+    let text = riffle_files::read_text(path, LARGEST_TOKENS_BYTES);
+    let text = text.map_err(|error| EvalError::file(path, &error.into()))?;
     let text = text.trim();
     let text = text
         .strip_prefix('[')
@@ -129,6 +133,10 @@ mod tests {
     fn a_token_file_with_words_names_the_first_one() {
         let message = tokens_in("[1, two]").unwrap_err().to_string();
         assert!(message.contains("\"two\" is not a token id"), "{message}");
+        if cfg!(unix) {
+            let message = read_tokens(Path::new("/dev/zero")).unwrap_err().to_string();
+            assert!(message.contains("a device"), "{message}");
+        }
         assert!(tokens_in("[]").unwrap_err().to_string().contains("no token ids"));
     }
 

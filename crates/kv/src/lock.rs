@@ -34,8 +34,9 @@ impl PathLock {
         beside.push(name);
         beside.push(".lock");
         let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(false);
-        let file = file.open(path.with_file_name(beside)).map_err(failed)?;
+        options.write(true).create(true).truncate(false);
+        let file = riffle_files::open_with(path.with_file_name(beside), &mut options);
+        let file = file.map_err(|error| failed(error.into()))?;
         match file.try_lock() {
             Ok(()) => Ok(Self { _file: file }),
             Err(TryLockError::WouldBlock) => Err(KvError::Busy { path: path.to_owned() }),

@@ -77,7 +77,9 @@ fn remove_abandoned(folder: &Path, prefix: &OsString) -> io::Result<()> {
             continue;
         }
         // Gone in the meantime, or not ours to open: neither stands in the way of writing.
-        let Ok(file) = File::open(entry.path()) else { continue };
+        let Ok(file) = riffle_files::open(entry.path()) else {
+            continue;
+        };
         if file.try_lock().is_ok() {
             fs::remove_file(entry.path()).ok();
         }

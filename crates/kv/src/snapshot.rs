@@ -265,7 +265,7 @@ impl<'a> Reader<'a> {
             path: path.to_owned(),
             source,
         };
-        let file = File::open(path).map_err(failed)?;
+        let file = riffle_files::open(path).map_err(|error| failed(error.into()))?;
         let length = file.metadata().map_err(failed)?.len();
         Ok(Self {
             path,

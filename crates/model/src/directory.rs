@@ -1,9 +1,10 @@
 //! Models as Hugging Face stores them: a directory of JSON files and safetensors.
 
 use std::path::Path;
+use std::time::Instant;
 
 use crate::fields::{Fields, read_json};
-use crate::load::Parts;
+use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
 use crate::{ChatTemplate, GenerationDefaults, ModelError, RopeScaling, Tokenizer, families, weights};
 
@@ -20,24 +21,20 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         });
     };
     let fields = Fields::new(&config_path, value)?.of_text_model()?;
-    if let Some(quantised) = fields.object("quantization_config")? {
-        let method = quantised.text("quant_method")?.unwrap_or("(unnamed)");
-        return Err(fields.error(
-            "quantization_config",
-            format!("weights quantised by {method:?} are not supported; use the original weights or a GGUF file"),
-        ));
-    }
     let fields = RopeScaling::apply(scaling, fields)?;
-    let (family, architecture) = families::find(&fields)?;
-    let config = (family.configure)(&fields, &architecture)?;
+    let (family, config) = families::configure(&fields)?;
     let settings = TokenizerSettings::from_directory(path)?;
+    let start = Instant::now();
+    let tokenizer = Tokenizer::from_directory(path, &settings)?;
+    let tokenizer_ms = milliseconds_since(start);
     Ok(Parts {
         path: path.to_owned(),
         format: "safetensors",
         family,
         config,
         weights: weights::open_directory(path)?,
-        tokenizer: Tokenizer::from_directory(path)?,
+        tokenizer,
+        tokenizer_ms,
         tokenizer_path: path.join(TOKENIZER_FILE),
         chat_template: ChatTemplate::from_directory(path, &settings)?,
         generation: GenerationDefaults::from_directory(path, &fields)?,

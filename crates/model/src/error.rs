@@ -1,6 +1,8 @@
 //! Everything that can go wrong between a path and a logit.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use riffle_files::FileError;
 
 use crate::weights::TensorType;
 
@@ -47,6 +49,22 @@ pub enum ModelError {
         path: PathBuf,
         /// The system's reason.
         source: std::io::Error,
+    },
+    /// A path names something else than a regular file.
+    #[error("{}: it is {found}, not a regular file; give a Hugging Face model directory or a GGUF file", path.display())]
+    NotRegular {
+        /// The path.
+        path: PathBuf,
+        /// What it names, such as `a pipe`.
+        found: &'static str,
+    },
+    /// A file holds more bytes than files of its kind may.
+    #[error("{}: it holds more than {limit_bytes} bytes, the limit for this file; download it again", path.display())]
+    FileTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that are allowed.
+        limit_bytes: u64,
     },
     /// A JSON file does not parse.
     #[error("{}: not valid JSON: {problem}; download the file again", path.display())]
@@ -107,6 +125,20 @@ pub enum ModelError {
     MissingTensor {
         /// The tensor.
         tensor: String,
+    },
+    /// The weights hold tensors that the configured model has no use for.
+    #[error(
+        "{}: {} are not used by a model of this configuration ({count} such tensors); the weights do not belong to this configuration",
+        path.display(),
+        tensors.join(", ")
+    )]
+    UnusedTensors {
+        /// The file of settings.
+        path: PathBuf,
+        /// Tensors without a use.
+        count: usize,
+        /// The first of them by name.
+        tensors: Vec<String>,
     },
     /// A tensor's shape is not the one the configuration asks for.
     #[error(
@@ -254,4 +286,19 @@ pub enum ModelError {
     /// The attention step of the caller failed.
     #[error("{0}")]
     Attention(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl ModelError {
+    /// Why a file of a model was not opened or read.
+    pub(crate) fn file(path: &Path, error: FileError) -> ModelError {
+        let path = path.to_owned();
+        match error {
+            FileError::NotRegular { found } => ModelError::NotRegular { path, found },
+            FileError::TooLarge { limit_bytes } => ModelError::FileTooLarge { path, limit_bytes },
+            other => ModelError::Io {
+                path,
+                source: other.into(),
+            },
+        }
+    }
 }

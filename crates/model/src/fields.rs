@@ -1,9 +1,11 @@
 //! Settings of a JSON object, read by name with errors that name file, setting and remedy.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use riffle_files::FileError;
 use serde_json::{Map, Value};
 
 use crate::ModelError;
@@ -11,27 +13,28 @@ use crate::ModelError;
 /// No single size of a model is larger: beyond it a file is hostile or damaged.
 const LARGEST_SIZE: u64 = 1 << 31;
 
-/// No text file of a model is longer; the largest tokenizers take an eighth.
-const LARGEST_TEXT_BYTES: u64 = 256 << 20;
+/// Most bytes of a tokenizer.json; the largest take a quarter.
+pub(crate) const LARGEST_TOKENIZER_BYTES: u64 = 128 << 20;
 
-/// Reads a text file of a model whole, if it is of plausible length; a missing file is `None`.
+/// Most bytes of the text files of a model, several times those of the largest known; parsed JSON takes up to 40 times
+/// as many.
+const LARGEST_BYTES: &[(&str, u64)] = &[
+    ("config.json", 1 << 20),
+    ("generation_config.json", 1 << 20),
+    ("tokenizer_config.json", 8 << 20),
+    ("chat_template.jinja", 4 << 20),
+    ("model.safetensors.index.json", 16 << 20),
+    ("tokenizer.json", LARGEST_TOKENIZER_BYTES),
+];
+
+/// Reads a text file of a model whole, if it is a regular file of plausible length; a missing file is `None`.
 pub(crate) fn read_text_file(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
-    let read = || {
-        let mut bytes = Vec::new();
-        File::open(path)?.take(LARGEST_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > LARGEST_TEXT_BYTES {
-            let reason = format!("it has more than {LARGEST_TEXT_BYTES} bytes");
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
-        }
-        Ok(bytes)
-    };
-    match read() {
+    let known = |(name, _): &&(&str, u64)| path.file_name().is_some_and(|found| found == *name);
+    let limit_bytes = LARGEST_BYTES.iter().find(known).map_or(1 << 20, |(_, limit)| *limit);
+    match riffle_files::read(path, limit_bytes) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(ModelError::Io {
-            path: path.to_owned(),
-            source,
-        }),
+        Err(FileError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ModelError::file(path, error)),
     }
 }
 
@@ -54,6 +57,8 @@ pub(crate) struct Fields {
     path: PathBuf,
     prefix: String,
     values: Map<String, Value>,
+    /// What the file calls settings, where it is not the name they are read by.
+    source_names: Arc<HashMap<String, String>>,
 }
 
 impl Fields {
@@ -63,6 +68,7 @@ impl Fields {
                 path: path.to_owned(),
                 prefix: String::new(),
                 values,
+                source_names: Arc::default(),
             }),
             _ => Err(ModelError::Json {
                 path: path.to_owned(),
@@ -95,6 +101,12 @@ impl Fields {
         self
     }
 
+    /// The same settings with the names that the file has for them, which errors tell.
+    pub(crate) fn with_source_names<'a>(mut self, names: impl Iterator<Item = (&'a str, String)>) -> Fields {
+        self.source_names = Arc::new(names.map(|(setting, name)| (setting.to_owned(), name)).collect());
+        self
+    }
+
     /// Every setting by its name.
     pub(crate) fn values(&self) -> Map<String, Value> {
         self.values.clone()
@@ -118,9 +130,13 @@ impl Fields {
 
     /// An error about setting `name`.
     pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> ModelError {
+        let field = format!("{}{name}", self.prefix);
         ModelError::Config {
             path: self.path.clone(),
-            field: format!("{}{name}", self.prefix),
+            field: match self.source_names.get(&field) {
+                Some(source_name) => format!("{source_name} ({field})"),
+                None => field,
+            },
             problem: problem.into(),
         }
     }
@@ -133,6 +149,7 @@ impl Fields {
                 path: self.path.clone(),
                 prefix: format!("{}{name}.", self.prefix),
                 values: values.clone(),
+                source_names: Arc::clone(&self.source_names),
             })),
             Some(other) => Err(self.error(name, format!("must be an object, found {}", show(other)))),
         }
@@ -140,20 +157,30 @@ impl Fields {
 
     /// A positive whole number of plausible size.
     pub(crate) fn optional_size(&self, name: &str) -> Result<Option<usize>, ModelError> {
+        self.whole(name, 1)
+    }
+
+    /// A whole number of plausible size, zero included.
+    pub(crate) fn optional_count(&self, name: &str) -> Result<Option<usize>, ModelError> {
+        self.whole(name, 0)
+    }
+
+    fn whole(&self, name: &str, least: u64) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(name) else {
             return Ok(None);
         };
         let number = value.as_u64().or_else(|| {
-            value
-                .as_f64()
-                .filter(|f| f.fract() == 0.0 && *f > 0.0)
-                .map(|f| f as u64)
+            let whole = |number: &f64| number.fract() == 0.0 && *number >= 0.0;
+            value.as_f64().filter(whole).map(|number| number as u64)
         });
         match number {
-            Some(number) if (1..=LARGEST_SIZE).contains(&number) => Ok(Some(number as usize)),
+            Some(number) if (least..=LARGEST_SIZE).contains(&number) => Ok(Some(number as usize)),
             _ => Err(self.error(
                 name,
-                format!("must be a whole number from 1 to {LARGEST_SIZE}, found {}", show(value)),
+                format!(
+                    "must be a whole number from {least} to {LARGEST_SIZE}, found {}",
+                    show(value)
+                ),
             )),
         }
     }
@@ -173,11 +200,6 @@ impl Fields {
         }
     }
 
-    pub(crate) fn number(&self, name: &str) -> Result<f64, ModelError> {
-        self.optional_number(name)?
-            .ok_or_else(|| self.error(name, "is missing; the model cannot be built without it"))
-    }
-
     /// A number that must be above zero.
     pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
         match self.optional_number(name)? {
@@ -186,9 +208,20 @@ impl Fields {
         }
     }
 
+    /// A number from `range`.
+    pub(crate) fn optional_within(&self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ModelError> {
+        match self.optional_number(name)? {
+            Some(number) if !range.contains(&number) => {
+                let (least, most) = (range.start(), range.end());
+                Err(self.error(name, format!("must be a number from {least} to {most}, found {number}")))
+            }
+            other => Ok(other),
+        }
+    }
+
     pub(crate) fn positive(&self, name: &str) -> Result<f64, ModelError> {
-        self.number(name)?;
-        Ok(self.optional_positive(name)?.unwrap_or_default())
+        self.optional_positive(name)?
+            .ok_or_else(|| self.error(name, "is missing; the model cannot be built without it"))
     }
 
     pub(crate) fn optional_flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
@@ -242,6 +275,15 @@ impl Fields {
         }
     }
 
+    /// One token id; a list may hold one.
+    pub(crate) fn optional_token_id(&self, name: &str) -> Result<Option<u32>, ModelError> {
+        match self.token_ids(name)?.as_slice() {
+            [] => Ok(None),
+            [id] => Ok(Some(*id)),
+            several => Err(self.error(name, format!("must be one token id, found {} of them", several.len()))),
+        }
+    }
+
     /// One token id or a list of them; absent is empty.
     pub(crate) fn token_ids(&self, name: &str) -> Result<Vec<u32>, ModelError> {
         let items = match self.get(name) {
@@ -264,7 +306,7 @@ impl Fields {
 }
 
 /// A value as an error shows it: whole when short, else its beginning.
-fn show(value: &Value) -> String {
+pub(crate) fn show(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 {
         text

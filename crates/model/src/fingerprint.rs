@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use twox_hash::XxHash3_128;
 
 use crate::ModelError;
+use crate::fields::read_text_file;
 use crate::load::open;
 
 /// Bytes hashed in one piece; pieces are hashed on all threads.
@@ -24,9 +25,8 @@ pub fn fingerprint(path: impl AsRef<Path>) -> Result<u128, ModelError> {
     let mut hash = XxHash3_128::new();
     if path.is_dir() {
         let settings = parts.fields.path();
-        let bytes = std::fs::read(settings).map_err(|source| ModelError::Io {
+        let bytes = read_text_file(settings)?.ok_or_else(|| ModelError::NotFound {
             path: settings.to_owned(),
-            source,
         })?;
         hash.write(&bytes);
     }

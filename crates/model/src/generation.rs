@@ -5,6 +5,9 @@ use std::path::Path;
 use crate::ModelError;
 use crate::fields::{Fields, read_json};
 
+/// Largest temperature and penalty that are taken seriously.
+const LARGEST_FACTOR: f64 = 1e6;
+
 /// The defaults of generation_config.json, with ids from config.json where it has none.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
@@ -39,22 +42,28 @@ impl GenerationDefaults {
                 Ok(own)
             }
         };
-        let number = |name: &str| -> Result<Option<f32>, ModelError> {
-            Ok(fields.optional_number(name)?.map(|number| number as f32))
+        let number = |name: &str, most: f64| -> Result<Option<f32>, ModelError> {
+            let number = fields.optional_within(name, 0.0..=most)?;
+            Ok(number.map(|number| number as f32))
         };
+        let bos = match fields.optional_token_id("bos_token_id")? {
+            Some(bos) => Some(bos),
+            None => config.optional_token_id("bos_token_id")?,
+        };
+        let repeat_penalty = number("repetition_penalty", LARGEST_FACTOR)?;
+        if repeat_penalty == Some(0.0) {
+            return Err(fields.error("repetition_penalty", "must be above 0, found 0"));
+        }
         Ok(GenerationDefaults {
             eos: ids("eos_token_id")?,
-            bos: ids("bos_token_id")?.first().copied(),
+            bos,
             sample: fields.optional_flag("do_sample")?,
-            temperature: number("temperature")?,
+            temperature: number("temperature", LARGEST_FACTOR)?,
             // 0 switches it off in Hugging Face's files.
-            top_k: match fields.get("top_k").and_then(serde_json::Value::as_u64) {
-                Some(0) => None,
-                _ => fields.optional_size("top_k")?,
-            },
-            top_p: number("top_p")?,
-            min_p: number("min_p")?,
-            repeat_penalty: number("repetition_penalty")?,
+            top_k: fields.optional_count("top_k")?.filter(|top_k| *top_k > 0),
+            top_p: number("top_p", 1.0)?,
+            min_p: number("min_p", 1.0)?,
+            repeat_penalty,
         })
     }
 }

@@ -38,4 +38,6 @@ pub struct TokenizerInfo {
     pub bos: Option<String>,
     /// The text of the token that ends a text.
     pub eos: Option<String>,
+    /// Memory the tokenizer's tables take, about, in bytes.
+    pub memory_bytes: u64,
 }

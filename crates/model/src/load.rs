@@ -1,6 +1,7 @@
 //! From a path to a model.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use riffle_linear::{Activations, WeightFormat};
 
@@ -25,6 +26,25 @@ pub struct LoadedModel {
     pub generation: GenerationDefaults,
     /// What the files say.
     pub info: ModelInfo,
+    /// Where the time of loading went.
+    pub times: LoadTimes,
+}
+
+/// Where the time of loading a model went, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct LoadTimes {
+    /// Reading and checking headers and settings.
+    pub header_ms: f64,
+    /// Building the tokenizer.
+    pub tokenizer_ms: f64,
+    /// Reading, checking and packing the weights.
+    pub weights_ms: f64,
+}
+
+/// A model whose headers, settings and tokenizer are read, and whose weights are neither read nor given memory.
+pub struct OpenedModel {
+    parts: Parts,
+    times: LoadTimes,
 }
 
 /// How a model is to compute, beside what its files say.
@@ -44,7 +64,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
 
 /// As [`inspect`], with positions stretched by `scaling` in place of the model's own stretching.
 pub fn inspect_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<ModelInfo, ModelError> {
-    Ok(open(path.as_ref(), scaling)?.info())
+    Ok(OpenedModel::open(path, scaling)?.info())
 }
 
 /// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
@@ -54,24 +74,74 @@ pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
 
 /// As [`load`], computing as `options` say.
 pub fn load_with(path: impl AsRef<Path>, options: LoadOptions) -> Result<LoadedModel, ModelError> {
-    let mut parts = open(path.as_ref(), options.rope_scaling.as_ref())?;
-    parts.weights.set_activations(options.activations);
-    let mut info = parts.info();
-    let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
-    info.unused_tensors = parts.weights.untaken();
-    info.config.weight_bytes = decoder.bytes();
-    decoder.config = info.config.clone();
-    Ok(LoadedModel {
-        model: decoder,
-        tokenizer: parts.tokenizer,
-        chat_template: parts.chat_template,
-        generation: info.generation.clone(),
-        info,
-    })
+    OpenedModel::open(path, options.rope_scaling.as_ref())?.load(options.activations)
 }
 
-/// Tensors that no family computes and that take no memory: pictures, and layers that predict further tokens.
-const NOT_COMPUTED: [&str; 2] = ["model.visual.", "mtp."];
+impl OpenedModel {
+    /// Opens the model at `path`, a directory or a GGUF file, with positions stretched by `scaling` where it is given.
+    pub fn open(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<OpenedModel, ModelError> {
+        let start = Instant::now();
+        let parts = open(path.as_ref(), scaling)?;
+        let times = LoadTimes {
+            header_ms: milliseconds_since(start) - parts.tokenizer_ms,
+            tokenizer_ms: parts.tokenizer_ms,
+            weights_ms: 0.0,
+        };
+        Ok(OpenedModel { parts, times })
+    }
+
+    /// What the files say.
+    pub fn info(&self) -> ModelInfo {
+        self.parts.info()
+    }
+
+    /// Loads the weights, packed for computing and held once.
+    pub fn load(self, activations: Activations) -> Result<LoadedModel, ModelError> {
+        let start = Instant::now();
+        let OpenedModel { mut parts, mut times } = self;
+        parts.weights.set_activations(activations);
+        let mut info = parts.info();
+        let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
+        info.unused_tensors = parts.weights.untaken();
+        parts.refuse_unused(&info.unused_tensors)?;
+        info.config.weight_bytes = decoder.bytes();
+        decoder.config = info.config.clone();
+        times.weights_ms = milliseconds_since(start);
+        Ok(LoadedModel {
+            model: decoder,
+            tokenizer: parts.tokenizer,
+            chat_template: parts.chat_template,
+            generation: info.generation.clone(),
+            info,
+            times,
+        })
+    }
+}
+
+pub(crate) fn milliseconds_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+/// Tensors that no family computes and that take no memory: pictures, sound, and layers that predict further tokens.
+const NOT_COMPUTED: [&str; 10] = [
+    "model.visual.",
+    "visual.",
+    "vision_tower.",
+    "vision_model.",
+    "audio_tower.",
+    "multi_modal_projector.",
+    "mtp.",
+    // In GGUF files.
+    "v.",
+    "a.",
+    "mm.",
+];
+
+/// What names of tensors end with that were stored although they follow from the settings.
+const DERIVED: [&str; 3] = [".rotary_emb.inv_freq", ".attn_rot_embd", ".attn_rot_embd.weight"];
+
+/// Most names in an error about unused tensors.
+const LARGEST_NAME_COUNT: usize = 3;
 
 /// Everything of a model but its weights' data.
 pub(crate) struct Parts {
@@ -84,6 +154,7 @@ pub(crate) struct Parts {
     pub(crate) tokenizer: Option<Tokenizer>,
     /// The file the tokenizer came from.
     pub(crate) tokenizer_path: PathBuf,
+    pub(crate) tokenizer_ms: f64,
     pub(crate) chat_template: Option<ChatTemplate>,
     pub(crate) generation: GenerationDefaults,
 }
@@ -101,6 +172,7 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         false => gguf::open(path, scaling)?,
     };
     parts.check_vocabulary()?;
+    parts.check_layers()?;
     Ok(parts)
 }
 
@@ -128,9 +200,55 @@ impl Parts {
                 vocab_size: tokenizer.vocab_size(),
                 bos: text_of(tokenizer.bos()),
                 eos: text_of(tokenizer.eos()),
+                memory_bytes: tokenizer.memory_bytes(),
             }),
             generation: self.generation.clone(),
             has_chat_template: self.chat_template.is_some(),
+        }
+    }
+
+    /// Layers behind the model's own that predict further tokens; they are not computed.
+    fn predicting_layers(&self) -> Result<usize, ModelError> {
+        Ok(self.fields.optional_count("num_nextn_predict_layers")?.unwrap_or(0))
+    }
+
+    /// The weights must not hold more layers than are configured: the model would be another, shorter one.
+    fn check_layers(&self) -> Result<(), ModelError> {
+        let end = self.config.layers + self.predicting_layers()?;
+        let beyond = |name: &&String| layer_of(name).is_some_and(|layer| layer >= end);
+        match self.weights.names().find(beyond) {
+            None => Ok(()),
+            Some(name) => {
+                let problem = format!(
+                    "is {}, but the weights hold more layers ({name}); use the configuration these weights came with",
+                    self.config.layers
+                );
+                Err(self.fields.error("num_hidden_layers", problem))
+            }
+        }
+    }
+
+    /// Tensors without a use mean settings of another model, but for those that are known to be of no use.
+    fn refuse_unused(&self, unused: &[String]) -> Result<(), ModelError> {
+        let layers = self.config.layers;
+        let tied = self.config.tied_embeddings;
+        let known = |name: &str| {
+            NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
+                || DERIVED.iter().any(|suffix| name.ends_with(suffix))
+                || (tied && name == "lm_head.weight")
+                // Of layers that predict further tokens; `check_layers` counts them.
+                || layer_of(name).is_some_and(|layer| layer >= layers)
+        };
+        let mut unknown: Vec<&String> = unused.iter().filter(|name| !known(name)).collect();
+        let count = unknown.len();
+        unknown.truncate(LARGEST_NAME_COUNT);
+        match count {
+            0 => Ok(()),
+            count => Err(ModelError::UnusedTensors {
+                path: self.fields.path().to_owned(),
+                count,
+                tensors: unknown.into_iter().cloned().collect(),
+            }),
         }
     }
 
@@ -160,6 +278,14 @@ impl Parts {
         }
         Ok(())
     }
+}
+
+/// The layer a tensor belongs to.
+fn layer_of(name: &str) -> Option<usize> {
+    let below = name
+        .strip_prefix("model.layers.")
+        .or_else(|| name.strip_prefix("blk."))?;
+    below.split_once('.')?.0.parse().ok()
 }
 
 fn most_common_format(tensors: &[TensorInfo]) -> WeightFormat {

@@ -157,7 +157,8 @@ impl RopeScaling {
                 self.original_tokens.unwrap_or(longest)
             }
             RopeMethod::Yarn | RopeMethod::Linear => {
-                rotation.retain(|name, _| ["rope_theta", "partial_rotary_factor"].contains(&name.as_str()));
+                rotation
+                    .retain(|name, _| ["rope_theta", "partial_rotary_factor", "rotary_dim"].contains(&name.as_str()));
                 let original = self.original_tokens.or(trained).unwrap_or(longest);
                 rotation.insert("rope_type".into(), self.method.name().into());
                 rotation.insert("factor".into(), json!(self.factor));

@@ -14,7 +14,7 @@ mod exercise;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use damage::{Damage, inputs};
 use directory::write_directory;
@@ -45,20 +45,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time: the memory of others would be counted too, and so would that of the backtrace of a panic which
-/// the loader turns into an error.
+/// One test at a time: the memory of others would be counted too.
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let usual = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            let library = |place: &std::panic::Location<'_>| place.file().contains("/tokenizers-");
-            if !info.location().is_some_and(library) {
-                usual(info);
-            }
-        }));
-    });
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -151,6 +140,35 @@ fn sparse(path: &Path, begin: &[u8], bytes: u64) {
         .unwrap()
         .set_len(bytes)
         .unwrap();
+}
+
+#[test]
+fn metadata_that_no_one_reads_takes_no_memory() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut file = b"GGUF\x03\0\0\0".to_vec();
+    file.extend([0u64, 2].iter().flat_map(|count| count.to_le_bytes()));
+    file.extend(text("general.architecture"));
+    file.extend([&8u32.to_le_bytes()[..], &text("llama")].concat());
+    file.extend(text("general.notes"));
+    file.extend(
+        [
+            &9u32.to_le_bytes()[..],
+            &8u32.to_le_bytes(),
+            &1_000_000u64.to_le_bytes(),
+        ]
+        .concat(),
+    );
+    file.extend(text("a note").repeat(1_000_000));
+    std::fs::write(&path, &file).unwrap();
+    let before = HELD.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let error = riffle_model::inspect(&path).unwrap_err().to_string();
+    assert!(error.contains("hidden_size"), "{error}");
+    let taken = PEAK.load(Relaxed).saturating_sub(before);
+    assert!(taken < 1 << 20, "{taken} bytes were taken for texts that nothing reads");
 }
 
 #[test]

@@ -2,80 +2,9 @@
 
 mod testing;
 
-use std::path::Path;
-
 use riffle_model::{ModelError, inspect, load};
-use testing::{TinyModel, gguf_file, gguf_string};
-
-/// Metadata as GGUF stores it: key, type number, bytes.
-type Pair = (String, u32, Vec<u8>);
-
-fn number(key: &str, value: u32) -> Pair {
-    (key.to_owned(), 4, value.to_le_bytes().to_vec())
-}
-
-fn text(key: &str, value: &str) -> Pair {
-    (key.to_owned(), 8, gguf_string(value))
-}
-
-fn metadata() -> Vec<Pair> {
-    vec![
-        text("general.architecture", "llama"),
-        number("llama.embedding_length", 16),
-        number("llama.block_count", 1),
-        number("llama.feed_forward_length", 24),
-        number("llama.attention.head_count", 4),
-        number("llama.attention.head_count_kv", 2),
-        number("llama.context_length", 128),
-    ]
-}
-
-/// Name, dimensions with the fastest first, type number, bytes.
-type Tensor = (String, Vec<u64>, u32, Vec<u8>);
-
-fn tensors() -> Vec<Tensor> {
-    let names = [
-        ("embed_tokens", "token_embd"),
-        ("input_layernorm", "blk.0.attn_norm"),
-        ("q_proj", "blk.0.attn_q"),
-        ("k_proj", "blk.0.attn_k"),
-        ("v_proj", "blk.0.attn_v"),
-        ("o_proj", "blk.0.attn_output"),
-        ("post_attention_layernorm", "blk.0.ffn_norm"),
-        ("gate_proj", "blk.0.ffn_gate"),
-        ("up_proj", "blk.0.ffn_up"),
-        ("down_proj", "blk.0.ffn_down"),
-        ("model.norm", "output_norm"),
-    ];
-    let mut model = TinyModel::default();
-    names
-        .into_iter()
-        .map(|(name, gguf_name)| {
-            let tensor = model.tensor(name);
-            let dimensions = tensor.shape.iter().rev().map(|&dimension| dimension as u64).collect();
-            (format!("{gguf_name}.weight"), dimensions, 0, tensor.data.clone())
-        })
-        .collect()
-}
-
-#[track_caller]
-fn refused(bytes: &[u8], words: &[&str]) -> ModelError {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("model.gguf");
-    std::fs::write(&path, bytes).unwrap();
-    refused_file(&path, words)
-}
-
-#[track_caller]
-fn refused_file(path: &Path, words: &[&str]) -> ModelError {
-    let error = load(path).err().expect("the file must be refused");
-    let line = error.to_string();
-    assert!(!line.contains('\n') && line.len() < 500, "{line}");
-    for word in words {
-        assert!(line.contains(word), "{word:?} is not in: {line}");
-    }
-    error
-}
+use testing::gguf::{Pair, Tensor, metadata, number, refused, refused_file, tensors, text, write};
+use testing::gguf_file;
 
 #[test]
 fn the_unbent_file_loads() {
@@ -147,6 +76,7 @@ fn hostile_headers_are_refused_without_taking_their_word() {
     );
     refused(&with(("x".into(), 99, vec![])), &["metadata x", "99"]);
     refused(&with(number("llama.block_count", 1)), &["llama.block_count", "twice"]);
+    refused(&with(("x".into(), 7, vec![2])), &["metadata x", "neither true"]);
     refused(&with(number("general.alignment", 3)), &["general.alignment"]);
     refused(&with(number("general.alignment", 0)), &["general.alignment"]);
 
@@ -207,7 +137,10 @@ fn what_cannot_be_computed_is_named() {
         &with(number("llama.attention.head_count", 5)),
         &["head_count", "5 heads"],
     );
-    refused(&with(text("llama.embedding_length", "wide")), &["hidden_size", "wide"]);
+    refused(
+        &with(text("llama.embedding_length", "wide")),
+        &["llama.embedding_length", "wide"],
+    );
     refused(&with(number("llama.attention.value_length", 8)), &["value_length"]);
     refused(&with(text("llama.rope.scaling.type", "spiral")), &["spiral"]);
     let mut missing = metadata();
@@ -259,4 +192,84 @@ fn missing_shards_are_named() {
     let renamed = directory.path().join("renamed.gguf");
     std::fs::copy(&first, &renamed).unwrap();
     refused_file(&renamed, &["00001-of-00002", "first shard"]);
+}
+
+#[test]
+fn tensors_that_leave_bytes_unclaimed_are_refused() {
+    let bent = |bend: fn(&mut Vec<Tensor>)| {
+        let mut tensors = tensors();
+        bend(&mut tensors);
+        gguf_file(3, &metadata(), &tensors)
+    };
+    // 16-bit floats where 32-bit floats were written: half of the bytes, read as other numbers.
+    refused(
+        &bent(|tensors| tensors[2].2 = 1),
+        &["512 unclaimed bytes", "blk.0.attn_q.weight", "blk.0.attn_k.weight"],
+    );
+    refused(
+        &bent(|tensors| tensors[10].2 = 1),
+        &["32 unclaimed bytes follow", "output_norm.weight"],
+    );
+    refused(
+        &bent(|tensors| tensors[4].1 = vec![16, 4]),
+        &["256 unclaimed bytes", "blk.0.attn_v.weight"],
+    );
+    let valid = gguf_file(3, &metadata(), &tensors());
+    refused(&[&valid[..], &[0; 33]].concat(), &["33 unclaimed bytes follow"]);
+}
+
+#[test]
+fn padding_between_and_behind_tensors_is_no_gap() {
+    let mut aligned = metadata();
+    aligned.push(number("general.alignment", 64));
+    let mut tensors = tensors();
+    for tensor in &mut tensors {
+        tensor.3.resize(tensor.3.len().next_multiple_of(64), 0);
+    }
+    let mut file = gguf_file(3, &aligned, &tensors);
+    // The data begins at the next multiple of 64.
+    let data_bytes: usize = tensors.iter().map(|tensor| tensor.3.len()).sum();
+    let start = file.len() - data_bytes;
+    file.splice(start..start, vec![0; start.next_multiple_of(64) - start]);
+    let (_folder, path) = write(&file);
+    load(&path).unwrap();
+    // The file may end where its last tensor ends, with 4 of the 32 bytes that are its due.
+    let mut last = testing::gguf::tensors();
+    last.push(("v.last".into(), vec![1], 0, vec![0; 4]));
+    let mut unpadded = gguf_file(3, &metadata(), &last);
+    unpadded.truncate(unpadded.len() - 28);
+    let (_folder, path) = write(&unpadded);
+    load(&path).unwrap();
+}
+
+#[test]
+fn a_header_of_countless_keys_is_refused() {
+    let keys: Vec<Pair> = (0..20_000).map(|key| (format!("k{key}"), 0, vec![0])).collect();
+    refused(
+        &gguf_file(3, &[metadata(), keys].concat(), &tensors()),
+        &["20007 metadata keys", "16384"],
+    );
+}
+
+#[test]
+fn shards_in_the_wrong_place_or_number_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let short = |key: &str, value: u16| (key.to_owned(), 2, value.to_le_bytes().to_vec());
+    let [first, second] = [1, 2].map(|shard| directory.path().join(format!("m-0000{shard}-of-00002.gguf")));
+    let tensors = tensors();
+    let write = |number: u16, count: u16, promised: i32| {
+        let total = ("split.tensors.count".to_owned(), 5, promised.to_le_bytes().to_vec());
+        let head = [metadata(), vec![short("split.no", 0), short("split.count", 2), total]].concat();
+        std::fs::write(&first, gguf_file(3, &head, &tensors[..4])).unwrap();
+        let head = [short("split.no", number), short("split.count", count)];
+        std::fs::write(&second, gguf_file(3, &head, &tensors[4..])).unwrap();
+    };
+    write(1, 2, 11);
+    load(&first).unwrap();
+    write(0, 2, 11);
+    refused_file(&first, &["m-00002-of-00002.gguf", "split.no", "is 0"]);
+    write(1, 3, 11);
+    refused_file(&first, &["m-00002-of-00002.gguf", "split.count", "is 3"]);
+    write(1, 2, 12);
+    refused_file(&first, &["split.tensors.count", "12", "11"]);
 }

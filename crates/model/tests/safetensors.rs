@@ -82,6 +82,10 @@ fn hostile_weight_headers_are_refused_without_taking_their_word() {
             vec!["tensor a", "-1"],
         ),
         (
+            format!(r#"{{"a":{}}}"#, entry("F32", &format!("[2{}]", ",1".repeat(16)), 0, 8)),
+            vec!["tensor a", "16 dimensions"],
+        ),
+        (
             format!(r#"{{"a":{}}}"#, entry("F33", "[2]", 0, 8)),
             vec!["tensor a", "F33"],
         ),
@@ -117,6 +121,14 @@ fn hostile_weight_headers_are_refused_without_taking_their_word() {
     ] {
         weight_file(&safetensors_bytes(&header, &[0; 8]), &words);
     }
+}
+
+#[test]
+fn a_header_of_countless_tensors_is_refused() {
+    let entry = r#":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+    let entries: Vec<String> = (0..=1 << 18).map(|number| format!("\"{number}\"{entry}")).collect();
+    let header = format!("{{{}}}", entries.join(","));
+    weight_file(&safetensors_bytes(&header, &[0]), &["262144 tensors", "plausible"]);
 }
 
 #[test]

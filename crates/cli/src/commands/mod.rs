@@ -13,6 +13,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow};
+use riffle_files::FileError;
 use riffle_kv::{DiskTier, KvTiers};
 use riffle_policy::PolicyRules;
 use serde::Serialize;
@@ -122,9 +123,30 @@ fn bytes(name: &'static str, text: &Option<String>) -> Result<Option<u64>, Engin
         .transpose()
 }
 
+/// Most bytes of a prompt or another text: some fifty million tokens.
+const LARGEST_TEXT_BYTES: u64 = 256 << 20;
+
 /// A text file, whole.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| {
+    text(path, riffle_files::read(path, LARGEST_TEXT_BYTES))
+}
+
+/// A prompt, whole, from a file or from a pipe.
+pub(crate) fn read_prompt(path: &Path) -> Result<String, Failure> {
+    text(path, riffle_files::read_file_or_pipe(path, LARGEST_TEXT_BYTES))
+}
+
+/// Standard input, to its end.
+pub(crate) fn read_standard_input() -> Result<String, Failure> {
+    let bytes = riffle_files::read_within(io::stdin().lock(), LARGEST_TEXT_BYTES);
+    utf8(
+        bytes.map_err(|error| Failure::new(format!("standard input: {error}")))?,
+        "standard input",
+    )
+}
+
+fn text(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<String, Failure> {
+    let bytes = bytes.map_err(|error| {
         let what = match error.kind() {
             io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
             io::ErrorKind::IsADirectory => "a folder; give a file".to_owned(),

@@ -1,6 +1,5 @@
 //! `riffle run`: read a prompt, write the answer.
 
-use std::io::Read;
 use std::ops::ControlFlow;
 
 use riffle_engine::{
@@ -8,7 +7,7 @@ use riffle_engine::{
     RunRequest, SamplingOptions, StopReason, human_bytes, parse_bytes, with_threads,
 };
 
-use super::{engine_options, grouped, print, print_json, read_text, utf8};
+use super::{engine_options, grouped, print, print_json, read_prompt, read_standard_input};
 use crate::args::{GenerateArguments, RunArguments};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -19,7 +18,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let prompt = match (&arguments.prompt, &arguments.file) {
         _ if arguments.continues => None,
         (Some(prompt), _) => Some(prompt.clone()),
-        (None, Some(path)) => Some(read_text(path)?),
+        (None, Some(path)) => Some(read_prompt(path)?),
         (None, None) => Some(read_standard_input()?),
     };
     let budget = arguments.prefix_cache_budget.as_deref();
@@ -150,14 +149,6 @@ pub(super) fn answer(
         )));
     }
     Ok(())
-}
-
-fn read_standard_input() -> Result<String, Failure> {
-    let mut bytes = Vec::new();
-    std::io::stdin()
-        .read_to_end(&mut bytes)
-        .map_err(|error| Failure::new(format!("standard input: {error}")))?;
-    utf8(bytes, "standard input")
 }
 
 /// Generation options: what was typed, else what the model recommends, else the most likely token.

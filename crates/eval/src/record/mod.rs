@@ -22,6 +22,9 @@ use crate::{
     AttentionReport, AuditTable, ContextTable, DeviceReport, EvalError, KvRates, ModelRates, PolicyRates, Table, to_csv,
 };
 
+/// Most bytes of a record that is read.
+const LARGEST_RECORD_BYTES: u64 = 256 << 20;
+
 /// A measurement as it is kept: `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
@@ -111,7 +114,8 @@ impl Record {
     /// # Errors
     /// [`EvalError::File`] when the file cannot be read or holds something else.
     pub fn read(path: &Path) -> Result<Self, EvalError> {
-        let text = fs::read_to_string(path).map_err(|error| EvalError::file(path, &error))?;
+        let text = riffle_files::read_text(path, LARGEST_RECORD_BYTES);
+        let text = text.map_err(|error| EvalError::file(path, &error.into()))?;
         serde_json::from_str(&text).map_err(|error| EvalError::File {
             path: path.to_owned(),
             reason: format!("not a record of riffle eval or riffle bench ({error})"),
@@ -187,6 +191,20 @@ mod tests {
                 .to_string()
                 .contains("no records")
         );
+        if cfg!(unix) {
+            let device = folder.path().join("device.json");
+            let linked = std::process::Command::new("ln")
+                .args(["-s", "/dev/zero"])
+                .arg(&device)
+                .status();
+            assert!(linked.unwrap().success());
+            let message = Record::read_folder(folder.path()).unwrap_err().to_string();
+            assert!(
+                message.contains("device.json") && message.contains("a device"),
+                "{message}"
+            );
+            fs::remove_file(device).unwrap();
+        }
         fs::write(folder.path().join("other.json"), "{\"a\": 1}").unwrap();
         let message = Record::read_folder(folder.path()).unwrap_err().to_string();
         assert!(

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::EvalError;
 use crate::error::plain_reason;
 
+/// Most bytes of a file of questions with their documents.
+const LARGEST_QUESTIONS_BYTES: u64 = 256 << 20;
+
 /// A question, its answers and the documents that hold them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenQuestion {
@@ -29,7 +32,8 @@ pub fn read_questions(path: &Path) -> Result<Vec<GivenQuestion>, EvalError> {
             "{reason}; --questions takes a JSON array of {{\"question\": \"…\", \"answers\": [\"…\"], \"documents\": [\"…\"]}}"
         ),
     };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(plain_reason(&error)))?;
+    let text = riffle_files::read_text(path, LARGEST_QUESTIONS_BYTES);
+    let text = text.map_err(|error| failed(plain_reason(&error.into())))?;
     let questions: Vec<GivenQuestion> = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
     if questions.is_empty() {
         return Err(failed("no questions in it".to_owned()));

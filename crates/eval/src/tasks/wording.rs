@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::EvalError;
 use crate::error::plain_reason;
 
+/// Most bytes of a wording.
+const LARGEST_WORDING_BYTES: u64 = 1 << 20;
+
 /// The phrases of all tasks. Two are built in: `ruler`, RULER's own words under the model's chat template where it has one,
 /// and `plain`, the short forms that the shipped model was trained on. Others are JSON files of the same fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,7 +153,8 @@ impl Wording {
             path: path.to_owned(),
             reason: format!("{reason}; --wording takes auto, plain, ruler or a JSON file of the fields of either"),
         };
-        let text = std::fs::read_to_string(path).map_err(|error| failed(plain_reason(&error)))?;
+        let text = riffle_files::read_text(path, LARGEST_WORDING_BYTES);
+        let text = text.map_err(|error| failed(plain_reason(&error.into())))?;
         serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
     }
 }

@@ -15,10 +15,11 @@
 //! key u128, key of the block u128, bytes, hash of all the above: u128
 //! ```
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
 
+use riffle_files::FileError;
 use twox_hash::XxHash3_128;
 
 use super::failed;
@@ -30,6 +31,8 @@ const NOTE_MAGIC: &[u8; 8] = b"RIFFLEPN";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16 + 2 * 16;
 const HASH_BYTES: usize = 16;
+/// Most bytes of a note: the state of recurrent layers takes some hundreds of megabytes in the largest models.
+const LARGEST_NOTE_BYTES: u64 = 4 << 30;
 
 /// A page of tokens after others.
 pub(super) struct Block<'a> {
@@ -94,16 +97,9 @@ impl<'a> Block<'a> {
     pub(super) fn read_into(&self, path: &Path, cache: &mut KvCache) -> Result<bool, KvError> {
         let shape = *cache.shape();
         let expected = Self::file_bytes(&shape);
-        // Its length is checked before memory is taken for it.
-        let length = match fs::metadata(path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-            Err(source) => return Err(failed("read", path, source)),
-        };
-        if length != expected {
+        let Some(bytes) = read_file(path, expected)? else {
             return Ok(false);
-        }
-        let bytes = fs::read(path).map_err(|source| failed("read", path, source))?;
+        };
         let Some((content, hash)) = bytes.split_last_chunk::<HASH_BYTES>() else {
             return Ok(false);
         };
@@ -170,10 +166,8 @@ impl<'a> Note<'a> {
 
     /// The bytes of a block's note; `None` when the file is not that note to the byte.
     pub(super) fn read(path: &Path, block: u128) -> Result<Option<Vec<u8>>, KvError> {
-        let mut bytes = match fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(failed("read", path, source)),
+        let Some(mut bytes) = read_file(path, LARGEST_NOTE_BYTES)? else {
+            return Ok(None);
         };
         let Some((content, hash)) = bytes.split_last_chunk::<HASH_BYTES>() else {
             return Ok(None);
@@ -184,6 +178,15 @@ impl<'a> Note<'a> {
         }
         bytes.truncate(bytes.len() - HASH_BYTES);
         Ok(Some(bytes.split_off(HEAD_BYTES)))
+    }
+}
+
+/// The bytes of a file; `None` where there is none of at most `limit_bytes`.
+fn read_file(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, KvError> {
+    match riffle_files::read(path, limit_bytes) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(FileError::Io(source)) if source.kind() != ErrorKind::NotFound => Err(failed("read", path, source)),
+        Err(_) => Ok(None),
     }
 }
 

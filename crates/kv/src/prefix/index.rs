@@ -1,9 +1,11 @@
 //! Which blocks there are and when they were used.
 
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
+use super::failed;
 use crate::KvError;
 
 /// Depth in its beginning, bytes, last use.
@@ -31,6 +33,10 @@ pub(super) struct Index {
 impl Index {
     pub(super) fn open(path: &Path) -> Result<Self, KvError> {
         let error = |error: redb::Error| index_error(path, error);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        // The store opens the path itself and would wait for a pipe.
+        riffle_files::open_with(path, &mut options).map_err(|source| failed("read", path, source.into()))?;
         let database = Database::create(path).map_err(|source| error(source.into()))?;
         let index = Self {
             path: path.to_owned(),

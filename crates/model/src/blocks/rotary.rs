@@ -74,7 +74,11 @@ impl RotarySettings {
             Some(partial) => partial,
             None => fields.optional_positive("partial_rotary_factor")?.unwrap_or(1.0),
         };
-        let dim = (head_dim as f64 * partial) as usize;
+        // How GGUF files say it.
+        let dim = match inner.optional_size("rotary_dim")? {
+            Some(dim) => dim,
+            None => (head_dim as f64 * partial) as usize,
+        };
         if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
             return Err(fields.error(
                 "partial_rotary_factor",

@@ -27,16 +27,28 @@ pub(super) const GEMMA3: Family = Family {
     build: build_gemma3,
 };
 
+const ACTIVATION: &str = "gelu_pytorch_tanh";
+
 fn with_defaults(fields: &Fields) -> Fields {
     fields
         .with_default("head_dim", 256)
-        .with_default("hidden_activation", "gelu_pytorch_tanh")
         .with_default("tie_word_embeddings", true)
         .with_default("query_pre_attn_scalar", 256)
         .with_default("sliding_window", 4096)
 }
 
+/// The caps of Gemma 2 where config.json has none; null switches one off.
+fn with_caps(fields: &Fields) -> Fields {
+    fields
+        .with_default("attn_logit_softcapping", 50.0)
+        .with_default("final_logit_softcapping", 30.0)
+}
+
 fn configure_gemma2(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+    configure_both(&with_caps(fields), architecture)
+}
+
+fn configure_both(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let fields = with_defaults(fields);
     let mut config = ModelConfig::from_fields(&fields, architecture)?;
     config.attention_scale = (fields.positive("query_pre_attn_scalar")? as f32).sqrt().recip();
@@ -45,12 +57,12 @@ fn configure_gemma2(fields: &Fields, architecture: &str) -> Result<ModelConfig, 
         .map(|cap| cap as f32);
     config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
     config.set_windows(&fields, |layer| layer % 2 == 0)?;
-    Activation::from_fields(&fields, "hidden_activation")?;
+    Activation::from_fields(&fields, "hidden_activation", ACTIVATION)?;
     Ok(config)
 }
 
 fn configure_gemma3(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
-    let mut config = configure_gemma2(fields, architecture)?;
+    let mut config = configure_both(fields, architecture)?;
     let period = fields.optional_size("sliding_window_pattern")?.unwrap_or(6);
     config.set_windows(&with_defaults(fields), |layer| (layer + 1) % period != 0)?;
     config.rotary_tables = 2;
@@ -84,7 +96,7 @@ fn build_gemma2(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint)
     let rotary = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?;
     let rotary = Arc::new(Rotary::new(&rotary));
     let mut decoder = build(fields, config, weights, false, |_| (0, Arc::clone(&rotary)))?;
-    decoder.logit_cap = fields
+    decoder.logit_cap = with_caps(fields)
         .optional_positive("final_logit_softcapping")?
         .map(|cap| cap as f32);
     Ok(decoder)
@@ -109,7 +121,7 @@ fn build(
     head_norms: bool,
     rotary: impl Fn(usize) -> (usize, Arc<Rotary>),
 ) -> Result<Decoder, ModelError> {
-    let activation = Activation::from_fields(&with_defaults(fields), "hidden_activation")?;
+    let activation = Activation::from_fields(fields, "hidden_activation", ACTIVATION)?;
     let biased = fields.flag("attention_bias", false)?;
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (queries, kv) = (config.query_width(), config.kv_width());

@@ -38,7 +38,7 @@ pub(super) struct Style {
 pub(super) fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = ModelConfig::from_fields(fields, architecture)?;
     config.rotary_dim = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?.dim;
-    Activation::from_fields(fields, "hidden_act")?;
+    Activation::from_fields(fields, "hidden_act", "silu")?;
     Ok(config)
 }
 
@@ -62,7 +62,7 @@ pub(super) fn build_with(
 ) -> Result<Decoder, ModelError> {
     let rotary = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?;
     let rotary = Arc::new(Rotary::new(&rotary));
-    let activation = Activation::from_fields(fields, "hidden_act")?;
+    let activation = Activation::from_fields(fields, "hidden_act", "silu")?;
     let final_norm = norm(config, weights, "model.norm", config.hidden_size)?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {

@@ -1,5 +1,6 @@
 //! The architectures, one file each.
 
+mod foreign;
 mod gemma;
 mod llama;
 mod mistral;
@@ -21,7 +22,7 @@ pub(crate) struct Family {
     /// config.json's `model_type`, for files that name no architecture.
     pub(crate) model_type: &'static str,
     /// Reads the sizes.
-    pub(crate) configure: fn(&Fields, &str) -> Result<ModelConfig, ModelError>,
+    configure: fn(&Fields, &str) -> Result<ModelConfig, ModelError>,
     /// Takes the weights.
     pub(crate) build: fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Decoder, ModelError>,
 }
@@ -38,8 +39,17 @@ const FAMILIES: &[Family] = &[
     gemma::GEMMA3,
 ];
 
+/// The family that `fields` name and the model they describe, checked.
+pub(crate) fn configure(fields: &Fields) -> Result<(&'static Family, ModelConfig), ModelError> {
+    let (family, architecture) = find(fields)?;
+    foreign::refuse(fields, &architecture)?;
+    let config = (family.configure)(fields, &architecture)?;
+    foreign::check_layer_types(fields, &config)?;
+    Ok((family, config))
+}
+
 /// The family config.json names, and the name it goes by there.
-pub(crate) fn find(fields: &Fields) -> Result<(&'static Family, String), ModelError> {
+fn find(fields: &Fields) -> Result<(&'static Family, String), ModelError> {
     let architectures = fields.texts("architectures")?;
     let model_type = fields.text("model_type")?;
     for family in FAMILIES {

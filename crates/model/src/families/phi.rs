@@ -17,10 +17,10 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
+const ACTIVATION: &str = "gelu_new";
+
 fn with_defaults(fields: &Fields) -> Fields {
-    fields
-        .with_default("partial_rotary_factor", 0.5)
-        .with_default("hidden_act", "gelu_new")
+    fields.with_default("partial_rotary_factor", 0.5)
 }
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
@@ -28,7 +28,7 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     let mut config = ModelConfig::from_fields(&fields, architecture)?;
     config.norm_epsilon = fields.optional_positive("layer_norm_eps")?.unwrap_or(1e-5) as f32;
     config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
-    Activation::from_fields(&fields, "hidden_act")?;
+    Activation::from_fields(&fields, "hidden_act", ACTIVATION)?;
     Ok(config)
 }
 
@@ -36,7 +36,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     let fields = with_defaults(fields);
     let rotary = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?;
     let rotary = Arc::new(Rotary::new(&rotary));
-    let activation = Activation::from_fields(&fields, "hidden_act")?;
+    let activation = Activation::from_fields(&fields, "hidden_act", ACTIVATION)?;
     let head_norms = fields.flag("qk_layernorm", false)?;
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (queries, kv) = (config.query_width(), config.kv_width());

@@ -17,10 +17,7 @@ pub(super) const FAMILY: Family = Family {
 pub(super) fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = llama::configure(fields, architecture)?;
     if fields.flag("use_sliding_window", false)? {
-        let first = match fields.get("max_window_layers").and_then(serde_json::Value::as_u64) {
-            Some(first) => first as usize,
-            None => fields.optional_size("max_window_layers")?.unwrap_or(28),
-        };
+        let first = fields.optional_count("max_window_layers")?.unwrap_or(28);
         config.set_windows(&fields.with_default("sliding_window", 4096), |layer| layer >= first)?;
     }
     Ok(config)

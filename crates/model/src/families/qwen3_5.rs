@@ -38,7 +38,7 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     let fields = with_defaults(fields);
     let mut config = ModelConfig::from_fields(&fields, architecture)?;
     config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
-    if Activation::from_fields(&fields, "hidden_act")? != Activation::Silu {
+    if Activation::from_fields(&fields, "hidden_act", "silu")? != Activation::Silu {
         return Err(fields.error("hidden_act", "must be silu in this architecture"));
     }
     let shape = recurrent_shape(&fields, config.layers)?;

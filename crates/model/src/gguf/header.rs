@@ -1,43 +1,123 @@
 //! The header of a GGUF file: metadata and the table of tensors.
+//!
+//! Texts and lists stay where they lie in the mapped file; a list is decoded when it is asked for.
 
 use std::collections::HashMap;
+use std::path::Path;
 
-use crate::weights::{StoredTensor, TensorInfo, TensorType, check_name};
+use super::list::List;
+use super::reader::Reader;
+use crate::ModelError;
+use crate::weights::{StoredTensor, TensorInfo, TensorType};
 
 const MAGIC: &[u8] = b"GGUF";
-/// Bytes a header may take, so that one that is made up cannot ask for more memory than a machine has; the largest
-/// vocabularies with their merges take a tenth.
-const LARGEST_HEADER_BYTES: usize = 256 << 20;
-/// Values all metadata arrays together may hold; the largest vocabularies with their merges hold a third.
-const LARGEST_METADATA: u64 = 1 << 22;
 const LARGEST_TENSOR_COUNT: usize = 1 << 18;
+/// Pairs of key and value; models have some dozens.
+const LARGEST_METADATA_COUNT: usize = 1 << 14;
 const LARGEST_ALIGNMENT: u64 = 1 << 20;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// A metadata value.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Metadata {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Metadata<'a> {
     Integer(i128),
     Float(f64),
     Flag(bool),
-    Text(String),
-    List(Vec<Metadata>),
+    Text(&'a str),
+    List(List<'a>),
 }
 
 /// What a file says before its data.
 #[derive(Debug)]
-pub(crate) struct Header {
-    pub(crate) metadata: HashMap<String, Metadata>,
+pub(crate) struct Header<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) metadata: HashMap<String, Metadata<'a>>,
     pub(crate) tensors: Vec<StoredTensor>,
 }
 
-/// Reads and checks the header of a whole mapped file.
-pub(crate) fn parse(file: &[u8]) -> Result<Header, String> {
-    let mut reader = Reader {
-        file: &file[..file.len().min(LARGEST_HEADER_BYTES)],
-        position: 0,
-        values_left: LARGEST_METADATA,
-    };
+impl<'a> Header<'a> {
+    /// Reads and checks the header of a whole mapped file.
+    pub(crate) fn parse(path: &'a Path, file: &'a [u8]) -> Result<Header<'a>, ModelError> {
+        let (metadata, tensors) = parse(file).map_err(|problem| ModelError::CorruptWeights {
+            path: path.to_owned(),
+            problem,
+        })?;
+        Ok(Header {
+            path,
+            metadata,
+            tensors,
+        })
+    }
+
+    /// A text, which is refused where it has another type.
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        self.typed(key, "a text", |value| match value {
+            Metadata::Text(text) => Some(text),
+            _ => None,
+        })
+    }
+
+    /// A whole number, which is refused where it has another type.
+    pub(crate) fn integer(&self, key: &str) -> Result<Option<i128>, ModelError> {
+        self.typed(key, "a whole number", |value| match value {
+            Metadata::Integer(number) => Some(number),
+            _ => None,
+        })
+    }
+
+    /// A list, which is refused where it has another type.
+    pub(crate) fn list(&self, key: &str) -> Result<Option<List<'a>>, ModelError> {
+        self.typed(key, "a list", |value| match value {
+            Metadata::List(list) => Some(list),
+            _ => None,
+        })
+    }
+
+    /// An error about a key of the metadata.
+    pub(crate) fn error(&self, key: &str, problem: impl Into<String>) -> ModelError {
+        ModelError::Config {
+            path: self.path.to_owned(),
+            field: key.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(Metadata<'a>) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        let Some(value) = self.metadata.get(key) else {
+            return Ok(None);
+        };
+        match read(*value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(self.error(key, format!("must be {expected}, found {}", value.show()))),
+        }
+    }
+}
+
+impl Metadata<'_> {
+    /// The value as an error shows it.
+    pub(crate) fn show(&self) -> String {
+        match self {
+            Metadata::Integer(number) => number.to_string(),
+            Metadata::Float(number) => number.to_string(),
+            Metadata::Flag(flag) => flag.to_string(),
+            Metadata::Text(text) if text.chars().count() > 60 => {
+                format!("{:?}...", text.chars().take(57).collect::<String>())
+            }
+            Metadata::Text(text) => format!("{text:?}"),
+            Metadata::List(list) => format!("a list of {} values", list.len()),
+        }
+    }
+}
+
+type Contents<'a> = (HashMap<String, Metadata<'a>>, Vec<StoredTensor>);
+
+fn parse(file: &[u8]) -> Result<Contents<'_>, String> {
+    let mut reader = Reader::new(file);
     if reader.take(4)? != MAGIC {
         return Err("it does not begin with GGUF".into());
     }
@@ -48,20 +128,23 @@ pub(crate) fn parse(file: &[u8]) -> Result<Header, String> {
         ));
     }
     let tensor_count = reader.count(24)?;
-    if tensor_count > LARGEST_TENSOR_COUNT {
-        return Err(format!(
-            "{tensor_count} tensors are not plausible, {LARGEST_TENSOR_COUNT} is the limit"
-        ));
-    }
     let metadata_count = reader.count(13)?;
+    for (count, limit, what) in [
+        (tensor_count, LARGEST_TENSOR_COUNT, "tensors"),
+        (metadata_count, LARGEST_METADATA_COUNT, "metadata keys"),
+    ] {
+        if count > limit {
+            return Err(format!("{count} {what} are not plausible, {limit} is the limit"));
+        }
+    }
     let mut metadata = HashMap::new();
     for _ in 0..metadata_count {
         let key = reader.name()?;
         let kind = reader.u32()?;
         let value = reader
-            .value(kind, 0)
+            .value(kind)
             .map_err(|problem| format!("metadata {key}: {problem}"))?;
-        if metadata.insert(key.clone(), value).is_some() {
+        if metadata.insert(key.to_owned(), value).is_some() {
             return Err(format!("metadata {key} stands twice"));
         }
     }
@@ -75,15 +158,15 @@ pub(crate) fn parse(file: &[u8]) -> Result<Header, String> {
     }
     let mut entries = Vec::new();
     for _ in 0..tensor_count {
-        entries.push(reader.entry()?);
+        entries.push(entry(&mut reader)?);
     }
-    let data_start = (reader.position as u64).next_multiple_of(alignment);
+    let data_start = (reader.position() as u64).next_multiple_of(alignment);
     let mut tensors = Vec::with_capacity(entries.len());
     for entry in entries {
         tensors.push(place(entry, data_start, alignment, file.len() as u64)?);
     }
-    check_distinct(&tensors)?;
-    Ok(Header { metadata, tensors })
+    check_layout(&tensors, data_start, alignment, file.len() as u64)?;
+    Ok((metadata, tensors))
 }
 
 struct Entry {
@@ -92,6 +175,27 @@ struct Entry {
     // slowest dimension first, unlike in the file
     shape: Vec<u64>,
     offset: u64,
+}
+
+fn entry(reader: &mut Reader<'_>) -> Result<Entry, String> {
+    let name = reader.name()?;
+    let dimensions = reader.u32()?;
+    if !(1..=4).contains(&dimensions) {
+        return Err(format!(
+            "tensor {name} has {dimensions} dimensions, 1 to 4 are possible"
+        ));
+    }
+    let mut shape = (0..dimensions).map(|_| reader.u64()).collect::<Result<Vec<_>, _>>()?;
+    shape.reverse();
+    let kind = reader.u32()?;
+    let element_type =
+        TensorType::from_gguf(kind).ok_or_else(|| format!("tensor {name} has the unknown element type {kind}"))?;
+    Ok(Entry {
+        name: name.to_owned(),
+        element_type,
+        shape,
+        offset: reader.u64()?,
+    })
 }
 
 fn place(entry: Entry, data_start: u64, alignment: u64, file_bytes: u64) -> Result<StoredTensor, String> {
@@ -144,136 +248,39 @@ fn place(entry: Entry, data_start: u64, alignment: u64, file_bytes: u64) -> Resu
     })
 }
 
-fn check_distinct(tensors: &[StoredTensor]) -> Result<(), String> {
+/// Tensors must follow each other from the start of the data to the end of the file, with no more between them than the
+/// padding up to the next aligned byte: bytes that no tensor claims mean that a tensor is declared smaller than it is.
+fn check_layout(tensors: &[StoredTensor], data_start: u64, alignment: u64, file_bytes: u64) -> Result<(), String> {
     let mut order: Vec<&StoredTensor> = tensors.iter().collect();
     order.sort_by_key(|tensor| tensor.range.start);
-    for pair in order.windows(2) {
-        if pair[1].range.start < pair[0].range.end {
-            return Err(format!(
-                "tensors {} and {} overlap",
-                pair[0].info.name, pair[1].info.name
-            ));
+    let mut before: Option<&StoredTensor> = None;
+    let mut end = data_start;
+    for tensor in order {
+        let (name, start) = (&tensor.info.name, tensor.range.start as u64);
+        let padded = end.next_multiple_of(alignment);
+        if let Some(before) = before.filter(|_| start < end) {
+            return Err(format!("tensors {} and {name} overlap", before.info.name));
         }
-    }
-    Ok(())
-}
-
-/// A cursor that never leaves the file and never promises more than the file can hold.
-struct Reader<'a> {
-    file: &'a [u8],
-    position: usize,
-    values_left: u64,
-}
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, bytes: usize) -> Result<&'a [u8], String> {
-        let rest = &self.file[self.position..];
-        let Some(taken) = rest.get(..bytes) else {
-            return Err(match self.file.len() {
-                LARGEST_HEADER_BYTES => format!("its header takes more than {LARGEST_HEADER_BYTES} bytes"),
-                length => format!("it ends within its header, at byte {length}"),
+        if start > padded {
+            return Err(match before {
+                Some(before) => format!(
+                    "{} unclaimed bytes lie between tensors {} and {name}; the type or shape of the first is not what was written",
+                    start - padded,
+                    before.info.name
+                ),
+                None => format!("{} unclaimed bytes lie before tensor {name}", start - padded),
             });
-        };
-        self.position += bytes;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        let mut bytes = [0; N];
-        bytes.copy_from_slice(self.take(N)?);
-        Ok(bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, String> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    fn u64(&mut self) -> Result<u64, String> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
-    /// A number of things that take at least `least_bytes` each.
-    fn count(&mut self, least_bytes: u64) -> Result<usize, String> {
-        let count = self.u64()?;
-        let left = (self.file.len() - self.position) as u64;
-        if count > left / least_bytes {
-            return Err(format!("it claims {count} entries but only {left} bytes follow"));
         }
-        Ok(count as usize)
+        end = tensor.range.end as u64;
+        before = Some(tensor);
     }
-
-    fn text(&mut self) -> Result<String, String> {
-        let length = self.count(1)?;
-        let bytes = self.take(length)?;
-        String::from_utf8(bytes.to_vec()).map_err(|_| "a text is not valid UTF-8".to_owned())
-    }
-
-    /// The name of a tensor or of metadata, which may be shown.
-    fn name(&mut self) -> Result<String, String> {
-        let name = self.text()?;
-        check_name(&name)?;
-        Ok(name)
-    }
-
-    fn value(&mut self, kind: u32, depth: usize) -> Result<Metadata, String> {
-        Ok(match kind {
-            0 => Metadata::Integer(self.take(1)?[0].into()),
-            1 => Metadata::Integer(i8::from_le_bytes(self.array()?).into()),
-            2 => Metadata::Integer(u16::from_le_bytes(self.array()?).into()),
-            3 => Metadata::Integer(i16::from_le_bytes(self.array()?).into()),
-            4 => Metadata::Integer(self.u32()?.into()),
-            5 => Metadata::Integer(i32::from_le_bytes(self.array()?).into()),
-            6 => Metadata::Float(f32::from_le_bytes(self.array()?).into()),
-            7 => Metadata::Flag(self.take(1)?[0] != 0),
-            8 => Metadata::Text(self.text()?),
-            9 => self.list(depth)?,
-            10 => Metadata::Integer(self.u64()?.into()),
-            11 => Metadata::Integer(i64::from_le_bytes(self.array()?).into()),
-            12 => Metadata::Float(f64::from_le_bytes(self.array()?)),
-            other => return Err(format!("value type {other} does not exist")),
-        })
-    }
-
-    fn list(&mut self, depth: usize) -> Result<Metadata, String> {
-        if depth == 2 {
-            return Err("lists are nested too deep".into());
-        }
-        let kind = self.u32()?;
-        let least_bytes = match kind {
-            0 | 1 | 7 => 1,
-            2 | 3 => 2,
-            4..=6 => 4,
-            _ => 8,
-        };
-        let count = self.count(least_bytes)?;
-        let Some(left) = self.values_left.checked_sub(count as u64) else {
-            return Err(format!("more than {LARGEST_METADATA} values are not plausible"));
-        };
-        self.values_left = left;
-        (0..count)
-            .map(|_| self.value(kind, depth + 1))
-            .collect::<Result<_, _>>()
-            .map(Metadata::List)
-    }
-
-    fn entry(&mut self) -> Result<Entry, String> {
-        let name = self.name()?;
-        let dimensions = self.u32()?;
-        if !(1..=4).contains(&dimensions) {
-            return Err(format!(
-                "tensor {name} has {dimensions} dimensions, 1 to 4 are possible"
-            ));
-        }
-        let mut shape = (0..dimensions).map(|_| self.u64()).collect::<Result<Vec<_>, _>>()?;
-        shape.reverse();
-        let kind = self.u32()?;
-        let element_type =
-            TensorType::from_gguf(kind).ok_or_else(|| format!("tensor {name} has the unknown element type {kind}"))?;
-        Ok(Entry {
-            name,
-            element_type,
-            shape,
-            offset: self.u64()?,
-        })
+    let padded = end.next_multiple_of(alignment);
+    match before {
+        Some(last) if file_bytes > padded => Err(format!(
+            "{} unclaimed bytes follow the last tensor, {}",
+            file_bytes - padded,
+            last.info.name
+        )),
+        _ => Ok(()),
     }
 }

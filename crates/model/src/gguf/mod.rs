@@ -4,53 +4,78 @@
 //! metadata their names there, so that every family is written once.
 
 mod header;
+mod keys;
+mod list;
 mod names;
 mod pre_tokenizers;
+mod reader;
+mod rotation;
 mod settings;
 mod tokenizer;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use header::{Header, Metadata};
-use tokenizer::Vocabulary;
+use header::Header;
+use memmap2::Mmap;
+use tokenizer::Tokens;
 
-use crate::load::Parts;
+use crate::load::{Parts, milliseconds_since};
 use crate::weights::{Checkpoint, map};
 use crate::{GenerationDefaults, ModelError, RopeScaling, families};
 
+const SHARD_NUMBER: &str = "split.no";
+const SHARD_COUNT: &str = "split.count";
+const TENSOR_COUNT: &str = "split.tensors.count";
+/// What five digits of a file's name can count.
+const LARGEST_SHARD_COUNT: i128 = 99_999;
+
 /// Reads everything of a GGUF model but its weights' data.
 pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
-    let (header, file) = read(path)?;
-    let architecture = settings::architecture(path, &header)?;
+    let (file, map) = read(path)?;
+    let header = Header::parse(path, &map)?;
+    keys::check_general(&header)?;
+    let architecture = settings::architecture(&header)?;
+    keys::check_settings(&header, architecture, architecture.prefix())?;
     let mut weights = Checkpoint::default();
-    let shards = shards(path, &header)?;
-    let first_tensors = names::translate(path, architecture, &header)?;
-    weights.add_file(path.to_owned(), file, first_tensors)?;
-    for shard in shards {
-        let (shard_header, file) = read(&shard)?;
-        let tensors = names::translate(
-            &shard,
-            architecture,
-            &Header {
-                metadata: header.metadata.clone(),
-                ..shard_header
-            },
-        )?;
-        weights.add_file(shard, file, tensors)?;
+    let shards = shards(&header)?;
+    let mut tensor_count = header.tensors.len();
+    weights.add_file(
+        path.to_owned(),
+        file,
+        names::translate(architecture, &header, &header.tensors)?,
+    )?;
+    for (number, shard) in shards.into_iter().enumerate() {
+        let (file, map) = read(&shard)?;
+        let shard_header = Header::parse(&shard, &map)?;
+        keys::check_general(&shard_header)?;
+        check_place(&header, &shard_header, number + 1)?;
+        tensor_count += shard_header.tensors.len();
+        let tensors = names::translate(architecture, &header, &shard_header.tensors)?;
+        weights.add_file(shard.clone(), file, tensors)?;
     }
-    let fields = settings::fields(path, architecture, &header, &mut weights)?;
+    if let Some(promised) = header
+        .integer(TENSOR_COUNT)?
+        .filter(|promised| *promised != tensor_count as i128)
+    {
+        let problem = format!("is {promised}, the files hold {tensor_count} tensors; download every file again");
+        return Err(header.error(TENSOR_COUNT, problem));
+    }
+    let fields = settings::fields(architecture, &header, &mut weights)?;
     let fields = RopeScaling::apply(scaling, fields)?;
-    let (family, name) = families::find(&fields)?;
-    let config = (family.configure)(&fields, &name)?;
-    let vocabulary = Vocabulary::read(path, &header)?;
-    let vocabulary = vocabulary.as_ref();
+    let (family, config) = families::configure(&fields)?;
+    let start = Instant::now();
+    let tokens = Tokens::read(path, &header)?;
+    let tokens = tokens.as_ref();
+    let tokenizer = tokens.map(Tokens::tokenizer).transpose()?;
+    let tokenizer_ms = milliseconds_since(start);
     let generation = GenerationDefaults {
-        eos: match vocabulary {
-            Some(vocabulary) => vocabulary.stops()?,
+        eos: match tokens {
+            Some(tokens) => tokens.stops()?,
             None => fields.token_ids("eos_token_id")?,
         },
-        bos: fields.token_ids("bos_token_id")?.first().copied(),
+        bos: fields.optional_token_id("bos_token_id")?,
         ..GenerationDefaults::default()
     };
     Ok(Parts {
@@ -60,32 +85,29 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         family,
         config,
         weights,
-        tokenizer: vocabulary.map(Vocabulary::tokenizer).transpose()?,
+        tokenizer,
+        tokenizer_ms,
         tokenizer_path: path.to_owned(),
-        chat_template: vocabulary.map(Vocabulary::chat_template).transpose()?.flatten(),
+        chat_template: tokens.map(Tokens::chat_template).transpose()?.flatten(),
         generation,
     })
 }
 
-fn read(path: &Path) -> Result<(Header, File), ModelError> {
+fn read(path: &Path) -> Result<(File, Mmap), ModelError> {
+    let file = riffle_files::open(path).map_err(|error| ModelError::file(path, error))?;
     let io = |source| ModelError::Io {
         path: path.to_owned(),
         source,
     };
-    let file = File::open(path).map_err(io)?;
     // An empty file cannot be mapped.
     if file.metadata().map_err(io)?.len() < 4 {
         return Err(not_a_model(path));
     }
     let map = map(&file).map_err(io)?;
-    if !map.starts_with(b"GGUF") {
-        return Err(not_a_model(path));
+    match map.starts_with(b"GGUF") {
+        true => Ok((file, map)),
+        false => Err(not_a_model(path)),
     }
-    let header = header::parse(&map).map_err(|problem| ModelError::CorruptWeights {
-        path: path.to_owned(),
-        problem,
-    })?;
-    Ok((header, file))
 }
 
 fn not_a_model(path: &Path) -> ModelError {
@@ -95,12 +117,19 @@ fn not_a_model(path: &Path) -> ModelError {
     }
 }
 
-/// The other files of a model whose first file is `path`, named `…-00001-of-0000N.gguf`.
-fn shards(path: &Path, header: &Header) -> Result<Vec<PathBuf>, ModelError> {
-    let count = match header.metadata.get("split.count") {
-        Some(Metadata::Integer(count)) if *count > 1 => *count,
+/// The other files of a model whose first file is `header`'s, named `…-00001-of-0000N.gguf`.
+fn shards(header: &Header<'_>) -> Result<Vec<PathBuf>, ModelError> {
+    let path = header.path;
+    let count = match header.integer(SHARD_COUNT)? {
+        Some(count) if count > 1 => count,
         _ => return Ok(Vec::new()),
     };
+    if count > LARGEST_SHARD_COUNT {
+        return Err(header.error(
+            SHARD_COUNT,
+            format!("{count} is not plausible, {LARGEST_SHARD_COUNT} is the limit"),
+        ));
+    }
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(stem) = name.strip_suffix(&format!("-00001-of-{count:05}.gguf")) else {
         return Err(ModelError::NotAModel {
@@ -110,9 +139,6 @@ fn shards(path: &Path, header: &Header) -> Result<Vec<PathBuf>, ModelError> {
             ),
         });
     };
-    if count > 99_999 {
-        return Err(not_a_model(path));
-    }
     (2..=count)
         .map(|shard| {
             let file = format!("{stem}-{shard:05}-of-{count:05}.gguf");
@@ -127,4 +153,23 @@ fn shards(path: &Path, header: &Header) -> Result<Vec<PathBuf>, ModelError> {
             })
         })
         .collect()
+}
+
+/// A shard must say of itself that it is the one that its name says.
+fn check_place(first: &Header<'_>, shard: &Header<'_>, number: usize) -> Result<(), ModelError> {
+    let expected = [
+        (SHARD_NUMBER, Some(number as i128)),
+        (SHARD_COUNT, first.integer(SHARD_COUNT)?),
+    ];
+    for (key, expected) in expected {
+        let found = shard.integer(key)?;
+        if let (Some(found), Some(expected)) = (found, expected)
+            && found != expected
+        {
+            let problem =
+                format!("is {found}, by the file's name it must be {expected}; rename or download the shards");
+            return Err(shard.error(key, problem));
+        }
+    }
+    Ok(())
 }

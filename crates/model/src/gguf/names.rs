@@ -1,8 +1,6 @@
 //! Tensor names of GGUF files and those the families use.
 
-use std::path::Path;
-
-use super::header::{Header, Metadata};
+use super::header::Header;
 use super::settings::Architecture;
 use crate::ModelError;
 use crate::weights::{RowOrder, StoredTensor};
@@ -52,19 +50,19 @@ const GEMMA_PARTS: &[(&str, &str)] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// The tensors of a file under the names the families use.
+/// The tensors of a file or of a shard under the names the families use; `header` is the first file's.
 pub(super) fn translate(
-    path: &Path,
     architecture: Architecture,
-    header: &Header,
+    header: &Header<'_>,
+    tensors: &[StoredTensor],
 ) -> Result<Vec<(String, StoredTensor, RowOrder)>, ModelError> {
-    let mut translated = Vec::with_capacity(header.tensors.len());
-    for stored in &header.tensors {
+    let mut translated = Vec::with_capacity(tensors.len());
+    for stored in tensors {
         let found = &stored.info.name;
-        // Names the families do not know stay as they are and are reported as unused.
+        // Names the families do not know stay as they are; loading refuses the model for them.
         let name = family_name(architecture, found).unwrap_or_else(|| found.clone());
         let row_order = match architecture {
-            Architecture::Llama => row_order(path, header, stored)?,
+            Architecture::Llama => row_order(header, stored)?,
             _ => RowOrder::Plain,
         };
         translated.push((name, stored.clone(), row_order));
@@ -107,9 +105,11 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
 }
 
 /// In files of the Llama architecture rotated pairs stand side by side.
-fn row_order(path: &Path, header: &Header, stored: &StoredTensor) -> Result<RowOrder, ModelError> {
+fn row_order(header: &Header<'_>, stored: &StoredTensor) -> Result<RowOrder, ModelError> {
     let name = &stored.info.name;
-    let setting = if name.contains(".attn_q.") {
+    let setting = if !name.starts_with("blk.") {
+        return Ok(RowOrder::Plain);
+    } else if name.contains(".attn_q.") {
         "llama.attention.head_count"
     } else if name.contains(".attn_k.") {
         match header.metadata.contains_key("llama.attention.head_count_kv") {
@@ -119,17 +119,12 @@ fn row_order(path: &Path, header: &Header, stored: &StoredTensor) -> Result<RowO
     } else {
         return Ok(RowOrder::Plain);
     };
-    let heads = match header.metadata.get(setting) {
-        Some(Metadata::Integer(heads)) => usize::try_from(*heads).unwrap_or(0),
-        _ => 0,
-    };
+    let heads = header.integer(setting)?.unwrap_or(0);
+    let heads = usize::try_from(heads).unwrap_or(0);
     let rows = stored.info.shape[0];
     if heads == 0 || !rows.is_multiple_of(heads) || !(rows / heads).is_multiple_of(2) {
-        return Err(ModelError::Config {
-            path: path.to_owned(),
-            field: setting.to_owned(),
-            problem: format!("{heads} heads do not divide the {rows} rows of {name} into pairs"),
-        });
+        let problem = format!("{heads} heads do not divide the {rows} rows of {name} into pairs");
+        return Err(header.error(setting, problem));
     }
     Ok(RowOrder::Interleaved { heads })
 }

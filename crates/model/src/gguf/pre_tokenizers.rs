@@ -2,9 +2,9 @@
 //!
 //! The patterns are those of the tokenizer.json of the models a name stands for.
 
-use serde_json::{Value, json};
+use crate::tokenizer::{Cut, GPT2_WORDS, Normalization, Pattern};
 
-/// A way of cutting, in the terms of a tokenizer.json.
+/// A way of cutting.
 pub(super) struct PreTokenizer {
     names: &'static [&'static str],
     cuts: Cuts,
@@ -41,7 +41,8 @@ const WORDS_OF_1_DIGIT: &str =
 const WORDS_WITH_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const WORDS_BY_CASE: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const WORDS_BY_CASE_WITH_ENDINGS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+/// GPT-2's words, but spaces before a word stay with what lies between matches.
+const OLDER_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 
 static KNOWN: &[PreTokenizer] = &[
     known(&["gpt-2", "phi-2", "olmo", "mpt", "jina-es", "jina-de"], Cuts::Words),
@@ -90,7 +91,7 @@ static KNOWN: &[PreTokenizer] = &[
     // Files from before the name was stored, cut as llama.cpp cuts them.
     known(
         &["default", ""],
-        Cuts::Patterns(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"]),
+        Cuts::Patterns(&[r"[\p{P}\$\+<=>\^~\|]+", OLDER_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"]),
     ),
 ];
 
@@ -105,32 +106,27 @@ impl PreTokenizer {
         })
     }
 
-    /// The normalizer of the tokenizer.json.
-    pub(super) fn normalizer(&self) -> Value {
+    /// What is done to a text before it is cut.
+    pub(super) fn normalizations(&self) -> Vec<Normalization> {
         match self.composes {
-            true => json!({"type": "NFC"}),
-            false => Value::Null,
+            true => vec![Normalization::Composed],
+            false => Vec::new(),
         }
     }
 
-    /// The pre-tokenizer of the tokenizer.json.
-    pub(super) fn description(&self) -> Value {
-        let sequence = |mut steps: Vec<Value>, use_regex: bool| {
-            steps.push(byte_level(use_regex));
-            json!({"type": "Sequence", "pretokenizers": steps})
+    /// The cuts, in their order, and bytes as characters behind them.
+    pub(super) fn cuts(&self) -> Result<Vec<Cut>, String> {
+        let digits = Cut::isolated(Pattern::Character(char::is_numeric));
+        let isolated = |pattern: &str| Pattern::expression(pattern).map(Cut::isolated);
+        let mut cuts = match &self.cuts {
+            Cuts::Words => vec![isolated(GPT2_WORDS)?],
+            Cuts::DigitsThenWords => vec![digits, isolated(GPT2_WORDS)?],
+            Cuts::Patterns(patterns) => patterns
+                .iter()
+                .map(|pattern| isolated(pattern))
+                .collect::<Result<_, _>>()?,
         };
-        match &self.cuts {
-            Cuts::Words => byte_level(true),
-            Cuts::DigitsThenWords => sequence(vec![json!({"type": "Digits", "individual_digits": true})], true),
-            Cuts::Patterns(patterns) => {
-                let split = |pattern: &&str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
-                sequence(patterns.iter().map(split).collect(), false)
-            }
-        }
+        cuts.push(Cut::Bytes);
+        Ok(cuts)
     }
-}
-
-/// Bytes as printable characters, and back.
-pub(super) fn byte_level(use_regex: bool) -> Value {
-    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
 }

@@ -1,10 +1,9 @@
 //! Metadata of GGUF files as the settings of config.json the families read.
 
-use std::path::Path;
-
 use serde_json::{Map, Value, json};
 
 use super::header::{Header, Metadata};
+use super::rotation::rotation;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
@@ -47,47 +46,152 @@ const SETTINGS: &[(&str, &str)] = &[
     ("attention.layer_norm_epsilon", "layer_norm_eps"),
     ("context_length", "max_position_embeddings"),
     ("vocab_size", "vocab_size"),
+    ("hidden_activation", "hidden_act"),
+    ("hidden_activation", "hidden_activation"),
     ("ssm.conv_kernel", "linear_conv_kernel_dim"),
     ("ssm.state_size", "linear_key_head_dim"),
     ("ssm.group_count", "linear_num_key_heads"),
     ("ssm.time_step_rank", "linear_num_value_heads"),
+    ("nextn_predict_layers", "num_nextn_predict_layers"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
 ];
 
 /// The architecture a file names.
-pub(super) fn architecture(path: &Path, header: &Header) -> Result<Architecture, ModelError> {
-    let Some(Metadata::Text(found)) = header.metadata.get("general.architecture") else {
+pub(super) fn architecture(header: &Header<'_>) -> Result<Architecture, ModelError> {
+    let Some(found) = header.text("general.architecture")? else {
         return Err(ModelError::CorruptWeights {
-            path: path.to_owned(),
+            path: header.path.to_owned(),
             problem: "general.architecture is missing".into(),
         });
     };
-    match ARCHITECTURES.iter().find(|(name, ..)| name == found) {
+    match ARCHITECTURES.iter().find(|(name, ..)| *name == found) {
         Some((_, architecture, _)) => Ok(*architecture),
         None => Err(ModelError::UnknownArchitecture {
-            found: found.clone(),
+            found: found.to_owned(),
             known: ARCHITECTURES.iter().map(|(name, ..)| *name).collect(),
         }),
     }
 }
 
+impl Architecture {
+    /// What its keys begin with.
+    pub(super) fn prefix(self) -> &'static str {
+        self.row().0
+    }
+
+    fn row(self) -> &'static (&'static str, Architecture, &'static str) {
+        let row = ARCHITECTURES.iter().find(|(_, known, _)| *known == self);
+        row.expect("every architecture has a row")
+    }
+}
+
+/// The metadata of a file's architecture.
+pub(super) struct OwnKeys<'a> {
+    header: &'a Header<'a>,
+    prefix: &'static str,
+}
+
+impl OwnKeys<'_> {
+    /// A key's full name.
+    pub(super) fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.prefix)
+    }
+
+    /// A value as JSON.
+    pub(super) fn json(&self, key: &str) -> Result<Option<Value>, ModelError> {
+        let value = self.header.metadata.get(&self.name(key));
+        value.map(|value| self.to_json(key, value)).transpose()
+    }
+
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        Ok(self.json(key)?.and_then(|value| value.as_f64()))
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, ModelError> {
+        self.header.text(&self.name(key))
+    }
+
+    /// An error about a key.
+    pub(super) fn error(&self, key: &str, problem: impl Into<String>) -> ModelError {
+        self.header.error(&self.name(key), problem)
+    }
+
+    fn to_json(&self, key: &str, value: &Metadata<'_>) -> Result<Value, ModelError> {
+        Ok(match value {
+            Metadata::Integer(number) => match u64::try_from(*number) {
+                Ok(number) => number.into(),
+                Err(_) => json!(*number as f64),
+            },
+            Metadata::Float(number) if number.is_finite() => json!(number),
+            Metadata::Flag(flag) => (*flag).into(),
+            Metadata::Text(text) => (*text).into(),
+            other => return Err(self.error(key, format!("must be one finite value, found {}", other.show()))),
+        })
+    }
+}
+
 /// The settings of a file; some of them are told by which tensors there are.
 pub(super) fn fields(
-    path: &Path,
     architecture: Architecture,
-    header: &Header,
+    header: &Header<'_>,
     weights: &mut Checkpoint,
 ) -> Result<Fields, ModelError> {
-    let (prefix, family) = ARCHITECTURES
-        .iter()
-        .find(|(_, known, _)| *known == architecture)
-        .map_or(("", ""), |(prefix, _, family)| (*prefix, *family));
-    let metadata = |name: &str| header.metadata.get(&format!("{prefix}.{name}")).map(to_json);
+    let (prefix, _, family) = *architecture.row();
+    let keys = OwnKeys { header, prefix };
+    let mut settings = direct(&keys, family, weights)?;
+    let has = |name: &str| weights.info(name).is_some();
+    if architecture == Architecture::Qwen35 {
+        hybrid(&keys, &read(header, &keys, &settings)?, &mut settings, &has)?;
+    }
+
+    // What the rest depends on is read with the usual checks.
+    let known = read(header, &keys, &settings)?;
+    let (hidden, heads) = (known.size("hidden_size")?, known.size("num_attention_heads")?);
+    let head_dim = known.optional_size("head_dim")?.unwrap_or(hidden / heads);
+    if keys
+        .number("attention.value_length")?
+        .is_some_and(|length| length != head_dim as f64)
+    {
+        let problem = format!("must equal attention.key_length {head_dim}; other models are not supported");
+        return Err(keys.error("attention.value_length", problem));
+    }
+    settings.insert("head_dim".into(), head_dim.into());
+    windows(architecture, &keys, &known, &mut settings)?;
+    let mut score_width = head_dim;
+    if matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3) {
+        // The files do not tell the scale: it is by head_dim but for the models of 27 billion weights.
+        let by_width = matches!(
+            (architecture, known.size("num_hidden_layers")?),
+            (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
+        );
+        score_width = if by_width { hidden / heads } else { head_dim };
+        settings.insert("query_pre_attn_scalar".into(), score_width.into());
+        settings.insert("norms_include_one".into(), true.into());
+        // Zero means none.
+        if keys.number("final_logit_softcapping")? == Some(0.0) {
+            settings.insert("final_logit_softcapping".into(), Value::Null);
+        }
+    }
+    check_scale(&keys, score_width)?;
+    let rotation = rotation(&keys, weights)?;
+    let rotation = match architecture {
+        Architecture::Gemma3 => {
+            let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
+            json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
+        }
+        _ => Value::Object(rotation),
+    };
+    settings.insert("rope_parameters".into(), rotation);
+    read(header, &keys, &settings)
+}
+
+/// The settings that follow from one key or from one tensor.
+fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<String, Value>, ModelError> {
     let mut settings = Map::new();
     settings.insert("architectures".into(), json!([family]));
-    for (name, setting) in SETTINGS {
-        if let Some(value) = metadata(name) {
+    for (key, setting) in SETTINGS {
+        if let Some(value) = keys.json(key)? {
             settings.insert((*setting).to_owned(), value);
         }
     }
@@ -99,88 +203,128 @@ pub(super) fn fields(
     if let (None, Some(embedding)) = (settings.get("vocab_size"), weights.info("model.embed_tokens.weight")) {
         settings.insert("vocab_size".into(), embedding.shape[0].into());
     }
-    for (name, setting) in [("eos_token_id", "eos_token_id"), ("bos_token_id", "bos_token_id")] {
-        if let Some(value) = header.metadata.get(&format!("tokenizer.ggml.{name}")) {
-            settings.insert(setting.into(), to_json(value));
+    for setting in ["eos_token_id", "bos_token_id"] {
+        let key = format!("tokenizer.ggml.{setting}");
+        let Some(value) = keys.header.metadata.get(&key) else {
+            continue;
+        };
+        let id = match value {
+            Metadata::Integer(id) => u32::try_from(*id).ok(),
+            _ => None,
+        };
+        let Some(id) = id else {
+            let problem = format!("must be the id of a token, found {}", value.show());
+            return Err(keys.header.error(&key, problem));
+        };
+        settings.insert(setting.into(), id.into());
+    }
+    Ok(settings)
+}
+
+/// The settings so far, with errors that name the file's keys.
+fn read(header: &Header<'_>, keys: &OwnKeys<'_>, settings: &Map<String, Value>) -> Result<Fields, ModelError> {
+    let names = SETTINGS.iter().map(|(key, setting)| (*setting, keys.name(key)));
+    Ok(Fields::new(header.path, Value::Object(settings.clone()))?.with_source_names(names))
+}
+
+/// How far layers look back, and which of them do.
+fn windows(
+    architecture: Architecture,
+    keys: &OwnKeys<'_>,
+    known: &Fields,
+    settings: &mut Map<String, Value>,
+) -> Result<(), ModelError> {
+    const WINDOW: &str = "attention.sliding_window";
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let slides = matches!(
+        architecture,
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Phi3
+    );
+    // Zero means none, and so does a missing key in files of Gemma 3.
+    match keys.number(WINDOW)? {
+        None if architecture == Architecture::Gemma3 => _ = settings.insert("sliding_window".into(), Value::Null),
+        None => {}
+        Some(0.0) => _ = settings.insert("sliding_window".into(), Value::Null),
+        Some(window) if slides => _ = settings.insert("sliding_window".into(), json!(window)),
+        Some(window) if window >= known.size("max_position_embeddings")? as f64 => {}
+        Some(window) => {
+            let problem = format!("is {window}, which is not supported for this architecture: no layer of it slides");
+            return Err(keys.error(WINDOW, problem));
         }
     }
-    // Zero means none. Files made from Mistral models are of the Llama architecture and do not tell their window; they
-    // are computed without one, as llama.cpp does.
-    if let Some(window) = metadata("attention.sliding_window").filter(|window| window.as_u64() != Some(0)) {
-        settings.insert("sliding_window".into(), window);
-    }
-
-    if architecture == Architecture::Qwen35 {
-        hybrid(path, &metadata, &mut settings, &has)?;
-    }
-
-    // What the rest depends on is read with the usual checks.
-    let read = Fields::new(path, Value::Object(settings.clone()))?;
-    let (hidden, heads) = (read.size("hidden_size")?, read.size("num_attention_heads")?);
-    let head_dim = read.optional_size("head_dim")?.unwrap_or(hidden / heads);
-    if metadata("attention.value_length").is_some_and(|length| length.as_u64() != Some(head_dim as u64)) {
-        return Err(read.error(
-            &format!("{prefix}.attention.value_length"),
-            "must equal attention.key_length; other models are not supported",
-        ));
-    }
-    settings.insert("head_dim".into(), head_dim.into());
-    if matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3) {
-        // The files do not tell the scale: it is by head_dim but for the models of 27 billion weights.
-        let by_width = matches!(
-            (architecture, read.size("num_hidden_layers")?),
-            (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
-        );
-        let scalar = if by_width { hidden / heads } else { head_dim };
-        settings.insert("query_pre_attn_scalar".into(), scalar.into());
-        settings.insert("norms_include_one".into(), true.into());
-    }
-    let mut rotation = rotation(&metadata, weights)?;
-    if let Some(dim) = metadata("rope.dimension_count").and_then(|dim| dim.as_f64()) {
-        rotation.insert("partial_rotary_factor".into(), json!(dim / head_dim as f64));
-    }
-    let rotation = match architecture {
-        Architecture::Gemma3 => {
-            let local = metadata("rope.freq_base_swa").unwrap_or(json!(10_000.0));
-            json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
+    let layers = known.size("num_hidden_layers")?;
+    match keys.header.metadata.get(&keys.name(PATTERN)) {
+        None => {}
+        Some(Metadata::List(list)) => {
+            let flags = list.flags().map_err(|problem| keys.error(PATTERN, problem))?;
+            if flags.len() != layers {
+                let problem = format!("lists {} layers, the model has {layers}", flags.len());
+                return Err(keys.error(PATTERN, problem));
+            }
+            let kinds = flags.iter().map(|slides| match slides {
+                true => "sliding_attention",
+                false => "full_attention",
+            });
+            settings.insert("layer_types".into(), kinds.collect::<Vec<_>>().into());
         }
-        _ => Value::Object(rotation),
-    };
-    settings.insert("rope_parameters".into(), rotation);
-    Fields::new(path, Value::Object(settings))
+        Some(Metadata::Integer(2)) if architecture == Architecture::Gemma2 => {}
+        Some(Metadata::Integer(period)) if *period > 0 && architecture == Architecture::Gemma3 => {
+            settings.insert("sliding_window_pattern".into(), json!(*period as f64));
+        }
+        Some(other) => {
+            let problem = format!("is {}, which is not supported for this architecture", other.show());
+            return Err(keys.error(PATTERN, problem));
+        }
+    }
+    Ok(())
+}
+
+/// The factor on query · key, where a file tells it, must be the one that is computed with.
+fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError> {
+    let expected = (score_width as f64).sqrt().recip();
+    match keys.number("attention.scale")? {
+        Some(scale) if scale != 0.0 && (scale - expected).abs() > 1e-4 * expected => {
+            let problem = format!("is {scale}; only {expected}, the inverse root of the head's width, is supported");
+            Err(keys.error("attention.scale", problem))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a model with recurrent layers says otherwise than its directory.
 fn hybrid(
-    path: &Path,
-    metadata: &impl Fn(&str) -> Option<Value>,
+    keys: &OwnKeys<'_>,
+    known: &Fields,
     settings: &mut Map<String, Value>,
     has: &impl Fn(&str) -> bool,
 ) -> Result<(), ModelError> {
-    let read = Fields::new(path, Value::Object(settings.clone()))?;
     // Layers that predict further tokens are counted with the others.
-    let predicting = metadata("nextn_predict_layers")
-        .and_then(|layers| layers.as_u64())
-        .unwrap_or(0);
-    let layers = read.size("num_hidden_layers")?;
-    let layers = usize::try_from(predicting)
-        .ok()
-        .and_then(|predicting| layers.checked_sub(predicting));
+    let predicting = known.optional_count("num_nextn_predict_layers")?.unwrap_or(0);
+    let layers = known.size("num_hidden_layers")?.checked_sub(predicting);
     let Some(layers) = layers.filter(|layers| (1..=LARGEST_COUNT).contains(layers)) else {
-        return Err(read.error(
+        return Err(keys.error(
             "block_count",
             format!("leaves no layers beside nextn_predict_layers {predicting}"),
         ));
     };
     settings.insert("num_hidden_layers".into(), layers.into());
-    let kinds = (0..layers).map(|layer| match has(&format!("model.layers.{layer}.linear_attn.A")) {
+    let recurrent: Vec<bool> = (0..layers)
+        .map(|layer| has(&format!("model.layers.{layer}.linear_attn.A")))
+        .collect();
+    check_recurrent(keys, known, &recurrent)?;
+    let kinds = recurrent.iter().map(|recurrent| match recurrent {
         true => "linear_attention",
         false => "full_attention",
     });
     settings.insert("layer_types".into(), kinds.collect::<Vec<_>>().into());
-    let value_heads = read.size("linear_num_value_heads")?;
-    if let Some(width) = metadata("ssm.inner_size").and_then(|width| width.as_u64()) {
-        settings.insert("linear_value_head_dim".into(), (width / value_heads as u64).into());
+    let value_heads = known.size("linear_num_value_heads")?;
+    if let Some(width) = keys.number("ssm.inner_size")? {
+        let head = width / value_heads as f64;
+        if head.fract() != 0.0 {
+            let problem = format!("{width} is not a multiple of ssm.time_step_rank {value_heads}");
+            return Err(keys.error("ssm.inner_size", problem));
+        }
+        settings.insert("linear_value_head_dim".into(), json!(head));
     }
     // Value heads are stored in another order, norms with the one added, decays ready for use.
     settings.insert("value_heads_tiled".into(), true.into());
@@ -189,67 +333,26 @@ fn hybrid(
     Ok(())
 }
 
-/// The rotation, from metadata and from the tensors that hold factors.
-fn rotation(
-    metadata: &impl Fn(&str) -> Option<Value>,
-    weights: &mut Checkpoint,
-) -> Result<Map<String, Value>, ModelError> {
-    let mut rotation = Map::new();
-    for (name, setting) in [
-        ("rope.freq_base", "rope_theta"),
-        ("rope.scaling.factor", "factor"),
-        (
-            "rope.scaling.original_context_length",
-            "original_max_position_embeddings",
-        ),
-        ("rope.scaling.yarn_beta_fast", "beta_fast"),
-        ("rope.scaling.yarn_beta_slow", "beta_slow"),
-    ] {
-        if let Some(value) = metadata(name) {
-            rotation.insert(setting.into(), value);
-        }
-    }
-    let mut factors = |name: &str| -> Result<Option<Value>, ModelError> {
-        let Some(length) = weights.info(name).map(|info| info.shape[0]) else {
-            return Ok(None);
-        };
-        Ok(Some(json!(weights.vector(name, length)?)))
+/// The layers that the tensors make recurrent must be those that the metadata names.
+fn check_recurrent(keys: &OwnKeys<'_>, known: &Fields, recurrent: &[bool]) -> Result<(), ModelError> {
+    const LIST: &str = "attention.recurrent_layers";
+    const INTERVAL: &str = "full_attention_interval";
+    let (key, named) = if let Some(list) = keys.header.list(&keys.name(LIST))? {
+        (LIST, list.flags().map_err(|problem| keys.error(LIST, problem))?)
+    } else if let Some(interval) = keys.json(INTERVAL)? {
+        let interval = known.clone().with(INTERVAL, interval).size(INTERVAL)?;
+        let named = (1..=recurrent.len()).map(|layer| !layer.is_multiple_of(interval));
+        (INTERVAL, named.collect())
+    } else {
+        return Ok(());
     };
-    let kind = metadata("rope.scaling.type");
-    let kind = kind.as_ref().and_then(Value::as_str).filter(|kind| *kind != "none");
-    let single = factors("rope_freqs.weight")?;
-    let (short, long) = (
-        factors("rope_factors_short.weight")?,
-        factors("rope_factors_long.weight")?,
-    );
-    if let (Some(short), Some(long)) = (short, long) {
-        rotation.insert("rope_type".into(), "longrope".into());
-        rotation.insert("short_factor".into(), short);
-        rotation.insert("long_factor".into(), long);
-        if let Some(factor) = metadata("rope.scaling.attn_factor") {
-            rotation.insert("attention_factor".into(), factor);
+    let differs = |layer: &usize| named.get(*layer) != Some(&recurrent[*layer]);
+    match (0..recurrent.len()).find(differs) {
+        None => Ok(()),
+        Some(layer) => {
+            let kind = if recurrent[layer] { "recurrent" } else { "attention" };
+            let problem = format!("does not agree with the tensors of layer {layer}, which are those of {kind}");
+            Err(keys.error(key, problem))
         }
-    } else if let Some(single) = single {
-        rotation.insert("rope_type".into(), "factors".into());
-        rotation.insert("factors".into(), single);
-    } else if let Some(kind) = kind {
-        rotation.insert("rope_type".into(), kind.into());
-    } else if let Some(factor) = metadata("rope.scale_linear") {
-        rotation.insert("rope_type".into(), "linear".into());
-        rotation.insert("factor".into(), factor);
-    }
-    Ok(rotation)
-}
-
-fn to_json(value: &Metadata) -> Value {
-    match value {
-        Metadata::Integer(number) => match u64::try_from(*number) {
-            Ok(number) => number.into(),
-            Err(_) => json!(*number as f64),
-        },
-        Metadata::Float(number) => json!(number),
-        Metadata::Flag(flag) => (*flag).into(),
-        Metadata::Text(text) => text.as_str().into(),
-        Metadata::List(items) => items.iter().map(to_json).collect::<Vec<_>>().into(),
     }
 }

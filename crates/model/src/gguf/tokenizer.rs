@@ -1,83 +1,69 @@
 //! Tokenizers and chat templates stored in GGUF files.
-//!
-//! The vocabulary is put into the form of a tokenizer.json and read as one.
 
-use std::collections::HashMap;
 use std::path::Path;
 
-use serde_json::{Value, json};
-
 use super::header::{Header, Metadata};
-use super::pre_tokenizers::{PreTokenizer, byte_level};
+use super::pre_tokenizers::PreTokenizer as Known;
+use crate::tokenizer::{
+    AddedToken, AddedTokens, BytePairs, Cut, Decoder, Decoding, MergeTable, Merges, Model, Neighbours, Normalization,
+    Normalizer, Pattern, Pipeline, PreTokenizer, Scores, Surroundings, Unknown, Vocabulary, broken, pair,
+};
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
 /// What a token is for, as GGUF numbers it.
-const UNKNOWN: i128 = 2;
-const CONTROL: i128 = 3;
-const USER_DEFINED: i128 = 4;
-const UNUSED: i128 = 5;
-const BYTE: i128 = 6;
+const NORMAL: u8 = 1;
+const UNKNOWN: u8 = 2;
+const CONTROL: u8 = 3;
+const USER_DEFINED: u8 = 4;
+const UNUSED: u8 = 5;
+const BYTE: u8 = 6;
 
 /// Tokens that end a turn in some model, whether or not the file names them.
 const TURN_ENDS: &[&str] = &["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"];
 
-/// The vocabulary of a file.
-pub(super) struct Vocabulary<'a> {
+/// The tokens of a file.
+pub(super) struct Tokens<'a> {
     path: &'a Path,
-    header: &'a Header,
-    tokens: Vec<&'a str>,
-    kinds: Vec<i128>,
+    header: &'a Header<'a>,
+    texts: Vec<&'a str>,
+    kinds: Vec<u8>,
 }
 
-impl<'a> Vocabulary<'a> {
+impl<'a> Tokens<'a> {
     /// `None` where the file has no tokenizer.
-    pub(super) fn read(path: &'a Path, header: &'a Header) -> Result<Option<Vocabulary<'a>>, ModelError> {
-        let Some(tokens) = header.metadata.get("tokenizer.ggml.tokens") else {
+    pub(super) fn read(path: &'a Path, header: &'a Header<'a>) -> Result<Option<Tokens<'a>>, ModelError> {
+        let Some(list) = header.metadata.get("tokenizer.ggml.tokens") else {
             return Ok(None);
         };
-        let mut vocabulary = Vocabulary {
+        let mut tokens = Tokens {
             path,
             header,
-            tokens: Vec::new(),
+            texts: Vec::new(),
             kinds: Vec::new(),
         };
-        vocabulary.tokens = vocabulary.texts("tokens", tokens)?;
-        vocabulary.kinds = match header.metadata.get("tokenizer.ggml.token_type") {
-            Some(Metadata::List(kinds)) if kinds.len() == vocabulary.tokens.len() => kinds
-                .iter()
-                .map(|kind| match kind {
-                    Metadata::Integer(kind) => *kind,
-                    _ => 0,
-                })
-                .collect(),
-            Some(_) => return Err(vocabulary.broken("tokenizer.ggml.token_type must hold a number for every token")),
-            None => vec![1; vocabulary.tokens.len()],
+        tokens.texts = tokens.texts_of("tokens", list)?;
+        tokens.kinds = match tokens.get("token_type") {
+            None => vec![NORMAL; tokens.texts.len()],
+            Some(list) => tokens.for_every_token("token_type", list, |kind| match kind {
+                Metadata::Integer(kind @ 0..=6) => Some(kind as u8),
+                _ => None,
+            })?,
         };
-        Ok(Some(vocabulary))
+        Ok(Some(tokens))
     }
 
     /// The tokenizer.
     pub(super) fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
-        let model = match self.get("model") {
-            Some(Metadata::Text(model)) => model.as_str(),
-            _ => "",
-        };
-        let mut description = match model {
-            "llama" => self.sentencepiece()?,
-            "gpt2" => self.byte_pairs()?,
-            other => {
-                return Err(self.broken(&format!(
-                    "tokenizer.ggml.model is {other:?}; supported are llama and gpt2"
-                )));
-            }
-        };
-        description["version"] = "1.0".into();
-        description["added_tokens"] = self.added_tokens();
-        description["post_processor"] = self.post_processor(model);
-        let bytes = description.to_string().into_bytes();
-        Tokenizer::from_parts(
+        let pipeline = match self.text("model")?.unwrap_or_default() {
+            "llama" => self.sentencepiece(),
+            "gpt2" => self.byte_pairs(),
+            other => Err(self.broken(&format!(
+                "tokenizer.ggml.model is {other:?}; supported are llama and gpt2"
+            ))),
+        }?;
+        Tokenizer::new(
             self.path,
-            &bytes,
+            pipeline,
             self.named("bos_token_id")?,
             self.named("eos_token_id")?,
         )
@@ -85,8 +71,10 @@ impl<'a> Vocabulary<'a> {
 
     /// The chat template, where there is one.
     pub(super) fn chat_template(&self) -> Result<Option<ChatTemplate>, ModelError> {
-        let Some(Metadata::Text(source)) = self.header.metadata.get("tokenizer.chat_template") else {
-            return Ok(None);
+        let source = match self.header.metadata.get("tokenizer.chat_template") {
+            None => return Ok(None),
+            Some(Metadata::Text(source)) => source,
+            Some(_) => return Err(self.broken("tokenizer.chat_template must be a text")),
         };
         let mut special_tokens = Vec::new();
         for (name, setting) in [
@@ -96,7 +84,7 @@ impl<'a> Vocabulary<'a> {
             ("pad_token", "padding_token_id"),
         ] {
             if let Some(id) = self.named(setting)? {
-                special_tokens.push((name.to_owned(), self.tokens[id as usize].to_owned()));
+                special_tokens.push((name.to_owned(), self.texts[id as usize].to_owned()));
             }
         }
         ChatTemplate::new(source, special_tokens).map(Some)
@@ -108,7 +96,7 @@ impl<'a> Vocabulary<'a> {
         for setting in ["eos_token_id", "eot_token_id", "eom_token_id"] {
             stops.extend(self.named(setting)?);
         }
-        for (id, token) in self.tokens.iter().enumerate() {
+        for (id, token) in self.texts.iter().enumerate() {
             if self.kinds[id] == CONTROL && TURN_ENDS.contains(token) {
                 stops.push(id as u32);
             }
@@ -119,140 +107,152 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// SentencePiece's byte-pair encoding: pieces with scores, spaces as `▁`, unknown characters as bytes.
-    fn sentencepiece(&self) -> Result<Value, ModelError> {
-        let scores: Vec<f64> = match self.get("scores") {
-            Some(Metadata::List(scores)) if scores.len() == self.tokens.len() => scores
-                .iter()
-                .map(|score| match score {
-                    Metadata::Float(score) => *score,
-                    _ => 0.0,
-                })
-                .collect(),
-            _ => return Err(self.broken("tokenizer.ggml.scores must hold a number for every token")),
+    fn sentencepiece(&self) -> Result<Pipeline, ModelError> {
+        let Some(scores) = self.get("scores") else {
+            return Err(self.broken("tokenizer.ggml.scores is missing"));
         };
-        let unknown = self
-            .kinds
-            .iter()
-            .position(|kind| *kind == UNKNOWN)
-            .map(|id| self.tokens[id]);
-        let prefix = !matches!(self.get("add_space_prefix"), Some(Metadata::Flag(false)));
-        let mut normalizers = vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
-        let mut decoders = vec![
-            json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
-            json!({"type": "ByteFallback"}),
-            json!({"type": "Fuse"}),
-        ];
-        if prefix {
-            normalizers.insert(0, json!({"type": "Prepend", "prepend": "▁"}));
-            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-        }
-        Ok(json!({
-            "normalizer": {"type": "Sequence", "normalizers": normalizers},
-            "pre_tokenizer": null,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": {"type": "BPE", "unk_token": unknown, "fuse_unk": true, "byte_fallback": true,
-                "vocab": self.vocabulary(), "merges": self.merges_by_score(&scores)},
-        }))
-    }
-
-    /// The merges that build pieces of a scored vocabulary, the best piece first.
-    fn merges_by_score(&self, scores: &[f64]) -> Vec<[&'a str; 2]> {
-        let ids: HashMap<&str, usize> = self.tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
-        let mut merges: Vec<(f64, [&str; 2])> = Vec::new();
-        for (id, token) in self.tokens.iter().enumerate() {
-            if matches!(self.kinds[id], UNKNOWN | CONTROL | UNUSED | BYTE) {
-                continue;
+        let mut scores = self.for_every_token("scores", scores, |score| match score {
+            Metadata::Float(score) if !score.is_nan() => Some(score as f32),
+            _ => None,
+        })?;
+        for (score, kind) in scores.iter_mut().zip(&self.kinds) {
+            if matches!(*kind, UNKNOWN | CONTROL | UNUSED | BYTE) {
+                *score = f32::NAN;
             }
-            let splits = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
-            let mut own: Vec<[&str; 2]> = splits
-                .filter(|(left, right)| ids.contains_key(left) && ids.contains_key(right))
-                .map(|(left, right)| [left, right])
-                .collect();
-            own.sort_by_key(|[left, right]| (ids[left], ids[right]));
-            merges.extend(own.into_iter().map(|pair| (scores[id], pair)));
         }
-        let lengths = |[left, right]: [&str; 2]| (left.chars().count(), right.chars().count());
-        merges.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| lengths(b.1).cmp(&lengths(a.1))));
-        merges.into_iter().map(|(_, pair)| pair).collect()
+        let vocabulary = self.vocabulary()?;
+        let unknown = self.kinds.iter().position(|kind| *kind == UNKNOWN);
+        let space = |text: &str| Pattern::Text(text.to_owned());
+        let mut normalizations = vec![Normalization::Replace(space(" "), "▁".into())];
+        let mut decodings = vec![
+            Decoding::Replace(space("▁"), " ".into()),
+            Decoding::ByteTokens,
+            Decoding::Fuse,
+        ];
+        if self.flag("add_space_prefix")?.unwrap_or(true) {
+            normalizations.insert(0, Normalization::Prepend("▁".into()));
+            decodings.push(Decoding::Strip(' ', 1, 0));
+        }
+        let model = BytePairs {
+            merges: Merges::Scored(Scores::new(scores)),
+            neighbours: Neighbours::new(&vocabulary),
+            unknown: Unknown::new(unknown.map(|id| self.texts[id]), &vocabulary),
+            fuses_unknown: true,
+            byte_tokens: vocabulary.byte_tokens(),
+            continuing_prefix: String::new(),
+            word_suffix: String::new(),
+            takes_whole_words: false,
+        };
+        self.pipeline(vocabulary, model, normalizations, Vec::new(), decodings, true)
     }
 
     /// Byte-level byte-pair encoding with merges in the file and a pre-tokenizer known by name.
-    fn byte_pairs(&self) -> Result<Value, ModelError> {
-        let pre_tokenizer = self.pre_tokenizer()?;
+    fn byte_pairs(&self) -> Result<Pipeline, ModelError> {
+        let name = self.text("pre")?.unwrap_or_default();
+        let known = Known::named(name).map_err(|problem| self.broken(&problem))?;
         let Some(merges) = self.get("merges") else {
             return Err(self.broken("tokenizer.ggml.merges is missing"));
         };
-        let merges = self.texts("merges", merges)?;
-        Ok(json!({
-            "normalizer": pre_tokenizer.normalizer(),
-            "pre_tokenizer": pre_tokenizer.description(),
-            "decoder": byte_level(true),
-            "model": {"type": "BPE", "ignore_merges": pre_tokenizer.ignores_merges, "vocab": self.vocabulary(), "merges": merges},
-        }))
-    }
-
-    fn pre_tokenizer(&self) -> Result<&'static PreTokenizer, ModelError> {
-        let name = match self.get("pre") {
-            Some(Metadata::Text(name)) => name.as_str(),
-            _ => "",
+        let merges = self.texts_of("merges", merges)?;
+        let vocabulary = self.vocabulary()?;
+        let mut table = MergeTable::with_capacity(merges.len());
+        for (place, merge) in merges.iter().enumerate() {
+            let Some(tokens) = pair(merge) else {
+                return Err(self.broken(&format!(
+                    "merge {place} of tokenizer.ggml.merges is {merge:?}, not two tokens"
+                )));
+            };
+            table
+                .insert(place, tokens, 0, &vocabulary)
+                .map_err(|problem| self.broken(&problem))?;
+        }
+        let model = BytePairs {
+            merges: Merges::Listed(table),
+            neighbours: Neighbours::new(&vocabulary),
+            unknown: Unknown::Nothing,
+            fuses_unknown: false,
+            byte_tokens: Vec::new(),
+            continuing_prefix: String::new(),
+            word_suffix: String::new(),
+            takes_whole_words: known.ignores_merges,
         };
-        PreTokenizer::named(name).map_err(|problem| self.broken(&problem))
+        let cuts = known.cuts().map_err(|problem| self.broken(&problem))?;
+        let normalizations = known.normalizations();
+        self.pipeline(
+            vocabulary,
+            model,
+            normalizations,
+            cuts,
+            vec![Decoding::Bytes],
+            known.adds_bos,
+        )
     }
 
-    fn vocabulary(&self) -> Value {
-        let ids = self.tokens.iter().enumerate();
-        Value::Object(ids.map(|(id, token)| ((*token).to_owned(), id.into())).collect())
+    fn pipeline(
+        &self,
+        vocabulary: Vocabulary,
+        model: BytePairs,
+        normalizations: Vec<Normalization>,
+        cuts: Vec<Cut>,
+        decodings: Vec<Decoding>,
+        adds_bos: bool,
+    ) -> Result<Pipeline, ModelError> {
+        let broken = |problem: String| self.broken(&problem);
+        Ok(Pipeline {
+            vocabulary,
+            added: AddedTokens::new(self.added_tokens()).map_err(broken)?,
+            normalizer: Normalizer::new(normalizations).map_err(broken)?,
+            pre_tokenizer: PreTokenizer::new(cuts).map_err(broken)?,
+            model: Model::BytePairs(model),
+            surroundings: self.surroundings(adds_bos)?,
+            decoder: Decoder::new(decodings).map_err(broken)?,
+        })
     }
 
-    fn added_tokens(&self) -> Value {
-        let added = self
-            .tokens
-            .iter()
-            .zip(&self.kinds)
-            .enumerate()
-            .filter(|(_, (_, kind))| matches!(**kind, UNKNOWN | CONTROL | USER_DEFINED));
+    fn vocabulary(&self) -> Result<Vocabulary, ModelError> {
+        let numbered = self.texts.iter().enumerate();
+        Vocabulary::new(numbered.map(|(id, text)| (id as u32, *text))).map_err(|problem| self.broken(&problem))
+    }
+
+    fn added_tokens(&self) -> Vec<AddedToken> {
+        let tokens = self.texts.iter().zip(&self.kinds).enumerate();
+        let added = tokens.filter(|(_, (_, kind))| matches!(**kind, UNKNOWN | CONTROL | USER_DEFINED));
         added
-            .map(|(id, (token, kind))| {
-                json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                    "normalized": false, "special": *kind != USER_DEFINED})
+            .map(|(id, (text, kind))| AddedToken {
+                id: id as u32,
+                text: (*text).to_owned(),
+                normalized: None,
+                single_word: false,
+                strips_left: false,
+                strips_right: false,
+                special: *kind != USER_DEFINED,
             })
-            .collect::<Vec<_>>()
-            .into()
+            .collect()
     }
 
     /// BOS and EOS around a text, by the file's flags or by the custom of the tokenizer's kind.
-    fn post_processor(&self, model: &str) -> Value {
-        let flag = |name: &str, custom: bool| match self.get(name) {
-            Some(Metadata::Flag(flag)) => *flag,
-            _ => custom,
+    fn surroundings(&self, adds_bos: bool) -> Result<Surroundings, ModelError> {
+        let wanted = |flag: &str, custom: bool, token: &'static str| -> Result<Vec<u32>, ModelError> {
+            match self.flag(flag)?.unwrap_or(custom) {
+                true => Ok(self.named(token)?.into_iter().collect()),
+                false => Ok(Vec::new()),
+            }
         };
-        let custom_bos = model == "llama" || self.pre_tokenizer().is_ok_and(|known| known.adds_bos);
-        let mut single = vec![json!({"Sequence": {"id": "A", "type_id": 0}})];
-        let mut special_tokens = serde_json::Map::new();
-        let mut special = |setting: &'static str| -> Option<Value> {
-            let id = self.named(setting).ok().flatten()?;
-            let token = self.tokens[id as usize];
-            special_tokens.insert(token.to_owned(), json!({"id": token, "ids": [id], "tokens": [token]}));
-            Some(json!({"SpecialToken": {"id": token, "type_id": 0}}))
-        };
-        if flag("add_bos_token", custom_bos) {
-            single.splice(0..0, special("bos_token_id"));
-        }
-        if flag("add_eos_token", false) {
-            single.extend(special("eos_token_id"));
-        }
-        let mut pair = single.clone();
-        pair.push(json!({"Sequence": {"id": "B", "type_id": 1}}));
-        json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens})
+        Ok(Surroundings::new(
+            wanted("add_bos_token", adds_bos, "bos_token_id")?,
+            wanted("add_eos_token", false, "eos_token_id")?,
+        ))
     }
 
     /// A token the file names by id, which must exist.
     fn named(&self, setting: &'static str) -> Result<Option<u32>, ModelError> {
-        let Some(Metadata::Integer(id)) = self.get(setting) else {
-            return Ok(None);
+        let id = match self.get(setting) {
+            None => return Ok(None),
+            Some(Metadata::Integer(id)) => id,
+            Some(_) => return Err(self.broken(&format!("tokenizer.ggml.{setting} must be the id of a token"))),
         };
         match usize::try_from(*id) {
-            Ok(index) if index < self.tokens.len() => Ok(Some(index as u32)),
+            Ok(index) if index < self.texts.len() => Ok(Some(index as u32)),
             _ => Err(ModelError::MissingToken {
                 path: self.path.to_owned(),
                 role: setting,
@@ -261,28 +261,63 @@ impl<'a> Vocabulary<'a> {
         }
     }
 
-    fn texts(&self, name: &str, list: &'a Metadata) -> Result<Vec<&'a str>, ModelError> {
+    fn flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Metadata::Flag(flag)) => Ok(Some(*flag)),
+            Some(_) => Err(self.broken(&format!("tokenizer.ggml.{name} must be true or false"))),
+        }
+    }
+
+    fn text(&self, name: &str) -> Result<Option<&'a str>, ModelError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Metadata::Text(text)) => Ok(Some(text)),
+            Some(_) => Err(self.broken(&format!("tokenizer.ggml.{name} must be a text"))),
+        }
+    }
+
+    fn texts_of(&self, name: &str, list: &Metadata<'a>) -> Result<Vec<&'a str>, ModelError> {
         let not_texts = || self.broken(&format!("tokenizer.ggml.{name} must be a list of texts"));
         let Metadata::List(items) = list else {
             return Err(not_texts());
         };
-        items
-            .iter()
-            .map(|item| match item {
-                Metadata::Text(text) => Ok(text.as_str()),
-                _ => Err(not_texts()),
-            })
-            .collect()
+        items.texts().map_err(|_| not_texts())
     }
 
-    fn get(&self, name: &str) -> Option<&'a Metadata> {
+    /// The values of a list that holds one for every token.
+    fn for_every_token<T>(
+        &self,
+        name: &str,
+        list: &Metadata<'a>,
+        read: impl Fn(Metadata<'a>) -> Option<T>,
+    ) -> Result<Vec<T>, ModelError> {
+        let wanted = self.texts.len();
+        match list {
+            Metadata::List(items) if items.len() == wanted => items
+                .values()
+                .enumerate()
+                .map(|(id, item)| {
+                    let problem =
+                        || self.broken(&format!("tokenizer.ggml.{name} holds no possible value for token {id}"));
+                    item.ok().and_then(&read).ok_or_else(problem)
+                })
+                .collect(),
+            Metadata::List(items) => Err(self.broken(&format!(
+                "tokenizer.ggml.{name} has {} values for {wanted} tokens",
+                items.len()
+            ))),
+            _ => Err(self.broken(&format!(
+                "tokenizer.ggml.{name} must be a list with a value for every token"
+            ))),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&'a Metadata<'a>> {
         self.header.metadata.get(&format!("tokenizer.ggml.{name}"))
     }
 
     fn broken(&self, problem: &str) -> ModelError {
-        ModelError::Tokenizer {
-            path: self.path.to_owned(),
-            problem: problem.to_owned(),
-        }
+        broken(self.path, problem)
     }
 }

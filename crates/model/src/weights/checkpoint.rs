@@ -106,6 +106,11 @@ impl Checkpoint {
             .collect()
     }
 
+    /// The names of all tensors in the model.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.tensors.keys()
+    }
+
     /// Tensors no architecture asked for.
     pub(crate) fn untaken(&self) -> Vec<String> {
         self.tensors

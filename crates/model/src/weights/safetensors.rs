@@ -9,13 +9,15 @@ use std::io::Read;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use super::tensor::{StoredTensor, TensorInfo, TensorType, check_name};
 use crate::ModelError;
 
 /// The format's own limit.
 const LARGEST_HEADER_BYTES: u64 = 100_000_000;
+const LARGEST_TENSOR_COUNT: usize = 1 << 18;
+const LARGEST_RANK: usize = 16;
 
 /// Reads and checks the table of contents; the data itself is not touched.
 pub(crate) fn read_header(path: &Path, file: &mut File) -> Result<Vec<StoredTensor>, ModelError> {
@@ -63,7 +65,7 @@ fn check(name: String, entry: Entry, data_start: u64, data_bytes: u64) -> Result
         return Err(format!("tensor {name} has the unknown element type {:?}", entry.dtype));
     };
     let Entry {
-        shape,
+        shape: Shape(shape),
         data_offsets: (begin, end),
         ..
     } = entry;
@@ -129,8 +131,38 @@ fn check_layout(tensors: &[StoredTensor], data_start: usize, file_bytes: usize) 
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
-    shape: Vec<u64>,
+    shape: Shape,
     data_offsets: (u64, u64),
+}
+
+/// Dimensions, of which a header may not claim more than memory has room for.
+struct Shape(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Shape, D::Error> {
+        struct Dimensions;
+        impl<'de> Visitor<'de> for Dimensions {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a list of dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Shape, A::Error> {
+                let mut dimensions = Vec::new();
+                while let Some(dimension) = list.next_element()? {
+                    if dimensions.len() == LARGEST_RANK {
+                        return Err(A::Error::custom(format!(
+                            "more than {LARGEST_RANK} dimensions are not plausible"
+                        )));
+                    }
+                    dimensions.push(dimension);
+                }
+                Ok(Shape(dimensions))
+            }
+        }
+        deserializer.deserialize_seq(Dimensions)
+    }
 }
 
 /// Entries in file order, twice-named tensors refused.
@@ -157,6 +189,11 @@ impl<'de> Deserialize<'de> for Header {
                         continue;
                     }
                     check_name(&name).map_err(A::Error::custom)?;
+                    if entries.len() == LARGEST_TENSOR_COUNT {
+                        return Err(A::Error::custom(format!(
+                            "more than {LARGEST_TENSOR_COUNT} tensors are not plausible"
+                        )));
+                    }
                     if !names.insert(name.clone()) {
                         return Err(A::Error::custom(format!("tensor {name} stands twice")));
                     }

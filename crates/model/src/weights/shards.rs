@@ -1,7 +1,6 @@
 //! The safetensors files of a Hugging Face directory: one, or shards with an index.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::checkpoint::{Checkpoint, RowOrder};
@@ -70,10 +69,7 @@ fn add_shards(checkpoint: &mut Checkpoint, directory: &Path, index: &Fields) -> 
 }
 
 fn add(checkpoint: &mut Checkpoint, path: PathBuf) -> Result<(), ModelError> {
-    let mut file = File::open(&path).map_err(|source| ModelError::Io {
-        path: path.clone(),
-        source,
-    })?;
+    let mut file = riffle_files::open(&path).map_err(|error| ModelError::file(&path, error))?;
     let tensors = read_header(&path, &mut file)?;
     let named = tensors
         .into_iter()

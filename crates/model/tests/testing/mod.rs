@@ -1,6 +1,8 @@
 //! Set-up the tests share: vectors, a dense attention step, a model driven over a text, models written on the spot.
 #![allow(dead_code)]
 
+pub(crate) mod gguf;
+
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -477,4 +479,84 @@ pub(crate) fn gguf_file(
     file.resize(file.len().next_multiple_of(32), 0);
     file.extend(data);
     file
+}
+
+/// The 256 characters that stand for bytes in GPT-2's vocabulary, printable ones first.
+pub(crate) fn bytes_as_characters() -> impl Iterator<Item = char> {
+    let printable = ('!'..='~').chain('\u{a1}'..='\u{ac}').chain('\u{ae}'..='\u{ff}');
+    printable.chain('\u{100}'..='\u{143}')
+}
+
+/// SentencePiece's table of replacements with one entry, in base64: a double-array trie whose nodes lie 256 units apart.
+pub(crate) fn character_map(from: &str, to: &str) -> String {
+    let mut units = vec![0u32; 256 * (from.len() + 2)];
+    let mut node = 0;
+    let mut base = 256;
+    units[0] = (base as u32) << 10;
+    for (at, byte) in from.bytes().enumerate() {
+        node = base ^ usize::from(byte);
+        base += 256;
+        let leaf = u32::from(at + 1 == from.len());
+        units[node] = ((node ^ base) as u32) << 10 | leaf << 8 | u32::from(byte);
+    }
+    assert_ne!(node, base);
+    // The value: where the replacement begins.
+    units[base] = 1 << 31;
+    let mut bytes = (4 * units.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(units.iter().flat_map(|unit| unit.to_le_bytes()));
+    bytes.extend(to.bytes().chain([0]));
+    base64(&bytes)
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let value = (0..3).fold(0u32, |value, at| {
+            value << 8 | u32::from(group.get(at).copied().unwrap_or(0))
+        });
+        for digit in 0..4 {
+            let character = char::from(DIGITS[(value >> (18 - 6 * digit)) as usize & 63]);
+            text.push(if digit <= group.len() { character } else { '=' });
+        }
+    }
+    text
+}
+
+/// A one-layer Llama model in a GGUF file, with this metadata beside its sizes.
+pub(crate) fn tiny_gguf(metadata: &[(String, u32, Vec<u8>)]) -> Vec<u8> {
+    let number = |key: &str, value: u32| (key.to_owned(), 4, value.to_le_bytes().to_vec());
+    let mut all = vec![
+        ("general.architecture".to_owned(), 8, gguf_string("llama")),
+        number("llama.embedding_length", 16),
+        number("llama.block_count", 1),
+        number("llama.feed_forward_length", 24),
+        number("llama.attention.head_count", 4),
+        number("llama.attention.head_count_kv", 2),
+        number("llama.context_length", 128),
+    ];
+    all.extend_from_slice(metadata);
+    let names = [
+        ("embed_tokens", "token_embd"),
+        ("input_layernorm", "blk.0.attn_norm"),
+        ("q_proj", "blk.0.attn_q"),
+        ("k_proj", "blk.0.attn_k"),
+        ("v_proj", "blk.0.attn_v"),
+        ("o_proj", "blk.0.attn_output"),
+        ("post_attention_layernorm", "blk.0.ffn_norm"),
+        ("gate_proj", "blk.0.ffn_gate"),
+        ("up_proj", "blk.0.ffn_up"),
+        ("down_proj", "blk.0.ffn_down"),
+        ("model.norm", "output_norm"),
+    ];
+    let mut model = TinyModel::default();
+    let tensors: Vec<_> = names
+        .into_iter()
+        .map(|(name, gguf_name)| {
+            let tensor = model.tensor(name);
+            let dimensions = tensor.shape.iter().rev().map(|&dimension| dimension as u64).collect();
+            (format!("{gguf_name}.weight"), dimensions, 0, tensor.data.clone())
+        })
+        .collect();
+    gguf_file(3, &all, &tensors)
 }

@@ -1,0 +1,153 @@
+//! Opens and reads regular files within limits.
+//!
+//! A path that a user gives may name a pipe, a socket, a device or a folder. Opening a pipe waits for its writer, and
+//! reading a device such as `/dev/zero` never ends. The functions here open without waiting, look at what was opened,
+//! and read no more bytes than the caller allows.
+//!
+//! ```
+//! # let folder = std::env::temp_dir();
+//! let path = folder.join(format!("riffle-files-{}", std::process::id()));
+//! std::fs::write(&path, "some text")?;
+//! assert_eq!(riffle_files::read(&path, 100)?, b"some text");
+//! let error = riffle_files::read(&path, 4).unwrap_err();
+//! assert_eq!(error.to_string(), "it holds more than 4 bytes, the limit for files of its kind");
+//! let error = riffle_files::open(&folder).unwrap_err();
+//! assert_eq!(error.to_string(), "it is a folder, not a regular file");
+//! # std::fs::remove_file(&path)?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod error;
+
+use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::path::Path;
+
+pub use error::FileError;
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// [`FileError::NotRegular`] for anything else, at once; [`FileError::Io`].
+pub fn open(path: impl AsRef<Path>) -> Result<File, FileError> {
+    open_with(path, OpenOptions::new().read(true))
+}
+
+/// Opens a regular file as `options` say; they may create it.
+///
+/// # Errors
+/// [`FileError::NotRegular`] for anything that exists and is no regular file, at once; [`FileError::Io`].
+pub fn open_with(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result<File, FileError> {
+    let path = path.as_ref();
+    // Looked at before it is opened as well: opening some devices has an effect.
+    match std::fs::metadata(path) {
+        Ok(metadata) => check_regular(&metadata)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    let file = without_waiting(options).open(path)?;
+    check_regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Reads a regular file of at most `limit_bytes` bytes whole.
+///
+/// # Errors
+/// [`FileError::NotRegular`], [`FileError::TooLarge`], [`FileError::Io`].
+pub fn read(path: impl AsRef<Path>, limit_bytes: u64) -> Result<Vec<u8>, FileError> {
+    let file = open(path)?;
+    let length = file.metadata()?.len();
+    if length > limit_bytes {
+        return Err(FileError::TooLarge { limit_bytes });
+    }
+    read_within(file, limit_bytes)
+}
+
+/// As [`read`], for text.
+///
+/// # Errors
+/// As [`read`]; [`FileError::Io`] of kind [`InvalidData`](io::ErrorKind::InvalidData) for what is not UTF-8.
+pub fn read_text(path: impl AsRef<Path>, limit_bytes: u64) -> Result<String, FileError> {
+    String::from_utf8(read(path, limit_bytes)?)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()).into())
+}
+
+/// Reads a regular file or a pipe of at most `limit_bytes` bytes whole; waits for a pipe's writer.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_file_or_pipe(path: impl AsRef<Path>, limit_bytes: u64) -> Result<Vec<u8>, FileError> {
+    let path = path.as_ref();
+    if !is_pipe(std::fs::metadata(path)?.file_type()) {
+        return read(path, limit_bytes);
+    }
+    let file = File::open(path)?;
+    let opened = file.metadata()?;
+    if !is_pipe(opened.file_type()) {
+        check_regular(&opened)?;
+    }
+    read_within(file, limit_bytes)
+}
+
+/// Reads a stream of at most `limit_bytes` bytes to its end.
+///
+/// # Errors
+/// [`FileError::TooLarge`], [`FileError::Io`].
+pub fn read_within(stream: impl Read, limit_bytes: u64) -> Result<Vec<u8>, FileError> {
+    let mut bytes = Vec::new();
+    stream.take(limit_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > limit_bytes {
+        true => Err(FileError::TooLarge { limit_bytes }),
+        false => Ok(bytes),
+    }
+}
+
+fn check_regular(metadata: &Metadata) -> Result<(), FileError> {
+    let file_type = metadata.file_type();
+    match file_type.is_file() {
+        true => Ok(()),
+        false => Err(FileError::NotRegular { found: kind(file_type) }),
+    }
+}
+
+#[cfg(unix)]
+fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
+    use std::os::unix::fs::OpenOptionsExt;
+    // Between the look at the path and its opening, a pipe may have taken the file's place. A regular file ignores the flag.
+    options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+}
+
+#[cfg(not(unix))]
+fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
+    options
+}
+
+#[cfg(unix)]
+fn is_pipe(file_type: FileType) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    file_type.is_fifo()
+}
+
+#[cfg(not(unix))]
+fn is_pipe(_: FileType) -> bool {
+    false
+}
+
+#[cfg(unix)]
+fn kind(file_type: FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    match file_type {
+        _ if file_type.is_dir() => "a folder",
+        _ if file_type.is_fifo() => "a pipe",
+        _ if file_type.is_socket() => "a socket",
+        _ => "a device",
+    }
+}
+
+#[cfg(not(unix))]
+fn kind(file_type: FileType) -> &'static str {
+    match file_type.is_dir() {
+        true => "a folder",
+        false => "a device",
+    }
+}

@@ -1,0 +1,148 @@
+//! Settings of config.json that no family computes: a model that has them switched on is refused.
+//!
+//! config.json holds many fields that say nothing about the computation, so those that do are listed. What a family reads
+//! is checked where it is read; what the reference implementation of a family ignores is ignored here too.
+
+use serde_json::Value;
+
+use crate::fields::{Fields, show};
+use crate::{ModelConfig, ModelError};
+
+/// A setting and the values with which it changes nothing. Booleans count as 0 and 1.
+struct Foreign {
+    name: &'static str,
+    neutral: &'static [f64],
+    /// Architectures that read it.
+    but_for: &'static [&'static str],
+}
+
+const fn foreign(name: &'static str, neutral: &'static [f64]) -> Foreign {
+    Foreign {
+        name,
+        neutral,
+        but_for: &[],
+    }
+}
+
+const GEMMA: &[&str] = &["Gemma2ForCausalLM", "Gemma3ForCausalLM"];
+const HYBRID: &[&str] = &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"];
+
+const FOREIGN: &[Foreign] = &[
+    // Experts.
+    foreign("num_experts", &[0.0]),
+    foreign("num_local_experts", &[0.0]),
+    foreign("n_routed_experts", &[0.0]),
+    // Which tokens attention reads.
+    foreign("is_causal", &[1.0]),
+    foreign("use_bidirectional_attention", &[0.0]),
+    foreign("attention_chunk_size", &[]),
+    foreign("alibi", &[0.0]),
+    foreign("no_rope_layer_interval", &[0.0]),
+    Foreign {
+        name: "attn_output_gate",
+        neutral: &[0.0],
+        but_for: HYBRID,
+    },
+    // Factors and caps.
+    Foreign {
+        name: "attn_logit_softcapping",
+        neutral: &[],
+        but_for: GEMMA,
+    },
+    Foreign {
+        name: "final_logit_softcapping",
+        neutral: &[],
+        but_for: GEMMA,
+    },
+    foreign("attention_multiplier", &[]),
+    foreign("embedding_multiplier", &[1.0]),
+    foreign("residual_multiplier", &[1.0]),
+    foreign("logits_scaling", &[1.0]),
+    foreign("logit_scale", &[1.0]),
+    foreign("clip_qkv", &[]),
+];
+
+/// Refuses settings that change what the model computes and that the family does not read.
+pub(crate) fn refuse(fields: &Fields, architecture: &str) -> Result<(), ModelError> {
+    for foreign in FOREIGN {
+        let Some(value) = fields.get(foreign.name) else {
+            continue;
+        };
+        let number = match value {
+            Value::Bool(flag) => Some(f64::from(u8::from(*flag))),
+            other => other.as_f64(),
+        };
+        let neutral = number.is_some_and(|number| foreign.neutral.contains(&number));
+        if !neutral && !foreign.but_for.contains(&architecture) {
+            let problem = format!("is {}, which is not supported for {architecture}", show(value));
+            return Err(fields.error(foreign.name, problem));
+        }
+    }
+    if HYBRID.contains(&architecture) && !fields.flag("attn_output_gate", true)? {
+        return Err(fields.error("attn_output_gate", "is false, which is not supported"));
+    }
+    for name in ["quantization_config", "compression_config"] {
+        if let Some(quantised) = fields.object(name)? {
+            let method = quantised.text("quant_method")?.unwrap_or("(unnamed)");
+            let problem =
+                format!("weights quantised by {method:?} are not supported; use the original weights or a GGUF file");
+            return Err(fields.error(name, problem));
+        }
+    }
+    refuse_two_rotations(fields)
+}
+
+/// The rotation can stand in several places; they must agree.
+fn refuse_two_rotations(fields: &Fields) -> Result<(), ModelError> {
+    let (current, older) = (fields.object("rope_parameters")?, fields.object("rope_scaling")?);
+    if let (Some(current), Some(older)) = (&current, &older)
+        && let Some((name, _)) = older
+            .values()
+            .iter()
+            .find(|(name, value)| *name != "type" && current.get(name) != Some(*value))
+    {
+        let problem = format!("{name} is not the same in rope_parameters; keep one of the two");
+        return Err(fields.error("rope_scaling", problem));
+    }
+    let Some(inner) = current.or(older) else {
+        return Ok(());
+    };
+    for name in ["rope_theta", "partial_rotary_factor"] {
+        if let (Some(outer), Some(inner)) = (fields.optional_number(name)?, inner.optional_number(name)?)
+            && outer != inner
+        {
+            let problem = format!("is {outer} but {inner} among the parameters of the rotation; keep one of the two");
+            return Err(fields.error(name, problem));
+        }
+    }
+    match (inner.text("rope_type")?, inner.text("type")?) {
+        (Some(kind), Some(older)) if kind != older => Err(inner.error(
+            "type",
+            format!("is {older:?} but rope_type is {kind:?}; keep one of the two"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a list of layer types that the configured model does not follow.
+pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result<(), ModelError> {
+    let types = fields.texts("layer_types")?;
+    if !types.is_empty() && types.len() != config.layers {
+        let problem = format!("lists {} layers, the model has {}", types.len(), config.layers);
+        return Err(fields.error("layer_types", problem));
+    }
+    for (layer, named) in types.iter().enumerate() {
+        let slides = config.windows.get(layer).is_some_and(Option::is_some);
+        let recurs = config.recurrent.as_ref().is_some_and(|shape| shape.is_recurrent(layer));
+        let found = match (slides, recurs) {
+            (true, _) => "sliding_attention",
+            (_, true) => "linear_attention",
+            _ => "full_attention",
+        };
+        if named != found {
+            let problem = format!("layer {layer} is {named:?}, by the other settings it is {found}");
+            return Err(fields.error("layer_types", problem));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! Which metadata of GGUF files is read, has no effect on a text, or is refused.
+//!
+//! Every key of the model's architecture has a row in [`SETTINGS`]; one without a row may change what the model computes
+//! and is refused, like a value that a row does not allow.
+
+use super::header::{Header, Metadata};
+use super::settings::Architecture;
+use crate::ModelError;
+
+/// What a value must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A whole number from 1.
+    Size,
+    /// A whole number from 0.
+    Count,
+    /// A finite number.
+    Number,
+    /// A finite number from 0.
+    NotNegative,
+    /// A finite number above 0.
+    Positive,
+    Flag,
+    Text,
+    List,
+    /// What its reader checks.
+    Any,
+}
+
+/// For which architectures any value of the right kind is accepted.
+#[derive(Debug, Clone, Copy)]
+enum For {
+    All,
+    Only(&'static [Architecture]),
+    None,
+}
+
+use Architecture::{Gemma2, Gemma3, Phi2, Qwen35};
+use For::{All, None as NoOne, Only};
+use Kind::{Any, Count, Flag, List, NotNegative, Number, Positive, Size, Text};
+
+/// A key below the architecture's name, its kind, the architectures that compute with it or for which it has no effect,
+/// and the values that change nothing in the others.
+const SETTINGS: &[(&str, Kind, For, &[f64])] = &[
+    // Sizes.
+    ("vocab_size", Size, All, &[]),
+    ("context_length", Size, All, &[]),
+    ("embedding_length", Size, All, &[]),
+    ("block_count", Size, All, &[]),
+    ("feed_forward_length", Size, All, &[]),
+    ("attention.head_count", Size, All, &[]),
+    ("attention.head_count_kv", Size, All, &[]),
+    ("attention.key_length", Size, All, &[]),
+    ("attention.value_length", Size, All, &[]),
+    // Norms, activations, logits.
+    ("attention.layer_norm_epsilon", Positive, All, &[]),
+    ("attention.layer_norm_rms_epsilon", Positive, All, &[]),
+    ("hidden_activation", Text, All, &[]),
+    ("attention.scale", NotNegative, All, &[]),
+    ("attn_logit_softcapping", NotNegative, Only(&[Gemma2, Gemma3]), &[0.0]),
+    ("final_logit_softcapping", NotNegative, Only(&[Gemma2, Gemma3]), &[0.0]),
+    // Windows. `settings` compares a window with the context where no layer slides.
+    ("attention.sliding_window", Count, All, &[]),
+    ("attention.sliding_window_pattern", Any, Only(&[Gemma2, Gemma3]), &[]),
+    // Rotation.
+    ("rope.freq_base", Positive, All, &[]),
+    ("rope.freq_base_swa", Positive, Only(&[Gemma3]), &[]),
+    ("rope.dimension_count", Size, All, &[]),
+    ("rope.scale_linear", NotNegative, All, &[]),
+    ("rope.scaling.type", Text, All, &[]),
+    ("rope.scaling.factor", NotNegative, All, &[]),
+    ("rope.scaling.original_context_length", Size, All, &[]),
+    ("rope.scaling.attn_factor", Positive, All, &[]),
+    ("rope.scaling.yarn_beta_fast", Positive, All, &[]),
+    ("rope.scaling.yarn_beta_slow", Positive, All, &[]),
+    ("rope.scaling.yarn_ext_factor", Number, NoOne, &[1.0, -1.0]),
+    ("rope.scaling.yarn_attn_factor", Number, NoOne, &[1.0]),
+    ("rope.scaling.yarn_log_multiplier", Number, NoOne, &[0.0]),
+    ("rope.scaling.alpha", Number, NoOne, &[0.0]),
+    // Recurrent layers, and layers that predict further tokens.
+    ("ssm.conv_kernel", Size, Only(&[Qwen35]), &[]),
+    ("ssm.state_size", Size, Only(&[Qwen35]), &[]),
+    ("ssm.group_count", Size, Only(&[Qwen35]), &[]),
+    ("ssm.time_step_rank", Size, Only(&[Qwen35]), &[]),
+    ("ssm.inner_size", Size, Only(&[Qwen35]), &[]),
+    ("full_attention_interval", Size, Only(&[Qwen35]), &[]),
+    ("attention.recurrent_layers", List, Only(&[Qwen35]), &[]),
+    ("nextn_predict_layers", Count, Only(&[Qwen35]), &[0.0]),
+    // Other kinds of models: only values that switch them off.
+    ("attention.causal", Flag, NoOne, &[1.0]),
+    ("attention.clamp_kqv", Number, NoOne, &[0.0]),
+    ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
+    ("use_parallel_residual", Flag, Only(&[Phi2]), &[0.0]),
+    ("logit_scale", Number, NoOne, &[0.0, 1.0]),
+    ("residual_scale", Number, NoOne, &[0.0, 1.0]),
+    ("embedding_scale", Number, NoOne, &[0.0, 1.0]),
+    ("expert_count", Count, NoOne, &[0.0]),
+    ("expert_used_count", Count, NoOne, &[0.0]),
+    ("expert_shared_count", Count, NoOne, &[0.0]),
+    ("expert_feed_forward_length", Count, NoOne, &[0.0]),
+    // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
+    ("rope.dimension_sections", Any, Only(&[Qwen35]), &[]),
+    ("rope.scaling.finetuned", Flag, All, &[]),
+    ("tensor_data_layout", Text, All, &[]),
+    ("pooling_type", Count, All, &[]),
+    ("classifier.output_labels", List, All, &[]),
+    ("classifier.pooling_type", Count, All, &[]),
+];
+
+/// Parts of multi-modal files below the architecture's name; the text model does not read them.
+const NOT_OF_THE_TEXT_MODEL: &[&str] = &["vision.", "audio.", "mm."];
+
+/// Keys outside the architecture that tell what a file is; `tokenizer` checks those of the tokenizer.
+const GENERAL: &[(&str, Kind)] = &[
+    ("general.architecture", Text),
+    ("general.type", Text),
+    ("split.no", Count),
+    ("split.count", Count),
+    ("split.tensors.count", Count),
+];
+
+/// Checks the keys of a file, or of one shard, that stand outside the architecture.
+pub(super) fn check_general(header: &Header<'_>) -> Result<(), ModelError> {
+    for (key, kind) in GENERAL {
+        if let Some(value) = header.metadata.get(*key) {
+            check_kind(header, key, *kind, value)?;
+        }
+    }
+    match header.text("general.type")? {
+        None | Some("model") => Ok(()),
+        Some(other) => Err(header.error("general.type", format!("is {other:?}; give the file of a whole model"))),
+    }
+}
+
+/// Checks every key of the architecture `prefix`: what is there is computed with, or changes nothing.
+pub(super) fn check_settings(header: &Header<'_>, architecture: Architecture, prefix: &str) -> Result<(), ModelError> {
+    // In a fixed order, so that the same file gets the same error.
+    let mut keys: Vec<(&String, &Metadata<'_>)> = header.metadata.iter().collect();
+    keys.sort_by_key(|(key, _)| *key);
+    for (key, value) in keys {
+        let own = key.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('.'));
+        let Some(name) = own.filter(|name| !NOT_OF_THE_TEXT_MODEL.iter().any(|part| name.starts_with(part))) else {
+            continue;
+        };
+        let row = SETTINGS.iter().find(|(known, ..)| *known == name);
+        let Some((_, kind, computed, neutral)) = row else {
+            let problem = format!(
+                "is {}, a setting this version does not know; it may change what the model computes",
+                value.show()
+            );
+            return Err(header.error(key, problem));
+        };
+        check_kind(header, key, *kind, value)?;
+        let computed = match computed {
+            All => true,
+            Only(architectures) => architectures.contains(&architecture),
+            NoOne => false,
+        };
+        if !computed && !as_number(value).is_some_and(|number| neutral.contains(&number)) {
+            let problem = format!(
+                "is {}, which is not supported for architecture {prefix:?}",
+                value.show()
+            );
+            return Err(header.error(key, problem));
+        }
+    }
+    Ok(())
+}
+
+fn check_kind(header: &Header<'_>, key: &str, kind: Kind, value: &Metadata<'_>) -> Result<(), ModelError> {
+    let whole = |least: i128| match value {
+        Metadata::Integer(number) => *number >= least,
+        Metadata::Float(number) => number.fract() == 0.0 && *number >= least as f64,
+        _ => false,
+    };
+    let number = match value {
+        Metadata::Flag(_) => None,
+        other => as_number(other).filter(|number| number.is_finite()),
+    };
+    let (right, expected) = match kind {
+        Size => (whole(1), "a whole number from 1"),
+        Count => (whole(0), "a whole number from 0"),
+        Number => (number.is_some(), "a finite number"),
+        NotNegative => (number.is_some_and(|number| number >= 0.0), "a finite number from 0"),
+        Positive => (number.is_some_and(|number| number > 0.0), "a finite number above 0"),
+        Flag => (matches!(value, Metadata::Flag(_)), "true or false"),
+        Text => (matches!(value, Metadata::Text(_)), "a text"),
+        List => (matches!(value, Metadata::List(_)), "a list"),
+        Any => (true, ""),
+    };
+    match right {
+        true => Ok(()),
+        false => Err(header.error(key, format!("must be {expected}, found {}", value.show()))),
+    }
+}
+
+fn as_number(value: &Metadata<'_>) -> Option<f64> {
+    match value {
+        Metadata::Integer(number) => Some(*number as f64),
+        Metadata::Float(number) => Some(*number),
+        Metadata::Flag(flag) => Some(f64::from(u8::from(*flag))),
+        Metadata::Text(_) | Metadata::List(_) => None,
+    }
+}

@@ -1,0 +1,231 @@
+//! Text to token ids and back.
+//!
+//! tokenizer.json and GGUF files become one [`Pipeline`]: added tokens are cut out of a text, the rest is normalized, cut
+//! into words and encoded word by word. The steps are those of the crate `tokenizers`, and so are the ids; settings come from
+//! strangers' files, so every step is checked when it is read and bounded when it runs.
+
+mod added;
+mod byte_level;
+mod byte_pairs;
+mod charsmap;
+mod decoder;
+mod description;
+mod growth;
+mod merges;
+mod merging;
+mod model;
+mod neighbours;
+mod normalizer;
+mod pattern;
+mod pipeline;
+mod pre_tokenizer;
+mod settings;
+mod surroundings;
+mod unigram;
+mod vocabulary;
+mod words;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::ModelError;
+use crate::fields::read_text_file;
+use crate::stream::StreamDecoder;
+
+pub(crate) use added::{AddedToken, AddedTokens};
+pub(crate) use byte_pairs::{BytePairs, Unknown};
+pub(crate) use decoder::{Decoder, Decoding};
+pub(crate) use description::pair;
+pub(crate) use merges::{MergeTable, Merges, Scores};
+pub(crate) use model::Model;
+pub(crate) use neighbours::Neighbours;
+pub(crate) use normalizer::{Normalization, Normalizer};
+pub(crate) use pattern::Pattern;
+pub(crate) use pipeline::Pipeline;
+pub(crate) use pre_tokenizer::{Cut, GPT2_WORDS, PreTokenizer};
+pub(crate) use settings::TokenizerSettings;
+pub(crate) use surroundings::Surroundings;
+pub(crate) use vocabulary::Vocabulary;
+
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// Characters of the longest problem that an error shows.
+const LONGEST_PROBLEM: usize = 240;
+
+/// The tokenizer of a model. Copies share their tables.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    pipeline: Arc<Pipeline>,
+    vocab_size: usize,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    /// Whether BOS is put in front although the tokenizer has no such rule.
+    adds_bos: bool,
+}
+
+impl Tokenizer {
+    /// Reads tokenizer.json; `None` where the directory has no tokenizer.
+    pub(crate) fn from_directory(
+        directory: &Path,
+        settings: &TokenizerSettings,
+    ) -> Result<Option<Tokenizer>, ModelError> {
+        let path = directory.join(TOKENIZER_FILE);
+        let Some(bytes) = read_text_file(&path)? else {
+            return Ok(None);
+        };
+        let pipeline = description::read(&bytes).map_err(|problem| broken(&path, &problem))?;
+        drop(bytes);
+        let mut tokenizer = Tokenizer::new(&path, pipeline, None, None)?;
+        tokenizer.bos = tokenizer.resolve(settings, "bos_token", settings.bos.as_deref())?;
+        tokenizer.eos = tokenizer.resolve(settings, "eos_token", settings.eos.as_deref())?;
+        if let (true, Some(bos)) = (settings.demands_bos, tokenizer.bos) {
+            tokenizer.adds_bos = tokenizer.encode("a", true)?.first() != Some(&bos);
+        }
+        Ok(Some(tokenizer))
+    }
+
+    /// A tokenizer read from `path`, with the ids of BOS and EOS.
+    pub(crate) fn new(
+        path: &Path,
+        pipeline: Pipeline,
+        bos: Option<u32>,
+        eos: Option<u32>,
+    ) -> Result<Tokenizer, ModelError> {
+        let vocab_size = pipeline.len();
+        if vocab_size == 0 {
+            return Err(broken(path, "its vocabulary is empty"));
+        }
+        Ok(Tokenizer {
+            pipeline: Arc::new(pipeline),
+            vocab_size,
+            bos,
+            eos,
+            adds_bos: false,
+        })
+    }
+
+    fn resolve(
+        &self,
+        settings: &TokenizerSettings,
+        role: &'static str,
+        token: Option<&str>,
+    ) -> Result<Option<u32>, ModelError> {
+        let Some(token) = token else { return Ok(None) };
+        match self.token_id(token) {
+            Some(id) => Ok(Some(id)),
+            None => Err(ModelError::MissingToken {
+                path: settings.path.clone(),
+                role,
+                token: token.to_owned(),
+            }),
+        }
+    }
+
+    /// Token ids of `text`. With `add_special` the tokens the model expects around a text, such as BOS, are added.
+    /// Special tokens spelt out in the text are always recognised. Time and memory are near linear in the text.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`] where the tokenizer's settings cannot deal with the text: a pattern that takes too many
+    /// steps, replacements that make the text too long, characters outside the vocabulary with no token for them.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
+        let mut ids = self.pipeline.encode(text, add_special).map_err(failed)?;
+        if let (true, true, Some(bos)) = (add_special, self.adds_bos, self.bos) {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`, special tokens left out. Bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
+        self.pipeline.decode(ids, true).map_err(failed)
+    }
+
+    /// The text of `ids` with special tokens spelt out.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, ModelError> {
+        self.pipeline.decode(ids, false).map_err(failed)
+    }
+
+    /// A decoder for tokens that come one by one.
+    pub fn stream(&self) -> StreamDecoder<'_> {
+        StreamDecoder::new(self)
+    }
+
+    /// The id of a token by its exact text.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.pipeline.id(token)
+    }
+
+    /// The text of a token as the vocabulary spells it.
+    pub fn token_text(&self, id: u32) -> Option<String> {
+        self.pipeline.text(id).map(str::to_owned)
+    }
+
+    /// Whether `id` is a special token, which [`decode`](Self::decode) leaves out.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.pipeline.added.is_special(id)
+    }
+
+    /// The algorithm, as tokenizer.json names it.
+    pub(crate) fn kind(&self) -> &'static str {
+        self.pipeline.model.name()
+    }
+
+    /// Highest token id + 1.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Memory the tokenizer's tables take, about, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.pipeline.memory_bytes() as u64
+    }
+
+    /// The token that begins a text, if there is one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text, if there is one.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Whether runs of byte tokens are decoded as a whole.
+    pub(crate) fn has_byte_runs(&self) -> bool {
+        self.pipeline.decoder.reads_byte_tokens()
+    }
+
+    /// Whether a following token can still change the text of this one.
+    pub(crate) fn is_open(&self, id: u32, text: &str) -> bool {
+        if self.has_byte_runs() {
+            // A run of byte tokens is valid UTF-8 or not as a whole, which is known only once it ends.
+            self.pipeline
+                .text(id)
+                .is_some_and(|token| decoder::byte_token(token).is_some())
+        } else {
+            text.ends_with('\u{fffd}')
+        }
+    }
+}
+
+/// An error about a tokenizer file, in one line of moderate length whatever the file holds.
+pub(crate) fn broken(path: &Path, problem: &str) -> ModelError {
+    ModelError::Tokenizer {
+        path: path.to_owned(),
+        problem: shortened(problem),
+    }
+}
+
+fn failed(problem: String) -> ModelError {
+    ModelError::Tokenize(shortened(&problem))
+}
+
+fn shortened(problem: &str) -> String {
+    let line = problem.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut line: String = line.take(LONGEST_PROBLEM + 1).collect();
+    if line.chars().count() > LONGEST_PROBLEM {
+        line.pop();
+        line.push('…');
+    }
+    line
+}

@@ -1,0 +1,271 @@
+//! What is done to a text before it is cut into words.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::Value;
+use unicode_categories::UnicodeCategories;
+use unicode_normalization_alignments::UnicodeNormalization;
+use unicode_normalization_alignments::char::is_combining_mark;
+
+use super::byte_level::push_bytes;
+use super::charsmap::CharacterMap;
+use super::growth::{self, Bounded};
+use super::pattern::{Pattern, PatternText};
+
+/// The steps of a normalizer, in their order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Normalizer {
+    steps: Vec<Normalization>,
+}
+
+/// A step.
+#[derive(Debug, Clone)]
+pub(crate) enum Normalization {
+    Composed,
+    Decomposed,
+    CompatiblyComposed,
+    CompatiblyDecomposed,
+    Lowercase,
+    StripAccents,
+    /// Spaces at the left and the right end go.
+    Strip(bool, bool),
+    /// Control characters go, unusual spaces become spaces, as in NMT models.
+    Nmt,
+    Mapped(CharacterMap),
+    Replace(Pattern, String),
+    Prepend(String),
+    ByteLevel,
+    CleanText,
+    SpacedIdeographs,
+    StripNonSpacingMarks,
+}
+
+/// A normalizer as tokenizer.json spells it.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum NormalizerText {
+    #[serde(rename = "NFC")]
+    Composed,
+    #[serde(rename = "NFD")]
+    Decomposed,
+    #[serde(rename = "NFKC")]
+    CompatiblyComposed,
+    #[serde(rename = "NFKD")]
+    CompatiblyDecomposed,
+    Lowercase,
+    StripAccents,
+    Strip {
+        strip_left: bool,
+        strip_right: bool,
+    },
+    Nmt,
+    Precompiled {
+        precompiled_charsmap: Option<String>,
+    },
+    Replace {
+        pattern: PatternText,
+        content: String,
+    },
+    Prepend {
+        prepend: String,
+    },
+    ByteLevel,
+    #[serde(alias = "Bert")]
+    BertNormalizer {
+        clean_text: bool,
+        handle_chinese_chars: bool,
+        strip_accents: Option<bool>,
+        lowercase: bool,
+    },
+    Sequence {
+        normalizers: Vec<NormalizerText>,
+    },
+}
+
+impl Normalizer {
+    /// The normalizer of a tokenizer.json.
+    pub(crate) fn from_json(value: Option<Value>) -> Result<Normalizer, String> {
+        let mut steps = Vec::new();
+        if let Some(value) = value {
+            let text: NormalizerText = serde_json::from_value(value).map_err(|error| format!("normalizer: {error}"))?;
+            text.push_steps(&mut steps)?;
+        }
+        Normalizer::new(steps)
+    }
+
+    /// A normalizer of these steps.
+    pub(crate) fn new(steps: Vec<Normalization>) -> Result<Normalizer, String> {
+        growth::check("normalizer", steps.iter().map(Normalization::growth))?;
+        Ok(Normalizer { steps })
+    }
+
+    /// The text as the steps leave it.
+    pub(crate) fn apply<'a>(&self, text: &'a str) -> Result<Cow<'a, str>, String> {
+        let mut text = Cow::Borrowed(text);
+        for step in &self.steps {
+            if let Some(changed) = step.apply(&text)? {
+                text = Cow::Owned(changed);
+            }
+        }
+        Ok(text)
+    }
+}
+
+impl NormalizerText {
+    fn push_steps(self, steps: &mut Vec<Normalization>) -> Result<(), String> {
+        if steps.len() > growth::MOST_STEPS {
+            return Ok(());
+        }
+        steps.push(match self {
+            NormalizerText::Composed => Normalization::Composed,
+            NormalizerText::Decomposed => Normalization::Decomposed,
+            NormalizerText::CompatiblyComposed => Normalization::CompatiblyComposed,
+            NormalizerText::CompatiblyDecomposed => Normalization::CompatiblyDecomposed,
+            NormalizerText::Lowercase => Normalization::Lowercase,
+            NormalizerText::StripAccents => Normalization::StripAccents,
+            NormalizerText::Strip {
+                strip_left,
+                strip_right,
+            } => Normalization::Strip(strip_left, strip_right),
+            NormalizerText::Nmt => Normalization::Nmt,
+            NormalizerText::Precompiled { precompiled_charsmap } => {
+                Normalization::Mapped(CharacterMap::new(&precompiled_charsmap.unwrap_or_default())?)
+            }
+            NormalizerText::Replace { pattern, content } => Normalization::Replace(pattern.compile()?, content),
+            NormalizerText::Prepend { prepend } => Normalization::Prepend(prepend),
+            NormalizerText::ByteLevel => Normalization::ByteLevel,
+            NormalizerText::BertNormalizer {
+                clean_text,
+                handle_chinese_chars,
+                strip_accents,
+                lowercase,
+            } => {
+                let chosen = [
+                    (clean_text, Normalization::CleanText),
+                    (handle_chinese_chars, Normalization::SpacedIdeographs),
+                    (strip_accents.unwrap_or(lowercase), Normalization::StripNonSpacingMarks),
+                    (lowercase, Normalization::Lowercase),
+                ];
+                steps.extend(chosen.into_iter().filter(|(wanted, _)| *wanted).map(|(_, step)| step));
+                return Ok(());
+            }
+            NormalizerText::Sequence { normalizers } => {
+                return normalizers.into_iter().try_for_each(|step| step.push_steps(steps));
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Normalization {
+    /// How many times as long as its input the output may be.
+    fn growth(&self) -> f64 {
+        match self {
+            Normalization::Replace(pattern, content) => match pattern.shortest_match() {
+                // The text stays between empty matches.
+                0 => content.len() as f64 + 1.0,
+                shortest => content.len() as f64 / shortest as f64,
+            },
+            Normalization::Prepend(text) => 1.0 + text.len() as f64 / 16.0,
+            Normalization::Composed | Normalization::Lowercase => 1.5,
+            Normalization::Decomposed | Normalization::StripNonSpacingMarks => 3.0,
+            Normalization::CompatiblyComposed | Normalization::CompatiblyDecomposed | Normalization::Mapped(_) => 11.0,
+            Normalization::ByteLevel => 2.0,
+            Normalization::SpacedIdeographs => 1.7,
+            Normalization::StripAccents | Normalization::Strip(..) | Normalization::Nmt | Normalization::CleanText => {
+                1.0
+            }
+        }
+    }
+
+    /// The text as this step leaves it, `None` where it leaves it as it is.
+    fn apply(&self, text: &str) -> Result<Option<String>, String> {
+        let mut output = Bounded::new(text.len());
+        match self {
+            Normalization::Composed if text.is_ascii() => return Ok(None),
+            Normalization::Composed => return Ok(Some(text.nfc().map(|(character, _)| character).collect())),
+            Normalization::Decomposed => return Ok(Some(text.nfd().map(|(character, _)| character).collect())),
+            Normalization::CompatiblyComposed => {
+                return Ok(Some(text.nfkc().map(|(character, _)| character).collect()));
+            }
+            Normalization::CompatiblyDecomposed => {
+                return Ok(Some(text.nfkd().map(|(character, _)| character).collect()));
+            }
+            Normalization::Lowercase => return Ok(Some(text.chars().flat_map(char::to_lowercase).collect())),
+            Normalization::StripAccents => return Ok(Some(text.chars().filter(|c| !is_combining_mark(*c)).collect())),
+            Normalization::Strip(left, right) => {
+                let text = if *left { text.trim_start() } else { text };
+                return Ok(Some(if *right { text.trim_end() } else { text }.to_owned()));
+            }
+            Normalization::Nmt => return Ok(Some(text.chars().filter_map(nmt).collect())),
+            Normalization::CleanText => {
+                let kept = text
+                    .chars()
+                    .filter(|c| !matches!(c, '\0' | '\u{fffd}') && !is_control(*c));
+                let spaced = kept.map(|c| if c.is_whitespace() { ' ' } else { c });
+                return Ok(Some(spaced.collect()));
+            }
+            Normalization::StripNonSpacingMarks => {
+                let decomposed = text.nfd().map(|(character, _)| character);
+                return Ok(Some(decomposed.filter(|c| !c.is_mark_nonspacing()).collect()));
+            }
+            Normalization::ByteLevel => {
+                let mut bytes = String::with_capacity(text.len());
+                push_bytes(text, &mut bytes);
+                return Ok(Some(bytes));
+            }
+            Normalization::Prepend(_) if text.is_empty() => return Ok(None),
+            Normalization::Prepend(prefix) => {
+                output.push(prefix)?;
+                output.push(text)?;
+            }
+            Normalization::Mapped(map) => map.replace(text, |part| output.push(part))?,
+            Normalization::Replace(pattern, content) => {
+                let mut end = 0;
+                pattern.find(text, |found| {
+                    output.push(&text[end..found.start])?;
+                    end = found.end;
+                    output.push(content)
+                })?;
+                output.push(&text[end..])?;
+            }
+            Normalization::SpacedIdeographs => {
+                for character in text.chars() {
+                    let space = if is_ideograph(character) { " " } else { "" };
+                    output.push(space)?;
+                    output.push(character.encode_utf8(&mut [0; 4]))?;
+                    output.push(space)?;
+                }
+            }
+        }
+        Ok(Some(output.finish()))
+    }
+}
+
+fn nmt(character: char) -> Option<char> {
+    match u32::from(character) {
+        0x01..=0x08 | 0x0b | 0x0e..=0x1f | 0x7f | 0x8f | 0x9f => None,
+        0x09 | 0x0a | 0x0c | 0x0d | 0x1680 | 0x200b..=0x200f | 0x2028 | 0x2029 | 0x2581 | 0xfeff | 0xfffd => Some(' '),
+        _ => Some(character),
+    }
+}
+
+fn is_control(character: char) -> bool {
+    !matches!(character, '\t' | '\n' | '\r') && character.is_other()
+}
+
+/// The blocks that BERT's normalizer puts spaces around.
+fn is_ideograph(character: char) -> bool {
+    matches!(
+        u32::from(character),
+        0x4e00..=0x9fff
+            | 0x3400..=0x4dbf
+            | 0x20000..=0x2a6df
+            | 0x2a700..=0x2b73f
+            | 0x2b740..=0x2b81f
+            | 0x2b920..=0x2ceaf
+            | 0xf900..=0xfaff
+            | 0x2f800..=0x2fa1f
+    )
+}

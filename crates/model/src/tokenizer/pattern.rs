@@ -1,0 +1,197 @@
+//! What texts are searched for, and how they are cut where it is found.
+
+use std::ops::Range;
+
+use fancy_regex::{Regex, RegexBuilder};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Steps back that a regular expression may take for one match: a thousand times what the patterns of known tokenizers need
+/// for a word, and few enough that a hostile one is refused within a blink.
+const MOST_BACKTRACKS: usize = 1_000_000;
+/// Bytes of all regular expressions of a tokenizer together, and of the automaton that each part of one may become: the
+/// patterns of known tokenizers have at most 700 bytes, and hundreds of parts would fit into these.
+const MOST_PATTERN_BYTES: usize = 4096;
+const LARGEST_AUTOMATON: usize = 2 << 20;
+
+/// A pattern as tokenizer.json spells it.
+#[derive(Debug, Deserialize)]
+pub(crate) enum PatternText {
+    String(String),
+    Regex(String),
+}
+
+/// What is searched for.
+#[derive(Debug, Clone)]
+pub(crate) enum Pattern {
+    Text(String),
+    Expression(Box<Regex>),
+    Character(fn(char) -> bool),
+    Exactly(char),
+}
+
+/// What becomes of the matches of a pattern that cuts a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(crate) enum Behavior {
+    /// They are left out.
+    Removed,
+    /// Each is a piece of its own.
+    Isolated,
+    /// Each ends the piece before it.
+    MergedWithPrevious,
+    /// Each begins the piece behind it.
+    MergedWithNext,
+    /// Neighbouring matches are one piece.
+    Contiguous,
+}
+
+/// Takes the pieces of a text.
+pub(crate) type PieceSink<'s> = dyn FnMut(Range<usize>) -> Result<(), String> + 's;
+
+/// Refuses settings whose regular expressions are too long together, before any of them is compiled.
+pub(crate) fn check_length<'v>(settings: impl Iterator<Item = &'v Value>) -> Result<(), String> {
+    let bytes: usize = settings.map(expression_bytes).sum();
+    match bytes <= MOST_PATTERN_BYTES {
+        true => Ok(()),
+        false => Err(format!(
+            "its regular expressions have {bytes} bytes, {MOST_PATTERN_BYTES} is the limit"
+        )),
+    }
+}
+
+fn expression_bytes(settings: &Value) -> usize {
+    match settings {
+        Value::Array(items) => items.iter().map(expression_bytes).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| match value {
+                Value::String(text) if name == "Regex" => text.len(),
+                value => expression_bytes(value),
+            })
+            .sum(),
+        _ => 0,
+    }
+}
+
+impl PatternText {
+    /// The pattern, compiled.
+    pub(crate) fn compile(self) -> Result<Pattern, String> {
+        match self {
+            PatternText::String(text) | PatternText::Regex(text) if text.is_empty() => Err("a pattern is empty".into()),
+            PatternText::String(text) => Ok(Pattern::Text(text)),
+            PatternText::Regex(text) => Pattern::expression(&text),
+        }
+    }
+}
+
+impl Pattern {
+    /// Compiles a regular expression.
+    pub(crate) fn expression(pattern: &str) -> Result<Pattern, String> {
+        let regex = RegexBuilder::new(pattern)
+            .backtrack_limit(MOST_BACKTRACKS)
+            .delegate_size_limit(LARGEST_AUTOMATON)
+            .build();
+        let regex =
+            regex.map_err(|error| format!("pattern {pattern:?} is not a usable regular expression: {error}"))?;
+        Ok(Pattern::Expression(Box::new(regex)))
+    }
+
+    /// Bytes of the shortest match, at least; 0 where a match may be empty or nothing is known of it.
+    pub(crate) fn shortest_match(&self) -> usize {
+        match self {
+            Pattern::Text(text) => text.len(),
+            Pattern::Exactly(character) => character.len_utf8(),
+            Pattern::Character(_) => 1,
+            Pattern::Expression(_) => 0,
+        }
+    }
+
+    /// Calls `found` with every match, from left to right.
+    pub(crate) fn find(
+        &self,
+        text: &str,
+        mut found: impl FnMut(Range<usize>) -> Result<(), String>,
+    ) -> Result<(), String> {
+        match self {
+            Pattern::Text(wanted) => text
+                .match_indices(wanted.as_str())
+                .try_for_each(|(at, wanted)| found(at..at + wanted.len())),
+            Pattern::Exactly(wanted) => text
+                .match_indices(*wanted)
+                .try_for_each(|(at, wanted)| found(at..at + wanted.len())),
+            Pattern::Character(wanted) => text
+                .match_indices(*wanted)
+                .try_for_each(|(at, wanted)| found(at..at + wanted.len())),
+            Pattern::Expression(regex) => regex.find_iter(text).try_for_each(|result| {
+                let problem = |error| format!("a pattern of the tokenizer cannot cut this text: {error}");
+                found(result.map_err(problem)?.range())
+            }),
+        }
+    }
+
+    /// Cuts `text` at the matches, or between them with `inverted`; empty pieces are left out.
+    pub(crate) fn cut(
+        &self,
+        text: &str,
+        behavior: Behavior,
+        inverted: bool,
+        piece: &mut PieceSink<'_>,
+    ) -> Result<(), String> {
+        let mut joiner = Joiner {
+            behavior,
+            waiting: None,
+            matched_before: false,
+            piece,
+        };
+        let mut end = 0;
+        self.find(text, |found| {
+            if end < found.start {
+                joiner.take(end..found.start, inverted)?;
+            }
+            end = found.end;
+            joiner.take(found, !inverted)
+        })?;
+        if end < text.len() {
+            joiner.take(end..text.len(), inverted)?;
+        }
+        joiner.finish()
+    }
+}
+
+/// Joins matches with what lies beside them.
+struct Joiner<'p, 's> {
+    behavior: Behavior,
+    /// The last piece, where the next range may still join it.
+    waiting: Option<Range<usize>>,
+    matched_before: bool,
+    piece: &'p mut PieceSink<'s>,
+}
+
+impl Joiner<'_, '_> {
+    fn take(&mut self, range: Range<usize>, matched: bool) -> Result<(), String> {
+        let joins = match self.behavior {
+            Behavior::Removed if matched => return Ok(()),
+            Behavior::Removed | Behavior::Isolated => return self.emit(range),
+            Behavior::Contiguous => matched == self.matched_before,
+            Behavior::MergedWithPrevious => matched && !self.matched_before,
+            Behavior::MergedWithNext => !matched && self.matched_before,
+        };
+        self.matched_before = matched;
+        match &mut self.waiting {
+            Some(waiting) if joins => waiting.end = range.end,
+            _ => {
+                self.finish()?;
+                self.waiting = Some(range);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), String> {
+        self.waiting.take().map_or(Ok(()), |range| self.emit(range))
+    }
+
+    fn emit(&mut self, range: Range<usize>) -> Result<(), String> {
+        if range.is_empty() { Ok(()) } else { (self.piece)(range) }
+    }
+}

@@ -1,0 +1,89 @@
+//! A tokenizer's parts in the order a text passes them.
+
+use super::added::{AddedTokens, Part, Stage};
+use super::decoder::Decoder;
+use super::merging::Word;
+use super::model::Model;
+use super::normalizer::Normalizer;
+use super::pre_tokenizer::PreTokenizer;
+use super::surroundings::Surroundings;
+use super::vocabulary::Vocabulary;
+
+/// Bytes of the longest text; positions in a word are counted in 32 bits.
+const LONGEST_TEXT: usize = 1 << 30;
+
+/// Everything that turns text into tokens and back.
+#[derive(Debug, Clone)]
+pub(crate) struct Pipeline {
+    pub(crate) vocabulary: Vocabulary,
+    pub(crate) added: AddedTokens,
+    pub(crate) normalizer: Normalizer,
+    pub(crate) pre_tokenizer: PreTokenizer,
+    pub(crate) model: Model,
+    pub(crate) surroundings: Surroundings,
+    pub(crate) decoder: Decoder,
+}
+
+impl Pipeline {
+    /// Token ids of a text: added tokens are cut out, the rest is normalized, cut into words and encoded word by word.
+    pub(crate) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, String> {
+        if text.len() > LONGEST_TEXT {
+            return Err(format!("it has {} bytes, {LONGEST_TEXT} is the limit", text.len()));
+        }
+        let mut ids = Vec::with_capacity(text.len() / 4);
+        let mut word = Word::default();
+        self.added.split(text, Stage::BeforeNormalizer, |part| match part {
+            Part::Token(id) => {
+                ids.push(id);
+                Ok(())
+            }
+            Part::Text(text, at_start) => self.encode_plain(text, at_start, &mut word, &mut ids),
+        })?;
+        Ok(self.surroundings.around(ids, add_special))
+    }
+
+    fn encode_plain(&self, text: &str, at_start: bool, word: &mut Word, ids: &mut Vec<u32>) -> Result<(), String> {
+        let text = self.normalizer.apply(text)?;
+        self.added.split(&text, Stage::BehindNormalizer, |part| match part {
+            Part::Token(id) => {
+                ids.push(id);
+                Ok(())
+            }
+            Part::Text(text, begins) => self.pre_tokenizer.cut(text, at_start && begins, &mut |text| {
+                self.model.encode(text, &self.vocabulary, word, ids)
+            }),
+        })
+    }
+
+    /// The text of tokens; ids that are no tokens are left out, special tokens are with `skip_special`.
+    pub(crate) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, String> {
+        let shown = ids.iter().filter(|id| !(skip_special && self.added.is_special(**id)));
+        let texts = shown.filter_map(|id| match self.added.token(*id) {
+            // Normalized on its way in, so that the decoder can undo it.
+            Some(token) => Some(token.normalized.as_ref().unwrap_or(&token.text).clone()),
+            None => self.vocabulary.text(*id).map(str::to_owned),
+        });
+        self.decoder.decode(texts.collect())
+    }
+
+    /// The id of a token by its exact text.
+    pub(crate) fn id(&self, text: &str) -> Option<u32> {
+        self.added.id(text).or_else(|| self.vocabulary.id(text))
+    }
+
+    /// The text of a token.
+    pub(crate) fn text(&self, id: u32) -> Option<&str> {
+        let added = self.added.token(id).map(|token| token.text.as_str());
+        added.or_else(|| self.vocabulary.text(id))
+    }
+
+    /// Highest id + 1.
+    pub(crate) fn len(&self) -> usize {
+        self.vocabulary.len().max(self.added.len()).max(self.surroundings.len())
+    }
+
+    /// Memory all tables take, about.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.vocabulary.memory_bytes() + self.added.memory_bytes() + self.model.memory_bytes()
+    }
+}

@@ -1,0 +1,298 @@
+//! How a text is cut into words before a model turns them into tokens.
+
+use serde::Deserialize;
+use serde_json::Value;
+use unicode_categories::UnicodeCategories;
+
+use super::byte_level::push_bytes;
+use super::growth::{self, MOST_STEPS};
+use super::pattern::{Behavior, Pattern, PatternText};
+
+/// The words of GPT-2.
+pub(crate) const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// Runs of letters and digits, and runs of everything else but spaces.
+const WORDS_AND_SIGNS: &str = r"\w+|[^\w\s]+";
+
+/// The steps of a pre-tokenizer, in their order. Each cuts what the one before left.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PreTokenizer {
+    steps: Vec<Cut>,
+}
+
+/// A step.
+#[derive(Debug, Clone)]
+pub(crate) enum Cut {
+    /// At the matches of a pattern; `inverted` exchanges matches and the text between.
+    Split {
+        pattern: Pattern,
+        behavior: Behavior,
+        inverted: bool,
+    },
+    /// A space before texts that begin with none.
+    PrefixSpace,
+    /// Bytes as printable characters.
+    Bytes,
+    /// Spaces become another character, which texts get in front as `prepend` says.
+    Spaces { replacement: char, prepend: Prepend },
+    /// Pieces of this many characters.
+    FixedLength(usize),
+}
+
+/// Which texts get the character for spaces in front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Prepend {
+    /// The one that the whole text begins with.
+    First,
+    /// None.
+    Never,
+    /// Every one between two added tokens.
+    Always,
+}
+
+/// A pre-tokenizer as tokenizer.json spells it.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum PreTokenizerText {
+    BertPreTokenizer,
+    ByteLevel {
+        add_prefix_space: bool,
+        #[serde(default = "yes")]
+        use_regex: bool,
+    },
+    #[serde(alias = "CharDelimiterSplit")]
+    Delimiter {
+        delimiter: char,
+    },
+    Metaspace {
+        replacement: char,
+        add_prefix_space: Option<bool>,
+        prepend_scheme: Option<Prepend>,
+        split: Option<bool>,
+    },
+    Whitespace,
+    Sequence {
+        pretokenizers: Vec<PreTokenizerText>,
+    },
+    Split {
+        pattern: PatternText,
+        behavior: Behavior,
+        #[serde(default)]
+        invert: bool,
+    },
+    Punctuation {
+        #[serde(default = "isolated")]
+        behavior: Behavior,
+    },
+    WhitespaceSplit,
+    Digits {
+        individual_digits: bool,
+    },
+    FixedLength {
+        #[serde(default = "five")]
+        length: usize,
+    },
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn isolated() -> Behavior {
+    Behavior::Isolated
+}
+
+fn five() -> usize {
+    5
+}
+
+impl Cut {
+    /// Each match of a pattern is a word, and so is what lies between two.
+    pub(crate) fn isolated(pattern: Pattern) -> Cut {
+        Cut::Split {
+            pattern,
+            behavior: Behavior::Isolated,
+            inverted: false,
+        }
+    }
+
+    fn split(pattern: Pattern, behavior: Behavior) -> Cut {
+        Cut::Split {
+            pattern,
+            behavior,
+            inverted: false,
+        }
+    }
+
+    /// How many times as long as its input the output may be.
+    fn growth(&self) -> f64 {
+        match self {
+            Cut::Split { .. } | Cut::FixedLength(_) => 1.0,
+            Cut::PrefixSpace => 1.1,
+            Cut::Bytes => 2.0,
+            Cut::Spaces { replacement, .. } => replacement.len_utf8() as f64,
+        }
+    }
+}
+
+impl PreTokenizer {
+    /// The pre-tokenizer of a tokenizer.json.
+    pub(crate) fn from_json(value: Option<Value>) -> Result<PreTokenizer, String> {
+        let mut steps = Vec::new();
+        if let Some(value) = value {
+            let text: PreTokenizerText =
+                serde_json::from_value(value).map_err(|error| format!("pre_tokenizer: {error}"))?;
+            text.push_steps(&mut steps)?;
+        }
+        PreTokenizer::new(steps)
+    }
+
+    /// A pre-tokenizer of these steps.
+    pub(crate) fn new(steps: Vec<Cut>) -> Result<PreTokenizer, String> {
+        growth::check("pre_tokenizer", steps.iter().map(Cut::growth))?;
+        Ok(PreTokenizer { steps })
+    }
+
+    /// Calls `word` with the words of `text`, from left to right; `at_start` says that the whole text begins with it.
+    pub(crate) fn cut(
+        &self,
+        text: &str,
+        at_start: bool,
+        word: &mut dyn FnMut(&str) -> Result<(), String>,
+    ) -> Result<(), String> {
+        cut(&self.steps, text, at_start, word)
+    }
+}
+
+fn cut(
+    steps: &[Cut],
+    text: &str,
+    at_start: bool,
+    word: &mut dyn FnMut(&str) -> Result<(), String>,
+) -> Result<(), String> {
+    let Some((step, rest)) = steps.split_first() else {
+        return if text.is_empty() { Ok(()) } else { word(text) };
+    };
+    match step {
+        Cut::Split {
+            pattern,
+            behavior,
+            inverted,
+        } => pattern.cut(text, *behavior, *inverted, &mut |range| {
+            cut(rest, &text[range.clone()], at_start && range.start == 0, word)
+        }),
+        Cut::PrefixSpace if text.starts_with(' ') => cut(rest, text, at_start, word),
+        Cut::PrefixSpace => cut(rest, &format!(" {text}"), at_start, word),
+        Cut::Bytes => {
+            let mut bytes = String::with_capacity(text.len() + text.len() / 4);
+            push_bytes(text, &mut bytes);
+            cut(rest, &bytes, at_start, word)
+        }
+        Cut::Spaces { replacement, prepend } => {
+            let mut spaced = String::with_capacity(text.len() + text.len() / 2 + replacement.len_utf8());
+            let wanted = match prepend {
+                Prepend::Always => true,
+                Prepend::First => at_start,
+                Prepend::Never => false,
+            };
+            if wanted && !text.starts_with(' ') && !text.starts_with(*replacement) {
+                spaced.push(*replacement);
+            }
+            spaced.extend(text.chars().map(|c| if c == ' ' { *replacement } else { c }));
+            cut(rest, &spaced, at_start, word)
+        }
+        Cut::FixedLength(length) => {
+            let mut left = text;
+            while !left.is_empty() {
+                let end = left.char_indices().nth(*length).map_or(left.len(), |(end, _)| end);
+                cut(rest, &left[..end], at_start && left.len() == text.len(), word)?;
+                left = &left[end..];
+            }
+            Ok(())
+        }
+    }
+}
+
+impl PreTokenizerText {
+    fn push_steps(self, steps: &mut Vec<Cut>) -> Result<(), String> {
+        if steps.len() > MOST_STEPS {
+            return Ok(());
+        }
+        let spaces = Pattern::Character(char::is_whitespace);
+        match self {
+            PreTokenizerText::BertPreTokenizer => steps.extend([
+                Cut::split(spaces, Behavior::Removed),
+                Cut::isolated(Pattern::Character(is_punctuation)),
+            ]),
+            PreTokenizerText::ByteLevel {
+                add_prefix_space,
+                use_regex,
+            } => {
+                if add_prefix_space {
+                    steps.push(Cut::PrefixSpace);
+                }
+                if use_regex {
+                    steps.push(Cut::isolated(Pattern::expression(GPT2_WORDS)?));
+                }
+                steps.push(Cut::Bytes);
+            }
+            PreTokenizerText::Delimiter { delimiter } => {
+                steps.push(Cut::split(Pattern::Exactly(delimiter), Behavior::Removed));
+            }
+            PreTokenizerText::Metaspace {
+                replacement,
+                add_prefix_space,
+                prepend_scheme,
+                split,
+            } => {
+                let prepend = match (add_prefix_space, prepend_scheme) {
+                    (Some(false), None | Some(Prepend::Never)) => Prepend::Never,
+                    (Some(false), _) => return Err("Metaspace: add_prefix_space contradicts prepend_scheme".into()),
+                    (_, scheme) => scheme.unwrap_or(Prepend::Always),
+                };
+                steps.push(Cut::Spaces { replacement, prepend });
+                if split.unwrap_or(true) {
+                    steps.push(Cut::split(Pattern::Exactly(replacement), Behavior::MergedWithNext));
+                }
+            }
+            PreTokenizerText::Whitespace => steps.push(Cut::Split {
+                pattern: Pattern::expression(WORDS_AND_SIGNS)?,
+                behavior: Behavior::Removed,
+                inverted: true,
+            }),
+            PreTokenizerText::Sequence { pretokenizers } => {
+                pretokenizers.into_iter().try_for_each(|step| step.push_steps(steps))?;
+            }
+            PreTokenizerText::Split {
+                pattern,
+                behavior,
+                invert,
+            } => steps.push(Cut::Split {
+                pattern: pattern.compile()?,
+                behavior,
+                inverted: invert,
+            }),
+            PreTokenizerText::Punctuation { behavior } => {
+                steps.push(Cut::split(Pattern::Character(is_punctuation), behavior));
+            }
+            PreTokenizerText::WhitespaceSplit => steps.push(Cut::split(spaces, Behavior::Removed)),
+            PreTokenizerText::Digits { individual_digits } => {
+                let digits = Pattern::Character(char::is_numeric);
+                steps.push(Cut::split(
+                    digits,
+                    match individual_digits {
+                        true => Behavior::Isolated,
+                        false => Behavior::Contiguous,
+                    },
+                ));
+            }
+            PreTokenizerText::FixedLength { length: 0 } => return Err("FixedLength: length must be at least 1".into()),
+            PreTokenizerText::FixedLength { length } => steps.push(Cut::FixedLength(length)),
+        }
+        Ok(())
+    }
+}
+
+fn is_punctuation(character: char) -> bool {
+    character.is_ascii_punctuation() || character.is_punctuation()
+}

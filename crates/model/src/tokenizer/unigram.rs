@@ -1,0 +1,159 @@
+//! Unigram language models: a text is cut where the sum of its pieces' scores is largest.
+
+use super::byte_pairs::bytes_of;
+use super::vocabulary::Vocabulary;
+
+/// How much less than the least score an unknown character scores.
+const UNKNOWN_PENALTY: f64 = 10.0;
+
+/// A unigram model without its vocabulary.
+#[derive(Debug, Clone)]
+pub(crate) struct Unigram {
+    /// Score of each token.
+    scores: Vec<f64>,
+    least_score: f64,
+    unknown: Option<u32>,
+    /// Tokens of the 256 bytes, by which unknown text is spelt.
+    byte_tokens: Vec<Option<u32>>,
+    /// Ids of the tokens that texts lead to, in the order of the texts.
+    sorted: Vec<u32>,
+    /// Where the tokens that begin with each byte start in `sorted`.
+    starts: Vec<usize>,
+}
+
+/// The best cut of a text up to some byte.
+#[derive(Clone, Copy)]
+struct Best {
+    score: f64,
+    /// Where its last piece begins.
+    start: Option<usize>,
+    token: u32,
+}
+
+impl Unigram {
+    /// A model with these scores.
+    pub(crate) fn new(
+        scores: Vec<f64>,
+        unknown: Option<u32>,
+        byte_tokens: Vec<Option<u32>>,
+        vocabulary: &Vocabulary,
+    ) -> Result<Unigram, String> {
+        if unknown.is_some_and(|id| id as usize >= scores.len()) {
+            return Err("unk_id is larger than the vocabulary".into());
+        }
+        if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
+            return Err(format!("the score of token {id} is not a number"));
+        }
+        let texts = vocabulary.iter().filter(|(id, text)| vocabulary.id(text) == Some(*id));
+        let mut sorted: Vec<u32> = texts.filter(|(_, text)| !text.is_empty()).map(|(id, _)| id).collect();
+        sorted.sort_unstable_by_key(|id| vocabulary.text(*id));
+        let first_byte = |id: &u32| vocabulary.text(*id).map_or(0, |text| text.as_bytes()[0]);
+        let starts = (0..=256)
+            .map(|byte| sorted.partition_point(|id| usize::from(first_byte(id)) < byte))
+            .collect();
+        Ok(Unigram {
+            least_score: scores.iter().copied().fold(f64::INFINITY, f64::min),
+            scores,
+            unknown,
+            byte_tokens,
+            sorted,
+            starts,
+        })
+    }
+
+    /// Appends the tokens of a text to `ids`.
+    pub(crate) fn encode(&self, text: &str, vocabulary: &Vocabulary, ids: &mut Vec<u32>) -> Result<(), String> {
+        let best = self.best_cuts(text, vocabulary)?;
+        let mut pieces: Vec<(usize, usize)> = Vec::new();
+        let mut end = text.len();
+        let mut unknown_before = false;
+        while let Some(Best {
+            start: Some(start),
+            token,
+            ..
+        }) = best.get(end).copied().filter(|_| end > 0)
+        {
+            let unknown = Some(token) == self.unknown;
+            match pieces.last_mut() {
+                // Neighbouring unknown characters are one piece.
+                Some(piece) if unknown && unknown_before => piece.0 = start,
+                _ => pieces.push((start, end)),
+            }
+            (unknown_before, end) = (unknown, start);
+        }
+        for (start, end) in pieces.into_iter().rev() {
+            let piece = &text[start..end];
+            if let Some(id) = vocabulary.id(piece) {
+                ids.push(id);
+            } else if let Some(tokens) = bytes_of(piece, &self.byte_tokens) {
+                ids.extend(tokens);
+            } else {
+                ids.push(self.unknown()?);
+            }
+        }
+        Ok(())
+    }
+
+    fn unknown(&self) -> Result<u32, String> {
+        let missing = "the text holds characters that are no tokens, and the tokenizer has no token for the unknown";
+        self.unknown.ok_or_else(|| missing.to_owned())
+    }
+
+    /// The best cut up to each byte of the text.
+    fn best_cuts(&self, text: &str, vocabulary: &Vocabulary) -> Result<Vec<Best>, String> {
+        let nothing = Best {
+            score: 0.0,
+            start: None,
+            token: 0,
+        };
+        let mut best = vec![nothing; text.len() + 1];
+        for (start, character) in text.char_indices() {
+            let before = best[start].score;
+            let single = start + character.len_utf8();
+            let mut has_single = false;
+            let mut offer = |end: usize, token: u32, score: f64| {
+                let target = &mut best[end];
+                if target.start.is_none() || score + before > target.score {
+                    *target = Best {
+                        score: score + before,
+                        start: Some(start),
+                        token,
+                    };
+                }
+            };
+            self.for_each_prefix(&text[start..], vocabulary, |length, token| {
+                has_single |= start + length == single;
+                offer(start + length, token, self.scores[token as usize]);
+            });
+            if !has_single {
+                offer(single, self.unknown()?, self.least_score - UNKNOWN_PENALTY);
+            }
+        }
+        Ok(best)
+    }
+
+    /// Calls `found` with the length and the id of every token that `text` begins with, by rising length.
+    fn for_each_prefix(&self, text: &str, vocabulary: &Vocabulary, mut found: impl FnMut(usize, u32)) {
+        let bytes = text.as_bytes();
+        let token_bytes = |id: u32| vocabulary.text(id).unwrap_or_default().as_bytes();
+        let first = usize::from(bytes[0]);
+        let mut range = &self.sorted[self.starts[first]..self.starts[first + 1]];
+        for length in 1..=bytes.len() {
+            let Some(&least) = range.first() else { return };
+            if token_bytes(least).len() == length {
+                found(length, least);
+                range = &range[1..];
+            }
+            // Every token left is longer and begins with the first `length` bytes.
+            let Some(&next) = bytes.get(length) else { return };
+            let from = range.partition_point(|id| token_bytes(*id)[length] < next);
+            let to = range.partition_point(|id| token_bytes(*id)[length] <= next);
+            range = &range[from..to];
+        }
+    }
+
+    /// Memory the tables take.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        size_of_val(self.scores.as_slice()) + size_of_val(self.sorted.as_slice())
+    }
+}
