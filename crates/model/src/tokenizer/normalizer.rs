@@ -184,37 +184,6 @@ impl Normalization {
         let mut output = Bounded::new(text.len());
         match self {
             Normalization::Composed if text.is_ascii() => return Ok(None),
-            Normalization::Composed => return Ok(Some(text.nfc().map(|(character, _)| character).collect())),
-            Normalization::Decomposed => return Ok(Some(text.nfd().map(|(character, _)| character).collect())),
-            Normalization::CompatiblyComposed => {
-                return Ok(Some(text.nfkc().map(|(character, _)| character).collect()));
-            }
-            Normalization::CompatiblyDecomposed => {
-                return Ok(Some(text.nfkd().map(|(character, _)| character).collect()));
-            }
-            Normalization::Lowercase => return Ok(Some(text.chars().flat_map(char::to_lowercase).collect())),
-            Normalization::StripAccents => return Ok(Some(text.chars().filter(|c| !is_combining_mark(*c)).collect())),
-            Normalization::Strip(left, right) => {
-                let text = if *left { text.trim_start() } else { text };
-                return Ok(Some(if *right { text.trim_end() } else { text }.to_owned()));
-            }
-            Normalization::Nmt => return Ok(Some(text.chars().filter_map(nmt).collect())),
-            Normalization::CleanText => {
-                let kept = text
-                    .chars()
-                    .filter(|c| !matches!(c, '\0' | '\u{fffd}') && !is_control(*c));
-                let spaced = kept.map(|c| if c.is_whitespace() { ' ' } else { c });
-                return Ok(Some(spaced.collect()));
-            }
-            Normalization::StripNonSpacingMarks => {
-                let decomposed = text.nfd().map(|(character, _)| character);
-                return Ok(Some(decomposed.filter(|c| !c.is_mark_nonspacing()).collect()));
-            }
-            Normalization::ByteLevel => {
-                let mut bytes = String::with_capacity(text.len());
-                push_bytes(text, &mut bytes);
-                return Ok(Some(bytes));
-            }
             Normalization::Prepend(_) if text.is_empty() => return Ok(None),
             Normalization::Prepend(prefix) => {
                 output.push(prefix)?;
@@ -238,8 +207,44 @@ impl Normalization {
                     output.push(space)?;
                 }
             }
+            step => return Ok(Some(step.apply_to_characters(text))),
         }
         Ok(Some(output.finish()))
+    }
+
+    /// The text as a step leaves it that looks at characters alone, which make at most a few others each.
+    fn apply_to_characters(&self, text: &str) -> String {
+        let characters = text.chars();
+        match self {
+            Normalization::Composed => text.nfc().map(|(character, _)| character).collect(),
+            Normalization::Decomposed => text.nfd().map(|(character, _)| character).collect(),
+            Normalization::CompatiblyComposed => text.nfkc().map(|(character, _)| character).collect(),
+            Normalization::CompatiblyDecomposed => text.nfkd().map(|(character, _)| character).collect(),
+            Normalization::Lowercase => characters.flat_map(char::to_lowercase).collect(),
+            Normalization::StripAccents => characters.filter(|c| !is_combining_mark(*c)).collect(),
+            Normalization::Nmt => characters.filter_map(nmt).collect(),
+            Normalization::CleanText => characters
+                .filter(|c| !matches!(c, '\0' | '\u{fffd}') && !is_control(*c))
+                .map(|c| if c.is_whitespace() { ' ' } else { c })
+                .collect(),
+            Normalization::StripNonSpacingMarks => {
+                let decomposed = text.nfd().map(|(character, _)| character);
+                decomposed.filter(|c| !c.is_mark_nonspacing()).collect()
+            }
+            Normalization::Strip(left, right) => {
+                let text = if *left { text.trim_start() } else { text };
+                (if *right { text.trim_end() } else { text }).to_owned()
+            }
+            Normalization::ByteLevel => {
+                let mut bytes = String::with_capacity(text.len());
+                push_bytes(text, &mut bytes);
+                bytes
+            }
+            Normalization::Mapped(_)
+            | Normalization::Replace(..)
+            | Normalization::Prepend(_)
+            | Normalization::SpacedIdeographs => text.to_owned(),
+        }
     }
 }
 

@@ -26,9 +26,23 @@ pub(crate) enum PatternText {
 pub(crate) enum Pattern {
     Text(String),
     Expression(Box<Regex>),
+    Words(Box<WordExpression>),
     Character(fn(char) -> bool),
     Exactly(char),
 }
+
+/// A regular expression that ends as those of nearly all byte-level tokenizers do: spaces before a word belong to it but for the
+/// last. Looking ahead is left out of the expression, so that it runs as an automaton: in linear time, whatever the text.
+#[derive(Debug, Clone)]
+pub(crate) struct WordExpression {
+    /// The alternatives before, and a last one named `spaces`.
+    regex: Regex,
+    /// Whether a single space before a word is a match.
+    matches_single_space: bool,
+}
+
+/// How the expressions of words end, and whether a single space before a word is a match.
+const ENDS_OF_WORD_EXPRESSIONS: [(&str, bool); 2] = [(r"|\s+(?!\S)|\s+", true), (r"|\s+(?!\S)", false)];
 
 /// What becomes of the matches of a pattern that cuts a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -87,13 +101,19 @@ impl PatternText {
 impl Pattern {
     /// Compiles a regular expression.
     pub(crate) fn expression(pattern: &str) -> Result<Pattern, String> {
-        let regex = RegexBuilder::new(pattern)
-            .backtrack_limit(MOST_BACKTRACKS)
-            .delegate_size_limit(LARGEST_AUTOMATON)
-            .build();
-        let regex =
-            regex.map_err(|error| format!("pattern {pattern:?} is not a usable regular expression: {error}"))?;
-        Ok(Pattern::Expression(Box::new(regex)))
+        let ends = ENDS_OF_WORD_EXPRESSIONS.iter();
+        let known = ends
+            .filter_map(|(end, single)| Some((pattern.strip_suffix(end)?, *single)))
+            .next();
+        // Expressions that look around elsewhere as well are left as they are.
+        if let Some((words, matches_single_space)) = known.filter(|(words, _)| !looks_around(words)) {
+            let regex = compile(&format!(r"{words}|(?P<spaces>\s+)"))?;
+            return Ok(Pattern::Words(Box::new(WordExpression {
+                regex,
+                matches_single_space,
+            })));
+        }
+        Ok(Pattern::Expression(Box::new(compile(pattern)?)))
     }
 
     /// Bytes of the shortest match, at least; 0 where a match may be empty or nothing is known of it.
@@ -102,7 +122,7 @@ impl Pattern {
             Pattern::Text(text) => text.len(),
             Pattern::Exactly(character) => character.len_utf8(),
             Pattern::Character(_) => 1,
-            Pattern::Expression(_) => 0,
+            Pattern::Expression(_) | Pattern::Words(_) => 0,
         }
     }
 
@@ -122,10 +142,10 @@ impl Pattern {
             Pattern::Character(wanted) => text
                 .match_indices(*wanted)
                 .try_for_each(|(at, wanted)| found(at..at + wanted.len())),
-            Pattern::Expression(regex) => regex.find_iter(text).try_for_each(|result| {
-                let problem = |error| format!("a pattern of the tokenizer cannot cut this text: {error}");
-                found(result.map_err(problem)?.range())
-            }),
+            Pattern::Expression(regex) => regex
+                .find_iter(text)
+                .try_for_each(|result| found(result.map_err(cannot_cut)?.range())),
+            Pattern::Words(words) => words.find(text, found),
         }
     }
 
@@ -155,6 +175,67 @@ impl Pattern {
             joiner.take(end..text.len(), inverted)?;
         }
         joiner.finish()
+    }
+}
+
+fn compile(pattern: &str) -> Result<Regex, String> {
+    let regex = RegexBuilder::new(pattern)
+        .backtrack_limit(MOST_BACKTRACKS)
+        .delegate_size_limit(LARGEST_AUTOMATON)
+        .build();
+    regex.map_err(|error| format!("pattern {pattern:?} is not a usable regular expression: {error}"))
+}
+
+fn cannot_cut(error: fancy_regex::Error) -> String {
+    format!("a pattern of the tokenizer cannot cut this text: {error}")
+}
+
+fn looks_around(pattern: &str) -> bool {
+    let refers = |pair: &[u8]| pair[0] == b'\\' && matches!(pair[1], b'1'..=b'9' | b'g' | b'k' | b'G' | b'K');
+    let groups = ["(?=", "(?!", "(?<", "(?>", "(?P", "(?("];
+    groups.iter().any(|group| pattern.contains(group)) || pattern.as_bytes().windows(2).any(refers)
+}
+
+impl WordExpression {
+    fn find(&self, text: &str, mut found: impl FnMut(Range<usize>) -> Result<(), String>) -> Result<(), String> {
+        let mut from = 0;
+        while let Some(range) = self
+            .regex
+            .find_from_pos(text, from)
+            .map_err(cannot_cut)?
+            .map(|found| found.range())
+        {
+            let matched = &text[range.clone()];
+            let last = matched.chars().next_back().map_or(0, char::len_utf8);
+            let before_word = range.end < text.len() && matched.chars().all(char::is_whitespace);
+            if last == 0 {
+                // An empty match: the next search begins a character further on.
+                found(range.clone())?;
+                let Some(skipped) = text[range.end..].chars().next() else {
+                    return Ok(());
+                };
+                from = range.end + skipped.len_utf8();
+            } else if !before_word || !self.are_spaces(text, range.start)? {
+                from = range.end;
+                found(range)?;
+            } else if range.len() > last {
+                // The last space belongs to the word behind.
+                from = range.end - last;
+                found(range.start..from)?;
+            } else {
+                from = range.end;
+                if self.matches_single_space {
+                    found(range)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the match at `start` is one of the last alternative.
+    fn are_spaces(&self, text: &str, start: usize) -> Result<bool, String> {
+        let groups = self.regex.captures_from_pos(text, start).map_err(cannot_cut)?;
+        Ok(groups.is_some_and(|groups| groups.name("spaces").is_some()))
     }
 }
 

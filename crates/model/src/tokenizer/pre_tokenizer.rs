@@ -228,12 +228,9 @@ impl PreTokenizerText {
                 add_prefix_space,
                 use_regex,
             } => {
-                if add_prefix_space {
-                    steps.push(Cut::PrefixSpace);
-                }
-                if use_regex {
-                    steps.push(Cut::isolated(Pattern::expression(GPT2_WORDS)?));
-                }
+                let words = use_regex.then(|| Pattern::expression(GPT2_WORDS).map(Cut::isolated));
+                steps.extend(add_prefix_space.then_some(Cut::PrefixSpace));
+                steps.extend(words.transpose()?);
                 steps.push(Cut::Bytes);
             }
             PreTokenizerText::Delimiter { delimiter } => {
@@ -245,11 +242,7 @@ impl PreTokenizerText {
                 prepend_scheme,
                 split,
             } => {
-                let prepend = match (add_prefix_space, prepend_scheme) {
-                    (Some(false), None | Some(Prepend::Never)) => Prepend::Never,
-                    (Some(false), _) => return Err("Metaspace: add_prefix_space contradicts prepend_scheme".into()),
-                    (_, scheme) => scheme.unwrap_or(Prepend::Always),
-                };
+                let prepend = prepend(add_prefix_space, prepend_scheme)?;
                 steps.push(Cut::Spaces { replacement, prepend });
                 if split.unwrap_or(true) {
                     steps.push(Cut::split(Pattern::Exactly(replacement), Behavior::MergedWithNext));
@@ -290,6 +283,15 @@ impl PreTokenizerText {
             PreTokenizerText::FixedLength { length } => steps.push(Cut::FixedLength(length)),
         }
         Ok(())
+    }
+}
+
+/// What Metaspace's two settings say together; files from before the second was invented have the first alone.
+fn prepend(add_prefix_space: Option<bool>, scheme: Option<Prepend>) -> Result<Prepend, String> {
+    match (add_prefix_space, scheme) {
+        (Some(false), None | Some(Prepend::Never)) => Ok(Prepend::Never),
+        (Some(false), _) => Err("Metaspace: add_prefix_space contradicts prepend_scheme".into()),
+        (_, scheme) => Ok(scheme.unwrap_or(Prepend::Always)),
     }
 }
 
