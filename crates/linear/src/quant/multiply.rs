@@ -21,6 +21,9 @@ thread_local! {
 
 /// `output[token, out] = Σ input[token, in] · weight[out, in]` for every product.
 pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[f32]) {
+    if input.is_empty() {
+        return;
+    }
     // Taken, not borrowed: while this thread waits for others it may start another product.
     let mut activations = ACTIVATIONS.take();
     activations.resize(input.len() / STRETCH, ActivationBlock::default());

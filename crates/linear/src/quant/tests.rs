@@ -394,6 +394,16 @@ fn quantised_weights_take_the_bytes_of_the_file() {
 }
 
 #[test]
+fn no_tokens_give_no_output() {
+    for isa in Isa::available() {
+        for format in formats() {
+            let (packed, _) = matrix(format, 5, format.block_weights());
+            assert!(product(isa, &packed, &[]).is_empty(), "{isa:?} {format}");
+        }
+    }
+}
+
+#[test]
 fn rows_that_are_not_whole_blocks_are_refused() {
     let error = PackedMatrix::pack(WeightFormat::Q4K, 2, 128, &[]).expect_err("half a block");
     assert_eq!(
