@@ -11,19 +11,6 @@ pub(super) fn share<Q: Quant>(block: &[u8], stretch: usize) -> &[u8] {
     &block[stretch * bytes..(stretch * bytes + bytes).min(LANES * Q::BYTES)]
 }
 
-/// Whether stretches go back and forth between planes, which the hardware's prefetch does not follow. Where weights are read
-/// in order it does, and asking as well slows it down: by a third, in half of all runs.
-#[cfg(target_arch = "x86_64")]
-pub(super) const fn jumps<Q: Quant>() -> bool {
-    Q::PIECES[7][1].is_some() && !in_three_pieces::<Q>()
-}
-
-/// Whether six stretches have a plane each, and the last two are in three pieces each: Q6_K.
-#[cfg(target_arch = "x86_64")]
-pub(super) const fn in_three_pieces<Q: Quant>() -> bool {
-    Q::PIECES[7][2].is_some()
-}
-
 /// Repeats code for each stretch of a block, whose index is a constant there: shifts and places become constants too.
 macro_rules! for_stretches {
     ($quant:ty, $index:ident => $body:block) => {

@@ -2,9 +2,9 @@
 
 use core::arch::x86_64::*;
 
-use super::super::quant::{for_stretches, jumps, share};
+use super::super::quant::{for_stretches, share};
 use super::pairs::{add_minimums, add_pairs, add_scaled, bias, chain, groups, parts, whole, word};
-use super::{AHEAD_BYTES, Block, load, prefetch_far, store, widen_halves};
+use super::{Block, load, prefetch, store, widen_halves};
 use crate::LANES;
 use crate::float::F32;
 use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, words};
@@ -16,9 +16,7 @@ pub(super) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums:
     for (block, activations) in blocks.zip(row.chunks_exact(Q::WEIGHTS / STRETCH)) {
         let halves = widen_halves::<Q>(block);
         for_stretches!(Q, INDEX => {
-            if const { jumps::<Q>() } {
-                prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
-            }
+            prefetch(share::<Q>(block, INDEX));
             let mut expanded = Expanded::default();
             Q::scales(block, INDEX, &halves, &mut expanded);
             if const { Q::PIECES[0][0].is_none() } {
