@@ -14,7 +14,7 @@ pub(crate) struct ActivationBlock {
     /// Four quants each, as dot-product instructions take them.
     pub(crate) words: [u32; STRETCH / 4],
     /// − center · (sum of quants), `[half]`, or over both in the first: what a sum of products of uncentered weights starts
-    /// from.
+    /// from, in a [`BiasForm`].
     pub(crate) bias: [i32; 2],
     /// NaN if any of the 32 is not finite: the whole stretch then is NaN in every output.
     pub(crate) scale: f32,
@@ -22,9 +22,20 @@ pub(crate) struct ActivationBlock {
     pub(crate) negative_sums: [f32; 2],
 }
 
+/// How an instruction set adds up products, and so takes their biases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BiasForm {
+    /// In 32 bits.
+    Whole,
+    /// Two sums of 16 bits: of places 0 and 1 of each word, in the low half, and of places 2 and 3. With centers up to 32
+    /// both fit, and so do the sums of products of centered quants; formats of 8 bits have no bias.
+    #[cfg(target_arch = "x86_64")]
+    Pairs,
+}
+
 /// Rounds rows of activations; `values` is a multiple of 32 long.
 #[inline(always)]
-pub(crate) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
+pub(crate) fn quantise(values: &[f32], shape: Shape, form: BiasForm, blocks: &mut [ActivationBlock]) {
     for (values, block) in values.as_chunks::<STRETCH>().0.iter().zip(blocks) {
         // As integers the magnitudes order like the floats, infinity and NaN above every finite one.
         let mut largest = 0;
@@ -54,16 +65,28 @@ pub(crate) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlo
         } else {
             0.0
         };
-        let mut sums = [0i32; 2];
-        for (sum, half) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {
-            *sum = half.iter().sum();
+        // [half][places of a word]
+        let mut pairs = [[0i32; 2]; 2];
+        for (pairs, half) in pairs.iter_mut().zip(quants.as_chunks::<16>().0) {
+            for [a, b, c, d] in half.as_chunks::<4>().0 {
+                pairs[0] += a + b;
+                pairs[1] += c + d;
+            }
         }
+        let sums = pairs.map(|[low, high]| low + high);
         let bytes: [u8; STRETCH] = quants.map(|quant| quant as u8);
         block.words = bytemuck::must_cast::<_, [u32; STRETCH / 4]>(bytes).map(u32::from_le);
         block.scale = scale;
+        let bias = |[low, high]: [i32; 2]| match form {
+            BiasForm::Whole => -shape.center * (low + high),
+            #[cfg(target_arch = "x86_64")]
+            BiasForm::Pairs if shape.bits == 8 => 0,
+            #[cfg(target_arch = "x86_64")]
+            BiasForm::Pairs => (-shape.center * low) & 0xffff | (-shape.center * high) << 16,
+        };
         block.bias = match shape.halves {
-            true => sums.map(|sum| -shape.center * sum),
-            false => [-shape.center * (sums[0] + sums[1]), 0],
+            true => pairs.map(bias),
+            false => [bias([pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]]), 0],
         };
         block.negative_sums = match shape.halves {
             true => sums.map(|sum| -scale * sum as f32),

@@ -22,6 +22,7 @@ impl Quant for Q2K {
     const FIELDS: &[Field] = &[field(0, 16, 1), field(16, 64, 4), field(80, 2, 2), field(82, 2, 2)];
     const HALVES: [usize; 2] = [80, 82];
     const SHAPE: Shape = Shape {
+        bits: 2,
         center: 0,
         halves: true,
         minimums: true,
@@ -58,6 +59,7 @@ impl Quant for Q3K {
     const FIELDS: &[Field] = &[field(0, 96, 4), field(96, 12, 1), field(108, 2, 2)];
     const HALVES: [usize; 2] = [108, 108];
     const SHAPE: Shape = Shape {
+        bits: 3,
         center: 4,
         halves: true,
         minimums: false,
@@ -133,6 +135,7 @@ impl Quant for Q4K {
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 12, 1), field(16, 128, 4)];
     const HALVES: [usize; 2] = [0, 2];
     const SHAPE: Shape = Shape {
+        bits: 4,
         center: 0,
         halves: false,
         minimums: true,
@@ -167,6 +170,7 @@ impl Quant for Q5K {
     ];
     const HALVES: [usize; 2] = [0, 2];
     const SHAPE: Shape = Shape {
+        bits: 5,
         center: 0,
         halves: false,
         minimums: true,
@@ -205,6 +209,7 @@ impl Quant for Q6K {
     const FIELDS: &[Field] = &[field(0, 192, 4), field(192, 16, 1), field(208, 2, 2)];
     const HALVES: [usize; 2] = [208, 208];
     const SHAPE: Shape = Shape {
+        bits: 6,
         center: 32,
         halves: true,
         minimums: false,

@@ -5,6 +5,7 @@ mod expanded;
 mod k_blocks;
 mod layout;
 mod multiply;
+mod panels;
 mod plain_blocks;
 mod planes;
 #[cfg(test)]
@@ -12,7 +13,7 @@ mod tests;
 
 use core::ops::Range;
 
-pub(crate) use activation::{ActivationBlock, quantise};
+pub(crate) use activation::{ActivationBlock, BiasForm, quantise};
 pub(crate) use expanded::{Expanded, Halves, half_bits};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use expanded::{bytes, words};
@@ -55,6 +56,8 @@ const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
 /// What a tile must do with a format: weight = scale · (quant − center) − min.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
+    /// Bits of a quant.
+    pub(crate) bits: u32,
     /// Subtracted from a quant to make it signed.
     pub(crate) center: i32,
     /// A scale for each 16 weights, not for each 32.

@@ -1,9 +1,9 @@
 //! Bands of 16 outputs times chunks of tokens.
 
+use core::ops::Range;
 use std::cell::RefCell;
 
-use rayon::prelude::*;
-
+use super::panels::Panels;
 use super::{ActivationBlock, Quant, STRETCH};
 use crate::LANES;
 use crate::machine::Isa;
@@ -11,8 +11,8 @@ use crate::tasks::{Piece, Product, for_pieces};
 
 /// Bytes of weights that stay in the second cache while all tokens pass by.
 const GROUP_BYTES: usize = 256 << 10;
-/// Activations below which one thread rounds them all.
-const SERIAL_ACTIVATIONS: usize = 1 << 16;
+/// Most bands that a panel of activations is multiplied with before the next panel.
+const PASS_BANDS: usize = 16;
 
 thread_local! {
     /// Rounded activations, kept from call to call.
@@ -21,19 +21,16 @@ thread_local! {
 
 /// `output[token, out] = Σ input[token, in] · weight[out, in]` for every product.
 pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[f32]) {
+    if input.is_empty() {
+        return;
+    }
     // Taken, not borrowed: while this thread waits for others it may start another product.
     let mut activations = ACTIVATIONS.take();
     activations.resize(input.len() / STRETCH, ActivationBlock::default());
-    if input.len() < SERIAL_ACTIVATIONS {
-        isa.quantise(input, Q::SHAPE, &mut activations);
-    } else {
-        let rows = activations
-            .par_chunks_mut(inputs / STRETCH)
-            .zip(input.par_chunks(inputs));
-        rows.for_each(|(blocks, row)| isa.quantise(row, Q::SHAPE, blocks));
-    }
-    let stretches = inputs / STRETCH;
+    let panels = Panels::new(isa, input.len() / inputs, inputs / STRETCH);
+    panels.quantise(isa, Q::SHAPE, input, &mut activations);
     let band = inputs / Q::WEIGHTS * LANES * Q::BYTES;
+    let group_bands = (GROUP_BYTES / band).max(1);
     for_pieces(products, inputs, LANES, |piece| {
         let Piece {
             packed,
@@ -44,25 +41,58 @@ pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: u
         } = piece;
         let width = rows[0].len();
         let bands = &packed[first_output / LANES * band..][..width.div_ceil(LANES) * band];
-        let chunk_tokens = isa.band_tokens();
-        let mut sums = vec![[0.0; LANES]; chunk_tokens.min(rows.len())];
-        let group_bands = (GROUP_BYTES / band).max(1);
+        let chunk_tokens = isa.band_tokens().min(rows.len());
+        let pass_bands = match panels.count() {
+            1 => 1,
+            _ => group_bands.min(PASS_BANDS),
+        };
+        let mut sums = vec![[0.0; LANES]; chunk_tokens * pass_bands];
         for (group, bands) in bands.chunks(group_bands * band).enumerate() {
             for (chunk, rows) in rows.chunks_mut(chunk_tokens).enumerate() {
-                let start = first_token + chunk * chunk_tokens;
-                let activations = &activations[start * stretches..][..rows.len() * stretches];
-                let sums = &mut sums[..rows.len()];
-                for (index, weights) in bands.chunks(band).enumerate() {
+                let first_token = first_token + chunk * chunk_tokens;
+                let tokens = first_token..first_token + rows.len();
+                for (pass, bands) in bands.chunks(pass_bands * band).enumerate() {
+                    let sums = &mut sums[..bands.len() / band * rows.len()];
                     sums.fill([0.0; LANES]);
-                    isa.quant_band::<Q>(weights, activations, sums);
-                    let first = (group * group_bands + index) * LANES;
-                    for (row, sums) in rows.iter_mut().zip(&*sums) {
-                        let row = &mut row[first..width.min(first + LANES)];
-                        row.copy_from_slice(&sums[..row.len()]);
+                    for panel in 0..panels.count() {
+                        let activations = &activations[panels.blocks(panel, tokens.clone())];
+                        multiply_panel::<Q>(isa, bands, band, panels.stretches(panel), activations, sums);
+                    }
+                    let first = (group * group_bands + pass * pass_bands) * LANES;
+                    for (index, sums) in sums.chunks_exact(rows.len()).enumerate() {
+                        let first = first + index * LANES;
+                        for (row, sums) in rows.iter_mut().zip(sums) {
+                            let row = &mut row[first..width.min(first + LANES)];
+                            row.copy_from_slice(&sums[..row.len()]);
+                        }
                     }
                 }
             }
         }
     });
     ACTIVATIONS.set(activations);
+}
+
+/// Adds the products of some stretches of bands of `band` bytes with their activations, `[tokens, stretches]`, to `sums`,
+/// `[band][tokens]`.
+fn multiply_panel<Q: Quant>(
+    isa: Isa,
+    bands: &[u8],
+    band: usize,
+    stretches: Range<usize>,
+    activations: &[ActivationBlock],
+    sums: &mut [[f32; LANES]],
+) {
+    let bytes = |stretches: usize| stretches * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
+    let tokens = activations.len() / stretches.len();
+    let weights = bytes(stretches.start)..bytes(stretches.end);
+    for (index, sums) in sums.chunks_exact_mut(tokens).enumerate() {
+        if let Some(next) = bands.get((index + 1) * band..)
+            && weights.len() < band
+            && !next.is_empty()
+        {
+            isa.prefetch(&next[weights.clone()]);
+        }
+        isa.quant_band::<Q>(&bands[index * band..][weights.clone()], activations, sums);
+    }
 }

@@ -14,26 +14,31 @@ pub(crate) struct Q5_1;
 #[derive(Clone, Copy)]
 pub(crate) struct Q8_0;
 
-const fn centered(center: i32) -> Shape {
+/// Quants of so many bits around half their range.
+const fn centered(bits: u32) -> Shape {
     Shape {
-        center,
+        bits,
+        center: 1 << (bits - 1),
         halves: false,
         minimums: false,
     }
 }
 
-const WITH_MINIMUMS: Shape = Shape {
-    center: 0,
-    halves: false,
-    minimums: true,
-};
+const fn with_minimums(bits: u32) -> Shape {
+    Shape {
+        bits,
+        center: 0,
+        halves: false,
+        minimums: true,
+    }
+}
 
 impl Quant for Q4_0 {
     const WEIGHTS: usize = 32;
     const BYTES: usize = 18;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
-    const SHAPE: Shape = centered(8);
+    const SHAPE: Shape = centered(4);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -58,7 +63,7 @@ impl Quant for Q4_1 {
     const BYTES: usize = 20;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 16, 4)];
     const HALVES: [usize; 2] = [0, 2];
-    const SHAPE: Shape = WITH_MINIMUMS;
+    const SHAPE: Shape = with_minimums(4);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -84,7 +89,7 @@ impl Quant for Q5_0 {
     const BYTES: usize = 22;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 4, 4), field(6, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
-    const SHAPE: Shape = centered(16);
+    const SHAPE: Shape = centered(5);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -118,7 +123,7 @@ impl Quant for Q5_1 {
     const BYTES: usize = 24;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 4, 4), field(8, 16, 4)];
     const HALVES: [usize; 2] = [0, 2];
-    const SHAPE: Shape = WITH_MINIMUMS;
+    const SHAPE: Shape = with_minimums(5);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -153,7 +158,7 @@ impl Quant for Q8_0 {
     const BYTES: usize = 34;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 4)];
     const HALVES: [usize; 2] = [0, 0];
-    const SHAPE: Shape = centered(128);
+    const SHAPE: Shape = centered(8);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {

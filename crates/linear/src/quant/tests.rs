@@ -58,8 +58,8 @@ fn product(isa: Isa, matrix: &PackedMatrix, input: &[f32]) -> Vec<f32> {
     output
 }
 
-/// Odd numbers of outputs, rows of one block and of several panels.
-fn shapes(format: WeightFormat) -> [(usize, usize, usize); 6] {
+/// Odd numbers of outputs, rows of one block and of several panels, whole and not.
+fn shapes(format: WeightFormat) -> [(usize, usize, usize); 7] {
     let block = format.block_weights();
     [
         (1, block, 1),
@@ -68,6 +68,7 @@ fn shapes(format: WeightFormat) -> [(usize, usize, usize); 6] {
         (35, 2 * block, 13),
         (5, 2560, 3),
         (33, block, 513),
+        (67, 11 * block, 103),
     ]
 }
 
@@ -255,17 +256,76 @@ fn extreme_bytes_of_q8_0_do_not_overflow() {
 
 #[test]
 fn a_token_gets_the_same_bits_alone_as_among_512_and_on_any_thread_count() {
-    for format in [WeightFormat::Q8_0, WeightFormat::Q4K, WeightFormat::Q6K] {
-        let (outputs, inputs, tokens) = (75, 1536, 512);
-        let (packed, _) = matrix(format, outputs, inputs);
-        let input = values(tokens * inputs, 5);
-        let alone: Vec<u32> = input
-            .chunks(inputs)
-            .flat_map(|row| bits(&product(Isa::best(), &packed, row)))
-            .collect();
-        for threads in [1, 2, 3, 8] {
-            let together = on_threads(threads, || product(Isa::best(), &packed, &input));
-            assert!(bits(&together) == alone, "{format} on {threads} threads");
+    for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::SCALAR) {
+        for format in [WeightFormat::Q8_0, WeightFormat::Q4K, WeightFormat::Q6K] {
+            let (outputs, inputs, tokens) = (75, 1536, 512);
+            let (packed, _) = matrix(format, outputs, inputs);
+            let input = values(tokens * inputs, 5);
+            let alone: Vec<u32> = input
+                .chunks(inputs)
+                .flat_map(|row| bits(&product(isa, &packed, row)))
+                .collect();
+            for threads in [1, 2, 3, 8] {
+                let together = on_threads(threads, || product(isa, &packed, &input));
+                assert!(bits(&together) == alone, "{isa:?} {format} on {threads} threads");
+            }
+        }
+    }
+}
+
+/// The bytes of a block's scales of scales, and a value of them that makes none zero.
+fn inner_scales(format: WeightFormat) -> (core::ops::Range<usize>, u8) {
+    match format {
+        WeightFormat::Q2K => (0..16, 0x11),
+        WeightFormat::Q3K => (96..108, 0x55),
+        WeightFormat::Q4K | WeightFormat::Q5K => (4..16, 0x55),
+        WeightFormat::Q6K => (192..208, 1),
+        _ => (0..0, 0),
+    }
+}
+
+/// Where a block's binary16 numbers lie.
+fn halves(format: WeightFormat) -> &'static [usize] {
+    match format {
+        WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => &[0, 2],
+        WeightFormat::Q2K => &[80, 82],
+        WeightFormat::Q3K => &[108],
+        WeightFormat::Q6K => &[208],
+        _ => &[0],
+    }
+}
+
+/// Kernels that add up products in 16 bits must stop where the largest of all would not fit.
+#[test]
+fn the_largest_sums_of_products_do_not_overflow() {
+    for format in formats() {
+        let (weights, bytes) = (format.block_weights(), format.block_bytes());
+        for quants in [0x00, 0xff] {
+            let mut block = vec![quants; bytes];
+            let (range, scale) = inner_scales(format);
+            block[range].fill(scale);
+            for &at in halves(format) {
+                block[at..at + 2].copy_from_slice(&half::f16::ONE.to_le_bytes());
+            }
+            let source = block.repeat(17 * 2);
+            let packed = PackedMatrix::pack(format, 17, 2 * weights, &source).expect("packs");
+            for tokens in [1, 3, 20] {
+                for period in [1 << 20, 1, 2, 4, 16] {
+                    let sign = |index: usize| 127.0 * f32::powi(-1.0, (index / period) as i32);
+                    for start in [0, period] {
+                        let input: Vec<f32> = (0..tokens * 2 * weights)
+                            .map(|index| sign(index % weights + start))
+                            .collect();
+                        let plain = bits(&product(Isa::SCALAR, &packed, &input));
+                        for isa in Isa::available() {
+                            assert!(
+                                bits(&product(isa, &packed, &input)) == plain,
+                                "{isa:?} {format}, quants {quants:x}, signs change every {period}"
+                            );
+                        }
+                    }
+                }
+            }
         }
     }
 }
@@ -330,6 +390,16 @@ fn quantised_weights_take_the_bytes_of_the_file() {
             64 * 512 / format.block_weights() * format.block_bytes(),
             "{format}"
         );
+    }
+}
+
+#[test]
+fn no_tokens_give_no_output() {
+    for isa in Isa::available() {
+        for format in formats() {
+            let (packed, _) = matrix(format, 5, format.block_weights());
+            assert!(product(isa, &packed, &[]).is_empty(), "{isa:?} {format}");
+        }
     }
 }
 

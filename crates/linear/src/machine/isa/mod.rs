@@ -179,6 +179,17 @@ impl Isa {
         12 * TILE_TOKENS
     }
 
+    /// Stretches of a panel of activations, which is multiplied with several bands before the next panel: with AVX2 and many
+    /// tokens as many as are unpacked together, so that a panel stays in the first cache; else all.
+    pub(crate) fn panel_stretches(self, tokens: usize) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 == Set::Avx2 && tokens > 2 * TILE_TOKENS {
+            return avx2::STRETCHES;
+        }
+        let _ = tokens;
+        usize::MAX
+    }
+
     /// Adds to `sums`, `[tokens, 16]`, the products of a band of 16 rows with `activations`, `[tokens, stretches]`, stretch by
     /// stretch.
     pub(crate) fn quant_band<Q: Quant>(

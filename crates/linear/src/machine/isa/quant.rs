@@ -54,12 +54,13 @@ macro_rules! at_stretch {
 #[cfg(target_arch = "x86_64")]
 pub(super) use at_stretch;
 
-/// Expands to `quantise` and `widen_halves` for an instruction set that has `load` and `store` in scope.
+/// Expands to `quantise`, which writes biases in the form `$bias`, and `widen_halves` for an instruction set that has `load`
+/// and `store` in scope.
 macro_rules! quant_kernels {
-    ($features:literal) => {
+    ($features:literal, $bias:expr) => {
         #[target_feature(enable = $features)]
         pub(super) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
-            crate::quant::quantise(values, shape, blocks);
+            crate::quant::quantise(values, shape, $bias, blocks);
         }
 
         #[inline]
@@ -78,6 +79,7 @@ pub(super) use quant_kernels;
 
 /// Expands to `quant_band` for an instruction set with few registers, which has `prefetch` and
 /// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7.
+#[cfg(target_arch = "aarch64")]
 macro_rules! quant_tiles {
     ($features:literal) => {
         /// A few stretches at a time are unpacked to the first cache and used at once by every token, so that memory never
@@ -139,7 +141,7 @@ macro_rules! quant_tiles {
         #[inline]
         #[target_feature(enable = $features)]
         fn quant_tile(shape: Shape, expanded: &[Expanded], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
-            match (shape.halves, shape.minimums, shape.center > 64) {
+            match (shape.halves, shape.minimums, shape.bits == 8) {
                 (false, false, false) => any_tokens::<false, false, false>(expanded, rows, sums),
                 (false, false, true) => any_tokens::<false, false, true>(expanded, rows, sums),
                 (false, true, _) => any_tokens::<false, true, false>(expanded, rows, sums),
@@ -174,4 +176,5 @@ macro_rules! quant_tiles {
     };
 }
 
+#[cfg(target_arch = "aarch64")]
 pub(super) use quant_tiles;

@@ -3,7 +3,7 @@
 use crate::LANES;
 use crate::float::{Element, GroupSums, PANEL};
 use crate::half::{f16_to_f32, f32_to_bf16};
-use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape, half_bits};
+use crate::quant::{ActivationBlock, BiasForm, Expanded, Quant, STRETCH, Shape, half_bits};
 
 pub(super) fn float_tile<E: Element>(
     weights: &[[E::Bits; LANES]],
@@ -42,7 +42,7 @@ pub(super) fn round(values: &[f32], rounded: &mut [u16]) {
 }
 
 pub(super) fn quantise(values: &[f32], shape: Shape, blocks: &mut [ActivationBlock]) {
-    crate::quant::quantise(values, shape, blocks);
+    crate::quant::quantise(values, shape, BiasForm::Whole, blocks);
 }
 
 pub(super) fn quant_band<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {

@@ -12,13 +12,13 @@ use super::float::{float_kernels, half_kernels};
 use super::quant::quant_kernels;
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, Halves, Quant, Shape, TILE_TOKENS, half_bits, tile_rows};
+use crate::quant::{ActivationBlock, BiasForm, Halves, Quant, Shape, TILE_TOKENS, half_bits, tile_rows};
 
 type Block = __m512;
 
 float_kernels!("avx512f,avx512bw,avx512vl", 4, 4, 2);
 half_kernels!("avx512f,avx512bw,avx512vl");
-quant_kernels!("avx512f,avx512bw,avx512vl,avx512vnni");
+quant_kernels!("avx512f,avx512bw,avx512vl,avx512vnni", BiasForm::Whole);
 
 /// Every tile of tokens unpacks the weights by itself: that takes fewer operations than reading them unpacked.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]

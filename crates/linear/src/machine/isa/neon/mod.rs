@@ -9,13 +9,15 @@ use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, quant_tiles, share};
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, TILE_TOKENS, half_bits, tile_rows};
+use crate::quant::{
+    ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, TILE_TOKENS, half_bits, tile_rows,
+};
 
 type Block = [float32x4_t; 4];
 
 float_kernels!("neon", 4, 1, 1);
 half_kernels!("neon");
-quant_kernels!("neon");
+quant_kernels!("neon", BiasForm::Whole);
 quant_tiles!("neon");
 
 #[inline]

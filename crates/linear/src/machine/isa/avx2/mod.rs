@@ -1,19 +1,27 @@
 //! AVX2 with FMA and F16C: a block is two registers.
 
+mod one_token;
+mod pairs;
+mod tiles;
+
 use core::arch::x86_64::*;
 
+pub(super) use tiles::{STRETCHES, quant_band};
+
 use super::float::{float_kernels, half_kernels};
-use super::quant::{for_stretches, quant_kernels, quant_tiles, share};
+use super::quant::quant_kernels;
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, Shape, TILE_TOKENS, half_bits, tile_rows};
+use crate::quant::{ActivationBlock, BiasForm, Halves, Quant, Shape, half_bits};
 
 type Block = [__m256; 2];
 
+/// How far ahead quantised weights are asked for; distances of whole pages collide in the caches.
+const AHEAD_BYTES: usize = 7168;
+
 float_kernels!("avx2,fma,f16c", 4, 1, 1);
 half_kernels!("avx2,fma,f16c");
-quant_kernels!("avx2,fma,f16c");
-quant_tiles!("avx2,fma,f16c");
+quant_kernels!("avx2,fma,f16c", BiasForm::Pairs);
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -118,68 +126,5 @@ fn prefetch_far<T>(weights: &[T], ahead_bytes: usize) {
     let ahead = weights.as_ptr().cast::<i8>().wrapping_add(ahead_bytes);
     for line in (0..size_of_val(weights)).step_by(64) {
         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));
-    }
-}
-
-/// Products of four quants with four activations each, added up: `WIDE` quants are signed bytes plus 128, whose
-/// products would overflow 16 bits; they are multiplied by magnitude with the sign moved to the activations, which
-/// makes the bias unnecessary.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn dot<const WIDE: bool>(sum: __m256i, quants: __m256i, activations: __m256i) -> __m256i {
-    let pairs = if WIDE {
-        let signed = _mm256_xor_si256(quants, _mm256_set1_epi8(-128));
-        _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(activations, signed))
-    } else {
-        _mm256_maddubs_epi16(quants, activations)
-    };
-    _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn stretches<const HALVES: bool, const MINIMUMS: bool, const WIDE: bool, const ROWS: usize>(
-    expanded: &[Expanded],
-    rows: [&[ActivationBlock]; ROWS],
-    sums: &mut [[f32; LANES]],
-) {
-    let mut totals: [Block; ROWS] = core::array::from_fn(|row| bytemuck::must_cast(sums[row]));
-    for (index, weights) in expanded.iter().enumerate() {
-        let quants: [[__m256i; 2]; STRETCH / 4] = bytemuck::must_cast(weights.quants);
-        let scales: [Block; 2] = bytemuck::must_cast(weights.scales);
-        let minimums: [Block; 2] = bytemuck::must_cast(weights.minimums);
-        for (row, total) in rows.iter().zip(&mut totals) {
-            let activations = &row[index];
-            let scale = _mm256_set1_ps(activations.scale);
-            let bias = if WIDE { [0; 2] } else { activations.bias };
-            for side in 0..2 {
-                let mut low = _mm256_set1_epi32(bias[0]);
-                let mut high = _mm256_set1_epi32(bias[1]);
-                for group in 0..4 {
-                    let word = |group: usize| activations.words[group].cast_signed();
-                    low = dot::<WIDE>(low, quants[group][side], _mm256_set1_epi32(word(group)));
-                    high = dot::<WIDE>(high, quants[group + 4][side], _mm256_set1_epi32(word(group + 4)));
-                }
-                let total = &mut total[side];
-                if HALVES {
-                    let low = _mm256_cvtepi32_ps(low);
-                    *total = _mm256_fmadd_ps(low, _mm256_mul_ps(scales[0][side], scale), *total);
-                    let high = _mm256_cvtepi32_ps(high);
-                    *total = _mm256_fmadd_ps(high, _mm256_mul_ps(scales[1][side], scale), *total);
-                } else {
-                    let both = _mm256_cvtepi32_ps(_mm256_add_epi32(low, high));
-                    *total = _mm256_fmadd_ps(both, _mm256_mul_ps(scales[0][side], scale), *total);
-                }
-                if MINIMUMS {
-                    *total = _mm256_fmadd_ps(minimums[0][side], _mm256_set1_ps(activations.negative_sums[0]), *total);
-                }
-                if MINIMUMS && HALVES {
-                    *total = _mm256_fmadd_ps(minimums[1][side], _mm256_set1_ps(activations.negative_sums[1]), *total);
-                }
-            }
-        }
-    }
-    for (sums, total) in sums.iter_mut().zip(totals) {
-        *sums = bytemuck::must_cast(total);
     }
 }

@@ -1,0 +1,101 @@
+//! Products of unsigned quants and activations, added up in pairs of 16 bits as long as they fit.
+
+use core::arch::asm;
+use core::arch::x86_64::*;
+
+use super::Block;
+use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH};
+
+/// Sums of a stretch: one for each of its halves that has a scale of its own.
+pub(super) const fn parts<Q: Quant>() -> usize {
+    if Q::SHAPE.halves { 2 } else { 1 }
+}
+
+/// Groups of four weights in a part.
+pub(super) const fn groups<Q: Quant>() -> usize {
+    STRETCH / 4 / parts::<Q>()
+}
+
+/// Groups whose products fit 16 bits when added up. Quants with a center are added up around it, where they have half the
+/// magnitude.
+pub(super) const fn chain<Q: Quant>() -> usize {
+    let largest = match Q::SHAPE.center {
+        0 => (1 << Q::SHAPE.bits) - 1,
+        center => center as usize,
+    };
+    let fit = i16::MAX as usize / (2 * 127 * largest);
+    if fit < groups::<Q>() { fit } else { groups::<Q>() }
+}
+
+/// What the first chain of a part starts from.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m256i {
+    match Q::SHAPE.center {
+        0 => _mm256_setzero_si256(),
+        _ => _mm256_set1_epi32(activations.bias[part]),
+    }
+}
+
+/// Four activations of a group, for each row.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn word(activations: &ActivationBlock, group: usize) -> __m256i {
+    _mm256_set1_epi32(activations.words[group].cast_signed())
+}
+
+/// Adds products of a group, two and two, to sums of 16 bits. Quants of 8 bits are signed bytes plus 128, whose products
+/// would overflow; they are multiplied by magnitude with the sign moved to the activations, which makes a bias
+/// unnecessary.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn add_pairs<Q: Quant>(sums: __m256i, quants: __m256i, activations: __m256i) -> __m256i {
+    let products = if Q::SHAPE.bits == 8 {
+        let signed = _mm256_xor_si256(quants, _mm256_set1_epi8(-128));
+        _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(activations, signed))
+    } else {
+        _mm256_maddubs_epi16(quants, activations)
+    };
+    in_order(_mm256_add_epi16(sums, products))
+}
+
+/// Keeps the compiler from moving a sum before or behind others: it would add up all products of a token first and run out
+/// of registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(mut sums: __m256i) -> __m256i {
+    // SAFETY: there is no instruction, and the register keeps its value.
+    unsafe {
+        asm!("/* {sums} */", sums = inout(ymm_reg) sums, options(nomem, nostack, preserves_flags));
+    }
+    sums
+}
+
+/// Sums of each row from those of 16 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn whole(pairs: __m256i) -> __m256i {
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+/// Adds the scaled products of a part, of one side of 8 rows.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn add_scaled(total: __m256, products: __m256i, scales: __m256, scale: __m256) -> __m256 {
+    _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), _mm256_mul_ps(scales, scale), total)
+}
+
+/// Adds the minimums of a stretch.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn add_minimums<Q: Quant>(mut total: Block, weights: &Expanded, activations: &ActivationBlock) -> Block {
+    if Q::SHAPE.minimums {
+        for part in 0..parts::<Q>() {
+            let minimums: Block = bytemuck::must_cast(weights.minimums[part]);
+            let sums = _mm256_set1_ps(activations.negative_sums[part]);
+            total[0] = _mm256_fmadd_ps(minimums[0], sums, total[0]);
+            total[1] = _mm256_fmadd_ps(minimums[1], sums, total[1]);
+        }
+    }
+    total
+}
