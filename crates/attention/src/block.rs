@@ -11,8 +11,8 @@ pub(crate) struct Block<'a> {
     pub(crate) span: Span,
     pub(crate) keys: Plane<'a>,
     pub(crate) values: Plane<'a>,
-    /// Planes of the block that comes next, where it has the same formats.
-    pub(crate) ahead: Option<(Plane<'a>, Plane<'a>)>,
+    /// Keys of the block that comes next.
+    pub(crate) next_keys: Option<Plane<'a>>,
 }
 
 pub(crate) fn reads_keys_directly(format: Format, lone: bool, level: Level) -> bool {
@@ -56,7 +56,7 @@ pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, head_dim: usize) -
         span: Span::new(page.start + first, page.start + first + tokens),
         keys: stripes_of(page.keys, first, tokens, head_dim),
         values: stripes_of(page.values, first, tokens, head_dim),
-        ahead: None,
+        next_keys: None,
     }
 }
 
@@ -81,25 +81,4 @@ pub(crate) fn aligned(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     }
     let skip = buffer.as_ptr().align_offset(64).min(LANES);
     &mut buffer[skip..skip + len]
-}
-
-pub(crate) fn floats(plane: Option<Plane<'_>>) -> &[f32] {
-    match plane {
-        Some(Plane::F32(data)) => data,
-        _ => &[],
-    }
-}
-
-pub(crate) fn halves(plane: Option<Plane<'_>>) -> &[u16] {
-    match plane {
-        Some(Plane::F16(data) | Plane::Bf16(data)) => data,
-        _ => &[],
-    }
-}
-
-pub(crate) fn bytes(plane: Option<Plane<'_>>) -> &[u8] {
-    match plane {
-        Some(Plane::Q8_0(data) | Plane::Q4_0(data)) => data,
-        _ => &[],
-    }
 }

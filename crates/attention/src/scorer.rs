@@ -1,9 +1,10 @@
 use alloc::vec::Vec;
 
-use crate::block::{aligned, bytes, floats, halves, stripes_of};
+use crate::block::{aligned, stripes_of};
 use crate::format::check_head_dim;
 use crate::kernel::{
-    Bf16, F16, F32, Int8Queries, KEY_BLOCK, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score, tile_width,
+    Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score,
+    tile_width, widest_tile,
 };
 use crate::simd::Level;
 use crate::{AttendError, LANES, Plane};
@@ -81,7 +82,7 @@ impl Scorer {
         self.packs.clear();
         self.vectors.clear();
         let mut first = 0;
-        for rows in rows.chunks(level.tile_rows()) {
+        for rows in rows.chunks(widest_tile(rows.len(), level.tile_rows())) {
             let width = tile_width(rows.len(), level.tile_rows());
             let at = self.vectors.len();
             self.vectors.resize(at + width * head_dim, 0.0);
@@ -103,13 +104,8 @@ impl Scorer {
             first += rows.len();
         }
         if self.in_integers(level) {
-            match self.packs.first().map_or(0, |pack| pack.width) {
-                1 => self.int8.pack(self.vectors.as_chunks::<1>().0),
-                2 => self.int8.pack(self.vectors.as_chunks::<2>().0),
-                4 => self.int8.pack(self.vectors.as_chunks::<4>().0),
-                8 => self.int8.pack(self.vectors.as_chunks::<8>().0),
-                _ => {}
-            }
+            let width = self.packs.first().map_or(1, |pack| pack.width);
+            self.int8.pack(level, &self.vectors, width);
         }
         Ok(())
     }
@@ -159,7 +155,7 @@ impl Scorer {
                     (slots.end - next).min(KEY_BLOCK),
                     self.head_dim,
                 )),
-                false => ahead.filter(|ahead| ahead.format() == keys.format()).copied(),
+                false => ahead.copied(),
             };
             self.block(block, tokens, ahead, &mut out[first - slots.start..], out_stride);
         }
@@ -167,7 +163,7 @@ impl Scorer {
     }
 
     fn in_integers(&self, level: Level) -> bool {
-        !self.widens && self.count <= 8 && level.int8_dot()
+        !self.widens && self.count <= LONE_ROWS && level.int8_dot()
     }
 
     fn block(&mut self, block: Plane, tokens: usize, ahead: Option<Plane>, out: &mut [f32], out_stride: usize) {
@@ -215,6 +211,10 @@ impl Scorer {
         out_stride: usize,
     ) {
         let integers = self.in_integers(level);
+        let ahead = match pack.first == 0 {
+            true => Ahead::new(block, ahead, level.lead_bytes()),
+            false => Ahead::default(),
+        };
         let head_dim = self.head_dim;
         let vectors = &self.vectors[pack.at..pack.at + R * head_dim].as_chunks::<R>().0[..head_dim];
         let scores = aligned(&mut self.scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
@@ -222,13 +222,13 @@ impl Scorer {
             return;
         };
         match block {
-            Plane::F32(data) => score::<F32, R>(level, vectors, data, floats(ahead), slots, scores),
-            Plane::F16(data) => score::<F16, R>(level, vectors, data, halves(ahead), slots, scores),
-            Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, halves(ahead), slots, scores),
+            Plane::F32(data) => score::<F32, R>(level, vectors, data, ahead, slots, scores),
+            Plane::F16(data) => score::<F16, R>(level, vectors, data, ahead, slots, scores),
+            Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, ahead, slots, scores),
             Plane::Q8_0(data) if integers => level.run(ScoreInt8::<R, false> {
                 queries: &self.int8,
                 keys: data,
-                ahead: bytes(ahead),
+                ahead,
                 slots,
                 head_dim,
                 scores,
@@ -236,14 +236,14 @@ impl Scorer {
             Plane::Q4_0(data) if integers => level.run(ScoreInt8::<R, true> {
                 queries: &self.int8,
                 keys: data,
-                ahead: bytes(ahead),
+                ahead,
                 slots,
                 head_dim,
                 scores,
             }),
             Plane::Q8_0(_) | Plane::Q4_0(_) => {
                 let keys = aligned(&mut self.keys, KEY_BLOCK * head_dim);
-                score::<F32, R>(level, vectors, keys, &[], slots, scores);
+                score::<F32, R>(level, vectors, keys, Ahead::default(), slots, scores);
             }
         }
         for (row, scores) in scores.iter().enumerate().take(pack.rows) {

@@ -106,6 +106,7 @@ impl Problem {
             (96, 4, 2),
             (128, 2, 13),
             (48, 5, 9),
+            (256, 6, 1),
         ];
         for (case, (head_dim, group, rows)) in sizes.into_iter().enumerate() {
             for (index, format) in Format::ALL.into_iter().enumerate() {

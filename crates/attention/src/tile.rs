@@ -2,11 +2,11 @@
 
 use core::marker::PhantomData;
 
-use crate::block::{Block, active, aligned, bytes, floats, halves, reads_keys_directly, reads_values_directly, whole};
+use crate::block::{Block, active, aligned, reads_keys_directly, reads_values_directly, stripes_of, whole};
 use crate::gathered::Gathered;
 use crate::kernel::{
-    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Bf16, Element, F16, F32, KEY_BLOCK, QuantisedTile,
-    STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width,
+    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, LONE_ROWS,
+    QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width, widest_tile,
 };
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
@@ -83,20 +83,15 @@ impl<V: Visible> Call<'_, V> {
             .pages
             .iter()
             .any(|page| matches!(page.keys, Plane::Q8_0(_) | Plane::Q4_0(_)));
-        if total <= 8 && quantised && self.level.int8_dot() {
+        if total <= LONE_ROWS && quantised && self.level.int8_dot() {
             let Workspace { int8, queries, .. } = workspace;
-            match self.tile(0, total).width {
-                1 => int8.pack(queries.as_chunks::<1>().0),
-                2 => int8.pack(queries.as_chunks::<2>().0),
-                4 => int8.pack(queries.as_chunks::<4>().0),
-                _ => int8.pack(queries.as_chunks::<8>().0),
-            }
+            int8.pack(self.level, queries, self.tile(0, total).width);
         }
     }
 
     fn tile(&self, first: usize, total: usize) -> Tile {
         let widest = self.level.tile_rows();
-        let rows = (total - first).min(widest);
+        let rows = (total - first).min(widest_tile(total, widest));
         let width = tile_width(rows, widest);
         Tile { first, rows, width }
     }
@@ -130,7 +125,7 @@ impl<V: Visible> Call<'_, V> {
             return;
         }
         let total = rows * group;
-        let lone = total <= self.level.tile_rows().min(8);
+        let lone = total <= LONE_ROWS;
         let biased = self.visible.bias(block.span.start).is_some();
         let mut slots = [Slot::default(); STRIPES];
         let slots_len = active(union, block.span.len(), &mut slots);
@@ -175,7 +170,7 @@ impl<V: Visible> Call<'_, V> {
             span: Span::new(block.span.start, block.span.start + places.len()),
             keys: Plane::F32(keys),
             values: Plane::F32(values),
-            ahead: None,
+            next_keys: None,
         };
         self.tiles(workspace, &block, &part, output);
         workspace.gathered = gathered;
@@ -268,6 +263,23 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
+    /// What is asked for beside scoring the block's keys, and beside accumulating its values.
+    fn ahead<'b>(&self, block: &Block<'b>, slots: &[Slot], keys_only: bool) -> (Ahead<'b>, Ahead<'b>) {
+        let (Some(first), Some(last)) = (slots.first(), slots.last()) else {
+            return Default::default();
+        };
+        let (head_dim, lead_bytes) = (self.kv.head_dim, self.level.lead_bytes());
+        let tokens = (last.stripe - first.stripe) * LANES + last.tokens;
+        let read = |plane| stripes_of(plane, first.stripe * LANES, tokens, head_dim);
+        let (keys, values) = (read(block.keys), (!keys_only).then(|| read(block.values)));
+        (
+            Ahead::new(keys, values.or(block.next_keys), lead_bytes),
+            values.map_or(Ahead::default(), |values| {
+                Ahead::new(values, block.next_keys, lead_bytes)
+            }),
+        )
+    }
+
     fn tile_block<const R: usize>(
         &self,
         workspace: &mut Workspace,
@@ -293,20 +305,24 @@ impl<V: Visible> Call<'_, V> {
         };
         let slots = work.slots;
 
-        let (next_keys, next_values) = block.ahead.unzip();
+        let keys_only = matches!(output, Output::Mass { .. });
+        let (beside_keys, beside_values) = match work.lone {
+            true => self.ahead(block, slots, keys_only),
+            false => Default::default(),
+        };
         match block.keys {
-            Plane::F32(data) => score::<F32, R>(level, queries, data, floats(next_keys), slots, scores),
+            Plane::F32(data) => score::<F32, R>(level, queries, data, beside_keys, slots, scores),
             Plane::F16(data) if work.lone && R <= 8 => {
-                score::<F16, R>(level, queries, data, halves(next_keys), slots, scores)
+                score::<F16, R>(level, queries, data, beside_keys, slots, scores)
             }
             Plane::Bf16(data) if work.lone && R <= 8 => {
-                score::<Bf16, R>(level, queries, data, halves(next_keys), slots, scores)
+                score::<Bf16, R>(level, queries, data, beside_keys, slots, scores)
             }
             Plane::Q8_0(data) if work.lone && level.int8_dot() => {
                 level.run(ScoreInt8::<R, false> {
                     queries: int8,
                     keys: data,
-                    ahead: bytes(next_keys),
+                    ahead: beside_keys,
                     slots,
                     head_dim,
                     scores,
@@ -316,13 +332,20 @@ impl<V: Visible> Call<'_, V> {
                 level.run(ScoreInt8::<R, true> {
                     queries: int8,
                     keys: data,
-                    ahead: bytes(next_keys),
+                    ahead: beside_keys,
                     slots,
                     head_dim,
                     scores,
                 });
             }
-            _ => score::<F32, R>(level, queries, aligned(keys, KEY_BLOCK * head_dim), &[], slots, scores),
+            _ => score::<F32, R>(
+                level,
+                queries,
+                aligned(keys, KEY_BLOCK * head_dim),
+                Ahead::default(),
+                slots,
+                scores,
+            ),
         }
 
         let mut masks = [[0u16; STRIPES]; R];
@@ -355,20 +378,20 @@ impl<V: Visible> Call<'_, V> {
                 let (weights, keep) = (&*scores, &keep);
                 match block.values {
                     Plane::F32(data) => {
-                        accumulate::<F32, R>(level, weights, data, floats(next_values), slots, keep, o, head_dim)
+                        accumulate::<F32, R>(level, weights, data, beside_values, slots, keep, o, head_dim)
                     }
                     Plane::F16(data) if work.lone && R <= 8 => {
-                        accumulate::<F16, R>(level, weights, data, halves(next_values), slots, keep, o, head_dim);
+                        accumulate::<F16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
                     }
                     Plane::Bf16(data) if work.lone && R <= 8 => {
-                        accumulate::<Bf16, R>(level, weights, data, halves(next_values), slots, keep, o, head_dim);
+                        accumulate::<Bf16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
                     }
                     Plane::Q8_0(values) | Plane::Q4_0(values) if work.lone && R <= 8 => {
                         let four_bits = block.values.format() == Format::Q4_0;
                         let tile = QuantisedTile {
                             weights,
                             values,
-                            ahead: bytes(next_values),
+                            ahead: beside_values,
                             slots,
                             keep,
                             o,
@@ -383,7 +406,7 @@ impl<V: Visible> Call<'_, V> {
                     }
                     _ => {
                         let data = aligned(values, KEY_BLOCK * head_dim);
-                        accumulate::<F32, R>(level, weights, data, &[], slots, keep, o, head_dim);
+                        accumulate::<F32, R>(level, weights, data, Ahead::default(), slots, keep, o, head_dim);
                     }
                 }
             }
@@ -452,7 +475,7 @@ fn accumulate<E: Element, const R: usize>(
     level: Level,
     weights: &[[f32; KEY_BLOCK]; R],
     values: &[E::Raw],
-    ahead: &[E::Raw],
+    ahead: Ahead,
     slots: &[Slot],
     keep: &[f32; R],
     o: &mut [f32],

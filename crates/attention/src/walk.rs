@@ -2,7 +2,7 @@
 //! over calls.
 
 use crate::block::block_of;
-use crate::kernel::KEY_BLOCK;
+use crate::kernel::{KEY_BLOCK, LONE_ROWS};
 use crate::selection::{diagonal_spans, merge_spans};
 use crate::tile::{BLOCK_ROWS, Call, Output};
 use crate::visible::Visible;
@@ -92,26 +92,25 @@ impl<V: Visible> Call<'_, V> {
                     *packed = true;
                 }
                 let mut current = block_of(page, block, self.kv.head_dim);
-                if rows * self.queries.group <= 8 {
-                    current.ahead = self.ahead(index, block + 1, end);
+                if rows * self.queries.group <= LONE_ROWS {
+                    current.next_keys = self.next_keys(index, block + 1, end);
                 }
                 self.block(workspace, first, rows, &current, output);
             }
         }
     }
 
-    /// The planes of the block after `block - 1` of page `index`, if the need goes on there.
-    fn ahead(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
+    /// Keys of the block after `block - 1` of page `index`, if the need goes on there.
+    fn next_keys(&self, index: usize, block: usize, need_end: usize) -> Option<Plane<'_>> {
         let page = self.kv.pages.get(index)?;
         if block * KEY_BLOCK < page.tokens {
             let block = block_of(page, block, self.kv.head_dim);
-            return (block.span.start < need_end).then_some((block.keys, block.values));
+            return (block.span.start < need_end).then_some(block.keys);
         }
         let next = self.kv.pages.get(index + 1)?;
         if next.tokens == 0 || next.start >= need_end {
             return None;
         }
-        let block = block_of(next, 0, self.kv.head_dim);
-        Some((block.keys, block.values))
+        Some(block_of(next, 0, self.kv.head_dim).keys)
     }
 }

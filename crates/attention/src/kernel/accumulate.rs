@@ -1,6 +1,7 @@
 use core::marker::PhantomData;
 
-use super::{Element, KEY_BLOCK, Slot};
+use super::ahead::{Ahead, Fetch};
+use super::{Element, KEY_BLOCK, STRIPES, Slot};
 use crate::simd::{Kernel, Simd};
 
 /// o ← o·keep + weights · values, for the rows of a tile.
@@ -8,8 +9,7 @@ pub(crate) struct Accumulate<'a, E: Element, const R: usize> {
     pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
     /// The block's values, `[tokens, head_dim]`.
     pub(crate) values: &'a [E::Raw],
-    /// Values that will be accumulated next, to be fetched meanwhile; may be empty.
-    pub(crate) ahead: &'a [E::Raw],
+    pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
     pub(crate) keep: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
@@ -30,55 +30,78 @@ impl<E: Element, const R: usize> Kernel for Accumulate<'_, E, R> {
             (false, _) => 1,
         };
         let vectors = self.head_dim / 16;
-        let mut at = 0;
-        while together >= 8 && at + 8 <= vectors {
-            columns::<S, E, R, 8>(simd, &mut self, at * 16);
-            at += 8;
-        }
-        while together >= 4 && at + 4 <= vectors {
-            columns::<S, E, R, 4>(simd, &mut self, at * 16);
-            at += 4;
-        }
-        while together >= 2 && at + 2 <= vectors {
-            columns::<S, E, R, 2>(simd, &mut self, at * 16);
-            at += 2;
-        }
-        while at < vectors {
-            columns::<S, E, R, 1>(simd, &mut self, at * 16);
-            at += 1;
+        // Narrow columns of many tokens would read memory in short pieces far from one another: values that come from
+        // memory are read two stripes at a time.
+        let chunk = if S::WIDE || self.ahead.is_empty() { STRIPES } else { 2 };
+        let mut fetch = self.ahead.over(self.slots.len() * 4 * vectors);
+        for first in (0..self.slots.len()).step_by(chunk) {
+            let slots = first..(first + chunk).min(self.slots.len());
+            let mut at = 0;
+            while together >= 8 && at + 8 <= vectors {
+                columns::<S, E, R, R, 8>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
+                at += 8;
+            }
+            while together >= 4 && at + 4 <= vectors {
+                columns::<S, E, R, R, 4>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
+                at += 4;
+            }
+            while together >= 2 && at + 2 <= vectors {
+                columns::<S, E, R, R, 2>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
+                at += 2;
+            }
+            while at < vectors {
+                match (S::WIDE, R) {
+                    (false, 8) => columns::<S, E, R, 4, 1>(simd, &mut self, slots.clone(), at * 16, &mut fetch),
+                    _ => columns::<S, E, R, R, 1>(simd, &mut self, slots.clone(), at * 16, &mut fetch),
+                }
+                at += 1;
+            }
         }
     }
 }
 
+/// `N` vectors of columns for the tokens of some slots, `P` rows at a time.
 #[inline(always)]
-fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
+fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
     simd: S,
     tile: &mut Accumulate<'_, E, R>,
+    slots: core::ops::Range<usize>,
     column: usize,
+    fetch: &mut Fetch,
 ) {
     let head_dim = tile.head_dim;
     let rows = tile.o.len() / head_dim;
-    let mut sums = load_sums::<S, R, N>(simd, tile.o, head_dim, rows, column, tile.keep);
-    for (slot, place) in tile.slots.iter().enumerate() {
-        let first = place.stripe * 16 * head_dim;
-        let values = &tile.values[first..first + place.tokens.min(16) * head_dim];
-        let ahead = tile.ahead.get(first..).unwrap_or(values);
-        let weights: [&[f32; 16]; R] = core::array::from_fn(|r| &tile.weights[r].as_chunks().0[slot]);
-        for (j, row) in values.chunks_exact(head_dim).enumerate().take(16) {
-            let row = &row[column..column + 16 * N].as_chunks::<16>().0[..N];
-            for n in 0..N {
-                simd.prefetch(ahead, j * head_dim + column + 16 * n);
-            }
-            let value: [S::V; N] = core::array::from_fn(|n| E::load(simd, &row[n]));
-            for r in 0..R {
-                let weight = simd.splat(weights[r][j]);
-                for n in 0..N {
-                    sums[r][n] = simd.fma(weight, value[n], sums[r][n]);
+    for part in (0..R).step_by(P) {
+        if part >= rows {
+            break;
+        }
+        let keep: [f32; P] = match slots.start {
+            0 => core::array::from_fn(|p| tile.keep[part + p]),
+            _ => [1.0; P],
+        };
+        let o = &mut tile.o[part * head_dim..];
+        let mut sums = load_sums::<S, P, N>(simd, o, head_dim, rows - part, column, &keep);
+        for slot in slots.clone() {
+            let place = tile.slots[slot];
+            let first = place.stripe * 16 * head_dim;
+            let values = &tile.values[first..first + place.tokens.min(16) * head_dim];
+            let weights: [&[f32; 16]; P] = core::array::from_fn(|p| &tile.weights[part + p].as_chunks().0[slot]);
+            for (j, row) in values.chunks_exact(head_dim).enumerate().take(16) {
+                if part == 0 && j % 4 == 0 {
+                    fetch.step(simd, N);
+                }
+                let row = &row[column..column + 16 * N].as_chunks::<16>().0[..N];
+                let value: [S::V; N] = core::array::from_fn(|n| E::load(simd, &row[n]));
+                for p in 0..P {
+                    let weight = simd.splat(weights[p][j]);
+                    for n in 0..N {
+                        sums[p][n] = simd.fma(weight, value[n], sums[p][n]);
+                    }
                 }
             }
         }
+        store_sums(simd, o, head_dim, rows - part, column, &sums);
     }
-    store_sums(simd, tile.o, head_dim, rows, column, &sums);
 }
 
 /// The rows' sums in `16·N` columns, times `keep`.

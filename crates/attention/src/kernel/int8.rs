@@ -1,54 +1,81 @@
 use alloc::vec::Vec;
 
-use super::{KEY_BLOCK, Slot, halves};
+use super::ahead::{Ahead, Fetch};
+use super::{KEY_BLOCK, LARGEST_INTEGER, Slot, halves};
 use crate::format::QUANT_BLOCK;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Kernel, Level, Simd};
 
-/// Queries as two planes of signed bytes per block of 32: q = scale·(high + low/254), 15 bits in all, so
-/// that the integer dot product loses nothing that single precision would keep of an 8-bit key.
+/// Queries as integers of 15 bits and a sign, relative to the largest of every block of 32, so that the integer dot
+/// product loses nothing that single precision would keep of an 8-bit key.
 #[derive(Debug, Default)]
 pub(crate) struct Int8Queries {
-    /// `[head_dim / 4, 2, R]`: four bytes of the high plane, then of the low plane.
+    /// `[head_dim / 4, 2, R]`: four integers in two words, in the order of the instructions that multiply them.
     words: Vec<i32>,
-    /// `[blocks, R]`: scale, Σ high, Σ low.
-    blocks: Vec<(f32, i32, i32)>,
+    /// `[blocks, R]`: what one of the integers stands for, and what the offsets of 8-bit and of 4-bit keys add to a dot
+    /// product.
+    blocks: Vec<(f32, [i32; 2])>,
 }
 
 impl Int8Queries {
-    /// Quantises `[head_dim, R]`.
-    pub(crate) fn pack<const R: usize>(&mut self, queries: &[[f32; R]]) {
-        self.words.clear();
-        self.words.resize(queries.len() / 2 * R, 0);
-        self.blocks.clear();
-        for (b, block) in queries.chunks(QUANT_BLOCK).enumerate() {
-            for r in 0..R {
-                let largest = block.iter().fold(0.0f32, |m, q| m.max(q[r].abs()));
-                let scale = largest / 127.0;
-                let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-                let (mut high_sum, mut low_sum) = (0, 0);
-                for (g, four) in block.chunks_exact(4).enumerate() {
-                    let (mut high, mut low) = ([0u8; 4], [0u8; 4]);
-                    for (i, q) in four.iter().enumerate() {
-                        let exact = q[r] * inverse;
-                        let top = round(exact);
-                        let rest = round((exact - top) * 254.0);
-                        high_sum += top as i32;
-                        low_sum += rest as i32;
-                        (high[i], low[i]) = (top as i8 as u8, rest as i8 as u8);
-                    }
-                    let at = (b * QUANT_BLOCK / 4 + g) * 2 * R + r;
-                    self.words[at] = i32::from_le_bytes(high);
-                    self.words[at + R] = i32::from_le_bytes(low);
-                }
-                self.blocks.push((scale, high_sum, low_sum));
-            }
+    /// Quantises `[head_dim, width]` for the instructions of `level`.
+    pub(crate) fn pack(&mut self, level: Level, queries: &[f32], width: usize) {
+        match width {
+            1 => self.pack_rows::<1>(level, queries),
+            2 => self.pack_rows::<2>(level, queries),
+            4 => self.pack_rows::<4>(level, queries),
+            6 => self.pack_rows::<6>(level, queries),
+            _ => self.pack_rows::<8>(level, queries),
         }
+    }
+
+    fn pack_rows<const R: usize>(&mut self, level: Level, queries: &[f32]) {
+        let queries = queries.as_chunks::<R>().0;
+        level.run(PackInt8::<R> { queries, out: self });
     }
 }
 
-fn round(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
-    (x + MAGIC) - MAGIC
+/// Quantises queries.
+struct PackInt8<'a, const R: usize> {
+    /// `[head_dim, R]`.
+    queries: &'a [[f32; R]],
+    out: &'a mut Int8Queries,
+}
+
+impl<const R: usize> Kernel for PackInt8<'_, R> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let out = self.out;
+        out.words.clear();
+        out.words.resize(self.queries.len() / 2 * R, 0);
+        out.blocks.clear();
+        let words = out.words.chunks_mut(QUANT_BLOCK / 2 * R);
+        for (block, words) in self.queries.chunks(QUANT_BLOCK).zip(words) {
+            for r in 0..R {
+                let largest = block.iter().fold(0.0f32, |m, q| m.max(q[r].abs()));
+                // Below 1e-30 a query adds nothing to a logit, and its inverse would overflow.
+                let inverse = if largest > 1e-30 {
+                    LARGEST_INTEGER / largest
+                } else {
+                    0.0
+                };
+                let mut sum = 0;
+                for (sixteen, words) in block.as_chunks::<16>().0.iter().zip(words.chunks_exact_mut(8 * R)) {
+                    let exact = simd.load(&core::array::from_fn(|d| sixteen[d][r]));
+                    let integers = simd.to_i32(simd.mul(exact, simd.splat(inverse)));
+                    sum += simd.reduce_add_i32(integers);
+                    let mut packed = [0; 16];
+                    simd.pack_words(integers, &mut packed);
+                    for four in 0..4 {
+                        words[2 * four * R + r] = packed[4 * four];
+                        words[(2 * four + 1) * R + r] = packed[4 * four + 1];
+                    }
+                }
+                out.blocks.push((largest / LARGEST_INTEGER, [-128 * sum, -8 * sum]));
+            }
+        }
+    }
 }
 
 /// Logits of a tile over quantised keys by integer dot products.
@@ -56,8 +83,7 @@ pub(crate) struct ScoreInt8<'a, const R: usize, const FOUR_BITS: bool> {
     pub(crate) queries: &'a Int8Queries,
     /// The block's stripes in the layout of a quantised key plane.
     pub(crate) keys: &'a [u8],
-    /// Stripes that will be scored next, to be fetched meanwhile; may be empty.
-    pub(crate) ahead: &'a [u8],
+    pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
     pub(crate) head_dim: usize,
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
@@ -68,64 +94,228 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for ScoreInt8<'_, R, FOUR_BIT
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let bytes_per_dim = if FOUR_BITS { 8 } else { 16 };
-        let len = 32 * self.head_dim.div_ceil(QUANT_BLOCK) + bytes_per_dim * self.head_dim;
-        let offset = if FOUR_BITS { -8 } else { -128 };
-        let words = self.queries.words.as_chunks::<R>().0;
-        let blocks = self.queries.blocks.as_chunks::<R>().0;
-        for (slot, place) in self.slots.iter().enumerate() {
-            let mut data = &self.keys[place.stripe * len..][..len];
-            let first = place.stripe * len;
-            let mut ahead = self.ahead.get(first..first + len).unwrap_or_default();
-            let mut words = words;
-            let mut sums = [simd.splat(0.0); R];
-            for (b, block) in blocks.iter().enumerate() {
-                let width = (self.head_dim - b * QUANT_BLOCK).min(QUANT_BLOCK);
-                let (scale, rest) = data.split_first_chunk::<32>().expect("a block begins with its scales");
-                let (bytes, rest) = rest.split_at(width * bytes_per_dim);
-                data = rest;
-                let (block_words, rest) = words.split_at(width / 2);
-                words = rest;
-                let mut high: [S::I; R] = core::array::from_fn(|r| simd.splat_i32(offset * block[r].1));
-                let mut low: [S::I; R] = core::array::from_fn(|r| simd.splat_i32(offset * block[r].2));
-                let bytes = bytes.as_chunks::<64>().0;
-                let (now, later) = ahead.split_at((32 + width * bytes_per_dim).min(ahead.len()));
-                ahead = later;
-                for at in (0..now.len()).step_by(64) {
-                    simd.prefetch(now, at);
+        // As many rows at once as have room for their sums in registers.
+        match (S::WIDE, R) {
+            (false, 8) => score_stripes::<S, R, FOUR_BITS, 4>(simd, self),
+            (false, 6) => score_stripes::<S, R, FOUR_BITS, 3>(simd, self),
+            _ => score_stripes::<S, R, FOUR_BITS, R>(simd, self),
+        }
+    }
+}
+
+/// The stripes of a block, `P` rows at a time.
+#[inline(always)]
+fn score_stripes<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
+    simd: S,
+    task: ScoreInt8<'_, R, FOUR_BITS>,
+) {
+    let bytes_per_dim = if FOUR_BITS { 8 } else { 16 };
+    let blocks = task.head_dim.div_ceil(QUANT_BLOCK);
+    let len = 32 * blocks + bytes_per_dim * task.head_dim;
+    let mut fetch = task.ahead.over(task.slots.len() * blocks);
+    let mut idle = Ahead::default().over(1);
+    for (slot, place) in task.slots.iter().enumerate() {
+        let data = &task.keys[place.stripe * len..][..len];
+        for first in (0..R).step_by(P) {
+            let fetch = if first == 0 { &mut fetch } else { &mut idle };
+            let sums = score_stripe::<S, R, FOUR_BITS, P>(simd, task.queries, data, task.head_dim, first, fetch);
+            for p in 0..P {
+                simd.store(sums[p], &mut task.scores[first + p].as_chunks_mut::<16>().0[slot]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn score_stripe<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
+    simd: S,
+    queries: &Int8Queries,
+    mut data: &[u8],
+    head_dim: usize,
+    first: usize,
+    fetch: &mut Fetch,
+) -> [S::V; P] {
+    let bytes_per_dim = if FOUR_BITS { 8 } else { 16 };
+    let mut words = queries.words.as_chunks::<R>().0;
+    let mut sums = [simd.splat(0.0); P];
+    for (b, block) in queries.blocks.as_chunks::<R>().0.iter().enumerate() {
+        fetch.step(simd, 1);
+        let width = (head_dim - b * QUANT_BLOCK).min(QUANT_BLOCK);
+        let (scale, rest) = data.split_first_chunk::<32>().expect("a block begins with its scales");
+        let (bytes, rest) = rest.split_at(width * bytes_per_dim);
+        data = rest;
+        let (block_words, rest) = words.split_at(width / 2);
+        words = rest;
+        let mut dots = [simd.zero_sums(); P];
+        let bytes = bytes.as_chunks::<64>().0;
+        if FOUR_BITS {
+            for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<4>().0) {
+                let bytes = simd.load_bytes(bytes);
+                let low = simd.factors(simd.low_nibbles(bytes));
+                for p in 0..P {
+                    dots[p] = simd.dot4(dots[p], low, [words[0][first + p], words[1][first + p]]);
                 }
-                if FOUR_BITS {
-                    for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<4>().0) {
-                        let bytes = simd.load_bytes(bytes);
-                        let (first, second) = (simd.low_nibbles(bytes), simd.high_nibbles(bytes));
-                        for r in 0..R {
-                            high[r] = simd.dot4(high[r], first, words[0][r]);
-                            low[r] = simd.dot4(low[r], first, words[1][r]);
-                        }
-                        for r in 0..R {
-                            high[r] = simd.dot4(high[r], second, words[2][r]);
-                            low[r] = simd.dot4(low[r], second, words[3][r]);
-                        }
-                    }
-                } else {
-                    for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<2>().0) {
-                        let bytes = simd.load_bytes(bytes);
-                        for r in 0..R {
-                            high[r] = simd.dot4(high[r], bytes, words[0][r]);
-                            low[r] = simd.dot4(low[r], bytes, words[1][r]);
-                        }
-                    }
-                }
-                let scale = simd.load_f16(&halves(scale));
-                for r in 0..R {
-                    let low = simd.i32_to_f32(low[r]);
-                    let dot = simd.fma(low, simd.splat(1.0 / 254.0), simd.i32_to_f32(high[r]));
-                    sums[r] = simd.fma(simd.mul(dot, simd.splat(block[r].0)), scale, sums[r]);
+                let high = simd.factors(simd.high_nibbles(bytes));
+                for p in 0..P {
+                    dots[p] = simd.dot4(dots[p], high, [words[2][first + p], words[3][first + p]]);
                 }
             }
+        } else {
+            for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<2>().0) {
+                let bytes = simd.factors(simd.load_bytes(bytes));
+                for p in 0..P {
+                    dots[p] = simd.dot4(dots[p], bytes, [words[0][first + p], words[1][first + p]]);
+                }
+            }
+        }
+        let scale = simd.load_f16(&halves(scale));
+        for p in 0..P {
+            let (unit, offsets) = block[first + p];
+            let dot = simd.add_i32(
+                simd.sums_to_i32(dots[p]),
+                simd.splat_i32(offsets[usize::from(FOUR_BITS)]),
+            );
+            let dot = simd.mul(simd.i32_to_f32(dot), simd.splat(unit));
+            sums[p] = simd.fma(dot, scale, sums[p]);
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::layout::{key_at, write_keys};
+    use crate::testing::noise;
+    use crate::{Format, Plane, PlaneMut};
+
+    fn logits_agree<const R: usize>(head_dim: usize, four_bits: bool) {
+        let format = if four_bits { Format::Q4_0 } else { Format::Q8_0 };
+        let mut keys = vec![0; format.plane_len(48, head_dim)];
+        let plane = |keys| {
+            if four_bits {
+                PlaneMut::Q4_0(keys)
+            } else {
+                PlaneMut::Q8_0(keys)
+            }
+        };
+        write_keys(
+            &mut plane(&mut keys),
+            head_dim,
+            0,
+            48,
+            &noise(3, 48 * head_dim),
+            head_dim,
+        )
+        .unwrap();
+        let queries = noise(7, head_dim * R);
+        let slots = [Slot { stripe: 0, tokens: 16 }, Slot { stripe: 2, tokens: 16 }];
+        let mut expected = [[0.0; KEY_BLOCK]; R];
+        for level in Level::all() {
+            let (mut packed, mut scores) = (Int8Queries::default(), [[0.0; KEY_BLOCK]; R]);
+            level.run(PackInt8::<R> {
+                queries: queries.as_chunks().0,
+                out: &mut packed,
+            });
+            let (queries, keys, slots, scores_out) = (&packed, &keys[..], &slots[..], &mut scores);
+            let ahead = Ahead::default();
+            if four_bits {
+                level.run(ScoreInt8::<R, true> {
+                    queries,
+                    keys,
+                    ahead,
+                    slots,
+                    head_dim,
+                    scores: scores_out,
+                });
+            } else {
+                level.run(ScoreInt8::<R, false> {
+                    queries,
+                    keys,
+                    ahead,
+                    slots,
+                    head_dim,
+                    scores: scores_out,
+                });
+            }
+            if level == Level::SCALAR {
+                expected = scores;
+            }
+            for (r, (scores, expected)) in scores.iter().zip(&expected).enumerate() {
+                for (score, expected) in scores.iter().zip(expected) {
+                    let name = level.name();
+                    assert!(
+                        (score - expected).abs() < 1e-5,
+                        "{name}, {R} rows, row {r}: {score} for {expected}"
+                    );
+                }
+            }
+        }
+        let view = if four_bits {
+            Plane::Q4_0(&keys)
+        } else {
+            Plane::Q8_0(&keys)
+        };
+        for (at, token) in [(0, 0), (15, 15), (16, 32), (31, 47)] {
+            let key = key_at(&view, head_dim, token);
             for r in 0..R {
-                simd.store(sums[r], &mut self.scores[r].as_chunks_mut::<16>().0[slot]);
+                let exact: f64 = (0..head_dim)
+                    .map(|d| f64::from(key[d]) * f64::from(queries[d * R + r]))
+                    .sum();
+                assert!((f64::from(expected[r][at]) - exact).abs() < 1e-4 * (head_dim as f64).sqrt());
             }
+        }
+    }
+
+    #[test]
+    fn integer_logits_are_the_same_with_every_instruction_set_and_number_of_rows() {
+        for head_dim in [16, 48, 80, 128, 256] {
+            for four_bits in [false, true] {
+                logits_agree::<1>(head_dim, four_bits);
+                logits_agree::<2>(head_dim, four_bits);
+                logits_agree::<4>(head_dim, four_bits);
+                logits_agree::<6>(head_dim, four_bits);
+                logits_agree::<8>(head_dim, four_bits);
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_integers_do_not_overflow() {
+        // All bytes 255 against integers of the largest magnitude, over as many tokens as a block has.
+        for level in Level::all() {
+            struct Largest;
+            impl Kernel for Largest {
+                type Output = [f32; 16];
+                #[inline(always)]
+                fn run<S: Simd>(self, simd: S) -> [f32; 16] {
+                    let mut words = [0; 16];
+                    simd.pack_words(simd.splat_i32(-32512), &mut words);
+                    let bytes = simd.factors(simd.load_bytes(&[255; 64]));
+                    let mut sums = simd.zero_sums();
+                    for _ in 0..KEY_BLOCK / 4 {
+                        sums = simd.dot4(sums, bytes, [words[0], words[1]]);
+                    }
+                    let mut out = [0.0; 16];
+                    simd.store(simd.i32_to_f32(simd.sums_to_i32(sums)), &mut out);
+                    out
+                }
+            }
+            assert_eq!(level.run(Largest), [-255.0 * 32512.0 * 128.0; 16], "{}", level.name());
+        }
+    }
+
+    #[test]
+    fn queries_too_small_to_count_give_no_logits() {
+        for level in Level::all() {
+            let mut packed = Int8Queries::default();
+            level.run(PackInt8::<1> {
+                queries: &[[1e-39]; 32],
+                out: &mut packed,
+            });
+            assert!(packed.words.iter().all(|words| *words == 0), "{}", level.name());
         }
     }
 }

@@ -4,6 +4,7 @@
 //! page. Scores of a tile lie in `[R, KEY_BLOCK]`, with only the block's active stripes, packed in slots.
 
 mod accumulate;
+mod ahead;
 mod antidiagonal;
 mod diagonal;
 mod gather;
@@ -16,6 +17,7 @@ mod weigh;
 mod widen;
 
 pub(crate) use accumulate::Accumulate;
+pub(crate) use ahead::Ahead;
 pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
@@ -36,12 +38,24 @@ pub(crate) const KEY_BLOCK: usize = 128;
 /// Stripes of a block.
 pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
 
-/// The width a tile of `rows` rows is computed with, where the widest has `widest`.
+/// Rows that are computed as one tile at every level, reading planes as they are.
+pub(crate) const LONE_ROWS: usize = 8;
+
+/// Magnitude of the integers that queries and weights are rounded to: with one more, two signed bytes hold them.
+pub(crate) const LARGEST_INTEGER: f32 = 32511.0;
+
+/// Rows of the widest tile where there are `total` rows and `widest` is the level's own width.
+pub(crate) fn widest_tile(total: usize, widest: usize) -> usize {
+    if total <= LONE_ROWS { LONE_ROWS } else { widest }
+}
+
+/// The width a tile of `rows` rows is computed with, where the level's own width is `widest`.
 pub(crate) fn tile_width(rows: usize, widest: usize) -> usize {
     match rows {
         0..=2 => rows.max(1),
         3 | 4 => 4,
-        5..=8 if widest > 8 => 8,
+        5 | 6 if widest == 6 => 6,
+        5..=8 => 8,
         _ => widest,
     }
 }

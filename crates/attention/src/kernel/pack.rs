@@ -58,3 +58,31 @@ pub(crate) fn pack<const R: usize>(level: Level, rows: &[&[f32]], scale: f32, pa
         out: packed.as_chunks_mut().0,
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::testing::noise;
+
+    #[test]
+    fn every_instruction_set_packs_the_same_rows() {
+        let rows: Vec<Vec<f32>> = (0..LANES).map(|row| noise(row as u64, 48)).collect();
+        let rows: Vec<&[f32]> = rows.iter().map(|row| &row[..]).collect();
+        for level in Level::all() {
+            let mut packed = vec![[0.0; LANES]; 48];
+            level.run(Pack::<LANES> {
+                rows: &rows,
+                scale: 2.0,
+                out: &mut packed,
+            });
+            for (d, column) in packed.iter().enumerate() {
+                for (row, found) in rows.iter().zip(column) {
+                    assert_eq!(*found, 2.0 * row[d], "{}", level.name());
+                }
+            }
+        }
+    }
+}

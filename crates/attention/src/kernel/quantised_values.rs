@@ -6,7 +6,8 @@
 //! 2⁻¹⁵ of the block's largest weight times its largest scale.
 
 use super::accumulate::{load_sums, store_sums};
-use super::{KEY_BLOCK, STRIPES, Slot, halves};
+use super::ahead::{Ahead, Fetch};
+use super::{KEY_BLOCK, LARGEST_INTEGER, STRIPES, Slot, halves};
 use crate::format::QUANT_BLOCK;
 use crate::simd::{Kernel, Simd};
 use crate::visible::low_bits;
@@ -21,8 +22,7 @@ pub(crate) struct QuantisedTile<'a, const R: usize> {
     pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
     /// The block's stripes in the layout of a quantised value plane.
     pub(crate) values: &'a [u8],
-    /// Stripes that will be accumulated next, to be fetched meanwhile; may be empty.
-    pub(crate) ahead: &'a [u8],
+    pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
     pub(crate) keep: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
@@ -43,27 +43,8 @@ impl<const R: usize> QuantisedTile<'_, R> {
         (&scales.as_chunks().0[block], bytes.as_chunks().0)
     }
 
-    /// What lies at the place of the block's bytes in the stripes that come next; empty without any. Lines of
-    /// `q8_0` are asked for one by one as the block's own are used, so that requests never queue.
-    #[inline(always)]
-    fn ahead<const FOUR_BITS: bool>(&self, stripe: usize, block: usize) -> &[u8] {
-        let scales_len = 32 * self.head_dim.div_ceil(QUANT_BLOCK);
-        let bytes_per_column = if FOUR_BITS { 8 } else { 16 };
-        let len = scales_len + bytes_per_column * self.head_dim;
-        // The first block's share begins with the scales of all.
-        let first = stripe * len + block * (QUANT_BLOCK * bytes_per_column);
-        self.ahead.get(first..).unwrap_or_default()
-    }
-}
-
-/// Asks for the lines of the next stripe that its blocks do not: of `q8_0`, as many as its scales fill; of `q4_0`, all,
-/// at once, since its work outlasts its reads.
-#[inline(always)]
-fn fetch_rest<S: Simd, const FOUR_BITS: bool>(simd: S, ahead: &[u8], head_dim: usize) {
-    let end = 32 * head_dim.div_ceil(QUANT_BLOCK) + head_dim * if FOUR_BITS { 8 } else { 16 };
-    let first = if FOUR_BITS { 0 } else { 16 * head_dim };
-    for at in (first..end.min(ahead.len())).step_by(64) {
-        simd.prefetch(ahead, at);
+    fn blocks(&self) -> usize {
+        self.head_dim.div_ceil(QUANT_BLOCK)
     }
 }
 
@@ -83,11 +64,12 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateQuantised<'_, R
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let whole = self.0.head_dim / QUANT_BLOCK;
+        let mut fetch = self.0.ahead.over(self.0.slots.len() * self.0.blocks());
         for block in 0..whole {
-            widened_columns::<S, R, FOUR_BITS, 2>(simd, &mut self.0, block);
+            widened_columns::<S, R, FOUR_BITS, 2>(simd, &mut self.0, block, &mut fetch);
         }
         if self.0.head_dim > whole * QUANT_BLOCK {
-            widened_columns::<S, R, FOUR_BITS, 1>(simd, &mut self.0, whole);
+            widened_columns::<S, R, FOUR_BITS, 1>(simd, &mut self.0, whole, &mut fetch);
         }
     }
 }
@@ -97,16 +79,14 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
     simd: S,
     tile: &mut QuantisedTile<'_, R>,
     block: usize,
+    fetch: &mut Fetch,
 ) {
     let (head_dim, rows) = (tile.head_dim, tile.o.len() / tile.head_dim);
     let offset = simd.splat(if FOUR_BITS { 8.0 } else { 128.0 });
     let mut sums: [[S::V; N]; R] = load_sums(simd, tile.o, head_dim, rows, block * QUANT_BLOCK, tile.keep);
     for (slot, place) in tile.slots.iter().enumerate() {
         let (scales, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
-        let ahead = tile.ahead::<FOUR_BITS>(place.stripe, block);
-        if block == 0 {
-            fetch_rest::<S, FOUR_BITS>(simd, ahead, head_dim);
-        }
+        fetch.step(simd, 1);
         let scales = valid_scales(simd, scales, place.tokens);
         let mut scaled = [[0.0; 16]; R];
         for r in 0..R {
@@ -115,9 +95,6 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
         }
         for four in 0..place.tokens.min(16).div_ceil(4) {
             for n in 0..N {
-                if !FOUR_BITS {
-                    simd.prefetch(ahead, 64 * (four * N + n));
-                }
                 let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, n);
                 let values = [
                     simd.byte_to_f32::<0>(bytes),
@@ -156,9 +133,6 @@ pub(super) fn four_tokens<S: Simd, const FOUR_BITS: bool, const N: usize>(
     }
 }
 
-/// Integers of this magnitude, and one more, split into two signed bytes.
-const LARGEST_WEIGHT: f32 = 32511.0;
-
 /// Added before rounding, multiples of the golden ratio: many small weights beside a large one then keep
 /// their sum, where plain rounding would lose them all. Zero stays zero.
 const DITHER: [[f32; 16]; STRIPES] = {
@@ -176,8 +150,12 @@ const DITHER: [[f32; 16]; STRIPES] = {
 struct Scratch<const R: usize> {
     /// Times the values' scales.
     scaled: [[[f32; 16]; R]; STRIPES],
-    /// As integers, four tokens to a word.
+    /// As integers, four tokens in the first two words of every four.
     words: [[[i32; 16]; R]; STRIPES],
+    /// What one of the integers stands for.
+    unit: [f32; R],
+    /// What the values' offset adds to every sum.
+    offset: [i32; R],
 }
 
 impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOUR_BITS> {
@@ -189,25 +167,29 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOU
         let mut scratch = Scratch {
             scaled: [[[0.0; 16]; R]; STRIPES],
             words: [[[0; 16]; R]; STRIPES],
+            unit: [0.0; R],
+            offset: [0; R],
         };
-        let whole = tile.head_dim / QUANT_BLOCK;
-        for block in 0..whole {
-            integer_columns::<S, R, FOUR_BITS, 2>(simd, tile, &mut scratch, block);
-        }
-        if tile.head_dim > whole * QUANT_BLOCK {
-            integer_columns::<S, R, FOUR_BITS, 1>(simd, tile, &mut scratch, whole);
+        let mut fetch = tile.ahead.over(tile.slots.len() * 4 * (tile.head_dim / 16));
+        for block in 0..tile.blocks() {
+            round_weights::<S, R, FOUR_BITS>(simd, tile, &mut scratch, block);
+            if tile.head_dim - block * QUANT_BLOCK > 16 {
+                integer_columns::<S, R, FOUR_BITS, 2>(simd, tile, &scratch, block, &mut fetch);
+            } else {
+                integer_columns::<S, R, FOUR_BITS, 1>(simd, tile, &scratch, block, &mut fetch);
+            }
         }
     }
 }
 
+/// Fills the scratch with the rows' weights of a block of keys, times the values' scales of a block of columns.
 #[inline(always)]
-fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
+fn round_weights<S: Simd, const R: usize, const FOUR_BITS: bool>(
     simd: S,
-    tile: &mut QuantisedTile<'_, R>,
+    tile: &QuantisedTile<'_, R>,
     scratch: &mut Scratch<R>,
     block: usize,
 ) {
-    let (head_dim, rows) = (tile.head_dim, tile.o.len() / tile.head_dim);
     // Largest over what each row sees, so that a token it does not see changes none of its bits.
     let mut largest = [simd.splat(0.0); R];
     for ((slot, place), scaled) in tile.slots.iter().enumerate().zip(&mut scratch.scaled) {
@@ -219,13 +201,16 @@ fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
             simd.store(product, &mut scaled[r]);
         }
     }
-    let mut unit = [0.0; R];
     let mut inverse = [simd.splat(0.0); R];
     for r in 0..R {
         // A block whose every product is below 1e-30 adds nothing that a sum of weights ≥ 1 would keep.
         let largest = simd.reduce_max(largest[r]);
-        unit[r] = largest / LARGEST_WEIGHT;
-        inverse[r] = simd.splat(if largest > 1e-30 { LARGEST_WEIGHT / largest } else { 0.0 });
+        scratch.unit[r] = largest / LARGEST_INTEGER;
+        inverse[r] = simd.splat(if largest > 1e-30 {
+            LARGEST_INTEGER / largest
+        } else {
+            0.0
+        });
     }
     let mut totals = [simd.splat_i32(0); R];
     let words = scratch.words.iter_mut().zip(&scratch.scaled).zip(&DITHER);
@@ -234,44 +219,80 @@ fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
         for r in 0..R {
             let whole = simd.to_i32(simd.fma(simd.load(&scaled[r]), inverse[r], dither));
             totals[r] = simd.add_i32(totals[r], whole);
-            simd.byte_planes(whole, &mut words[r]);
+            simd.pack_words(whole, &mut words[r]);
         }
     }
+    for r in 0..R {
+        scratch.offset[r] = if FOUR_BITS { -8 } else { -128 } * simd.reduce_add_i32(totals[r]);
+    }
+}
 
-    let mut sums = [[[simd.splat_i32(0); N]; 2]; R];
+/// Adds a block of `N` vectors of columns, as many rows and vectors at once as have room for their sums in registers.
+#[inline(always)]
+fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
+    simd: S,
+    tile: &mut QuantisedTile<'_, R>,
+    scratch: &Scratch<R>,
+    block: usize,
+    fetch: &mut Fetch,
+) {
+    if S::WIDE {
+        return integer_part::<S, R, FOUR_BITS, N, R, N>(simd, tile, scratch, block, (0, 0), fetch);
+    }
+    let mut idle = Ahead::default().over(1);
+    for vector in 0..N {
+        let at = |row: usize| (row, vector);
+        match R {
+            8 => {
+                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, scratch, block, at(0), fetch);
+                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, scratch, block, at(4), &mut idle);
+            }
+            6 => {
+                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, scratch, block, at(0), fetch);
+                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, scratch, block, at(3), &mut idle);
+            }
+            _ => integer_part::<S, R, FOUR_BITS, N, R, 1>(simd, tile, scratch, block, at(0), fetch),
+        }
+    }
+}
+
+/// `P` rows and `M` vectors of columns, from the row and the vector given on, of a block of `N` vectors.
+#[inline(always)]
+fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, const P: usize, const M: usize>(
+    simd: S,
+    tile: &mut QuantisedTile<'_, R>,
+    scratch: &Scratch<R>,
+    block: usize,
+    (row, vector): (usize, usize),
+    fetch: &mut Fetch,
+) {
+    let (head_dim, rows) = (tile.head_dim, tile.o.len() / tile.head_dim);
+    let Some(rows) = rows.checked_sub(row) else { return };
+    let mut sums = [[simd.zero_sums(); M]; P];
     for (slot, place) in tile.slots.iter().enumerate() {
         let (_, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
-        let ahead = tile.ahead::<FOUR_BITS>(place.stripe, block);
-        if block == 0 {
-            fetch_rest::<S, FOUR_BITS>(simd, ahead, head_dim);
-        }
+        let words = &scratch.words[slot];
         for four in 0..4usize {
-            if !FOUR_BITS {
-                for n in 0..N {
-                    simd.prefetch(ahead, 64 * (four * N + n));
-                }
-            }
-            let values: [S::B; N] = core::array::from_fn(|n| four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, n));
-            for r in 0..R {
-                for plane in 0..2 {
-                    let weights = scratch.words[slot][r][4 * four + plane];
-                    for n in 0..N {
-                        sums[r][plane][n] = simd.dot4(sums[r][plane][n], values[n], weights);
-                    }
+            fetch.step(simd, M);
+            let values: [S::Factors; M] =
+                core::array::from_fn(|m| simd.factors(four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m)));
+            for p in 0..P {
+                let words = [words[row + p][4 * four], words[row + p][4 * four + 1]];
+                for m in 0..M {
+                    sums[p][m] = simd.dot4(sums[p][m], values[m], words);
                 }
             }
         }
     }
-    let offset = if FOUR_BITS { 8.0 } else { 128.0 };
-    let mut o: [[S::V; N]; R] = load_sums(simd, tile.o, head_dim, rows, block * QUANT_BLOCK, tile.keep);
-    for r in 0..R {
-        // Below 2²⁴: exact.
-        let total = simd.reduce_add_i32(totals[r]) as f32;
-        for n in 0..N {
-            let low = simd.sub(simd.i32_to_f32(sums[r][1][n]), simd.splat(offset * total));
-            let sum = simd.fma(simd.i32_to_f32(sums[r][0][n]), simd.splat(256.0), low);
-            o[r][n] = simd.fma(sum, simd.splat(unit[r]), o[r][n]);
+    let keep: [f32; P] = core::array::from_fn(|p| tile.keep[row + p]);
+    let column = block * QUANT_BLOCK + 16 * vector;
+    let o = &mut tile.o[row * head_dim..];
+    let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
+    for p in 0..P {
+        for m in 0..M {
+            let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(scratch.offset[row + p]));
+            out[p][m] = simd.fma(simd.i32_to_f32(sum), simd.splat(scratch.unit[row + p]), out[p][m]);
         }
     }
-    store_sums(simd, tile.o, head_dim, rows, block * QUANT_BLOCK, &o);
+    store_sums(simd, o, head_dim, rows, column, &out);
 }

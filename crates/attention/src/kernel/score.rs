@@ -1,5 +1,6 @@
 use core::marker::PhantomData;
 
+use super::ahead::{Ahead, Fetch};
 use super::{Element, KEY_BLOCK, Slot};
 use crate::simd::{Kernel, Level, Simd};
 
@@ -9,8 +10,7 @@ pub(crate) struct Score<'a, E: Element, const R: usize> {
     pub(crate) queries: &'a [[f32; R]],
     /// The block's stripes, `[stripes, head_dim, 16]`.
     pub(crate) keys: &'a [E::Raw],
-    /// Stripes that will be scored next, to be fetched meanwhile; may be empty.
-    pub(crate) ahead: &'a [E::Raw],
+    pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
     pub(crate) element: PhantomData<E>,
@@ -20,15 +20,7 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let Self {
-            queries,
-            keys,
-            ahead,
-            slots,
-            scores,
-            ..
-        } = self;
+    fn run<S: Simd>(mut self, simd: S) {
         // Independent sums enough to hide the latency of a multiply-add, as registers allow.
         let together = match (S::WIDE, R) {
             (true, 1) => 8,
@@ -37,67 +29,70 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
             (false, 1) => 4,
             (false, _) => 1,
         };
+        let slots = self.slots.len();
+        let mut fetch = self.ahead.over(slots * self.queries.len().div_ceil(8));
         let mut slot = 0;
-        while together >= 8 && slot + 8 <= slots.len() {
-            stripes::<S, E, R, 8>(simd, queries, keys, ahead, slots, slot, scores);
+        while together >= 8 && slot + 8 <= slots {
+            stripes::<S, E, R, R, 8, 1>(simd, &mut self, slot, &mut fetch);
             slot += 8;
         }
-        while together >= 4 && slot + 4 <= slots.len() {
-            stripes::<S, E, R, 4>(simd, queries, keys, ahead, slots, slot, scores);
+        while together >= 4 && slot + 4 <= slots {
+            stripes::<S, E, R, R, 4, 2>(simd, &mut self, slot, &mut fetch);
             slot += 4;
         }
-        while together >= 2 && slot + 2 <= slots.len() {
-            stripes::<S, E, R, 2>(simd, queries, keys, ahead, slots, slot, scores);
+        while together >= 2 && slot + 2 <= slots {
+            stripes::<S, E, R, R, 2, 4>(simd, &mut self, slot, &mut fetch);
             slot += 2;
         }
-        while slot < slots.len() {
-            stripes::<S, E, R, 1>(simd, queries, keys, ahead, slots, slot, scores);
+        while slot < slots {
+            match (S::WIDE, R) {
+                (false, 8) => stripes::<S, E, R, 4, 1, 8>(simd, &mut self, slot, &mut fetch),
+                _ => stripes::<S, E, R, R, 1, 8>(simd, &mut self, slot, &mut fetch),
+            }
             slot += 1;
         }
     }
 }
 
+/// `N` stripes from `slot` on, `P` rows at a time, asking for memory once every `D` dimensions.
 #[inline(always)]
-fn stripes<S: Simd, E: Element, const R: usize, const N: usize>(
+fn stripes<S: Simd, E: Element, const R: usize, const P: usize, const N: usize, const D: usize>(
     simd: S,
-    queries: &[[f32; R]],
-    keys: &[E::Raw],
-    ahead: &[E::Raw],
-    slots: &[Slot],
+    task: &mut Score<'_, E, R>,
     slot: usize,
-    scores: &mut [[f32; KEY_BLOCK]; R],
+    fetch: &mut Fetch,
 ) {
-    let head_dim = queries.len();
-    let slots = &slots[slot..slot + N];
+    let head_dim = task.queries.len();
+    let slots = &task.slots[slot..slot + N];
     let keys: [&[[E::Raw; 16]]; N] = core::array::from_fn(|n| {
-        keys[slots[n].stripe * 16 * head_dim..]
+        task.keys[slots[n].stripe * 16 * head_dim..]
             .as_chunks()
             .0
             .split_at(head_dim)
             .0
     });
-    // Without anything ahead the lines asked for are those being read, which costs next to nothing.
-    let ahead: [&[E::Raw]; N] = core::array::from_fn(|n| {
-        let stripe = ahead.get(slots[n].stripe * 16 * head_dim..);
-        stripe.unwrap_or(keys[n].as_flattened())
-    });
-    let mut sums = [[simd.splat(0.0); N]; R];
-    for (d, query) in queries.iter().enumerate() {
-        let key: [S::V; N] = core::array::from_fn(|n| E::load(simd, &keys[n][d]));
-        for ahead in ahead {
-            simd.prefetch(ahead, 16 * d);
-        }
-        for r in 0..R {
-            let q = simd.splat(query[r]);
-            for n in 0..N {
-                sums[r][n] = simd.fma(q, key[n], sums[r][n]);
+    for first in (0..R).step_by(P) {
+        let mut sums = [[simd.splat(0.0); N]; P];
+        for (group, queries) in task.queries.chunks(D).enumerate() {
+            if first == 0 {
+                fetch.step(simd, 1);
+            }
+            let keys: [&[[E::Raw; 16]]; N] = core::array::from_fn(|n| &keys[n][group * D..][..queries.len()]);
+            for (i, query) in queries.iter().enumerate() {
+                let key: [S::V; N] = core::array::from_fn(|n| E::load(simd, &keys[n][i]));
+                for p in 0..P {
+                    let q = simd.splat(query[first + p]);
+                    for n in 0..N {
+                        sums[p][n] = simd.fma(q, key[n], sums[p][n]);
+                    }
+                }
             }
         }
-    }
-    for r in 0..R {
-        let out = &mut scores[r].as_chunks_mut::<16>().0[slot..slot + N];
-        for n in 0..N {
-            simd.store(sums[r][n], &mut out[n]);
+        for p in 0..P {
+            let out = &mut task.scores[first + p].as_chunks_mut::<16>().0[slot..slot + N];
+            for n in 0..N {
+                simd.store(sums[p][n], &mut out[n]);
+            }
         }
     }
 }
@@ -107,7 +102,7 @@ pub(crate) fn score<E: Element, const R: usize>(
     level: Level,
     queries: &[[f32; R]],
     keys: &[E::Raw],
-    ahead: &[E::Raw],
+    ahead: Ahead,
     slots: &[Slot],
     scores: &mut [[f32; KEY_BLOCK]; R],
 ) {

@@ -35,6 +35,9 @@ impl Simd for Avx2 {
     type V = [__m256; 2];
     type I = [__m256i; 2];
     type B = [__m256i; 2];
+    /// Bytes 0 and 2 of every four as 16-bit integers, then bytes 1 and 3.
+    type Factors = [[__m256i; 2]; 2];
+    type Sums = [__m256i; 2];
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -217,21 +220,36 @@ impl Simd for Avx2 {
         unsafe { [_mm256_set1_epi32(x); 2] }
     }
     #[inline(always)]
-    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
+    fn factors(self, b: Self::B) -> Self::Factors {
         // SAFETY: see the impl.
         unsafe {
-            let x = _mm256_set1_epi32(x);
-            let (even, odd) = (
-                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)),
-                _mm256_srai_epi16::<8>(x),
-            );
-            let dot = |acc: __m256i, b: __m256i| {
-                let low = _mm256_madd_epi16(_mm256_and_si256(b, _mm256_set1_epi16(255)), even);
-                let high = _mm256_madd_epi16(_mm256_srli_epi16::<8>(b), odd);
-                _mm256_add_epi32(acc, _mm256_add_epi32(low, high))
-            };
-            [dot(acc[0], b[0]), dot(acc[1], b[1])]
+            [
+                b.map(|b| _mm256_and_si256(b, _mm256_set1_epi16(255))),
+                b.map(|b| _mm256_srli_epi16::<8>(b)),
+            ]
         }
+    }
+    #[inline(always)]
+    fn zero_sums(self) -> Self::Sums {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+    #[inline(always)]
+    fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
+        // SAFETY: see the impl.
+        unsafe {
+            let words = words.map(|words| _mm256_set1_epi32(words));
+            let add = |n: usize| {
+                let even = _mm256_madd_epi16(b[0][n], words[0]);
+                let odd = _mm256_madd_epi16(b[1][n], words[1]);
+                _mm256_add_epi32(_mm256_add_epi32(sums[n], even), odd)
+            };
+            [add(0), add(1)]
+        }
+    }
+    #[inline(always)]
+    fn sums_to_i32(self, sums: Self::Sums) -> Self::I {
+        sums
     }
     #[inline(always)]
     fn i32_to_f32(self, x: Self::I) -> Self::V {
@@ -253,13 +271,30 @@ impl Simd for Avx2 {
         unsafe { [_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])] }
     }
     #[inline(always)]
-    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
-        super::byte_planes(&lanes(x), out);
+    fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
+        // SAFETY: see the impl.
+        unsafe {
+            // The low halves of lanes 0 and 2, then of lanes 1 and 3: the order of `factors`.
+            let order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0));
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_shuffle_epi8(x[0], order));
+            _mm256_storeu_si256(out[8..].as_mut_ptr().cast(), _mm256_shuffle_epi8(x[1], order));
+        }
+    }
+    #[inline(always)]
+    fn transpose(self, rows: [Self::V; 16]) -> [Self::V; 16] {
+        let quarter = |first: usize, half: usize| transpose_eight(core::array::from_fn(|i| rows[first + i][half]));
+        let (upper, lower) = ([quarter(0, 0), quarter(0, 1)], [quarter(8, 0), quarter(8, 1)]);
+        core::array::from_fn(|j| [upper[j / 8][j % 8], lower[j / 8][j % 8]])
     }
     #[inline(always)]
     fn prefetch<T>(self, data: &[T], at: usize) {
         // SAFETY: a prefetch only hints: any address is allowed, and nothing is read.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(data.as_ptr().wrapping_add(at).cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_line(self, line: *const u8) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
 }
 
@@ -272,4 +307,35 @@ fn lanes(x: [__m256i; 2]) -> [i32; 16] {
         _mm256_storeu_si256(lanes[8..].as_mut_ptr().cast(), x[1]);
     }
     lanes
+}
+
+/// Lane `j` of vector `i` becomes lane `i` of vector `j`.
+#[inline(always)]
+fn transpose_eight(r: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: called by methods of the token alone.
+    unsafe {
+        // Within lanes of four: pairs of rows, then fours.
+        let mut fours = [_mm256_setzero_ps(); 8];
+        for k in 0..2 {
+            let (a, b) = (
+                _mm256_unpacklo_ps(r[4 * k], r[4 * k + 1]),
+                _mm256_unpackhi_ps(r[4 * k], r[4 * k + 1]),
+            );
+            let (c, d) = (
+                _mm256_unpacklo_ps(r[4 * k + 2], r[4 * k + 3]),
+                _mm256_unpackhi_ps(r[4 * k + 2], r[4 * k + 3]),
+            );
+            // fours[4k + j], lane q: column 4q + j of rows 4k..4k + 4.
+            fours[4 * k] = _mm256_shuffle_ps::<0x44>(a, c);
+            fours[4 * k + 1] = _mm256_shuffle_ps::<0xee>(a, c);
+            fours[4 * k + 2] = _mm256_shuffle_ps::<0x44>(b, d);
+            fours[4 * k + 3] = _mm256_shuffle_ps::<0xee>(b, d);
+        }
+        let mut out = [_mm256_setzero_ps(); 8];
+        for j in 0..4 {
+            out[j] = _mm256_permute2f128_ps::<0x20>(fours[j], fours[4 + j]);
+            out[4 + j] = _mm256_permute2f128_ps::<0x31>(fours[j], fours[4 + j]);
+        }
+        out
+    }
 }

@@ -39,6 +39,9 @@ impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
     type B = __m512i;
+    type Factors = __m512i;
+    /// By the high bytes of the integers, then by the low ones.
+    type Sums = [__m512i; 2];
     const WIDE: bool = true;
 
     #[inline(always)]
@@ -159,9 +162,28 @@ impl Simd for Avx512 {
         unsafe { _mm512_set1_epi32(x) }
     }
     #[inline(always)]
-    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
+    fn factors(self, b: Self::B) -> Self::Factors {
+        b
+    }
+    #[inline(always)]
+    fn zero_sums(self) -> Self::Sums {
         // SAFETY: see the impl.
-        unsafe { _mm512_dpbusd_epi32(acc, b, _mm512_set1_epi32(x)) }
+        unsafe { [_mm512_setzero_si512(); 2] }
+    }
+    #[inline(always)]
+    fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm512_dpbusd_epi32(sums[0], b, _mm512_set1_epi32(words[0])),
+                _mm512_dpbusd_epi32(sums[1], b, _mm512_set1_epi32(words[1])),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn sums_to_i32(self, sums: Self::Sums) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]) }
     }
     #[inline(always)]
     fn i32_to_f32(self, x: Self::I) -> Self::V {
@@ -184,10 +206,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtps_epi32(v) }
     }
     #[inline(always)]
-    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
+    fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         // SAFETY: see the impl.
         unsafe {
-            // With 128 added, the second byte is the high plane and the first the low one plus 128.
+            // As 256·high + low: with 128 added, the second byte is the high plane and the first the low one plus 128.
             let raised = _mm512_add_epi32(x, _mm512_set1_epi32(128));
             let order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0));
             let lower = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x8080_8080u32 as i32, 0, 0));
@@ -234,5 +256,10 @@ impl Simd for Avx512 {
     fn prefetch<T>(self, data: &[T], at: usize) {
         // SAFETY: a prefetch only hints: any address is allowed, and nothing is read.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(data.as_ptr().wrapping_add(at).cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_line(self, line: *const u8) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
     }
 }

@@ -22,6 +22,10 @@ pub(crate) trait Simd: Copy {
     type I: Copy;
     /// 64 bytes.
     type B: Copy;
+    /// 64 unsigned bytes, prepared for [`dot4`](Self::dot4).
+    type Factors: Copy;
+    /// Integer sums of 16 lanes, in the form that [`dot4`](Self::dot4) adds to.
+    type Sums: Copy;
     /// Whether registers suffice for tiles of 12 rows × 2 vectors.
     const WIDE: bool;
 
@@ -53,15 +57,19 @@ pub(crate) trait Simd: Copy {
     /// Byte `n` of each group of four, unsigned, as f32.
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V;
     fn splat_i32(self, x: i32) -> Self::I;
-    /// Adds to each lane Σ of four unsigned bytes of `b` times the four signed bytes of `x`.
-    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I;
+    fn factors(self, b: Self::B) -> Self::Factors;
+    fn zero_sums(self) -> Self::Sums;
+    /// Adds to each lane Σ of its four unsigned bytes times four integers, packed by [`pack_words`](Self::pack_words).
+    fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums;
+    /// The sums as integers.
+    fn sums_to_i32(self, sums: Self::Sums) -> Self::I;
     fn i32_to_f32(self, x: Self::I) -> Self::V;
     fn add_i32(self, a: Self::I, b: Self::I) -> Self::I;
     fn reduce_add_i32(self, x: Self::I) -> i32;
     fn to_i32(self, v: Self::V) -> Self::I;
-    /// Integers of magnitude up to 32512 as two planes of signed bytes, 256·high + low, in the first two
-    /// words of every four lanes: the high bytes of the four, then the low ones.
-    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]);
+    /// Packs integers of magnitude up to 32512 as [`dot4`](Self::dot4) takes them: four of them into the first two
+    /// words of every four lanes. The other words mean nothing.
+    fn pack_words(self, x: Self::I, out: &mut [i32; 16]);
     /// Lane `j` of vector `i` becomes lane `i` of vector `j`.
     #[inline(always)]
     fn transpose(self, rows: [Self::V; 16]) -> [Self::V; 16] {
@@ -73,14 +81,16 @@ pub(crate) trait Simd: Copy {
     }
     /// Asks for the cache line where `data[at]` lies or would lie.
     fn prefetch<T>(self, data: &[T], at: usize);
+    /// Asks for the cache line at an address, which need not be valid.
+    fn prefetch_line(self, line: *const u8);
 }
 
-/// What [`Simd::byte_planes`] writes, without vector instructions.
+/// [`Simd::pack_words`] with two neighbours to a word, in order.
 #[inline(always)]
-fn byte_planes(lanes: &[i32; 16], out: &mut [i32; 16]) {
+fn pack_neighbours(lanes: &[i32; 16], out: &mut [i32; 16]) {
     for (out, four) in out.as_chunks_mut::<4>().0.iter_mut().zip(lanes.as_chunks::<4>().0) {
-        out[0] = i32::from_le_bytes(four.map(|x| ((x + 128) >> 8) as u8));
-        out[1] = i32::from_le_bytes(four.map(|x| x as u8));
+        out[0] = (four[0] & 0xffff) | (four[1] << 16);
+        out[1] = (four[2] & 0xffff) | (four[3] << 16);
     }
 }
 
@@ -164,12 +174,23 @@ impl Level {
         }
     }
 
-    /// Whether int8 keys are attended to without widening them.
+    /// How far ahead of its use a plane of floats is asked for: a whole block of it where several stripes are read side by
+    /// side, otherwise what the nearest cache has room for.
+    #[inline]
+    pub(crate) fn lead_bytes(self) -> usize {
+        match self.0 {
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx2 => 8 << 10,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Whether a small tile multiplies quantised keys and values as integers, without widening them.
     #[inline]
     pub(crate) fn int8_dot(self) -> bool {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx512 => true,
+            Kind::Avx2 | Kind::Avx512 => true,
             _ => false,
         }
     }

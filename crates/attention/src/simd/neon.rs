@@ -18,6 +18,8 @@ impl Simd for Neon {
     type V = [float32x4_t; 4];
     type I = [int32x4_t; 4];
     type B = [uint8x16_t; 4];
+    type Factors = [uint8x16_t; 4];
+    type Sums = [int32x4_t; 4];
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -219,17 +221,29 @@ impl Simd for Neon {
         unsafe { [vdupq_n_s32(x); 4] }
     }
     #[inline(always)]
-    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
+    fn factors(self, b: Self::B) -> Self::Factors {
+        b
+    }
+    #[inline(always)]
+    fn zero_sums(self) -> Self::Sums {
+        self.splat_i32(0)
+    }
+    #[inline(always)]
+    fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
         // SAFETY: see the impl.
         unsafe {
-            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
-            let (low, high) = (vmovl_s8(vget_low_s8(x)), vmovl_s8(vget_high_s8(x)));
+            let four = u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32;
+            let x = vreinterpretq_s16_u64(vdupq_n_u64(four));
             core::array::from_fn(|i| {
-                let first = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b[i]))), low);
-                let second = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(b[i]))), high);
-                vaddq_s32(acc[i], vpaddq_s32(first, second))
+                let first = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b[i]))), x);
+                let second = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(b[i]))), x);
+                vaddq_s32(sums[i], vpaddq_s32(first, second))
             })
         }
+    }
+    #[inline(always)]
+    fn sums_to_i32(self, sums: Self::Sums) -> Self::I {
+        sums
     }
     #[inline(always)]
     fn i32_to_f32(self, x: Self::I) -> Self::V {
@@ -259,16 +273,18 @@ impl Simd for Neon {
         unsafe { v.map(|v| vcvtnq_s32_f32(v)) }
     }
     #[inline(always)]
-    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
+    fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         let mut lanes = [0; 16];
         for (lanes, x) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(x) {
             // SAFETY: see the impl.
             unsafe { vst1q_s32(lanes.as_mut_ptr(), x) };
         }
-        super::byte_planes(&lanes, out);
+        super::pack_neighbours(&lanes, out);
     }
     #[inline(always)]
     fn prefetch<T>(self, _: &[T], _: usize) {}
+    #[inline(always)]
+    fn prefetch_line(self, _: *const u8) {}
     #[inline(always)]
     fn load_f16(self, x: &[u16; 16]) -> Self::V {
         self.load(&x.map(f16_to_f32))

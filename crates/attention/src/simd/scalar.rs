@@ -14,6 +14,8 @@ impl Simd for Scalar {
     type V = [f32; 16];
     type I = [i32; 16];
     type B = [u8; 64];
+    type Factors = [u8; 64];
+    type Sums = [i32; 16];
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -108,9 +110,27 @@ impl Simd for Scalar {
         [x; 16]
     }
     #[inline(always)]
-    fn dot4(self, acc: Self::I, b: Self::B, x: i32) -> Self::I {
-        let x = x.to_le_bytes().map(|v| i32::from(v as i8));
-        core::array::from_fn(|i| acc[i] + (0..4).map(|n| i32::from(b[4 * i + n]) * x[n]).sum::<i32>())
+    fn factors(self, b: Self::B) -> Self::Factors {
+        b
+    }
+    #[inline(always)]
+    fn zero_sums(self) -> Self::Sums {
+        [0; 16]
+    }
+    #[inline(always)]
+    fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
+        let x = [
+            words[0] as i16,
+            (words[0] >> 16) as i16,
+            words[1] as i16,
+            (words[1] >> 16) as i16,
+        ];
+        let dot = |i: usize| (0..4).map(|n| i32::from(b[4 * i + n]) * i32::from(x[n])).sum::<i32>();
+        core::array::from_fn(|i| sums[i] + dot(i))
+    }
+    #[inline(always)]
+    fn sums_to_i32(self, sums: Self::Sums) -> Self::I {
+        sums
     }
     #[inline(always)]
     fn i32_to_f32(self, x: Self::I) -> Self::V {
@@ -129,9 +149,11 @@ impl Simd for Scalar {
         self.round(v).map(|x| x as i32)
     }
     #[inline(always)]
-    fn byte_planes(self, x: Self::I, out: &mut [i32; 16]) {
-        super::byte_planes(&x, out);
+    fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
+        super::pack_neighbours(&x, out);
     }
     #[inline(always)]
     fn prefetch<T>(self, _: &[T], _: usize) {}
+    #[inline(always)]
+    fn prefetch_line(self, _: *const u8) {}
 }

@@ -227,7 +227,7 @@ pub fn shape() -> impl Strategy<Value = Shape> {
             Just(128),
             Just(256)
         ],
-        prop_oneof![Just(1usize), Just(2), Just(3), Just(4), Just(8)],
+        prop_oneof![Just(1usize), Just(2), Just(3), Just(4), Just(6), Just(8)],
         prop_oneof![4 => 1..4usize, 2 => 4..40usize],
         prop_oneof![Just(16usize), Just(32), Just(64), Just(256)],
         (format(), format()),

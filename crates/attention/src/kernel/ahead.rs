@@ -1,0 +1,115 @@
+use core::marker::PhantomData;
+
+use crate::Plane;
+use crate::simd::Simd;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Memory that is read after what a kernel works on. The kernel asks for its lines in order, a few at every step, so that
+/// requests neither queue nor pause. Empty by default.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Ahead<'a> {
+    first: Lines,
+    second: Lines,
+    planes: PhantomData<&'a [u8]>,
+}
+
+/// Lines that lie beside one another. The address only ever serves as a hint.
+#[derive(Debug, Clone, Copy)]
+struct Lines {
+    start: *const u8,
+    count: usize,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self {
+            start: core::ptr::null(),
+            count: 0,
+        }
+    }
+}
+
+impl Lines {
+    fn of<T>(data: &[T], skip_bytes: usize, most_bytes: usize) -> Self {
+        let bytes = size_of_val(data).saturating_sub(skip_bytes).min(most_bytes);
+        Self {
+            start: data.as_ptr().cast::<u8>().wrapping_add(skip_bytes),
+            count: bytes.div_ceil(LINE),
+        }
+    }
+
+    fn of_plane(plane: Plane, skip_bytes: usize, most_bytes: usize) -> Self {
+        match plane {
+            Plane::F32(data) => Self::of(data, skip_bytes, most_bytes),
+            Plane::F16(data) | Plane::Bf16(data) => Self::of(data, skip_bytes, most_bytes),
+            Plane::Q8_0(data) | Plane::Q4_0(data) => Self::of(data, skip_bytes, most_bytes),
+        }
+    }
+}
+
+impl<'a> Ahead<'a> {
+    /// What is left of `now` behind its first `lead_bytes`, which were asked for before, and the beginning of what is read
+    /// `next`. Quantised planes are asked for as a whole before any of their bytes is read.
+    pub(crate) fn new(now: Plane<'a>, next: Option<Plane<'a>>, lead_bytes: usize) -> Self {
+        let lead = |plane: Plane| match plane {
+            Plane::Q8_0(_) | Plane::Q4_0(_) => usize::MAX,
+            _ => lead_bytes,
+        };
+        Self {
+            first: match lead(now) {
+                usize::MAX => Lines::default(),
+                lead => Lines::of_plane(now, lead, usize::MAX),
+            },
+            second: next.map_or(Lines::default(), |next| Lines::of_plane(next, 0, lead(next))),
+            planes: PhantomData,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.count + self.second.count == 0
+    }
+
+    /// Spreads the lines over `steps` steps.
+    #[inline(always)]
+    pub(crate) fn over(self, steps: usize) -> Fetch {
+        Fetch {
+            now: self.first,
+            next: self.second,
+            rate: ((self.first.count + self.second.count) << 8).div_ceil(steps.max(1)),
+            due: 0,
+        }
+    }
+}
+
+/// Where asking stands.
+pub(crate) struct Fetch {
+    now: Lines,
+    next: Lines,
+    /// Lines a step, times 256.
+    rate: usize,
+    /// Lines to ask for, times 256.
+    due: usize,
+}
+
+impl Fetch {
+    /// Asks for the lines of `steps` steps.
+    #[inline(always)]
+    pub(crate) fn step<S: Simd>(&mut self, simd: S, steps: usize) {
+        if self.rate == 0 {
+            return;
+        }
+        self.due += self.rate * steps;
+        if self.now.count == 0 {
+            self.now = core::mem::take(&mut self.next);
+        }
+        let lines = (self.due >> 8).min(self.now.count);
+        self.due -= lines << 8;
+        for line in 0..lines {
+            simd.prefetch_line(self.now.start.wrapping_add(LINE * line));
+        }
+        self.now.start = self.now.start.wrapping_add(LINE * lines);
+        self.now.count -= lines;
+    }
+}
