@@ -351,13 +351,18 @@ fn records() -> Vec<Record> {
     kinds.into_iter().enumerate().map(record).collect()
 }
 
+fn page_of(folder: &std::path::Path) -> String {
+    let records = Record::read_folder(folder).unwrap().records;
+    std::fs::read_to_string(write_report(&records, folder).unwrap()).unwrap()
+}
+
 #[test]
 fn the_page_holds_every_record_and_nothing_from_outside() {
     let folder = tempfile::tempdir().unwrap();
     for record in records() {
         record.write(folder.path()).unwrap();
     }
-    let page = std::fs::read_to_string(write_report(folder.path()).unwrap()).unwrap();
+    let page = page_of(folder.path());
     for outside in ["http", "src=", "<link", "<script", "@import", "url(", "<img", "<iframe"] {
         assert!(!page.contains(outside), "{outside}");
     }
@@ -409,7 +414,7 @@ fn the_page_holds_every_record_and_nothing_from_outside() {
 fn kinds_that_are_missing_are_named_and_a_broken_record_is_one_line() {
     let folder = tempfile::tempdir().unwrap();
     records()[0].write(folder.path()).unwrap();
-    let page = std::fs::read_to_string(write_report(folder.path()).unwrap()).unwrap();
+    let page = page_of(folder.path());
     let missing = page.lines().find(|line| line.contains("Not run")).unwrap();
     assert!(
         missing.contains("riffle eval audit") && !missing.contains("riffle bench context"),
@@ -417,16 +422,14 @@ fn kinds_that_are_missing_are_named_and_a_broken_record_is_one_line() {
     );
     for broken in ["", "{", "[]", "{\"kind\": \"audit\"}"] {
         std::fs::write(folder.path().join("broken.json"), broken).unwrap();
-        let message = write_report(folder.path()).unwrap_err().to_string();
+        let found = Record::read_folder(folder.path()).unwrap();
+        assert_eq!(found.records.len(), 1);
+        let message = found.skipped[0].to_string();
         assert!(message.contains("broken.json") && !message.contains('\n'), "{message}");
     }
-    let nothing = tempfile::tempdir().unwrap();
-    assert!(
-        write_report(nothing.path())
-            .unwrap_err()
-            .to_string()
-            .contains("no records")
-    );
+    std::fs::write(folder.path().join("report.html"), "my own page").unwrap();
+    let message = write_report(&records(), folder.path()).unwrap_err().to_string();
+    assert!(message.contains("is not a page of riffle eval report"), "{message}");
 }
 
 #[test]
