@@ -20,6 +20,8 @@ pub use line_chart::{LineChart, Scale, Series};
 pub use share_map::ShareMap;
 pub use stack::{Bar, Stack};
 pub(crate) use style::STYLE;
+#[cfg(test)]
+pub(crate) use style::shade;
 
 use crate::EvalError;
 use crate::escape::escaped;

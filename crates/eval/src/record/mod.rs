@@ -121,7 +121,7 @@ impl Record {
         Self::parse(&text, path)
     }
 
-    fn parse(text: &str, path: &Path) -> Result<Self, EvalError> {
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, EvalError> {
         let refused = |reason: String| EvalError::File {
             path: path.to_owned(),
             reason: format!("not a record of riffle eval or riffle bench ({reason})"),
