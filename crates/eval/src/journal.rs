@@ -175,7 +175,11 @@ fn differ(name: &str, known: Option<&Value>, about: Option<&Value>, differing: &
         return;
     }
     let name = if name.is_empty() { "what is measured" } else { name };
-    differing.push(format!("{name}: {} there, {} here", shortened(known), shortened(about)));
+    let (known, about) = (shortened(known), shortened(about));
+    differing.push(match known == about {
+        true => format!("{name} differs"),
+        false => format!("{name}: {known} there, {about} here"),
+    });
 }
 
 fn shortened(value: Option<&Value>) -> String {
@@ -277,7 +281,7 @@ mod tests {
         drop(Journal::open(&path, &about("full", 1)).unwrap());
         let message = Journal::open(&path, &about("streaming", 2)).unwrap_err().to_string();
         for part in [
-            "about.wording.facts: a long text",
+            "about.wording.facts differs",
             "about.seed: 1 there, 2 here",
             "and 2 more",
             "--resume",
