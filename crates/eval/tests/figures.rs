@@ -43,7 +43,8 @@ impl Records {
 
 /// `[sum] PATH [/ NUMBER | * NUMBER]`
 fn value_of(results: &Value, text: &str) -> Result<f64, String> {
-    for (sign, scale) in [(" / ", (|a, b| a / b) as fn(f64, f64) -> f64), (" * ", |a, b| a * b)] {
+    let scales: [(&str, fn(f64, f64) -> f64); 2] = [(" / ", |a, b| a / b), (" * ", |a, b| a * b)];
+    for (sign, scale) in scales {
         if let Some((value, number)) = text.rsplit_once(sign) {
             let number: f64 = number.trim().parse().map_err(|_| format!("{number} is no number"))?;
             return Ok(scale(value_of(results, value)?, number));
