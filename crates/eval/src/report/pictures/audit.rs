@@ -52,7 +52,7 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
         rows: (0..layers).map(|layer| layer.to_string()).collect(),
         cells,
         scale_label: "mass kept; shades by the mass lost, logarithmic".to_owned(),
-        scale_names: ["0%", "90%", "99%", "99.9%", "≥ 99.99%"].map(str::to_owned).to_vec(),
+        scale_names: ["0%", "90%", "99%", "99.9%", "99.99%"].map(str::to_owned).to_vec(),
     };
     pictures.push(("kept".to_owned(), kept.draw()));
     let line = |name: &str, value: fn(&crate::AuditedRows) -> f64| Series {
