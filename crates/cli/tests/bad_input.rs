@@ -328,6 +328,51 @@ fn damaged_token_files_are_refused() {
 }
 
 #[test]
+fn outputs_that_may_not_be_written_are_refused_before_anything_is_loaded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let diary = folder.path().join("diary");
+    fs::write(&diary, "a diary").expect("a file");
+    let tokens = folder.path().join("tokens");
+    fs::write(&tokens, "1 2 3").expect("a file");
+    let (diary_name, tokens) = (diary.display().to_string(), tokens.display().to_string());
+    let inside = folder.path().display().to_string();
+    // A model that is not there would be the next thing to be refused.
+    let logits = ["eval", "logits", "--model", "no-model", "--tokens", &*tokens, "--out"];
+    let calibrate = ["calibrate", "--model", "no-model", "--file", &*tokens, "--out"];
+    let refused = |command: &[&str], out: &str, part: &str| {
+        assert_refused(&run(&[command, &[out]].concat()), 1, &[part, out]);
+    };
+    for command in [&logits[..], &calibrate] {
+        refused(command, &diary_name, "is not a");
+        refused(command, &inside, "it is a folder");
+        refused(command, &format!("{inside}/no/such"), "its folder is not there");
+        #[cfg(unix)]
+        refused(command, "/dev/null", "it is a device");
+        #[cfg(target_os = "linux")]
+        refused(command, "/proc/riffle-output", "cannot write");
+    }
+    let output = run(&["eval", "needle", "--model", "no-model", "--out", &*diary_name]);
+    assert_refused(&output, 1, &[&*diary_name]);
+    let records = folder.path().join("records");
+    fs::create_dir(&records).expect("a folder");
+    fs::write(records.join("needle.json"), "{}").expect("a file");
+    let records = records.display().to_string();
+    let output = run(&["eval", "needle", "--model", "no-model", "--out", &*records]);
+    assert_refused(&output, 1, &["needle.json exists and is not a record"]);
+    assert_eq!(fs::read_to_string(&diary).expect("a file"), "a diary");
+}
+
+#[test]
+fn an_empty_profile_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let profile = folder.path().join("profile.toml");
+    fs::write(&profile, "# nothing\n").expect("a file");
+    let profile = profile.display().to_string();
+    let output = run_shipped(&["--prompt", "x", "--profile", &*profile]);
+    assert_refused(&output, 1, &[&*profile, "it is empty", "riffle calibrate"]);
+}
+
+#[test]
 fn a_benchmark_that_does_not_exist_lists_those_that_do() {
     assert_refused(
         &run(&["bench", "attention", "--only", "sideways"]),

@@ -111,11 +111,74 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
         ),
         (&["perplexity", "--auto"], &["--policy"]),
         (&["compare", "--budget", "2"], &["--budget is 2"]),
+        (
+            &["compare", "--tasks", "mytask"],
+            &["needle:KIND:WHEN", "multi-key", "second-turn", "vt"],
+        ),
+        (&["needle", "--depths", "1000"], &["--depths must be 1 to 512"]),
         (&["compare", "--tasks", "needle:single:second-turn"], &["KIND:PLACE"]),
     ] {
         let output = run(&[&["eval"], arguments].concat());
         assert_refused(&output, 1, parts);
     }
+}
+
+#[test]
+fn a_foreign_file_among_records_is_named_and_left_out_of_the_report() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().display().to_string();
+    fs::write(folder.path().join("package.json"), "{}").expect("a file");
+    let output = run(&["eval", "report", &*path]);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("package.json") && message.contains("no records there"),
+        "{message}"
+    );
+
+    let records = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/results/records/perplexity-f16.json"
+    );
+    fs::copy(records, folder.path().join("ours.json")).expect("a record");
+    let output = run(&["eval", "report", &*path]);
+    assert!(stdout(&output).contains("report.html"));
+    let message = stderr(&output);
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(
+        message.starts_with("left out: ") && message.contains("package.json"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_perplexity_that_was_stopped_and_gone_on_with_is_the_same_to_the_bit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = folder.path().join("journal");
+    let path = journal.display().to_string();
+    let perplexity = |more: &[&str]| {
+        let base = [
+            "eval",
+            "perplexity",
+            "--tokens",
+            "1024",
+            "--window",
+            "256",
+            "--policy",
+            "streaming:window=64",
+        ];
+        let mut record = json(&stdout(&run(&[&base[..], &["--json"], more].concat())));
+        record["results"].take()
+    };
+    let whole = perplexity(&[]);
+    assert_eq!(perplexity(&["--resume", &*path]), whole);
+    // Stopped in the middle: the last cells are not in the journal.
+    let text = fs::read_to_string(&journal).expect("a journal");
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    assert!(lines.len() > 4, "{text}");
+    fs::write(&journal, lines[..lines.len() / 2].concat() + "{\"xxh3\":").expect("a journal");
+    assert_eq!(perplexity(&["--resume", &*path]), whole);
+    assert_eq!(perplexity(&["--resume", &*path]), whole);
 }
 
 #[test]

@@ -90,7 +90,29 @@ fn a_session_that_cannot_be_used_says_why_and_stays_as_it_is() {
     fails(&["--prompt", prompt], &["damaged", "delete it"]);
     std::fs::remove_file(&path).expect("a file");
     std::fs::create_dir(&path).expect("a folder");
-    fails(&["--prompt", prompt], &["cannot read", text(&path)]);
+    fails(&["--prompt", prompt], &["it is a folder", text(&path)]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_session_keeps_its_permissions_and_the_link_that_leads_to_it() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, link) = (folder.path().join("session"), folder.path().join("link"));
+    let mode = || std::fs::metadata(&path).expect("a session").permissions().mode() & 0o777;
+    let prompt = "In the beginning God created the heaven and the earth.";
+    let save = |path: &Path| report(&["--prompt", prompt, "-n", "4", "--session", text(path)]);
+    save(&path);
+    assert_eq!(mode(), 0o600, "a session holds private text");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).expect("its owner");
+    symlink("session", &link).expect("a link");
+    save(&link);
+    assert_eq!(mode(), 0o640);
+    assert!(std::fs::symlink_metadata(&link).expect("a link").is_symlink());
+    // Where no session can be saved, nothing is read first.
+    let nowhere = folder.path().join("no/such/session");
+    let output = run_shipped(&["--prompt", prompt, "--session", text(&nowhere)]);
+    assert_refused(&output, 1, &["cannot write", "its folder is not there", text(&nowhere)]);
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Profiles: which policy each layer and head has, as a TOML file.
 
 use std::fmt;
+use std::io::Write;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::str::FromStr;
 
+use riffle_kv::{FileKind, KvError, OutputFile};
 use riffle_policy::{CostModel, Phase, PolicyRule, PolicyRules, PolicySpec};
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +40,38 @@ pub struct Profile {
     pub decode: PolicyRules,
     /// Costs, for the guards of short prompts.
     pub cost: CostModel,
+}
+
+/// A profile has one of its sections near its beginning.
+const KIND: FileKind = FileKind {
+    name: "a profile",
+    matches: |begin| {
+        let text = String::from_utf8_lossy(begin);
+        let mut lines = text.lines().map(str::trim);
+        lines.any(|line| ["[prefill]", "[decode]", "[cost]"].contains(&line))
+    },
+};
+
+impl Profile {
+    /// Checks before the work that [`write`](Self::write) could write to `path`: it is free or a profile, and its folder
+    /// takes files.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`].
+    pub fn check_write(path: &Path) -> Result<(), EngineError> {
+        OutputFile::check(path, KIND).map_err(KvError::from)?;
+        Ok(())
+    }
+
+    /// Writes the profile to a file, whole or not at all.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`].
+    pub fn write(&self, path: &Path) -> Result<(), EngineError> {
+        let output = OutputFile::new(path, KIND).map_err(KvError::from)?;
+        let written = output.write(|file| file.write_all(self.to_string().as_bytes()));
+        Ok(written.map_err(KvError::from)?)
+    }
 }
 
 impl Default for Profile {
@@ -88,13 +123,19 @@ struct CostFile {
 impl FromStr for Profile {
     type Err = EngineError;
 
-    /// Reads a profile; what it leaves out is full attention, and this machine's default costs.
+    /// Reads a profile; what it leaves out is full attention, and this machine's default costs. A text without any
+    /// section is no profile: an empty file is more likely a mistake than a wish for full attention.
     ///
     /// # Errors
     /// [`EngineError::Profile`] for what is not a profile, [`EngineError::Policy`] for a policy that is none or does not
     /// choose in its phase.
     fn from_str(text: &str) -> Result<Self, EngineError> {
         let file: ProfileFile = toml::from_str(text).map_err(|error| EngineError::Profile(fault(text, &error)))?;
+        if file.prefill.is_none() && file.decode.is_none() && file.cost.is_none() {
+            return Err(EngineError::Profile(
+                "it is empty: give a file with [prefill] or [decode], as riffle calibrate --out writes it".to_owned(),
+            ));
+        }
         let default = Self::default();
         let rules = |file: Option<RulesFile>, phase| file.map(|file| file.rules(phase)).transpose();
         Ok(Self {
@@ -250,6 +291,15 @@ mod tests {
             assert!(!message.contains('\n'), "{message}");
             assert!(message.contains(part), "{message}");
         }
-        assert_eq!("".parse::<Profile>().unwrap(), Profile::default());
+    }
+
+    #[test]
+    fn a_profile_without_a_section_is_refused_and_one_section_is_enough() {
+        for text in ["", "\n# nothing but a remark\n"] {
+            let message = text.parse::<Profile>().unwrap_err().to_string();
+            assert!(message.contains("it is empty"), "{message}");
+        }
+        let text = "[decode]\npolicy = \"full\"";
+        assert_eq!(text.parse::<Profile>().unwrap(), Profile::default());
     }
 }

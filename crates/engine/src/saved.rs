@@ -49,7 +49,8 @@ impl Session {
     /// Writes everything the session holds to a file, from which [`Session::restore`] goes on to the bit.
     ///
     /// The file appears under its name when it is whole and on the disk; until then, and on any error, what was there
-    /// before stays. A [`PathLock`](riffle_kv::PathLock) keeps other processes from replacing it meanwhile.
+    /// before stays. A new file is readable by its owner alone; one that is replaced keeps its permissions. A
+    /// [`PathLock`](riffle_kv::PathLock) keeps other processes from replacing it meanwhile.
     ///
     /// # Errors
     /// [`EngineError::Kv`] when the file cannot be written.
@@ -157,7 +158,7 @@ fn restore_states(policies: &mut PolicySet, states: Vec<Vec<u8>>, path: &Path) -
 }
 
 fn unreadable(path: &Path) -> EngineError {
-    let found = "a KV cache file that is no session".to_owned();
+    let found = "what it holds is no session".to_owned();
     KvError::NotReadable {
         path: path.to_owned(),
         found,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_kv::{KvError, PathLock};
+use riffle_kv::{KvCache, KvError, PathLock};
 use serde::Serialize;
 
 use crate::{Engine, EngineError, Session};
@@ -32,7 +32,9 @@ pub(crate) struct SessionFile {
 }
 
 impl SessionFile {
+    /// Takes the file's lock, once it is certain that a session may be saved there at the end.
     pub(crate) fn open(path: &Path) -> Result<Self, EngineError> {
+        KvCache::check_save(path)?;
         Ok(Self {
             path: path.to_owned(),
             _lock: PathLock::take(path)?,

@@ -274,9 +274,6 @@ fn a_damaged_session_is_refused_and_a_failed_save_keeps_the_earlier_one() {
     }
     fs::write(&path, &whole).unwrap();
     let gone = folder.path().join("gone/session");
-    assert!(matches!(
-        session.save(&gone),
-        Err(EngineError::Kv(KvError::File { .. }))
-    ));
+    assert!(matches!(session.save(&gone), Err(EngineError::Kv(KvError::Output(_)))));
     assert_eq!(state(&Session::restore(&engine, &path).unwrap()), state(&session));
 }

@@ -11,7 +11,8 @@ use riffle_kv::{CacheShape, KvCache};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
 use crate::noise::noise;
 use crate::read_ceiling::ReadCeiling;
 

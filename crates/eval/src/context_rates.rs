@@ -6,7 +6,8 @@ use std::time::Instant;
 use riffle_engine::{Engine, EngineOptions, Session};
 use serde::{Deserialize, Serialize};
 
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
 use crate::tasks::Watch;
 use crate::{EvalError, PolicyChoice, RunSettings, resident};
 

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 use crate::attention_rates::{TILE_ROWS, filled_cache, selection};
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
 use crate::device_layer::{AheadRate, DevicePolicyRate, OffloadRate, ahead, median, offload, policy};
+use crate::journal::Journal;
 use crate::noise::noise;
 use crate::{AttentionCase, EvalError};
 

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use riffle_engine::EngineError;
+use riffle_kv::OutputError;
 
 /// Every way a measurement can fail.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum EvalError {
         /// The system's reason, and what to do.
         reason: String,
     },
+    /// A file may not or cannot be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// A token file holds something other than token ids.
     #[error("{path}: {found:?} is not a token id: give ids as a JSON array or separated by spaces or commas")]
     NotATokenId {

@@ -1,21 +1,59 @@
-//! Files that are there whole or not at all.
+//! Kinds of files that this crate writes, each whole or not at all.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+
+use riffle_kv::{FileKind, OutputFile};
 
 use crate::EvalError;
 
-/// Writes a file beside its name and then renames it; folders above it are made.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), EvalError> {
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::create_dir_all(folder).map_err(|error| EvalError::file(folder, &error))?;
+pub(crate) const LOGITS: FileKind = FileKind {
+    name: "a file of riffle eval logits",
+    // Behind the length of the head.
+    matches: |begin| begin.get(8..).is_some_and(|head| head.starts_with(b"{\"logits\":")),
+};
+
+pub(crate) const RECORD: FileKind = FileKind {
+    name: "a record of riffle eval or riffle bench",
+    matches: |begin| begin.starts_with(b"{\n  \"name\": \"") && holds(begin, b"\n  \"version\": \""),
+};
+
+pub(crate) const SVG: FileKind = FileKind {
+    name: "a picture of riffle eval",
+    matches: |begin| begin.starts_with(b"<svg ") && holds(begin, b" class=\"picture\" "),
+};
+
+pub(crate) const PNG: FileKind = FileKind {
+    name: "a PNG picture",
+    matches: |begin| begin.starts_with(b"\x89PNG\r\n\x1a\n"),
+};
+
+pub(crate) const REPORT: FileKind = FileKind {
+    name: "a page of riffle eval report",
+    matches: |begin| begin.starts_with(b"<!DOCTYPE html>") && holds(begin, b"<title>Riffle: what was measured</title>"),
+};
+
+fn holds(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
+/// Writes a file; folders above it are made.
+pub(crate) fn write_file(path: &Path, kind: FileKind, bytes: &[u8]) -> Result<(), EvalError> {
+    make_folder(path)?;
+    Ok(OutputFile::new(path, kind)?.write(|file| file.write_all(bytes))?)
+}
+
+/// Checks before the work that [`write_file`] could write the file; folders above it are made.
+pub(crate) fn check_file(path: &Path, kind: FileKind) -> Result<(), EvalError> {
+    make_folder(path)?;
+    OutputFile::check(path, kind)?;
+    Ok(())
+}
+
+fn make_folder(path: &Path) -> Result<(), EvalError> {
+    match path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) => fs::create_dir_all(folder).map_err(|error| EvalError::file(folder, &error)),
+        None => Ok(()),
     }
-    let partial = path.with_added_extension("partial");
-    fs::write(&partial, bytes)
-        .and_then(|()| fs::rename(&partial, path))
-        .map_err(|error| {
-            // The partial file is of no use; that it may not be there is no second error.
-            let _ = fs::remove_file(&partial);
-            EvalError::file(path, &error)
-        })
 }

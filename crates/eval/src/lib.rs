@@ -58,6 +58,7 @@ mod device_rates;
 mod error;
 mod escape;
 mod files;
+mod journal;
 mod kv_rates;
 mod logits;
 mod model_rates;
@@ -80,7 +81,7 @@ pub use attention_rates::{
 pub use audit::{AttentionMap, AuditOptions, AuditTable, AuditedHead, AuditedRows, audit};
 pub use baselines::{baselines, parse_policy};
 pub use calibrate::{CalibrateOptions, Calibration, Keep, calibrate};
-pub use cells::{Journal, Step, StepWatch};
+pub use cells::{Step, StepWatch};
 pub use choice::PolicyChoice;
 pub use compare::{CompareOptions, CompareTask, compare};
 pub use context_rates::{ContextRateOptions, ContextRow, ContextTable, measure_context};
@@ -88,16 +89,17 @@ pub use csv::to_csv;
 pub use device_layer::{AheadRate, DevicePolicyRate, OffloadRate};
 pub use device_rates::{DeviceCeilings, DeviceRate, DeviceReport, InstructionRate, measure_device};
 pub use error::EvalError;
+pub use journal::Journal;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
-pub use logits::{LogitsReport, read_tokens, write_logits};
+pub use logits::{LogitsReport, check_logits, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, ModelRates, measure_model};
 pub use perplexity::{PerplexityOptions, perplexity};
 pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};
 pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, PolicyRates, measure_policies};
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
-    NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, Results, RulerCell,
-    RulerSample, RulerTable, RunSettings, now_utc,
+    NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, RecordFolder, Results,
+    RulerCell, RulerSample, RulerTable, RunSettings, now_utc,
 };
 pub use report::write_report;
 pub use statistics::Interval;

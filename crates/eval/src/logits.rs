@@ -1,16 +1,18 @@
 //! The logits of every position, written for verification against another implementation.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs;
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_engine::{Engine, Session};
+use riffle_kv::{OutputError, OutputFile, OutputWriter};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::EvalError;
+use crate::files::LOGITS;
 
 /// Most bytes of a file of token ids: about 40 million of them.
 const LARGEST_TOKENS_BYTES: u64 = 256 << 20;
@@ -54,21 +56,26 @@ pub fn read_tokens(path: &Path) -> Result<Vec<u32>, EvalError> {
     Ok(tokens)
 }
 
+/// Checks, before a model is loaded, that [`write_logits`] could write to `out`.
+///
+/// # Errors
+/// [`EvalError::Output`].
+pub fn check_logits(out: &Path) -> Result<(), EvalError> {
+    OutputFile::check(out, LOGITS)?;
+    Ok(())
+}
+
 /// Runs `tokens` through the model and writes the logits of every position to `out`, row by row, so that memory does
-/// not grow with the input. The file appears only when it is whole.
+/// not grow with the input. The file appears only when it is whole; an existing one is replaced only if it holds logits
+/// of this function.
 ///
 /// # Errors
 /// Anything the model or the file system refuses.
 pub fn write_logits(engine: &Arc<Engine>, tokens: &[u32], out: &Path) -> Result<LogitsReport, EvalError> {
     let vocab_size = engine.model().config().vocab_size;
-    let partial = out.with_added_extension("partial");
-    let result = write_rows(engine, tokens, vocab_size, &partial)
-        .and_then(|()| fs::rename(&partial, out).map_err(|error| EvalError::file(out, &error)));
-    if let Err(error) = result {
-        // The partial file is of no use; that it may be gone already is no second error.
-        let _ = fs::remove_file(&partial);
-        return Err(error);
-    }
+    let mut file = OutputFile::check(out, LOGITS)?.create()?;
+    write_rows(engine, tokens, vocab_size, &mut file, out)?;
+    file.finish()?;
     Ok(LogitsReport {
         path: out.to_owned(),
         tokens: tokens.len(),
@@ -76,10 +83,18 @@ pub fn write_logits(engine: &Arc<Engine>, tokens: &[u32], out: &Path) -> Result<
     })
 }
 
-fn write_rows(engine: &Arc<Engine>, tokens: &[u32], vocab_size: usize, path: &Path) -> Result<(), EvalError> {
+fn write_rows(
+    engine: &Arc<Engine>,
+    tokens: &[u32],
+    vocab_size: usize,
+    file: &mut OutputWriter,
+    path: &Path,
+) -> Result<(), EvalError> {
     let mut session = Session::new(engine)?;
-    let failed = |error: std::io::Error| EvalError::file(path, &error);
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+    let failed = |source: io::Error| OutputError::System {
+        path: path.to_owned(),
+        source,
+    };
     file.write_all(&safetensors_header("logits", &[tokens.len(), vocab_size]))
         .map_err(failed)?;
     let mut write_error = None;
@@ -94,10 +109,10 @@ fn write_rows(engine: &Arc<Engine>, tokens: &[u32], vocab_size: usize, path: &Pa
         }
     });
     if let Some(error) = write_error {
-        return Err(failed(error));
+        return Err(failed(error).into());
     }
     result?;
-    file.flush().map_err(failed)
+    Ok(())
 }
 
 /// The head of a safetensors file with one f32 tensor: its length (u64, little endian), then JSON padded to 8 bytes.

@@ -8,7 +8,8 @@ use rand_chacha::ChaCha8Rng;
 use riffle_engine::{Engine, Session};
 use serde::{Deserialize, Serialize};
 
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
 use crate::read_ceiling::ReadCeiling;
 use crate::tasks::Watch;
 use crate::{EvalError, RunSettings};

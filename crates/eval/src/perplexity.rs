@@ -10,8 +10,9 @@ use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
+use crate::journal::Journal;
 use crate::record::{PerplexityBucket, PerplexityRow, PerplexityTable, RunSettings};
 use crate::tasks::{Watch, most_likely};
 

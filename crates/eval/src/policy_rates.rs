@@ -12,7 +12,8 @@ use riffle_policy::{Phase, PolicyRules, PolicySpec, SelectContext, SparsePolicy,
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
 use crate::noise::noise;
 
 /// What the keys look like that queries meet.

@@ -81,7 +81,12 @@ impl Table {
         for row in &self.rows {
             html += "<tr>";
             for (column, cell) in row.iter().enumerate() {
-                let _ = write!(html, "<td{}>{}</td>", class(column), escaped(cell));
+                let text = match self.is_numeric(column) {
+                    true => escaped(cell),
+                    // Long names of policies may be cut where their parameters part.
+                    false => escaped(cell).replace(':', ":<wbr>").replace(',', ",<wbr>"),
+                };
+                let _ = write!(html, "<td{}>{text}</td>", class(column));
             }
             html += "</tr>\n";
         }

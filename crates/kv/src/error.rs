@@ -1,6 +1,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::OutputError;
+
 /// Why the cache refused an operation; the cache is unchanged when one is returned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -145,8 +147,19 @@ pub enum KvError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The file is not a cache file, or one of another version or byte order.
-    #[error("{} is not a KV cache file this version reads ({found}); delete it and compute the cache again", path.display())]
+    /// A file could not be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// The file is a cache file of another version or byte order.
+    #[error("KV cache file {} is of {found}: delete it and compute the cache again", path.display())]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// What wrote it.
+        found: String,
+    },
+    /// The file is not a cache file.
+    #[error("{} is not a KV cache file that can be used here ({found}): give another path", path.display())]
     NotReadable {
         /// The file.
         path: PathBuf,
@@ -176,11 +189,11 @@ pub enum KvError {
         path: PathBuf,
     },
     /// The index of a prefix cache could not be read or written.
-    #[error("the index of prefix cache {} cannot be used: {problem}; where the disk has room, delete the folder or use another", folder.display())]
+    #[error("the index of prefix cache {} cannot be used: {problem}", folder.display())]
     Index {
         /// The prefix cache's folder.
         folder: PathBuf,
-        /// What the store says.
+        /// What is wrong, and what to do.
         problem: String,
     },
 }

@@ -2,9 +2,11 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::KvError;
+use crate::output::{follow, open_regular};
 
 /// The right to a path, held until it is dropped or the process ends, however it ends.
 ///
@@ -16,7 +18,7 @@ pub struct PathLock {
 }
 
 impl PathLock {
-    /// Takes the right to `path`, which need not exist.
+    /// Takes the right to `path`, which need not exist. Of a link, it is the right to the file that the link leads to.
     ///
     /// # Errors
     /// [`KvError::Busy`] when another process has it, [`KvError::File`].
@@ -27,16 +29,16 @@ impl PathLock {
             path: path.to_owned(),
             source,
         };
-        let name = path
+        let target = follow(path).map_err(failed)?;
+        let name = target
             .file_name()
-            .ok_or_else(|| failed(std::io::ErrorKind::InvalidInput.into()))?;
+            .ok_or_else(|| failed(ErrorKind::InvalidInput.into()))?;
         let mut beside = OsString::from(".");
         beside.push(name);
         beside.push(".lock");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false);
-        let file = riffle_files::open_with(path.with_file_name(beside), &mut options);
-        let file = file.map_err(|error| failed(error.into()))?;
+        let file = open_regular(&target.with_file_name(beside), &mut options).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(Self { _file: file }),
             Err(TryLockError::WouldBlock) => Err(KvError::Busy { path: path.to_owned() }),

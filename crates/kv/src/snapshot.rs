@@ -20,7 +20,7 @@ use twox_hash::XxHash3_128;
 
 use crate::arena::as_plane_mut;
 use crate::cache::PagePlanes;
-use crate::replace::replace_file;
+use crate::output::{FileKind, OutputFile};
 use crate::{CacheShape, KvCache, KvError, KvTiers};
 
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
@@ -30,18 +30,24 @@ pub(crate) const BYTE_ORDER: u32 = u32::from_ne_bytes([1, 2, 3, 4]);
 /// Bytes up to the tokens of the first layer and KV head.
 const FIXED_BYTES: usize = 16 + 8 * 8;
 const HASH_BYTES: usize = 16;
+const KIND: FileKind = FileKind {
+    name: "a KV cache file",
+    matches: |begin| begin.starts_with(MAGIC),
+};
 
 impl KvCache {
     /// Writes the cache to a file that [`restore`](Self::restore) reads back bit for bit.
     ///
     /// `identity` names what made the keys and values (model, weights, policy); `attachment` is what the caller wants
     /// back with them, for example the tokens. The file appears under its name when it is whole and on the disk; until
-    /// then, and on any error, what was there before stays.
+    /// then, and on any error, what was there before stays. A new file is readable by its owner alone, since a cache
+    /// tells the text it was made of; a file that is replaced keeps its permissions.
     ///
     /// # Errors
-    /// [`KvError::File`].
+    /// [`KvError::Output`].
     pub fn save(&self, path: impl AsRef<Path>, identity: &[u8], attachment: &[u8]) -> Result<(), KvError> {
-        replace_file(path.as_ref(), |file| {
+        let output = OutputFile::new(path, KIND)?.private();
+        output.write(|file| {
             let head = self.head(identity, attachment);
             file.write_all(&head)?;
             let head_hash = XxHash3_128::oneshot(&head).to_le_bytes();
@@ -55,13 +61,23 @@ impl KvCache {
                 }
             }
             file.write_all(&all_hashes.finish_128().to_le_bytes())
-        })
+        })?;
+        Ok(())
+    }
+
+    /// Checks before the work that [`save`](Self::save) could write to `path`.
+    ///
+    /// # Errors
+    /// [`KvError::Output`].
+    pub fn check_save(path: impl AsRef<Path>) -> Result<(), KvError> {
+        OutputFile::check(path, KIND)?;
+        Ok(())
     }
 
     /// Reads a cache that [`save`](Self::save) wrote, and the attachment it was given.
     ///
     /// # Errors
-    /// [`KvError::File`], [`KvError::NotReadable`], [`KvError::Foreign`] when the shape or identity is another,
+    /// [`KvError::File`], [`KvError::NotReadable`], [`KvError::OtherVersion`], [`KvError::Foreign`] when the shape or identity is another,
     /// [`KvError::Damaged`] when any byte is missing or has changed, [`KvError::Budget`] before anything is allocated.
     pub fn restore(
         path: impl AsRef<Path>,
@@ -276,19 +292,21 @@ impl<'a> Reader<'a> {
 
     fn head(&mut self) -> Result<Head, KvError> {
         let mut fixed = [0; FIXED_BYTES];
-        if self.length < fixed.len() as u64 {
+        let (magic, rest) = fixed.split_at_mut(MAGIC.len());
+        if self.length < magic.len() as u64 {
             return Err(self.not_readable("too short"));
         }
-        self.fill(&mut fixed)?;
-        if &fixed[..8] != MAGIC {
+        self.fill(magic)?;
+        if magic != MAGIC {
             return Err(self.not_readable("another kind of file"));
         }
+        self.fill(rest)?;
         let word = |at: usize| u32::from_le_bytes(fixed[at..at + 4].try_into().expect("four bytes"));
         if word(8) != VERSION {
-            return Err(self.not_readable(format!("version {}, not {VERSION}", word(8))));
+            return Err(self.other_version(format!("version {}, not {VERSION}", word(8))));
         }
         if word(12) != BYTE_ORDER {
-            return Err(self.not_readable("written on a machine of another byte order"));
+            return Err(self.other_version("a machine of another byte order"));
         }
         let numbers: Vec<u64> = numbers(&fixed[16..]).collect();
         let (identity_bytes, attachment_bytes) = (numbers[6], numbers[7]);
@@ -385,6 +403,13 @@ impl<'a> Reader<'a> {
 
     fn not_readable(&self, found: impl Into<String>) -> KvError {
         KvError::NotReadable {
+            path: self.path.to_owned(),
+            found: found.into(),
+        }
+    }
+
+    fn other_version(&self, found: impl Into<String>) -> KvError {
+        KvError::OtherVersion {
             path: self.path.to_owned(),
             found: found.into(),
         }

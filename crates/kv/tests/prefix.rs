@@ -149,12 +149,18 @@ fn a_damaged_block_is_removed_and_never_used() {
         assert_eq!(all_contents(&filled), all_contents(&expected));
         assert_eq!(found(&store, shape, b"", &tokens).2, 0);
     }
-    // A block that is gone, and files that no index names.
+    // A block that is gone, a block that no index names, and a file of somebody else that has the name of one.
     store.store(&original, b"", &tokens).unwrap();
     fs::remove_file(&blocks(folder.path())[0]).unwrap();
     assert!(found(&store, shape, b"", &tokens).1 < 64);
-    fs::write(folder.path().join(format!("{:032x}.block", 7)), b"left behind").unwrap();
+    let left_behind = folder.path().join(format!("{:032x}.block", 7));
+    fs::write(&left_behind, b"RIFFLEPB left behind").unwrap();
+    let foreign = folder.path().join(format!("{:032x}.block", 8));
+    fs::write(&foreign, b"a diary").unwrap();
     store.store(&original, b"", &tokens).unwrap();
+    assert!(!left_behind.exists());
+    assert_eq!(fs::read(&foreign).unwrap(), b"a diary");
+    fs::remove_file(&foreign).unwrap();
     assert_eq!(
         (blocks(folder.path()).len(), found(&store, shape, b"", &tokens).1),
         (4, 64)
@@ -189,6 +195,23 @@ fn a_damaged_index_is_an_error_or_a_miss() {
             }
         }
     }
+}
+
+#[test]
+fn another_programs_file_in_place_of_the_index_is_left_alone_and_nobody_is_told_to_delete_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("index.redb");
+    fs::write(&path, "a diary").unwrap();
+    let shape = shape(16, Format::F16);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    let error = store.store(&cache(shape, 1, 64), b"", &text(1, 64)).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("index.redb there is no index") && message.contains("use another folder"),
+        "{message}"
+    );
+    assert!(!message.contains("delete") && !message.contains("remove"), "{message}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "a diary");
 }
 
 #[test]

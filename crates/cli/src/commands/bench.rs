@@ -29,12 +29,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
 }
 
 fn of_machine<'a>(name: &'static str, arguments: &'a MachineArguments) -> Measured<'a> {
-    Measured {
-        name,
-        seed: 0,
-        threads: arguments.threads,
-        output: &arguments.output,
-    }
+    Measured::new((name, 0), None, arguments.threads, &arguments.output)
 }
 
 fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
@@ -155,12 +150,12 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
         depths: arguments.depth.clone(),
         repeats: arguments.repeats,
     };
-    let measured = Measured {
-        name: "model",
-        seed: 0,
-        threads: arguments.engine.threads,
-        output: &arguments.output,
-    };
+    let measured = Measured::new(
+        ("model", 0),
+        Some(&engine_options),
+        arguments.engine.threads,
+        &arguments.output,
+    );
     measured.keep(|watch| {
         let engine = Engine::load(&arguments.model.model, engine_options)?;
         let about = json!({

@@ -1,7 +1,5 @@
 //! `riffle calibrate`: the cheapest policies that keep the attention of each head.
 
-use std::path::Path;
-
 use riffle_engine::{EngineError, Profile, with_threads};
 use riffle_eval::{CalibrateOptions, Keep};
 use riffle_policy::{CostModel, PolicySpec};
@@ -12,6 +10,7 @@ use crate::args::CalibrateArguments;
 use crate::failure::Failure;
 
 pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
+    Profile::check_write(&arguments.out)?;
     let text = read_text(&arguments.file)?;
     let options = engine_options(&arguments.engine)?;
     let candidates = arguments.candidate.iter().map(|text| text.parse::<PolicySpec>());
@@ -28,7 +27,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
             eprintln!("{line}")
         })
     })??;
-    write(&arguments.out, &report.profile)?;
+    report.profile.write(&arguments.out)?;
     if arguments.json {
         return print_json(&report.audit);
     }
@@ -37,8 +36,4 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
         audit_text(&report.audit),
         arguments.out.display()
     ))
-}
-
-fn write(path: &Path, profile: &Profile) -> Result<(), Failure> {
-    std::fs::write(path, profile.to_string()).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
 }

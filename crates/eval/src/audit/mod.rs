@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use riffle_engine::{Engine, Session, available_memory_bytes};
 use serde::{Deserialize, Serialize};
 
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
 use crate::tasks::Watch;
 use crate::{EvalError, RunSettings};
 use sums::{Shape, Sums};

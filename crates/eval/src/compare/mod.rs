@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
 use crate::baselines::baselines;
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
+use crate::journal::Journal;
 use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
 use crate::statistics::Interval;
 use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader};

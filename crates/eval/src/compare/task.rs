@@ -50,10 +50,10 @@ impl FromStr for CompareTask {
     type Err = EvalError;
 
     fn from_str(text: &str) -> Result<Self, EvalError> {
-        let Some(parts) = text.strip_prefix("needle") else {
-            return text.parse().map(Self::Ruler);
-        };
-        let mut parts = parts.split(':').skip(1);
+        let mut parts = text.split(':');
+        if parts.next() != Some("needle") {
+            return text.parse().map(Self::Ruler).map_err(|_| unknown(text));
+        }
         let kind = parts.next().map_or(Ok(NeedleKind::MultiKey), str::parse)?;
         let place = parts.next().map_or(Ok(AskPlace::Late), str::parse)?;
         if parts.next().is_some() || !kind.can_be_asked(place) {
@@ -63,6 +63,15 @@ impl FromStr for CompareTask {
         }
         Ok(Self::Needle(kind, place))
     }
+}
+
+fn unknown(text: &str) -> EvalError {
+    let kinds = NeedleKind::ALL.map(|kind| kind.to_string()).join(", ");
+    let places = AskPlace::ALL.map(|place| place.to_string()).join(", ");
+    EvalError::Option(format!(
+        "unknown task {text:?}; known: needle:KIND:WHEN with KIND one of {kinds} and WHEN one of {places}; {}",
+        RulerTask::names()
+    ))
 }
 
 #[cfg(test)]
@@ -83,8 +92,27 @@ mod tests {
             "needle:many",
             "needle:single:end:x",
             "qa_3",
+            "needles",
+            "needlework:single",
         ] {
             assert!(text.parse::<CompareTask>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_task_is_answered_with_every_form_of_task() {
+        let message = "mytask".parse::<CompareTask>().unwrap_err().to_string();
+        let places = AskPlace::ALL.map(|place| place.to_string());
+        let kinds = NeedleKind::ALL.map(|kind| kind.to_string());
+        let ruler = RulerTask::ALL.map(|task| task.to_string());
+        for form in ["\"mytask\"", "needle:KIND:WHEN"]
+            .map(str::to_owned)
+            .iter()
+            .chain(&places)
+            .chain(&kinds)
+            .chain(&ruler)
+        {
+            assert!(message.contains(form), "{form}: {message}");
         }
     }
 }

@@ -15,7 +15,8 @@ use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvTiers, Outlook};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
 use crate::noise::noise;
 
 /// What to measure with.

@@ -28,6 +28,10 @@ impl Canvas {
         }
     }
 
+    pub(super) fn width(&self) -> f64 {
+        self.width
+    }
+
     /// A title and what is to be said below it, from the top of the sheet.
     pub(super) fn head(&mut self, title: &str, subtitle: &str) {
         let mut y = 8.0;

@@ -25,8 +25,8 @@ pub struct HeatMap {
     pub cells: Vec<Option<HeatCell>>,
     /// What the shades stand for, with a unit.
     pub scale_label: String,
-    /// Names of the lowest and of the highest value of the scale.
-    pub scale_ends: [String; 2],
+    /// Names of values at even steps along the scale, from its lowest to its highest.
+    pub scale_names: Vec<String>,
 }
 
 /// One cell.
@@ -94,7 +94,7 @@ impl HeatMap {
                 None => canvas.text("quiet", centre, base, Anchor::Middle, "–"),
             }
         }
-        legend(&mut canvas, left, below + 58.0, &self.scale_label, &self.scale_ends);
+        legend(&mut canvas, left, below + 58.0, &self.scale_label, &self.scale_names);
         canvas.finish(self.alt())
     }
 
@@ -142,7 +142,7 @@ pub(super) fn on(shade: usize) -> String {
     }
 }
 
-/// A bar of all shades with the names of its ends.
+/// A bar of all shades with names along it, and what they stand for beside it or, where that is too narrow, below.
 pub(super) fn legend(canvas: &mut Canvas, left: f64, top: f64, label: &str, ends: &[String]) {
     // Wide enough for the names below.
     let step = if ends.len() > 2 { 18.0 } else { 12.0 };
@@ -160,5 +160,9 @@ pub(super) fn legend(canvas: &mut Canvas, left: f64, top: f64, label: &str, ends
         let x = left + width * number as f64 / last as f64;
         canvas.text("", x, top + 27.0, anchor, end);
     }
-    canvas.text("quiet", left + width + 10.0, top + 10.0, Anchor::Start, label);
+    let (x, y) = match left + width + 10.0 + text_width(label) <= canvas.width() - MARGIN {
+        true => (left + width + 10.0, top + 10.0),
+        false => (left, top + 27.0 + LINE),
+    };
+    canvas.text("quiet", x, y, Anchor::Start, label);
 }

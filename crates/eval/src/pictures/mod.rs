@@ -20,9 +20,12 @@ pub use line_chart::{LineChart, Scale, Series};
 pub use share_map::ShareMap;
 pub use stack::{Bar, Stack};
 pub(crate) use style::STYLE;
+#[cfg(test)]
+pub(crate) use style::shade;
 
 use crate::EvalError;
 use crate::escape::escaped;
+use crate::files::{PNG, SVG, write_file};
 
 /// A drawn picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,11 +79,11 @@ impl Picture {
     /// Writes `PATH.svg` and `PATH.png`, each whole or not at all.
     ///
     /// # Errors
-    /// [`EvalError::File`] names the file.
+    /// [`EvalError::Output`] names the file.
     pub fn write(&self, path: &Path) -> Result<[PathBuf; 2], EvalError> {
         let files = [path.with_added_extension("svg"), path.with_added_extension("png")];
-        crate::files::write_whole(&files[0], self.to_svg().as_bytes())?;
-        crate::files::write_whole(&files[1], &self.to_png()?)?;
+        write_file(&files[0], SVG, self.to_svg().as_bytes())?;
+        write_file(&files[1], PNG, &self.to_png()?)?;
         Ok(files)
     }
 }

@@ -11,6 +11,9 @@ use crate::EvalError;
 /// Pixels for each CSS pixel, so that text is sharp on dense screens and in print.
 const SCALE: f32 = 2.0;
 
+/// A quarter of a gigabyte.
+const MOST_PIXELS: u64 = 1 << 26;
+
 static FONTS: LazyLock<Arc<Database>> = LazyLock::new(|| {
     let mut fonts = Database::new();
     fonts.load_font_data(dejavu::sans::regular().to_vec());
@@ -22,7 +25,10 @@ pub(super) fn png(svg: &str) -> Result<Vec<u8>, EvalError> {
     let tree = tree(svg)?;
     let size = tree.size();
     let (width, height) = ((size.width() * SCALE) as u32, (size.height() * SCALE) as u32);
-    let mut pixels = Pixmap::new(width, height)
+    let fits = u64::from(width) * u64::from(height) <= MOST_PIXELS;
+    let mut pixels = fits
+        .then(|| Pixmap::new(width, height))
+        .flatten()
         .ok_or_else(|| EvalError::Picture(format!("{width} × {height} pixels are too many for a PNG")))?;
     resvg::render(&tree, Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
     pixels

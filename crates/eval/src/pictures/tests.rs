@@ -27,7 +27,7 @@ fn heat_map(columns: [&str; 3]) -> Picture {
             .chain([const { None }; 5])
             .collect(),
         scale_label: "found exactly".to_owned(),
-        scale_ends: ["none".to_owned(), "all".to_owned()],
+        scale_names: vec!["none".to_owned(), "all".to_owned()],
     }
     .draw()
 }

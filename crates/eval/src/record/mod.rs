@@ -1,5 +1,6 @@
 //! Records: what was measured, on what, and with which command, as files that a report is made of.
 
+mod check;
 mod header;
 mod tables;
 
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use check::MOST_DEPTHS;
 #[cfg(test)]
 pub(crate) use header::testing;
 pub use header::{Header, MachineInfo, ModelSummary, RunSettings, now_utc};
@@ -17,7 +19,7 @@ pub use tables::{
     PerplexityPosition, PerplexityRow, PerplexityTable, RulerCell, RulerSample, RulerTable,
 };
 
-use crate::files::write_whole;
+use crate::files::{RECORD, check_file, write_file};
 use crate::{
     AttentionReport, AuditTable, ContextTable, DeviceReport, EvalError, KvRates, ModelRates, PolicyRates, Table, to_csv,
 };
@@ -66,20 +68,24 @@ pub enum Results {
 }
 
 impl Record {
-    /// Writes `folder/name.json`, whole or not at all, and says where.
+    /// Checks before the work that the record `name` could be written to `folder`, which is made if it is not there.
     ///
     /// # Errors
-    /// [`EvalError::Option`] for a name that is no file name, [`EvalError::File`] when it cannot be written.
+    /// As [`write`](Self::write).
+    pub fn check_write(folder: &Path, name: &str) -> Result<(), EvalError> {
+        check_file(&path_of(folder, name)?, RECORD)
+    }
+
+    /// Writes `folder/name.json`, whole or not at all, and says where. Only another record is replaced.
+    ///
+    /// # Errors
+    /// [`EvalError::Option`] for a name that is no file name, [`EvalError::File`] for results that could not be read back,
+    /// such as a number that is not finite, [`EvalError::Output`] when it cannot be written.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, EvalError> {
-        let name = &self.header.name;
-        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) {
-            return Err(EvalError::Option(format!(
-                "--name {name:?} is not a file name: use letters, digits and dashes"
-            )));
-        }
-        let path = folder.join(format!("{name}.json"));
+        let path = path_of(folder, &self.header.name)?;
         let text = serde_json::to_string_pretty(self).map_err(|error| EvalError::file(&path, &error.into()))?;
-        write_whole(&path, (text + "\n").as_bytes())?;
+        Self::parse(&text, &path)?;
+        write_file(&path, RECORD, (text + "\n").as_bytes())?;
         Ok(path)
     }
 
@@ -112,21 +118,28 @@ impl Record {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`EvalError::File`] when the file cannot be read or holds something else.
+    /// [`EvalError::File`] when the file cannot be read, holds something else, or a number that cannot be.
     pub fn read(path: &Path) -> Result<Self, EvalError> {
         let text = riffle_files::read_text(path, LARGEST_RECORD_BYTES);
         let text = text.map_err(|error| EvalError::file(path, &error.into()))?;
-        serde_json::from_str(&text).map_err(|error| EvalError::File {
+        Self::parse(&text, path)
+    }
+
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, EvalError> {
+        let refused = |reason: String| EvalError::File {
             path: path.to_owned(),
-            reason: format!("not a record of riffle eval or riffle bench ({error})"),
-        })
+            reason: format!("not a record of riffle eval or riffle bench ({reason})"),
+        };
+        let record: Self = serde_json::from_str(text).map_err(|error| refused(error.to_string()))?;
+        record.check().map_err(refused)?;
+        Ok(record)
     }
 
     /// Reads every record of a folder (`*.json`), by file name.
     ///
     /// # Errors
-    /// As [`Record::read`]; [`EvalError::Option`] for a folder without records.
-    pub fn read_folder(folder: &Path) -> Result<Vec<Self>, EvalError> {
+    /// [`EvalError::File`] for a folder that cannot be read, [`EvalError::Option`] for a folder without `.json` files.
+    pub fn read_folder(folder: &Path) -> Result<RecordFolder, EvalError> {
         let entries = fs::read_dir(folder).map_err(|error| match error.kind() {
             ErrorKind::NotFound => EvalError::Option(format!(
                 "{}: no such folder: give the DIR that riffle eval or riffle bench wrote records to with --out DIR",
@@ -152,7 +165,32 @@ impl Record {
                 folder.display()
             )));
         }
-        paths.iter().map(|path| Self::read(path)).collect()
+        let mut found = RecordFolder::default();
+        for path in &paths {
+            match Self::read(path) {
+                Ok(record) => found.records.push(record),
+                Err(error) => found.skipped.push(error),
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What the `.json` files of a folder hold.
+#[derive(Debug, Default)]
+pub struct RecordFolder {
+    /// Those that are records, by file name.
+    pub records: Vec<Record>,
+    /// Why each of the others is none, with its name.
+    pub skipped: Vec<EvalError>,
+}
+
+fn path_of(folder: &Path, name: &str) -> Result<PathBuf, EvalError> {
+    match check::is_file_name(name) {
+        true => Ok(folder.join(format!("{name}.json"))),
+        false => Err(EvalError::Option(format!(
+            "--name {name:?} is not a file name: use letters, digits and dashes"
+        ))),
     }
 }
 
@@ -172,7 +210,7 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["kind"], "comparison");
         assert_eq!(value["seed"], 7);
-        assert_eq!(Record::read_folder(folder.path()).unwrap(), [record]);
+        assert_eq!(Record::read_folder(folder.path()).unwrap().records, [record]);
     }
 
     #[test]
@@ -191,25 +229,37 @@ mod tests {
                 .to_string()
                 .contains("no records")
         );
-        if cfg!(unix) {
-            let device = folder.path().join("device.json");
-            let linked = std::process::Command::new("ln")
-                .args(["-s", "/dev/zero"])
-                .arg(&device)
-                .status();
-            assert!(linked.unwrap().success());
-            let message = Record::read_folder(folder.path()).unwrap_err().to_string();
-            assert!(
-                message.contains("device.json") && message.contains("a device"),
-                "{message}"
-            );
-            fs::remove_file(device).unwrap();
-        }
         fs::write(folder.path().join("other.json"), "{\"a\": 1}").unwrap();
-        let message = Record::read_folder(folder.path()).unwrap_err().to_string();
+        record("ours").write(folder.path()).unwrap();
+        let found = Record::read_folder(folder.path()).unwrap();
+        assert_eq!(found.records, [record("ours")]);
+        let message = found.skipped[0].to_string();
         assert!(
             message.contains("other.json") && message.contains("not a record"),
             "{message}"
         );
+        if cfg!(unix) {
+            std::os::unix::fs::symlink("/dev/zero", folder.path().join("device.json")).unwrap();
+            let skipped = Record::read_folder(folder.path()).unwrap().skipped;
+            let messages: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+            let of_device = |message: &String| message.contains("device.json") && message.contains("a device");
+            assert!(messages.iter().any(of_device), "{messages:?}");
+        }
+        // Nor is such a file replaced by a record of its name.
+        let message = record("other").write(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("is not a record"), "{message}");
+        let text = fs::read_to_string(folder.path().join("other.json")).unwrap();
+        assert_eq!(text, "{\"a\": 1}");
+    }
+
+    #[test]
+    fn results_that_could_not_be_read_back_are_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut header = testing::header("endless");
+        header.seconds = f64::NAN;
+        let results = Results::Comparison(ComparisonTable::default());
+        let message = Record { header, results }.write(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("endless.json"), "{message}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

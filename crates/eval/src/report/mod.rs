@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use riffle_policy::PolicySpec;
 
+use crate::files::{REPORT, write_file};
 use crate::pictures::Picture;
 use crate::record::{Record, Results, RunSettings};
 use crate::{EvalError, Table};
@@ -46,7 +47,7 @@ impl Record {
     /// Writes every picture as `folder/NAME-PICTURE.svg` and `.png`.
     ///
     /// # Errors
-    /// [`EvalError::File`] names the file that cannot be written.
+    /// [`EvalError::Output`] names the file that cannot be written.
     pub fn write_pictures(&self, folder: &Path) -> Result<Vec<PathBuf>, EvalError> {
         let mut files = Vec::new();
         for (name, picture) in self.pictures() {
@@ -56,15 +57,14 @@ impl Record {
     }
 }
 
-/// A page of all records of `folder`, as `folder/report.html`: it stands alone, follows the reader into light or dark,
-/// and names the kinds of measurement that are missing.
+/// A page of records, as `folder/report.html`: it stands alone, follows the reader into light or dark, and names the kinds
+/// of measurement that are missing.
 ///
 /// # Errors
-/// As [`Record::read_folder`]; [`EvalError::File`] when the page cannot be written.
-pub fn write_report(folder: &Path) -> Result<PathBuf, EvalError> {
-    let records = Record::read_folder(folder)?;
+/// [`EvalError::Output`] when the page cannot be written.
+pub fn write_report(records: &[Record], folder: &Path) -> Result<PathBuf, EvalError> {
     let path = folder.join("report.html");
-    crate::files::write_whole(&path, page::html(&records).as_bytes())?;
+    write_file(&path, REPORT, page::html(records).as_bytes())?;
     Ok(path)
 }
 

@@ -482,13 +482,20 @@ impl fmt::Display for RulerTask {
     }
 }
 
+impl RulerTask {
+    /// The names of all tasks, as a list for people.
+    pub(crate) fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+}
+
 impl FromStr for RulerTask {
     type Err = EvalError;
 
     fn from_str(text: &str) -> Result<Self, EvalError> {
-        Self::ALL.into_iter().find(|task| task.name() == text).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.into_iter().map(Self::name).collect();
-            EvalError::Option(format!("unknown task {text:?}; known: {}", names.join(", ")))
-        })
+        Self::ALL
+            .into_iter()
+            .find(|task| task.name() == text)
+            .ok_or_else(|| EvalError::Option(format!("unknown task {text:?}; known: {}", Self::names())))
     }
 }

@@ -9,8 +9,11 @@ use super::needle::NeedleTest;
 use super::prompt::{Asked, Reader};
 use super::ruler::RulerTask;
 use crate::EvalError;
-use crate::cells::{Cell, Journal, StepWatch, run_cells};
-use crate::record::{AskPlace, NeedleKind, NeedleSample, NeedleTable, RulerSample, RulerTable, RunSettings};
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
+use crate::record::{
+    AskPlace, MOST_DEPTHS, NeedleKind, NeedleSample, NeedleTable, RulerSample, RulerTable, RunSettings,
+};
 
 /// What to ask in a needle test.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,10 +58,10 @@ pub fn needle(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<NeedleTable, EvalError> {
-    if options.depths == 0 || options.documents == 0 {
-        return Err(EvalError::Option(
-            "--depths and --documents must be at least 1".to_owned(),
-        ));
+    if !(1..=MOST_DEPTHS).contains(&options.depths) || options.documents == 0 {
+        return Err(EvalError::Option(format!(
+            "--depths must be 1 to {MOST_DEPTHS} and --documents at least 1"
+        )));
     }
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {

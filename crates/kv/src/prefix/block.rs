@@ -16,15 +16,16 @@
 //! ```
 
 use std::fs::File;
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use riffle_files::FileError;
 use twox_hash::XxHash3_128;
 
 use super::failed;
+use crate::output::{FileKind, OutputFile, OutputWriter};
 use crate::snapshot::{BYTE_ORDER, shape_numbers};
-use crate::{CacheShape, KvCache, KvError};
+use crate::{CacheShape, KvCache, KvError, OutputError};
 
 const MAGIC: &[u8; 8] = b"RIFFLEPB";
 const NOTE_MAGIC: &[u8; 8] = b"RIFFLEPN";
@@ -33,6 +34,12 @@ const HEAD_BYTES: usize = 16 + 2 * 16;
 const HASH_BYTES: usize = 16;
 /// Most bytes of a note: the state of recurrent layers takes some hundreds of megabytes in the largest models.
 const LARGEST_NOTE_BYTES: u64 = 4 << 30;
+
+/// The kind of a block's file and of its note's.
+pub(super) const KIND: FileKind = FileKind {
+    name: "a block of a prefix cache",
+    matches: |begin| begin.starts_with(MAGIC) || begin.starts_with(NOTE_MAGIC),
+};
 
 /// A page of tokens after others.
 pub(super) struct Block<'a> {
@@ -72,14 +79,10 @@ impl<'a> Block<'a> {
         fixed as u64 + shape.bytes_for(shape.page_tokens)
     }
 
-    /// Writes page `number` of the cache and brings it to the disk.
+    /// Writes page `number` of the cache and brings it to the disk; its name gets there with the folder.
     pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
         let failed = |source| failed("write", path, source);
-        let file = File::create(path).map_err(failed)?;
-        let mut out = Hashed {
-            file: BufWriter::with_capacity(1 << 20, &file),
-            hash: XxHash3_128::new(),
-        };
+        let mut out = Hashed::create(path)?;
         out.write(&self.head()).map_err(failed)?;
         for layer in 0..cache.shape().layers {
             for kv_head in 0..cache.shape().kv_heads {
@@ -87,9 +90,7 @@ impl<'a> Block<'a> {
                 out.write(&keys).and_then(|()| out.write(&values)).map_err(failed)?;
             }
         }
-        let hash = out.hash.finish_128().to_le_bytes();
-        let flushed = out.file.write_all(&hash).and_then(|()| out.file.flush());
-        flushed.and_then(|()| file.sync_data()).map_err(failed)
+        Ok(out.finish(path)?)
     }
 
     /// Appends the page to a cache; false when the file is not this block to the byte. The cache is to be truncated
@@ -149,19 +150,12 @@ impl<'a> Note<'a> {
         (HEAD_BYTES + self.bytes.len() + HASH_BYTES) as u64
     }
 
-    /// Writes the note and brings it to the disk.
+    /// Writes the note and brings it to the disk; its name gets there with the folder.
     pub(super) fn write(&self, path: &Path) -> Result<(), KvError> {
-        let failed = |source| failed("write", path, source);
-        let file = File::create(path).map_err(failed)?;
-        let mut out = Hashed {
-            file: BufWriter::with_capacity(1 << 20, &file),
-            hash: XxHash3_128::new(),
-        };
+        let mut out = Hashed::create(path)?;
         let written = out.write(&note_head(self.block)).and_then(|()| out.write(self.bytes));
-        written.map_err(failed)?;
-        let hash = out.hash.finish_128().to_le_bytes();
-        let flushed = out.file.write_all(&hash).and_then(|()| out.file.flush());
-        flushed.and_then(|()| file.sync_data()).map_err(failed)
+        written.map_err(|source| failed("write", path, source))?;
+        Ok(out.finish(path)?)
     }
 
     /// The bytes of a block's note; `None` when the file is not that note to the byte.
@@ -218,14 +212,31 @@ fn token_bytes(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
 }
 
-struct Hashed<'a> {
-    file: BufWriter<&'a File>,
+/// A file that ends with the hash of what is before.
+struct Hashed {
+    file: OutputWriter,
     hash: XxHash3_128,
 }
 
-impl Hashed<'_> {
+impl Hashed {
+    fn create(path: &Path) -> Result<Self, OutputError> {
+        Ok(Self {
+            file: OutputFile::new(path, KIND)?.private().create()?,
+            hash: XxHash3_128::new(),
+        })
+    }
+
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hash.write(bytes);
         self.file.write_all(bytes)
+    }
+
+    fn finish(mut self, path: &Path) -> Result<(), OutputError> {
+        let hash = self.hash.finish_128().to_le_bytes();
+        self.file.write_all(&hash).map_err(|source| OutputError::System {
+            path: path.to_owned(),
+            source,
+        })?;
+        self.file.rename()
     }
 }

@@ -1,12 +1,14 @@
 //! Which blocks there are and when they were used.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::backends::FileBackend;
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
 
-use super::failed;
 use crate::KvError;
+use crate::output::open_regular;
 
 /// Depth in its beginning, bytes, last use.
 type Record = (u32, u64, u64);
@@ -15,6 +17,8 @@ const BLOCKS: TableDefinition<'_, u128, Record> = TableDefinition::new("blocks")
 /// Uses are counted, not timed: clocks go back.
 const COUNTERS: TableDefinition<'_, &str, u64> = TableDefinition::new("counters");
 const USES: &str = "uses";
+/// How every file of the store begins.
+const MAGIC: &[u8] = b"redb\x1A\x0A\xA9\x0D\x0A";
 
 /// A block in the index.
 #[derive(Debug, Clone, Copy)]
@@ -33,11 +37,11 @@ pub(super) struct Index {
 impl Index {
     pub(super) fn open(path: &Path) -> Result<Self, KvError> {
         let error = |error: redb::Error| index_error(path, error);
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        // The store opens the path itself and would wait for a pipe.
-        riffle_files::open_with(path, &mut options).map_err(|source| failed("read", path, source.into()))?;
-        let database = Database::create(path).map_err(|source| error(source.into()))?;
+        let file = open_file(path).map_err(|source| error(source.into()))?;
+        let backend = FileBackend::new(file).map_err(|source| error(source.into()))?;
+        let database = Builder::new()
+            .create_with_backend(backend)
+            .map_err(|source| error(source.into()))?;
         let index = Self {
             path: path.to_owned(),
             database,
@@ -151,9 +155,34 @@ impl Index {
     }
 }
 
+/// The store's file: new, or one that begins as a store does.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let mut file = open_regular(path, &mut options)?;
+    let mut begin = Vec::new();
+    file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut begin)?;
+    file.rewind()?;
+    if !begin.is_empty() && begin != MAGIC {
+        let name = path.file_name().unwrap_or_default().display();
+        return Err(io::Error::other(format!(
+            "{name} there is no index of a prefix cache: use another folder"
+        )));
+    }
+    Ok(file)
+}
+
 fn index_error(path: &Path, error: redb::Error) -> KvError {
+    let problem = match error {
+        // Of the system or of another program's file: nothing here is to be deleted.
+        redb::Error::Io(error) => error.to_string(),
+        error => format!(
+            "{error}; remove {} and the .block files beside it, or use another folder",
+            path.display()
+        ),
+    };
     KvError::Index {
         folder: path.parent().unwrap_or(path).to_owned(),
-        problem: error.to_string(),
+        problem,
     }
 }

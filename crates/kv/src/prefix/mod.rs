@@ -3,14 +3,17 @@
 mod block;
 mod index;
 
-use std::fs::{self, File};
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use block::{Block, Note, note_key};
+use block::{Block, KIND, Note, note_key};
 use index::{Entry, Index};
 
+use crate::output::{open_regular, remove_leftovers, sync_folder};
 use crate::{CacheShape, KvCache, KvError, PathLock};
 
 const INDEX_FILE: &str = "index.redb";
@@ -241,20 +244,13 @@ impl PrefixCache {
         stored.removed_blocks = removed.len();
         for (number, block) in &new {
             let path = self.path_of(block.key);
-            if let Err(error) = block.write(&path, cache, *number) {
-                // What was written already is swept away by the next to come.
-                fs::remove_file(&path).ok();
-                return Err(error);
-            }
+            // Where this fails, the next sweep removes the blocks that were written before.
+            block.write(&path, cache, *number)?;
         }
         if let Some(note) = &note {
-            let path = self.path_of(note.key);
-            if let Err(error) = note.write(&path) {
-                fs::remove_file(&path).ok();
-                return Err(error);
-            }
+            note.write(&self.path_of(note.key))?;
         }
-        sync_folder(&self.folder)?;
+        sync_folder(&self.folder).map_err(|source| failed("write", &self.folder, source))?;
         let noted = note.iter().map(|note| {
             let entry = Entry {
                 depth: pages as u32,
@@ -305,37 +301,42 @@ impl PrefixCache {
         }
     }
 
-    /// Removes what a process left that ended between a file and the index.
+    /// Removes what a process left that ended between a file and the index: blocks, by name and content, that the index
+    /// does not know, and files under way.
     fn sweep(&self, index: &Index) -> Result<(), KvError> {
-        let entries = fs::read_dir(&self.folder).map_err(|source| failed("read", &self.folder, source))?;
-        for entry in entries {
-            let path = entry.map_err(|source| failed("read", &self.folder, source))?.path();
-            if path.extension().is_none_or(|extension| extension != BLOCK_SUFFIX) {
-                continue;
-            }
-            let name = path.file_stem().and_then(|name| name.to_str());
-            let key = name.and_then(|name| u128::from_str_radix(name, 16).ok());
-            if let Some(key) = key
+        let unread = |source| failed("read", &self.folder, source);
+        for entry in fs::read_dir(&self.folder).map_err(unread)? {
+            let entry = entry.map_err(unread)?;
+            if let Some(key) = key_of(&entry.file_name())
                 && index.get(key)?.is_none()
+                && is_block(&entry.path())
             {
                 self.remove_block(key)?;
             }
         }
-        Ok(())
+        remove_leftovers(&self.folder, &[KIND], |name| key_of(name).is_some()).map_err(unread)
     }
+}
+
+/// The key of the block whose file is called `name`.
+fn key_of(name: &OsStr) -> Option<u128> {
+    let digits = name.to_str()?.strip_suffix(BLOCK_SUFFIX)?.strip_suffix('.')?;
+    let is_key = digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    is_key.then(|| u128::from_str_radix(digits, 16).ok())?
+}
+
+fn is_block(path: &Path) -> bool {
+    let begin = open_regular(path, OpenOptions::new().read(true)).and_then(|file| {
+        let mut begin = Vec::new();
+        file.take(16).read_to_end(&mut begin)?;
+        Ok(begin)
+    });
+    begin.is_ok_and(|begin| (KIND.matches)(&begin))
 }
 
 /// The keys of the whole pages that `tokens` begin with: each is a hash of what made them and of all tokens up to its end.
 pub(crate) fn chain(shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Vec<u128> {
     Block::chain(shape, identity, tokens).map(|block| block.key).collect()
-}
-
-fn sync_folder(folder: &Path) -> Result<(), KvError> {
-    if cfg!(unix) {
-        let synced = File::open(folder).and_then(|folder| folder.sync_all());
-        synced.map_err(|source| failed("write", folder, source))?;
-    }
-    Ok(())
 }
 
 fn failed(action: &'static str, path: &Path, source: std::io::Error) -> KvError {

@@ -1,14 +1,21 @@
 //! `riffle eval report`: a page of everything that was measured.
 
-use riffle_eval::{Record, Table, write_report};
+use riffle_eval::{Record, RecordFolder, Table, write_report};
 
 use crate::commands::print;
 use crate::eval_args::ReportArguments;
 use crate::failure::Failure;
 
 pub(super) fn report(arguments: &ReportArguments) -> Result<(), Failure> {
-    let page = write_report(&arguments.folder)?;
-    let records = Record::read_folder(&arguments.folder)?;
+    let RecordFolder { records, skipped } = Record::read_folder(&arguments.folder)?;
+    skipped.iter().for_each(|reason| eprintln!("left out: {reason}"));
+    if records.is_empty() {
+        return Err(Failure::new(format!(
+            "{}: no records there",
+            arguments.folder.display()
+        )));
+    }
+    let page = write_report(&records, &arguments.folder)?;
     if arguments.pictures {
         for record in &records {
             let files = record.write_pictures(&arguments.folder)?;

@@ -52,23 +52,49 @@ pub(crate) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Fail
 
 /// A measurement: its name, its seed, and where its results go.
 pub(crate) struct Measured<'a> {
-    /// As in `needle`: records are called so.
-    pub(crate) name: &'static str,
-    pub(crate) seed: u64,
-    pub(crate) threads: Option<usize>,
-    pub(crate) output: &'a OutputArguments,
+    /// As in `needle`.
+    name: &'static str,
+    /// As in `needle-xattention-quest`.
+    record_name: String,
+    seed: u64,
+    threads: Option<usize>,
+    output: &'a OutputArguments,
 }
 
 /// What a measurement found, and with which model.
 pub(crate) type Found = (Results, Option<Arc<Engine>>);
 
-impl Measured<'_> {
-    /// Measures on the threads asked for, prints and keeps the record.
+impl<'a> Measured<'a> {
+    /// A measurement of a model under `options`, or of the machine.
+    pub(crate) fn new(
+        (name, seed): (&'static str, u64),
+        options: Option<&EngineOptions>,
+        threads: Option<usize>,
+        output: &'a OutputArguments,
+    ) -> Self {
+        let rules = options
+            .into_iter()
+            .flat_map(|options| [&options.prefill, &options.decode]);
+        let policies = rules.map(|rules| rules.base.name()).filter(|policy| *policy != "full");
+        let default_name = std::iter::once(name).chain(policies).collect::<Vec<_>>().join("-");
+        Self {
+            name,
+            record_name: output.name.clone().unwrap_or(default_name),
+            seed,
+            threads,
+            output,
+        }
+    }
+
+    /// Checks that the record can be kept, measures on the threads asked for, prints and keeps the record.
     pub(crate) fn keep(
         &self,
         measure: impl FnOnce(&mut StepWatch<'_>) -> Result<Found, Failure> + Send,
     ) -> Result<(), Failure> {
         let output = self.output;
+        if let Some(folder) = &output.out {
+            Record::check_write(folder, &self.record_name)?;
+        }
         let interrupt = Interrupt::install()?;
         let mut display = StepDisplay::new();
         let start = Instant::now();
@@ -86,18 +112,15 @@ impl Measured<'_> {
                 None => failure.with_hint("with --resume FILE such a run can go on"),
             })?;
             let engine = engine.as_deref();
-            let name = output.name.clone().unwrap_or_else(|| self.record_name(engine));
             let seconds = start.elapsed().as_secs_f64();
             let command = std::iter::once("riffle".to_owned()).chain(std::env::args().skip(1));
-            let header = Header::new(&name, command.collect(), self.seed, engine, seconds)?;
+            let header = Header::new(&self.record_name, command.collect(), self.seed, engine, seconds)?;
             Ok::<_, Failure>(Record { header, results })
         })??;
-        if let Some(folder) = &output.out {
-            let mut paths = vec![record.write(folder)?];
-            paths.extend(record.write_pictures(folder)?);
-            paths.iter().for_each(|path| eprintln!("{}", path.display()));
-        }
-        show(&record, output)
+        // What was found is shown even where it cannot be kept.
+        let kept = output.out.as_ref().map(|folder| write(&record, folder)).transpose();
+        show(&record, output)?;
+        kept.map(|_| ())
     }
 
     /// The journal of --resume. `about` adds to what it must agree on: the model and how it is run, or the machine.
@@ -119,20 +142,6 @@ impl Measured<'_> {
             None => head["machine"] = serde_json::to_value(MachineInfo::here()).map_err(Failure::new)?,
         }
         Ok(Journal::open(path, &head)?)
-    }
-
-    /// `needle-xattention-quest`.
-    fn record_name(&self, engine: Option<&Engine>) -> String {
-        let mut name = self.name.to_owned();
-        let Some(options) = engine.map(Engine::options) else {
-            return name;
-        };
-        for rules in [&options.prefill, &options.decode] {
-            if rules.base.name() != "full" {
-                name = format!("{name}-{}", rules.base.name());
-            }
-        }
-        name
     }
 }
 
@@ -168,12 +177,7 @@ impl Subject {
     ) -> Result<(), Failure> {
         let options = options(engine)?;
         let text = read_text(&self.text)?;
-        let measured = Measured {
-            name,
-            seed,
-            threads: engine.threads,
-            output,
-        };
+        let measured = Measured::new((name, seed), Some(&options), engine.threads, output);
         measured.keep(|watch| {
             let engine = Engine::load(&self.model, options)?;
             let journal = |about: Value| measured.journal(Some(&engine), about);
@@ -199,6 +203,14 @@ pub(crate) fn corpus(
     let corpus = Corpus::new(engine, text, Wording::find(wording, engine)?, given)?;
     let about = corpus.about();
     Ok((corpus, about))
+}
+
+/// Writes the record and its pictures, and says where.
+fn write(record: &Record, folder: &Path) -> Result<(), Failure> {
+    let mut paths = vec![record.write(folder)?];
+    paths.extend(record.write_pictures(folder)?);
+    paths.iter().for_each(|path| eprintln!("{}", path.display()));
+    Ok(())
 }
 
 fn show(record: &Record, output: &OutputArguments) -> Result<(), Failure> {

@@ -39,8 +39,8 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
     let mut cells = vec![None; layers * heads];
     for head in &table.heads {
         cells[head.layer * heads + head.head] = Some(HeatCell {
-            share: head.mean_mass,
-            text: percent(head.mean_mass),
+            share: kept_shade(head.mean_mass),
+            text: kept_text(head.mean_mass),
         });
     }
     let kept = HeatMap {
@@ -51,8 +51,8 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
         columns: (0..heads).map(|head| head.to_string()).collect(),
         rows: (0..layers).map(|layer| layer.to_string()).collect(),
         cells,
-        scale_label: "mass kept".to_owned(),
-        scale_ends: ["0%".to_owned(), "100%".to_owned()],
+        scale_label: "mass kept; shades by the mass lost, logarithmic".to_owned(),
+        scale_names: ["0%", "90%", "99%", "99.9%", "99.99%"].map(str::to_owned).to_vec(),
     };
     pictures.push(("kept".to_owned(), kept.draw()));
     let line = |name: &str, value: fn(&crate::AuditedRows) -> f64| Series {
@@ -77,6 +77,25 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
     };
     pictures.push(("rows".to_owned(), rows.draw()));
     pictures
+}
+
+/// Lost mass that is shaded as none.
+const LEAST_LOST: f64 = 1e-4;
+
+/// Heads that keep nearly everything differ in what they lose: each tenfold of it has a quarter of the scale.
+fn kept_shade(kept: f64) -> f64 {
+    ((1.0 - kept).max(LEAST_LOST).log10() / LEAST_LOST.log10()).clamp(0.0, 1.0)
+}
+
+/// With as many digits as tell the mass lost.
+fn kept_text(kept: f64) -> String {
+    let lost = 1.0 - kept;
+    match lost {
+        _ if lost <= 0.0 => "100%".to_owned(),
+        0.01.. => percent(kept),
+        0.0001.. => format!("{:.2}%", 100.0 * kept),
+        _ => "≥ 99.99%".to_owned(),
+    }
 }
 
 /// Where the attention of each head lies; of many heads, the mean of each layer.
@@ -125,4 +144,22 @@ fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
         remarks: Some(("sinks · alike".to_owned(), groups.values().map(remark).collect())),
     }
     .draw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pictures::shade;
+
+    #[test]
+    fn heads_that_differ_in_what_they_lose_differ_in_shade_and_text() {
+        let kept = [0.0, 0.5, 0.85, 0.95, 0.99, 0.998, 0.9995, 0.99995];
+        let shades = kept.map(|kept| shade(kept_shade(kept)));
+        assert!(shades.windows(2).all(|pair| pair[0] < pair[1]), "{shades:?}");
+        assert!(shades[5] - shades[2] >= 5, "{shades:?}");
+        assert_eq!(
+            [0.85, 0.998, 0.9996, 0.99995, 1.0].map(kept_text),
+            ["85%", "99.80%", "99.96%", "≥ 99.99%", "100%"]
+        );
+    }
 }

@@ -1,9 +1,10 @@
-//! Policies beside each other.
+//! Policies beside each other: what they find. Times are in the table alone, since each prompt is read once and beside
+//! whatever else the machine does; `riffle bench context` measures speed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::numbers::{percent, tokens};
-use crate::pictures::{HeatCell, HeatMap, LineChart, Picture, Scale, Series};
+use crate::pictures::{HeatCell, HeatMap, Picture};
 use crate::record::ComparisonTable;
 
 pub(super) fn comparison(table: &ComparisonTable, on: &str) -> Vec<(String, Picture)> {
@@ -46,37 +47,9 @@ pub(super) fn comparison(table: &ComparisonTable, on: &str) -> Vec<(String, Pict
                 .flat_map(|task| policies.iter().map(|policy| cell(policy, task)).collect::<Vec<_>>())
                 .collect(),
             scale_label: "mean score".to_owned(),
-            scale_ends: ["0%".to_owned(), "100%".to_owned()],
+            scale_names: vec!["0%".to_owned(), "100%".to_owned()],
         };
         pictures.push((format!("scores-{phase}"), map.draw()));
-        if phase == "prefill" {
-            let series = policies.iter().map(|policy| {
-                let mut lengths: BTreeMap<usize, f64> = BTreeMap::new();
-                for row in rows.iter().filter(|row| row.policy == *policy && row.prefill_ms > 0.0) {
-                    let rate = row.context_tokens as f64 / row.prefill_ms * 1e3;
-                    let best = lengths.entry(row.context_tokens).or_insert(rate);
-                    *best = best.max(rate);
-                }
-                Series {
-                    name: named_in(phase, policy),
-                    points: lengths
-                        .into_iter()
-                        .map(|(length, rate)| (length as f64, rate))
-                        .collect(),
-                }
-            });
-            let chart = LineChart {
-                title: "Prompt throughput by policy".to_owned(),
-                subtitle: format!("{on}Best task of each length, selection included."),
-                x_label: "prompt length, tokens".to_owned(),
-                y_label: "prompt tokens/s".to_owned(),
-                scale: Scale::Rates,
-                series: series.collect(),
-            };
-            if chart.series.iter().any(|series| series.points.len() > 1) {
-                pictures.push(("throughput".to_owned(), chart.draw()));
-            }
-        }
     }
     pictures
 }

@@ -1,5 +1,7 @@
 //! Throughput and memory against length.
 
+use std::collections::BTreeSet;
+
 use super::capital;
 use crate::numbers::tokens;
 use crate::pictures::{Bar, LineChart, Picture, Scale, Series, Stack};
@@ -62,6 +64,11 @@ pub(super) fn context(table: &ContextTable, on: &str) -> Vec<(String, Picture)> 
             }),
         ),
     ];
+    // A single length makes no line.
+    let lengths: BTreeSet<usize> = table.rows.iter().map(|row| row.context_tokens).collect();
+    if lengths.len() < 2 {
+        pictures.clear();
+    }
     // Policies whose memory is the same share a picture.
     let mut groups: Vec<(Vec<&str>, Vec<&ContextRow>)> = Vec::new();
     for policy in &policies {

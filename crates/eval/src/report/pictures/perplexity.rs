@@ -81,7 +81,7 @@ fn ablation(table: &PerplexityTable, text: &str) -> Option<HeatMap> {
             .flat_map(|local| heavies.iter().map(|heavy| cell(*local, *heavy)).collect::<Vec<_>>())
             .collect(),
         scale_label: "perplexity".to_owned(),
-        scale_ends: [format!("{low:.3}"), format!("{high:.3}")],
+        scale_names: vec![format!("{low:.3}"), format!("{high:.3}")],
     })
 }
 

@@ -46,7 +46,7 @@ pub(super) fn needle(table: &NeedleTable, on: &str) -> Vec<(String, Picture)> {
                 .collect(),
             cells: shown,
             scale_label: "found exactly".to_owned(),
-            scale_ends: ["none".to_owned(), "all".to_owned()],
+            scale_names: vec!["none".to_owned(), "all".to_owned()],
         };
         (format!("{kind}-{place}"), picture.draw())
     };
@@ -92,7 +92,7 @@ pub(super) fn ruler(table: &RulerTable, on: &str) -> Picture {
             .collect(),
         rows: tasks,
         scale_label: "mean score".to_owned(),
-        scale_ends: ["0%".to_owned(), "100%".to_owned()],
+        scale_names: vec!["0%".to_owned(), "100%".to_owned()],
     }
     .draw()
 }

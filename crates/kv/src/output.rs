@@ -1,0 +1,418 @@
+//! Output files: checked before the work, written beside their name, put in place whole.
+//!
+//! A reader sees the old file or the new one, whatever happens in between. The file under way is called
+//! `.NAME.PID-NUMBER-CHECK.partial`, lies in the folder of its target and is locked. `CHECK` is a hash of the rest of
+//! the name: with the lock and the content it tells the leftover of a killed process from a file of somebody else.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, FileType, Metadata, OpenOptions, TryLockError};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use twox_hash::XxHash3_64;
+
+const BUFFER_BYTES: usize = 1 << 20;
+const SUFFIX: &str = ".partial";
+/// Bytes of a file by which its kind is known.
+const KIND_BYTES: u64 = 4096;
+
+/// A kind of output file. An existing file is replaced only when it is empty or of the same kind.
+#[derive(Debug, Clone, Copy)]
+pub struct FileKind {
+    /// With its article, as in "a profile".
+    pub name: &'static str,
+    /// Whether a file that begins with these bytes (at most 4096) is of this kind.
+    pub matches: fn(&[u8]) -> bool,
+}
+
+/// Why an output file cannot be written; what was there before is still there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutputError {
+    /// The system refused.
+    #[error("cannot write {}: {}", path.display(), reason(source))]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Something other than a file has the name.
+    #[error("cannot write {}: it is {found}; give the name of a file", path.display())]
+    NotAFile {
+        /// The name.
+        path: PathBuf,
+        /// What has it.
+        found: &'static str,
+    },
+    /// A file of another kind has the name.
+    #[error("{} exists and is not {kind}: give another name, so that it is not overwritten", path.display())]
+    OtherKind {
+        /// The file.
+        path: PathBuf,
+        /// The kind that it would have to be.
+        kind: &'static str,
+    },
+}
+
+/// A place where an output file may be written.
+#[derive(Debug)]
+pub struct OutputFile {
+    path: PathBuf,
+    /// `path` with links followed.
+    target: PathBuf,
+    kind: FileKind,
+    is_private: bool,
+}
+
+/// An output file under way. It is removed on drop, unless it was [put in place](Self::finish).
+#[derive(Debug)]
+pub struct OutputWriter {
+    path: PathBuf,
+    target: PathBuf,
+    partial: PathBuf,
+    file: BufWriter<File>,
+    /// Of the file that is replaced.
+    old: Option<Metadata>,
+    is_finished: bool,
+}
+
+impl OutputFile {
+    /// Checks that `path` is free, or a regular file of this kind, or a link to one. A link stays; its target is replaced.
+    ///
+    /// # Errors
+    /// Anything else: folders, devices, pipes, links to nothing, files of another kind.
+    pub fn new(path: impl AsRef<Path>, kind: FileKind) -> Result<Self, OutputError> {
+        let path = path.as_ref().to_owned();
+        if path.file_name().is_none() {
+            return Err(OutputError::NotAFile {
+                path,
+                found: "the name of a folder",
+            });
+        }
+        let target = follow(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => OutputError::NotAFile {
+                path: path.clone(),
+                found: "a link to a file that is not there",
+            },
+            _ => system(&path, source),
+        })?;
+        let output = Self {
+            path,
+            target,
+            kind,
+            is_private: false,
+        };
+        output.old()?;
+        Ok(output)
+    }
+
+    /// [`new`](Self::new), and checks that a file can be made in the folder. For use before long work.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); the system's reason why the folder takes no file.
+    pub fn check(path: impl AsRef<Path>, kind: FileKind) -> Result<Self, OutputError> {
+        let output = Self::new(path, kind)?;
+        drop(output.create()?);
+        Ok(output)
+    }
+
+    /// Nobody but the owner may read a new file. A file that is replaced keeps its permissions.
+    #[must_use]
+    pub fn private(self) -> Self {
+        Self {
+            is_private: true,
+            ..self
+        }
+    }
+
+    /// Removes what killed processes left of this file, then writes it and puts it in place.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    pub fn write(&self, write: impl FnOnce(&mut OutputWriter) -> io::Result<()>) -> Result<(), OutputError> {
+        let name = self.target.file_name().unwrap_or_default();
+        remove_leftovers(self.folder(), &[self.kind], |of| of == name).map_err(|source| self.failed(source))?;
+        let mut writer = self.create()?;
+        write(&mut writer).map_err(|source| self.failed(source))?;
+        writer.finish()
+    }
+
+    /// Begins the file.
+    ///
+    /// # Errors
+    /// [`OutputError`].
+    pub fn create(&self) -> Result<OutputWriter, OutputError> {
+        let old = self.old()?;
+        // What replaces a file is nobody else's business until it has that file's permissions.
+        let is_private = self.is_private || old.is_some();
+        let (partial, file) = self.create_partial(is_private).map_err(|source| self.failed(source))?;
+        Ok(OutputWriter {
+            path: self.path.clone(),
+            target: self.target.clone(),
+            partial,
+            file: BufWriter::with_capacity(BUFFER_BYTES, file),
+            old,
+            is_finished: false,
+        })
+    }
+
+    /// The file that would be replaced, if it may be.
+    fn old(&self) -> Result<Option<Metadata>, OutputError> {
+        let metadata = match fs::symlink_metadata(&self.target) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(self.failed(source)),
+        };
+        if !metadata.is_file() {
+            return Err(OutputError::NotAFile {
+                path: self.path.clone(),
+                found: name_of(metadata.file_type()),
+            });
+        }
+        let mut file = open_regular(&self.target, OpenOptions::new().read(true)).map_err(|error| self.failed(error))?;
+        match is_of_kind(&mut file, self.kind).map_err(|source| self.failed(source))? {
+            true => Ok(Some(metadata)),
+            false => Err(OutputError::OtherKind {
+                path: self.path.clone(),
+                kind: self.kind.name,
+            }),
+        }
+    }
+
+    fn folder(&self) -> &Path {
+        match self.target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        }
+    }
+
+    fn create_partial(&self, is_private: bool) -> io::Result<(PathBuf, File)> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = self.target.file_name().unwrap_or_default();
+        loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let partial = self.folder().join(partial_name(name, process::id(), number));
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true);
+            #[cfg(unix)]
+            if is_private {
+                std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            }
+            #[cfg(not(unix))]
+            let _ = is_private;
+            let file = match options.open(&partial) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                file => file?,
+            };
+            // Between creating and locking, another writer may have taken the file for a leftover; then try again.
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => {}
+                // A file system without locks; nobody takes a file for a leftover there.
+                Err(TryLockError::Error(_)) => return Ok((partial, file)),
+                Ok(()) if partial.exists() => return Ok((partial, file)),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    fn failed(&self, source: io::Error) -> OutputError {
+        system(&self.path, source)
+    }
+}
+
+impl OutputWriter {
+    /// Brings the file to the disk and gives it its name, with the permissions of the file it replaces.
+    ///
+    /// # Errors
+    /// [`OutputError::System`].
+    pub fn finish(self) -> Result<(), OutputError> {
+        let (path, folder) = (self.path.clone(), self.partial.parent().map(Path::to_owned));
+        self.rename()?;
+        sync_folder(folder.as_deref().unwrap_or(Path::new("."))).map_err(|source| system(&path, source))
+    }
+
+    /// [`finish`](Self::finish) for one of many files: the caller brings the folder to the disk.
+    pub(crate) fn rename(mut self) -> Result<(), OutputError> {
+        let renamed = (|| {
+            self.file.flush()?;
+            let file = self.file.get_ref();
+            if let Some(old) = &self.old {
+                keep_permissions(file, old)?;
+            }
+            file.sync_all()?;
+            fs::rename(&self.partial, &self.target)
+        })();
+        self.is_finished = renamed.is_ok();
+        renamed.map_err(|source| system(&self.path, source))
+    }
+}
+
+impl Write for OutputWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for OutputWriter {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            fs::remove_file(&self.partial).ok();
+        }
+    }
+}
+
+/// `path`, or where it leads if it is a link.
+pub(crate) fn follow(path: &Path) -> io::Result<PathBuf> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_symlink() => fs::canonicalize(path),
+        _ => Ok(path.to_owned()),
+    }
+}
+
+/// Opens a regular file that is no link, without waiting for the other end of a pipe.
+pub(crate) fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags as i32);
+    }
+    let not_a_file = || {
+        let found = fs::symlink_metadata(path).map_or("gone", |metadata| name_of(metadata.file_type()));
+        io::Error::new(
+            ErrorKind::InvalidInput,
+            format!("{} is {found}, not a regular file", path.display()),
+        )
+    };
+    let there = fs::symlink_metadata(path);
+    if there.is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(not_a_file());
+    }
+    let file = options.open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(not_a_file()),
+    }
+}
+
+/// Removes files under way that killed processes left: those with a name and a content of ours that nobody holds.
+/// `of` chooses by the name of their target.
+pub(crate) fn remove_leftovers(folder: &Path, kinds: &[FileKind], of: impl Fn(&OsStr) -> bool) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if !target_of(&entry.file_name()).is_some_and(|target| of(&target)) {
+            continue;
+        }
+        // Gone in the meantime, or not ours to open: neither stands in the way of writing.
+        let Ok(mut file) = open_regular(&entry.path(), OpenOptions::new().read(true)) else {
+            continue;
+        };
+        let is_ours = kinds.iter().any(|kind| is_of_kind(&mut file, *kind).unwrap_or(false));
+        if is_ours && file.try_lock().is_ok() {
+            fs::remove_file(entry.path()).ok();
+        }
+    }
+    Ok(())
+}
+
+/// Brings names of files to the disk.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    match cfg!(unix) {
+        true if folder.as_os_str().is_empty() => File::open(".")?.sync_all(),
+        true => File::open(folder)?.sync_all(),
+        false => Ok(()),
+    }
+}
+
+fn partial_name(name: &OsStr, process: u32, number: u64) -> OsString {
+    let mut partial = OsString::from(".");
+    partial.push(name);
+    partial.push(format!(".{process}-{number}"));
+    let check = name_check(partial.as_encoded_bytes());
+    partial.push(format!("-{check}{SUFFIX}"));
+    partial
+}
+
+/// The name of the target whose file under way is called `partial`; `None` for any other name.
+fn target_of(partial: &OsStr) -> Option<OsString> {
+    let text = partial.to_str()?;
+    let (begin, check) = text.strip_suffix(SUFFIX)?.rsplit_once('-')?;
+    let (name, _) = begin.strip_prefix('.')?.rsplit_once('.')?;
+    (name_check(begin.as_bytes()) == check).then(|| OsString::from(name))
+}
+
+fn name_check(begin: &[u8]) -> String {
+    format!("{:016x}", XxHash3_64::oneshot(begin))
+}
+
+fn is_of_kind(file: &mut File, kind: FileKind) -> io::Result<bool> {
+    io::Seek::rewind(file)?;
+    let mut begin = Vec::new();
+    Read::by_ref(file).take(KIND_BYTES).read_to_end(&mut begin)?;
+    Ok(begin.is_empty() || (kind.matches)(&begin))
+}
+
+#[cfg(unix)]
+fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+    let mut mode = old.mode() & 0o777;
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) != (old.uid(), old.gid()) && fchown(file, Some(old.uid()), Some(old.gid())).is_err() {
+        // Another group than the old file's gets no more than everybody has.
+        let of_others = mode & 0o007;
+        mode = mode & 0o707 | mode & (of_others << 3);
+    }
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+#[cfg(not(unix))]
+fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
+    file.set_permissions(old.permissions())
+}
+
+fn name_of(kind: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if kind.is_char_device() || kind.is_block_device() {
+            return "a device";
+        }
+        if kind.is_fifo() {
+            return "a named pipe";
+        }
+        if kind.is_socket() {
+            return "a socket";
+        }
+    }
+    match () {
+        () if kind.is_dir() => "a folder",
+        () if kind.is_symlink() => "a link",
+        () if kind.is_file() => "a file",
+        () => "no file",
+    }
+}
+
+fn system(path: &Path, source: io::Error) -> OutputError {
+    OutputError::System {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// The system's reason in words that say what to do.
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "its folder is not there; make it, or check the path".to_owned(),
+        ErrorKind::PermissionDenied => "not allowed; check who owns the file and its folder".to_owned(),
+        ErrorKind::NotADirectory => "a file stands where a folder is needed; check the path".to_owned(),
+        ErrorKind::StorageFull => "the disk is full; free space there, or use another".to_owned(),
+        _ => format!("{error}; check the path, its folder and what is free there"),
+    }
+}
