@@ -29,6 +29,14 @@ pub struct LogitsReport {
 /// Names the file and the first thing in it that is not an id.
 pub fn read_tokens(path: &Path) -> Result<Vec<u32>, EvalError> {
     let text = fs::read_to_string(path).map_err(|error| EvalError::file(path, &error))?;
+    parse_tokens(&text, path)
+}
+
+/// Token ids of a text: a JSON array, or numbers separated by spaces, commas or lines. `path` is where they came from.
+///
+/// # Errors
+/// Names `path` and the first thing in the text that is not an id.
+pub fn parse_tokens(text: &str, path: &Path) -> Result<Vec<u32>, EvalError> {
     let text = text.trim();
     let text = text
         .strip_prefix('[')

@@ -9,6 +9,7 @@ use riffle_policy::{CostModel, PolicySpec};
 use super::run::audit_text;
 use super::{engine_options, print, print_json, read_text};
 use crate::args::CalibrateArguments;
+use crate::console;
 use crate::failure::Failure;
 
 pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
@@ -25,7 +26,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
     };
     let report = with_threads(arguments.engine.threads, || {
         riffle_eval::calibrate(&arguments.model.model, &options, &text, &calibration, &mut |line| {
-            eprintln!("{line}")
+            console::note(line);
         })
     })??;
     write(&arguments.out, &report.profile)?;

@@ -15,7 +15,7 @@ use crate::cells::{Cell, Journal, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
 use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
 use crate::statistics::Interval;
-use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader};
+use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader, check_lengths};
 
 pub use task::CompareTask;
 
@@ -78,6 +78,7 @@ pub fn compare(
             "--budget is {budget}, but must be a share above 0 and at most 1"
         )));
     }
+    check_lengths(engine, &options.lengths)?;
     let mut choices: Vec<&PolicyChoice> = options.policies.iter().filter(|choice| !choice.is_full()).collect();
     let full = PolicyChoice::full();
     choices.insert(0, &full);
@@ -92,7 +93,9 @@ pub fn compare(
                 let (samples, depths) = (options.samples, options.depths);
                 cells.push(Cell {
                     name: format!("{choice}: {task} {context_tokens} tokens, {samples} samples, {depths} depths"),
-                    tokens: context_tokens * samples as usize * task.prompts(depths),
+                    tokens: context_tokens
+                        .saturating_mul(samples as usize)
+                        .saturating_mul(task.prompts(depths)),
                     task: Entry {
                         choice,
                         task,

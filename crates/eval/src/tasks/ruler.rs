@@ -486,9 +486,12 @@ impl FromStr for RulerTask {
     type Err = EvalError;
 
     fn from_str(text: &str) -> Result<Self, EvalError> {
-        Self::ALL.into_iter().find(|task| task.name() == text).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.into_iter().map(Self::name).collect();
-            EvalError::Option(format!("unknown task {text:?}; known: {}", names.join(", ")))
-        })
+        Self::ALL
+            .into_iter()
+            .find(|task| task.name().eq_ignore_ascii_case(text))
+            .ok_or_else(|| {
+                let names: Vec<&str> = Self::ALL.into_iter().map(Self::name).collect();
+                EvalError::Option(format!("unknown task {text:?}; known: {}", names.join(", ")))
+            })
     }
 }

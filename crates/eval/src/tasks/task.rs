@@ -11,6 +11,7 @@ use super::ruler::RulerTask;
 use crate::EvalError;
 use crate::cells::{Cell, Journal, StepWatch, run_cells};
 use crate::record::{AskPlace, NeedleKind, NeedleSample, NeedleTable, RulerSample, RulerTable, RunSettings};
+use crate::room::check_context;
 
 /// What to ask in a needle test.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +61,7 @@ pub fn needle(
             "--depths and --documents must be at least 1".to_owned(),
         ));
     }
+    check_lengths(engine, &options.lengths)?;
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
         for &kind in &options.kinds {
@@ -69,7 +71,7 @@ pub fn needle(
                     cells.push(Cell {
                         name: format!("{kind} {place} {context_tokens} tokens, {depths} depths, seed {seed}"),
                         tokens: if kind == NeedleKind::Single {
-                            context_tokens * depths
+                            context_tokens.saturating_mul(depths)
                         } else {
                             context_tokens
                         },
@@ -118,6 +120,7 @@ pub fn ruler(
             "nothing to ask: give at least one of --tasks and --lengths, and --samples of at least 1".to_owned(),
         ));
     }
+    check_lengths(engine, &options.lengths)?;
     let asked = if options.late { Asked::Late } else { Asked::WithDocument };
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
@@ -141,6 +144,12 @@ pub fn ruler(
         wording: corpus.wording().to_owned(),
         samples,
     })
+}
+
+/// Refuses lengths that the context does not hold, before a document is made.
+pub(crate) fn check_lengths(engine: &Engine, lengths: &[usize]) -> Result<(), EvalError> {
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    check_context(engine, "the longest of --lengths", longest)
 }
 
 impl RulerTask {

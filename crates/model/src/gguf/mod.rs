@@ -17,7 +17,7 @@ use tokenizer::Vocabulary;
 
 use crate::load::Parts;
 use crate::weights::{Checkpoint, map};
-use crate::{GenerationDefaults, ModelError, RopeScaling, families};
+use crate::{GenerationDefaults, ModelError, RopeScaling, Tokenizer, families};
 
 /// Reads everything of a GGUF model but its weights' data.
 pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
@@ -65,6 +65,13 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         chat_template: vocabulary.map(Vocabulary::chat_template).transpose()?.flatten(),
         generation,
     })
+}
+
+/// Reads the tokenizer alone; `None` where the file has none.
+pub(crate) fn open_tokenizer(path: &Path) -> Result<Option<Tokenizer>, ModelError> {
+    let (header, _) = read(path)?;
+    let vocabulary = Vocabulary::read(path, &header)?;
+    vocabulary.as_ref().map(Vocabulary::tokenizer).transpose()
 }
 
 fn read(path: &Path) -> Result<(Header, File), ModelError> {
