@@ -49,9 +49,9 @@ pub(crate) fn end(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Whether a value was refused, as other than an argument that the command does not have.
+/// Whether a value was refused, rather than an argument that the command does not have or that has no value.
 pub(crate) fn refuses_a_value(error: &clap::Error) -> bool {
-    matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue)
+    error.kind() == ErrorKind::ValueValidation
 }
 
 /// What is wrong with the arguments, in a line.
@@ -81,7 +81,10 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
             .take_while(|word| !word.starts_with(['-', '[', '<', '\'']));
         words.collect::<Vec<_>>().join(" ")
     });
-    format!("{message}; see {} --help", command.as_deref().unwrap_or("riffle"))
+    match command {
+        Some(command) => format!("{message}; see {command} --help"),
+        None => message,
+    }
 }
 
 /// A value out of range, in the words of the library's own refusals.

@@ -181,7 +181,7 @@ pub(crate) fn refusal(error: &clap::Error) -> Option<String> {
     let (_, instead) = REFUSED.iter().find(|(names, _)| names.contains(&name))?;
     let short = LONG_SPELLINGS.iter().find(|(_, long)| *long == name);
     let short = short.map_or(String::new(), |(short, _)| format!(" ({short})"));
-    Some(format!("{name}{short} is no option of riffle: {instead}"))
+    Some(format!("{name}{short} is no option of riffle; {instead}"))
 }
 
 #[cfg(test)]

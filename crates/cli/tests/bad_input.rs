@@ -371,8 +371,7 @@ fn a_command_line_that_riffle_does_not_have_is_one_line_with_the_nearest() {
         ),
         (&["run", "--model"], &["a value is required", "--model"]),
     ] {
-        let status = if arguments.last() == Some(&"--model") { 1 } else { 2 };
-        assert_refused(&run(arguments), status, parts);
+        assert_refused(&run(arguments), 2, parts);
     }
 }
 
@@ -400,4 +399,33 @@ fn plan_and_run_refuse_alike() {
             "{arguments:?}"
         );
     }
+}
+
+#[test]
+fn a_place_for_results_that_is_not_there_is_named_before_anything_is_measured() {
+    let model = shipped_model();
+    let model = model.to_str().expect("a path");
+    let text = shipped_model().join("../text/zechariah.txt");
+    let text = text.to_str().expect("a path");
+    let calibrate = [
+        "calibrate",
+        "--model",
+        model,
+        "--file",
+        text,
+        "--out",
+        "/nowhere/profile.toml",
+    ];
+    assert_refused(&run(&calibrate), 1, &["--out", "/nowhere"]);
+    let kv = [
+        "bench",
+        "kv",
+        "--tokens",
+        "1024",
+        "--hot-tokens",
+        "512",
+        "--kv-disk",
+        "/nowhere",
+    ];
+    assert_refused(&run(&kv), 1, &["/nowhere", "--kv-disk"]);
 }

@@ -222,7 +222,7 @@ fn inspect_shows_architecture_shapes_formats_and_tokenizer() {
     let model = shipped_model();
     let model = model.to_str().expect("a path");
     let text = stdout(&run(&["inspect", model]));
-    for part in ["llama", "bf16", "2048", "tokenizer", "tensors"] {
+    for part in ["llama", "bf16", "2,048", "tokenizer", "tensors"] {
         assert!(text.to_lowercase().contains(part), "no {part:?} in {text}");
     }
     let shape = "[384, 128]";

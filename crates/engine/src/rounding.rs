@@ -16,17 +16,11 @@ pub fn described_activations(config: &ModelConfig, activations: Activations, on_
 pub fn activations_note(config: &ModelConfig, activations: Activations, on_device: bool) -> Option<String> {
     let format = config.weight_format;
     let why = match activations {
-        Activations::Exact if is_quantised(format) => {
-            format!(
-                "the input of {} weights is rounded to 8 bits in any case",
-                format.name()
-            )
-        }
         Activations::Rounded if on_device => "a device rounds by rules of its own".to_owned(),
-        Activations::Rounded if !config.has_bf16_weights => {
-            format!("this model's weights are {}", format.name())
-        }
-        _ => return None,
+        Activations::Rounded if config.has_bf16_weights => return None,
+        _ if is_quantised(format) => "the input of quantised weights is rounded to 8 bits in any case".to_owned(),
+        Activations::Rounded => format!("this model's weights are {}", format.name()),
+        Activations::Exact => return None,
     };
     Some(format!(
         "--activations {activations} concerns bf16 weights on the CPU alone: {why}"
@@ -36,7 +30,7 @@ pub fn activations_note(config: &ModelConfig, activations: Activations, on_devic
 fn described(format: WeightFormat, activations: Activations, on_device: bool) -> String {
     let name = format.name();
     match format {
-        format if is_quantised(format) => format!("rounded to 8 bits for {name} weights"),
+        format if is_quantised(format) => "rounded to 8 bits for quantised weights".to_owned(),
         WeightFormat::F16 | WeightFormat::Bf16 if on_device => {
             format!("rounded to {name} for {name} weights where more than 8 tokens are read at a time")
         }
@@ -55,11 +49,10 @@ mod tests {
 
     fn config(weight_format: WeightFormat) -> ModelConfig {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
-        ModelConfig {
-            weight_format,
-            has_bf16_weights: weight_format == WeightFormat::Bf16,
-            ..riffle_model::inspect(path).unwrap().config
-        }
+        let mut config = riffle_model::inspect(path).unwrap().config;
+        config.weight_format = weight_format;
+        config.has_bf16_weights = weight_format == WeightFormat::Bf16;
+        config
     }
 
     #[test]
@@ -67,10 +60,10 @@ mod tests {
         let config = config(WeightFormat::Q4K);
         for activations in [Activations::Exact, Activations::Rounded] {
             let text = described_activations(&config, activations, false);
-            assert_eq!(text, "rounded to 8 bits for q4_k weights");
+            assert_eq!(text, "rounded to 8 bits for quantised weights");
             let note = activations_note(&config, activations, false).unwrap();
             assert!(
-                note.contains("q4_k") && note.contains("bf16 weights on the CPU"),
+                note.contains("quantised weights") && note.contains("bf16 weights on the CPU"),
                 "{note}"
             );
         }

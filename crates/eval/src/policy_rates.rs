@@ -464,6 +464,50 @@ mod tests {
     use crate::Step;
 
     #[test]
+    fn sizes_that_cannot_be_are_refused_before_anything_is_allocated() {
+        let options = PolicyRateOptions {
+            tokens: 256,
+            layers: 1,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            formats: (Format::F16, Format::F16),
+            keys: KeyKind::Random,
+            chunk_tokens: 64,
+        };
+        for (wrong, part) in [
+            (
+                PolicyRateOptions {
+                    chunk_tokens: 0,
+                    ..options
+                },
+                "--ub",
+            ),
+            (
+                PolicyRateOptions {
+                    chunk_tokens: 257,
+                    ..options
+                },
+                "--ub",
+            ),
+            (PolicyRateOptions { kv_heads: 3, ..options }, "do not divide"),
+            (
+                PolicyRateOptions {
+                    tokens: 1 << 40,
+                    ..options
+                },
+                "fewer --tokens",
+            ),
+        ] {
+            let mut go_on = |_: &Step<'_>| ControlFlow::Continue(());
+            let full = [PolicySpec::full()];
+            let refused = measure_policies(&full, Phase::Prefill, &wrong, &mut Journal::none(), &mut go_on);
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
     fn rates_say_what_is_read_and_refuse_what_one_chunk_cannot_show() {
         let options = PolicyRateOptions {
             tokens: 2048,

@@ -14,6 +14,13 @@ use crate::failure::Failure;
 
 pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
     let text = read_text(&arguments.file)?;
+    let folder = arguments.out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        let folder = folder.display();
+        return Err(Failure::new(format!(
+            "--out: there is no folder {folder}: create it, or choose another"
+        )));
+    }
     let options = engine_options(&arguments.engine)?;
     let candidates = arguments.candidate.iter().map(|text| text.parse::<PolicySpec>());
     let calibration = CalibrateOptions {

@@ -10,7 +10,7 @@ pub(crate) mod policies;
 pub(crate) mod run;
 pub(crate) mod tokenize;
 
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
 use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow};
@@ -131,6 +131,9 @@ pub(crate) fn read_input(text: Option<&String>, file: Option<&Path>) -> Result<S
         (Some(text), _) => Ok(text.clone()),
         (None, Some(path)) => read_text(path),
         (None, None) => {
+            if io::stdin().is_terminal() {
+                console::note("reading the text from the keyboard: Ctrl-D on a line of its own ends it");
+            }
             let mut bytes = Vec::new();
             let read = io::stdin().lock().read_to_end(&mut bytes);
             read.map_err(|error| Failure::new(format!("standard input: {error}")))?;

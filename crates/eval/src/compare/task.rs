@@ -50,6 +50,7 @@ impl FromStr for CompareTask {
     type Err = EvalError;
 
     fn from_str(text: &str) -> Result<Self, EvalError> {
+        let text = &*text.to_ascii_lowercase();
         let Some(parts) = text.strip_prefix("needle") else {
             return text.parse().map(Self::Ruler);
         };
@@ -74,6 +75,10 @@ mod tests {
         for text in ["needle:single:end", "needle:multi-key:middle", "vt", "qa_2"] {
             assert_eq!(text.parse::<CompareTask>().unwrap().to_string(), text);
         }
+        assert_eq!(
+            "Needle:Single:END".parse::<CompareTask>().unwrap().to_string(),
+            "needle:single:end"
+        );
         assert_eq!(
             "needle".parse::<CompareTask>().unwrap().to_string(),
             "needle:multi-key:late"

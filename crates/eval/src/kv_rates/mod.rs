@@ -153,6 +153,12 @@ pub fn measure_kv(
             "--tokens must be at least twice --hot-tokens, and those at least {CHUNK}"
         )));
     }
+    if !options.folder.is_dir() {
+        return Err(EvalError::File {
+            path: options.folder.clone(),
+            reason: "no such folder: create it, or give --kv-disk another".to_owned(),
+        });
+    }
     let shape = shape(options, options.format);
     shape.validate().map_err(EngineError::from)?;
     // Streaming from RAM is compared with copies from as many bytes again.
