@@ -1,6 +1,5 @@
 //! The command line as it is typed.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -8,6 +7,7 @@ use riffle_model::Activations;
 
 use crate::bench_args::BenchArguments;
 use crate::eval_args::EvalArguments;
+use crate::numbers;
 
 /// Runs language models over very long inputs on the machine you have.
 ///
@@ -27,6 +27,11 @@ pub(crate) enum Command {
     Plan(PlanArguments),
     /// Print a model's architecture, shapes, formats and tokenizer
     Inspect(InspectArguments),
+    /// Turn text into token ids, or ids back into text
+    #[command(
+        after_help = "Examples:\n  riffle tokenize --model model.gguf --prompt \"In the beginning\" --pieces\n  riffle tokenize --model model.gguf --decode 1 415 8"
+    )]
+    Tokenize(TokenizeArguments),
     /// List the attention policies with their parameters
     Policies(PoliciesArguments),
     /// Find the cheapest policy that keeps the attention of each head, and write a profile
@@ -40,7 +45,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
     /// Model: a Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF file
-    #[arg(long, value_name = "PATH")]
+    #[arg(short = 'm', long, value_name = "PATH")]
     pub(crate) model: PathBuf,
 }
 
@@ -48,84 +53,123 @@ pub(crate) struct ModelArguments {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
     /// What computes: cpu, cuda or cuda:N [default: a CUDA device where there is one that computes the model, else the CPU]
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", help_heading = "Machine")]
     pub(crate) device: Option<String>,
+    /// Memory the run may use, e.g. 900M or 12G [default: what the machine has available]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "Machine")]
+    pub(crate) memory: Option<u64>,
+    /// Threads that compute [default: every core]
+    #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads, help_heading = "Machine")]
+    pub(crate) threads: Option<usize>,
+    /// Logical batch: tokens that pass one layer before the next
+    #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, default_value = "4096", help_heading = "Machine", hide_short_help = true)]
+    pub(crate) batch: usize,
+    /// Chunk of a logical batch whose attention is computed together (also spelled -ub) [default: 512, at most -b]
+    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine", hide_short_help = true)]
+    pub(crate) chunk: Option<usize>,
+    /// What linear layers of bf16 weights do with their input on the CPU: exact keeps it in f32; rounded makes it bfloat16
+    /// as llama.cpp does, reads prompts at twice the speed where the processor has AVX512-BF16, and moves logits by about
+    /// 1e-2. Weights of other formats are not concerned: quantised weights round their input to 8 bits in any case
+    /// [default: exact]
+    #[arg(long, value_name = "exact|rounded", value_parser = activations, help_heading = "Machine", hide_short_help = true)]
+    pub(crate) activations: Option<Activations>,
     /// Context: tokens the prompt and the answer may take together [default: what the model was made for, or what fits in memory if that is less]
-    #[arg(long, value_name = "N")]
+    #[arg(short = 'c', long, alias = "ctx-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Context")]
     pub(crate) ctx: Option<usize>,
     /// Go beyond the context the model was made for: yarn:factor=F, linear:factor=F, or own:factor=F for the model's own
     /// angles, each with original=TOKENS where the training was shorter than the model says [default: as the model says]
-    #[arg(long, value_name = "METHOD:factor=F")]
+    #[arg(
+        long,
+        value_name = "METHOD:factor=F",
+        help_heading = "Context",
+        hide_short_help = true
+    )]
     pub(crate) rope_scaling: Option<String>,
-    /// What linear layers of bf16 weights do with their input on the CPU: rounded to bfloat16 as llama.cpp does, prompts are
-    /// read at twice the speed where the processor has AVX512-BF16, and logits move by about 1e-2
-    #[arg(long, value_name = "exact|rounded", default_value = "exact", value_parser = activations)]
-    pub(crate) activations: Activations,
-    /// Logical batch: tokens that pass one layer before the next
-    #[arg(short = 'b', long = "batch", value_name = "N", default_value_t = 4096)]
-    pub(crate) batch: usize,
-    /// Chunk of a logical batch whose attention is computed together (also spelled -ub) [default: 512, at most -b]
-    #[arg(long = "ub", value_name = "N")]
-    pub(crate) chunk: Option<usize>,
-    /// Element format of cached keys and values, one for both or KEYS:VALUES
-    #[arg(long, value_name = "f32|f16|bf16|q8_0|q4_0", default_value = "f16")]
-    pub(crate) kv_type: String,
-    /// Rotate heads (Hadamard) before they are cached, which spares 4-bit formats most of their loss [default: on for
-    /// planes in q4_0]
-    #[arg(long, value_name = "on|off", value_parser = clap::builder::BoolishValueParser::new())]
-    pub(crate) kv_rotate: Option<bool>,
     /// Keep only the latest N tokens and the sinks: text without end in constant memory
-    #[arg(long, value_name = "N", conflicts_with_all = ["ctx", "prefill", "decode", "batch", "auto", "profile"])]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, conflicts_with_all = ["ctx", "prefill", "decode", "batch", "auto", "profile"], help_heading = "Context", hide_short_help = true)]
     pub(crate) window_size: Option<usize>,
     /// First tokens that --window-size keeps
-    #[arg(long, value_name = "M", default_value_t = 64, requires = "window_size")]
+    #[arg(long, value_name = "M", value_parser = numbers::tokens_or_none, default_value = "64", requires = "window_size", help_heading = "Context", hide_short_help = true)]
     pub(crate) sink_tokens: usize,
+    /// Element format of cached keys and values, one for both or KEYS:VALUES
+    #[arg(
+        long,
+        value_name = "f32|f16|bf16|q8_0|q4_0",
+        default_value = "f16",
+        help_heading = "KV cache"
+    )]
+    pub(crate) kv_type: String,
+    /// llama.cpp's spelling of the first part of --kv-type
+    #[arg(long, value_name = "FORMAT", hide = true, conflicts_with = "kv_type")]
+    pub(crate) cache_type_k: Option<String>,
+    /// llama.cpp's spelling of the second part of --kv-type
+    #[arg(long, value_name = "FORMAT", hide = true, conflicts_with = "kv_type")]
+    pub(crate) cache_type_v: Option<String>,
+    /// Rotate heads (Hadamard) before they are cached, which spares 4-bit formats most of their loss [default: on for
+    /// planes in q4_0]
+    #[arg(long, value_name = "on|off", value_parser = numbers::switch, help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_rotate: Option<bool>,
     /// Tokens in a page of the KV cache, a multiple of 16
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) page_tokens: Option<usize>,
     /// KV pages in the device tier, e.g. 4G: the newest. On a CPU a part of memory [default: none]; with --device cuda what
     /// they may take of the device's memory [default: what weights and scratch leave]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) kv_device_budget: Option<String>,
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_device_budget: Option<u64>,
     /// KV pages in RAM, e.g. 500M [default: all, or what the machine has where --kv-disk is given]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) kv_ram_budget: Option<String>,
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache")]
+    pub(crate) kv_ram_budget: Option<u64>,
     /// Folder of the files that hold the oldest KV pages; they are gone when the run ends
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "KV cache")]
     pub(crate) kv_disk: Option<PathBuf>,
     /// KV pages on disk, e.g. 20G [default: as many as there are]
-    #[arg(long, value_name = "BYTES", requires = "kv_disk")]
-    pub(crate) kv_disk_budget: Option<String>,
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "kv_disk", help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_disk_budget: Option<u64>,
     /// KV pages that may be on their way from a farther tier at a time
-    #[arg(long, value_name = "N", default_value_t = riffle_kv::DEFAULT_SLOTS)]
+    #[arg(long, value_name = "N", value_parser = numbers::slots, default_value_t = riffle_kv::DEFAULT_SLOTS, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_slots: usize,
     /// Policy for reading the prompt, e.g. streaming:sinks=64,window=1024 (see riffle policies)
-    #[arg(long, value_name = "POLICY", default_value = "full")]
+    #[arg(
+        long,
+        value_name = "POLICY",
+        default_value = "full",
+        help_heading = "Attention policies"
+    )]
     pub(crate) prefill: String,
     /// Policy for writing the answer
-    #[arg(long, value_name = "POLICY", default_value = "full")]
+    #[arg(
+        long,
+        value_name = "POLICY",
+        default_value = "full",
+        help_heading = "Attention policies"
+    )]
     pub(crate) decode: String,
     /// Policies of layers and heads from a TOML file, as riffle calibrate writes it
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) profile: Option<PathBuf>,
+    /// Move each head, while the prompt is read, to the cheapest policy with which all but one in a hundred sampled queries keep this share of the true attention [default when given without a value: 0.9]
+    #[arg(long, value_name = "P", num_args = 0..=1, default_missing_value = "0.9", value_parser = numbers::share, conflicts_with_all = ["prefill", "profile", "h2o_local", "h2o_heavy"], help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) auto: Option<f64>,
     /// Tokens before a chunk that it reads: h2o-chunk's local, and that policy for the prompt
-    #[arg(long, value_name = "N", conflicts_with = "profile")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) h2o_local: Option<usize>,
     /// Older tokens, by votes, that a chunk reads: h2o-chunk's heavy, and that policy for the prompt
-    #[arg(long, value_name = "N", conflicts_with = "profile")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) h2o_heavy: Option<usize>,
-    /// Move each head, while the prompt is read, to the cheapest policy with which all but one in a hundred sampled queries keep this share of the true attention [default when given without a value: 0.9]
-    #[arg(long, value_name = "P", num_args = 0..=1, default_missing_value = "0.9", conflicts_with_all = ["prefill", "profile", "h2o_local", "h2o_heavy"])]
-    pub(crate) auto: Option<f64>,
     /// Compare sampled queries with exact attention and report what the policies keep
-    #[arg(long)]
+    #[arg(long, help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) audit: bool,
-    /// Memory the run may use, e.g. 900M or 12G [default: what the machine has available]
-    #[arg(long, value_name = "BYTES")]
-    pub(crate) memory: Option<String>,
-    /// Threads that compute [default: every core]
-    #[arg(long, value_name = "N")]
-    pub(crate) threads: Option<usize>,
+}
+
+impl EngineArguments {
+    /// The formats of keys and values, one for both or KEYS:VALUES.
+    pub(crate) fn kv_formats(&self) -> String {
+        let given = |format: &Option<String>| format.clone().unwrap_or_else(|| "f16".to_owned());
+        match (&self.cache_type_k, &self.cache_type_v) {
+            (None, None) => self.kv_type.clone(),
+            (keys, values) => format!("{}:{}", given(keys), given(values)),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -133,69 +177,81 @@ pub(crate) struct RunArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     /// The prompt; without it or --file, standard input is read
-    #[arg(long, value_name = "TEXT", conflicts_with = "file")]
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "file"
+    )]
     pub(crate) prompt: Option<String>,
     /// Read the prompt from a UTF-8 text file
-    #[arg(long, value_name = "F")]
+    #[arg(short = 'f', long, value_name = "F")]
     pub(crate) file: Option<PathBuf>,
     /// A question about the prompt's text, which is put before it; may be given several times: the text is read once, and
     /// each question is answered by itself
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["session", "prefix_cache"])]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["session", "prefix_cache"])]
     pub(crate) question: Vec<String>,
-    /// Restore the session from this file if it is there, and save it there afterwards: what the prompt and the session
-    /// begin with alike is not read again
-    #[arg(long, value_name = "F")]
-    pub(crate) session: Option<PathBuf>,
-    /// Keep beginnings of prompts in this folder and do not read them again: not in another process either
-    #[arg(long, value_name = "DIR")]
-    pub(crate) prefix_cache: Option<PathBuf>,
-    /// Bytes of pages in --prefix-cache at most; those used longest ago go first [default: 8G]
-    #[arg(long, value_name = "BYTES", requires = "prefix_cache")]
-    pub(crate) prefix_cache_budget: Option<String>,
-    /// Go on with the session's answer where it ended, without a prompt
-    #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"])]
-    pub(crate) continues: bool,
     /// Instructions for the model, where its chat template takes them
-    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "raw"
+    )]
     pub(crate) system: Option<String>,
     /// Do not wrap the prompt in the model's chat template
     #[arg(long)]
     pub(crate) raw: bool,
-    #[command(flatten)]
-    pub(crate) generate: GenerateArguments,
-    #[command(flatten)]
-    pub(crate) engine: EngineArguments,
     /// Print one JSON object at the end in place of text and summary
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) generate: GenerateArguments,
+    /// Restore the session from this file if it is there, and save it there afterwards: what the prompt and the session
+    /// begin with alike is not read again
+    #[arg(long, value_name = "F", help_heading = "What is kept")]
+    pub(crate) session: Option<PathBuf>,
+    /// Go on with the session's answer where it ended, without a prompt
+    #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"], help_heading = "What is kept")]
+    pub(crate) continues: bool,
+    /// Keep beginnings of prompts in this folder and do not read them again: not in another process either
+    #[arg(long, value_name = "DIR", help_heading = "What is kept")]
+    pub(crate) prefix_cache: Option<PathBuf>,
+    /// Bytes of pages in --prefix-cache at most; those used longest ago go first [default: 8G]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
+    pub(crate) prefix_cache_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// Tokens to generate at most
-    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 256)]
+    /// Tokens to generate at most; -1 for until the answer or the context ends
+    #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::answer_tokens, default_value = "256")]
     pub(crate) tokens: usize,
+    /// End the answer at this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
     /// 0 takes the most likely token [default: the model's own, else 0]
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(long, alias = "temp", value_name = "T", value_parser = numbers::temperature, help_heading = "Sampling")]
     pub(crate) temperature: Option<f32>,
     /// Keep the K most likely tokens; 0 is off [default: the model's own, else 0]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = numbers::tokens_or_none, help_heading = "Sampling", hide_short_help = true)]
     pub(crate) top_k: Option<usize>,
     /// Keep the most likely tokens that hold this probability [default: the model's own, else 1]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = numbers::top_p, help_heading = "Sampling", hide_short_help = true)]
     pub(crate) top_p: Option<f32>,
     /// Drop tokens less likely than this share of the most likely one [default: the model's own, else 0]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = numbers::min_p, help_heading = "Sampling", hide_short_help = true)]
     pub(crate) min_p: Option<f32>,
     /// Make recent tokens less likely; 1 is off [default: the model's own, else 1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = numbers::repeat_penalty, help_heading = "Sampling", hide_short_help = true)]
     pub(crate) repeat_penalty: Option<f32>,
     /// Seed of the draws
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(short = 's', long, value_name = "N", value_parser = numbers::seed, default_value = "0", help_heading = "Sampling")]
     pub(crate) seed: u64,
-    /// End the answer at this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) stop: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -213,6 +269,39 @@ pub(crate) struct PlanArguments {
 pub(crate) struct InspectArguments {
     /// Model: a Hugging Face folder or a GGUF file
     pub(crate) path: PathBuf,
+    /// List every tensor with its format and shape
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// The text; without it or --file, standard input is read
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "file"
+    )]
+    pub(crate) prompt: Option<String>,
+    /// Read the text from a UTF-8 file
+    #[arg(short = 'f', long, value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Token ids to turn into text, separated by spaces or commas; without an id they are read as the text would be
+    #[arg(long, value_name = "ID", num_args = 0.., conflicts_with_all = ["prompt", "pieces"])]
+    pub(crate) decode: Option<Vec<String>>,
+    /// Leave out special tokens, which a text is put between and which are spelled out when ids are turned into text
+    #[arg(long)]
+    pub(crate) no_special: bool,
+    /// Print a line for each token: its id and its text
+    #[arg(long)]
+    pub(crate) pieces: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -226,6 +315,7 @@ pub(crate) struct HeadsArguments {
         long,
         value_name = "HEADS,KV,WIDTH",
         value_delimiter = ',',
+        value_parser = numbers::head_count,
         default_value = "16,8,128"
     )]
     pub(crate) shape: Vec<usize>,
@@ -245,16 +335,16 @@ pub(crate) struct CalibrateArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     /// UTF-8 text to audit on
-    #[arg(long, value_name = "F")]
+    #[arg(short = 'f', long, value_name = "F")]
     pub(crate) file: PathBuf,
     /// Tokens of the text to read [default: all that the context holds]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) length: Option<usize>,
     /// Share of the true attention that all but one in a hundred queries of each head must keep
-    #[arg(long, value_name = "P", default_value_t = 0.9)]
+    #[arg(long, value_name = "P", value_parser = numbers::share, default_value = "0.9")]
     pub(crate) target: f64,
     /// Share of the true attention that all heads must keep on average, in place of --target
-    #[arg(long, value_name = "P", conflicts_with = "target")]
+    #[arg(long, value_name = "P", value_parser = numbers::share, conflicts_with = "target")]
     pub(crate) mean: Option<f64>,
     /// Policies to choose from; full attention is always among them. May be given several times
     #[arg(long, value_name = "POLICY", default_values = ["streaming", "vertical-slash", "xattention"])]
@@ -269,16 +359,8 @@ pub(crate) struct CalibrateArguments {
     pub(crate) json: bool,
 }
 
-/// The arguments with `-ub`, which long-context tools have taught people to type, spelled as a long option.
-pub(crate) fn spelled_for_clap(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    arguments.into_iter().map(|argument| match argument.to_str() {
-        Some("-ub") => "--ub".into(),
-        Some(text) if text.starts_with("-ub=") => format!("-{text}").into(),
-        _ => argument,
-    })
-}
-
 fn activations(text: &str) -> Result<Activations, String> {
-    let named = Activations::ALL.iter().find(|activations| activations.name() == text);
-    named.copied().ok_or_else(|| "exact or rounded".to_owned())
+    let mut all = Activations::ALL.iter();
+    let named = all.find(|activations| activations.name().eq_ignore_ascii_case(text));
+    named.copied().ok_or_else(|| "it must be exact or rounded".to_owned())
 }

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use riffle_eval::KeyKind;
+use riffle_policy::Phase;
 
 use crate::args::{EngineArguments, HeadsArguments, ModelArguments};
 use crate::eval_args::{OutputArguments, SubjectArguments};
+use crate::numbers;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -37,13 +40,13 @@ pub(crate) struct BenchPoliciesArguments {
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
     /// The phase
-    #[arg(long, value_name = "prefill|decode", value_parser = ["prefill", "decode"], default_value = "decode")]
-    pub(crate) phase: String,
+    #[arg(long, value_name = "prefill|decode", value_parser = phase, default_value = "decode")]
+    pub(crate) phase: Phase,
     /// Tokens of the context
-    #[arg(long, value_name = "N", default_value_t = 131_072)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "131072")]
     pub(crate) tokens: usize,
     /// Layers of the model, of which a policy may read the first densely
-    #[arg(long, value_name = "N", default_value_t = 28)]
+    #[arg(long, value_name = "N", value_parser = numbers::layers, default_value = "28")]
     pub(crate) layers: usize,
     #[command(flatten)]
     pub(crate) heads: HeadsArguments,
@@ -51,10 +54,10 @@ pub(crate) struct BenchPoliciesArguments {
     #[arg(long, value_name = "K[:V]", default_value = "f16")]
     pub(crate) kv_type: String,
     /// Whether few tokens stand out to all queries or none does
-    #[arg(long, value_name = "peaked|random", value_parser = ["peaked", "random"], default_value = "peaked")]
-    pub(crate) keys: String,
+    #[arg(long, value_name = "peaked|random", value_parser = keys, default_value = "peaked")]
+    pub(crate) keys: KeyKind,
     /// Queries of a prompt's chunk, where the policy prefers no other number
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "512")]
     pub(crate) ub: usize,
     #[command(flatten)]
     pub(crate) machine: MachineArguments,
@@ -65,16 +68,16 @@ pub(crate) struct BenchModelArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     /// Tokens of the prompt that is timed
-    #[arg(short = 'p', long = "prompt-tokens", value_name = "N", default_value_t = 512)]
+    #[arg(short = 'p', long = "prompt-tokens", value_name = "N", value_parser = numbers::tokens, default_value = "512")]
     pub(crate) prompt_tokens: usize,
     /// Tokens that are generated
-    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 64)]
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "64")]
     pub(crate) tokens: usize,
     /// Tokens in the context before
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "0,4096,16384")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, default_value = "0,4096,16384")]
     pub(crate) depth: Vec<usize>,
     /// Runs at each depth; the fastest counts
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "3")]
     pub(crate) repeats: usize,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
@@ -87,16 +90,16 @@ pub(crate) struct BenchContextArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Tokens of the prompts
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1024,4096,16384")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "1024,4096,16384")]
     pub(crate) lengths: Vec<usize>,
     /// A policy to measure, POLICY, prefill=POLICY or decode=POLICY; may be given several times [default: those of --prefill and --decode together]
     #[arg(long, value_name = "POLICY", conflicts_with_all = ["prefill", "decode", "profile", "auto", "window_size"])]
     pub(crate) policy: Vec<String>,
     /// Tokens of each answer
-    #[arg(short = 'n', long = "tokens", value_name = "N", default_value_t = 64)]
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "64")]
     pub(crate) tokens: usize,
     /// Runs of each length; the fastest counts
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "1")]
     pub(crate) repeats: usize,
     /// Measure with all KV pages in memory as well, beside --kv-device-budget, --kv-ram-budget and --kv-disk
     #[arg(long)]
@@ -110,13 +113,13 @@ pub(crate) struct BenchContextArguments {
 #[derive(Debug, Args)]
 pub(crate) struct BenchKvArguments {
     /// Tokens of the sequences
-    #[arg(long, value_name = "N", default_value_t = 65_536)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "65536")]
     pub(crate) tokens: usize,
     /// Latest tokens, which stay in the device tier while decode is measured
-    #[arg(long, value_name = "N", default_value_t = 16_384)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "16384")]
     pub(crate) hot_tokens: usize,
     /// Tokens in a page, a multiple of 16
-    #[arg(long, value_name = "N", default_value_t = riffle_kv::DEFAULT_PAGE_TOKENS)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value_t = riffle_kv::DEFAULT_PAGE_TOKENS)]
     pub(crate) page_tokens: usize,
     /// Element format of keys and values
     #[arg(long, value_name = "f32|f16|bf16|q8_0|q4_0", default_value = "f16")]
@@ -144,8 +147,22 @@ pub(crate) struct BenchAttentionArguments {
 #[derive(Debug, Args)]
 pub(crate) struct MachineArguments {
     /// Threads that compute [default: every core]
-    #[arg(long, value_name = "N")]
+    #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads)]
     pub(crate) threads: Option<usize>,
     #[command(flatten)]
     pub(crate) output: OutputArguments,
+}
+
+fn phase(text: &str) -> Result<Phase, String> {
+    let phase = [Phase::Prefill, Phase::Decode].into_iter();
+    let mut named = phase.filter(|phase| phase.to_string().eq_ignore_ascii_case(text));
+    named.next().ok_or_else(|| "it must be prefill or decode".to_owned())
+}
+
+fn keys(text: &str) -> Result<KeyKind, String> {
+    match &*text.to_ascii_lowercase() {
+        "peaked" => Ok(KeyKind::Peaked),
+        "random" => Ok(KeyKind::Random),
+        _ => Err("it must be peaked or random".to_owned()),
+    }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use crate::args::{EngineArguments, ModelArguments};
+use crate::numbers;
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalArguments {
@@ -69,10 +70,10 @@ pub(crate) struct LogitsArguments {
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArguments {
     /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
-    #[arg(long, value_name = "PATH")]
+    #[arg(short = 'm', long, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
     /// UTF-8 text to read, predict, or make prompts of [default: a shipped text]
-    #[arg(long, visible_alias = "file", value_name = "F")]
+    #[arg(short = 'f', long, visible_alias = "file", value_name = "F")]
     pub(crate) text: Option<PathBuf>,
 }
 
@@ -80,7 +81,7 @@ pub(crate) struct SubjectArguments {
 #[derive(Debug, Args)]
 pub(crate) struct PromptArguments {
     /// Seed of the first document or prompt
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(short = 's', long, value_name = "N", value_parser = numbers::seed, default_value = "1")]
     pub(crate) seed: u64,
     /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
     #[arg(long, value_name = "WORDING", default_value = "auto")]
@@ -112,13 +113,13 @@ pub(crate) struct NeedleArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Document lengths in tokens
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096,16384")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096,16384")]
     pub(crate) lengths: Vec<usize>,
     /// Depths at which facts stand, 1/(n+1) to n/(n+1)
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "10")]
     pub(crate) depths: usize,
     /// Documents of each kind and length, each with other facts
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "3")]
     pub(crate) documents: u64,
     /// How many facts: single (one in the text), multi-key (one at every depth, one asked for), multi-value (three values of one name), multi-query (three names asked for)
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "multi-key")]
@@ -142,10 +143,10 @@ pub(crate) struct RulerArguments {
     #[arg(long, value_name = "TASK,…", value_delimiter = ',')]
     pub(crate) tasks: Vec<String>,
     /// Prompt lengths in tokens
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) lengths: Vec<usize>,
     /// Prompts of each task and length
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "10")]
     pub(crate) samples: u64,
     /// Questions with answers and documents for qa_1 and qa_2: a JSON array of {"question", "answers", "documents"}
     #[arg(long, value_name = "FILE")]
@@ -166,26 +167,26 @@ pub(crate) struct PerplexityArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Tokens of the text to take, from its start [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) tokens: Option<usize>,
     /// Tokens of a window
-    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) window: usize,
     /// Tokens from one window to the next, and scored at the end of each [default: the window, half of it with a decode policy]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) stride: Option<usize>,
     /// A policy to compare with dense attention, POLICY, prefill=POLICY or decode=POLICY; may be given several times
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
     /// Local budgets of h2o-chunk to compare, each with every one of --ablate-heavy; a picture shows both
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "ablate_heavy")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_heavy")]
     pub(crate) ablate_local: Vec<usize>,
     /// Heavy budgets of h2o-chunk
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', requires = "ablate_local")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_local")]
     pub(crate) ablate_heavy: Vec<usize>,
     /// Bytes that the dense predictions of one window may take in a temporary file
-    #[arg(long, value_name = "BYTES", default_value = "8G")]
-    pub(crate) predictions_budget: String,
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "8G")]
+    pub(crate) predictions_budget: u64,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
@@ -208,16 +209,16 @@ pub(crate) struct CompareArguments {
     )]
     pub(crate) tasks: Vec<String>,
     /// Document lengths in tokens
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "4096")]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) lengths: Vec<usize>,
     /// Prompts of a ruler task, documents of a needle task
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "3")]
     pub(crate) samples: u64,
     /// Depths of needle tasks
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "10")]
     pub(crate) depths: usize,
     /// Share of the query-key pairs that every policy is fitted to read at each length [default: policies as they are]
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
     pub(crate) budget: Option<f64>,
     #[command(flatten)]
     pub(crate) prompts: PromptArguments,
@@ -232,16 +233,16 @@ pub(crate) struct AuditArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Tokens of the text to read [default: all of it, at most what the context holds]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) length: Option<usize>,
     /// First tokens that count as sinks
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "4")]
     pub(crate) sinks: usize,
     /// Latest tokens that count as local
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "64")]
     pub(crate) local: usize,
     /// Keys of each head that count as heavy hitters
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "64")]
     pub(crate) heavy: usize,
     /// Head of the attention map [default: the one that keeps least, of equals the one that looks farthest]
     #[arg(long, value_name = "LAYER:HEAD", value_parser = layer_and_head)]
@@ -269,5 +270,5 @@ fn layer_and_head(text: &str) -> Result<(usize, usize), String> {
     let pair = text
         .split_once(':')
         .and_then(|(layer, head)| Some((layer.parse().ok()?, head.parse().ok()?)));
-    pair.ok_or_else(|| "give a layer and a head, both counted from 0, e.g. 2:1".to_owned())
+    pair.ok_or_else(|| "it must be a layer and a head, both counted from 0, e.g. 2:1".to_owned())
 }

@@ -1,13 +1,15 @@
 //! How a command ends when it does not succeed.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 use std::process::ExitCode;
 
 use riffle_engine::EngineError;
 use riffle_eval::EvalError;
 
-/// One line for the user and an exit status.
+use crate::{command_line, console};
+
+/// One line for the user and an exit status. Without a line nothing is said.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -18,6 +20,9 @@ pub(crate) struct Failure {
 const INTERRUPTED: u8 = 130;
 
 impl Failure {
+    /// Exit status for arguments that the command does not have.
+    pub(crate) const MISSPELLED: u8 = 2;
+
     pub(crate) fn new(message: impl Display) -> Self {
         // One line, whatever a library's message holds.
         let message = message.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
@@ -39,18 +44,40 @@ impl Failure {
         self
     }
 
-    /// Standard output could not be written, most often because its reader has gone.
-    pub(crate) fn output(error: &io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            Self::new("standard output was closed by its reader: stopped writing")
-        } else {
-            Self::new(format!("cannot write to standard output: {error}"))
+    /// Arguments that are not accepted.
+    pub(crate) fn usage(error: &clap::Error) -> Self {
+        let failure = Self::new(command_line::one_line(error));
+        match command_line::refuses_a_value(error) {
+            true => failure,
+            false => Self {
+                status: Self::MISSPELLED,
+                ..failure
+            },
         }
     }
 
+    /// Standard output could not be written. A reader that has gone, such as `head`, has what it wanted.
+    pub(crate) fn output(error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self {
+                message: String::new(),
+                status: 0,
+            };
+        }
+        Self::new(format!("cannot write to standard output: {error}"))
+    }
+
     pub(crate) fn report(self) -> ExitCode {
-        eprintln!("riffle: {}", self.message);
+        if !self.message.is_empty() {
+            console::note(&self);
+        }
         ExitCode::from(self.status)
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "riffle: {}", self.message)
     }
 }
 

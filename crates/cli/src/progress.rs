@@ -6,6 +6,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use riffle_engine::{PrefillProgress, TimeLeft};
 use riffle_eval::Step;
 
+use crate::console;
+
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 pub(crate) struct PrefillDisplay {
@@ -42,10 +44,10 @@ impl PrefillDisplay {
         self.bar.set_message(message.clone());
         if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
-            eprintln!(
+            console::note(format!(
                 "reading {:.0}/{} tokens, {message}",
                 progress.tokens_done, progress.tokens
-            );
+            ));
         }
     }
 
@@ -88,7 +90,7 @@ impl StepDisplay {
         self.bar.set_message(message.clone());
         if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
-            eprintln!("{message}");
+            console::note(message);
         }
     }
 

@@ -219,25 +219,28 @@ fn a_stretched_model_takes_a_longer_context() {
 
 #[test]
 fn inspect_shows_architecture_shapes_formats_and_tokenizer() {
-    let output = riffle()
-        .arg("inspect")
-        .arg(shipped_model())
-        .output()
-        .expect("the binary runs");
-    let text = stdout(&output);
-    for part in ["llama", "BF16", "2048", "[384, 128]", "tokenizer"] {
-        assert!(
-            text.to_lowercase().contains(&part.to_lowercase()),
-            "no {part:?} in {text}"
-        );
+    let model = shipped_model();
+    let model = model.to_str().expect("a path");
+    let text = stdout(&run(&["inspect", model]));
+    for part in ["llama", "bf16", "2,048", "tokenizer", "tensors"] {
+        assert!(text.to_lowercase().contains(part), "no {part:?} in {text}");
     }
-    let output = riffle()
-        .arg("inspect")
-        .arg(shipped_model())
-        .arg("--json")
-        .output()
-        .expect("the binary runs");
-    assert!(json(&stdout(&output)).is_object());
+    let shape = "[384, 128]";
+    assert!(
+        !text.contains(shape),
+        "tensors are listed where they are asked for: {text}"
+    );
+    assert!(text.lines().count() < 20, "{text}");
+    assert!(stdout(&run(&["inspect", model, "--tensors"])).contains(shape));
+    let summary = json(&stdout(&run(&["inspect", model, "--json"])));
+    let listed = json(&stdout(&run(&["inspect", model, "--json", "--tensors"])));
+    let tensors = listed["tensors"].as_array().expect("a list");
+    assert_eq!(summary["tensors"].as_u64(), Some(tensors.len() as u64));
+    let bytes = |list: &Value| -> u64 {
+        let each = list.as_array().expect("a list").iter();
+        each.map(|part| part["bytes"].as_u64().expect("bytes")).sum()
+    };
+    assert_eq!(bytes(&summary["formats"]), bytes(&listed["tensors"]));
 }
 
 #[test]
@@ -340,4 +343,143 @@ fn a_run_under_a_quarter_of_its_kv_bytes_says_what_one_without_a_limit_says() {
         1,
         &["4096 tokens", "--kv-ram-budget 10M", "--kv-disk DIR", "--ctx "],
     );
+}
+
+#[test]
+fn an_answer_without_a_limit_goes_on_until_the_context_is_full() {
+    let output = run_shipped(&[
+        "--prompt",
+        "In the beginning",
+        "-n",
+        "-1",
+        "--ctx",
+        "64",
+        "--temp",
+        "1",
+        "--json",
+    ]);
+    let report = json(&stdout(&output));
+    assert_eq!(report["stop"]["reason"], "context_full");
+    assert_eq!(report["kv"]["tokens"], 64);
+}
+
+#[test]
+fn formats_policies_and_devices_are_read_in_any_case() {
+    let output = run_shipped(&[
+        "--prompt",
+        "In the beginning",
+        "-n",
+        "1",
+        "--kv-type",
+        "Q8_0:BF16",
+        "--prefill",
+        "Streaming:Sinks=16,Window=64",
+        "--decode",
+        "FULL",
+        "--device",
+        "CPU",
+        "--kv-rotate",
+        "On",
+        "--activations",
+        "Exact",
+        "--json",
+    ]);
+    let report = json(&stdout(&output));
+    assert_eq!(report["kv"]["format"], "q8_0:bf16");
+    assert_eq!(report["prefill_policy"], "streaming:sinks=16,window=64");
+}
+
+#[test]
+fn spellings_of_llama_cpp_run_as_their_own_do() {
+    let model = shipped_model();
+    let model = model.to_str().expect("a path");
+    let own = [
+        "run",
+        "--model",
+        model,
+        "--prompt",
+        "In the beginning",
+        "--tokens",
+        "8",
+        "--threads",
+        "1",
+        "--ctx",
+        "512",
+        "--temperature",
+        "1",
+        "--seed",
+        "7",
+        "--kv-type",
+        "q8_0:q4_0",
+    ];
+    let llama = [
+        "run",
+        "-m",
+        model,
+        "-p",
+        "In the beginning",
+        "-n",
+        "8",
+        "-t",
+        "1",
+        "-c",
+        "512",
+        "--temp",
+        "1",
+        "-s",
+        "7",
+        "-ctk",
+        "q8_0",
+        "--cache-type-v",
+        "Q4_0",
+    ];
+    assert_eq!(stdout(&run(&llama)), stdout(&run(&own)));
+}
+
+#[test]
+fn what_becomes_of_the_input_of_linear_layers_is_said() {
+    let model = shipped_model();
+    let model = model.to_str().expect("a path");
+    let plan = stdout(&run(&["plan", "--model", model]));
+    assert!(plan.contains("exact (f32) for bf16 weights"), "{plan}");
+    let plan = run(&["plan", "--model", model, "--activations", "rounded", "--device", "cpu"]);
+    assert!(stdout(&plan).contains("rounded to bf16 for bf16 weights") && stderr(&plan).is_empty());
+    let output = run_shipped(&["--prompt", "x", "-n", "1"]);
+    assert!(
+        stderr(&output).contains("of linear layers exact (f32)"),
+        "{}",
+        stderr(&output)
+    );
+    let half = shipped_model().join("../../crates/model/tests/vectors/gguf/llama-2.gguf");
+    let half = half.to_str().expect("a path");
+    let plan = run(&["plan", "--model", half, "--activations", "rounded"]);
+    assert!(
+        stderr(&plan).contains("this model's weights are f16"),
+        "{}",
+        stderr(&plan)
+    );
+    let plan = run(&["plan", "--model", half]);
+    assert!(stderr(&plan).is_empty(), "nothing was asked for: {}", stderr(&plan));
+}
+
+#[test]
+fn short_help_shows_what_is_common_and_long_help_all_of_it_in_groups() {
+    let (short, long) = (stdout(&run(&["run", "-h"])), stdout(&run(&["run", "--help"])));
+    for part in [
+        "--prompt",
+        "--ctx",
+        "--device",
+        "Sampling:",
+        "KV cache:",
+        "Attention policies:",
+        "Machine:",
+    ] {
+        assert!(short.contains(part) && long.contains(part), "{part}");
+    }
+    for part in ["--kv-slots", "--h2o-local", "--rope-scaling", "--repeat-penalty"] {
+        assert!(!short.contains(part) && long.contains(part), "{part}");
+    }
+    assert!(!long.contains("cache-type-k"));
+    let options = short.lines().filter(|line| line.trim_start().starts_with('-')).count();
+    assert!(options <= 32, "{options} options in {short}");
 }

@@ -184,14 +184,25 @@ pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, Eng
     MemoryPlan::new(&info.config, options, available)
 }
 
+/// The most threads that [`with_threads`] starts: four for each core, and at least 64.
+///
+/// Threads beyond the number of cores only wait for one another, and thousands of them take longer to start and to wake
+/// than the work takes. The lower limit lets scripts with a fixed number run on small machines.
+pub fn max_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (4 * cores).max(64)
+}
+
 /// Runs `work` on `threads` threads, or on every core for `None`. Work that starts inside the pool is handed out
 /// faster than work that has to enter it, so whole runs belong in here.
 ///
 /// # Errors
-/// [`EngineError::Threads`] when the pool cannot be started, [`EngineError::Option`] for zero threads.
+/// [`EngineError::Threads`] when the pool cannot be started, [`EngineError::Option`] for zero threads or more than
+/// [`max_threads`].
 pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
-    if threads == Some(0) {
-        return Err(EngineError::option("--threads", 0, "it must be at least 1"));
+    if let Some(threads) = threads.filter(|threads| !(1..=max_threads()).contains(threads)) {
+        let requirement = format!("it must be a whole number from 1 to {}", max_threads());
+        return Err(EngineError::option("--threads", threads, requirement));
     }
     // Zero stands for every core in rayon.
     let threads = threads.unwrap_or(0);
@@ -201,4 +212,21 @@ pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + 
         reason: error.to_string(),
     })?;
     Ok(pool.install(work))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_a_machine_can_use_are_refused() {
+        for threads in [0, max_threads() + 1, 100_000, usize::MAX] {
+            let error = with_threads(Some(threads), || ()).unwrap_err();
+            assert!(
+                matches!(error, EngineError::Option { name: "--threads", .. }),
+                "{error}"
+            );
+        }
+        assert_eq!(with_threads(Some(3), rayon::current_num_threads).unwrap(), 3);
+    }
 }

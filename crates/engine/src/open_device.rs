@@ -14,7 +14,8 @@ impl EngineOptions {
     /// [`EngineError::Option`] for another name; [`EngineError::Device`] for a device that was named and is not there, is too
     /// old, or that this build cannot use.
     pub fn on_device(mut self, name: Option<&str>) -> Result<Self, EngineError> {
-        let ordinal = match name {
+        let spelled = name.map(str::to_ascii_lowercase);
+        let ordinal = match spelled.as_deref() {
             Some("cpu") => return Ok(self),
             None => {
                 self.preferred_device = Gpu::open(0, KernelCache::of_user()).ok();

@@ -17,7 +17,7 @@ pub struct EngineOptions {
     /// Positions stretched beyond what the model was made for, in place of the model's own stretching.
     pub rope_scaling: Option<RopeScaling>,
     /// Whether linear layers of bf16 weights round their input on the CPU, which reads prompts at twice the speed and moves
-    /// logits by some 1e-2.
+    /// logits by some 1e-2. Other weights are not concerned: quantised ones round their input to 8 bits in any case.
     pub activations: Activations,
     /// Logical batch: tokens that go through one layer before the next layer starts (`-b`).
     pub batch_tokens: usize,

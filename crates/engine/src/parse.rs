@@ -4,7 +4,7 @@ use riffle_attention::Format;
 
 use crate::EngineError;
 
-/// Formats of keys and values: `f16` for both, or `f32:bf16` for keys and values.
+/// Formats of keys and values: `f16` for both, or `f32:bf16` for keys and values, in lower or upper case.
 ///
 /// # Errors
 /// [`EngineError::Option`] lists the formats there are.
@@ -12,7 +12,7 @@ pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
     let format = |name: &str| {
         Format::ALL
             .into_iter()
-            .find(|format| format.name() == name)
+            .find(|format| format.name().eq_ignore_ascii_case(name))
             .ok_or_else(|| {
                 EngineError::option(
                     "--kv-type",
@@ -78,6 +78,7 @@ mod tests {
     fn kv_types_are_one_for_both_or_one_each() {
         assert_eq!(parse_kv_type("f16").unwrap(), (Format::F16, Format::F16));
         assert_eq!(parse_kv_type("q8_0:q4_0").unwrap(), (Format::Q8_0, Format::Q4_0));
+        assert_eq!(parse_kv_type("Q8_0:BF16").unwrap(), (Format::Q8_0, Format::Bf16));
         let message = parse_kv_type("q9").unwrap_err().to_string();
         assert!(
             message.contains("\"q9\"") && message.contains("f32, f16, bf16"),

@@ -14,7 +14,7 @@ use crate::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
 use crate::session_file::SessionFile;
 use crate::{
     AttentionTime, AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress, Session,
-    SessionReport, StopReason,
+    SessionReport, StopReason, described_activations,
 };
 
 /// A prompt and how to answer it.
@@ -90,6 +90,8 @@ pub struct RunReport {
     pub session: Option<SessionReport>,
     /// The prefix cache, where there is one.
     pub prefix_cache: Option<PrefixReport>,
+    /// How linear layers read their input: exactly, or rounded and to what.
+    pub activations: String,
     /// The plan the run kept to.
     pub plan: MemoryPlan,
     /// Threads that computed.
@@ -289,6 +291,7 @@ impl Finished {
             kv: KvReport::new(session),
             session: None,
             prefix_cache: None,
+            activations: described_activations(engine.model().config(), options.activations, options.device.is_some()),
             plan: engine.plan().clone(),
             threads: rayon::current_num_threads(),
         }

@@ -15,6 +15,7 @@ use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
 use crate::noise::noise;
 use crate::read_ceiling::ReadCeiling;
+use crate::room::check_memory;
 
 /// One measurement: `rows` last queries of a text of `tokens` tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -281,7 +282,10 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
 /// The cache of one layer, filled with noise.
 pub(crate) fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
     const CHUNK: usize = 4096;
-    let mut cache = KvCache::new(case.cache_shape(), None).map_err(riffle_engine::EngineError::from)?;
+    let shape = case.cache_shape();
+    let needed = shape.bytes_for(case.tokens);
+    check_memory(&case.name(), needed, "leave it out with --only")?;
+    let mut cache = KvCache::new(shape, None).map_err(riffle_engine::EngineError::from)?;
     let width = case.kv_heads * case.head_dim;
     for start in (0..case.tokens).step_by(CHUNK) {
         let tokens = CHUNK.min(case.tokens - start);

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
+use crate::room::check_context;
 use crate::tasks::Watch;
 use crate::{EvalError, PolicyChoice, RunSettings, resident};
 
@@ -111,6 +112,9 @@ pub fn measure_context(
             "the text is empty: there is nothing to read".to_owned(),
         ));
     }
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let needed = longest.saturating_add(generated);
+    check_context(engine, "the longest of --lengths and -n together", needed)?;
     let mut runs = vec![(String::new(), Arc::clone(engine))];
     if !options.policies.is_empty() {
         let run = |choice: &PolicyChoice| {
@@ -142,7 +146,7 @@ pub fn measure_context(
         for &length in lengths {
             cells.push(Cell {
                 name: format!("{name}{length} tokens"),
-                tokens: length * options.repeats,
+                tokens: length.saturating_mul(options.repeats),
                 task: (engine, length),
             });
         }

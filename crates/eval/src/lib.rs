@@ -71,6 +71,7 @@ mod read_ceiling;
 mod record;
 mod report;
 mod resident;
+mod room;
 mod statistics;
 mod table;
 mod tasks;
@@ -91,7 +92,7 @@ pub use device_rates::{DeviceCeilings, DeviceRate, DeviceReport, InstructionRate
 pub use error::EvalError;
 pub use journal::Journal;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
-pub use logits::{LogitsReport, check_logits, read_tokens, write_logits};
+pub use logits::{LogitsReport, check_logits, parse_tokens, read_tokens, write_logits};
 pub use model_rates::{ModelRate, ModelRateOptions, ModelRates, measure_model};
 pub use perplexity::{PerplexityOptions, perplexity};
 pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};

@@ -1,6 +1,5 @@
 //! The logits of every position, written for verification against another implementation.
 
-use std::fs;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -35,6 +34,14 @@ pub struct LogitsReport {
 pub fn read_tokens(path: &Path) -> Result<Vec<u32>, EvalError> {
     let text = riffle_files::read_text(path, LARGEST_TOKENS_BYTES);
     let text = text.map_err(|error| EvalError::file(path, &error.into()))?;
+    parse_tokens(&text, path)
+}
+
+/// Token ids of a text: a JSON array, or numbers separated by spaces, commas or lines. `path` is where they came from.
+///
+/// # Errors
+/// Names `path` and the first thing in the text that is not an id.
+pub fn parse_tokens(text: &str, path: &Path) -> Result<Vec<u32>, EvalError> {
     let text = text.trim();
     let text = text
         .strip_prefix('[')

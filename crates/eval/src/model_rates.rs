@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
 use crate::read_ceiling::ReadCeiling;
+use crate::room::check_context;
 use crate::tasks::Watch;
 use crate::{EvalError, RunSettings};
 
@@ -77,6 +78,13 @@ pub fn measure_model(
             "-p, -n, --repeats and --depth must be at least 1 (depths may be 0)".to_owned(),
         ));
     }
+    let deepest = options.depths.iter().copied().max().unwrap_or(0);
+    let longest = options.prompt_tokens.max(options.generated_tokens);
+    check_context(
+        engine,
+        "the largest --depth and -p or -n behind it",
+        deepest.saturating_add(longest),
+    )?;
     let weight_bytes = weight_bytes_of_a_token(engine)?;
     let ceiling = ReadCeiling::new();
     let cells: Vec<Cell<usize>> = options

@@ -15,6 +15,7 @@ use crate::EvalError;
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
 use crate::noise::noise;
+use crate::room::check_memory;
 
 /// What the keys look like that queries meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,6 +129,7 @@ pub fn measure_policies(
             Phase::Decode => 1,
             Phase::Prefill => rules.preferred_chunk_tokens().unwrap_or(options.chunk_tokens),
         };
+        check(options, rows)?;
         rules.check(phase, rows).map_err(EngineError::from)?;
         if rules.has_two_phases() {
             return Err(EvalError::Option(format!(
@@ -173,6 +175,43 @@ pub fn measure_policies(
         keys: options.keys,
         rates,
     })
+}
+
+/// Refuses chunks and contexts that cannot be, or that memory does not hold.
+fn check(options: &PolicyRateOptions, rows: usize) -> Result<(), EvalError> {
+    let (tokens, heads, kv_heads) = (options.tokens, options.heads, options.kv_heads);
+    if rows == 0 || rows > tokens {
+        return Err(EvalError::Option(format!(
+            "a chunk of {rows} tokens does not lie in a context of {tokens}: --ub takes at least 1, and --tokens at least as many as a chunk"
+        )));
+    }
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(EvalError::Option(format!(
+            "{kv_heads} KV heads do not divide {heads} query heads"
+        )));
+    }
+    let shapes = [(Format::F16, Format::F16), options.formats].map(|formats| shape(options, formats));
+    for shape in &shapes {
+        shape.validate().map_err(EngineError::from)?;
+    }
+    // Queries with their partials, and the values that the cache is filled from.
+    let row_bytes = (heads * options.head_dim * size_of::<f32>()) as u64;
+    let values = row_bytes.saturating_mul(4 * (rows + FILL_TOKENS) as u64);
+    let caches = shapes.map(|shape| shape.bytes_for(tokens));
+    let caches = caches[0].saturating_add(if options.formats == (Format::F16, Format::F16) {
+        0
+    } else {
+        caches[1]
+    });
+    let what = format!(
+        "a layer of {tokens} tokens with {heads} query and {kv_heads} KV heads of {}",
+        options.head_dim
+    );
+    check_memory(
+        &what,
+        caches.saturating_add(values),
+        "use fewer --tokens, or a smaller --shape or --ub",
+    )
 }
 
 /// Query heads and rows in a tile, as the engine cuts them.
@@ -381,21 +420,27 @@ fn queries(options: &PolicyRateOptions, rows: usize) -> Vec<f32> {
     queries
 }
 
-fn filled(options: &PolicyRateOptions, formats: (Format, Format)) -> Result<KvCache, EvalError> {
-    const CHUNK: usize = 4096;
-    let shape = CacheShape {
+/// One layer.
+fn shape(options: &PolicyRateOptions, formats: (Format, Format)) -> CacheShape {
+    CacheShape {
         layers: 1,
         kv_heads: options.kv_heads,
         head_dim: options.head_dim,
         page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
         key_format: formats.0,
         value_format: formats.1,
-    };
-    let mut cache = KvCache::new(shape, None).map_err(EngineError::from)?;
+    }
+}
+
+/// Tokens that a cache is filled with at a time.
+const FILL_TOKENS: usize = 4096;
+
+fn filled(options: &PolicyRateOptions, formats: (Format, Format)) -> Result<KvCache, EvalError> {
+    let mut cache = KvCache::new(shape(options, formats), None).map_err(EngineError::from)?;
     let width = options.kv_heads * options.head_dim;
     let direction = direction(options);
-    for start in (0..options.tokens).step_by(CHUNK) {
-        let tokens = CHUNK.min(options.tokens - start);
+    for start in (0..options.tokens).step_by(FILL_TOKENS) {
+        let tokens = FILL_TOKENS.min(options.tokens - start);
         let mut keys = unit(tokens * width, start as u64 + 1);
         for (token, keys) in keys.chunks_exact_mut(width).enumerate() {
             // Spread by multiples of the golden ratio.
@@ -418,6 +463,50 @@ mod tests {
 
     use super::*;
     use crate::Step;
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused_before_anything_is_allocated() {
+        let options = PolicyRateOptions {
+            tokens: 256,
+            layers: 1,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            formats: (Format::F16, Format::F16),
+            keys: KeyKind::Random,
+            chunk_tokens: 64,
+        };
+        for (wrong, part) in [
+            (
+                PolicyRateOptions {
+                    chunk_tokens: 0,
+                    ..options
+                },
+                "--ub",
+            ),
+            (
+                PolicyRateOptions {
+                    chunk_tokens: 257,
+                    ..options
+                },
+                "--ub",
+            ),
+            (PolicyRateOptions { kv_heads: 3, ..options }, "do not divide"),
+            (
+                PolicyRateOptions {
+                    tokens: 1 << 40,
+                    ..options
+                },
+                "fewer --tokens",
+            ),
+        ] {
+            let mut go_on = |_: &Step<'_>| ControlFlow::Continue(());
+            let full = [PolicySpec::full()];
+            let refused = measure_policies(&full, Phase::Prefill, &wrong, &mut Journal::none(), &mut go_on);
+            let message = refused.unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+    }
 
     #[test]
     fn rates_say_what_is_read_and_refuse_what_one_chunk_cannot_show() {

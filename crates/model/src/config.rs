@@ -50,6 +50,8 @@ pub struct ModelConfig {
     pub tied_embeddings: bool,
     /// The format that holds most of the weights.
     pub weight_format: WeightFormat,
+    /// Whether any of the weights are bf16.
+    pub has_bf16_weights: bool,
     /// Bytes the weights take in memory.
     pub weight_bytes: u64,
 }
@@ -90,6 +92,7 @@ impl ModelConfig {
             norm_epsilon: fields.optional_positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied_embeddings: fields.flag("tie_word_embeddings", false)?,
             weight_format: WeightFormat::F32,
+            has_bf16_weights: false,
             weight_bytes: 0,
         };
         for (name, count) in [

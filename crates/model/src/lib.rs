@@ -89,7 +89,9 @@ pub use generation::GenerationDefaults;
 pub use info::{ModelInfo, TokenizerInfo};
 pub use language_model::{Attended, AttentionInput, AttentionStep, LanguageModel, OnDevice};
 pub use layer::{Layer, Rows, Step};
-pub use load::{LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_scaled, load, load_with};
+pub use load::{
+    LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_scaled, load, load_tokenizer, load_with,
+};
 pub use outline::ModelOutline;
 pub use recurrent::{RecurrentLayer, RecurrentShape, RecurrentState};
 pub use rope_scaling::{RopeMethod, RopeScaling};
@@ -98,4 +100,4 @@ pub use tokenizer::Tokenizer;
 pub use weights::{TensorInfo, TensorType};
 pub use workspace::{Workspace, scratch_bytes};
 
-pub use riffle_linear::Activations;
+pub use riffle_linear::{Activations, WeightFormat};

@@ -8,6 +8,7 @@ use riffle_linear::{Activations, WeightFormat};
 use crate::decoder::Decoder;
 use crate::families::Family;
 use crate::fields::Fields;
+use crate::tokenizer::TokenizerSettings;
 use crate::weights::Checkpoint;
 use crate::{
     ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType,
@@ -65,6 +66,19 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
 /// As [`inspect`], with positions stretched by `scaling` in place of the model's own stretching.
 pub fn inspect_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<ModelInfo, ModelError> {
     Ok(OpenedModel::open(path, scaling)?.info())
+}
+
+/// The tokenizer of the model at `path`, a directory or a GGUF file; `None` where it brings none. Neither weights nor
+/// settings of the architecture are looked at, so a directory may hold a tokenizer alone.
+///
+/// # Errors
+/// [`ModelError::NotFound`], and whatever is wrong with the tokenizer's files.
+pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Option<Tokenizer>, ModelError> {
+    let path = path.as_ref();
+    match is_directory(path)? {
+        true => Tokenizer::from_directory(path, &TokenizerSettings::from_directory(path)?),
+        false => gguf::open_tokenizer(path),
+    }
 }
 
 /// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
@@ -160,6 +174,16 @@ pub(crate) struct Parts {
 }
 
 pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
+    let parts = match is_directory(path)? {
+        true => directory::open(path, scaling)?,
+        false => gguf::open(path, scaling)?,
+    };
+    parts.check_vocabulary()?;
+    parts.check_layers()?;
+    Ok(parts)
+}
+
+fn is_directory(path: &Path) -> Result<bool, ModelError> {
     let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => ModelError::NotFound { path: path.to_owned() },
         _ => ModelError::Io {
@@ -167,13 +191,7 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
             source,
         },
     })?;
-    let parts = match metadata.is_dir() {
-        true => directory::open(path, scaling)?,
-        false => gguf::open(path, scaling)?,
-    };
-    parts.check_vocabulary()?;
-    parts.check_layers()?;
-    Ok(parts)
+    Ok(metadata.is_dir())
 }
 
 impl Parts {
@@ -187,6 +205,9 @@ impl Parts {
         });
         config.weight_bytes = computed.map(|tensor| tensor.bytes).sum();
         config.weight_format = most_common_format(&tensors);
+        config.has_bf16_weights = tensors
+            .iter()
+            .any(|tensor| tensor.element_type == TensorType::Weights(WeightFormat::Bf16));
         let text_of = |id: Option<u32>| self.tokenizer.as_ref()?.token_text(id?);
         ModelInfo {
             path: self.path.clone(),

@@ -72,7 +72,10 @@ impl FromStr for RopeScaling {
         };
         let (method, parameters) = text.split_once(':').unwrap_or((text, ""));
         let methods = [RopeMethod::Yarn, RopeMethod::Linear, RopeMethod::Own];
-        let Some(method) = methods.into_iter().find(|known| known.name() == method) else {
+        let Some(method) = methods
+            .into_iter()
+            .find(|known| known.name().eq_ignore_ascii_case(method))
+        else {
             return Err(error(format!(
                 "{method:?} is not a method; there are yarn, linear and own"
             )));

@@ -8,7 +8,8 @@ use crate::{PolicyError, PolicyInfo};
 /// The parameter that every policy has.
 const FROM: &str = "from";
 
-/// A policy of the catalogue with the values of all its parameters, spelled `name` or `name:key=value,key=value`.
+/// A policy of the catalogue with the values of all its parameters, spelled `name` or `name:key=value,key=value`, in lower
+/// or upper case.
 ///
 /// Beside its own parameters every policy takes `from`: sequences shorter than that many tokens are read densely. Without
 /// it, or with `from=auto`, that is the policy's break-even length ([`CostModel`](crate::CostModel)).
@@ -36,6 +37,7 @@ impl PolicySpec {
     /// # Errors
     /// As parsing: an unknown name or parameter, a value out of range.
     pub fn parse_among(text: &str, more: &'static [PolicyInfo]) -> Result<Self, PolicyError> {
+        let text = &*text.to_ascii_lowercase();
         let (name, list) = match text.split_once(':') {
             Some((name, list)) => (name.trim(), Some(list)),
             None => (text.trim(), None),

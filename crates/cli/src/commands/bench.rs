@@ -4,10 +4,10 @@ mod context;
 
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{
-    AttentionCase, DeviceCeilings, KeyKind, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results,
-    attention_cases, device_cases, measure_attention, measure_device, measure_kv, measure_model, measure_policies,
+    AttentionCase, DeviceCeilings, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results, attention_cases,
+    device_cases, measure_attention, measure_device, measure_kv, measure_model, measure_policies,
 };
-use riffle_policy::{Phase, PolicySpec, catalogue};
+use riffle_policy::{PolicySpec, catalogue};
 use serde_json::json;
 
 use super::eval::run::Measured;
@@ -66,10 +66,7 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
 }
 
 fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
-    let phase = match arguments.phase.as_str() {
-        "prefill" => Phase::Prefill,
-        _ => Phase::Decode,
-    };
+    let phase = arguments.phase;
     let specs: Vec<PolicySpec> = match arguments.policy.is_empty() {
         true => {
             let known = catalogue()
@@ -91,17 +88,13 @@ fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
         kv_heads,
         head_dim,
         formats: riffle_engine::parse_kv_type(&arguments.kv_type)?,
-        keys: if arguments.keys == "random" {
-            KeyKind::Random
-        } else {
-            KeyKind::Peaked
-        },
+        keys: arguments.keys,
         chunk_tokens: arguments.ub,
     };
     let measured = of_machine("policies", &arguments.machine);
     measured.keep(|watch| {
         let about = json!({
-            "phase": arguments.phase,
+            "phase": phase.to_string(),
             "tokens": arguments.tokens,
             "layers": arguments.layers,
             "shape": arguments.heads.shape,

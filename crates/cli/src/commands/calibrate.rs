@@ -7,11 +7,19 @@ use riffle_policy::{CostModel, PolicySpec};
 use super::run::audit_text;
 use super::{engine_options, print, print_json, read_text};
 use crate::args::CalibrateArguments;
+use crate::console;
 use crate::failure::Failure;
 
 pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
     Profile::check_write(&arguments.out)?;
     let text = read_text(&arguments.file)?;
+    let folder = arguments.out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        let folder = folder.display();
+        return Err(Failure::new(format!(
+            "--out: there is no folder {folder}: create it, or choose another"
+        )));
+    }
     let options = engine_options(&arguments.engine)?;
     let candidates = arguments.candidate.iter().map(|text| text.parse::<PolicySpec>());
     let calibration = CalibrateOptions {
@@ -24,7 +32,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
     };
     let report = with_threads(arguments.engine.threads, || {
         riffle_eval::calibrate(&arguments.model.model, &options, &text, &calibration, &mut |line| {
-            eprintln!("{line}")
+            console::note(line);
         })
     })??;
     report.profile.write(&arguments.out)?;

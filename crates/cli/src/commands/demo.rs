@@ -3,6 +3,7 @@
 use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunRequest, with_threads};
 
 use super::{grouped, print, read_text, run::answer};
+use crate::console;
 use crate::failure::Failure;
 use crate::shipped::fixtures;
 
@@ -17,7 +18,7 @@ fn read_and_answer() -> Result<(), Failure> {
     let question = read_text(&fixtures.join("text/question.txt"))?;
     let question = question.trim_end();
     let engine = Engine::load(&model_path, EngineOptions::default())?;
-    eprintln!(
+    console::note(format!(
         "model     {}: {}, {} layers, {} heads, {} KV heads of {}",
         model_path.display(),
         engine.model().config().architecture,
@@ -25,12 +26,12 @@ fn read_and_answer() -> Result<(), Failure> {
         engine.model().config().heads,
         engine.model().config().kv_heads,
         engine.model().config().head_dim,
-    );
-    eprintln!(
+    ));
+    console::note(format!(
         "book      {}: {} characters",
         book_path.display(),
         grouped(book.chars().count())
-    );
+    ));
     print(&format!("question  {}\n", question.replace('\n', " ")))?;
     let request = RunRequest {
         prompt: Some(format!("{}\n{question}", book.trim_end())),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use riffle_engine::human_bytes;
-use riffle_model::ModelInfo;
+use riffle_model::{ModelInfo, TensorInfo};
 use serde_json::{Value, json};
 
 use super::{grouped, print, print_json};
@@ -14,14 +14,18 @@ use crate::failure::Failure;
 pub(crate) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     let info = riffle_model::inspect(&arguments.path)?;
     if arguments.json {
-        return print_json(&as_json(&info));
+        return print_json(&as_json(&info, arguments.tensors));
     }
-    print(&described(&info))
+    let mut text = described(&info);
+    if arguments.tensors {
+        text += &listed(&info.tensors);
+    }
+    print(&text)
 }
 
-fn as_json(info: &ModelInfo) -> Value {
+fn as_json(info: &ModelInfo, with_tensors: bool) -> Value {
     let config = &info.config;
-    json!({
+    let mut value = json!({
         "path": info.path,
         "format": info.format,
         "architecture": config.architecture,
@@ -44,24 +48,41 @@ fn as_json(info: &ModelInfo) -> Value {
             "bos": tokenizer.bos,
             "eos": tokenizer.eos,
         })),
-        "tensors": info.tensors.iter().map(|tensor| json!({
-            "name": tensor.name,
-            "type": tensor.element_type.to_string(),
-            "shape": tensor.shape,
-            "bytes": tensor.bytes,
+        "tensors": info.tensors.len(),
+        "formats": by_format(&info.tensors).into_iter().map(|(format, (tensors, bytes))| json!({
+            "type": format,
+            "tensors": tensors,
+            "bytes": bytes,
         })).collect::<Vec<_>>(),
-    })
+    });
+    if with_tensors {
+        let tensors = info.tensors.iter().map(|tensor| {
+            json!({
+                "name": tensor.name,
+                "type": tensor.element_type.to_string(),
+                "shape": tensor.shape,
+                "bytes": tensor.bytes,
+            })
+        });
+        value["tensors"] = tensors.collect();
+    }
+    value
+}
+
+/// Tensors and bytes of each element format.
+fn by_format(tensors: &[TensorInfo]) -> BTreeMap<String, (usize, u64)> {
+    let mut formats = BTreeMap::<String, (usize, u64)>::new();
+    for tensor in tensors {
+        let entry = formats.entry(tensor.element_type.to_string()).or_default();
+        entry.0 += 1;
+        entry.1 += tensor.bytes;
+    }
+    formats
 }
 
 fn described(info: &ModelInfo) -> String {
     let config = &info.config;
-    let mut bytes_by_type = BTreeMap::<String, (usize, u64)>::new();
-    for tensor in &info.tensors {
-        let entry = bytes_by_type.entry(tensor.element_type.to_string()).or_default();
-        entry.0 += 1;
-        entry.1 += tensor.bytes;
-    }
-    let types: Vec<String> = bytes_by_type
+    let types: Vec<String> = by_format(&info.tensors)
         .iter()
         .map(|(name, (tensors, bytes))| format!("{name} {} in {tensors} tensors", human_bytes(*bytes)))
         .collect();
@@ -81,8 +102,8 @@ fn described(info: &ModelInfo) -> String {
             human_bytes(config.recurrent_bytes())
         ),
     };
-    let mut text = format!(
-        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\nheads         {} query, {} KV, {} wide\npositions     {}\nvocabulary    {}{}\nweights       {}\ntokenizer     {tokenizer}\nchat template {}\n\n",
+    format!(
+        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\nheads         {} query, {} KV, {} wide\npositions     {}\nvocabulary    {}{}\nweights       {} in {} tensors: {}\ntokenizer     {tokenizer}\nchat template {}\n",
         info.path.display(),
         info.format,
         config.architecture,
@@ -99,10 +120,16 @@ fn described(info: &ModelInfo) -> String {
         } else {
             ""
         },
+        human_bytes(info.tensor_bytes),
+        grouped(info.tensors.len()),
         types.join(", "),
         if info.has_chat_template { "yes" } else { "no" },
-    );
-    for tensor in &info.tensors {
+    )
+}
+
+fn listed(tensors: &[TensorInfo]) -> String {
+    let mut text = "\n".to_owned();
+    for tensor in tensors {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,

@@ -8,22 +8,26 @@ pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod policies;
 pub(crate) mod run;
+pub(crate) mod tokenize;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow};
 use riffle_files::FileError;
 use riffle_kv::{DiskTier, KvTiers};
+use riffle_model::ModelConfig;
 use riffle_policy::PolicyRules;
-use serde::Serialize;
 
 use crate::args::{EngineArguments, HeadsArguments};
+use crate::console;
 use crate::failure::Failure;
+
+pub(crate) use crate::console::{print, print_json};
 
 /// The engine's options, as the arguments give them.
 pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
-    let (key_format, value_format) = riffle_engine::parse_kv_type(&arguments.kv_type)?;
+    let (key_format, value_format) = riffle_engine::parse_kv_type(&arguments.kv_formats())?;
     let defaults = EngineOptions::default();
     let profile = profile(arguments)?;
     let preferred = profile.prefill.preferred_chunk_tokens();
@@ -36,7 +40,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
             .map(str::parse)
             .transpose()
             .map_err(EngineError::from)?,
-        activations: arguments.activations,
+        activations: arguments.activations.unwrap_or_default(),
         batch_tokens: arguments.batch,
         chunk_tokens: arguments.chunk.unwrap_or(chunk_tokens),
         page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),
@@ -49,19 +53,16 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         audit: arguments.audit,
         auto_target: arguments.auto,
         kv_tiers: KvTiers {
-            device_budget_bytes: bytes("--kv-device-budget", &arguments.kv_device_budget)?.unwrap_or(0),
-            ram_budget_bytes: bytes("--kv-ram-budget", &arguments.kv_ram_budget)?,
-            disk: match &arguments.kv_disk {
-                Some(folder) => Some(DiskTier {
-                    folder: folder.clone(),
-                    budget_bytes: bytes("--kv-disk-budget", &arguments.kv_disk_budget)?,
-                }),
-                None => None,
-            },
+            device_budget_bytes: arguments.kv_device_budget.unwrap_or(0),
+            ram_budget_bytes: arguments.kv_ram_budget,
+            disk: arguments.kv_disk.clone().map(|folder| DiskTier {
+                folder,
+                budget_bytes: arguments.kv_disk_budget,
+            }),
             slots: arguments.kv_slots,
             ..defaults.kv_tiers
         },
-        memory_budget_bytes: bytes("--memory", &arguments.memory)?,
+        memory_budget_bytes: arguments.memory,
         ..defaults
     };
     let options = options.on_device(arguments.device.as_deref())?;
@@ -94,7 +95,7 @@ fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
         return profile.map_err(|error| Failure::new(format!("{}: {error}", path.display())));
     }
     let h2o = [("local", arguments.h2o_local), ("heavy", arguments.h2o_heavy)];
-    let mut prefill: PolicyRules = match &*arguments.prefill {
+    let mut prefill: PolicyRules = match &*arguments.prefill.to_ascii_lowercase() {
         "full" if h2o.iter().any(|(_, value)| value.is_some()) => "h2o-chunk".parse().map_err(EngineError::from)?,
         text => text.parse().map_err(EngineError::from)?,
     };
@@ -117,10 +118,26 @@ fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
     })
 }
 
-fn bytes(name: &'static str, text: &Option<String>) -> Result<Option<u64>, EngineError> {
-    text.as_deref()
-        .map(|text| riffle_engine::parse_bytes(name, text))
-        .transpose()
+/// Says where --activations was given and changes nothing.
+pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig, on_device: bool) {
+    let given = arguments.activations;
+    if let Some(note) = given.and_then(|given| riffle_engine::activations_note(config, given, on_device)) {
+        console::note(note);
+    }
+}
+
+/// The text given, a file's, or standard input's.
+pub(crate) fn read_input(text: Option<&String>, file: Option<&Path>) -> Result<String, Failure> {
+    match (text, file) {
+        (Some(text), _) => Ok(text.clone()),
+        (None, Some(path)) => text_of(path, riffle_files::read_file_or_pipe(path, LARGEST_TEXT_BYTES)),
+        (None, None) => {
+            if io::stdin().is_terminal() {
+                console::note("reading the text from the keyboard: Ctrl-D on a line of its own ends it");
+            }
+            read_standard_input()
+        }
+    }
 }
 
 /// Most bytes of a prompt or another text: some fifty million tokens.
@@ -128,16 +145,11 @@ const LARGEST_TEXT_BYTES: u64 = 256 << 20;
 
 /// A text file, whole.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    text(path, riffle_files::read(path, LARGEST_TEXT_BYTES))
-}
-
-/// A prompt, whole, from a file or from a pipe.
-pub(crate) fn read_prompt(path: &Path) -> Result<String, Failure> {
-    text(path, riffle_files::read_file_or_pipe(path, LARGEST_TEXT_BYTES))
+    text_of(path, riffle_files::read(path, LARGEST_TEXT_BYTES))
 }
 
 /// Standard input, to its end.
-pub(crate) fn read_standard_input() -> Result<String, Failure> {
+fn read_standard_input() -> Result<String, Failure> {
     let bytes = riffle_files::read_within(io::stdin().lock(), LARGEST_TEXT_BYTES);
     utf8(
         bytes.map_err(|error| Failure::new(format!("standard input: {error}")))?,
@@ -145,7 +157,7 @@ pub(crate) fn read_standard_input() -> Result<String, Failure> {
     )
 }
 
-fn text(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<String, Failure> {
+fn text_of(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<String, Failure> {
     let bytes = bytes.map_err(|error| {
         let what = match error.kind() {
             io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
@@ -165,21 +177,6 @@ pub(crate) fn utf8(bytes: Vec<u8>, name: &str) -> Result<String, Failure> {
             error.utf8_error().valid_up_to()
         ))
     })
-}
-
-/// Writes to standard output and says plainly when that fails.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let mut output = io::stdout().lock();
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .map_err(|error| Failure::output(&error))
-}
-
-/// One JSON object on standard output.
-pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(Failure::new)?;
-    print(&(text + "\n"))
 }
 
 /// A number with thousands separated.

@@ -1,8 +1,8 @@
 //! `riffle plan`: what a run would use.
 
-use riffle_engine::human_bytes;
+use riffle_engine::{described_activations, human_bytes};
 
-use super::{engine_options, grouped, print, print_json};
+use super::{engine_options, grouped, note_activations, print, print_json};
 use crate::args::PlanArguments;
 use crate::failure::Failure;
 
@@ -10,9 +10,11 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     let options = engine_options(&arguments.engine)?;
     let info = riffle_model::inspect_scaled(&arguments.model.model, options.rope_scaling.as_ref())?;
     let plan = riffle_engine::plan(&info, &options)?;
+    note_activations(&arguments.engine, &info.config, plan.device.is_some());
     if arguments.json {
-        print_json(&plan)?;
-        return Ok(plan.check(&options)?);
+        let printed = print_json(&plan);
+        plan.check(&options)?;
+        return printed;
     }
     let tiers = &plan.kv_tiers;
     let verdict = if let Some(refusal) = &tiers.refusal {
@@ -44,19 +46,22 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         0 => String::new(),
         bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
     };
-    print(&format!(
-        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\n{device}plan       {verdict}\n",
+    let printed = print(&format!(
+        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {}\nplan       {verdict}\n",
         grouped(plan.context_tokens),
         human_bytes(plan.weights_bytes),
         human_bytes(plan.kv_bytes),
         human_bytes(plan.kv_bytes_per_token),
-        arguments.engine.kv_type,
+        arguments.engine.kv_formats(),
         human_bytes(tiers.device_bytes),
         human_bytes(tiers.ram_bytes),
         human_bytes(tiers.disk_bytes),
         human_bytes(plan.scratch_bytes),
         human_bytes(plan.total_bytes),
         human_bytes(plan.available_bytes),
-    ))?;
-    Ok(plan.check(&options)?)
+        described_activations(&info.config, options.activations, plan.device.is_some()),
+    ));
+    // A plan that does not fit is a failure, whether anybody read the table or not.
+    plan.check(&options)?;
+    printed
 }

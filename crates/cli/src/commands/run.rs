@@ -4,33 +4,30 @@ use std::ops::ControlFlow;
 
 use riffle_engine::{
     AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, GenerateOptions, PrefixCacheOptions, RunEvent, RunReport,
-    RunRequest, SamplingOptions, StopReason, human_bytes, parse_bytes, with_threads,
+    RunRequest, SamplingOptions, StopReason, human_bytes, with_threads,
 };
 
-use super::{engine_options, grouped, print, print_json, read_prompt, read_standard_input};
+use super::{engine_options, grouped, note_activations, print, print_json, read_input};
 use crate::args::{GenerateArguments, RunArguments};
+use crate::console;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::progress::PrefillDisplay;
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let options = engine_options(&arguments.engine)?;
-    let prompt = match (&arguments.prompt, &arguments.file) {
-        _ if arguments.continues => None,
-        (Some(prompt), _) => Some(prompt.clone()),
-        (None, Some(path)) => Some(read_prompt(path)?),
-        (None, None) => Some(read_standard_input()?),
+    let prompt = match arguments.continues {
+        true => None,
+        false => Some(read_input(arguments.prompt.as_ref(), arguments.file.as_deref())?),
     };
-    let budget = arguments.prefix_cache_budget.as_deref();
-    let budget = budget
-        .map(|text| parse_bytes("--prefix-cache-budget", text))
-        .transpose()?;
     let prefix_cache = arguments.prefix_cache.clone().map(|folder| PrefixCacheOptions {
         folder,
-        budget_bytes: budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
+        budget_bytes: arguments.prefix_cache_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
     });
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
+        let on_device = engine.options().device.is_some();
+        note_activations(&arguments.engine, engine.model().config(), on_device);
         let request = RunRequest {
             prompt,
             system: arguments.system.clone(),
@@ -82,7 +79,6 @@ fn answer_all(
         },
         &mut |report| {
             if !json {
-                eprintln!();
                 summarise(&report);
             }
             let interrupted = report.stop == StopReason::Interrupted;
@@ -183,7 +179,7 @@ fn summarise(report: &RunReport) {
         0 => String::new(),
         tokens => format!(" (from {} tokens on)", grouped(tokens)),
     };
-    eprintln!(
+    console::note(format!(
         "
 prompt    {prompt} tokens{read}, first token after {first:.2} s
 answer    {generated} tokens at {decode:.1} tokens/s, ended by {stop}
@@ -213,9 +209,10 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         kv_ceiling = human_bytes(report.plan.kv_bytes),
         context = grouped(report.plan.context_tokens),
         threads = report.threads,
-    );
+    ));
+    console::note(format!("inputs    of linear layers {}", report.activations));
     if let Some(prefix) = &report.prefix_cache {
-        eprintln!(
+        console::note(format!(
             "prefixes  {folder}: {found} tokens found in {load:.2} s, {kept} kept in {store:.2} s, {bytes} in all",
             folder = prefix.folder,
             found = grouped(prefix.found_tokens),
@@ -223,23 +220,23 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
             kept = grouped(prefix.kept_tokens),
             store = prefix.store_ms / 1e3,
             bytes = human_bytes(prefix.bytes),
-        );
+        ));
         if prefix.damaged_blocks > 0 {
-            eprintln!("          a damaged page there was removed, and its tokens were read from the prompt");
+            console::note("          a damaged page there was removed, and its tokens were read from the prompt");
         }
     }
     if let Some(session) = &report.session {
-        eprintln!(
+        console::note(format!(
             "session   {path}: {restored} tokens restored in {restore:.2} s, {size} saved in {save:.2} s",
             path = session.path,
             restored = grouped(session.restored_tokens),
             restore = session.restore_ms / 1e3,
             size = human_bytes(session.file_bytes),
             save = session.save_ms / 1e3,
-        );
+        ));
     }
     if let Some(audit) = &report.audit {
-        eprintln!("{}", audit_text(audit));
+        console::note(audit_text(audit));
     }
 }
 

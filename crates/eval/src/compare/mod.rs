@@ -16,7 +16,7 @@ use crate::choice::PolicyChoice;
 use crate::journal::Journal;
 use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
 use crate::statistics::Interval;
-use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader};
+use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader, check_lengths};
 
 pub use task::CompareTask;
 
@@ -79,6 +79,7 @@ pub fn compare(
             "--budget is {budget}, but must be a share above 0 and at most 1"
         )));
     }
+    check_lengths(engine, &options.lengths)?;
     let mut choices: Vec<&PolicyChoice> = options.policies.iter().filter(|choice| !choice.is_full()).collect();
     let full = PolicyChoice::full();
     choices.insert(0, &full);
@@ -93,7 +94,9 @@ pub fn compare(
                 let (samples, depths) = (options.samples, options.depths);
                 cells.push(Cell {
                     name: format!("{choice}: {task} {context_tokens} tokens, {samples} samples, {depths} depths"),
-                    tokens: context_tokens * samples as usize * task.prompts(depths),
+                    tokens: context_tokens
+                        .saturating_mul(samples as usize)
+                        .saturating_mul(task.prompts(depths)),
                     task: Entry {
                         choice,
                         task,

@@ -50,6 +50,7 @@ impl FromStr for CompareTask {
     type Err = EvalError;
 
     fn from_str(text: &str) -> Result<Self, EvalError> {
+        let text = &*text.to_ascii_lowercase();
         let mut parts = text.split(':');
         if parts.next() != Some("needle") {
             return text.parse().map(Self::Ruler).map_err(|_| unknown(text));
@@ -83,6 +84,10 @@ mod tests {
         for text in ["needle:single:end", "needle:multi-key:middle", "vt", "qa_2"] {
             assert_eq!(text.parse::<CompareTask>().unwrap().to_string(), text);
         }
+        assert_eq!(
+            "Needle:Single:END".parse::<CompareTask>().unwrap().to_string(),
+            "needle:single:end"
+        );
         assert_eq!(
             "needle".parse::<CompareTask>().unwrap().to_string(),
             "needle:multi-key:late"

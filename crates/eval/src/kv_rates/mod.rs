@@ -18,6 +18,7 @@ use crate::EvalError;
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
 use crate::noise::noise;
+use crate::room::check_memory;
 
 /// What to measure with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,11 +149,23 @@ pub fn measure_kv(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<KvRates, EvalError> {
-    if options.hot_tokens < CHUNK || options.tokens < 2 * options.hot_tokens {
+    if options.hot_tokens < CHUNK || options.tokens < options.hot_tokens.saturating_mul(2) {
         return Err(EvalError::Option(format!(
             "--tokens must be at least twice --hot-tokens, and those at least {CHUNK}"
         )));
     }
+    if !options.folder.is_dir() {
+        return Err(EvalError::File {
+            path: options.folder.clone(),
+            reason: "no such folder: create it, or give --kv-disk another".to_owned(),
+        });
+    }
+    let shape = shape(options, options.format);
+    shape.validate().map_err(EngineError::from)?;
+    // Streaming from RAM is compared with copies from as many bytes again.
+    let needed = shape.bytes_for(options.tokens).saturating_mul(2);
+    let what = format!("a cache of {} tokens, twice,", options.tokens);
+    check_memory(&what, needed, "use fewer --tokens")?;
     let mut cells = Vec::new();
     let mut cell = |name: String, task: Part| {
         cells.push(Cell {

@@ -339,7 +339,7 @@ impl FromStr for NeedleKind {
     fn from_str(text: &str) -> Result<Self, EvalError> {
         Self::ALL
             .into_iter()
-            .find(|known| known.to_string() == text)
+            .find(|known| known.to_string().eq_ignore_ascii_case(text))
             .ok_or_else(|| {
                 let known = Self::ALL.map(|known| known.to_string());
                 EvalError::Option(format!("unknown kind of needle {text:?}; known: {}", known.join(", ")))
@@ -353,7 +353,7 @@ impl FromStr for AskPlace {
     fn from_str(text: &str) -> Result<Self, EvalError> {
         Self::ALL
             .into_iter()
-            .find(|known| known.to_string() == text)
+            .find(|known| known.to_string().eq_ignore_ascii_case(text))
             .ok_or_else(|| {
                 let known = Self::ALL.map(|known| known.to_string());
                 EvalError::Option(format!("unknown place to ask {text:?}; known: {}", known.join(", ")))

@@ -495,7 +495,7 @@ impl FromStr for RulerTask {
     fn from_str(text: &str) -> Result<Self, EvalError> {
         Self::ALL
             .into_iter()
-            .find(|task| task.name() == text)
+            .find(|task| task.name().eq_ignore_ascii_case(text))
             .ok_or_else(|| EvalError::Option(format!("unknown task {text:?}; known: {}", Self::names())))
     }
 }

@@ -14,6 +14,7 @@ use crate::journal::Journal;
 use crate::record::{
     AskPlace, MOST_DEPTHS, NeedleKind, NeedleSample, NeedleTable, RulerSample, RulerTable, RunSettings,
 };
+use crate::room::check_context;
 
 /// What to ask in a needle test.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +64,7 @@ pub fn needle(
             "--depths must be 1 to {MOST_DEPTHS} and --documents at least 1"
         )));
     }
+    check_lengths(engine, &options.lengths)?;
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
         for &kind in &options.kinds {
@@ -72,7 +74,7 @@ pub fn needle(
                     cells.push(Cell {
                         name: format!("{kind} {place} {context_tokens} tokens, {depths} depths, seed {seed}"),
                         tokens: if kind == NeedleKind::Single {
-                            context_tokens * depths
+                            context_tokens.saturating_mul(depths)
                         } else {
                             context_tokens
                         },
@@ -121,6 +123,7 @@ pub fn ruler(
             "nothing to ask: give at least one of --tasks and --lengths, and --samples of at least 1".to_owned(),
         ));
     }
+    check_lengths(engine, &options.lengths)?;
     let asked = if options.late { Asked::Late } else { Asked::WithDocument };
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
@@ -144,6 +147,12 @@ pub fn ruler(
         wording: corpus.wording().to_owned(),
         samples,
     })
+}
+
+/// Refuses lengths that the context does not hold, before a document is made.
+pub(crate) fn check_lengths(engine: &Engine, lengths: &[usize]) -> Result<(), EvalError> {
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    check_context(engine, "the longest of --lengths", longest)
 }
 
 impl RulerTask {

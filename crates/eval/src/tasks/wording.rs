@@ -140,11 +140,11 @@ impl Wording {
     /// # Errors
     /// [`EvalError::File`] for a file that is not there or lacks a field.
     pub fn find(name: &str, engine: &Engine) -> Result<Self, EvalError> {
-        match name {
+        match &*name.to_ascii_lowercase() {
             "auto" if engine.chat_template().is_some() => Ok(Self::ruler()),
             "auto" | "plain" => Ok(Self::plain()),
             "ruler" => Ok(Self::ruler()),
-            path => Self::read(Path::new(path)),
+            _ => Self::read(Path::new(name)),
         }
     }
 

@@ -15,7 +15,6 @@
 //! key u128, key of the block u128, bytes, hash of all the above: u128
 //! ```
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 

@@ -23,7 +23,7 @@ use tokenizer::Tokens;
 
 use crate::load::{Parts, milliseconds_since};
 use crate::weights::{Checkpoint, map};
-use crate::{GenerationDefaults, ModelError, RopeScaling, families};
+use crate::{GenerationDefaults, ModelError, RopeScaling, Tokenizer, families};
 
 const SHARD_NUMBER: &str = "split.no";
 const SHARD_COUNT: &str = "split.count";
@@ -91,6 +91,14 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         chat_template: tokens.map(Tokens::chat_template).transpose()?.flatten(),
         generation,
     })
+}
+
+/// Reads the tokenizer alone; `None` where the file has none.
+pub(crate) fn open_tokenizer(path: &Path) -> Result<Option<Tokenizer>, ModelError> {
+    let (_, map) = read(path)?;
+    let header = Header::parse(path, &map)?;
+    let tokens = Tokens::read(path, &header)?;
+    tokens.as_ref().map(Tokens::tokenizer).transpose()
 }
 
 fn read(path: &Path) -> Result<(File, Mmap), ModelError> {

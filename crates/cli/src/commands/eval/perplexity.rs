@@ -1,6 +1,5 @@
 //! `riffle eval perplexity`.
 
-use riffle_engine::parse_bytes;
 use riffle_eval::{PerplexityOptions, PolicyChoice, Results};
 use riffle_policy::Phase;
 use serde_json::json;
@@ -22,7 +21,7 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
     let stride = arguments
         .stride
         .unwrap_or(arguments.window / if has_decode { 2 } else { 1 });
-    let budget = parse_bytes("--predictions-budget", &arguments.predictions_budget)?;
+    let budget = arguments.predictions_budget;
     let subject = Subject::new(&arguments.subject, "text/zechariah.txt")?;
     let name = file_name(&subject.text);
     subject.measure(

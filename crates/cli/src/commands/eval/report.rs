@@ -3,6 +3,7 @@
 use riffle_eval::{Record, RecordFolder, Table, write_report};
 
 use crate::commands::print;
+use crate::console;
 use crate::eval_args::ReportArguments;
 use crate::failure::Failure;
 
@@ -19,7 +20,7 @@ pub(super) fn report(arguments: &ReportArguments) -> Result<(), Failure> {
     if arguments.pictures {
         for record in &records {
             let files = record.write_pictures(&arguments.folder)?;
-            files.iter().for_each(|file| eprintln!("{}", file.display()));
+            files.iter().for_each(|file| console::note(file.display()));
         }
     }
     if arguments.markdown {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::args::EngineArguments;
 use crate::commands::{engine_options, print, print_json, read_text};
+use crate::console;
 use crate::eval_args::{OutputArguments, SubjectArguments};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -29,7 +30,7 @@ fn shipped(given: Option<&PathBuf>, name: &str) -> Result<PathBuf, Failure> {
 /// Engine options whose policies may be baselines as well.
 pub(crate) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
     let baseline = |text: &str| {
-        let name = text.split(':').next().unwrap_or_default().trim().to_owned();
+        let name = text.split(':').next().unwrap_or_default().trim().to_ascii_lowercase();
         riffle_eval::baselines().iter().any(|info| info.name == name)
     };
     let (prefill, decode) = (&arguments.prefill, &arguments.decode);
@@ -209,7 +210,7 @@ pub(crate) fn corpus(
 fn write(record: &Record, folder: &Path) -> Result<(), Failure> {
     let mut paths = vec![record.write(folder)?];
     paths.extend(record.write_pictures(folder)?);
-    paths.iter().for_each(|path| eprintln!("{}", path.display()));
+    paths.iter().for_each(|path| console::note(path.display()));
     Ok(())
 }
 

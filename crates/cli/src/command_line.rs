@@ -1,0 +1,109 @@
+//! From arguments as they are typed to parsed ones.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches};
+
+use crate::args::Arguments;
+use crate::failure::Failure;
+use crate::llama_cpp;
+
+/// Every command with its arguments, as clap describes them.
+pub fn command() -> clap::Command {
+    take_negative_numbers(Arguments::command())
+}
+
+/// Lets `-1` be the value of an option, so that a number out of range is refused as one.
+fn take_negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|argument| match argument.get_action().takes_values() {
+            true => argument.allow_negative_numbers(true),
+            false => argument,
+        })
+        .mut_subcommands(take_negative_numbers)
+}
+
+/// Parses arguments, the program's name first.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
+    let matches = command().try_get_matches_from(llama_cpp::spelled_for_clap(arguments))?;
+    Arguments::from_arg_matches(&matches)
+}
+
+/// Ends a process whose arguments were not accepted, or asked for help.
+pub(crate) fn end(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let printed = error.print().and_then(|()| io::stdout().flush());
+            printed.map_or_else(|error| Failure::output(&error).report(), |()| ExitCode::SUCCESS)
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // Help that nobody can read is not missed.
+            let _ = error.print();
+            ExitCode::from(Failure::MISSPELLED)
+        }
+        _ => Failure::usage(error).report(),
+    }
+}
+
+/// Whether a value was refused, rather than an argument that the command does not have or that has no value.
+pub(crate) fn refuses_a_value(error: &clap::Error) -> bool {
+    error.kind() == ErrorKind::ValueValidation
+}
+
+/// What is wrong with the arguments, in a line.
+pub(crate) fn one_line(error: &clap::Error) -> String {
+    if let Some(line) = refused_value(error).or_else(|| llama_cpp::refusal(error)) {
+        return line;
+    }
+    let text = error.to_string();
+    let is_behind = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
+    let mut message = String::new();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    for line in lines.take_while(|line| !is_behind(line)) {
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        let (between, line) = match line.strip_prefix("tip: ") {
+            _ if message.is_empty() => ("", line),
+            Some(tip) => ("; ", tip),
+            None if message.ends_with(':') || line.starts_with('[') => (" ", line),
+            None => (", ", line),
+        };
+        message += between;
+        message += line;
+    }
+    let usage = text.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
+    let command = usage.map(|usage| {
+        let words = usage
+            .split(' ')
+            .take_while(|word| !word.starts_with(['-', '[', '<', '\'']));
+        words.collect::<Vec<_>>().join(" ")
+    });
+    match command {
+        Some(command) => format!("{message}; see {command} --help"),
+        None => message,
+    }
+}
+
+/// A value out of range, in the words of the library's own refusals.
+fn refused_value(error: &clap::Error) -> Option<String> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let (Some(argument), Some(value), Some(why)) = (
+        text(ContextKind::InvalidArg),
+        text(ContextKind::InvalidValue),
+        error.source(),
+    ) else {
+        return None;
+    };
+    let argument = argument.split(' ').next().unwrap_or(argument);
+    let value = match value.is_empty() || value.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        true => format!("{value:?}"),
+        false => value.to_owned(),
+    };
+    Some(format!("{argument} is {value}, but {why}"))
+}

@@ -1,0 +1,48 @@
+//! Everything that is printed: results on standard output, all else on standard error.
+//!
+//! Nothing here panics. A result that cannot be written is a failure; a note that cannot be written is dropped, since
+//! there is no other place to report it.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Whether the last text on standard output left its line without an end.
+static LINE_IS_OPEN: AtomicBool = AtomicBool::new(false);
+
+/// Writes to standard output and says plainly when that fails.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    if let Some(last) = text.chars().next_back() {
+        LINE_IS_OPEN.store(last != '\n', Ordering::Relaxed);
+    }
+    let mut output = io::stdout().lock();
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|error| Failure::output(&error))
+}
+
+/// One JSON object on standard output.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::new)?;
+    print(&(text + "\n"))
+}
+
+/// Writes a line, or several, to standard error; never behind text of an answer.
+pub(crate) fn note(text: impl Display) {
+    // An answer that cannot be written is reported where its text is printed.
+    let _ = end_line();
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Ends the line of standard output that an answer left open.
+pub(crate) fn end_line() -> Result<(), Failure> {
+    match LINE_IS_OPEN.load(Ordering::Relaxed) {
+        true => print("\n"),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,58 @@
+//! The `riffle` command: it parses, calls the libraries and prints.
+//!
+//! Exit statuses: 0 when everything asked for was done, or when the reader of standard output went away; 1 for a value, a
+//! file or a model that is refused and for a run that fails; 2 for arguments that the command does not have; 130 after
+//! Ctrl-C. A failure is one line on standard error.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod bench_args;
+mod command_line;
+mod commands;
+mod console;
+mod eval_args;
+mod failure;
+mod interrupt;
+mod llama_cpp;
+mod numbers;
+mod progress;
+mod shipped;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use args::Command;
+use failure::Failure;
+
+pub use command_line::command;
+
+/// Runs the process's arguments to the end.
+pub fn main() -> ExitCode {
+    let arguments = match command_line::parse(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(error) => return command_line::end(&error),
+    };
+    let result = match arguments.command {
+        None => commands::demo::demo(),
+        Some(Command::Run(arguments)) => commands::run::run(&arguments),
+        Some(Command::Plan(arguments)) => commands::plan::plan(&arguments),
+        Some(Command::Inspect(arguments)) => commands::inspect::inspect(&arguments),
+        Some(Command::Tokenize(arguments)) => commands::tokenize::tokenize(&arguments),
+        Some(Command::Policies(arguments)) => commands::policies::policies(&arguments),
+        Some(Command::Calibrate(arguments)) => commands::calibrate::calibrate(&arguments),
+        Some(Command::Eval(arguments)) => commands::eval::eval(&arguments),
+        Some(Command::Bench(arguments)) => commands::bench::bench(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// The line with which these arguments, the program's name first, are refused before anything is read; `None` where they
+/// are accepted so far.
+pub fn refusal(arguments: impl IntoIterator<Item = OsString>) -> Option<String> {
+    let error = command_line::parse(arguments).err()?;
+    Some(Failure::usage(&error).to_string())
+}

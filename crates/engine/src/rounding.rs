@@ -1,0 +1,81 @@
+//! How linear layers round their input, in words.
+
+use riffle_model::{Activations, ModelConfig, WeightFormat};
+
+/// How linear layers of this model read their input: exactly, or rounded and to what.
+pub fn described_activations(config: &ModelConfig, activations: Activations, on_device: bool) -> String {
+    let most = described(config.weight_format, activations, on_device);
+    if config.has_bf16_weights && is_quantised(config.weight_format) {
+        let others = described(WeightFormat::Bf16, activations, on_device);
+        return format!("{most}; {others}");
+    }
+    most
+}
+
+/// What to tell somebody who asked for `activations` where that changes nothing; `None` where it does what was asked for.
+pub fn activations_note(config: &ModelConfig, activations: Activations, on_device: bool) -> Option<String> {
+    let format = config.weight_format;
+    let why = match activations {
+        Activations::Rounded if on_device => "a device rounds by rules of its own".to_owned(),
+        Activations::Rounded if config.has_bf16_weights => return None,
+        _ if is_quantised(format) => "the input of quantised weights is rounded to 8 bits in any case".to_owned(),
+        Activations::Rounded => format!("this model's weights are {}", format.name()),
+        Activations::Exact => return None,
+    };
+    Some(format!(
+        "--activations {activations} concerns bf16 weights on the CPU alone: {why}"
+    ))
+}
+
+fn described(format: WeightFormat, activations: Activations, on_device: bool) -> String {
+    let name = format.name();
+    match format {
+        format if is_quantised(format) => "rounded to 8 bits for quantised weights".to_owned(),
+        WeightFormat::F16 | WeightFormat::Bf16 if on_device => {
+            format!("rounded to {name} for {name} weights where more than 8 tokens are read at a time")
+        }
+        WeightFormat::Bf16 if activations == Activations::Rounded => "rounded to bf16 for bf16 weights".to_owned(),
+        _ => format!("exact (f32) for {name} weights"),
+    }
+}
+
+fn is_quantised(format: WeightFormat) -> bool {
+    format.block_weights() > 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(weight_format: WeightFormat) -> ModelConfig {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
+        let mut config = riffle_model::inspect(path).unwrap().config;
+        config.weight_format = weight_format;
+        config.has_bf16_weights = weight_format == WeightFormat::Bf16;
+        config
+    }
+
+    #[test]
+    fn quantised_weights_are_said_to_round_whatever_was_asked_for() {
+        let config = config(WeightFormat::Q4K);
+        for activations in [Activations::Exact, Activations::Rounded] {
+            let text = described_activations(&config, activations, false);
+            assert_eq!(text, "rounded to 8 bits for quantised weights");
+            let note = activations_note(&config, activations, false).unwrap();
+            assert!(
+                note.contains("quantised weights") && note.contains("bf16 weights on the CPU"),
+                "{note}"
+            );
+        }
+    }
+
+    #[test]
+    fn bf16_weights_take_what_was_asked_for_on_the_cpu() {
+        let config = config(WeightFormat::Bf16);
+        let text = |activations| described_activations(&config, activations, false);
+        assert_eq!(text(Activations::Exact), "exact (f32) for bf16 weights");
+        assert_eq!(text(Activations::Rounded), "rounded to bf16 for bf16 weights");
+        assert_eq!(activations_note(&config, Activations::Rounded, false), None);
+        assert!(activations_note(&config, Activations::Rounded, true).is_some());
+    }
+}
