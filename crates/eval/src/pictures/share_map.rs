@@ -57,7 +57,7 @@ impl ShareMap {
         let top = head_height(&self.title, &self.subtitle, width) + heading;
         let bottom = top + cell_height * self.rows as f64;
         let over = if self.chosen.is_empty() { 0.0 } else { 20.0 };
-        let mut canvas = Canvas::new(width, bottom + 100.0 + over);
+        let mut canvas = Canvas::new(width, bottom + 116.0 + over);
         canvas.head(&self.title, &self.subtitle);
         canvas.upright(MARGIN + 8.0, (top + bottom) / 2.0, &self.row_label);
         for (row, name) in self.row_names.iter().enumerate() {
@@ -109,14 +109,14 @@ impl ShareMap {
             &ends,
         );
         if !self.chosen.is_empty() {
-            canvas.rectangle("chosen", left, bottom + 92.0, 22.0, 13.0, "");
+            canvas.rectangle("chosen", left, bottom + 108.0, 22.0, 13.0, "");
             canvas.path(
                 "border",
-                &format!("M{} {}h22v13h-22z", number(left), number(bottom + 92.0)),
+                &format!("M{} {}h22v13h-22z", number(left), number(bottom + 108.0)),
                 "",
                 "",
             );
-            canvas.text("", left + 32.0, bottom + 103.0, Anchor::Start, "read by the policy");
+            canvas.text("", left + 32.0, bottom + 119.0, Anchor::Start, "read by the policy");
         }
         canvas.finish(self.alt())
     }

@@ -146,7 +146,16 @@ fn context(table: &ContextTable) -> Checked {
         share("density", row.density)?;
         not_negative("prefill_tokens_per_s", row.prefill_tokens_per_s)?;
         not_negative("decode_tokens_per_s", row.decode_tokens_per_s)?;
-        for (name, part) in row.parts() {
+        // Before they are added up.
+        for (name, part) in [
+            ("weights_bytes", row.weights_bytes),
+            ("kv_device_bytes", row.kv_device_bytes),
+            ("kv_ram_bytes", row.kv_ram_bytes),
+            ("kv_disk_bytes", row.kv_disk_bytes),
+            ("kv_bookkeeping_bytes", row.kv_bookkeeping_bytes),
+            ("recurrent_bytes", row.recurrent_bytes),
+            ("workspace_bytes", row.workspace_bytes),
+        ] {
             bytes(name, part)?;
         }
         bytes("peak_resident_bytes", row.peak_resident_bytes.unwrap_or(0))?;
