@@ -2,10 +2,12 @@
 
 use std::io::Read;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use riffle_engine::{
-    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, GenerateOptions, PrefixCacheOptions, RunEvent, RunReport,
-    RunRequest, SamplingOptions, StopReason, human_bytes, parse_bytes, with_threads,
+    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, EngineOptions, GenerateOptions, PrefixCacheOptions, PromptText,
+    RunEvent, RunReport, RunRequest, SamplingOptions, StopReason, human_bytes, largest_text_bytes, parse_bytes,
+    with_threads,
 };
 
 use super::{engine_options, grouped, print, print_json, read_text, utf8};
@@ -15,13 +17,24 @@ use crate::interrupt::Interrupt;
 use crate::progress::PrefillDisplay;
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    let options = engine_options(&arguments.engine)?;
+    let mut options = engine_options(&arguments.engine)?;
+    let most = largest_text_bytes(&options);
     let prompt = match (&arguments.prompt, &arguments.file) {
         _ if arguments.continues => None,
         (Some(prompt), _) => Some(prompt.clone()),
-        (None, Some(path)) => Some(read_text(path)?),
-        (None, None) => Some(read_standard_input()?),
+        (None, Some(path)) => {
+            check_text_bytes(&path.display().to_string(), text_bytes(path), most)?;
+            Some(read_text(path)?)
+        }
+        (None, None) => Some(read_standard_input(most)?),
     };
+    let text_bytes = prompt.as_ref().map_or(0, |prompt| prompt.len() as u64);
+    plan_text(
+        &mut options,
+        text_bytes,
+        &arguments.question,
+        arguments.prefix_cache.is_some(),
+    );
     let budget = arguments.prefix_cache_budget.as_deref();
     let budget = budget
         .map(|text| parse_bytes("--prefix-cache-budget", text))
@@ -152,11 +165,41 @@ pub(super) fn answer(
     Ok(())
 }
 
-fn read_standard_input() -> Result<String, Failure> {
+/// Tells the plan what will be read, and how its pages will be used.
+pub(super) fn plan_text(options: &mut EngineOptions, text_bytes: u64, questions: &[String], prefix_cache: bool) {
+    let longest = questions.iter().map(|question| question.len() as u64 + 1).max();
+    options.prompt = Some(PromptText {
+        bytes: text_bytes + longest.unwrap_or(0),
+        prompts: questions.len().max(1),
+    });
+    options.forks = !questions.is_empty();
+    options.keeps_beginnings = prefix_cache;
+}
+
+/// Bytes of a file; 0 where that is not known before it is read.
+pub(super) fn text_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+/// Refuses a text that there is no memory to encode, before it is read.
+fn check_text_bytes(name: &str, bytes: u64, most: u64) -> Result<(), Failure> {
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{name}: a text of {} is longer than memory allows: use at most {}, or a larger --memory",
+        human_bytes(bytes),
+        human_bytes(most)
+    )))
+}
+
+fn read_standard_input(most: u64) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     std::io::stdin()
+        .take(most.saturating_add(1))
         .read_to_end(&mut bytes)
         .map_err(|error| Failure::new(format!("standard input: {error}")))?;
+    check_text_bytes("standard input", bytes.len() as u64, most)?;
     utf8(bytes, "standard input")
 }
 
