@@ -42,24 +42,16 @@ impl SlidingLayers {
         self.layers.len()
     }
 
-    pub(crate) fn contains(&self, cache_layer: usize) -> bool {
-        self.layers.iter().any(|(layer, _)| *layer == cache_layer)
-    }
-
     /// Tokens that each of these layers holds at most: its window, what is kept before it, and a batch.
     pub(crate) fn most_tokens(&self) -> usize {
-        self.tokens_beside(self.batch_tokens)
+        let most = self.layers.iter().map(|(_, window)| self.before_step(*window)).max();
+        most.map_or(0, |before| before.saturating_add(self.batch_tokens))
     }
 
     /// Tokens of a sequence that are read before the first page leaves; `None` where none leaves.
     pub(crate) fn whole_tokens(&self) -> Option<usize> {
         let shortest = self.layers.iter().map(|(_, window)| self.before_step(*window)).min();
         shortest.map(|before| before.saturating_sub(2))
-    }
-
-    fn tokens_beside(&self, batch_tokens: usize) -> usize {
-        let most = self.layers.iter().map(|(_, window)| self.before_step(*window)).max();
-        most.map_or(0, |before| before.saturating_add(batch_tokens))
     }
 
     /// The length at which the first step of pages leaves a layer.
