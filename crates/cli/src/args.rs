@@ -258,6 +258,15 @@ pub(crate) struct GenerateArguments {
 pub(crate) struct PlanArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
+    /// Plan for this text [default: one that fills the context]
+    #[arg(long, value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+    /// Plan for a question about the text, which shares its pages
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) question: Vec<String>,
+    /// Plan for a prefix cache, which keeps beginnings whole
+    #[arg(long)]
+    pub(crate) prefix_cache: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// Print JSON

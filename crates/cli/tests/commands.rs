@@ -194,8 +194,14 @@ fn plan_adds_up_and_scales_with_the_context() {
     let (short, long) = (plan("4096"), plan("65536"));
     for plan in [&short, &long] {
         let part = |name: &str| plan[name].as_u64().expect("bytes");
+        let of_process = ["program_bytes", "tokenizer_bytes", "prompt_bytes"];
+        let of_process = of_process.map(|name| plan["process"][name].as_u64().expect("bytes"));
         assert_eq!(
-            part("weights_bytes") + part("kv_bytes") + part("recurrent_bytes") + part("scratch_bytes"),
+            part("weights_bytes")
+                + part("kv_bytes")
+                + part("recurrent_bytes")
+                + part("scratch_bytes")
+                + of_process.iter().sum::<u64>(),
             part("total_bytes")
         );
     }

@@ -220,6 +220,9 @@ impl LayerAttention<'_> {
                     .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
             }
         }
+        if (self.window)(input.layer).is_some() {
+            return Ok(());
+        }
         if self.extend_watched_bounds(input, &tokens)? {
             return Ok(());
         }

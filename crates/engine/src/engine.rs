@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
 
 use crate::compute::Compute;
+use crate::error::factor;
 use crate::plan::{available_memory_bytes, policy_shape};
 use crate::{EngineError, EngineOptions, MemoryPlan};
 
@@ -42,8 +43,9 @@ impl Engine {
         let shape = policy_shape(&info.config, &options);
         options.prefill.check_places(&shape)?;
         options.decode.check_places(&shape)?;
+        check_text(&info, &options)?;
         let plan = plan(&info, &options)?;
-        plan.check(&options)?;
+        plan.check()?;
         let loaded = opened.load(options.activations)?;
         Ok(Arc::new(Self {
             path: path.to_owned(),
@@ -89,9 +91,9 @@ impl Engine {
         options.check_device(config)?;
         let available = options
             .memory_budget_bytes
-            .unwrap_or_else(|| available_memory_bytes().saturating_add(config.weight_bytes));
-        let plan = MemoryPlan::with_weights(config, &options, available)?;
-        plan.check(&options)?;
+            .unwrap_or_else(|| available_memory_bytes().saturating_add(self.plan.loaded_bytes()));
+        let plan = MemoryPlan::with_weights(config, self.vocabulary(), &options, available)?;
+        plan.check()?;
         Ok(Arc::new(Self {
             path: self.path.clone(),
             loaded: Arc::clone(&self.loaded),
@@ -137,6 +139,56 @@ impl Engine {
         &self.plan
     }
 
+    /// Refuses `tokens` tokens where the context does not hold them.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextExceeded`] with the options that would make them fit.
+    pub fn check_context(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+        match self.options.window.is_none() && tokens > self.plan.context_tokens {
+            true => Err(self.context_exceeded(what, tokens)),
+            false => Ok(()),
+        }
+    }
+
+    /// Says which options would make `needed` tokens fit.
+    pub(crate) fn context_exceeded(&self, what: &'static str, needed: usize) -> EngineError {
+        let config = self.model().config();
+        let advice = match needed > config.max_position {
+            true => out_of_positions(needed, config.max_position),
+            false => self.longer_context(needed),
+        };
+        EngineError::ContextExceeded {
+            what,
+            needed,
+            context: self.plan.context_tokens,
+            advice,
+        }
+    }
+
+    /// How a context of so many tokens would fit.
+    fn longer_context(&self, needed: usize) -> String {
+        let config = self.model().config();
+        let options = EngineOptions {
+            context_tokens: Some(needed),
+            ..self.options.clone()
+        };
+        let planned = MemoryPlan::with_weights(config, self.vocabulary(), &options, self.plan.available_bytes);
+        match planned {
+            Ok(plan) if plan.fits() => format!("raise --ctx to at least {needed} or shorten the input"),
+            Ok(plan) if plan.options_for_context.is_empty() => "shorten the input".to_owned(),
+            Ok(plan) => {
+                let ways = plan.options_for_context.iter();
+                let ways: Vec<String> = ways.map(|options| format!("--ctx {needed} {options}")).collect();
+                format!("use {}, or shorten the input", ways.join(", or "))
+            }
+            Err(_) => "shorten the input".to_owned(),
+        }
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.loaded.tokenizer.as_ref().map_or(0, Tokenizer::vocab_size)
+    }
+
     /// The context length that decides how keys are turned, where that depends on it.
     pub(crate) fn rotary_context(&self) -> usize {
         match self.options.window {
@@ -173,6 +225,37 @@ impl Engine {
     }
 }
 
+/// Refuses a text that cannot fit the context whatever its words, before it is encoded: no token has more bytes than the
+/// longest of the vocabulary.
+fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
+    let (Some(text), Some(tokenizer), None) = (&options.prompt, &info.tokenizer, options.window) else {
+        return Ok(());
+    };
+    let context = options.context_tokens.unwrap_or(info.config.max_position);
+    let longest = tokenizer.longest_token_bytes.max(1) as u64;
+    let needed = usize::try_from(text.bytes / longest).unwrap_or(usize::MAX);
+    if needed <= context {
+        return Ok(());
+    }
+    let maximum = info.config.max_position;
+    Err(EngineError::ContextExceeded {
+        what: "the prompt, even if all of its tokens were long,",
+        needed,
+        context,
+        advice: match needed > maximum {
+            true => out_of_positions(needed, maximum),
+            false => format!("shorten the input, or raise --ctx up to {maximum}"),
+        },
+    })
+}
+
+fn out_of_positions(needed: usize, maximum: usize) -> String {
+    let factor = factor(needed, maximum);
+    format!(
+        "shorten the input to the {maximum} positions that the model was made for, or stretch them by --rope-scaling yarn:factor={factor} --ctx {needed}"
+    )
+}
+
 /// The memory plan of a model under these options, from its headers and the memory available now.
 ///
 /// # Errors
@@ -181,7 +264,7 @@ pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, Eng
     let options = &options.resolved(&info.config);
     options.check_device(&info.config)?;
     let available = options.memory_budget_bytes.unwrap_or_else(available_memory_bytes);
-    MemoryPlan::new(&info.config, options, available)
+    MemoryPlan::new(info, options, available)
 }
 
 /// The most threads that [`with_threads`] starts: four for each core, and at least 64.

@@ -55,9 +55,7 @@ pub enum EngineError {
     #[error("the prompt is empty: give at least one token of text")]
     EmptyPrompt,
     /// The prompt does not fit the context.
-    #[error(
-        "{what} needs {needed} tokens, but the context holds {context}: raise --ctx to at least {needed} or shorten the input"
-    )]
+    #[error("{what} needs {needed} tokens, but the context holds {context}: {advice}")]
     ContextExceeded {
         /// What did not fit: the prompt, or the prompt and the answer.
         what: &'static str,
@@ -65,6 +63,8 @@ pub enum EngineError {
         needed: usize,
         /// Tokens the context holds.
         context: usize,
+        /// What would fit.
+        advice: String,
     },
     /// A session that another model or other options made.
     #[error(
@@ -110,7 +110,7 @@ pub enum EngineError {
     },
     /// A context longer than the model was made for.
     #[error(
-        "--ctx {context} is longer than the {maximum} positions this model was made for: use --ctx {maximum} or less, or stretch them, such as by --rope-scaling yarn:factor=4"
+        "--ctx {context} is longer than the {maximum} positions this model was made for: use --ctx {maximum} or less, or stretch them, such as by --rope-scaling yarn:factor={}", factor(*context, *maximum)
     )]
     ContextTooLong {
         /// Tokens asked for.
@@ -131,16 +131,16 @@ pub enum EngineError {
         advice: String,
     },
     /// The KV tiers do not hold the context.
-    #[error("KV of {tokens} tokens takes {needed}, but {refusal}{otherwise}")]
+    #[error("KV of {tokens} tokens takes {needed}, but {refusal}: {advice}")]
     TierTooSmall {
         /// Tokens of the context.
         tokens: usize,
         /// Bytes of its pages, for people.
         needed: String,
-        /// What is too little and which flag would do.
+        /// What is too little.
         refusal: String,
-        /// A shorter context, where one fits.
-        otherwise: String,
+        /// What would fit.
+        advice: String,
     },
     /// The model has no tokenizer, so it cannot read or write text.
     #[error("{0} has no tokenizer.json: only token ids can be run (riffle eval logits)")]
@@ -172,6 +172,11 @@ pub enum EngineError {
         /// The system's reason.
         reason: String,
     },
+}
+
+/// The whole factor by which `maximum` positions reach `context`.
+pub(crate) fn factor(context: usize, maximum: usize) -> usize {
+    context.div_ceil(maximum.max(1)).max(2)
 }
 
 impl EngineError {

@@ -5,7 +5,7 @@
 //! shorter sequence would: rotary angles are in the keys already, and everything that is held lies before what comes.
 //! What read the head before, the other phase's policy and block means, begins anew on what is left.
 
-use riffle_kv::KvError;
+use riffle_kv::{CacheShape, KvError};
 use serde::{Deserialize, Serialize};
 
 use crate::{EngineError, Session};
@@ -33,6 +33,12 @@ impl Evicted {
         tokens >= self.since
     }
 
+    /// Counts tokens that have left a (layer, KV head).
+    pub(crate) fn add(&mut self, shape: &CacheShape, layer: usize, kv_head: usize, tokens: usize) {
+        self.gone.resize(shape.layers * shape.kv_heads, 0);
+        self.gone[layer * shape.kv_heads + kv_head] += tokens;
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.gone.is_empty()
     }
@@ -55,7 +61,12 @@ impl Session {
     pub(crate) fn evict(&mut self) -> Result<(), EngineError> {
         let shape = *self.cache.shape();
         let mut freed = false;
-        for layer in 0..shape.layers {
+        // No policy acts on a layer that has a window of its own.
+        let config = self.engine.model().config();
+        let layers = 0..config.layers;
+        let layers = layers.filter(|layer| self.engine.model().window(*layer).is_none());
+        let layers: Vec<usize> = layers.filter_map(|layer| config.cache_layer(layer)).collect();
+        for layer in layers {
             for kv_head in 0..shape.kv_heads {
                 let held = self.cache.head_tokens(layer, kv_head);
                 let Some(retained) = self.decode.layer(layer)[kv_head].retained(held) else {
@@ -88,8 +99,7 @@ impl Session {
                 self.decode.layer_mut(layer)[kv_head].close_gaps();
                 self.prefill.layer_mut(layer)[kv_head].reset();
                 self.means.forget(layer, kv_head);
-                self.evicted.gone.resize(shape.layers * shape.kv_heads, 0);
-                self.evicted.gone[layer * shape.kv_heads + kv_head] += held - kept;
+                self.evicted.add(&shape, layer, kv_head, held - kept);
                 freed = true;
             }
         }

@@ -66,6 +66,7 @@ mod sampler;
 mod saved;
 mod session;
 mod session_file;
+mod sliding;
 mod stop;
 mod tiles;
 mod time_left;
@@ -80,7 +81,9 @@ pub use generate::{GenerateOptions, Generation, StopReason};
 pub use options::EngineOptions;
 pub use parse::{parse_bytes, parse_kv_type};
 pub use pass::PrefillProgress;
-pub use plan::{DevicePlan, MemoryPlan, TierPlan, available_memory_bytes, human_bytes};
+pub use plan::{
+    DevicePlan, MemoryPlan, ProcessPlan, PromptText, TierPlan, available_memory_bytes, human_bytes, largest_text_bytes,
+};
 pub use prefix::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use profile::Profile;
 pub use questions::run_questions;

@@ -7,7 +7,7 @@ use riffle_model::{Activations, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::edge::Rotation;
-use crate::{EngineError, StreamWindow};
+use crate::{EngineError, PromptText, StreamWindow};
 
 /// How a model is run: context, batches, cache formats and policies.
 #[derive(Debug, Clone)]
@@ -34,6 +34,13 @@ pub struct EngineOptions {
     pub rotate: Option<bool>,
     /// Keep sinks and a window alone, of a sequence without end: set by [`EngineOptions::with_window`].
     pub window: Option<StreamWindow>,
+    /// Leave room in the plan for [`Session::fork`](crate::Session::fork): what one session has read is shared by others,
+    /// which go on from there one after the other.
+    pub forks: bool,
+    /// Keep every page of layers with a sliding window, so that whole beginnings can be kept for other sequences: set for
+    /// [`Session::store_prefix`](crate::Session::store_prefix) and [`Session::share_prefix`](crate::Session::share_prefix).
+    /// Otherwise these layers hold their windows alone.
+    pub keeps_beginnings: bool,
     /// Policies that choose what prompt tokens read.
     pub prefill: PolicyRules,
     /// Policies that choose what generated tokens read.
@@ -53,6 +60,8 @@ pub struct EngineOptions {
     pub device: Option<Gpu>,
     /// A device that computes in place of the CPU if it can compute the model under these options.
     pub preferred_device: Option<Gpu>,
+    /// The text that will be read, for its place in the plan; `None` plans for a text that fills the context.
+    pub prompt: Option<PromptText>,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -70,6 +79,8 @@ impl Default for EngineOptions {
             value_format: Format::F16,
             rotate: None,
             window: None,
+            forks: false,
+            keeps_beginnings: false,
             prefill: PolicySpec::full().into(),
             decode: PolicySpec::full().into(),
             cost: CostModel::default(),
@@ -78,6 +89,7 @@ impl Default for EngineOptions {
             kv_tiers: KvTiers::memory(None),
             device: None,
             preferred_device: None,
+            prompt: None,
             memory_budget_bytes: None,
         }
     }

@@ -135,6 +135,7 @@ impl Session {
                 if phase == Phase::Prefill && self.prefilled == start {
                     self.prefilled = self.tokens.len();
                 }
+                return self.slide();
             }
             // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
             Err(_) => drop(self.go_back(start)),

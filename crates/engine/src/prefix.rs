@@ -8,6 +8,7 @@ use riffle_model::RecurrentState;
 use serde::Serialize;
 
 use crate::origin::Origin;
+use crate::sliding::lcm;
 use crate::{EngineError, EngineOptions, Session};
 
 /// Bytes a prefix cache's pages take at most unless the caller says.
@@ -94,7 +95,8 @@ impl Session {
     ///
     /// A model with recurrent layers finds the beginnings whose state was kept with them ([`Session::store_prefix`]).
     ///
-    /// With a window ([`StreamWindow`](crate::StreamWindow)) it finds at most what is read before the first page leaves.
+    /// With a window ([`StreamWindow`](crate::StreamWindow)), and where layers have windows of their own that
+    /// [`EngineOptions::keeps_beginnings`] does not keep whole, it finds at most what is read before the first page leaves.
     ///
     /// With full attention that holds to the bit. A sparse prefill policy finds only pages that it made itself, cut into
     /// the same chunks: as good as its own, and the same to the bit where its choices do not depend on where a prompt
@@ -145,7 +147,8 @@ impl Session {
     /// Keeps the whole pages of what was read as prompt. Returns the tokens kept and the bytes that all pages of the
     /// prefix cache take.
     ///
-    /// Where a window has moved on nothing is kept any more. The state of recurrent layers is kept with the pages where the session holds whole pages of prompt and nothing else; a
+    /// Where a window, the sequence's or a layer's, has moved on nothing is kept any more
+    /// ([`EngineOptions::keeps_beginnings`]). The state of recurrent layers is kept with the pages where the session holds whole pages of prompt and nothing else; a
     /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`Session::prefix_cuts`].
     ///
     /// # Errors
@@ -154,7 +157,7 @@ impl Session {
         let identity = self.prefix_identity()?;
         let read = &self.tokens[..self.prefilled];
         let stored = match self.recurrence.state.is_empty() {
-            _ if !self.rolled.is_whole() => cache.store(&self.cache, &identity, &[])?,
+            _ if !self.rolled.is_whole() || !self.evicted.is_empty() => cache.store(&self.cache, &identity, &[])?,
             true => cache.store(&self.cache, &identity, read)?,
             false if self.recurrence.state.tokens() == Some(read.len()) && self.is_at_page() => {
                 cache.store_with_note(&self.cache, &identity, read, &self.recurrence.state.to_bytes())?
@@ -192,9 +195,8 @@ impl Session {
     /// Tokens that a beginning may have.
     fn servable_tokens(&self) -> usize {
         let options = self.engine.options();
-        options
-            .window
-            .map_or(usize::MAX, |window| window.whole_tokens(options.page_tokens))
+        let window = options.window.map(|window| window.whole_tokens(options.page_tokens));
+        window.or(self.sliding.whole_tokens()).unwrap_or(usize::MAX)
     }
 
     fn is_at_page(&self) -> bool {
@@ -223,14 +225,6 @@ impl Session {
         }
         Ok(origin.to_bytes())
     }
-}
-
-fn lcm(a: usize, b: usize) -> usize {
-    let (mut x, mut y) = (a, b);
-    while y > 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 /// A prompt is cut into chunks at these places, whatever its length: to go on from there gives the same chunks.

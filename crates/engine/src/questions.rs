@@ -16,7 +16,8 @@ use crate::{Engine, EngineError, RunEvent, RunReport, RunRequest, Session};
 /// ends; other policies see the beginning and the rest as two prompts of one session.
 ///
 /// # Errors
-/// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer.
+/// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for pages to
+/// move to where they are shared: [`EngineOptions::forks`](crate::EngineOptions::forks) plans for it.
 pub fn run_questions(
     engine: &Arc<Engine>,
     request: &RunRequest,
@@ -30,6 +31,8 @@ pub fn run_questions(
     let Some((first, _)) = prompts.first() else {
         return Err(EngineError::EmptyPrompt);
     };
+    let longest = prompts.iter().map(|(tokens, _)| tokens.len()).max().unwrap_or(0);
+    engine.check_context("the prompt", longest)?;
     // At least one token of each prompt is left to be read, and what is read on is cut into the same chunks.
     let alike = |tokens: &[u32]| {
         first

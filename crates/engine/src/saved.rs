@@ -19,7 +19,7 @@ use crate::window::Rolled;
 use crate::{Engine, EngineError, Session};
 
 /// Changes with the record below.
-const VERSION: &str = "5";
+const VERSION: &str = "6";
 
 /// What a session holds beside its pages.
 #[derive(Serialize, Deserialize)]
@@ -95,15 +95,16 @@ impl Session {
         let mut session = Self::new(engine)?;
         let shape = cache_shape(engine.model().config(), engine.options());
         let context = engine.plan().context_tokens;
-        let tiers = session_tiers(engine.options(), engine.plan())?;
+        let too_long = |tokens: usize| engine.context_exceeded("the saved session", tokens);
+        let tiers = session_tiers(engine.model().config(), engine.options(), engine.plan())?;
         let (cache, record) =
             KvCache::restore_with_tiers(path, &shape, &origin.to_bytes(), tiers).map_err(|error| match error {
-                KvError::Budget { wanted_tokens, .. } => too_long(wanted_tokens, context),
+                KvError::Budget { wanted_tokens, .. } => too_long(wanted_tokens),
                 error => error.into(),
             })?;
         let record: Record = postcard::from_bytes(&record).map_err(|_| unreadable(path))?;
         if record.tokens.len() > context && engine.options().window.is_none() {
-            return Err(too_long(record.tokens.len(), context));
+            return Err(too_long(record.tokens.len()));
         }
         if let (Some(auto), Some(state)) = (&mut session.auto, &record.auto)
             && !auto.resume(state, &mut session.prefill)?
@@ -164,12 +165,4 @@ fn unreadable(path: &Path) -> EngineError {
         found,
     }
     .into()
-}
-
-fn too_long(needed: usize, context: usize) -> EngineError {
-    EngineError::ContextExceeded {
-        what: "the saved session",
-        needed,
-        context,
-    }
 }

@@ -19,6 +19,7 @@ use crate::eviction::Evicted;
 use crate::plan::{cache_shape, policy_shape, session_tiers};
 use crate::recurrence::Recurrence;
 use crate::sampler::SamplerState;
+use crate::sliding::SlidingLayers;
 use crate::tiles::Heads;
 use crate::window::Rolled;
 use crate::{AttentionTime, Engine, EngineError};
@@ -32,6 +33,7 @@ pub struct Session {
     pub(crate) recurrence: Recurrence,
     pub(crate) rolled: Rolled,
     pub(crate) evicted: Evicted,
+    pub(crate) sliding: SlidingLayers,
     pub(crate) tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
     pub(crate) prefilled: usize,
@@ -62,10 +64,11 @@ impl Session {
     /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
         let options = engine.options();
-        let shape = cache_shape(engine.model().config(), options);
+        let config = engine.model().config();
+        let shape = cache_shape(config, options);
         Self::over(
             engine,
-            KvCache::with_tiers(shape, session_tiers(options, engine.plan())?)?,
+            KvCache::with_tiers(shape, session_tiers(config, options, engine.plan())?)?,
             DevicePages::new(engine)?,
         )
     }
@@ -83,6 +86,7 @@ impl Session {
             recurrence: Recurrence::new(config),
             rolled: Rolled::default(),
             evicted: Evicted::default(),
+            sliding: SlidingLayers::of(config, options),
             tokens: Vec::new(),
             prefilled: 0,
             pending: None,
@@ -190,11 +194,13 @@ impl Session {
     ///
     /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
     /// prompt that failed: from the end of its latest batch); going back to elsewhere reads again what came after the
-    /// last of these. A session with a window that has moved on since ([`StreamWindow`](crate::StreamWindow)), or from
+    /// last of these. Layers with a sliding window keep some 512 tokens before it; going back further reads the sequence
+    /// again. A session with a window that has moved on since ([`StreamWindow`](crate::StreamWindow)), or from
     /// which policies have let tokens go since, forgets everything.
     ///
     /// # Errors
-    /// Of reading again, which the session leaves at the batch that failed; none for models without recurrent layers.
+    /// Of reading again, which the session leaves at the batch that failed; none for models whose layers all see the whole
+    /// sequence.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), EngineError> {
         self.logits.clear();
         self.end_answer();
@@ -221,7 +227,8 @@ impl Session {
         }
         // Logits are those of the last token that is read: one is read again where all of them are known.
         let kept = shared.min(tokens.len().saturating_sub(1));
-        self.truncate(kept)?;
+        // What has to be read again is left to the caller, who shows how far it is.
+        self.truncate(if self.windows_reach(kept) { kept } else { 0 })?;
         Ok(self.tokens.len())
     }
 
@@ -235,11 +242,14 @@ impl Session {
         self.sampler = None;
     }
 
-    /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state.
+    /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state, and
+    /// everything is read again where sliding windows do not reach back so far.
     pub(crate) fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
         let reached = self.rolled.reaches(tokens) && self.evicted.reaches(tokens);
         let tokens = if reached { tokens } else { 0 };
-        let known = self.recurrence.restore(tokens)?;
+        let known = self
+            .recurrence
+            .restore(if self.windows_reach(tokens) { tokens } else { 0 })?;
         let again = self.tokens[known..tokens].to_vec();
         self.tokens.truncate(known);
         self.forget_from(known);
@@ -268,18 +278,15 @@ impl Session {
 
     /// Whether there is no room for another token.
     pub(crate) fn is_full(&self) -> bool {
-        self.check_room("the answer", 1).is_err()
+        self.room_missing(1)
     }
 
     pub(crate) fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
-        if self.engine.options().window.is_some() {
-            return Ok(());
-        }
-        let context = self.engine.plan().context_tokens;
-        let needed = self.tokens.len() + tokens;
-        if needed > context {
-            return Err(EngineError::ContextExceeded { what, needed, context });
-        }
-        Ok(())
+        self.engine.check_context(what, self.tokens.len() + tokens)
+    }
+
+    fn room_missing(&self, tokens: usize) -> bool {
+        let limited = self.engine.options().window.is_none();
+        limited && self.tokens.len() + tokens > self.engine.plan().context_tokens
     }
 }

@@ -50,7 +50,7 @@ fn pages_are_held_for_attention_layers_alone_and_the_plan_counts_the_state() {
     assert_eq!(plan.recurrent_bytes, 3 * config.recurrent_bytes());
     assert_eq!(
         plan.total_bytes,
-        plan.weights_bytes + plan.kv_bytes + plan.recurrent_bytes + plan.scratch_bytes
+        plan.weights_bytes + plan.kv_bytes + plan.recurrent_bytes + plan.scratch_bytes + plan.process.total_bytes()
     );
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&hybrid_prompt(40), &mut go_on).unwrap();

@@ -1,6 +1,6 @@
 //! Whether what is to be measured has room, asked before anything is allocated.
 
-use riffle_engine::{Engine, EngineError, available_memory_bytes, human_bytes};
+use riffle_engine::{Engine, available_memory_bytes, human_bytes};
 
 use crate::EvalError;
 
@@ -20,19 +20,11 @@ pub(crate) fn check_memory(what: &str, needed_bytes: u64, smaller: &str) -> Resu
 /// Refuses `tokens` that the engine's context does not hold. An endless sequence holds any number, of which the ids alone
 /// stay in memory.
 pub(crate) fn check_context(engine: &Engine, what: &'static str, tokens: usize) -> Result<(), EvalError> {
-    let context = engine.plan().context_tokens;
     if engine.options().window.is_some() {
         let bytes = (tokens as u64).saturating_mul(4 * size_of::<u32>() as u64);
         return check_memory(what, bytes, "use fewer tokens");
     }
-    if tokens > context {
-        return Err(EvalError::Engine(EngineError::ContextExceeded {
-            what,
-            needed: tokens,
-            context,
-        }));
-    }
-    Ok(())
+    Ok(engine.check_context(what, tokens)?)
 }
 
 #[cfg(test)]

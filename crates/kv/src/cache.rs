@@ -254,7 +254,7 @@ impl KvCache {
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
         let table = layer * self.shape().kv_heads + kv_head;
         self.tokens[table] = tokens.min(self.tokens[table]);
-        self.drain_table(table, tokens.div_ceil(self.shape().page_tokens));
+        self.drain_table(table, tokens.div_ceil(self.shape().page_tokens), usize::MAX);
     }
 
     /// Forgets everything.
@@ -327,11 +327,11 @@ impl KvCache {
         self.values.drain(tables, first, pages);
     }
 
-    /// Takes the entries from entry `first` on out of one table.
-    pub(crate) fn drain_table(&mut self, table: usize, first: usize) {
+    /// Takes `pages` entries from entry `first` on out of one table and frees their slots.
+    pub(crate) fn drain_table(&mut self, table: usize, first: usize, pages: usize) {
         self.offload.forget();
-        self.keys.drain(table..table + 1, first, usize::MAX);
-        self.values.drain(table..table + 1, first, usize::MAX);
+        self.keys.drain(table..table + 1, first, pages);
+        self.values.drain(table..table + 1, first, pages);
     }
 
     /// Moves pages together after many have gone, so that others can have their room.

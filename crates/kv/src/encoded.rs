@@ -41,7 +41,7 @@ impl KvCache {
         for (table, held) in tables.zip(held) {
             match &copied {
                 Ok(()) => self.tokens[table] = held + added,
-                Err(_) => self.drain_table(table, held.div_ceil(self.shape().page_tokens)),
+                Err(_) => self.drain_table(table, held.div_ceil(self.shape().page_tokens), usize::MAX),
             }
         }
         copied

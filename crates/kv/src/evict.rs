@@ -69,9 +69,32 @@ impl KvCache {
         });
         let left = if moved.is_ok() { kept.len() } else { 0 };
         self.tokens[table] = left;
-        self.drain_table(table, left.div_ceil(shape.page_tokens));
+        self.drain_table(table, left.div_ceil(shape.page_tokens), usize::MAX);
         self.defragment();
         moved.map(|()| before - self.keys.pages(table))
+    }
+
+    /// Forgets the first `pages` whole pages of one layer; later tokens move down by as many places. Freed pages go back
+    /// to the operating system.
+    ///
+    /// # Errors
+    /// [`KvError::Layer`]; [`KvError::Tokens`] where a KV head of the layer does not hold so many whole pages. Nothing has
+    /// changed then.
+    pub fn remove_first_pages(&mut self, layer: usize, pages: usize) -> Result<(), KvError> {
+        self.check_layer(layer)?;
+        let shape = *self.shape();
+        let tables = layer * shape.kv_heads..(layer + 1) * shape.kv_heads;
+        let removed = pages.saturating_mul(shape.page_tokens);
+        let held = self.tokens[tables.clone()].iter().copied().min().unwrap_or(0);
+        if removed > held {
+            let wanted = removed;
+            return Err(KvError::Tokens { layer, held, wanted });
+        }
+        for table in tables {
+            self.tokens[table] -= removed;
+            self.drain_table(table, 0, pages);
+        }
+        Ok(())
     }
 }
 

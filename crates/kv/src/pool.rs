@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use crate::ledger::Ledger;
 use crate::prefix::chain;
 use crate::shared::SharedPlanes;
-use crate::store::Ledgers;
+use crate::store::{Ledgers, PlaneStore};
 use crate::{CacheShape, KvCache, KvError, KvTiers};
 
 /// Where the pages of several sequences come from: their budgets are one, and pages that they hold in common are there
@@ -234,6 +234,25 @@ impl KvCache {
     }
 
     fn publish(&mut self, page: usize) -> Result<PagePair, KvError> {
-        Ok((self.keys.publish(page)?, self.values.publish(page)?))
+        Ok((
+            self.publish_planes(page, |cache| &mut cache.keys)?,
+            self.publish_planes(page, |cache| &mut cache.values)?,
+        ))
+    }
+
+    /// Publishes the keys or the values of a page. Earlier pages left gaps in all slabs when they moved: where the budget
+    /// has no room for a second copy, planes move together first, so that whole slabs run empty.
+    fn publish_planes(
+        &mut self,
+        page: usize,
+        store: impl Fn(&mut Self) -> &mut PlaneStore,
+    ) -> Result<Arc<SharedPlanes>, KvError> {
+        match store(self).publish(page) {
+            Err(KvError::NearBudget { .. }) => {
+                self.defragment();
+                store(self).publish(page)
+            }
+            published => published,
+        }
     }
 }

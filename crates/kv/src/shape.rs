@@ -98,7 +98,7 @@ impl CacheShape {
     }
 
     /// Page tables: one for each layer and KV head.
-    fn tables(&self) -> u64 {
+    pub(crate) fn tables(&self) -> u64 {
         self.layers as u64 * self.kv_heads as u64
     }
 

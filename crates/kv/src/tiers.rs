@@ -11,6 +11,9 @@ pub const DEFAULT_SLOTS: usize = 32;
 /// Threads that load pages unless the caller chooses: while one waits or checks what it read, the other reads.
 const DEFAULT_LOADERS: usize = 2;
 
+/// The part of a budget that slabs which are not full may take, where pages of several sequences leave them at all places.
+const SLABS_SPARE: u64 = 16;
+
 /// Memory of the operating system comes in pages of this size at least.
 const GRAIN_BYTES: u64 = 4096;
 
@@ -53,6 +56,38 @@ pub struct Outlook {
     /// Whether all keys of a (layer, KV head) are looked through at once ([`with_keys`](crate::KvCache::with_keys)):
     /// keys then stay nearer than values, and memory is set aside for those that do not.
     pub scans_keys: bool,
+    /// Whether a second sequence shares the first one's pages ([`fork`](crate::KvCache::fork)) and goes on beside it, one
+    /// such sequence at a time.
+    pub forks: bool,
+    /// Layers that never hold more than [`window_tokens`](Self::window_tokens): those with a sliding window.
+    pub window_layers: usize,
+    /// Tokens that each of the [`window_layers`](Self::window_layers) holds at most.
+    pub window_tokens: usize,
+}
+
+impl Outlook {
+    /// Pages over all layers and KV heads when the sequence has `tokens` tokens.
+    fn pages(&self, shape: &CacheShape, tokens: usize) -> usize {
+        let windows = self.window_layers.min(shape.layers);
+        let pages_of = |layers: usize, tokens: usize| {
+            let tables = layers * shape.kv_heads;
+            tables.saturating_mul(tokens.div_ceil(shape.page_tokens))
+        };
+        pages_of(shape.layers - windows, tokens).saturating_add(pages_of(windows, tokens.min(self.window_tokens)))
+    }
+
+    /// Pages of the sequence and, where it forks, of the sequence that goes on beside it: each has windows of its own, and
+    /// the last page, which both begin with, is copied when it is written to.
+    fn pages_with_fork(&self, shape: &CacheShape, tokens: usize) -> usize {
+        let one = self.pages(shape, tokens);
+        if !self.forks || tokens == 0 {
+            return one;
+        }
+        let full_layers = shape.layers - self.window_layers.min(shape.layers);
+        let windows = one - shape.kv_heads * full_layers * tokens.div_ceil(shape.page_tokens);
+        one.saturating_add(windows)
+            .saturating_add(shape.layers * shape.kv_heads)
+    }
 }
 
 impl KvTiers {
@@ -72,19 +107,48 @@ impl KvTiers {
     /// Bytes that the nearest tier needs at least for a cache of this shape: pages being written, the first page of
     /// each (layer, KV head), pages on their way, and keys being looked through.
     pub fn least_near_bytes(&self, shape: &CacheShape) -> u64 {
-        let all = shape.bytes_for(self.outlook.context_tokens);
+        let all = self.resident_bytes(shape, self.outlook.context_tokens);
         if !self.has_farther() {
             return all;
         }
         let pages = self.least_near_pages(shape);
         let few = self.ring_bytes(shape) + self.scan_bytes(shape) + pages * shape.page_bytes();
+        if self.outlook.forks {
+            // Shared pages stay near, so half of the tier is left to the sequence that goes on.
+            let both = 2 * few;
+            return both + both / SLABS_SPARE;
+        }
         few.min(all + self.ring_bytes(shape))
+    }
+
+    /// Bytes of the pages of `tokens` tokens where all of them lie in the nearest tier.
+    fn resident_bytes(&self, shape: &CacheShape, tokens: usize) -> u64 {
+        let bytes = self.pages_bytes(shape, tokens);
+        if !self.outlook.forks {
+            return bytes;
+        }
+        // Pages move to where they can be shared: for that moment the planes of one page of tokens are there twice.
+        let moved = shape.key_plane_bytes().max(shape.value_plane_bytes()) * shape.tables();
+        let bytes = bytes.saturating_add(moved);
+        bytes.saturating_add(bytes / SLABS_SPARE)
+    }
+
+    /// Bytes of the pages of `tokens` tokens, wherever they lie: those of layers with a window, and of a sequence that goes
+    /// on beside this one, as the [`Outlook`] says.
+    pub fn pages_bytes(&self, shape: &CacheShape, tokens: usize) -> u64 {
+        let pages = self.outlook.pages_with_fork(shape, tokens) as u64;
+        pages.saturating_mul(shape.page_bytes())
     }
 
     /// Bytes on disk that hold what `near_bytes` of the nearer tiers do not, at most.
     pub fn disk_bytes_for(&self, shape: &CacheShape, tokens: usize) -> u64 {
-        let layout = Layout::new(self, shape);
-        let planes = shape.pages_for(tokens);
+        let mut layout = Layout::new(self, shape);
+        if self.outlook.forks {
+            // What two sequences share stays where it lies, in the half that one of them leaves to the other.
+            layout.near_key_slots /= 2;
+            layout.near_value_slots /= 2;
+        }
+        let planes = self.outlook.pages_with_fork(shape, tokens);
         let far = |nearer: usize, plane_bytes: u64| planes.saturating_sub(nearer) as u64 * plane_bytes;
         let ram = layout.ram_slots;
         far(layout.near_key_slots.saturating_add(ram), shape.key_plane_bytes())
@@ -100,21 +164,22 @@ impl KvTiers {
     /// their way counted as well.
     pub fn bytes_for(&self, shape: &CacheShape, tokens: usize) -> [u64; 3] {
         if !self.has_farther() {
-            return [shape.bytes_for(tokens), 0, 0];
+            return [self.resident_bytes(shape, tokens), 0, 0];
         }
         let layout = Layout::new(self, shape);
-        let pages = shape.pages_for(tokens);
+        let pages = self.outlook.pages_with_fork(shape, tokens);
         let planes = |most: usize, plane_bytes: u64| pages.min(most) as u64 * plane_bytes;
         let near = planes(layout.near_key_slots, shape.key_plane_bytes())
             + planes(layout.near_value_slots, shape.value_plane_bytes());
         let far = pages > layout.near_key_slots.min(layout.near_value_slots);
-        let moving = if far {
-            self.ring_bytes(shape) + layout.scan_bytes
-        } else {
-            0
+        let sequences = if self.outlook.forks { 2 } else { 1 };
+        let moving = match far {
+            true => sequences * (self.ring_bytes(shape) + layout.scan_bytes),
+            false => 0,
         };
+        let near = (near + moving).min(self.near_budget_bytes().unwrap_or(u64::MAX));
         let ram = pages.saturating_sub(layout.near_key_slots).min(layout.ram_slots) as u64 * shape.page_bytes();
-        [near + moving, ram, self.disk_bytes_for(shape, tokens)]
+        [near, ram, self.disk_bytes_for(shape, tokens)]
     }
 
     pub(crate) fn check(&self) -> Result<(), KvError> {
@@ -145,7 +210,9 @@ impl KvTiers {
 
     fn scan_bytes(&self, shape: &CacheShape) -> u64 {
         let pages = self.outlook.context_tokens.div_ceil(shape.page_tokens) as u64;
-        let needed = self.outlook.scans_keys && !self.keys_fit(shape);
+        // Keys leave for farther tiers before a sequence forks, although all of them fit.
+        let needed = self.outlook.scans_keys && (self.outlook.forks || !self.keys_fit(shape));
+        let needed = needed && self.has_farther();
         u64::from(needed) * (pages * scan_stride(shape) as u64).next_multiple_of(GRAIN_BYTES)
     }
 
@@ -154,7 +221,7 @@ impl KvTiers {
         let Some(budget) = self.near_budget_bytes() else {
             return true;
         };
-        let planes = shape.pages_for(self.outlook.context_tokens) as u64;
+        let planes = self.outlook.pages_with_fork(shape, self.outlook.context_tokens) as u64;
         let values = self.least_near_pages(shape) * shape.value_plane_bytes();
         let keys = planes.saturating_mul(shape.key_plane_bytes());
         keys.saturating_add(values).saturating_add(self.ring_bytes(shape)) <= budget
@@ -209,7 +276,9 @@ impl Layout {
         if tiers.outlook.scans_keys && tiers.has_farther() {
             let values = tiers.least_near_pages(shape) * shape.value_plane_bytes();
             let keys = slots(rest.saturating_sub(values), shape.key_plane_bytes());
-            layout.near_key_slots = keys.min(shape.pages_for(tiers.outlook.context_tokens)).max(pairs);
+            layout.near_key_slots = keys
+                .min(tiers.outlook.pages_with_fork(shape, tiers.outlook.context_tokens))
+                .max(pairs);
             let keys = layout.near_key_slots as u64 * shape.key_plane_bytes();
             layout.near_value_slots = slots(rest.saturating_sub(keys), shape.value_plane_bytes());
         }

@@ -44,6 +44,7 @@ fn far_tiers(folder: &std::path::Path, shape: &CacheShape) -> KvTiers {
             context_tokens: 1000,
             append_tokens: 64,
             scans_keys: false,
+            ..Outlook::default()
         },
         ..KvTiers::memory(None)
     };

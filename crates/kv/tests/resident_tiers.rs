@@ -39,6 +39,7 @@ fn the_process_never_holds_more_than_the_budget_and_gives_it_back() {
             context_tokens: 1 << 20,
             append_tokens: 256,
             scans_keys: false,
+            ..Outlook::default()
         },
         ..KvTiers::memory(Some(budget))
     };

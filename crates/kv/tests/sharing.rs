@@ -158,6 +158,7 @@ fn far(folder: &Path, shape: &CacheShape, pages: u64, apart: bool) -> KvTiers {
             context_tokens: 400,
             append_tokens: 40,
             scans_keys: false,
+            ..Outlook::default()
         },
         ..KvTiers::memory(None)
     };
@@ -224,6 +225,88 @@ fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pa
         assert!(matches!(error, KvError::NearBudget { .. }), "{error}");
         assert!(streamed(&mut book) == expected);
     }
+}
+
+#[test]
+fn a_fork_goes_on_within_the_budget_that_was_planned_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    const CONTEXT: usize = 700;
+    for (format, page_tokens) in [
+        (Format::F16, 16),
+        (Format::Q8_0, 32),
+        (Format::Q4_0, 64),
+        (Format::F32, 48),
+    ] {
+        let shape = shape(page_tokens, format);
+        for disk in [false, true] {
+            let mut tiers = far(folder.path(), &shape, 0, false);
+            tiers.outlook = Outlook {
+                context_tokens: CONTEXT,
+                append_tokens: 40,
+                forks: true,
+                ..Outlook::default()
+            };
+            tiers.disk = tiers.disk.filter(|_| disk);
+            tiers.ram_budget_bytes = Some(tiers.least_near_bytes(&shape));
+            let budget = tiers.ram_budget_bytes.unwrap();
+            let mut planned = tiers.pages_bytes(&shape, CONTEXT);
+            if disk {
+                let disk_bytes = tiers.disk_bytes_for(&shape, CONTEXT);
+                tiers.disk.as_mut().unwrap().budget_bytes = Some(disk_bytes);
+                planned = budget + disk_bytes;
+            }
+            let pool = PagePool::new(shape, tiers).unwrap();
+            let mut book = pool.cache().unwrap();
+            for _ in 0..16 {
+                append_all(&mut book, 1, 40);
+            }
+            // Each question fills what the book leaves of the context.
+            for question in 0..4 {
+                let mut fork = book.fork().unwrap();
+                append_all(&mut fork, question, 40);
+                append_all(&mut fork, question, CONTEXT - 680);
+                assert!(pool.near_bytes() <= budget);
+                assert!(pool.near_bytes() + pool.file_bytes() <= planned + budget);
+                let mut plain = KvCache::new(shape, None).unwrap();
+                for _ in 0..16 {
+                    append_all(&mut plain, 1, 40);
+                }
+                append_all(&mut plain, question, 40);
+                append_all(&mut plain, question, CONTEXT - 680);
+                assert!(
+                    streamed(&mut fork) == streamed(&mut plain),
+                    "{format:?} {page_tokens} {disk}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_that_moves_on_in_one_sequence_leaves_the_pages_of_those_that_share_them() {
+    let shape = shape(16, Format::F16);
+    let mut book = KvCache::new(shape, None).unwrap();
+    append_all(&mut book, 1, 100);
+    let before = all_contents(&book);
+    let mut fork = book.fork().unwrap();
+    fork.remove_first_pages(1, 3).unwrap();
+    assert_eq!((fork.tokens(0), fork.tokens(1)), (100, 52));
+    assert_eq!(all_contents(&book), before);
+    drop(book);
+    append_all(&mut fork, 2, 30);
+    assert_eq!((fork.tokens(0), fork.tokens(1)), (130, 82));
+    let error = fork.remove_first_pages(1, 6).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            KvError::Tokens {
+                held: 82,
+                wanted: 96,
+                ..
+            }
+        ),
+        "{error}"
+    );
 }
 
 #[derive(Debug, Clone)]

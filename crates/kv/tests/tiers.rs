@@ -75,6 +75,7 @@ fn tiers(folder: &Path, shape: &CacheShape, near_pages: usize, slots: usize) -> 
             context_tokens: 1 << 20,
             append_tokens: 64,
             scans_keys: false,
+            ..Outlook::default()
         },
         ..KvTiers::memory(None)
     };
@@ -211,7 +212,7 @@ proptest! {
             ..shape(16 * page_stripes, Format::F32)
         };
         let disk_budget = 120 * (shape.page_bytes() + 16);
-        let outlook = Outlook { context_tokens: 600, append_tokens: 70, scans_keys };
+        let outlook = Outlook { context_tokens: 600, append_tokens: 70, scans_keys, ..Outlook::default() };
         let mut tiers = KvTiers {
             disk: Some(DiskTier { folder: folder.path().to_owned(), budget_bytes: Some(disk_budget) }),
             slots,
@@ -309,6 +310,7 @@ fn values_leave_before_keys_that_are_looked_through() {
         context_tokens: 1000,
         append_tokens: 32,
         scans_keys: true,
+        ..Outlook::default()
     };
     tiers.ram_budget_bytes = Some(shape.bytes_for(1000) * 7 / 10);
     let mut cache = KvCache::with_tiers(shape, tiers).unwrap();

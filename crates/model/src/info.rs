@@ -34,6 +34,8 @@ pub struct TokenizerInfo {
     pub kind: String,
     /// Highest token id + 1.
     pub vocab_size: usize,
+    /// Bytes of the longest token as the vocabulary spells it: no token stands for more bytes of a text.
+    pub longest_token_bytes: usize,
     /// The text of the token that begins a text.
     pub bos: Option<String>,
     /// The text of the token that ends a text.

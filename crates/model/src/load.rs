@@ -219,6 +219,7 @@ impl Parts {
             tokenizer: self.tokenizer.as_ref().map(|tokenizer| TokenizerInfo {
                 kind: tokenizer.kind().to_owned(),
                 vocab_size: tokenizer.vocab_size(),
+                longest_token_bytes: longest_token_bytes(tokenizer),
                 bos: text_of(tokenizer.bos()),
                 eos: text_of(tokenizer.eos()),
                 memory_bytes: tokenizer.memory_bytes(),
@@ -307,6 +308,12 @@ fn layer_of(name: &str) -> Option<usize> {
         .strip_prefix("model.layers.")
         .or_else(|| name.strip_prefix("blk."))?;
     below.split_once('.')?.0.parse().ok()
+}
+
+fn longest_token_bytes(tokenizer: &Tokenizer) -> usize {
+    let ids = 0..tokenizer.vocab_size() as u32;
+    let bytes = ids.filter_map(|id| Some(tokenizer.token_text(id)?.len()));
+    bytes.max().unwrap_or(0)
 }
 
 fn most_common_format(tensors: &[TensorInfo]) -> WeightFormat {

@@ -13,7 +13,7 @@ pub(crate) mod tokenize;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow};
+use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow, human_bytes};
 use riffle_files::FileError;
 use riffle_kv::{DiskTier, KvTiers};
 use riffle_model::ModelConfig;
@@ -126,47 +126,48 @@ pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig
     }
 }
 
-/// The text given, a file's, or standard input's.
-pub(crate) fn read_input(text: Option<&String>, file: Option<&Path>) -> Result<String, Failure> {
+/// Most bytes of a prompt or another text: some fifty million tokens.
+pub(crate) const LARGEST_TEXT_BYTES: u64 = 256 << 20;
+
+/// The text given, a file's or a pipe's, or standard input's, of at most `most_bytes` bytes.
+pub(crate) fn read_input(text: Option<&String>, file: Option<&Path>, most_bytes: u64) -> Result<String, Failure> {
+    let most_bytes = most_bytes.min(LARGEST_TEXT_BYTES);
     match (text, file) {
         (Some(text), _) => Ok(text.clone()),
-        (None, Some(path)) => text_of(path, riffle_files::read_file_or_pipe(path, LARGEST_TEXT_BYTES)),
+        (None, Some(path)) => {
+            let bytes = riffle_files::read_file_or_pipe(path, most_bytes);
+            text_of(&path.display().to_string(), bytes)
+        }
         (None, None) => {
             if io::stdin().is_terminal() {
                 console::note("reading the text from the keyboard: Ctrl-D on a line of its own ends it");
             }
-            read_standard_input()
+            let bytes = riffle_files::read_within(io::stdin().lock(), most_bytes);
+            text_of("standard input", bytes)
         }
     }
 }
 
-/// Most bytes of a prompt or another text: some fifty million tokens.
-const LARGEST_TEXT_BYTES: u64 = 256 << 20;
-
 /// A text file, whole.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    text_of(path, riffle_files::read(path, LARGEST_TEXT_BYTES))
+    let bytes = riffle_files::read(path, LARGEST_TEXT_BYTES);
+    text_of(&path.display().to_string(), bytes)
 }
 
-/// Standard input, to its end.
-fn read_standard_input() -> Result<String, Failure> {
-    let bytes = riffle_files::read_within(io::stdin().lock(), LARGEST_TEXT_BYTES);
-    utf8(
-        bytes.map_err(|error| Failure::new(format!("standard input: {error}")))?,
-        "standard input",
-    )
-}
-
-fn text_of(path: &Path, bytes: Result<Vec<u8>, FileError>) -> Result<String, Failure> {
+fn text_of(name: &str, bytes: Result<Vec<u8>, FileError>) -> Result<String, Failure> {
     let bytes = bytes.map_err(|error| {
-        let what = match error.kind() {
-            io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
-            io::ErrorKind::IsADirectory => "a folder; give a file".to_owned(),
+        let what = match &error {
+            FileError::TooLarge { limit_bytes } if *limit_bytes < LARGEST_TEXT_BYTES => format!(
+                "the text is longer than memory allows: use at most {}, or a larger --memory",
+                human_bytes(*limit_bytes)
+            ),
+            _ if error.kind() == io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
+            _ if error.kind() == io::ErrorKind::IsADirectory => "a folder; give a file".to_owned(),
             _ => error.to_string(),
         };
-        Failure::new(format!("{}: {what}", path.display()))
+        Failure::new(format!("{name}: {what}"))
     })?;
-    utf8(bytes, &path.display().to_string())
+    utf8(bytes, name)
 }
 
 /// Bytes as text; says where they stop being UTF-8.

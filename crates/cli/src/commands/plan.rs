@@ -2,31 +2,49 @@
 
 use riffle_engine::{described_activations, human_bytes};
 
+use super::run::{plan_text, text_bytes};
 use super::{engine_options, grouped, note_activations, print, print_json};
 use crate::args::PlanArguments;
 use crate::failure::Failure;
 
 pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
-    let options = engine_options(&arguments.engine)?;
+    let mut options = engine_options(&arguments.engine)?;
+    match &arguments.file {
+        Some(path) => plan_text(
+            &mut options,
+            text_bytes(path),
+            &arguments.question,
+            arguments.prefix_cache,
+        ),
+        None => {
+            options.forks = !arguments.question.is_empty();
+            options.keeps_beginnings = arguments.prefix_cache;
+        }
+    }
     let info = riffle_model::inspect_scaled(&arguments.model.model, options.rope_scaling.as_ref())?;
     let plan = riffle_engine::plan(&info, &options)?;
     note_activations(&arguments.engine, &info.config, plan.device.is_some());
     if arguments.json {
         let printed = print_json(&plan);
-        plan.check(&options)?;
+        plan.check()?;
         return printed;
     }
     let tiers = &plan.kv_tiers;
     let verdict = if let Some(refusal) = &tiers.refusal {
-        format!("does not fit: {refusal}")
+        format!("does not fit: {refusal}; {}", plan.advice)
     } else if plan.fits() {
         "fits".to_owned()
     } else if plan.device.as_ref().is_some_and(|device| !device.fits()) {
         "does not fit on the device".to_owned()
-    } else if plan.largest_context_tokens == 0 {
-        "does not fit at any context length".to_owned()
     } else {
-        format!("does not fit; --ctx {} would", plan.largest_context_tokens)
+        format!("does not fit; {}", plan.advice)
+    };
+    let windows = match plan.window_layers {
+        0 => String::new(),
+        layers => format!(
+            "windows    {layers} layers hold {} tokens each at most\n",
+            grouped(plan.window_tokens)
+        ),
     };
     let device = plan.device.as_ref().map_or_else(String::new, |device| {
         format!(
@@ -47,7 +65,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
     };
     let printed = print(&format!(
-        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{recurrent}scratch    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {}\nplan       {verdict}\n",
+        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{windows}{recurrent}scratch    {}\ntokenizer  {}\nprompt     {} for text and token ids\nprogram    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {}\nplan       {verdict}\n",
         grouped(plan.context_tokens),
         human_bytes(plan.weights_bytes),
         human_bytes(plan.kv_bytes),
@@ -57,11 +75,14 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         human_bytes(tiers.ram_bytes),
         human_bytes(tiers.disk_bytes),
         human_bytes(plan.scratch_bytes),
+        human_bytes(plan.process.tokenizer_bytes),
+        human_bytes(plan.process.prompt_bytes),
+        human_bytes(plan.process.program_bytes),
         human_bytes(plan.total_bytes),
         human_bytes(plan.available_bytes),
         described_activations(&info.config, options.activations, plan.device.is_some()),
     ));
     // A plan that does not fit is a failure, whether anybody read the table or not.
-    plan.check(&options)?;
+    plan.check()?;
     printed
 }

@@ -1,10 +1,11 @@
 //! `riffle run`: read a prompt, write the answer.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use riffle_engine::{
-    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, GenerateOptions, PrefixCacheOptions, RunEvent, RunReport,
-    RunRequest, SamplingOptions, StopReason, human_bytes, with_threads,
+    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, EngineOptions, GenerateOptions, PrefixCacheOptions, PromptText,
+    RunEvent, RunReport, RunRequest, SamplingOptions, StopReason, human_bytes, largest_text_bytes, with_threads,
 };
 
 use super::{engine_options, grouped, note_activations, print, print_json, read_input};
@@ -15,11 +16,19 @@ use crate::interrupt::Interrupt;
 use crate::progress::PrefillDisplay;
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    let options = engine_options(&arguments.engine)?;
+    let mut options = engine_options(&arguments.engine)?;
+    let most = largest_text_bytes(&options);
     let prompt = match arguments.continues {
         true => None,
-        false => Some(read_input(arguments.prompt.as_ref(), arguments.file.as_deref())?),
+        false => Some(read_input(arguments.prompt.as_ref(), arguments.file.as_deref(), most)?),
     };
+    let text_bytes = prompt.as_ref().map_or(0, |prompt| prompt.len() as u64);
+    plan_text(
+        &mut options,
+        text_bytes,
+        &arguments.question,
+        arguments.prefix_cache.is_some(),
+    );
     let prefix_cache = arguments.prefix_cache.clone().map(|folder| PrefixCacheOptions {
         folder,
         budget_bytes: arguments.prefix_cache_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
@@ -145,6 +154,22 @@ pub(super) fn answer(
         )));
     }
     Ok(())
+}
+
+/// Tells the plan what will be read, and how its pages will be used.
+pub(super) fn plan_text(options: &mut EngineOptions, text_bytes: u64, questions: &[String], prefix_cache: bool) {
+    let longest = questions.iter().map(|question| question.len() as u64 + 1).max();
+    options.prompt = Some(PromptText {
+        bytes: text_bytes + longest.unwrap_or(0),
+        prompts: questions.len().max(1),
+    });
+    options.forks = !questions.is_empty();
+    options.keeps_beginnings = prefix_cache;
+}
+
+/// Bytes of a file; 0 where that is not known before it is read.
+pub(super) fn text_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
 /// Generation options: what was typed, else what the model recommends, else the most likely token.

@@ -6,7 +6,7 @@ use riffle_engine::EngineError;
 use riffle_model::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{print, print_json, read_input};
+use super::{LARGEST_TEXT_BYTES, print, print_json, read_input};
 use crate::args::TokenizeArguments;
 use crate::failure::Failure;
 
@@ -21,7 +21,7 @@ pub(crate) fn tokenize(arguments: &TokenizeArguments) -> Result<(), Failure> {
 }
 
 fn encode(tokenizer: &Tokenizer, arguments: &TokenizeArguments) -> Result<(), Failure> {
-    let text = read_input(arguments.prompt.as_ref(), arguments.file.as_deref())?;
+    let text = read_input(arguments.prompt.as_ref(), arguments.file.as_deref(), LARGEST_TEXT_BYTES)?;
     let ids = tokenizer.encode(&text, !arguments.no_special)?;
     let piece = |id: &u32| tokenizer.decode_with_special(&[*id]);
     if arguments.json {
@@ -42,8 +42,8 @@ fn encode(tokenizer: &Tokenizer, arguments: &TokenizeArguments) -> Result<(), Fa
 
 fn decode(tokenizer: &Tokenizer, given: &[String], arguments: &TokenizeArguments) -> Result<(), Failure> {
     let (text, source) = match (given, &arguments.file) {
-        ([], None) => (read_input(None, None)?, Path::new("standard input")),
-        ([], Some(file)) => (read_input(None, Some(file))?, file.as_path()),
+        ([], None) => (read_input(None, None, LARGEST_TEXT_BYTES)?, Path::new("standard input")),
+        ([], Some(file)) => (read_input(None, Some(file), LARGEST_TEXT_BYTES)?, file.as_path()),
         (_, Some(_)) => {
             return Err(Failure::new(
                 "--decode takes its ids from --file or behind it, not from both",

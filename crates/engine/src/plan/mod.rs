@@ -1,21 +1,24 @@
 //! The memory plan: what a run will use, before anything is allocated.
 
+mod advice;
 mod bytes;
 mod device;
+mod process;
 mod tiers;
 
-use riffle_attention::Format;
 use riffle_kv::{CacheShape, largest};
-use riffle_model::ModelConfig;
+use riffle_model::{ModelConfig, ModelInfo};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
 use crate::recurrence::Recurrence;
+use crate::sliding::SlidingLayers;
 use crate::{EngineError, EngineOptions};
 
 pub use bytes::{available_memory_bytes, human_bytes};
 pub use device::DevicePlan;
 pub(crate) use device::pool_options;
+pub use process::{ProcessPlan, PromptText, largest_text_bytes};
 pub use tiers::TierPlan;
 use tiers::planned_tiers;
 pub(crate) use tiers::session_tiers;
@@ -31,6 +34,10 @@ pub struct MemoryPlan {
     pub kv_bytes_per_token: u64,
     /// Bytes of KV pages when the context is full. Pages are allocated by use; this is the ceiling.
     pub kv_bytes: u64,
+    /// Layers that hold a sliding window alone, and the tokens that each of them holds at most.
+    pub window_layers: usize,
+    /// See [`Self::window_layers`].
+    pub window_tokens: usize,
     /// Where they lie then.
     pub kv_tiers: TierPlan,
     /// Where the model computes on a device: what that needs there. The parts beside it are of main memory.
@@ -43,9 +50,15 @@ pub struct MemoryPlan {
     pub total_bytes: u64,
     /// Bytes the run may use.
     pub available_bytes: u64,
+    /// What the process takes beside these: its program, the tokenizer, the prompt's text.
+    pub process: ProcessPlan,
     /// Longest context that fits in [`Self::available_bytes`] and in the tiers, at most what the model supports; 0 if none
     /// does.
     pub largest_context_tokens: usize,
+    /// Options with which a plan that does not fit would fit; empty for one that does.
+    pub advice: String,
+    /// Those of these options that leave the context as long as it is.
+    pub options_for_context: Vec<String>,
 }
 
 impl MemoryPlan {
@@ -53,78 +66,30 @@ impl MemoryPlan {
     ///
     /// # Errors
     /// [`EngineError::ContextTooLong`], or [`EngineError::Kv`] for an impossible cache shape.
-    pub fn new(config: &ModelConfig, options: &EngineOptions, available_bytes: u64) -> Result<Self, EngineError> {
-        Self::planned(config, options, available_bytes, false)
+    pub fn new(info: &ModelInfo, options: &EngineOptions, available_bytes: u64) -> Result<Self, EngineError> {
+        let planner = Planner {
+            config: &info.config,
+            vocabulary: process::vocabulary(info),
+            available_bytes,
+            has_weights: false,
+        };
+        planner.plan(options)
     }
 
     /// The plan of a run whose weights lie on the device already, if there is one: what is free there is free beside them.
     pub(crate) fn with_weights(
         config: &ModelConfig,
+        vocabulary: usize,
         options: &EngineOptions,
         available_bytes: u64,
     ) -> Result<Self, EngineError> {
-        Self::planned(config, options, available_bytes, true)
-    }
-
-    fn planned(
-        config: &ModelConfig,
-        options: &EngineOptions,
-        available_bytes: u64,
-        has_weights: bool,
-    ) -> Result<Self, EngineError> {
-        options.validate()?;
-        let asked = options.context_for(config.max_position)?;
-        let shape = cache_shape(config, options);
-        shape.validate()?;
-        let recurrent_bytes = Recurrence::STATES * config.recurrent_bytes();
-        let scans_keys = options.scans_keys()?;
-        let planned = |context: usize| {
-            let scratch_bytes = scratch_bytes(config, options, context);
-            let rest = config
-                .weight_bytes
-                .saturating_add(recurrent_bytes)
-                .saturating_add(scratch_bytes);
-            let beside = match options.device {
-                None => rest,
-                Some(_) => rest - config.weight_bytes,
-            };
-            let tiers = planned_tiers(options, context, scans_keys, available_bytes.saturating_sub(beside));
-            let kv_tiers = TierPlan::new(&tiers, &shape, context);
-            let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
-            let total = match options.device {
-                None => rest.saturating_add(pages),
-                // Weights pass through main memory and are gone when the first page comes.
-                Some(_) => config.weight_bytes.max(rest - config.weight_bytes + pages),
-            };
-            (scratch_bytes, kv_tiers, total)
-        };
-        let largest_context_tokens = largest(config.max_position, |context| {
-            let (_, tiers, total) = planned(context);
-            total <= available_bytes && tiers.refusal.is_none()
-        });
-        // Nobody asked for the model's whole context: take what fits, unless nothing does.
-        let context_tokens = match options.context_tokens {
-            None if largest_context_tokens > 0 => largest_context_tokens,
-            _ => asked,
-        };
-        let (scratch_bytes, kv_tiers, total_bytes) = planned(context_tokens);
-        let device = match &options.device {
-            Some(gpu) => Some(DevicePlan::new(gpu, config, options, context_tokens, has_weights)?),
-            None => None,
-        };
-        Ok(Self {
-            device,
-            context_tokens,
-            weights_bytes: config.weight_bytes,
-            kv_bytes_per_token: shape.bytes_per_token(),
-            kv_bytes: shape.bytes_for(context_tokens),
-            kv_tiers,
-            recurrent_bytes,
-            scratch_bytes,
-            total_bytes,
+        let planner = Planner {
+            config,
+            vocabulary,
             available_bytes,
-            largest_context_tokens,
-        })
+            has_weights: true,
+        };
+        planner.plan(options)
     }
 
     /// Whether the whole plan fits.
@@ -138,61 +103,175 @@ impl MemoryPlan {
     /// # Errors
     /// [`EngineError::OutOfMemory`] says what is needed, what there is and what would fit; [`EngineError::TierTooSmall`]
     /// which flag would.
-    pub fn check(&self, options: &EngineOptions) -> Result<(), EngineError> {
+    pub fn check(&self) -> Result<(), EngineError> {
         if self.fits() {
             return Ok(());
         }
         if let Some(device) = self.device.as_ref().filter(|device| !device.fits()) {
             return Err(device.refusal());
         }
-        let shorter = match self.largest_context_tokens {
-            0 => None,
-            tokens => Some(format!("--ctx {tokens} or less")),
-        };
         if let Some(refusal) = &self.kv_tiers.refusal {
             return Err(EngineError::TierTooSmall {
                 tokens: self.context_tokens,
                 needed: human_bytes(self.kv_bytes),
                 refusal: refusal.clone(),
-                otherwise: shorter.map_or_else(String::new, |shorter| format!(", or {shorter}")),
+                advice: self.advice.clone(),
             });
-        }
-        let mut ways: Vec<String> = shorter.into_iter().collect();
-        if !ways.is_empty() && [options.key_format, options.value_format].contains(&Format::F32) {
-            ways.push("--kv-type f16".to_owned());
-        }
-        let room = self
-            .available_bytes
-            .saturating_sub(self.weights_bytes + self.recurrent_bytes + self.scratch_bytes);
-        if options.kv_tiers.disk.is_none() && room >= self.kv_tiers.least_near_bytes {
-            ways.push("--kv-disk DIR for the oldest pages".to_owned());
-        } else if options.kv_tiers.ram_budget_bytes.is_some_and(|budget| budget > room)
-            && room >= self.kv_tiers.least_near_bytes
-        {
-            ways.push(format!("--kv-ram-budget {room}"));
         }
         Err(EngineError::OutOfMemory {
             needed: human_bytes(self.total_bytes),
-            parts: format!(
-                "weights {}, KV of {} tokens {}, {}scratch {}",
-                human_bytes(self.weights_bytes),
-                self.context_tokens,
-                human_bytes(self.kv_tiers.device_bytes + self.kv_tiers.ram_bytes),
-                match self.recurrent_bytes {
-                    0 => String::new(),
-                    bytes => format!("recurrent state {}, ", human_bytes(bytes)),
-                },
-                human_bytes(self.scratch_bytes)
-            ),
+            parts: self.parts_text(),
             available: human_bytes(self.available_bytes),
-            advice: match ways.is_empty() {
-                true => {
-                    "not even one token fits: use a smaller model, a smaller -b or a machine with more memory".into()
-                }
-                false => format!("use {}", ways.join(", or ")),
-            },
+            advice: self.advice.clone(),
         })
     }
+
+    /// Bytes that a loaded model takes before a session begins.
+    pub(crate) fn loaded_bytes(&self) -> u64 {
+        let process = self.process.program_bytes.saturating_add(self.process.tokenizer_bytes);
+        self.weights_bytes.saturating_add(process)
+    }
+
+    fn parts_text(&self) -> String {
+        let mut parts = vec![
+            format!("weights {}", human_bytes(self.weights_bytes)),
+            format!(
+                "KV of {} tokens {}",
+                self.context_tokens,
+                human_bytes(self.kv_tiers.device_bytes + self.kv_tiers.ram_bytes)
+            ),
+        ];
+        if self.recurrent_bytes > 0 {
+            parts.push(format!("recurrent state {}", human_bytes(self.recurrent_bytes)));
+        }
+        let process = &self.process;
+        parts.push(format!("scratch {}", human_bytes(self.scratch_bytes)));
+        parts.push(format!("tokenizer {}", human_bytes(process.tokenizer_bytes)));
+        parts.push(format!("prompt text {}", human_bytes(process.prompt_bytes)));
+        parts.push(format!("program {}", human_bytes(process.program_bytes)));
+        parts.join(", ")
+    }
+}
+
+/// Plans runs of one model in one amount of memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Planner<'a> {
+    config: &'a ModelConfig,
+    /// Tokens of the tokenizer's vocabulary.
+    vocabulary: usize,
+    available_bytes: u64,
+    has_weights: bool,
+}
+
+/// What depends on the length of the context.
+struct Parts {
+    scratch_bytes: u64,
+    process: ProcessPlan,
+    kv_tiers: TierPlan,
+    kv_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Planner<'_> {
+    /// A plan, with advice where it does not fit.
+    fn plan(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
+        let mut plan = self.plan_only(options)?;
+        if !plan.fits() {
+            (plan.advice, plan.options_for_context) = advice::of(self, options, &plan);
+        }
+        Ok(plan)
+    }
+
+    pub(crate) fn plan_only(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
+        options.validate()?;
+        let (config, available_bytes) = (self.config, self.available_bytes);
+        let asked = options.context_for(config.max_position)?;
+        let shape = cache_shape(config, options);
+        shape.validate()?;
+        let scans_keys = options.scans_keys()?;
+        let sliding = SlidingLayers::of(config, options);
+        let parts = |context: usize| self.parts(options, &shape, &sliding, scans_keys, context);
+        let largest_context_tokens = largest(config.max_position, |context| {
+            let parts = parts(context);
+            parts.total_bytes <= available_bytes && parts.kv_tiers.refusal.is_none()
+        });
+        // Nobody asked for the model's whole context: take what fits, unless nothing does.
+        let context_tokens = match options.context_tokens {
+            None if largest_context_tokens > 0 => largest_context_tokens,
+            _ => asked,
+        };
+        let parts = parts(context_tokens);
+        let device = match &options.device {
+            Some(gpu) => Some(DevicePlan::new(gpu, config, options, context_tokens, self.has_weights)?),
+            None => None,
+        };
+        Ok(MemoryPlan {
+            device,
+            context_tokens,
+            weights_bytes: config.weight_bytes,
+            kv_bytes_per_token: shape.bytes_per_token(),
+            kv_bytes: parts.kv_bytes,
+            window_layers: sliding.count(),
+            window_tokens: sliding.most_tokens().min(context_tokens),
+            kv_tiers: parts.kv_tiers,
+            recurrent_bytes: self.recurrent_bytes(options),
+            scratch_bytes: parts.scratch_bytes,
+            process: parts.process,
+            total_bytes: parts.total_bytes,
+            available_bytes,
+            largest_context_tokens,
+            advice: String::new(),
+            options_for_context: Vec::new(),
+        })
+    }
+
+    fn parts(
+        &self,
+        options: &EngineOptions,
+        shape: &CacheShape,
+        sliding: &SlidingLayers,
+        scans_keys: bool,
+        context: usize,
+    ) -> Parts {
+        let weights = self.config.weight_bytes;
+        let scratch_bytes = scratch_bytes(self.config, options, context);
+        let process = ProcessPlan::new(options, self.vocabulary, context);
+        let beside = self
+            .recurrent_bytes(options)
+            .saturating_add(scratch_bytes)
+            .saturating_add(process.total_bytes());
+        let resident = match options.device {
+            None => beside.saturating_add(weights),
+            Some(_) => beside,
+        };
+        let room = self.available_bytes.saturating_sub(resident);
+        let tiers = planned_tiers(options, sliding, context, scans_keys, room);
+        let kv_tiers = TierPlan::new(&tiers, shape, context);
+        let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
+        let total_bytes = match options.device {
+            None => resident.saturating_add(pages),
+            // Weights pass through main memory and are gone when the first page comes.
+            Some(_) => weights
+                .saturating_add(process.total_bytes())
+                .max(resident.saturating_add(pages)),
+        };
+        Parts {
+            scratch_bytes,
+            process,
+            kv_bytes: tiers.pages_bytes(shape, context),
+            kv_tiers,
+            total_bytes,
+        }
+    }
+
+    fn recurrent_bytes(&self, options: &EngineOptions) -> u64 {
+        sequences(options) * Recurrence::STATES * self.config.recurrent_bytes()
+    }
+}
+
+/// Sequences that are alive at a time.
+fn sequences(options: &EngineOptions) -> u64 {
+    if options.forks { 2 } else { 1 }
 }
 
 /// The shape of the cache a model needs under these options.
@@ -226,20 +305,18 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         true => batch,
         false => options.chunk_tokens.min(batch),
     };
-    let floats = batch * config.hidden_size
-        + chunk * config.heads * (config.head_dim + 2)
-        + config.hidden_size
-        + config.vocab_size;
+    let floats = batch * config.hidden_size + chunk * config.heads * (config.head_dim + 2) + config.hidden_size;
     let rotation = options.rotation();
     let rotated = batch
         * config.head_dim
         * (usize::from(rotation.keys) * (config.heads + config.kv_heads)
             + usize::from(rotation.values) * config.kv_heads);
     let floats = floats + rotated;
-    riffle_model::scratch_bytes(config, batch)
-        + (floats * size_of::<f32>()) as u64
-        + (context * size_of::<u32>()) as u64
-        + stored_bytes(config, options, context)
+    // What a session keeps of its sequence, a fork keeps as well.
+    let kept = (context * size_of::<u32>()) as u64
+        + (config.vocab_size * size_of::<f32>()) as u64
+        + stored_bytes(config, options, context);
+    riffle_model::scratch_bytes(config, batch) + (floats * size_of::<f32>()) as u64 + sequences(options) * kept
 }
 
 /// Bytes of what the policies keep of the sequence.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use riffle_cuda::PinnedMemory;
 use riffle_kv::{CacheShape, KvTiers, Outlook};
+use riffle_model::ModelConfig;
 use serde::Serialize;
 
 use super::{MemoryPlan, human_bytes};
-use crate::parse::typed_bytes;
+use crate::sliding::SlidingLayers;
 use crate::{EngineError, EngineOptions};
 
 /// Bytes of KV pages by tier, and of those on their way.
@@ -23,7 +24,7 @@ pub struct TierPlan {
     pub ram_budget_bytes: Option<u64>,
     /// Bytes that the nearest tier needs at least.
     pub least_near_bytes: u64,
-    /// What is too little, and the flag that would do.
+    /// What is too little.
     pub refusal: Option<String>,
 }
 
@@ -42,35 +43,18 @@ impl TierPlan {
             false => Some(tiers.device_budget_bytes),
         };
         let disk_budget = tiers.disk.as_ref().map(|disk| disk.budget_bytes.unwrap_or(u64::MAX));
-        let near_flag = match tiers.device.reads_main_memory() {
-            true => "--kv-ram-budget",
-            false => "--kv-device-budget",
-        };
-        let beside = if tiers.device.reads_main_memory() {
-            tiers.device_budget_bytes
-        } else {
-            0
-        };
         let refusal = match (near_budget, disk_budget) {
             (Some(near), _) if near < least_near_bytes => Some(format!(
-                "the nearest tier has {}: use {near_flag} {}{}",
+                "the nearest tier has {} and needs {}",
                 human_bytes(near),
-                typed_bytes(least_near_bytes.saturating_sub(beside)),
-                if disk_budget.is_none() {
-                    ", or --kv-disk DIR for the oldest pages"
-                } else {
-                    ""
-                },
+                human_bytes(least_near_bytes),
             )),
             (_, Some(budget)) if disk_bytes > budget => Some(format!(
-                "{} of it are for the disk and its budget is {}: use --kv-disk-budget {}",
+                "{} of it are for the disk and its budget is {}",
                 human_bytes(disk_bytes),
                 human_bytes(budget),
-                typed_bytes(disk_bytes),
             )),
-            (_, None) if disk_bytes > 0 => {
-                Some("RAM holds less of it: use --kv-disk DIR for the oldest pages".to_owned())
-            }
+            (_, None) if disk_bytes > 0 => Some("RAM holds less of it".to_owned()),
             _ => None,
         };
         Self {
@@ -85,7 +69,13 @@ impl TierPlan {
 }
 
 /// The tiers of a context, with the outlook and a budget of RAM where pages may go on to a disk but none was given.
-pub(super) fn planned_tiers(options: &EngineOptions, context: usize, scans_keys: bool, room_bytes: u64) -> KvTiers {
+pub(super) fn planned_tiers(
+    options: &EngineOptions,
+    sliding: &SlidingLayers,
+    context: usize,
+    scans_keys: bool,
+    room_bytes: u64,
+) -> KvTiers {
     let mut tiers = options.kv_tiers.clone();
     if let Some(gpu) = &options.device {
         // The device stands in front of main memory, which holds every page.
@@ -99,17 +89,26 @@ pub(super) fn planned_tiers(options: &EngineOptions, context: usize, scans_keys:
         context_tokens: context,
         append_tokens: options.append_tokens().min(context),
         scans_keys,
+        forks: options.forks,
+        window_layers: sliding.count(),
+        window_tokens: sliding.most_tokens(),
     };
     tiers
 }
 
 /// The tiers of a session under a plan that fits.
-pub(crate) fn session_tiers(options: &EngineOptions, plan: &MemoryPlan) -> Result<KvTiers, EngineError> {
-    let mut tiers = planned_tiers(options, plan.context_tokens, options.scans_keys()?, 0);
+pub(crate) fn session_tiers(
+    config: &ModelConfig,
+    options: &EngineOptions,
+    plan: &MemoryPlan,
+) -> Result<KvTiers, EngineError> {
+    let sliding = SlidingLayers::of(config, options);
+    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.scans_keys()?, 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
     if !tiers.has_farther() {
-        // Nothing but memory: the plan's own pages are the budget.
-        tiers.ram_budget_bytes = Some(plan.kv_bytes.saturating_sub(tiers.device_budget_bytes));
+        // Nothing but memory: what the plan says of it is the budget.
+        let planned = plan.kv_tiers.device_bytes + plan.kv_tiers.ram_bytes;
+        tiers.ram_budget_bytes = Some(planned.saturating_sub(tiers.device_budget_bytes));
     }
     Ok(tiers)
 }

@@ -273,6 +273,7 @@ fn far(options: &KvRateOptions, shape: &CacheShape, folder: Option<PathBuf>, nea
             context_tokens: options.tokens,
             append_tokens: CHUNK,
             scans_keys: false,
+            ..Outlook::default()
         },
         ..KvTiers::memory(None)
     };

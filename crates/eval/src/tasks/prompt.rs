@@ -25,6 +25,14 @@ pub(crate) struct Prompt {
     pub(crate) stops: Vec<String>,
 }
 
+impl Prompt {
+    /// Tokens of the document, the questions and the longest answers.
+    fn most_tokens(&self) -> usize {
+        let questions = self.questions.iter().map(|question| question.len() + self.max_tokens);
+        self.document.len() + questions.sum::<usize>()
+    }
+}
+
 /// The answers, and what they cost.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Reply {
@@ -116,6 +124,8 @@ impl Reader {
 
     /// Reads a prompt and writes the answers.
     pub(crate) fn reply(&mut self, prompt: &Prompt, asked: Asked, watch: &mut Watch<'_>) -> Result<Reply, EvalError> {
+        let engine = Arc::clone(self.session.engine());
+        engine.check_context("a document with its questions and answers", prompt.most_tokens())?;
         let mut reply = Reply::default();
         let mut fork;
         let mut session = &mut self.session;

@@ -59,6 +59,8 @@ struct PlaneTable {
     disk_end: u32,
     /// Pages from this one on lie near.
     far_end: u32,
+    /// Pages that left before those that are there: what a page's number lacks to tell its age.
+    left: u32,
 }
 
 impl PlaneTable {
@@ -69,6 +71,7 @@ impl PlaneTable {
             first_far: 1,
             disk_end: 1,
             far_end: 1,
+            left: 0,
         }
     }
 

@@ -55,9 +55,10 @@ impl PlaneStore {
     /// The table whose oldest page behind its frontier is the oldest of all, of those that are full.
     fn oldest(&self, full: &dyn Fn(usize) -> usize, frontier: impl Fn(&PlaneTable) -> u32) -> Option<usize> {
         let tables = self.tables.iter().enumerate();
-        let candidates = tables.map(|(number, table)| (frontier(table) as usize, number));
-        let full = candidates.filter(|(page, number)| *page < full(*number));
-        full.min().map(|(_, number)| number)
+        let candidates = tables.map(|(number, table)| (frontier(table) as usize, table.left, number));
+        let full = candidates.filter(|(page, _, number)| *page < full(*number));
+        full.min_by_key(|(page, left, number)| (page + *left as usize, *number))
+            .map(|(.., number)| number)
     }
 
     /// Moves the oldest near plane of a table one tier away.
@@ -171,6 +172,11 @@ impl PlaneStore {
             let entry = &mut self.tables[table];
             entry.slots.drain(gone.clone());
             entry.slots.shrink_to(entry.slots.len() * 2);
+            match entry.slots.len() {
+                0 => entry.left = 0,
+                held if gone.start < held => entry.left += gone.len() as u32,
+                _ => {}
+            }
             // Each bound moves down by what left before it.
             let bounds = [
                 &mut entry.shared,

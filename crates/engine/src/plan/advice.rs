@@ -1,0 +1,221 @@
+//! Which options would make a plan fit. Each piece of advice has been planned with, so that whoever follows it succeeds.
+
+use riffle_attention::Format;
+use riffle_kv::DiskTier;
+
+use super::{MemoryPlan, Planner};
+use crate::EngineOptions;
+use crate::parse::typed_bytes;
+
+/// Contexts shorter than this are no answer to a lack of memory.
+const LEAST_CONTEXT_TOKENS: usize = 64;
+
+/// Options as they would be typed, and the run with them.
+struct Way {
+    text: String,
+    options: EngineOptions,
+}
+
+impl Way {
+    fn new(options: &EngineOptions) -> Self {
+        Self {
+            text: String::new(),
+            options: options.clone(),
+        }
+    }
+
+    fn and(mut self, text: impl AsRef<str>, change: impl FnOnce(&mut EngineOptions)) -> Self {
+        if !self.text.is_empty() {
+            self.text.push(' ');
+        }
+        self.text.push_str(text.as_ref());
+        change(&mut self.options);
+        self
+    }
+
+    fn with_disk(self) -> Self {
+        self.and("--kv-disk DIR", |options| {
+            options.kv_tiers.disk = Some(DiskTier {
+                folder: std::env::temp_dir(),
+                budget_bytes: None,
+            });
+        })
+    }
+
+    fn with_batch(self, tokens: usize) -> Self {
+        self.and(format!("-b {tokens}"), |options| {
+            options.batch_tokens = tokens;
+            options.chunk_tokens = options.chunk_tokens.min(tokens);
+        })
+    }
+
+    fn with_format(self, format: Format) -> Self {
+        self.and(format!("--kv-type {}", format.name()), |options| {
+            (options.key_format, options.value_format) = (format, format);
+        })
+    }
+}
+
+/// What would make a plan fit that does not, and what of it leaves the context as it is.
+pub(super) fn of(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> (String, Vec<String>) {
+    let mut found = Vec::new();
+    if plan.largest_context_tokens >= LEAST_CONTEXT_TOKENS && options.window.is_none() {
+        found.push(format!("--ctx {} or less", plan.largest_context_tokens));
+    }
+    let ways = [
+        budgets(planner, Way::new(options)),
+        (options.kv_tiers.disk.is_none())
+            .then(|| budgets(planner, Way::new(options).with_disk()))
+            .flatten(),
+        formats(planner, options),
+        batches(planner, options),
+        slots(planner, options),
+        memory(planner, options, plan),
+    ];
+    let beside: Vec<String> = ways.into_iter().flatten().map(|way| way.text).collect();
+    found.extend(beside.iter().cloned());
+    if found.is_empty() {
+        found.extend(together(planner, options).map(|way| way.text));
+    }
+    let advice = match found.is_empty() {
+        true => "use a smaller model or a machine with more memory".to_owned(),
+        false => format!("use {}", found.join(", or ")),
+    };
+    let advice = match plan.largest_context_tokens {
+        0 => format!("not even one token fits: {advice}"),
+        _ => advice,
+    };
+    (advice, beside)
+}
+
+fn fits(planner: &Planner<'_>, way: &Way) -> bool {
+    planner.plan_only(&way.options).is_ok_and(|plan| plan.fits())
+}
+
+/// The way itself where it fits, else with the budgets that the tiers need.
+fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
+    if fits(planner, &way) {
+        return Some(way).filter(|way| !way.text.is_empty());
+    }
+    let plan = planner.plan_only(&way.options).ok()?;
+    let tiers = &way.options.kv_tiers;
+    let near = tiers
+        .ram_budget_bytes
+        .map(|ram| ram.saturating_add(tiers.device_budget_bytes));
+    let too_small = near.is_some_and(|near| near < plan.kv_tiers.least_near_bytes);
+    // A budget that was given may be more than there is room for.
+    let too_large = tiers.disk.is_some() && plan.total_bytes > plan.available_bytes;
+    let mut way = way;
+    if too_small || too_large {
+        way = near_budget(planner, way)?;
+    }
+    if way
+        .options
+        .kv_tiers
+        .disk
+        .as_ref()
+        .is_some_and(|disk| disk.budget_bytes.is_some())
+    {
+        let needed = typed_bytes(planner.plan_only(&way.options).ok()?.kv_tiers.disk_bytes);
+        let bytes = crate::parse_bytes("--kv-disk-budget", &needed).ok()?;
+        way = way.and(format!("--kv-disk-budget {needed}"), |options| {
+            if let Some(disk) = &mut options.kv_tiers.disk {
+                disk.budget_bytes = Some(bytes);
+            }
+        });
+    }
+    (!way.text.is_empty() && fits(planner, &way)).then_some(way)
+}
+
+/// With the least budget of RAM that the tiers work with. What they need follows from what fits, so it is asked for again.
+fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
+    let mut options = way.options.clone();
+    for _ in 0..4 {
+        let plan = planner.plan_only(&options).ok()?;
+        let least = plan.kv_tiers.least_near_bytes;
+        let beside = options.kv_tiers.device_budget_bytes;
+        let typed = typed_bytes(least.saturating_sub(beside));
+        let bytes = crate::parse_bytes("--kv-ram-budget", &typed).ok()?;
+        options.kv_tiers.ram_budget_bytes = Some(bytes);
+        let plan = planner.plan_only(&options).ok()?;
+        if bytes.saturating_add(beside) >= plan.kv_tiers.least_near_bytes {
+            return Some(way.and(format!("--kv-ram-budget {typed}"), |way| *way = options));
+        }
+    }
+    None
+}
+
+/// A smaller format of keys and values, the nearest to what was asked for.
+fn formats(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
+    let bytes = |format: Format| format.plane_bytes(64, 64);
+    let now = bytes(options.key_format) + bytes(options.value_format);
+    let smaller = [Format::F16, Format::Q8_0, Format::Q4_0];
+    let smaller = smaller.into_iter().filter(|format| 2 * bytes(*format) < now);
+    let mut ways = smaller.map(|format| Way::new(options).with_format(format));
+    ways.find(|way| fits(planner, way))
+}
+
+/// Shorter logical batches, the longest that fit.
+fn batches(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
+    let shorter = [2048, 1024, 512, 256, 128];
+    let shorter = shorter.into_iter().filter(|batch| *batch < options.batch_tokens);
+    let mut ways = shorter
+        .filter(|_| options.window.is_none())
+        .map(|batch| Way::new(options).with_batch(batch));
+    ways.find(|way| fits(planner, way))
+}
+
+/// Fewer pages on their way.
+fn slots(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
+    let fewer = [16, 8, 4, 2].into_iter();
+    let mut ways = fewer
+        .filter(|slots| options.kv_tiers.has_farther() && *slots < options.kv_tiers.slots)
+        .map(|slots| {
+            let text = format!("--kv-slots {slots}");
+            Way::new(options).and(text, |options| options.kv_tiers.slots = slots)
+        });
+    ways.find(|way| fits(planner, way))
+}
+
+/// More memory, where it was limited.
+fn memory(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> Option<Way> {
+    options.memory_budget_bytes?;
+    let tiers = &plan.kv_tiers;
+    let beside = plan.total_bytes.saturating_sub(tiers.device_bytes + tiers.ram_bytes);
+    let needed = plan.total_bytes.max(beside.saturating_add(tiers.least_near_bytes));
+    let typed = typed_bytes(needed);
+    let bytes = crate::parse_bytes("--memory", &typed).ok()?;
+    let way = Way::new(options).and(format!("--memory {typed}"), |options| {
+        options.memory_budget_bytes = Some(bytes);
+    });
+    let planner = Planner {
+        available_bytes: bytes,
+        ..*planner
+    };
+    fits(&planner, &way).then_some(way)
+}
+
+/// Several options, where no single one is enough.
+fn together(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
+    let formats = [Format::F16, Format::Q8_0, Format::Q4_0];
+    let batches = [1024, 256, 64]
+        .into_iter()
+        .filter(|batch| *batch < options.batch_tokens);
+    let on_disk = batches.clone().filter_map(|batch| {
+        let way = Way::new(options).with_disk().with_batch(batch);
+        let way = way.and("--kv-slots 4", |options| options.kv_tiers.slots = 4);
+        budgets(planner, way)
+    });
+    let quantised =
+        batches.flat_map(|batch| formats.map(|format| Way::new(options).with_batch(batch).with_format(format)));
+    let shorter = quantised.filter_map(|way| {
+        let plan = planner.plan_only(&way.options).ok()?;
+        let tokens = plan.largest_context_tokens;
+        (tokens >= LEAST_CONTEXT_TOKENS && options.window.is_none()).then(|| {
+            way.and(format!("--ctx {tokens}"), |options| {
+                options.context_tokens = Some(tokens);
+            })
+        })
+    });
+    on_disk.chain(shorter).find(|way| fits(planner, way))
+}

@@ -1,0 +1,94 @@
+//! What the process takes beside weights, pages and scratch: its program, the tokenizer and the prompt's text.
+
+use riffle_model::ModelInfo;
+use serde::Serialize;
+
+use super::available_memory_bytes;
+use crate::EngineOptions;
+
+/// Bytes of the program itself: its code as far as it is read, the heap's own, and what libraries keep.
+const PROGRAM_BYTES: u64 = 16 << 20;
+
+/// Bytes of the stack and the arena of a thread, as far as they are touched.
+const THREAD_BYTES: u64 = 512 << 10;
+
+/// Bytes that a token of the vocabulary takes while the tokenizer is built: its text in the file's form, as JSON, and in the
+/// tables of the tokenizer.
+const BUILDING_BYTES_PER_TOKEN: u64 = 2800;
+
+/// Bytes that a byte of text takes while it is encoded: the text as it is normalised, with the place that each byte came
+/// from, and the tokens with theirs.
+const ENCODING_BYTES_PER_BYTE: u64 = 216;
+
+/// Bytes of a token of text, where the text is not known: more than natural text takes.
+const TEXT_BYTES_PER_TOKEN: u64 = 5;
+
+/// The text that a run will read, as far as it is known before the model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptText {
+    /// Bytes of the text.
+    pub bytes: u64,
+    /// Prompts that are made of it, such as one for each question.
+    pub prompts: usize,
+}
+
+/// Bytes that the process takes for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ProcessPlan {
+    /// The program, its heap and its threads.
+    pub program_bytes: u64,
+    /// The tokenizer while it is built.
+    pub tokenizer_bytes: u64,
+    /// The prompt's text while it is encoded, and its token ids.
+    pub prompt_bytes: u64,
+}
+
+impl ProcessPlan {
+    /// The process of a run with `context` tokens of a model whose vocabulary has `vocabulary` tokens; 0 without a tokenizer.
+    pub(super) fn new(options: &EngineOptions, vocabulary: usize, context: usize) -> Self {
+        let threads = rayon::current_num_threads() as u64;
+        let text = options.prompt.unwrap_or(PromptText {
+            bytes: TEXT_BYTES_PER_TOKEN * context as u64,
+            prompts: 1,
+        });
+        let (copies, tokens) = (text.prompts.max(1) as u64, text.bytes.min(context as u64));
+        let ids = copies.saturating_mul(tokens * size_of::<u32>() as u64);
+        let texts = (copies + 1).saturating_mul(text.bytes);
+        let encoding = encoding_bytes(text.bytes);
+        Self {
+            program_bytes: PROGRAM_BYTES + threads * THREAD_BYTES,
+            tokenizer_bytes: tokenizer_bytes(vocabulary),
+            prompt_bytes: match vocabulary {
+                0 => ids,
+                _ => ids.saturating_add(texts).saturating_add(encoding),
+            },
+        }
+    }
+
+    /// Sum of the parts.
+    pub fn total_bytes(&self) -> u64 {
+        let parts = [self.tokenizer_bytes, self.prompt_bytes];
+        parts.into_iter().fold(self.program_bytes, u64::saturating_add)
+    }
+}
+
+/// Bytes of the longest text that these options leave memory to encode.
+pub fn largest_text_bytes(options: &EngineOptions) -> u64 {
+    let available = options.memory_budget_bytes.unwrap_or_else(available_memory_bytes);
+    available / (ENCODING_BYTES_PER_BYTE + 2)
+}
+
+/// Tokens of the vocabulary of a model's tokenizer; 0 where it has none.
+pub(crate) fn vocabulary(info: &ModelInfo) -> usize {
+    info.tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.vocab_size)
+}
+
+/// Bytes that a tokenizer of so many tokens takes at most while it is built.
+fn tokenizer_bytes(vocabulary: usize) -> u64 {
+    vocabulary as u64 * BUILDING_BYTES_PER_TOKEN
+}
+
+/// Bytes that the encoding of a text takes at most.
+fn encoding_bytes(text_bytes: u64) -> u64 {
+    text_bytes.saturating_mul(ENCODING_BYTES_PER_BYTE)
+}
