@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use riffle_files::FileError;
 
+use crate::TemplateLimit;
 use crate::weights::TensorType;
 
 /// One problem with a model, its files or a call: what was wrong and what to do, in one line.
@@ -214,8 +215,27 @@ pub enum ModelError {
     #[error("text cannot be tokenized: {0}")]
     Tokenize(String),
     /// The chat template is broken or refuses the messages.
-    #[error("chat template: {0}")]
-    Template(String),
+    #[error("{}: chat template: {problem}", file.display())]
+    Template {
+        /// The file that holds the template.
+        file: PathBuf,
+        /// What is wrong, or the template's own message.
+        problem: String,
+    },
+    /// The chat template is too long, or takes too much time or memory.
+    #[error("{}: chat template: {limit}; correct the template or use the original model's", file.display())]
+    TemplateLimit {
+        /// The file that holds the template.
+        file: PathBuf,
+        /// The limit that was passed.
+        limit: TemplateLimit,
+    },
+    /// The caller asked to stop while the chat template was rendered.
+    #[error("{}: interrupted while the chat template was rendered", file.display())]
+    TemplateInterrupted {
+        /// The file that holds the template.
+        file: PathBuf,
+    },
     /// A token id lies outside the vocabulary.
     #[error("token id {token} is outside the vocabulary of {vocab_size}; tokenize with the model's own tokenizer")]
     TokenOutOfRange {

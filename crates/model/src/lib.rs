@@ -79,7 +79,7 @@ mod weights;
 mod workspace;
 
 pub use blocks::{Activation, Attention, GatedDeltaNet, Mlp, Norm, Projection, Rotary};
-pub use chat::{ChatMessage, ChatTemplate};
+pub use chat::{ChatMessage, ChatTemplate, TemplateLimit};
 pub use config::ModelConfig;
 pub use decoder::Decoder;
 pub use error::ModelError;

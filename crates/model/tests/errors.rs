@@ -184,7 +184,7 @@ fn broken_chat_templates_are_refused() {
     std::fs::write(directory.path().join("chat_template.jinja"), "{% for x in %}").unwrap();
     assert!(matches!(
         refused(directory.path(), &["chat template", "line 1"]),
-        ModelError::Template(_)
+        ModelError::Template { .. }
     ));
 }
 

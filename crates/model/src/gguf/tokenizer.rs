@@ -87,7 +87,7 @@ impl<'a> Tokens<'a> {
                 special_tokens.push((name.to_owned(), self.texts[id as usize].to_owned()));
             }
         }
-        ChatTemplate::new(source, special_tokens).map(Some)
+        ChatTemplate::of_file(self.path, source, special_tokens).map(Some)
     }
 
     /// Every token that ends a generation.

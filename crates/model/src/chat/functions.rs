@@ -1,0 +1,270 @@
+//! Filters, tests, functions and methods of chat templates, each of which pays for its work before it starts.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter, filters, functions, tests};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use super::limits::STEPS;
+use super::meter::{Look, Meter};
+use super::{costs, operators};
+use crate::calendar::format_time;
+use crate::python_json::{Style, to_python_json};
+
+/// What a call costs beside the search through its texts.
+#[derive(Clone, Copy)]
+pub(super) enum Cost {
+    /// Nothing more: the result is an argument, a part of one, or a number.
+    Small,
+    /// A text as long as the first argument, times a factor.
+    Copy(u64),
+    /// A list of the first argument's items or characters.
+    Items,
+    /// The text of all arguments, with everything they hold.
+    Deep,
+}
+
+const TIME_FORMAT_BYTES: u64 = 1000;
+
+/// An environment whose work is paid for by `meter`.
+pub(super) fn environment(meter: &Arc<Meter>) -> Environment<'static> {
+    let mut environment = Environment::empty();
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_debug(false);
+    environment.set_fuel(Some(STEPS));
+    add_filters(&mut environment, meter);
+    add_tests(&mut environment, meter);
+    add_functions(&mut environment, meter);
+    operators::add(&mut environment, meter);
+    let printing = Arc::clone(meter);
+    environment.set_formatter(move |out, state, value| {
+        let extent = printing.look_at(value, Look::Text)?;
+        if !matches!(state.auto_escape(), minijinja::AutoEscape::None) {
+            printing.charge_times(extent.bytes, 6)?;
+        }
+        escape_formatter(out, state, value)
+    });
+    let meter = Arc::clone(meter);
+    environment.set_unknown_method_callback(move |state, value, method, args| {
+        costs::charge_method(&meter, value, method, args)?;
+        let result = unknown_method_callback(state, value, method, args)?;
+        if method == "get" {
+            return Ok(result);
+        }
+        made(&meter, result)
+    });
+    environment
+}
+
+fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
+    for (names, function, cost) in text_filters().into_iter().chain(list_filters()) {
+        for &name in names {
+            let (meter, function) = (Arc::clone(meter), function.clone());
+            environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+                let args = args.into_values();
+                costs::charge_filter(&meter, name, cost, &args)?;
+                let result = function.call(state, &args)?;
+                match cost {
+                    Cost::Small => Ok(result),
+                    _ if deepens(name) => made(&meter, result),
+                    _ => meter.settle(result),
+                }
+            });
+        }
+    }
+}
+
+/// Whether a filter puts its argument, or what another filter makes of it, into a list.
+fn deepens(name: &str) -> bool {
+    matches!(
+        name,
+        "batch" | "dictsort" | "groupby" | "items" | "map" | "slice" | "zip"
+    )
+}
+
+/// Names of a filter, its function and what it costs.
+type Filter = (&'static [&'static str], Value, Cost);
+
+/// Filters of texts and numbers.
+fn text_filters() -> Vec<Filter> {
+    use Cost::{Copy, Deep, Small};
+    use Value as V;
+    vec![
+        (&["safe"], V::from_function(filters::safe), Deep),
+        (&["escape", "e"], V::from_function(filters::escape), Deep),
+        (&["lower"], V::from_function(filters::lower), Copy(3)),
+        (&["upper"], V::from_function(filters::upper), Copy(3)),
+        (&["title"], V::from_function(filters::title), Copy(3)),
+        (&["capitalize"], V::from_function(filters::capitalize), Copy(3)),
+        (&["replace"], V::from_function(filters::replace), Copy(1)),
+        (&["trim"], V::from_function(filters::trim), Copy(1)),
+        (&["join"], V::from_function(filters::join), Deep),
+        (&["split"], V::from_function(filters::split), Copy(1)),
+        (&["lines"], V::from_function(filters::lines), Copy(1)),
+        (&["default", "d"], V::from_function(filters::default), Small),
+        (&["round"], V::from_function(filters::round), Small),
+        (&["abs"], V::from_function(filters::abs), Small),
+        (&["int"], V::from_function(filters::int), Small),
+        (&["float"], V::from_function(filters::float), Small),
+        (&["string"], V::from_function(filters::string), Deep),
+        (&["bool"], V::from_function(filters::bool), Small),
+        (&["indent"], V::from_function(filters::indent), Copy(1)),
+        (&["pprint"], V::from_function(filters::pprint), Deep),
+        (&["format"], V::from_function(filters::format), Deep),
+        (&["tojson"], V::from_function(to_json), Deep),
+    ]
+}
+
+/// Filters of lists and maps.
+fn list_filters() -> Vec<Filter> {
+    use Cost::{Deep, Items, Small};
+    use Value as V;
+    vec![
+        (&["length", "count"], V::from_function(filters::length), Small),
+        (&["dictsort"], V::from_function(filters::dictsort), Deep),
+        (&["items"], V::from_function(filters::items), Items),
+        (&["reverse"], V::from_function(filters::reverse), Items),
+        (&["attr"], V::from_function(filters::attr), Small),
+        (&["first"], V::from_function(filters::first), Small),
+        (&["last"], V::from_function(filters::last), Small),
+        (&["min"], V::from_function(filters::min), Deep),
+        (&["max"], V::from_function(filters::max), Deep),
+        (&["sort"], V::from_function(filters::sort), Deep),
+        (&["list"], V::from_function(filters::list), Items),
+        (&["batch"], V::from_function(filters::batch), Items),
+        (&["slice"], V::from_function(filters::slice), Items),
+        (&["sum"], V::from_function(filters::sum), Deep),
+        (&["select"], V::from_function(filters::select), Items),
+        (&["reject"], V::from_function(filters::reject), Items),
+        (&["selectattr"], V::from_function(filters::selectattr), Items),
+        (&["rejectattr"], V::from_function(filters::rejectattr), Items),
+        (&["map"], V::from_function(filters::map), Items),
+        (&["groupby"], V::from_function(filters::groupby), Deep),
+        (&["unique"], V::from_function(filters::unique), Deep),
+        (&["chain"], V::from_function(chain), Items),
+        (&["zip"], V::from_function(filters::zip), Items),
+    ]
+}
+
+fn add_tests(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
+    let mut add = |names: &[&'static str], function: Value| {
+        for &name in names {
+            let (meter, function) = (Arc::clone(meter), function.clone());
+            environment.add_test(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+                let args = args.into_values();
+                costs::charge_test(&meter, name, &args)?;
+                function.call(state, &args)
+            });
+        }
+    };
+    use Value as V;
+    add(&["undefined"], V::from_function(tests::is_undefined));
+    add(&["defined"], V::from_function(tests::is_defined));
+    add(&["none"], V::from_function(tests::is_none));
+    add(&["safe", "escaped"], V::from_function(tests::is_safe));
+    add(&["boolean"], V::from_function(tests::is_boolean));
+    add(&["odd"], V::from_function(tests::is_odd));
+    add(&["even"], V::from_function(tests::is_even));
+    add(&["divisibleby"], V::from_function(tests::is_divisibleby));
+    add(&["number"], V::from_function(tests::is_number));
+    add(&["integer", "int"], V::from_function(tests::is_integer));
+    add(&["float"], V::from_function(tests::is_float));
+    add(&["string"], V::from_function(tests::is_string));
+    add(&["sequence"], V::from_function(tests::is_sequence));
+    add(&["iterable"], V::from_function(tests::is_iterable));
+    add(&["mapping"], V::from_function(tests::is_mapping));
+    add(&["startingwith"], V::from_function(tests::is_startingwith));
+    add(&["endingwith"], V::from_function(tests::is_endingwith));
+    add(&["lower"], V::from_function(tests::is_lower));
+    add(&["upper"], V::from_function(tests::is_upper));
+    add(&["sameas"], V::from_function(tests::is_sameas));
+    add(&["eq", "equalto", "=="], V::from_function(tests::is_eq));
+    add(&["ne", "!="], V::from_function(tests::is_ne));
+    add(&["lt", "lessthan", "<"], V::from_function(tests::is_lt));
+    add(&["le", "<="], V::from_function(tests::is_le));
+    add(&["gt", "greaterthan", ">"], V::from_function(tests::is_gt));
+    add(&["ge", ">="], V::from_function(tests::is_ge));
+    add(&["in"], V::from_function(tests::is_in));
+    add(&["true"], V::from_function(tests::is_true));
+    add(&["false"], V::from_function(tests::is_false));
+    add(&["filter"], V::from_function(tests::is_filter));
+    add(&["test"], V::from_function(tests::is_test));
+}
+
+fn add_functions(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
+    let mut add = |name: &'static str, function: Value| {
+        let meter = Arc::clone(meter);
+        environment.add_function(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            costs::charge_function(&meter, name, &args)?;
+            function.call(state, &args)
+        });
+    };
+    add("range", Value::from_function(functions::range));
+    add("dict", Value::from_function(functions::dict));
+    add("namespace", Value::from_function(functions::namespace));
+    add("raise_exception", Value::from_function(raise_exception));
+    let meter = Arc::clone(meter);
+    environment.add_function("strftime_now", move |format: String| strftime_now(&meter, &format));
+}
+
+/// A result that holds what it was made of: a plain list, of limited depth.
+fn made(meter: &Meter, result: Value) -> Result<Value, Error> {
+    let result = meter.settle(result)?;
+    if matches!(result.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+        meter.look_at(&result, Look::Shape)?;
+    }
+    Ok(result)
+}
+
+/// Jinja's `chain`, with a plain map in place of a merged one: merged maps hold one another without end.
+fn chain(state: &State<'_, '_>, value: Value, others: Rest<Value>) -> Result<Value, Error> {
+    let chained = filters::chain(state, value, others)?;
+    match chained.as_object() {
+        Some(object) if chained.kind() == ValueKind::Map => {
+            Ok(Value::from_pairs(object.try_iter_pairs().into_iter().flatten()))
+        }
+        _ => Ok(chained),
+    }
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// The time in UTC, since the machine's time zone is not the model's concern.
+fn strftime_now(meter: &Meter, format: &str) -> Result<String, Error> {
+    meter.at_most("strftime_now", format.len() as u64, TIME_FORMAT_BYTES)?;
+    let seconds = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |elapsed| elapsed.as_secs());
+    format_time(format, seconds).ok_or_else(|| {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            format!("strftime_now cannot format {format:?}"),
+        )
+    })
+}
+
+/// `json.dumps` with the arguments templates pass.
+fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
+    let invalid = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
+    let mut style = Style {
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        indent: options.get::<Option<usize>>("indent")?,
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ..Style::default()
+    };
+    if style.indent.is_some() {
+        style.item_separator = ",".into();
+    }
+    if let Some(separators) = options.get::<Option<Vec<String>>>("separators")? {
+        let [item, key] = <[String; 2]>::try_from(separators)
+            .map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson: separators must be two strings"))?;
+        (style.item_separator, style.key_separator) = (item, key);
+    }
+    options.assert_all_used()?;
+    Ok(to_python_json(&serde_json::to_value(value).map_err(invalid)?, &style))
+}

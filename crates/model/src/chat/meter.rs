@@ -1,0 +1,222 @@
+//! Counts what one render of a chat template writes, copies and compares.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use minijinja::value::{DynObject, ObjectRepr, Tuple, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+use super::limits::{BASE_BYTES, BYTES_PER_INPUT_BYTE, DEPTH, TemplateLimit};
+
+/// Bytes of one item of a list, and of a map's entry with its key.
+pub(super) const ITEM_BYTES: u64 = 24;
+pub(super) const ENTRY_BYTES: u64 = 100;
+
+/// Bytes that are searched or compared for the price of one that is written.
+const COMPARED_FOR_ONE: u64 = 16;
+
+/// Longest text of one byte in a printed list: `\u{1b}`.
+const ESCAPED_BYTES: u64 = 6;
+
+/// Longest text of a number: a 64-bit float of 309 digits with its fraction.
+const NUMBER_BYTES: u64 = 350;
+
+/// What a value is looked at for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Its depth: before it becomes part of another value.
+    Shape,
+    /// Its text: before it is printed, serialised, sorted or hashed.
+    Text,
+    /// Comparison with another value, or a search in a text.
+    Compare,
+}
+
+/// Size of a value, with everything it holds.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Extent {
+    /// Lists, maps, texts and numbers; one that is held twice counts twice.
+    pub(super) nodes: u64,
+    /// Bytes of its text.
+    pub(super) bytes: u64,
+    /// Levels of lists and maps.
+    pub(super) depth: u64,
+}
+
+impl Extent {
+    pub(super) fn add(&mut self, other: Extent) {
+        self.nodes = self.nodes.saturating_add(other.nodes);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.depth = self.depth.max(other.depth);
+    }
+}
+
+/// The budget of one render. The thread that waits for it can stop it.
+#[derive(Debug)]
+pub(super) struct Meter {
+    limit: u64,
+    left: AtomicU64,
+    stopped: AtomicBool,
+    passed: OnceLock<TemplateLimit>,
+}
+
+impl Meter {
+    /// A budget for messages and variables of `input_bytes`.
+    pub(super) fn new(input_bytes: u64) -> Meter {
+        let limit = BASE_BYTES.saturating_add(input_bytes.saturating_mul(BYTES_PER_INPUT_BYTE));
+        Meter {
+            limit,
+            left: AtomicU64::new(limit),
+            stopped: AtomicBool::new(false),
+            passed: OnceLock::new(),
+        }
+    }
+
+    /// Makes the next charge fail.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// The first limit that was passed.
+    pub(super) fn passed(&self) -> Option<&TemplateLimit> {
+        self.passed.get()
+    }
+
+    /// Takes `bytes` from the budget. Fails when the budget is spent, a limit was passed before, or the render is to stop.
+    pub(super) fn charge(&self, bytes: u64) -> Result<(), Error> {
+        if self.stopped.load(Ordering::Relaxed) || self.passed.get().is_some() {
+            return Err(refusal());
+        }
+        // One thread renders, so that nobody else changes what is left.
+        let left = self.left.load(Ordering::Relaxed);
+        match left.checked_sub(bytes.saturating_add(1)) {
+            Some(left) => {
+                self.left.store(left, Ordering::Relaxed);
+                Ok(())
+            }
+            None => Err(self.refuse(TemplateLimit::Bytes { limit: self.limit })),
+        }
+    }
+
+    /// Charges `count` times `each` bytes.
+    pub(super) fn charge_times(&self, count: u64, each: u64) -> Result<(), Error> {
+        self.charge(count.saturating_mul(each))
+    }
+
+    /// Charges a search through `bytes` or a comparison of them.
+    pub(super) fn charge_search(&self, bytes: usize) -> Result<(), Error> {
+        self.charge(bytes as u64 / COMPARED_FOR_ONE)
+    }
+
+    /// Ends the render for a limit.
+    pub(super) fn refuse(&self, limit: TemplateLimit) -> Error {
+        // The first limit is the reason; later ones follow from it.
+        let _ = self.passed.set(limit);
+        refusal()
+    }
+
+    /// Refuses an argument above `limit`.
+    pub(super) fn at_most(&self, function: &str, found: u64, limit: u64) -> Result<(), Error> {
+        if found <= limit {
+            return Ok(());
+        }
+        Err(self.refuse(TemplateLimit::Argument {
+            function: function.to_owned(),
+            found,
+            limit,
+        }))
+    }
+
+    /// Walks through a value and charges for what is found, as far as the budget goes.
+    pub(super) fn look_at(&self, value: &Value, look: Look) -> Result<Extent, Error> {
+        self.look_deeper(value, look, 0)
+    }
+
+    fn look_deeper(&self, value: &Value, look: Look, depth: usize) -> Result<Extent, Error> {
+        let bytes = match value.kind() {
+            ValueKind::String | ValueKind::Bytes => {
+                let length = value.as_bytes().map_or(0, <[u8]>::len) as u64;
+                match look {
+                    Look::Shape => 0,
+                    Look::Compare => length / COMPARED_FOR_ONE,
+                    // A text on its own is neither quoted nor escaped.
+                    Look::Text if depth == 0 => length,
+                    Look::Text => length.saturating_mul(ESCAPED_BYTES),
+                }
+            }
+            ValueKind::Number if look == Look::Text && !value.is_integer() => NUMBER_BYTES,
+            ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => return self.look_within(value, look, depth),
+            _ => 2 * ITEM_BYTES,
+        };
+        self.charge(bytes)?;
+        Ok(Extent {
+            nodes: 1,
+            bytes,
+            depth: 0,
+        })
+    }
+
+    fn look_within(&self, value: &Value, look: Look, depth: usize) -> Result<Extent, Error> {
+        let Some(object) = value.as_object() else {
+            return Ok(Extent::default());
+        };
+        if look == Look::Shape && is_live(object) {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "a list, map or namespace cannot hold a namespace or a loop",
+            ));
+        }
+        if depth == DEPTH {
+            return Err(self.refuse(TemplateLimit::Depth { limit: DEPTH }));
+        }
+        self.charge(ITEM_BYTES)?;
+        let mut extent = Extent {
+            nodes: 1,
+            bytes: ITEM_BYTES,
+            depth: 0,
+        };
+        if object.repr() == ObjectRepr::Map {
+            for (key, value) in object.try_iter_pairs().into_iter().flatten() {
+                extent.add(self.look_deeper(&key, look, depth + 1)?);
+                extent.add(self.look_deeper(&value, look, depth + 1)?);
+            }
+        } else {
+            for item in object.try_iter().into_iter().flatten() {
+                extent.add(self.look_deeper(&item, look, depth + 1)?);
+            }
+        }
+        extent.depth += 1;
+        Ok(extent)
+    }
+
+    /// A list in place of a lazy sequence: lazy ones hold one another, and would be walked through again and again.
+    pub(super) fn settle(&self, value: Value) -> Result<Value, Error> {
+        let Some(object) = value.as_object() else {
+            return Ok(value);
+        };
+        match object.repr() {
+            ObjectRepr::Seq | ObjectRepr::Iterable => {
+                if object.downcast_ref::<Vec<Value>>().is_some() || object.downcast_ref::<Tuple>().is_some() {
+                    return Ok(value);
+                }
+                let mut items = Vec::new();
+                for item in value.try_iter()?.checked() {
+                    self.charge(ITEM_BYTES)?;
+                    items.push(item?);
+                }
+                Ok(Value::from(items))
+            }
+            _ => Ok(value),
+        }
+    }
+}
+
+/// Whether an object changes after it was made, so that a value that holds it could come to hold itself.
+pub(super) fn is_live(object: &DynObject) -> bool {
+    let name = object.type_name();
+    name.ends_with("::Namespace") || name.ends_with("::Loop")
+}
+
+fn refusal() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "a limit was passed")
+}
