@@ -1,21 +1,33 @@
 //! Everything that is printed: results on standard output, all else on standard error.
 //!
-//! Nothing here panics. A result that cannot be written is a failure; a note that cannot be written is dropped, since
+//! What is printed passes through [`shown`](crate::shown): no text of a model's author reaches a terminal as a control
+//! sequence. Nothing here panics. A result that cannot be written is a failure; a note that cannot be written is dropped, since
 //! there is no other place to report it.
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::shown;
 
 /// Whether the last text on standard output left its line without an end.
 static LINE_IS_OPEN: AtomicBool = AtomicBool::new(false);
 
-/// Writes to standard output and says plainly when that fails.
+/// Writes text of ours to standard output, control characters in it escaped, and says plainly when that fails.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    write(&shown::shown(text))
+}
+
+/// Writes a piece of a generated answer to standard output: every byte as it is to a file or a pipe, without control
+/// characters to a terminal.
+pub(crate) fn print_answer(text: &str) -> Result<(), Failure> {
+    write(&shown::answer(text, io::stdout().is_terminal()))
+}
+
+fn write(text: &str) -> Result<(), Failure> {
     if let Some(last) = text.chars().next_back() {
         LINE_IS_OPEN.store(last != '\n', Ordering::Relaxed);
     }
@@ -29,14 +41,14 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 /// One JSON object on standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(Failure::new)?;
-    print(&(text + "\n"))
+    write(&(shown::json(&text) + "\n"))
 }
 
 /// Writes a line, or several, to standard error; never behind text of an answer.
 pub(crate) fn note(text: impl Display) {
     // An answer that cannot be written is reported where its text is printed.
     let _ = end_line();
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", shown::shown(&text.to_string()));
 }
 
 /// Ends the line of standard output that an answer left open.

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use riffle_engine::EngineError;
 use riffle_eval::EvalError;
+use riffle_model::ModelError;
 
-use crate::{command_line, console};
+use crate::{command_line, console, shown};
 
 /// One line for the user and an exit status. Without a line nothing is said.
 #[derive(Debug)]
@@ -24,8 +25,7 @@ impl Failure {
     pub(crate) const MISSPELLED: u8 = 2;
 
     pub(crate) fn new(message: impl Display) -> Self {
-        // One line, whatever a library's message holds.
-        let message = message.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = shown::line(&message.to_string());
         Self { message, status: 1 }
     }
 
@@ -84,6 +84,7 @@ impl Display for Failure {
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         match error {
+            EngineError::Model(error) => error.into(),
             EngineError::Interrupted { .. } => Self::interrupted(error),
             error => Self::new(error),
         }
@@ -100,8 +101,11 @@ impl From<EvalError> for Failure {
     }
 }
 
-impl From<riffle_model::ModelError> for Failure {
-    fn from(error: riffle_model::ModelError) -> Self {
-        Self::new(error)
+impl From<ModelError> for Failure {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::TemplateInterrupted { .. } => Self::interrupted(error),
+            error => Self::new(error),
+        }
     }
 }

@@ -18,6 +18,7 @@ mod llama_cpp;
 mod numbers;
 mod progress;
 mod shipped;
+mod shown;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -26,7 +26,10 @@ pub fn run_questions(
     done: &mut dyn FnMut(RunReport) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
     request.generate.sampling.validate()?;
-    let prompts = prompts.iter().map(|prompt| prompt_tokens(engine, request, prompt));
+    let prompts = prompts
+        .iter()
+        .enumerate()
+        .map(|(number, prompt)| prompt_tokens(engine, request, prompt, &mut || observe(number, RunEvent::Waiting)));
     let prompts: Vec<(Vec<u32>, bool)> = prompts.collect::<Result<_, _>>()?;
     let Some((first, _)) = prompts.first() else {
         return Err(EngineError::EmptyPrompt);

@@ -37,6 +37,8 @@ pub struct RunRequest {
 /// What happens while a run is under way. Breaking ends the run.
 #[derive(Debug, Clone, Copy)]
 pub enum RunEvent<'a> {
+    /// The chat template is rendered; sent every few milliseconds of a long rendering.
+    Waiting,
     /// The prompt is being read.
     Prefill(PrefillProgress),
     /// The answer's next piece of text.
@@ -140,8 +142,10 @@ impl KvReport {
 ///
 /// # Errors
 /// Before anything is computed: [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`], bad sampling options.
-/// [`EngineError::Interrupted`] when the observer breaks during the prefill; a break during generation is a
-/// [`StopReason::Interrupted`] in the report.
+/// [`EngineError::Interrupted`] when the observer breaks during the prefill, [`ModelError::TemplateInterrupted`] when it
+/// breaks while the chat template is rendered; a break during generation is a [`StopReason::Interrupted`] in the report.
+///
+/// [`ModelError::TemplateInterrupted`]: riffle_model::ModelError::TemplateInterrupted
 pub fn run(
     engine: &Arc<Engine>,
     request: &RunRequest,
@@ -150,7 +154,7 @@ pub fn run(
     request.generate.sampling.validate()?;
     let prompt = request.prompt.as_ref();
     let prompt = prompt
-        .map(|prompt| prompt_tokens(engine, request, prompt))
+        .map(|prompt| prompt_tokens(engine, request, prompt, &mut || observe(RunEvent::Waiting)))
         .transpose()?;
     let prefix = request.prefix_cache.as_ref().filter(|_| prompt.is_some());
     let mut prefix = prefix.map(RunPrefix::open).transpose()?;
@@ -298,11 +302,12 @@ impl Finished {
     }
 }
 
-/// The prompt as tokens, through the chat template where one applies.
+/// The prompt as tokens, through the chat template where one applies; `poll` is asked whether to go on rendering it.
 pub(crate) fn prompt_tokens(
     engine: &Engine,
     request: &RunRequest,
     prompt: &str,
+    poll: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<(Vec<u32>, bool), EngineError> {
     if prompt.trim().is_empty() {
         return Err(EngineError::EmptyPrompt);
@@ -315,7 +320,7 @@ pub(crate) fn prompt_tokens(
                 messages.push(ChatMessage::new("system", system));
             }
             messages.push(ChatMessage::new("user", prompt));
-            let text = template.render(&messages, true)?;
+            let text = template.render_messages_until(&messages, true, poll)?;
             // The template writes the special tokens itself.
             Ok((tokenizer.encode(&text, false)?, true))
         }

@@ -136,6 +136,7 @@ fn safetensors_header(name: &str, shape: &[usize]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use super::*;
 
     fn tokens_in(text: &str) -> Result<Vec<u32>, EvalError> {

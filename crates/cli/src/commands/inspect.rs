@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{grouped, print, print_json};
 use crate::args::InspectArguments;
 use crate::failure::Failure;
+use crate::shown::name;
 
 pub(crate) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     let info = riffle_model::inspect(&arguments.path)?;
@@ -91,8 +92,8 @@ fn described(info: &ModelInfo) -> String {
             "{} of {} tokens, begins {}, ends {}",
             tokenizer.kind,
             grouped(tokenizer.vocab_size),
-            tokenizer.bos.as_deref().unwrap_or("none"),
-            tokenizer.eos.as_deref().unwrap_or("none"),
+            tokenizer.bos.as_deref().map_or("none".to_owned(), name),
+            tokenizer.eos.as_deref().map_or("none".to_owned(), name),
         )
     });
     let recurrent = match config.layers - config.attention_layers() {
@@ -104,7 +105,7 @@ fn described(info: &ModelInfo) -> String {
     };
     format!(
         "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\nheads         {} query, {} KV, {} wide\npositions     {}\nvocabulary    {}{}\nweights       {} in {} tensors: {}\ntokenizer     {tokenizer}\nchat template {}\n",
-        info.path.display(),
+        name(&info.path.display().to_string()),
         info.format,
         config.architecture,
         config.layers,
@@ -136,7 +137,7 @@ fn listed(tensors: &[TensorInfo]) -> String {
             "{:6} {:?} {}",
             tensor.element_type.to_string(),
             tensor.shape,
-            tensor.name
+            name(&tensor.name)
         );
     }
     text

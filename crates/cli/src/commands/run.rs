@@ -72,11 +72,12 @@ fn answer_all(
         prompts,
         &mut |_, event| {
             match event {
+                RunEvent::Waiting => {}
                 RunEvent::Prefill(progress) => display.update(progress),
                 RunEvent::Text(text) => {
                     display.finish();
                     if !json {
-                        output = print(text);
+                        output = console::print_answer(text);
                     }
                 }
             }
@@ -125,10 +126,11 @@ pub(super) fn answer(
     let mut label = Some(label);
     let report = riffle_engine::run(engine, request, &mut |event| {
         match event {
+            RunEvent::Waiting => {}
             RunEvent::Prefill(progress) => display.update(progress),
             RunEvent::Text(text) => {
                 display.finish();
-                if !json && let Err(failure) = print(&format!("{}{text}", label.take().unwrap_or(""))) {
+                if !json && let Err(failure) = console::print_answer(&format!("{}{text}", label.take().unwrap_or(""))) {
                     output_failure = Some(failure);
                     return ControlFlow::Break(());
                 }

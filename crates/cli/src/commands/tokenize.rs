@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{LARGEST_TEXT_BYTES, print, print_json, read_input};
 use crate::args::TokenizeArguments;
+use crate::console;
 use crate::failure::Failure;
 
 pub(crate) fn tokenize(arguments: &TokenizeArguments) -> Result<(), Failure> {
@@ -65,6 +66,6 @@ fn decode(tokenizer: &Tokenizer, given: &[String], arguments: &TokenizeArguments
     };
     match arguments.json {
         true => print_json(&json!({ "count": ids.len(), "text": text })),
-        false => print(&(text + "\n")),
+        false => console::print_answer(&(text + "\n")),
     }
 }

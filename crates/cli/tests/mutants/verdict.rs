@@ -20,8 +20,8 @@ const TIME: Duration = Duration::from_secs(10);
 /// `--memory` of every command that takes it, and what a process may take beyond it.
 const PLANNED_BYTES: u64 = 48 << 20;
 const SLACK_BYTES: u64 = 64 << 20;
-/// The longest line of error.
-const LINE_BYTES: usize = 1000;
+/// The longest line of error: a message is cut at 1,000 characters, and its length said.
+const LINE_CHARACTERS: usize = 1100;
 
 /// What a command did with a damaged file.
 pub(crate) enum Outcome {
@@ -108,7 +108,7 @@ pub(crate) fn judge(subject: &Subject, number: usize, mutant: &Mutant) -> Verdic
 
 /// The promise that a run broke, whatever its answer.
 fn broken_promise(run: &Run) -> Option<String> {
-    let stderr: String = run.stderr.chars().take(2 * LINE_BYTES).collect();
+    let stderr: String = run.stderr.chars().take(2 * LINE_CHARACTERS).collect();
     if run.timed_out {
         return Some(format!("took longer than {} s", TIME.as_secs()));
     }
@@ -128,7 +128,7 @@ fn broken_promise(run: &Run) -> Option<String> {
     let one_line = run.stderr.starts_with("riffle: ") && run.stderr.lines().count() == 1;
     match run.status {
         Some(0) => None,
-        Some(1 | 2) if one_line && run.stderr.len() <= LINE_BYTES => None,
+        Some(1 | 2) if one_line && run.stderr.chars().count() <= LINE_CHARACTERS => None,
         Some(1 | 2) => Some(format!("more than one short line of error: {stderr}")),
         status => Some(format!("exit status {status:?}: {stderr}")),
     }
