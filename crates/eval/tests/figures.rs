@@ -43,12 +43,12 @@ impl Records {
 
 /// `[sum] PATH [/ NUMBER | * NUMBER]`
 fn value_of(results: &Value, text: &str) -> Result<f64, String> {
-    let scales: [(&str, fn(f64, f64) -> f64); 2] = [(" / ", |a, b| a / b), (" * ", |a, b| a * b)];
-    for (sign, scale) in scales {
-        if let Some((value, number)) = text.rsplit_once(sign) {
-            let number: f64 = number.trim().parse().map_err(|_| format!("{number} is no number"))?;
-            return Ok(scale(value_of(results, value)?, number));
-        }
+    let divided = text.rsplit_once(" / ").map(|parts| (parts, true));
+    let scaled = divided.or_else(|| text.rsplit_once(" * ").map(|parts| (parts, false)));
+    if let Some(((value, number), is_divided)) = scaled {
+        let number: f64 = number.trim().parse().map_err(|_| format!("{number} is no number"))?;
+        let value = value_of(results, value)?;
+        return Ok(if is_divided { value / number } else { value * number });
     }
     let (path, is_sum) = match text.strip_prefix("sum ") {
         Some(path) => (path, true),
@@ -95,7 +95,10 @@ fn is_chosen(item: &Value, filter: &str) -> bool {
     let value = item.get(field).or_else(|| item.get("settings")?.get(field));
     match value {
         Some(Value::String(text)) => text == wanted || is_policy(text, wanted),
-        Some(value) => value.to_string() == wanted,
+        Some(value) => {
+            let text = value.to_string();
+            text == wanted
+        }
         None => false,
     }
 }
