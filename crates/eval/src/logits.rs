@@ -136,8 +136,8 @@ fn safetensors_header(name: &str, shape: &[usize]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use super::*;
+    use std::fs;
 
     fn tokens_in(text: &str) -> Result<Vec<u32>, EvalError> {
         let directory = tempfile::tempdir().unwrap();
