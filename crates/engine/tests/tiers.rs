@@ -333,7 +333,8 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
 
     // Without a budget of RAM the plan takes what there is and leaves the rest to the disk.
     options.kv_tiers.ram_budget_bytes = None;
-    options.memory_budget_bytes = Some(plan.weights_bytes + plan.scratch_bytes + (20 << 20));
+    let beside = plan.weights_bytes + plan.scratch_bytes + plan.process.total_bytes();
+    options.memory_budget_bytes = Some(beside + (20 << 20));
     let plan = riffle_engine::plan(&info, &options).unwrap();
     assert!(plan.fits() && plan.kv_tiers.disk_bytes > 70 << 20, "{plan:?}");
     assert!(plan.total_bytes <= plan.available_bytes);
