@@ -410,7 +410,7 @@ fn what_is_no_regular_file_is_refused_at_once_and_a_prompt_may_come_from_a_pipe(
     assert_refused(&run_shipped(&["--file", "/dev/zero"]), 1, &["/dev/zero", "a device"]);
     for option in ["--profile", "--session"] {
         let output = run_shipped(&["--prompt", "x", option, named]);
-        assert_refused(&output, 1, &[named, "a pipe"]);
+        assert_refused(&output, 1, &[named, "pipe"]);
     }
     assert_refused(&run(&["run", "--model", named, "--prompt", "x"]), 1, &[named, "a pipe"]);
     assert_refused(&run(&["inspect", named]), 1, &[named, "a pipe"]);
@@ -451,6 +451,10 @@ fn a_command_line_that_riffle_does_not_have_is_one_line_with_the_nearest() {
 fn plan_and_run_refuse_alike() {
     let model = shipped_model();
     let model = model.to_str().expect("a path");
+    let folder = tempfile::tempdir().expect("a folder");
+    let prompt = folder.path().join("prompt.txt");
+    fs::write(&prompt, "In the beginning").expect("a file");
+    let prompt = ["--file", prompt.to_str().expect("a path")];
     for arguments in [
         &["--model", "/nowhere/model"][..],
         &["--model", model, "--ctx", "100000000"],
@@ -462,8 +466,8 @@ fn plan_and_run_refuse_alike() {
         &["--model", model, "-b", "8", "-ub", "16"],
         &["--model", model, "--ctxx", "8"],
     ] {
-        let planned = run(&[&["plan"], arguments].concat());
-        let ran = run(&[&["run", "--prompt", "x"], arguments].concat());
+        let planned = run(&[&["plan"], &prompt[..], arguments].concat());
+        let ran = run(&[&["run"], &prompt[..], arguments].concat());
         assert_eq!(planned.status.code(), ran.status.code(), "{arguments:?}");
         assert_eq!(
             stderr(&planned).replace("riffle plan", "riffle run"),
@@ -488,7 +492,11 @@ fn a_place_for_results_that_is_not_there_is_named_before_anything_is_measured() 
         "--out",
         "/nowhere/profile.toml",
     ];
-    assert_refused(&run(&calibrate), 1, &["--out", "/nowhere"]);
+    assert_refused(
+        &run(&calibrate),
+        1,
+        &["/nowhere/profile.toml", "its folder is not there"],
+    );
     let kv = [
         "bench",
         "kv",

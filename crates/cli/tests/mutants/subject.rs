@@ -66,6 +66,8 @@ pub(crate) struct Subject {
 /// A damaged file in a folder of its own, ready for the command.
 pub(crate) struct Mutant {
     pub(crate) folder: PathBuf,
+    /// The damaged file's name.
+    pub(crate) file: String,
     pub(crate) harm: Harm,
     pub(crate) what: String,
 }
@@ -119,6 +121,11 @@ impl Subject {
     /// The answer that the intact files give.
     pub(crate) fn expected(&self) -> &[u8] {
         &self.expected
+    }
+
+    /// Whether the command goes on without a file that it refuses, and says so: a report is made of the other records.
+    pub(crate) fn goes_on_without(&self) -> bool {
+        self.target == "records"
     }
 
     pub(crate) fn arguments(&self) -> &[String] {
@@ -285,8 +292,10 @@ impl Subject {
         fs::remove_file(&path).expect("the copy is ours");
         fs::write(&path, &mutated.bytes).expect("a file");
         let file = path.strip_prefix(place).expect("the file is in its place").display();
+        let name = path.file_name().expect("a file has a name");
         Mutant {
             folder: place.to_owned(),
+            file: name.to_string_lossy().into_owned(),
             harm: mutated.harm,
             what: format!("{file}: {}", mutated.what),
         }

@@ -27,7 +27,7 @@ const LINE_CHARACTERS: usize = 1100;
 pub(crate) enum Outcome {
     /// It gave the answer of the intact file.
     SameAnswer,
-    /// It refused the file with one line.
+    /// It refused the file with one line, or left it out and said so.
     Refused,
     /// The damage made another legal file, and the answer is that file's.
     OtherFile,
@@ -100,6 +100,7 @@ pub(crate) fn judge(subject: &Subject, number: usize, mutant: &Mutant) -> Verdic
         Some(what) => Outcome::Broken(format!("{}: {what}", mutant.what)),
         None if run.status != Some(0) => Outcome::Refused,
         None if run.answer == subject.expected() => Outcome::SameAnswer,
+        None if subject.goes_on_without() && run.stderr.contains(&mutant.file) => Outcome::Refused,
         None if mutant.harm == Harm::Content => Outcome::OtherFile,
         None => Outcome::Broken(format!("{}: another answer without an error", mutant.what)),
     };

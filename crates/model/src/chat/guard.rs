@@ -214,9 +214,11 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
         }
         Expr::Slice(node) => slice(node)?,
         Expr::UnaryOp(operation) => {
-            let op = match operation.op {
-                UnaryOpKind::Not => UnaryOpKind::Not,
-                UnaryOpKind::Neg => UnaryOpKind::Neg,
+            let negates_number = matches!(operation.op, UnaryOpKind::Neg);
+            let op = if negates_number {
+                UnaryOpKind::Neg
+            } else {
+                UnaryOpKind::Not
             };
             let expr = expression(&operation.expr)?;
             Expr::UnaryOp(respan(operation, UnaryOp { op, expr }))
