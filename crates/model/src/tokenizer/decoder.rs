@@ -164,32 +164,35 @@ impl Decoding {
 
     fn apply(&self, tokens: Vec<String>) -> Result<Vec<String>, String> {
         let count = tokens.len();
-        let numbered = tokens.into_iter().enumerate();
+        let tokens = tokens.into_iter();
         Ok(match self {
-            Decoding::Bytes => vec![bytes_to_text(numbered.map(|(_, token)| token))],
-            Decoding::ByteTokens => byte_tokens_to_text(numbered.map(|(_, token)| token)),
-            Decoding::Fuse => vec![numbered.map(|(_, token)| token).collect()],
+            Decoding::Bytes => vec![bytes_to_text(tokens)],
+            Decoding::ByteTokens => byte_tokens_to_text(tokens),
+            Decoding::Fuse => vec![tokens.collect()],
             Decoding::Replace(pattern, content) => {
-                let replaced = numbered.map(|(_, token)| replace(&token, pattern, content));
+                let replaced = tokens.map(|token| replace(&token, pattern, content));
                 return replaced.collect();
             }
-            Decoding::Strip(character, start, stop) => numbered
-                .map(|(_, token)| strip(&token, *character, *start, *stop).to_owned())
+            Decoding::Strip(character, start, stop) => tokens
+                .map(|token| strip(&token, *character, *start, *stop).to_owned())
                 .collect(),
-            Decoding::Spaces(replacement, strips_first) => numbered
+            Decoding::Spaces(replacement, strips_first) => tokens
+                .enumerate()
                 .map(|(at, token)| match at == 0 && *strips_first {
                     true => token.replace(*replacement, ""),
                     false => token.replace(*replacement, " "),
                 })
                 .collect(),
-            Decoding::WordPiece(prefix, cleanup) => numbered
+            Decoding::WordPiece(prefix, cleanup) => tokens
+                .enumerate()
                 .map(|(at, token)| word_piece(at, token, prefix, *cleanup))
                 .collect(),
-            Decoding::Suffix(suffix) => numbered
+            Decoding::Suffix(suffix) => tokens
+                .enumerate()
                 .map(|(at, token)| token.replace(suffix.as_str(), if at + 1 == count { "" } else { " " }))
                 .collect(),
             Decoding::Ctc(pad, delimiter, cleanup) => {
-                let mut tokens: Vec<String> = numbered.map(|(_, token)| token).collect();
+                let mut tokens: Vec<String> = tokens.collect();
                 tokens.dedup();
                 let texts = tokens.into_iter().map(|token| {
                     let text = token.replace(pad.as_str(), "");

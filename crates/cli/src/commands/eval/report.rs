@@ -9,7 +9,9 @@ use crate::failure::Failure;
 
 pub(super) fn report(arguments: &ReportArguments) -> Result<(), Failure> {
     let RecordFolder { records, skipped } = Record::read_folder(&arguments.folder)?;
-    skipped.iter().for_each(|reason| eprintln!("left out: {reason}"));
+    skipped
+        .iter()
+        .for_each(|reason| console::note(format_args!("left out: {reason}")));
     if records.is_empty() {
         return Err(Failure::new(format!(
             "{}: no records there",
