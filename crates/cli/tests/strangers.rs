@@ -140,10 +140,10 @@ fn names_of_tensors_do_not_steer_the_terminal() {
     let copy = ModelCopy::new();
     let name = "model.\u{202e}\u{200b}norm";
     rename_tensor(&copy, "model.norm.weight", name);
-    let text = inspect(&copy, &[]);
+    let text = inspect(&copy, &["--tensors"]);
     assert_plain(&text.stdout);
     assert!(stdout(&text).contains("model.\\u{202e}\\u{200b}norm"));
-    let json = inspect(&copy, &["--json"]);
+    let json = inspect(&copy, &["--tensors", "--json"]);
     assert_plain(&json.stdout);
     let listed: Value = serde_json::from_str(&stdout(&json)).expect("JSON");
     let tensors = listed["tensors"].as_array().expect("tensors");

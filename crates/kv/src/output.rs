@@ -385,7 +385,7 @@ fn name_of(kind: FileType) -> &'static str {
             return "a device";
         }
         if kind.is_fifo() {
-            return "a named pipe";
+            return "a pipe";
         }
         if kind.is_socket() {
             return "a socket";

@@ -35,6 +35,7 @@ fn a_cache_file_and_its_lock_must_be_regular_files() {
     assert!(error.to_string().contains("a pipe"), "{error}");
     // A pipe that has the name of a file under way does not hold up a new one.
     pipe(&folder.path().join(".session.1-0.partial"));
+    fs::remove_file(&path).unwrap();
     let mut cache = KvCache::new(shape, None).unwrap();
     append_all(&mut cache, 0, 3);
     cache.save(&path, b"id", b"").unwrap();
