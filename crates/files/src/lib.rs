@@ -102,11 +102,33 @@ pub fn read_within(stream: impl Read, limit_bytes: u64) -> Result<Vec<u8>, FileE
     }
 }
 
+/// What a path of this type names, for messages: `"a pipe"`, `"a device"`, `"a folder"`.
+pub fn kind_name(file_type: FileType) -> &'static str {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        if file_type.is_fifo() {
+            return "a pipe";
+        }
+        if file_type.is_socket() {
+            return "a socket";
+        }
+    }
+    match () {
+        () if file_type.is_dir() => "a folder",
+        () if file_type.is_symlink() => "a link",
+        () if file_type.is_file() => "a file",
+        () => "a device",
+    }
+}
+
 fn check_regular(metadata: &Metadata) -> Result<(), FileError> {
     let file_type = metadata.file_type();
     match file_type.is_file() {
         true => Ok(()),
-        false => Err(FileError::NotRegular { found: kind(file_type) }),
+        false => Err(FileError::NotRegular {
+            found: kind_name(file_type),
+        }),
     }
 }
 
@@ -131,23 +153,4 @@ fn is_pipe(file_type: FileType) -> bool {
 #[cfg(not(unix))]
 fn is_pipe(_: FileType) -> bool {
     false
-}
-
-#[cfg(unix)]
-fn kind(file_type: FileType) -> &'static str {
-    use std::os::unix::fs::FileTypeExt;
-    match file_type {
-        _ if file_type.is_dir() => "a folder",
-        _ if file_type.is_fifo() => "a pipe",
-        _ if file_type.is_socket() => "a socket",
-        _ => "a device",
-    }
-}
-
-#[cfg(not(unix))]
-fn kind(file_type: FileType) -> &'static str {
-    match file_type.is_dir() {
-        true => "a folder",
-        false => "a device",
-    }
 }

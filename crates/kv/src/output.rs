@@ -5,7 +5,7 @@
 //! the name: with the lock and the content it tells the leftover of a killed process from a file of somebody else.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, FileType, Metadata, OpenOptions, TryLockError};
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -169,7 +169,7 @@ impl OutputFile {
         if !metadata.is_file() {
             return Err(OutputError::NotAFile {
                 path: self.path.clone(),
-                found: name_of(metadata.file_type()),
+                found: riffle_files::kind_name(metadata.file_type()),
             });
         }
         let mut file = open_regular(&self.target, OpenOptions::new().read(true)).map_err(|error| self.failed(error))?;
@@ -285,7 +285,7 @@ pub(crate) fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result
         std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags as i32);
     }
     let not_a_file = || {
-        let found = fs::symlink_metadata(path).map_or("gone", |metadata| name_of(metadata.file_type()));
+        let found = fs::symlink_metadata(path).map_or("gone", |metadata| riffle_files::kind_name(metadata.file_type()));
         io::Error::new(
             ErrorKind::InvalidInput,
             format!("{} is {found}, not a regular file", path.display()),
@@ -375,28 +375,6 @@ fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
 #[cfg(not(unix))]
 fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
     file.set_permissions(old.permissions())
-}
-
-fn name_of(kind: FileType) -> &'static str {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::FileTypeExt;
-        if kind.is_char_device() || kind.is_block_device() {
-            return "a device";
-        }
-        if kind.is_fifo() {
-            return "a pipe";
-        }
-        if kind.is_socket() {
-            return "a socket";
-        }
-    }
-    match () {
-        () if kind.is_dir() => "a folder",
-        () if kind.is_symlink() => "a link",
-        () if kind.is_file() => "a file",
-        () => "no file",
-    }
 }
 
 fn system(path: &Path, source: io::Error) -> OutputError {

@@ -50,7 +50,7 @@ impl Lines {
 }
 
 impl<'a> Ahead<'a> {
-    /// What is left of `now` behind its first `lead_bytes`, which were asked for before, and the beginning of what is read
+    /// Prefetches `now` after its first `lead_bytes`, which were prefetched before, and then the first `lead_bytes` of
     /// `next`. Quantised planes are asked for as a whole before any of their bytes is read.
     pub(crate) fn new(now: Plane<'a>, next: Option<Plane<'a>>, lead_bytes: usize) -> Self {
         let lead = |plane: Plane| match plane {

@@ -179,7 +179,7 @@ impl Record {
 /// What the `.json` files of a folder hold.
 #[derive(Debug, Default)]
 pub struct RecordFolder {
-    /// Those that are records, by file name.
+    /// The records, ordered by file name.
     pub records: Vec<Record>,
     /// Why each of the others is none, with its name.
     pub skipped: Vec<EvalError>,

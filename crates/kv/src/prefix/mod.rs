@@ -301,8 +301,8 @@ impl PrefixCache {
         }
     }
 
-    /// Removes what a process left that ended between a file and the index: blocks, by name and content, that the index
-    /// does not know, and files under way.
+    /// Removes leftovers of a process that ended before it wrote the index: unfinished files, and blocks, told by name and
+    /// content, that the index does not list.
     fn sweep(&self, index: &Index) -> Result<(), KvError> {
         let unread = |source| failed("read", &self.folder, source);
         for entry in fs::read_dir(&self.folder).map_err(unread)? {
