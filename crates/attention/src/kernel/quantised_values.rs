@@ -274,12 +274,11 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
         let words = &scratch.words[slot];
         for four in 0..4usize {
             fetch.step(simd, M);
-            let values: [S::Factors; M] =
-                core::array::from_fn(|m| simd.factors(four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m)));
-            for p in 0..P {
-                let words = [words[row + p][4 * four], words[row + p][4 * four + 1]];
-                for m in 0..M {
-                    sums[p][m] = simd.dot4(sums[p][m], values[m], words);
+            for m in 0..M {
+                let values = simd.factors(four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m));
+                for p in 0..P {
+                    let words = [words[row + p][4 * four], words[row + p][4 * four + 1]];
+                    sums[p][m] = simd.dot4(sums[p][m], values, words);
                 }
             }
         }

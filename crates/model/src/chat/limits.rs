@@ -4,8 +4,8 @@
 //! from the byte budget *before* it starts, so one instruction never does more work than the budget allows.
 //!
 //! Memory: everything a template makes is paid for from the same budget, [`BASE_BYTES`] plus [`BYTES_PER_INPUT_BYTE`]
-//! for every byte of messages and variables. A budget is never refunded, so a render holds at most its budget: 64 MiB
-//! for a short chat, 64 MiB + 32 × 4 MB = 195 MB for a prompt of a million tokens.
+//! for every byte of messages and variables. A budget is never refunded, so a render holds at most its budget: 48 MiB
+//! for a short chat, 48 MiB + 32 × 4 MB = 178 MB for a prompt of a million tokens.
 //!
 //! Stack: [`STACK_BYTES`] hold the deepest recursion that the other limits leave. Compiling recurses once for every
 //! operator of one tag ([`TAG_TOKENS`]) and every `elif` ([`BRANCHES`]): 64 MiB / (2,048 + 1,024) are 21 KiB a level.
@@ -27,7 +27,7 @@ pub(super) const DEPTH: usize = 64;
 pub(super) const STEPS: u64 = 10_000_000;
 
 /// Bytes that a render may write and copy, whatever it was given.
-pub(super) const BASE_BYTES: u64 = 64 << 20;
+pub(super) const BASE_BYTES: u64 = 48 << 20;
 
 /// Further bytes for each byte of messages and variables. Templates copy a message about ten times.
 pub(super) const BYTES_PER_INPUT_BYTE: u64 = 32;
