@@ -1,6 +1,5 @@
 //! One layer's attention: append to the cache, let the policy select, attend, write out.
 
-use std::error::Error;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
@@ -9,7 +8,6 @@ use riffle_attention::{
     AttendError, AttendJob, AttendOptions, Partial, Selection, Span, attend_batch, attend_summaries,
 };
 use riffle_kv::KvCache;
-use riffle_model::{Attended, AttentionInput, AttentionStep, OnDevice};
 use riffle_policy::{Phase, PolicySet, SparsePolicy};
 
 use serde::{Deserialize, Serialize};
@@ -20,9 +18,11 @@ use crate::auto::Auto;
 use crate::block_means::BlockMeans;
 use crate::choice::bounds_block;
 use crate::chunk::{Chunk, Step, pages};
+use crate::compute::NewKeys;
 use crate::device::{self, DevicePages};
-use crate::edge::Rotation;
+use crate::layer_rows::LayerRows;
 use crate::reading;
+use crate::rotation::{Rotation, rotate};
 use crate::tiles::Tile;
 use crate::{AttentionTime, EngineError};
 
@@ -35,13 +35,11 @@ pub struct PairCount {
     pub causal: u64,
 }
 
-/// The engine's side of [`AttentionStep`]: it owns the order of append, select and attend, and never knows which
-/// policy is on.
+/// The attention of one sequence in a batch: the order of append, select, attend and observe. It never knows which policy is on.
 pub(crate) struct LayerAttention<'a> {
     pub(crate) cache: &'a mut KvCache,
     /// Pages on a device that attends, in place of the CPU.
     pub(crate) device: Option<&'a mut DevicePages>,
-    /// What is rotated where it lies on a device; of what comes through main memory it has been.
     pub(crate) rotation: Rotation,
     pub(crate) policies: &'a mut PolicySet,
     /// Policies of the other phase, which may learn from the masses of this one.
@@ -59,44 +57,24 @@ pub(crate) struct LayerAttention<'a> {
     pub(crate) auto: Option<&'a mut Auto>,
     /// Called after each chunk with (layer, tokens of the batch attended); may ask to stop.
     pub(crate) after_chunk: &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>,
-    /// The typed error behind a failed [`AttentionStep::attend`].
-    pub(crate) failure: Option<EngineError>,
 }
 
-impl AttentionStep for LayerAttention<'_> {
-    fn meet(&mut self, rows: &OnDevice) -> Result<bool, Box<dyn Error + Send + Sync>> {
-        if self.device.is_none() {
-            return Ok(false);
-        }
-        Ok(device::meet(rows, self.rotation).map_err(|error| self.fail(error))?)
-    }
-
-    fn attend(
-        &mut self,
-        input: AttentionInput<'_>,
-        output: &mut [f32],
-    ) -> Result<Attended, Box<dyn Error + Send + Sync>> {
-        match self.layer(&input, output).map_err(|error| self.fail(error))? {
-            ControlFlow::Continue(attended) => Ok(attended),
-            ControlFlow::Break(()) => Err("interrupted".into()),
-        }
-    }
+/// Where the attention result of a layer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttendedIn {
+    /// In the output it was given.
+    Output,
+    /// On the device that attended, in the rows it was given; the output says nothing.
+    Device,
 }
 
 impl LayerAttention<'_> {
-    /// Keeps the typed error behind the message that goes through the model.
-    fn fail(&mut self, error: EngineError) -> String {
-        let message = error.to_string();
-        self.failure = Some(error);
-        message
-    }
-
-    /// Attends all chunks of a layer; says where the result is unless it was asked to stop.
-    fn layer(
+    /// Attends all chunks of a layer; says where the result, `[tokens, heads, head_dim]`, is unless it was asked to stop.
+    pub(crate) fn layer(
         &mut self,
-        input: &AttentionInput<'_>,
+        input: &LayerRows<'_>,
         output: &mut [f32],
-    ) -> Result<ControlFlow<(), Attended>, EngineError> {
+    ) -> Result<ControlFlow<(), AttendedIn>, EngineError> {
         let window = (self.window)(input.layer);
         let two_phases = window.is_none()
             && self
@@ -105,7 +83,9 @@ impl LayerAttention<'_> {
                 .iter()
                 .any(|p| p.has_two_phases());
         let means_there = self.means_there(input, window);
-        let stays = device::rows(input).filter(|_| self.leaves_output(input, window, two_phases, &means_there));
+        let stays = input
+            .on_device()
+            .filter(|_| self.leaves_output(input, window, two_phases, &means_there));
         let chunks: Vec<Range<usize>> = (0..input.tokens)
             .step_by(self.chunk_tokens)
             .map(|first| first..(first + self.chunk_tokens).min(input.tokens))
@@ -145,7 +125,7 @@ impl LayerAttention<'_> {
                 own,
                 stays.is_none().then_some(&mut *output),
             )?;
-            if let (Some(pages), Some(_)) = (&mut self.device, device::rows(input)) {
+            if let (Some(pages), Some(_)) = (&mut self.device, input.on_device()) {
                 device::read_ahead(pages, self.cache, next)?;
             }
             first_partial += count;
@@ -158,20 +138,23 @@ impl LayerAttention<'_> {
         if flow.is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        let Some(rows) = stays else {
-            return Ok(ControlFlow::Continue(Attended::InOutput));
-        };
-        if self.rotation.values {
-            rows.rotate_attended()?;
+        // What was read of rotated values is rotated back.
+        match (stays, self.rotation.values) {
+            (Some(rows), true) => rows.rotate_attended(0..input.tokens)?,
+            (None, true) => rotate(output, self.step.heads.head_dim),
+            (_, false) => {}
         }
-        Ok(ControlFlow::Continue(Attended::OnDevice))
+        Ok(ControlFlow::Continue(match stays {
+            Some(_) => AttendedIn::Device,
+            None => AttendedIn::Output,
+        }))
     }
 
     /// Whether what a device attends to in a layer stays there: nothing on the CPU adds to it or looks at it.
     /// `means_there` is what [`Self::means_there`] says of the layer.
     fn leaves_output(
         &self,
-        input: &AttentionInput<'_>,
+        input: &LayerRows<'_>,
         window: Option<usize>,
         two_phases: bool,
         means_there: &[Option<usize>],
@@ -185,13 +168,13 @@ impl LayerAttention<'_> {
 
     /// Tokens in the blocks whose means policies of a layer read, by KV head, where the device keeps and reads these; nothing where
     /// there are none or the CPU does.
-    fn means_there(&mut self, input: &AttentionInput<'_>, window: Option<usize>) -> Vec<Option<usize>> {
-        let (Some(pages), Some(_), None) = (&mut self.device, device::rows(input), window) else {
+    fn means_there(&mut self, input: &LayerRows<'_>, window: Option<usize>) -> Vec<Option<usize>> {
+        let (Some(pages), Some(_), None) = (&mut self.device, input.on_device(), window) else {
             return Vec::new();
         };
         let policies = self.policies.layer(input.cache_layer).iter();
         let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
-        let tokens = input.start_position + input.tokens;
+        let tokens = input.slot + input.tokens;
         // An audit compares what is read without means.
         match self.audit.is_none() && device::keeps_means(pages, input.cache_layer, &blocks, tokens) {
             true => blocks,
@@ -199,25 +182,20 @@ impl LayerAttention<'_> {
         }
     }
 
-    fn append(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
-        match (&mut self.device, device::rows(input)) {
-            (Some(pages), Some(rows)) => {
-                device::append(
-                    pages,
-                    self.cache,
-                    input.cache_layer,
-                    rows,
-                    tokens.clone(),
-                    self.rotation,
-                )?;
+    fn append(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
+        match (input.new_keys, &mut self.device) {
+            (NewKeys::Device(rows), Some(pages)) => {
+                let range = tokens.clone();
+                device::append(pages, self.cache, input.cache_layer, rows, range, self.rotation)?;
                 // The chunk before has been waited for.
                 self.time.attend_ms += pages.attended_ms()?;
             }
-            _ => {
+            (NewKeys::Device(_), None) => unreachable!("a session of a device has room for pages there"),
+            (NewKeys::Host { keys, values }, _) => {
                 let width = self.step.heads.kv_heads * self.step.heads.head_dim;
                 let range = tokens.start * width..tokens.end * width;
                 self.cache
-                    .append(input.cache_layer, &input.keys[range.clone()], &input.values[range])?;
+                    .append(input.cache_layer, &keys[range.clone()], &values[range])?;
             }
         }
         if (self.window)(input.layer).is_some() {
@@ -234,12 +212,8 @@ impl LayerAttention<'_> {
 
     /// Where the policies of the other phase will rank blocks by bounds that the device keeps, takes new keys into these while
     /// their pages are there.
-    fn extend_watched_bounds(
-        &mut self,
-        input: &AttentionInput<'_>,
-        tokens: &Range<usize>,
-    ) -> Result<bool, EngineError> {
-        let (Some(pages), Some(watching), Some(_)) = (&mut self.device, &self.watching, device::rows(input)) else {
+    fn extend_watched_bounds(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<bool, EngineError> {
+        let (Some(pages), Some(watching), Some(_)) = (&mut self.device, &self.watching, input.on_device()) else {
             return Ok(false);
         };
         let policies = watching.layer(input.cache_layer);
@@ -252,7 +226,7 @@ impl LayerAttention<'_> {
     /// The first phase: all chunks of the batch read what they name of themselves, at once.
     fn attend_own(
         &mut self,
-        input: &AttentionInput<'_>,
+        input: &LayerRows<'_>,
         chunks: &[Range<usize>],
         partials: &mut Vec<Partial>,
     ) -> Result<(), EngineError> {
@@ -290,7 +264,7 @@ impl LayerAttention<'_> {
     /// attended to after this chunk, `means_there` what [`Self::means_there`] says of this one.
     fn chunk(
         &mut self,
-        input: &AttentionInput<'_>,
+        input: &LayerRows<'_>,
         tokens: Range<usize>,
         window: Option<usize>,
         two_phases: bool,
@@ -335,7 +309,7 @@ impl LayerAttention<'_> {
                 partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
             }
         }
-        match (&mut self.device, device::rows(input)) {
+        match (&mut self.device, input.on_device()) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
             (Some(pages), Some(rows)) => {
                 let (options, partials) = (&self.options, output.is_some().then_some(&mut *partials));
@@ -411,14 +385,14 @@ impl LayerAttention<'_> {
     /// Tells the policies of both phases where the mass of the queries went that they ask for.
     fn observe(
         &mut self,
-        input: &AttentionInput<'_>,
+        input: &LayerRows<'_>,
         chunk: &Chunk<'_>,
         read: [&[Selection]; 2],
         partials: Option<&[Partial]>,
     ) -> Result<(), EngineError> {
         let options = &self.options;
         for policies in std::iter::once(&mut *self.policies).chain(self.watching.as_deref_mut()) {
-            match (&mut self.device, device::rows(input), partials) {
+            match (&mut self.device, input.on_device(), partials) {
                 (Some(pages), Some(rows), _) => {
                     device::observe(pages, self.cache, rows, policies, chunk, read, partials, options)?;
                 }
@@ -435,13 +409,13 @@ impl LayerAttention<'_> {
 fn summarize_new_pages(
     cache: &KvCache,
     policies: &mut PolicySet,
-    input: &AttentionInput<'_>,
+    input: &LayerRows<'_>,
     tokens: Range<usize>,
     step: &Step<'_>,
 ) {
     let page_tokens = cache.shape().page_tokens;
     for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {
-        let start = input.start_position + tokens.start - step.gone(input.cache_layer, kv_head);
+        let start = input.slot + tokens.start - step.gone(input.cache_layer, kv_head);
         let first = start / page_tokens * page_tokens;
         for page in cache.pages_from(input.cache_layer, kv_head, first) {
             if page.tokens == page_tokens {

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use riffle_attention::Selection;
-use riffle_model::AttentionInput;
 use riffle_policy::{Estimate, SelectContext, SparsePolicy};
 
 use crate::attention_step::LayerAttention;
 use crate::chunk::{Chunk, Step, pages};
+use crate::layer_rows::LayerRows;
 use crate::tiles::Tile;
 use crate::{EngineError, device, reading};
 
@@ -16,7 +16,7 @@ impl LayerAttention<'_> {
     /// What each tile of a chunk reads, and for the second of two phases what it read in the first.
     pub(crate) fn select(
         &mut self,
-        input: &AttentionInput<'_>,
+        input: &LayerRows<'_>,
         tokens: Range<usize>,
         two_phases: bool,
     ) -> Result<(Vec<Selection>, Vec<Selection>), EngineError> {
@@ -38,10 +38,10 @@ impl LayerAttention<'_> {
     /// Selects where all policies of the layer rank blocks by bounds that the device keeps: no key is looked at here.
     fn select_by_bounds(
         &mut self,
-        input: &AttentionInput<'_>,
+        input: &LayerRows<'_>,
         tokens: &Range<usize>,
     ) -> Result<Option<Vec<Selection>>, EngineError> {
-        let (Some(pages), Some(rows)) = (&mut self.device, device::rows(input)) else {
+        let (Some(pages), Some(rows)) = (&mut self.device, input.on_device()) else {
             return Ok(None);
         };
         // Scores are of all queries of a tile together.
@@ -66,7 +66,7 @@ impl LayerAttention<'_> {
     }
 
     /// Selects where every page can be shown as it lies.
-    fn select_near(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
+    fn select_near(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
         let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
         let unread = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
         let policies = self.policies.layer(input.cache_layer);
@@ -75,7 +75,7 @@ impl LayerAttention<'_> {
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
         let queries = |context: &SelectContext<'_>| self.step.tile(input, tokens.clone(), context.kv_head);
         let policies = self.policies.layer_mut(input.cache_layer);
-        let estimated = match (&mut self.device, device::rows(input)) {
+        let estimated = match (&mut self.device, input.on_device()) {
             (Some(device), Some(rows)) => {
                 let asked = policies.iter().zip(&chunk.contexts);
                 let asked: Vec<_> = asked
@@ -103,7 +103,7 @@ impl LayerAttention<'_> {
     }
 
     /// Selects KV head by KV head, with the keys that its policy looks at brought near.
-    fn select_far(&mut self, input: &AttentionInput<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
+    fn select_far(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
         let heads = self.step.heads;
         let no_pages = vec![Vec::new(); heads.kv_heads];
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
@@ -135,7 +135,7 @@ impl LayerAttention<'_> {
 pub(crate) fn bounds_block(
     policies: &[Box<dyn SparsePolicy>],
     step: &Step<'_>,
-    input: &AttentionInput<'_>,
+    input: &LayerRows<'_>,
     tokens: &Range<usize>,
 ) -> Option<usize> {
     let no_pages = vec![Vec::new(); step.heads.kv_heads];

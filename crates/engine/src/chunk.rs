@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use riffle_attention::{AttendJob, KvView, PageView, QueryTile, Selection};
 use riffle_kv::KvCache;
-use riffle_model::AttentionInput;
 use riffle_policy::{Phase, SelectContext};
 
 use crate::eviction::Evicted;
+use crate::layer_rows::LayerRows;
 use crate::tiles::{Heads, Tile};
 
 /// What all chunks of a batch share.
@@ -27,7 +27,7 @@ pub(crate) struct Step<'a> {
 
 impl Step<'_> {
     /// Tokens `tokens` of a batch as one tile of one KV head.
-    pub(crate) fn tile<'q>(&self, input: &AttentionInput<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
+    pub(crate) fn tile<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
         let tile = self.heads.tile(input, tokens, kv_head);
         QueryTile {
             start: tile.start - self.gone(input.cache_layer, kv_head),
@@ -58,11 +58,11 @@ impl<'a> Chunk<'a> {
     /// Tokens `tokens` of the batch, with the pages of each KV head up to their end.
     pub(crate) fn new(
         step: &Step<'_>,
-        input: &AttentionInput<'a>,
+        input: &LayerRows<'a>,
         tokens: Range<usize>,
         pages: &'a [Vec<PageView<'a>>],
     ) -> Self {
-        let start = |kv_head: usize| input.start_position - step.gone(input.cache_layer, kv_head);
+        let start = |kv_head: usize| input.slot - step.gone(input.cache_layer, kv_head);
         let contexts = pages.iter().enumerate().map(|(kv_head, pages)| SelectContext {
             phase: step.phase,
             layer: input.cache_layer,
@@ -114,13 +114,13 @@ impl<'a> Chunk<'a> {
 /// The pages of each KV head from the one on that holds its token `from`, cut at the end of the chunk.
 pub(crate) fn pages<'c>(
     cache: &'c KvCache,
-    input: &AttentionInput<'_>,
+    input: &LayerRows<'_>,
     step: &Step<'_>,
     tokens: &Range<usize>,
     from: impl Fn(usize) -> usize,
 ) -> Vec<Vec<PageView<'c>>> {
     let of_head = |kv_head: usize| {
-        let end = input.start_position + tokens.end - step.gone(input.cache_layer, kv_head);
+        let end = input.slot + tokens.end - step.gone(input.cache_layer, kv_head);
         let pages = cache
             .pages_from(input.cache_layer, kv_head, from(kv_head))
             .take_while(|page| page.start < end);

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use riffle_cuda::{DeviceForward, DeviceModel, Gpu, Stream};
-use riffle_model::{Decoder, Forward, HostForward};
+use riffle_cuda::{DeviceForward, DeviceModel, DeviceRows, Gpu, HostRows, Stream};
+use riffle_model::{Decoder, Forward, HostForward, Projected};
 
 use crate::EngineError;
+use crate::rotation::{Rotation, rotate};
 
 pub(crate) enum Compute {
     Host(Arc<Decoder>),
@@ -16,6 +17,30 @@ pub(crate) enum Compute {
 pub(crate) struct DeviceCompute {
     model: Arc<DeviceModel>,
     pub(crate) stream: Arc<Stream>,
+}
+
+/// Batches on their way through the model where it computes.
+pub(crate) enum ModelForward {
+    Host(HostForward),
+    Device(Box<DeviceForward>),
+}
+
+/// What a layer of a batch attends with, rotated as caches hold it, and room for the result.
+pub(crate) struct ProjectedLayer<'a> {
+    // [rows, heads, head_dim]
+    pub(crate) queries: &'a [f32],
+    pub(crate) new_keys: NewKeys<'a>,
+    /// The attention result where it comes to main memory, `[rows, heads, head_dim]`.
+    pub(crate) output: &'a mut [f32],
+}
+
+/// Where keys and values lie that no cache holds yet.
+#[derive(Clone, Copy)]
+pub(crate) enum NewKeys<'a> {
+    /// In main memory, both `[rows, kv_heads, head_dim]`.
+    Host { keys: &'a [f32], values: &'a [f32] },
+    /// On the device, which attends as well and rotates them as it appends them.
+    Device(&'a DeviceRows),
 }
 
 impl Compute {
@@ -31,15 +56,93 @@ impl Compute {
     }
 
     /// Memory for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
-    pub(crate) fn forward(&self, batch_tokens: usize, context_tokens: usize) -> Result<Box<dyn Forward>, EngineError> {
+    pub(crate) fn forward(&self, batch_tokens: usize, context_tokens: usize) -> Result<ModelForward, EngineError> {
         Ok(match self {
-            Self::Host(model) => Box::new(HostForward::new(model, batch_tokens, context_tokens)),
-            Self::Device(device) => Box::new(DeviceForward::new(
-                &device.model,
-                &device.stream,
-                batch_tokens,
-                context_tokens,
-            )?),
+            Self::Host(model) => ModelForward::Host(HostForward::new(model, batch_tokens, context_tokens)),
+            Self::Device(device) => {
+                let forward = DeviceForward::new(&device.model, &device.stream, batch_tokens, context_tokens)?;
+                ModelForward::Device(Box::new(forward))
+            }
         })
+    }
+}
+
+impl ModelForward {
+    /// The longest batch there is memory for, in rows.
+    pub(crate) fn batch_tokens(&self) -> usize {
+        match self {
+            Self::Host(forward) => forward.batch_tokens(),
+            Self::Device(forward) => forward.batch_tokens(),
+        }
+    }
+
+    /// For work that is the same wherever the model computes.
+    pub(crate) fn as_dyn(&mut self) -> &mut dyn Forward {
+        match self {
+            Self::Host(forward) => forward,
+            Self::Device(forward) => &mut **forward,
+        }
+    }
+
+    /// Projects a layer; `None` for a recurrent one.
+    pub(crate) fn project(
+        &mut self,
+        layer: usize,
+        head_dim: usize,
+        rotation: Rotation,
+    ) -> Result<Option<ProjectedLayer<'_>>, EngineError> {
+        match self {
+            Self::Host(forward) => {
+                let projected = forward.project(layer)?;
+                Ok(projected.map(|projected| rotated(projected, head_dim, rotation)))
+            }
+            Self::Device(forward) => {
+                if !forward.project_rows(layer)? {
+                    return Ok(None);
+                }
+                if rotation.keys {
+                    forward.rows().rotate_queries()?;
+                }
+                let HostRows {
+                    queries,
+                    attended,
+                    rows,
+                } = forward.bring_queries()?;
+                Ok(Some(ProjectedLayer {
+                    queries,
+                    new_keys: NewKeys::Device(rows),
+                    output: attended,
+                }))
+            }
+        }
+    }
+
+    /// Brings the first `tokens` rows of [`ProjectedLayer::output`] to where the model goes on from.
+    pub(crate) fn take_output(&mut self, tokens: usize) -> Result<(), EngineError> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Device(forward) => Ok(forward.send_attended(0..tokens)?),
+        }
+    }
+}
+
+fn rotated(projected: Projected<'_>, head_dim: usize, rotation: Rotation) -> ProjectedLayer<'_> {
+    let Projected {
+        queries,
+        keys,
+        values,
+        attended,
+    } = projected;
+    if rotation.keys {
+        rotate(queries, head_dim);
+        rotate(keys, head_dim);
+    }
+    if rotation.values {
+        rotate(values, head_dim);
+    }
+    ProjectedLayer {
+        queries,
+        new_keys: NewKeys::Host { keys, values },
+        output: attended,
     }
 }

@@ -7,14 +7,13 @@ use riffle_attention::{AttendOptions, PageView, Partial, Selection, Span};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{DeviceRows, Event, PagePool, PagedTile, Stream, SummaryKind, TransferCount};
 use riffle_kv::KvCache;
-use riffle_model::{AttentionInput, OnDevice};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
 
 use crate::chunk::Chunk;
 use crate::compute::Compute;
-use crate::edge::Rotation;
 use crate::plan::pool_options;
 use crate::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
+use crate::rotation::Rotation;
 use crate::{Engine, EngineError};
 
 /// The pages of a session on a device. Sessions that share pages in main memory share this room as well, so that all of
@@ -141,22 +140,6 @@ fn lock(room: &Mutex<Room>) -> MutexGuard<'_, Room> {
         room.holder = NOBODY;
         room
     })
-}
-
-/// Queries, keys and values where a device computed them and this step takes them.
-pub(crate) fn rows<'i>(input: &AttentionInput<'i>) -> Option<&'i DeviceRows> {
-    input.on_device?.downcast_ref()
-}
-
-/// Whether keys and values are taken from where a device computed them; their queries are rotated there then, like the keys.
-pub(crate) fn meet(rows: &OnDevice, rotation: Rotation) -> Result<bool, EngineError> {
-    let Some(rows) = rows.downcast_ref::<DeviceRows>() else {
-        return Ok(false);
-    };
-    if rotation.keys {
-        rows.rotate_queries()?;
-    }
-    Ok(true)
 }
 
 /// Appends tokens of a batch on the device, and to the cache what has become of them there.

@@ -30,7 +30,6 @@ impl Session {
         let mut fork = Self::over(&self.engine, self.cache.fork()?, pages)?;
         // Memory of a batch is the plan's once: it goes to the session that reads next, as a rule the fork.
         fork.forward = self.forward.take();
-        fork.edge = std::mem::take(&mut self.edge);
         fork.partials = std::mem::take(&mut self.partials);
         if let (Some(from), Some(to)) = (&self.auto, &mut fork.auto) {
             to.resume(&from.state(), &mut fork.prefill)?;

@@ -4,13 +4,15 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_attention::AttendOptions;
+use riffle_model::{Batch, ModelConfig, RecurrentState};
 use riffle_policy::Phase;
 
-use crate::attention_step::LayerAttention;
+use crate::attention_step::{AttendedIn, LayerAttention};
 use crate::chunk::Step;
-use crate::edge::CacheEdge;
+use crate::compute::ModelForward;
+use crate::layer_rows::LayerRows;
 use crate::tiles::Heads;
-use crate::{EngineError, Session};
+use crate::{Engine, EngineError, Session};
 
 /// How far a prefill has come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -152,19 +154,13 @@ impl Session {
         goal: usize,
     ) -> Result<(), EngineError> {
         let engine = Arc::clone(&self.engine);
-        let model = engine.model();
+        let (model, options) = (engine.model(), engine.options());
         let config = model.config();
-        let forward = match self.forward.take() {
-            Some(forward) if forward.batch_tokens() >= batch.len() => forward,
-            // The memory of shorter batches is gone before there is more.
-            shorter => {
-                drop(shorter);
-                engine.compute().forward(batch.len(), engine.rotary_context())?
-            }
-        };
-        let forward = self.forward.insert(forward);
+        let forward = forward_for(&mut self.forward, &engine, batch.len())?;
         self.batch_tokens = batch.len();
-        forward.embed(batch)?;
+        forward
+            .as_dyn()
+            .embed(&Batch::of_one(batch, self.rolled.position(start))?)?;
         let (policies, watching) = match phase {
             Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
             Phase::Decode => (&mut self.decode, None),
@@ -172,7 +168,7 @@ impl Session {
         let mut attention = LayerAttention {
             cache: &mut self.cache,
             device: self.pages.as_mut(),
-            rotation: engine.options().rotation(),
+            rotation: options.rotation(),
             policies,
             watching,
             means: &mut self.means,
@@ -181,16 +177,16 @@ impl Session {
                 layers: config.attention_layers(),
                 heads: Heads::of(config),
                 total_tokens: goal,
-                page_tokens: engine.options().page_tokens,
+                page_tokens: options.page_tokens,
                 scale: config.attention_scale,
                 soft_cap: config.soft_cap,
                 evicted: &self.evicted,
             },
-            window: &|layer| match (model.window(layer), engine.options().window) {
+            window: &|layer| match (model.window(layer), options.window) {
                 (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
                 (own, _) => own,
             },
-            chunk_tokens: engine.options().chunk_tokens,
+            chunk_tokens: options.chunk_tokens,
             options: AttendOptions::new(config.attention_scale).with_soft_cap(config.soft_cap),
             partials: &mut self.partials,
             pairs: &mut self.pairs,
@@ -198,32 +194,19 @@ impl Session {
             audit: self.audit.as_mut(),
             auto: self.auto.as_mut(),
             after_chunk,
-            failure: None,
         };
-        let interrupted = || EngineError::Interrupted {
-            tokens: start,
-            total: goal,
+        let place = Place {
+            config,
+            slot: self.rolled.place(start),
+            tokens: batch.len(),
         };
         for layer in 0..config.layers {
-            let state = &mut self.recurrence.state;
-            let mut edge = CacheEdge {
-                inner: &mut attention,
-                rotation: engine.options().rotation(),
-                head_dim: config.head_dim,
-                place: self.rolled.place(start),
-                buffers: &mut self.edge,
-            };
-            let result = forward.layer(layer, self.rolled.position(start), &mut edge, state);
-            if let Err(error) = result {
-                return Err(match (attention.failure.take(), error) {
-                    (Some(failure), _) => failure,
-                    (None, riffle_model::ModelError::Attention(_)) => interrupted(),
-                    (None, error) => error.into(),
+            let flow = run_layer(forward, &mut attention, &mut self.recurrence.state, layer, place)?;
+            if flow.is_break() {
+                return Err(EngineError::Interrupted {
+                    tokens: start,
+                    total: goal,
                 });
-            }
-            // A recurrent layer asks for no attention, where the others tell how far they are.
-            if config.cache_layer(layer).is_none() && (attention.after_chunk)(layer, batch.len()).is_break() {
-                return Err(interrupted());
             }
         }
         Ok(())
@@ -274,8 +257,67 @@ impl Session {
         let vocab_size = self.engine.model().config().vocab_size;
         self.logits.resize(rows.len() * vocab_size, 0.0);
         match &mut self.forward {
-            Some(forward) => Ok(forward.logits(rows, &mut self.logits)?),
+            Some(forward) => {
+                let rows: Vec<usize> = rows.collect();
+                Ok(forward.as_dyn().logits(&rows, &mut self.logits)?)
+            }
             None => unreachable!("a batch has been read"),
         }
     }
+}
+
+/// Memory for batches of at least `tokens` tokens, in `memory` from one batch to the next.
+fn forward_for<'f>(
+    memory: &'f mut Option<ModelForward>,
+    engine: &Engine,
+    tokens: usize,
+) -> Result<&'f mut ModelForward, EngineError> {
+    let forward = match memory.take() {
+        Some(forward) if forward.batch_tokens() >= tokens => forward,
+        // The memory of shorter batches is gone before there is more.
+        shorter => {
+            drop(shorter);
+            engine.compute().forward(tokens, engine.rotary_context())?
+        }
+    };
+    Ok(memory.insert(forward))
+}
+
+/// The tokens of a batch in the cache of their sequence.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    config: &'a ModelConfig,
+    /// Where the first of them stands.
+    slot: usize,
+    tokens: usize,
+}
+
+/// Takes tokens of a sequence through a layer: the model projects, the sequence attends, the model finishes.
+fn run_layer(
+    forward: &mut ModelForward,
+    attention: &mut LayerAttention<'_>,
+    recurrent: &mut RecurrentState,
+    layer: usize,
+    place: Place<'_>,
+) -> Result<ControlFlow<()>, EngineError> {
+    let Place { config, slot, tokens } = place;
+    let Some(projected) = forward.project(layer, config.head_dim, attention.rotation)? else {
+        forward.as_dyn().finish(layer, &mut [recurrent])?;
+        return Ok((attention.after_chunk)(layer, tokens));
+    };
+    let rows = LayerRows {
+        layer,
+        cache_layer: config.cache_layer(layer).unwrap_or(layer),
+        slot,
+        tokens,
+        queries: projected.queries,
+        new_keys: projected.new_keys,
+    };
+    match attention.layer(&rows, projected.output)? {
+        ControlFlow::Continue(AttendedIn::Device) => {}
+        ControlFlow::Continue(AttendedIn::Output) => forward.take_output(tokens)?,
+        ControlFlow::Break(()) => return Ok(ControlFlow::Break(())),
+    }
+    forward.as_dyn().finish(layer, &mut [recurrent])?;
+    Ok(ControlFlow::Continue(()))
 }

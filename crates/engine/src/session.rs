@@ -6,15 +6,14 @@ use std::sync::Arc;
 use riffle_attention::Partial;
 use riffle_cuda::TransferCount;
 use riffle_kv::{KvCache, KvUsage};
-use riffle_model::Forward;
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::attention_step::PairCount;
 use crate::audit::{Audit, AuditReport, AuditedQuery};
 use crate::auto::Auto;
 use crate::block_means::BlockMeans;
+use crate::compute::ModelForward;
 use crate::device::DevicePages;
-use crate::edge::EdgeBuffers;
 use crate::eviction::Evicted;
 use crate::plan::{cache_shape, policy_shape, session_tiers};
 use crate::recurrence::Recurrence;
@@ -42,12 +41,11 @@ pub struct Session {
     /// Where the draws of the current answer stand.
     pub(crate) sampler: Option<SamplerState>,
     /// Memory of the model's pass, once a batch has been read, and the tokens of the latest.
-    pub(crate) forward: Option<Box<dyn Forward>>,
+    pub(crate) forward: Option<ModelForward>,
     pub(crate) batch_tokens: usize,
     /// Pages on the device, where there is one.
     pub(crate) pages: Option<DevicePages>,
     pub(crate) logits: Vec<f32>,
-    pub(crate) edge: EdgeBuffers,
     pub(crate) partials: Vec<Partial>,
     pub(crate) pairs: PairCount,
     /// Of prefill, then of decode.
@@ -95,7 +93,6 @@ impl Session {
             batch_tokens: 0,
             pages,
             logits: Vec::new(),
-            edge: EdgeBuffers::default(),
             partials: Vec::new(),
             pairs: PairCount::default(),
             attention_time: [AttentionTime::default(); 2],

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use riffle_attention::QueryTile;
-use riffle_model::{AttentionInput, ModelConfig};
+use riffle_model::ModelConfig;
+
+use crate::layer_rows::LayerRows;
 
 /// Rows of query heads in one tile: enough to share every K and V load, few enough for a selection to be specific.
 const TILE_HEAD_ROWS: usize = 128;
@@ -45,7 +47,7 @@ impl Heads {
     }
 
     /// The tiles of tokens `tokens` of a batch, KV head by KV head.
-    pub(crate) fn tiles<'q>(&self, input: &AttentionInput<'q>, tokens: Range<usize>) -> Vec<Tile<'q>> {
+    pub(crate) fn tiles<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>) -> Vec<Tile<'q>> {
         let step = self.tile_rows();
         let tile = |kv_head: usize, first: usize| Tile {
             kv_head,
@@ -59,14 +61,14 @@ impl Heads {
     }
 
     /// Tokens `tokens` of a batch as one tile of one KV head.
-    pub(crate) fn tile<'q>(&self, input: &AttentionInput<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
+    pub(crate) fn tile<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
         QueryTile {
             data: &input.queries[tokens.start * self.width() + kv_head * self.group * self.head_dim..],
             rows: tokens.len(),
             row_stride: self.width(),
             group: self.group,
             head_dim: self.head_dim,
-            start: input.start_position + tokens.start,
+            start: input.slot + tokens.start,
         }
     }
 

@@ -3,13 +3,12 @@
 use riffle_linear::PackedMatrix;
 
 use crate::blocks::Norm;
-use crate::language_model::{AttentionStep, LanguageModel};
 use crate::layer::Layer;
 use crate::weights::Checkpoint;
-use crate::workspace::{Pass, ROW_BLOCK, Workspace};
-use crate::{ModelConfig, ModelError, ModelOutline, RecurrentState};
+use crate::workspace::{ROW_BLOCK, Workspace};
+use crate::{ModelConfig, ModelError, ModelOutline};
 
-/// A whole model: weights and the order of work. On the CPU it computes itself ([`LanguageModel`]).
+/// A whole model: weights and the order of work. A [`Forward`](crate::Forward) takes batches through it.
 pub struct Decoder {
     /// Sizes and settings.
     pub config: ModelConfig,
@@ -63,73 +62,43 @@ impl Decoder {
         let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
         self.embedding.bytes() as u64 + layers + self.final_norm.bytes() + head + bias
     }
-}
 
-impl LanguageModel for Decoder {
-    fn config(&self) -> &ModelConfig {
-        &self.config
+    /// One of the layers.
+    ///
+    /// # Errors
+    /// [`ModelError::NoSuchLayer`].
+    pub(crate) fn layer(&self, layer: usize) -> Result<&Layer, ModelError> {
+        self.layers.get(layer).ok_or(ModelError::NoSuchLayer {
+            layer,
+            layers: self.layers.len(),
+        })
     }
 
-    fn embed(&self, tokens: &[u32], hidden: &mut [f32]) -> Result<(), ModelError> {
-        let width = self.config.hidden_size;
-        check_length("hidden", tokens.len() * width, hidden.len())?;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= self.config.vocab_size) {
-            return Err(ModelError::TokenOutOfRange {
-                token,
-                vocab_size: self.config.vocab_size,
-            });
-        }
-        for (&token, row) in tokens.iter().zip(hidden.chunks_exact_mut(width)) {
+    /// Writes the embeddings of `tokens`, which are checked, to `hidden`, `[tokens, hidden_size]`.
+    pub(crate) fn embed(&self, tokens: &[u32], hidden: &mut [f32]) {
+        let rows = hidden.chunks_exact_mut(self.config.hidden_size);
+        for (&token, row) in tokens.iter().zip(rows) {
             self.embedding.row_into(token as usize, row);
             if let Some(scale) = self.embedding_scale {
                 row.iter_mut().for_each(|value| *value *= scale);
             }
         }
-        Ok(())
     }
 
-    fn layer(
-        &self,
-        layer: usize,
-        start_position: usize,
-        hidden: &mut [f32],
-        attention: &mut dyn AttentionStep,
-        recurrent: &mut RecurrentState,
-        workspace: &mut Workspace,
-    ) -> Result<(), ModelError> {
-        let tokens = hidden.len() / self.config.hidden_size;
-        check_length("hidden", tokens * self.config.hidden_size, hidden.len())?;
-        workspace.check(&self.config, tokens)?;
-        let Some(block) = self.layers.get(layer) else {
-            return Err(ModelError::NoSuchLayer {
-                layer,
-                layers: self.layers.len(),
-            });
-        };
-        let recurrent = recurrent.layer_mut(&self.config, layer, start_position)?;
-        let mut pass = Pass {
-            layer,
-            start_position,
-            tokens,
-            attention,
-            recurrent,
-            workspace,
-        };
-        block.forward(&self.config, &mut pass, hidden)
-    }
-
-    fn logits(&self, hidden: &[f32], out: &mut [f32], workspace: &mut Workspace) {
+    /// Writes the logits of some rows of `hidden`, `[tokens, hidden_size]`, to `out`, `[rows, vocab_size]`.
+    pub(crate) fn logits(&self, hidden: &[f32], rows: &[usize], out: &mut [f32], workspace: &mut Workspace) {
         let (width, vocab_size) = (self.config.hidden_size, self.config.vocab_size);
-        assert_eq!(
-            hidden.len() / width * vocab_size,
-            out.len(),
-            "logits: `out` must hold [tokens, vocab_size]"
-        );
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let rows = (workspace.normed.len() / width).clamp(1, ROW_BLOCK);
-        for (hidden, out) in hidden.chunks(rows * width).zip(out.chunks_mut(rows * vocab_size)) {
-            let normed = &mut workspace.normed[..hidden.len()];
-            self.final_norm.apply(hidden, normed);
+        let block = (workspace.normed.len() / width).clamp(1, ROW_BLOCK);
+        for (rows, out) in rows.chunks(block).zip(out.chunks_mut(block * vocab_size)) {
+            let normed = &mut workspace.normed[..rows.len() * width];
+            let mut done = 0;
+            for run in rows.chunk_by(|row, next| row + 1 == *next) {
+                let hidden = &hidden[run[0] * width..][..run.len() * width];
+                self.final_norm
+                    .apply(hidden, &mut normed[done * width..][..run.len() * width]);
+                done += run.len();
+            }
             head.matmul(normed, out);
             for row in out.chunks_exact_mut(vocab_size) {
                 if let Some(bias) = &self.head_bias {
@@ -140,17 +109,5 @@ impl LanguageModel for Decoder {
                 }
             }
         }
-    }
-}
-
-fn check_length(buffer: &'static str, expected: usize, found: usize) -> Result<(), ModelError> {
-    if expected == found {
-        Ok(())
-    } else {
-        Err(ModelError::BufferLength {
-            buffer,
-            expected,
-            found,
-        })
     }
 }

@@ -254,19 +254,41 @@ pub enum ModelError {
         /// Values found.
         found: usize,
     },
-    /// More tokens in one call than the workspace was made for.
+    /// A batch without tokens.
+    #[error("a batch needs at least one token")]
+    EmptyBatch,
+    /// A segment of a batch without tokens.
+    #[error("segment {segment} of a batch has no tokens; leave it out or give it at least one")]
+    EmptySegment {
+        /// Number of the segment.
+        segment: usize,
+    },
+    /// A segment of a batch whose positions cannot be counted.
+    #[error("segment {segment} of a batch begins at position {position}, which is too large to count on from")]
+    PositionTooLarge {
+        /// Number of the segment.
+        segment: usize,
+        /// Position of its first token.
+        position: usize,
+    },
+    /// More tokens in one batch than there is memory for.
     #[error(
-        "a batch of {tokens} tokens does not fit a workspace made for {batch_tokens}; make a larger workspace or pass fewer tokens"
+        "a batch of {tokens} tokens does not fit memory made for {batch_tokens}; make room for more or pass fewer tokens"
     )]
     BatchTooLarge {
-        /// Tokens in the call.
+        /// Tokens of the batch.
         tokens: usize,
-        /// Tokens the workspace was made for.
+        /// Tokens there is memory for.
         batch_tokens: usize,
     },
-    /// A workspace that was made for another model.
-    #[error("the workspace was made for another model; make it from this model's configuration")]
-    WrongWorkspace,
+    /// Recurrent states that are not one for each segment of a batch.
+    #[error("{states} recurrent states were given for {segments} segments of a batch; give one for each")]
+    WrongStates {
+        /// Segments of the batch.
+        segments: usize,
+        /// States given.
+        states: usize,
+    },
     /// A recurrent state that was made for another model.
     #[error("the recurrent state was made for another model; make it from this model's configuration")]
     WrongRecurrentState,
@@ -303,9 +325,6 @@ pub enum ModelError {
     /// The device that computes failed or lacks something.
     #[error("{0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The attention step of the caller failed.
-    #[error("{0}")]
-    Attention(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl ModelError {

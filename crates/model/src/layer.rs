@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::blocks::{Attention, GatedDeltaNet, Mlp, Norm, Projection, add, sigmoid_gate};
 use crate::recurrent::LayerState;
-use crate::workspace::{Pass, RowBlock};
-use crate::{ModelConfig, ModelError};
+use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
+use crate::{Batch, SegmentPart};
 
 /// Values of a batch's rows that steps read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Rows {
     Branch,
 }
 
-/// Work on rows, each row by itself but for the memory of [`Step::Recur`].
+/// Work on rows, each row by itself but for the memory of [`Step::Recur`], where each segment has its own.
 pub enum Step {
     /// `to = norm(from)`.
     Normalise {
@@ -46,7 +46,7 @@ pub enum Step {
     },
     /// `Branch = feed_forward(Normed)`.
     FeedForward(Mlp),
-    /// `Branch = mixer(Normed)`, reading and renewing the layer's recurrent state in order of rows.
+    /// `Branch = mixer(Normed)`, reading and renewing the recurrent state of each segment in order of its rows.
     Recur(Box<GatedDeltaNet>),
     /// `Normed = norm(Hidden)`, then `Attended *= sigmoid(gate(Normed))`.
     OpenGate {
@@ -68,23 +68,22 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Takes `hidden`, `[tokens, hidden]`, through the layer on the CPU.
-    pub(crate) fn forward(
+    /// Takes `hidden`, `[rows, hidden]`, through the steps on the CPU; `states` are those of a recurrent layer, one for each
+    /// segment.
+    pub(crate) fn finish(
         &self,
-        config: &ModelConfig,
-        pass: &mut Pass<'_>,
+        batch: &Batch,
         hidden: &mut [f32],
-    ) -> Result<(), ModelError> {
-        let mut state = pass.recurrent.take();
-        if let Some(attention) = &self.attention {
-            attention.attend(pass, config, hidden)?;
-        }
-        pass.for_row_blocks(hidden, |rows| {
+        workspace: &mut Workspace,
+        states: &mut [Option<&mut LayerState>],
+    ) {
+        for rows in batch.row_blocks(ROW_BLOCK, CUT_GRID) {
+            let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
+            let mut block = workspace.row_block(hidden, rows);
             for step in &self.steps {
-                step.apply(rows, state.as_deref_mut());
+                step.apply(&mut block, &parts, states);
             }
-        });
-        Ok(())
+        }
     }
 
     /// Bytes its weights take in memory.
@@ -110,7 +109,7 @@ impl Layer {
 }
 
 impl Step {
-    fn apply(&self, rows: &mut RowBlock<'_>, state: Option<&mut LayerState>) {
+    fn apply(&self, rows: &mut RowBlock<'_>, parts: &[SegmentPart], states: &mut [Option<&mut LayerState>]) {
         match self {
             Step::Normalise { norm, from, to } => {
                 rows.with(*from, *to, |input, output| norm.apply(input, output));
@@ -119,11 +118,7 @@ impl Step {
                 rows.with(*from, *to, |input, output| projection.apply(input, output));
             }
             Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch),
-            Step::Recur(mixer) => {
-                if let Some(state) = state {
-                    mixer.apply(rows.start_position, state, rows.normed, rows.mixer, rows.branch);
-                }
-            }
+            Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
             Step::OpenGate { norm, gate } => {
                 let opening = &mut rows.mixer[..rows.attended.len()];
                 norm.apply(rows.hidden, rows.normed);

@@ -1,20 +1,24 @@
 //! Scratch memory of a forward pass, allocated once and of known size.
 
+use std::ops::Range;
+
+use riffle_linear::Columns;
+
 use crate::blocks::RotaryTable;
-use crate::language_model::AttentionStep;
 use crate::layer::Rows;
-use crate::recurrent::LayerState;
-use crate::{ModelConfig, ModelError};
+use crate::{CutGrid, ModelConfig};
 
 /// Tokens whose linear work is done at a time: enough rows to read each weight once for many, few enough that scratch
 /// stays small.
 pub(crate) const ROW_BLOCK: usize = 256;
 
+/// Recurrent layers read chunks that end at multiples of 64 positions; blocks of rows end with them.
+pub(crate) const CUT_GRID: CutGrid = CutGrid::Positions(Columns::COUNT);
+
 /// Scratch for batches of up to a fixed number of tokens.
 ///
 /// Queries, keys, values and attention results are as long as the batch; everything else is as long as a row block.
-#[derive(Debug)]
-pub struct Workspace {
+pub(crate) struct Workspace {
     batch_tokens: usize,
     pub(crate) context_tokens: usize,
     sizes: Sizes,
@@ -41,7 +45,7 @@ pub struct Workspace {
 }
 
 /// Values per token of each kind of buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Sizes {
     query_width: usize,
     kv_width: usize,
@@ -67,13 +71,13 @@ impl Sizes {
 }
 
 impl Workspace {
-    /// Scratch for batches of up to `batch_tokens` tokens.
-    pub fn new(config: &ModelConfig, batch_tokens: usize) -> Workspace {
+    /// Scratch for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
+    pub(crate) fn new(config: &ModelConfig, batch_tokens: usize, context_tokens: usize) -> Workspace {
         let sizes = Sizes::of(config);
         let rows = batch_tokens.clamp(1, ROW_BLOCK);
         Workspace {
             batch_tokens,
-            context_tokens: config.max_position,
+            context_tokens,
             sizes,
             queries: vec![0.0; batch_tokens * sizes.query_width],
             keys: vec![0.0; batch_tokens * sizes.kv_width],
@@ -90,22 +94,13 @@ impl Workspace {
         }
     }
 
-    /// The same workspace for a context of up to `context_tokens` tokens.
-    ///
-    /// Models with LongRoPE turn heads otherwise in long contexts than in short ones, and a session must stay with one
-    /// way. Without this call the context is taken to be as long as the model allows.
-    pub fn for_context(mut self, context_tokens: usize) -> Workspace {
-        self.context_tokens = context_tokens;
-        self
-    }
-
     /// The longest batch this workspace serves.
-    pub fn batch_tokens(&self) -> usize {
+    pub(crate) fn batch_tokens(&self) -> usize {
         self.batch_tokens
     }
 
     /// Bytes it holds, equal to [`scratch_bytes`] of its configuration.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         let buffers = [
             &self.queries,
             &self.keys,
@@ -121,22 +116,22 @@ impl Workspace {
         4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables
     }
 
-    /// Refuses a model or a batch this workspace was not made for.
-    pub(crate) fn check(&self, config: &ModelConfig, tokens: usize) -> Result<(), ModelError> {
-        if self.sizes != Sizes::of(config) {
-            return Err(ModelError::WrongWorkspace);
+    /// Some rows of a batch, with what attention returned for them and scratch.
+    pub(crate) fn row_block<'a>(&'a mut self, hidden: &'a mut [f32], rows: Range<usize>) -> RowBlock<'a> {
+        let (sizes, count) = (self.sizes, rows.len());
+        RowBlock {
+            hidden: &mut hidden[rows.start * sizes.hidden..][..count * sizes.hidden],
+            attended: &mut self.attended[rows.start * sizes.query_width..][..count * sizes.query_width],
+            normed: &mut self.normed[..count * sizes.hidden],
+            branch: &mut self.branch[..count * sizes.hidden],
+            inner: &mut self.inner[..count * sizes.intermediate],
+            inner_gate: &mut self.inner_gate[..count * sizes.intermediate],
+            mixer: &mut self.mixer[..count * sizes.mixer],
         }
-        if tokens > self.batch_tokens {
-            return Err(ModelError::BatchTooLarge {
-                tokens,
-                batch_tokens: self.batch_tokens,
-            });
-        }
-        Ok(())
     }
 }
 
-/// Bytes a [`Workspace`] for batches of `batch_tokens` takes, known before anything is allocated.
+/// Bytes of scratch a [`HostForward`](crate::HostForward) for batches of `batch_tokens` takes, known before anything is allocated.
 pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::of(config);
     let per_token = 2 * sizes.query_width + 2 * sizes.kv_width + sizes.rotary_dim * sizes.rotary_tables;
@@ -148,21 +143,8 @@ pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
         .saturating_mul(4)
 }
 
-/// One layer's work on one batch.
-pub(crate) struct Pass<'a> {
-    pub(crate) layer: usize,
-    pub(crate) start_position: usize,
-    pub(crate) tokens: usize,
-    pub(crate) attention: &'a mut dyn AttentionStep,
-    /// The state of a recurrent layer.
-    pub(crate) recurrent: Option<&'a mut LayerState>,
-    pub(crate) workspace: &'a mut Workspace,
-}
-
 /// Some rows of a batch and scratch for them.
 pub(crate) struct RowBlock<'a> {
-    /// Position of the first row.
-    pub(crate) start_position: usize,
     // [rows, hidden], the residual stream
     pub(crate) hidden: &'a mut [f32],
     // [rows, heads, head_dim], what attention returned
@@ -187,27 +169,6 @@ impl<'a> RowBlock<'a> {
             Rows::Attended => &mut self.attended,
             Rows::Normed => &mut self.normed,
             Rows::Branch => &mut self.branch,
-        }
-    }
-}
-
-impl Pass<'_> {
-    /// Calls `work` for the batch's rows, block by block.
-    pub(crate) fn for_row_blocks(&mut self, hidden: &mut [f32], mut work: impl FnMut(&mut RowBlock<'_>)) {
-        let workspace = &mut *self.workspace;
-        let sizes = workspace.sizes;
-        for start in (0..self.tokens).step_by(ROW_BLOCK) {
-            let rows = ROW_BLOCK.min(self.tokens - start);
-            work(&mut RowBlock {
-                start_position: self.start_position + start,
-                hidden: &mut hidden[start * sizes.hidden..][..rows * sizes.hidden],
-                attended: &mut workspace.attended[start * sizes.query_width..][..rows * sizes.query_width],
-                normed: &mut workspace.normed[..rows * sizes.hidden],
-                branch: &mut workspace.branch[..rows * sizes.hidden],
-                inner: &mut workspace.inner[..rows * sizes.intermediate],
-                inner_gate: &mut workspace.inner_gate[..rows * sizes.intermediate],
-                mixer: &mut workspace.mixer[..rows * sizes.mixer],
-            });
         }
     }
 }

@@ -2,14 +2,11 @@
 
 mod testing;
 
-use std::error::Error;
 use std::path::Path;
 
-use riffle_model::{
-    Attended, AttentionInput, AttentionStep, LanguageModel, ModelError, RecurrentState, Workspace, load,
-};
+use riffle_model::{Batch, Forward, HostForward, ModelError, RecurrentState, load};
 use serde_json::{Value, json};
-use testing::{TinyModel, bent, byte_fallback_tokenizer, refused, write_tokenizer};
+use testing::{TinyModel, bent, byte_fallback_tokenizer, load_model, refused, write_tokenizer};
 
 #[test]
 fn the_unbent_model_loads() {
@@ -188,76 +185,45 @@ fn broken_chat_templates_are_refused() {
     ));
 }
 
-struct Failing;
-
-impl AttentionStep for Failing {
-    fn attend(&mut self, _: AttentionInput<'_>, _: &mut [f32]) -> Result<Attended, Box<dyn Error + Send + Sync>> {
-        Err("the cache is full".into())
-    }
-}
-
 #[test]
 fn bad_calls_are_typed_errors() {
     let directory = tempfile::tempdir().unwrap();
     TinyModel::default().write(directory.path());
-    let loaded = load(directory.path()).unwrap();
-    let model = &loaded.model;
-    let mut workspace = Workspace::new(model.config(), 2);
-    let mut state = RecurrentState::new(model.config());
-    let mut hidden = vec![0.0; 2 * 16];
+    let model = load_model(directory.path());
+    let mut forward = HostForward::new(&model, 2, 128);
+    let [mut state, mut other] = [0; 2].map(|_| RecurrentState::new(&model.config));
+    let mut embed = |tokens: &[u32]| forward.embed(&Batch::of_one(tokens, 0).unwrap());
 
-    let error = model.embed(&[1, 320], &mut hidden).unwrap_err();
     assert!(matches!(
-        error,
+        embed(&[1, 320]).unwrap_err(),
         ModelError::TokenOutOfRange {
             token: 320,
             vocab_size: 320
         }
     ));
-    let error = model.embed(&[1], &mut hidden).unwrap_err();
     assert!(matches!(
-        error,
-        ModelError::BufferLength {
-            expected: 16,
-            found: 32,
-            ..
-        }
-    ));
-    let error = model
-        .layer(0, 0, &mut hidden[..17], &mut Failing, &mut state, &mut workspace)
-        .unwrap_err();
-    assert!(matches!(error, ModelError::BufferLength { .. }));
-    let error = model
-        .layer(1, 0, &mut hidden, &mut Failing, &mut state, &mut workspace)
-        .unwrap_err();
-    assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
-    let error = model
-        .layer(0, 0, &mut [0.0; 48], &mut Failing, &mut state, &mut workspace)
-        .unwrap_err();
-    assert!(matches!(
-        error,
+        embed(&[1, 2, 3]).unwrap_err(),
         ModelError::BatchTooLarge {
             tokens: 3,
             batch_tokens: 2
         }
     ));
-    let mut other = model.config().clone();
-    other.intermediate_size += 1;
-    let error = model
-        .layer(
-            0,
-            0,
-            &mut hidden,
-            &mut Failing,
-            &mut state,
-            &mut Workspace::new(&other, 2),
-        )
-        .unwrap_err();
-    assert!(matches!(error, ModelError::WrongWorkspace));
-    let error = model
-        .layer(0, 0, &mut hidden, &mut Failing, &mut state, &mut workspace)
-        .unwrap_err();
-    assert_eq!(error.to_string(), "the cache is full");
+    embed(&[1, 2]).unwrap();
+    let error = forward.project(1).unwrap_err();
+    assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
+    let error = forward.finish(1, &mut [&mut state]).unwrap_err();
+    assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
+    let error = forward.finish(0, &mut [&mut state, &mut other]).unwrap_err();
+    assert!(matches!(error, ModelError::WrongStates { segments: 1, states: 2 }));
+    let error = forward.logits(&[0, 1], &mut [0.0; 320]).unwrap_err();
+    assert!(matches!(
+        error,
+        ModelError::BufferLength {
+            expected: 640,
+            found: 320,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -292,15 +258,15 @@ fn impossible_hybrid_models_are_refused() {
 #[test]
 fn a_recurrent_state_that_does_not_fit_is_refused() {
     let vectors = testing::vectors();
-    let [hybrid, other] = ["qwen3_5-0", "qwen3_5-1"].map(|case| load(vectors.join(case)).unwrap().model);
-    let config = hybrid.config();
-    let mut workspace = Workspace::new(config, 2);
-    let mut hidden = vec![0.0; 2 * config.hidden_size];
+    let [hybrid, other] = ["qwen3_5-0", "qwen3_5-1"].map(|case| load_model(vectors.join(case)));
+    let config = &hybrid.config;
+    let mut forward = HostForward::new(&hybrid, 2, 128);
     let mut layer = |start, state: &mut RecurrentState| {
-        let result = hybrid.layer(0, start, &mut hidden, &mut Failing, state, &mut workspace);
+        forward.embed(&Batch::of_one(&[1, 2], start).unwrap()).unwrap();
+        let result = forward.finish(0, &mut [state]);
         result.map_err(|error| error.to_string())
     };
-    let mut foreign = RecurrentState::new(other.config());
+    let mut foreign = RecurrentState::new(&other.config);
     assert!(layer(0, &mut foreign).unwrap_err().contains("another model"));
     let mut state = RecurrentState::new(config);
     assert!(layer(3, &mut state).unwrap_err().contains("from token 3 on"));

@@ -4,7 +4,7 @@ mod testing;
 
 use riffle_model::{ModelError, inspect, load};
 use testing::gguf::{Pair, file_with, flag, float, metadata, number, refused, tensors, text, write};
-use testing::{gguf_file, gguf_string, logits_of};
+use testing::{gguf_file, gguf_string, load_model, logits_of};
 
 #[track_caller]
 fn loads(pair: Pair) {
@@ -119,7 +119,7 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
 fn a_factor_of_positions_without_a_type_divides_every_angle() {
     let logits = |pairs: &[Pair]| {
         let (_folder, path) = write(&file_with(pairs));
-        logits_of(&load(&path).unwrap().model, &[1, 2, 3, 4, 5], 5)
+        logits_of(&load_model(&path), &[1, 2, 3, 4, 5], 5)
     };
     let plain = logits(&[]);
     let factor = float("llama.rope.scaling.factor", 4.0);

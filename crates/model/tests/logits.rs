@@ -3,10 +3,13 @@
 mod testing;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use riffle_model::{Activations, LanguageModel, LoadOptions, RecurrentState, Workspace, load, load_with};
+use riffle_model::{Activations, Forward, HostForward, LoadOptions, RecurrentState, load, load_with};
 use safetensors::SafeTensors;
-use testing::{Expected, Sequence, cases, fixtures, largest_difference, logits_of, vectors};
+use testing::{
+    Expected, Reader, Sequence, cases, fixtures, largest_difference, load_model, logits_of, read_together, vectors,
+};
 
 /// Largest difference to the reference, over all positions and kept columns.
 const TOLERANCE: f32 = 2e-4;
@@ -24,12 +27,10 @@ fn check(case: &Path) {
 }
 
 fn check_against(model: &Path, case: &Path) {
-    let model = load(model)
-        .unwrap_or_else(|error| panic!("{}: {error}", case.display()))
-        .model;
+    let model = load_model(model);
     let expected = Expected::read(&case.join("expected.safetensors"));
     let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
-    let difference = expected.largest_difference(&whole, model.config().vocab_size);
+    let difference = expected.largest_difference(&whole, model.config.vocab_size);
     println!("{}: largest difference {difference:e}", case.display());
     assert!(
         difference <= TOLERANCE,
@@ -40,7 +41,7 @@ fn check_against(model: &Path, case: &Path) {
         let split = logits_of(&model, &expected.tokens, batch_tokens);
         let difference = largest_difference(split.into_iter(), whole.iter().copied());
         // Recurrent layers compute chunks of 64 tokens, and parts of one with other roundings.
-        let rounding = match model.config().recurrent {
+        let rounding = match &model.config.recurrent {
             Some(_) if !batch_tokens.is_multiple_of(64) => ROUNDING * scale(&whole),
             _ => 0.0,
         };
@@ -87,25 +88,27 @@ fn qwen3_5_logits_equal_the_reference_for_every_batch_size() {
 #[test]
 fn a_restored_recurrent_state_continues_with_the_same_bits() {
     for case in cases(&vectors(), "qwen3_5-") {
-        let model = load(&case).unwrap().model;
-        let config = model.config();
+        let model = load_model(&case);
+        let config = &model.config;
         let tokens = Expected::read(&case.join("expected.safetensors")).tokens;
-        let mut sequence = Sequence::new(&model, 128, tokens.len());
-        sequence.read(&tokens[..100]);
-        let snapshot = sequence.recurrent.clone();
+        let mut reader = Reader::new(&model, 128, tokens.len());
+        reader.read(&tokens[..100]);
+        let snapshot = reader.sequence.recurrent.clone();
         let stored = snapshot.to_bytes();
         assert_eq!(snapshot.tokens(), Some(100));
         assert_eq!(stored.len() as u64, config.recurrent_bytes());
-        let first = [sequence.read(&tokens[100..200]), sequence.read(&tokens[200..201])];
-        assert_ne!(sequence.recurrent, snapshot);
+        let first = [reader.read(&tokens[100..200]), reader.read(&tokens[200..201])];
+        assert_ne!(reader.sequence.recurrent, snapshot);
         // Read something else in between.
-        sequence.read(&tokens[..7]);
-        sequence.go_back(100, &RecurrentState::from_bytes(config, &stored).unwrap());
-        assert_eq!(sequence.recurrent.to_bytes(), stored);
-        let again = [sequence.read(&tokens[100..200]), sequence.read(&tokens[200..201])];
+        reader.read(&tokens[..7]);
+        reader
+            .sequence
+            .go_back(100, &RecurrentState::from_bytes(config, &stored).unwrap());
+        assert_eq!(reader.sequence.recurrent.to_bytes(), stored);
+        let again = [reader.read(&tokens[100..200]), reader.read(&tokens[200..201])];
         assert!(first == again, "{}", case.display());
-        sequence.recurrent.reset();
-        assert_eq!(sequence.recurrent, RecurrentState::new(config));
+        reader.sequence.recurrent.reset();
+        assert_eq!(reader.sequence.recurrent, RecurrentState::new(config));
 
         for length in [0, stored.len() - 1, stored.len() + 4] {
             let error = RecurrentState::from_bytes(config, &vec![0; length]).unwrap_err();
@@ -168,7 +171,7 @@ fn shipped_model_logits_equal_the_reference_for_every_batch_size() {
 
 #[test]
 fn logits_are_the_same_bits_for_every_number_of_threads() {
-    let model = load(fixtures().join("model")).unwrap().model;
+    let model = load_model(fixtures().join("model"));
     let expected = Expected::read(&fixtures().join("vectors/shipped/expected.safetensors"));
     let logits_with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -189,10 +192,10 @@ fn rounded_activations_move_logits_of_bf16_weights_a_little_whatever_the_batch()
             activations: Activations::Rounded,
             ..LoadOptions::default()
         };
-        let model = load_with(&case, options).unwrap().model;
+        let model = Arc::new(load_with(&case, options).unwrap().model);
         let expected = Expected::read(&case.join("expected.safetensors"));
         let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
-        let difference = expected.largest_difference(&whole, model.config().vocab_size);
+        let difference = expected.largest_difference(&whole, model.config.vocab_size);
         let relative = difference / scale(&whole);
         println!(
             "{}: rounding moves logits by {difference:e}, {relative:e} of the largest",
@@ -244,10 +247,10 @@ fn queries_keys_and_values_stacked_in_one_tensor_of_phi2_give_the_same_logits() 
 fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bits() {
     for case in ["plain", "k", "hybrid", "hybrid-k"] {
         let directory = vectors().join("quantised");
-        let model = load(directory.join(format!("{case}.gguf"))).unwrap().model;
+        let model = load_model(directory.join(format!("{case}.gguf")));
         let expected = Expected::read(&directory.join(format!("{case}.safetensors")));
         let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
-        let recurrent = model.config().recurrent.is_some();
+        let recurrent = model.config.recurrent.is_some();
         let check = |logits: &[f32], batch: &str| {
             let rows = expected.row_differences(logits);
             // An activation that lies between two steps may be rounded to the other one, which moves it by 0.4%. It is then
@@ -277,14 +280,78 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
 }
 
 #[test]
-fn logits_of_many_tokens_need_no_more_than_the_smallest_workspace() {
-    let model = load(vectors().join("llama-0")).unwrap().model;
-    let config = model.config();
-    let hidden: Vec<f32> = (0..300 * config.hidden_size)
-        .map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0)
-        .collect();
-    let [mut small, mut large] = [0; 2].map(|_| vec![0.0; 300 * config.vocab_size]);
-    model.logits(&hidden, &mut small, &mut Workspace::new(config, 0));
-    model.logits(&hidden, &mut large, &mut Workspace::new(config, 300));
-    assert!(small == large && small.iter().any(|logit| *logit != 0.0));
+fn logits_of_a_row_are_the_same_whichever_rows_are_asked_for() {
+    let model = load_model(vectors().join("llama-0"));
+    let (config, tokens) = (&model.config, vec![3; 300]);
+    let mut forward = HostForward::new(&model, 300, 300);
+    let all = read_together(&mut forward, config, &mut [(&mut Sequence::new(config), &tokens)]);
+    let rows: Vec<usize> = [299, 0, 1, 2, 17].into_iter().chain(40..298).collect();
+    let mut some = vec![0.0; rows.len() * config.vocab_size];
+    forward.logits(&rows, &mut some).unwrap();
+    for (row, some) in rows.iter().zip(some.chunks(config.vocab_size)) {
+        assert!(
+            some == &all[row * config.vocab_size..][..config.vocab_size],
+            "row {row}"
+        );
+    }
+}
+
+/// Reads sequences in passes that each take some tokens of some of them, and each sequence alone by the same pieces.
+fn check_joined(path: &Path) {
+    // For each pass the tokens of each sequence: long beside single rows, odd numbers, sequences that join late or leave.
+    const PASSES: [[usize; 4]; 5] = [
+        [70, 0, 1, 0],
+        [1, 33, 1, 130],
+        [1, 1, 1, 1],
+        [0, 64, 5, 1],
+        [9, 1, 260, 3],
+    ];
+    let model = load_model(path);
+    let config = &model.config;
+    let text = |sequence: usize, from: usize, tokens: usize| -> Vec<u32> {
+        let token = |at: usize| ((at * 31 + sequence * 57 + at * at % 7) % config.vocab_size) as u32;
+        (from..from + tokens).map(token).collect()
+    };
+    let mut forward = HostForward::new(&model, 300, 1024);
+    let mut alone = [0; 4].map(|_| Reader::new(&model, 300, 1024));
+    let mut joined = [0; 4].map(|_| Sequence::new(config));
+    let mut read = [0; 4];
+    for (pass, lengths) in PASSES.iter().enumerate() {
+        let texts: Vec<Vec<u32>> = (0..4).map(|at| text(at, read[at], lengths[at])).collect();
+        let mut expected = Vec::new();
+        for (reader, tokens) in alone.iter_mut().zip(&texts).filter(|(_, tokens)| !tokens.is_empty()) {
+            expected.extend(reader.read(tokens));
+        }
+        let mut work: Vec<(&mut Sequence, &[u32])> = joined.iter_mut().zip(texts.iter().map(Vec::as_slice)).collect();
+        work.retain(|(_, tokens)| !tokens.is_empty());
+        let found = read_together(&mut forward, config, &mut work);
+        assert!(found == expected, "{}: pass {pass}", path.display());
+        for at in 0..4 {
+            read[at] += lengths[at];
+            assert!(
+                joined[at].recurrent == alone[at].sequence.recurrent,
+                "{}: pass {pass}",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn joined_sequences_have_the_bits_of_each_alone_in_every_family() {
+    let cases = cases(&vectors(), "");
+    assert!(cases.len() >= 15, "only {} models were compared", cases.len());
+    cases.iter().for_each(|case| check_joined(case));
+}
+
+#[test]
+fn joined_sequences_have_the_bits_of_each_alone_with_every_kind_of_weights() {
+    for case in ["group8-dim128-bf16", "group2-dim64-linear-bf16"] {
+        check_joined(&fixtures().join("vectors").join(case));
+    }
+    for case in ["plain", "k", "hybrid", "hybrid-k"] {
+        check_joined(&vectors().join("quantised").join(format!("{case}.gguf")));
+    }
+    check_joined(&fixtures().join("model"));
+    check_joined(&fixtures().join("model-hybrid"));
 }

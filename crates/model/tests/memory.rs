@@ -2,21 +2,21 @@
 
 mod testing;
 
-use riffle_model::{Workspace, inspect, load, scratch_bytes};
-use testing::{fixtures, vectors};
+use riffle_model::{HostForward, inspect, load, scratch_bytes};
+use testing::{fixtures, load_model, vectors};
 
 #[test]
-fn a_workspace_takes_what_the_plan_says() {
+fn memory_for_batches_takes_what_the_plan_says() {
     for case in [
         fixtures().join("model"),
         vectors().join("llama-0"),
         vectors().join("llama-1"),
     ] {
-        let config = inspect(case).unwrap().config;
+        let model = load_model(case);
         for batch_tokens in [0, 1, 255, 256, 257, 2048] {
             assert_eq!(
-                Workspace::new(&config, batch_tokens).bytes(),
-                scratch_bytes(&config, batch_tokens)
+                HostForward::new(&model, batch_tokens, 4096).scratch_bytes(),
+                scratch_bytes(&model.config, batch_tokens)
             );
         }
     }

@@ -5,8 +5,8 @@ mod testing;
 
 use std::path::Path;
 
-use riffle_model::{inspect, load, scratch_bytes};
-use testing::{Tensor, gguf_file, gguf_string, logits_of, safetensors_file};
+use riffle_model::{inspect, scratch_bytes};
+use testing::{Tensor, gguf_file, gguf_string, load_model, logits_of, safetensors_file};
 
 const HIDDEN: u64 = 1024;
 const INNER: u64 = 2816;
@@ -127,9 +127,9 @@ fn check(path: &Path, file: u64, largest: u64) {
     // Forgets the peak of writing the file.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
 
-    let loaded = load(path).unwrap();
+    let loaded = load_model(path);
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
-    assert!(logits_of(&loaded.model, &tokens, TOKENS)[0].is_finite());
+    assert!(logits_of(&loaded, &tokens, TOKENS)[0].is_finite());
     // The memory behind the last matrix is held to the end of its huge page, whatever the size of the model.
     let tail = 2 << 20;
     let allowed = |weights: f64| weights as u64 + tail + kv + 2 * logits + scratch_bytes(&config, TOKENS);

@@ -3,10 +3,11 @@
 mod testing;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use riffle_model::{LanguageModel, LoadOptions, LoadedModel, ModelError, RopeScaling, inspect_scaled, load, load_with};
+use riffle_model::{LoadOptions, LoadedModel, ModelError, RopeScaling, inspect_scaled, load_with};
 use serde_json::Value;
-use testing::{Expected, logits_of, vectors};
+use testing::{Expected, load_model, logits_of, vectors};
 
 /// Largest difference to the reference, as for models that name their stretching themselves.
 const TOLERANCE: f32 = 2e-4;
@@ -46,14 +47,14 @@ fn a_stretching_given_is_the_stretching_of_the_reference() {
             config["rope_parameters"] = serde_json::json!({"rope_theta": 1e4, "rope_type": "default"});
         });
         let expected = Expected::read(&case.join("expected.safetensors"));
-        let model = load_scaled(plain.path(), scaling("yarn:factor=4")).unwrap().model;
-        assert_eq!(model.config().max_position, 1024);
+        let model = Arc::new(load_scaled(plain.path(), scaling("yarn:factor=4")).unwrap().model);
+        assert_eq!(model.config.max_position, 1024);
         let logits = logits_of(&model, &expected.tokens, expected.tokens.len());
-        let difference = expected.largest_difference(&logits, model.config().vocab_size);
+        let difference = expected.largest_difference(&logits, model.config.vocab_size);
         assert!(difference <= TOLERANCE, "{}: {difference:e}", case.display());
-        let unstretched = load(plain.path()).unwrap().model;
+        let unstretched = load_model(plain.path());
         let logits = logits_of(&unstretched, &expected.tokens, expected.tokens.len());
-        assert!(expected.largest_difference(&logits, model.config().vocab_size) > 10.0 * TOLERANCE);
+        assert!(expected.largest_difference(&logits, model.config.vocab_size) > 10.0 * TOLERANCE);
     }
 }
 
@@ -61,10 +62,10 @@ fn a_stretching_given_is_the_stretching_of_the_reference() {
 fn a_stretching_takes_the_place_of_the_one_in_the_file() {
     let file = vectors().join("gguf/llama-1.gguf");
     let tokens: Vec<u32> = (0..90).map(|i| i * 7 % 31).collect();
-    let own = logits_of(&load(&file).unwrap().model, &tokens, tokens.len());
+    let own = logits_of(&load_model(&file), &tokens, tokens.len());
     let with = |text: &str| {
-        let model = load_scaled(&file, scaling(text)).unwrap().model;
-        (logits_of(&model, &tokens, tokens.len()), model.config().max_position)
+        let model = Arc::new(load_scaled(&file, scaling(text)).unwrap().model);
+        (logits_of(&model, &tokens, tokens.len()), model.config.max_position)
     };
     // What the file says itself: the trained length is kept where none is given.
     assert_eq!(with("yarn:factor=4"), (own.clone(), 1024));
@@ -83,9 +84,9 @@ fn a_longer_context_changes_no_angle_of_a_stretching_that_follows_from_it() {
         config["rope_parameters"].as_object_mut().unwrap().remove("factor");
     });
     let tokens: Vec<u32> = (0..40).map(|i| i * 5 % 31).collect();
-    let own = logits_of(&load(&case).unwrap().model, &tokens, tokens.len());
-    let longer = load_scaled(implied.path(), scaling("own:factor=2")).unwrap().model;
-    assert_eq!(longer.config().max_position, 2048);
+    let own = logits_of(&load_model(&case), &tokens, tokens.len());
+    let longer = Arc::new(load_scaled(implied.path(), scaling("own:factor=2")).unwrap().model);
+    assert_eq!(longer.config.max_position, 2048);
     assert_eq!(logits_of(&longer, &tokens, tokens.len()), own);
 }
 

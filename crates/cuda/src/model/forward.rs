@@ -3,124 +3,50 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_model::{
-    Attended, AttentionInput, AttentionStep, Forward, ModelConfig, ModelError, OnDevice, RecurrentState, Rows,
-};
+use riffle_model::{Batch, CutGrid, Forward, ModelError, Projected, RecurrentLayer, RecurrentState, Rows};
 
-use super::recurrence::Recurrence;
+use super::buffers::{Buffers, HostBuffers, LOGIT_ROWS, ROW_BLOCK, Sizes, floats, host_floats, host_floats_mut};
+use super::recurrence::{DeviceMixer, MixerRows, Recurrence};
 use super::rows::DeviceRows;
 use super::weights::{DeviceAttention, DeviceLayer, DeviceMlp, DeviceModel, DeviceNorm, DeviceStep};
 use crate::ops::{self, HeadRows};
-use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
+use crate::{CudaError, Region, Stream};
 
-/// Rows whose linear work is done at a time: enough to read each weight once for many, few enough that scratch stays
-/// small.
-const ROW_BLOCK: usize = 1024;
+/// Recurrent layers read a segment from its first row on, and what is left at the end of a block in a form of its own.
+const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 
-/// A batch on a device: hidden states stay there, queries come to main memory, where policies choose by them. Keys, values and
-/// attention's result stay as well where the attention step [takes](AttentionStep::meet) and [leaves](Attended) them there.
+/// A batch on a device: hidden states stay there. What a layer attends with comes to main memory and goes back by way of
+/// [`Forward`]; a caller that attends on the device takes it from where it lies instead:
+///
+/// 1. [`project_rows`](Self::project_rows) projects a layer into the [`rows`](Self::rows) on the device,
+/// 2. [`bring_queries`](Self::bring_queries) copies the queries to main memory, where policies choose by them,
+/// 3. the result is written to the rows by a [call](DeviceRows::call), or to main memory and
+///    [copied](Self::send_attended) from there,
+/// 4. [`Forward::finish`] goes on from the rows.
 pub struct DeviceForward {
     model: Arc<DeviceModel>,
     stream: Arc<Stream>,
     batch_tokens: usize,
     context_tokens: usize,
-    tokens: usize,
+    batch: Option<Batch>,
     rows: DeviceRows,
     buffers: Buffers,
     host: HostBuffers,
     recurrence: Option<Recurrence>,
-    /// For each rotation which positions its table holds: first, tokens.
-    turned: Vec<Option<(usize, usize)>>,
+    /// For each rotation whether its table holds the positions of the batch.
+    turned: Vec<bool>,
+    /// What attention returns for the layer lies in main memory until the layer is finished.
+    attended_in_memory: bool,
 }
 
-/// f32 unless said otherwise.
-struct Buffers {
-    // [batch], u32
-    ids: DeviceBuffer,
-    // [batch, hidden]
-    hidden: DeviceBuffer,
-    // [block, hidden]
-    normed: DeviceBuffer,
-    // [block, hidden]
-    branch: DeviceBuffer,
-    // [block, intermediate]
-    inner: DeviceBuffer,
-    // [block, intermediate]
-    inner_gate: DeviceBuffer,
-    // [block, heads, head_dim]
-    gate: DeviceBuffer,
-    // [rotations][batch, dim / 2, 2]
-    turns: Vec<DeviceBuffer>,
-    // [logit rows, vocab]
-    logits: DeviceBuffer,
-    // bytes of a product's scratch
-    scratch: DeviceBuffer,
-}
-
-/// Main memory that copies read and write by themselves.
-struct HostBuffers {
-    ids: PinnedBuffer,
-    queries: PinnedBuffer,
-    keys: PinnedBuffer,
-    values: PinnedBuffer,
-    attended: PinnedBuffer,
-    turns: Vec<PinnedBuffer>,
-    logits: PinnedBuffer,
-}
-
-/// Rows of logits that are computed at a time.
-const LOGIT_ROWS: usize = 64;
-
-/// Bytes of device memory a batch takes, with the scratch of products.
-pub fn forward_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
-    let sizes = Sizes::new(config, batch_tokens);
-    let widest = config.hidden_size.max(config.intermediate_size).max(sizes.query_width);
-    let value_width = config
-        .recurrent
-        .as_ref()
-        .map_or(0, |shape| shape.value_heads * shape.value_dim);
-    let widest = widest.max(value_width);
-    // Activations in 16 bits, or in 8 with scales.
-    let scratch = sizes.block.max(LOGIT_ROWS) * 2 * widest;
-    (4 * sizes.floats() + scratch + Recurrence::bytes(config, sizes.block)) as u64
-}
-
-struct Sizes {
-    batch: usize,
-    block: usize,
-    hidden: usize,
-    heads: usize,
-    query_width: usize,
-    kv_width: usize,
-    inner: usize,
-    rotary: usize,
-    rotations: usize,
-    logits: usize,
-}
-
-impl Sizes {
-    fn new(config: &ModelConfig, batch_tokens: usize) -> Sizes {
-        Sizes {
-            batch: batch_tokens,
-            block: batch_tokens.clamp(1, ROW_BLOCK),
-            hidden: config.hidden_size,
-            heads: config.heads,
-            query_width: config.heads * config.head_dim,
-            kv_width: config.kv_heads * config.head_dim,
-            inner: config.intermediate_size,
-            rotary: config.rotary_dim,
-            rotations: config.rotary_tables,
-            logits: batch_tokens.clamp(1, LOGIT_ROWS) * config.vocab_size,
-        }
-    }
-
-    fn floats(&self) -> usize {
-        // Queries and what attention returned, with its log-sum-exp.
-        let rows = 2 * self.query_width + 2 * self.kv_width + self.heads;
-        let per_token = 1 + self.hidden + rows + self.rotary * self.rotations;
-        let per_row = 2 * self.hidden + 2 * self.inner + self.query_width;
-        self.batch * per_token + self.block * per_row + self.logits
-    }
+/// Copies of a layer's rows in main memory.
+pub struct HostRows<'a> {
+    /// `[rows, heads, head_dim]`.
+    pub queries: &'a [f32],
+    /// `[rows, heads, head_dim]`: room for an attention result that is [copied](DeviceForward::send_attended) to the device.
+    pub attended: &'a mut [f32],
+    /// Where the same rows lie on the device.
+    pub rows: &'a DeviceRows,
 }
 
 impl DeviceForward {
@@ -142,16 +68,65 @@ impl DeviceForward {
             buffers: Buffers::new(&model.gpu, &sizes, scratch)?,
             host: HostBuffers::new(&model.gpu, &sizes)?,
             recurrence: Recurrence::new(&model.gpu, &model.config, sizes.block)?,
-            turned: vec![None; sizes.rotations],
+            turned: vec![false; sizes.rotations],
             stream: Arc::clone(stream),
             model: Arc::clone(model),
             batch_tokens,
             context_tokens,
-            tokens: 0,
+            batch: None,
+            attended_in_memory: false,
         })
     }
 
-    fn begin(&mut self, tokens: &[u32]) -> Result<(), CudaError> {
+    /// Queries, keys and values of the layer that was projected last, and what attention returned for it.
+    pub fn rows(&self) -> &DeviceRows {
+        &self.rows
+    }
+
+    /// Projects a layer into the [`rows`](Self::rows); false for a recurrent layer, which has nothing to attend to. The caller
+    /// attends into the rows, or [copies](Self::send_attended) the result there.
+    ///
+    /// # Errors
+    /// [`ModelError::NoSuchLayer`], a device that fails.
+    pub fn project_rows(&mut self, layer: usize) -> Result<bool, ModelError> {
+        let model = Arc::clone(&self.model);
+        let own = layer_of(&model, layer)?;
+        self.attended_in_memory = false;
+        let Some(attention) = &own.attention else {
+            return Ok(false);
+        };
+        self.project_attention(attention).map_err(model_error)?;
+        Ok(true)
+    }
+
+    /// Copies the queries of the batch to main memory.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn bring_queries(&mut self) -> Result<HostRows<'_>, CudaError> {
+        let (rows, width) = (&self.rows, self.rows.heads * self.rows.head_dim);
+        let from = floats(&rows.queries, 0, rows.tokens * width);
+        self.stream.from_device(&mut self.host.queries, 0, from)?;
+        self.stream.synchronize()?;
+        Ok(HostRows {
+            queries: host_floats(&self.host.queries, rows.tokens * width),
+            attended: host_floats_mut(&mut self.host.attended, rows.tokens * width),
+            rows,
+        })
+    }
+
+    /// Copies what was written to [`HostRows::attended`] for some rows of the batch to the device.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn send_attended(&mut self, rows: Range<usize>) -> Result<(), CudaError> {
+        let width = self.rows.heads * self.rows.head_dim;
+        let to = floats(&self.rows.attended, rows.start * width, rows.len() * width);
+        self.stream.to_device(to, &self.host.attended, 4 * rows.start * width)
+    }
+
+    fn begin(&mut self, batch: &Batch) -> Result<(), CudaError> {
+        let tokens = batch.tokens();
         let (model, stream, buffers) = (&*self.model, &*self.stream, &self.buffers);
         // The copy of the batch before has run: its logits or its last layer were waited for.
         stream.synchronize()?;
@@ -165,18 +140,19 @@ impl DeviceForward {
         if let Some(scale) = model.embedding_scale {
             ops::multiply(stream, hidden, scale, tokens.len() * model.config.hidden_size)?;
         }
-        (self.tokens, self.rows.tokens) = (tokens.len(), tokens.len());
+        self.rows.tokens = tokens.len();
+        self.turned.fill(false);
         Ok(())
     }
 
     /// Normalises, projects and turns.
-    fn project(&mut self, attention: &DeviceAttention, start_position: usize) -> Result<(), CudaError> {
-        self.prepare_turns(attention, start_position)?;
+    fn project_attention(&mut self, attention: &DeviceAttention) -> Result<(), CudaError> {
+        self.prepare_turns(attention)?;
         let (stream, buffers, to, config) = (&*self.stream, &self.buffers, &self.rows, &self.model.config);
         let (width, head_dim) = (config.hidden_size, config.head_dim);
         let (query_width, kv_width) = (config.heads * head_dim, config.kv_heads * head_dim);
         let scratch = buffers.scratch.all();
-        for block in blocks(self.tokens) {
+        for block in self.blocks() {
             let rows = block.len();
             let at = |buffer, width| floats(buffer, block.start * width, rows * width);
             let normed = floats(&buffers.normed, 0, rows * width);
@@ -212,77 +188,63 @@ impl DeviceForward {
         Ok(())
     }
 
-    /// Brings queries to main memory, and keys and values unless they are taken from where they lie.
-    fn bring_rows(&mut self, with_keys_and_values: bool) -> Result<(), CudaError> {
+    /// Copies keys and values of the batch to main memory.
+    fn bring_keys_and_values(&mut self) -> Result<(), CudaError> {
         let (stream, rows, host) = (&*self.stream, &self.rows, &mut self.host);
-        let (query_width, kv_width) = (rows.heads * rows.head_dim, rows.kv_heads * rows.head_dim);
-        stream.from_device(
-            &mut host.queries,
-            0,
-            floats(&rows.queries, 0, rows.tokens * query_width),
-        )?;
-        if with_keys_and_values {
-            stream.from_device(&mut host.keys, 0, floats(&rows.keys, 0, rows.tokens * kv_width))?;
-            stream.from_device(&mut host.values, 0, floats(&rows.values, 0, rows.tokens * kv_width))?;
-        }
-        stream.synchronize()
+        let count = rows.tokens * rows.kv_heads * rows.head_dim;
+        stream.from_device(&mut host.keys, 0, floats(&rows.keys, 0, count))?;
+        stream.from_device(&mut host.values, 0, floats(&rows.values, 0, count))
     }
 
     /// Brings the cosines and sines of the batch, unless they are there.
-    fn prepare_turns(&mut self, attention: &DeviceAttention, start_position: usize) -> Result<(), CudaError> {
+    fn prepare_turns(&mut self, attention: &DeviceAttention) -> Result<(), CudaError> {
         let table = attention.rotary_table;
-        let wanted = Some((start_position, self.tokens));
-        if self.turned[table] == wanted {
+        let Some(batch) = self.batch.as_ref().filter(|_| !self.turned[table]) else {
             return Ok(());
-        }
+        };
+        let rows = batch.rows();
         let dim = attention.rotary.dim();
-        let mut angles = vec![0.0; self.tokens * dim];
-        attention
-            .rotary
-            .angles(self.context_tokens, start_position, &mut angles);
+        let mut angles = vec![0.0; rows * dim];
+        attention.rotary.batch_angles(self.context_tokens, batch, &mut angles);
         // The copy that reads the buffer may still be queued.
         self.stream.synchronize()?;
         let host = &mut self.host.turns[table];
-        let turns: &mut [f32] = bytemuck::cast_slice_mut(&mut host.bytes_mut()[..4 * self.tokens * dim]);
+        let turns: &mut [f32] = bytemuck::cast_slice_mut(&mut host.bytes_mut()[..4 * rows * dim]);
         for (turns, angles) in turns.chunks_exact_mut(dim).zip(angles.chunks_exact(dim)) {
             let (cosines, sines) = angles.split_at(dim / 2);
             for ((turn, cosine), sine) in turns.chunks_exact_mut(2).zip(cosines).zip(sines) {
                 turn.copy_from_slice(&[*cosine, *sine]);
             }
         }
-        let to = floats(&self.buffers.turns[table], 0, self.tokens * dim);
+        let to = floats(&self.buffers.turns[table], 0, rows * dim);
         self.stream.to_device(to, host, 0)?;
-        self.turned[table] = wanted;
+        self.turned[table] = true;
         Ok(())
     }
 
-    fn steps(&self, number: usize, layer: &DeviceLayer) -> Result<(), CudaError> {
-        for block in blocks(self.tokens) {
-            for step in &layer.steps {
-                self.step(number, step, &block)?;
-            }
-        }
-        Ok(())
+    /// The blocks of rows that linear work is done in.
+    fn blocks(&self) -> Vec<Range<usize>> {
+        let batch = self.batch.as_ref();
+        batch.map_or_else(Vec::new, |batch| batch.row_blocks(ROW_BLOCK, CUT_GRID))
     }
 
-    fn step(&self, layer: usize, step: &DeviceStep, block: &Range<usize>) -> Result<(), CudaError> {
+    fn step(
+        &mut self,
+        layer: usize,
+        step: &DeviceStep,
+        block: &Range<usize>,
+        states: &mut [Option<RecurrentLayer<'_>>],
+    ) -> Result<(), CudaError> {
         let (stream, buffers) = (&*self.stream, &self.buffers);
         let (rows, width) = (block.len(), self.model.config.hidden_size);
-        let of = |rows: Rows| self.rows(rows, block);
+        let of = |rows: Rows| self.region(rows, block);
         match step {
+            DeviceStep::Recur(mixer) => return self.recur(layer, mixer, block, states),
             DeviceStep::Normalise { norm, from, to } => norm.apply(stream, of(*to), of(*from), rows, width),
             DeviceStep::Project { projection, from, to } => {
                 projection.apply(stream, of(*to), of(*from), rows, buffers.scratch.all())
             }
             DeviceStep::FeedForward(mlp) => self.feed_forward(mlp, block),
-            DeviceStep::Recur(mixer) => {
-                let (branch, normed) = (of(Rows::Branch), of(Rows::Normed));
-                let scratch = buffers.scratch.all();
-                let Some(recurrence) = &self.recurrence else {
-                    unreachable!("a model with recurrent layers has memory for them");
-                };
-                recurrence.apply(stream, layer, mixer, branch, normed, rows, scratch)
-            }
             DeviceStep::OpenGate { norm, gate } => {
                 let normed = of(Rows::Normed);
                 norm.apply(stream, normed, of(Rows::Hidden), rows, width)?;
@@ -297,11 +259,47 @@ impl DeviceForward {
         }
     }
 
+    /// Reads a block's rows, segment by segment, into the recurrent states of a layer.
+    fn recur(
+        &mut self,
+        layer: usize,
+        mixer: &DeviceMixer,
+        block: &Range<usize>,
+        states: &mut [Option<RecurrentLayer<'_>>],
+    ) -> Result<(), CudaError> {
+        let (Some(recurrence), Some(batch)) = (&mut self.recurrence, &self.batch) else {
+            unreachable!("a model with recurrent layers has memory for them");
+        };
+        let count = block.len() * self.model.config.hidden_size;
+        let rows = MixerRows {
+            first: block.start,
+            rows: block.len(),
+            input: floats(&self.buffers.normed, 0, count),
+            output: floats(&self.buffers.branch, 0, count),
+            scratch: self.buffers.scratch.all(),
+        };
+        recurrence.project(&self.stream, mixer, &rows)?;
+        for part in batch.parts(block.clone()) {
+            let Some(state) = &mut states[part.segment] else {
+                continue;
+            };
+            let whole = &batch.segments()[part.segment].rows;
+            if part.rows.start == whole.start {
+                recurrence.begin(&self.stream, layer, state)?;
+            }
+            recurrence.read(&self.stream, layer, mixer, &rows, &part.rows)?;
+            if part.rows.end == whole.end {
+                recurrence.end(&self.stream, layer, state, whole.len())?;
+            }
+        }
+        recurrence.write(&self.stream, mixer, &rows)
+    }
+
     fn feed_forward(&self, mlp: &DeviceMlp, block: &Range<usize>) -> Result<(), CudaError> {
         let (stream, buffers) = (&*self.stream, &self.buffers);
         let (rows, scratch) = (block.len(), buffers.scratch.all());
         let count = rows * self.model.config.intermediate_size;
-        let (input, output) = (self.rows(Rows::Normed, block), self.rows(Rows::Branch, block));
+        let (input, output) = (self.region(Rows::Normed, block), self.region(Rows::Branch, block));
         let up = floats(&buffers.inner, 0, count);
         mlp.up.apply(stream, up, input, rows, scratch)?;
         match &mlp.gate {
@@ -318,7 +316,7 @@ impl DeviceForward {
         }
     }
 
-    fn rows(&self, rows: Rows, block: &Range<usize>) -> Region<'_> {
+    fn region(&self, rows: Rows, block: &Range<usize>) -> Region<'_> {
         let config = &self.model.config;
         let (hidden, attended) = (config.hidden_size, config.heads * config.head_dim);
         let count = block.len();
@@ -330,16 +328,20 @@ impl DeviceForward {
         }
     }
 
-    fn head(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<(), CudaError> {
+    fn head(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), CudaError> {
         let (model, stream, buffers) = (&*self.model, &*self.stream, &self.buffers);
         let (width, vocab) = (model.config.hidden_size, model.config.vocab_size);
         let head = model.head.as_ref().unwrap_or(&model.embedding);
         let most = LOGIT_ROWS.min(self.batch_tokens.max(1));
-        for (number, out) in out.chunks_mut(most * vocab).enumerate() {
-            let (first, count) = (rows.start + number * most, out.len() / vocab);
+        for (rows, out) in rows.chunks(most).zip(out.chunks_mut(most * vocab)) {
+            let (count, mut done) = (rows.len(), 0);
+            for run in rows.chunk_by(|row, next| row + 1 == *next) {
+                let normed = floats(&buffers.normed, done * width, run.len() * width);
+                let hidden = floats(&buffers.hidden, run[0] * width, run.len() * width);
+                model.final_norm.apply(stream, normed, hidden, run.len(), width)?;
+                done += run.len();
+            }
             let normed = floats(&buffers.normed, 0, count * width);
-            let hidden = floats(&buffers.hidden, first * width, count * width);
-            model.final_norm.apply(stream, normed, hidden, count, width)?;
             let logits = floats(&buffers.logits, 0, count * vocab);
             head.multiply(stream, logits, normed, count, buffers.scratch.all())?;
             if let Some(bias) = &model.head_bias {
@@ -361,75 +363,71 @@ impl Forward for DeviceForward {
         self.batch_tokens
     }
 
-    fn embed(&mut self, tokens: &[u32]) -> Result<(), ModelError> {
-        let vocab_size = self.model.config.vocab_size;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(ModelError::TokenOutOfRange { token, vocab_size });
-        }
-        if tokens.len() > self.batch_tokens {
-            return Err(ModelError::BatchTooLarge {
-                tokens: tokens.len(),
-                batch_tokens: self.batch_tokens,
-            });
-        }
-        self.begin(tokens).map_err(model_error)
+    fn embed(&mut self, batch: &Batch) -> Result<(), ModelError> {
+        batch.check(self.model.config.vocab_size, self.batch_tokens)?;
+        self.batch = Some(batch.clone());
+        self.begin(batch).map_err(model_error)
     }
 
-    fn layer(
-        &mut self,
-        layer: usize,
-        start_position: usize,
-        attention: &mut dyn AttentionStep,
-        recurrent: &mut RecurrentState,
-    ) -> Result<(), ModelError> {
-        let model = Arc::clone(&self.model);
-        let Some(own) = model.layers.get(layer) else {
-            return Err(ModelError::NoSuchLayer {
-                layer,
-                layers: model.layers.len(),
-            });
-        };
-        if let Some(projected) = &own.attention {
-            self.project(projected, start_position).map_err(model_error)?;
-            let taken = attention.meet(&self.rows).map_err(ModelError::Attention)?;
-            self.bring_rows(!taken).map_err(model_error)?;
-            let (config, tokens) = (&model.config, self.tokens);
-            let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-            let (host, brought) = (&mut self.host, if taken { 0 } else { tokens * kv_width });
-            let input = AttentionInput {
-                layer,
-                cache_layer: config.cache_layer(layer).unwrap_or(layer),
-                start_position,
-                tokens,
-                queries: host_floats(&host.queries, tokens * query_width),
-                keys: host_floats(&host.keys, brought),
-                values: host_floats(&host.values, brought),
-                on_device: taken.then_some(&self.rows as &OnDevice),
-            };
-            let attended = &mut host.attended.bytes_mut()[..4 * tokens * query_width];
-            let output = bytemuck::cast_slice_mut(attended);
-            if attention.attend(input, output).map_err(ModelError::Attention)? == Attended::InOutput {
-                let to = floats(&self.rows.attended, 0, tokens * query_width);
-                self.stream.to_device(to, &host.attended, 0).map_err(model_error)?;
-            }
+    fn project(&mut self, layer: usize) -> Result<Option<Projected<'_>>, ModelError> {
+        if !self.project_rows(layer)? {
+            return Ok(None);
         }
-        let mut state = recurrent.layer(&model.config, layer, start_position)?;
+        self.attended_in_memory = true;
+        self.bring_keys_and_values().map_err(model_error)?;
+        self.bring_queries().map_err(model_error)?;
+        let (rows, host) = (&self.rows, &mut self.host);
+        let (query_count, kv_count) = (rows.tokens * rows.heads, rows.tokens * rows.kv_heads);
+        Ok(Some(Projected {
+            queries: host_floats_mut(&mut host.queries, query_count * rows.head_dim),
+            keys: host_floats_mut(&mut host.keys, kv_count * rows.head_dim),
+            values: host_floats_mut(&mut host.values, kv_count * rows.head_dim),
+            attended: host_floats_mut(&mut host.attended, query_count * rows.head_dim),
+        }))
+    }
+
+    fn finish(&mut self, layer: usize, states: &mut [&mut RecurrentState]) -> Result<(), ModelError> {
+        let model = Arc::clone(&self.model);
+        let own = layer_of(&model, layer)?;
+        let Some(batch) = &self.batch else {
+            return Ok(());
+        };
+        batch.check_states(states.len())?;
+        let segments = batch.segments().iter().zip(states);
+        let states = segments.map(|(segment, state)| state.layer(&model.config, layer, segment.position));
+        let mut states: Vec<_> = states.collect::<Result<_, _>>()?;
         let mut work = || {
-            if let (Some(state), Some(recurrence)) = (&state, &mut self.recurrence) {
-                recurrence.begin(&self.stream, layer, state)?;
+            if std::mem::take(&mut self.attended_in_memory) {
+                self.send_attended(0..self.rows.tokens)?;
             }
-            self.steps(layer, own)?;
-            match (&mut state, &mut self.recurrence) {
-                (Some(state), Some(recurrence)) => recurrence.end(&self.stream, layer, state, self.tokens),
-                _ => Ok(()),
+            for block in self.blocks() {
+                for step in &own.steps {
+                    self.step(layer, step, &block, &mut states)?;
+                }
             }
+            Ok(())
         };
         work().map_err(model_error)
     }
 
-    fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<(), ModelError> {
+    fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
+        let vocab_size = self.model.config.vocab_size;
+        if out.len() != rows.len() * vocab_size {
+            return Err(ModelError::BufferLength {
+                buffer: "out",
+                expected: rows.len() * vocab_size,
+                found: out.len(),
+            });
+        }
         self.head(rows, out).map_err(model_error)
     }
+}
+
+fn layer_of(model: &DeviceModel, layer: usize) -> Result<&DeviceLayer, ModelError> {
+    model.layers.get(layer).ok_or(ModelError::NoSuchLayer {
+        layer,
+        layers: model.layers.len(),
+    })
 }
 
 fn norm_heads(
@@ -445,53 +443,4 @@ fn norm_heads(
 
 fn model_error(error: CudaError) -> ModelError {
     ModelError::Device(error.into())
-}
-
-fn blocks(tokens: usize) -> impl Iterator<Item = Range<usize>> {
-    let step = (0..tokens).step_by(ROW_BLOCK);
-    step.map(move |first| first..(first + ROW_BLOCK).min(tokens))
-}
-
-/// `count` floats of a buffer from number `first` on.
-fn floats(buffer: &DeviceBuffer, first: usize, count: usize) -> Region<'_> {
-    buffer.region(4 * first..4 * (first + count))
-}
-
-fn host_floats(buffer: &PinnedBuffer, count: usize) -> &[f32] {
-    bytemuck::cast_slice(&buffer.bytes()[..4 * count])
-}
-
-impl Buffers {
-    fn new(gpu: &Gpu, sizes: &Sizes, scratch_bytes: usize) -> Result<Buffers, CudaError> {
-        let floats = |count: usize| gpu.allocate(4 * count);
-        let turns = (0..sizes.rotations).map(|_| floats(sizes.batch * sizes.rotary));
-        Ok(Buffers {
-            ids: floats(sizes.batch)?,
-            hidden: floats(sizes.batch * sizes.hidden)?,
-            normed: floats(sizes.block * sizes.hidden)?,
-            branch: floats(sizes.block * sizes.hidden)?,
-            inner: floats(sizes.block * sizes.inner)?,
-            inner_gate: floats(sizes.block * sizes.inner)?,
-            gate: floats(sizes.block * sizes.query_width)?,
-            turns: turns.collect::<Result<_, _>>()?,
-            logits: floats(sizes.logits)?,
-            scratch: gpu.allocate(scratch_bytes)?,
-        })
-    }
-}
-
-impl HostBuffers {
-    fn new(gpu: &Gpu, sizes: &Sizes) -> Result<HostBuffers, CudaError> {
-        let floats = |count: usize| gpu.allocate_host(4 * count);
-        let turns = (0..sizes.rotations).map(|_| floats(sizes.batch * sizes.rotary));
-        Ok(HostBuffers {
-            ids: floats(sizes.batch)?,
-            queries: floats(sizes.batch * sizes.query_width)?,
-            keys: floats(sizes.batch * sizes.kv_width)?,
-            values: floats(sizes.batch * sizes.kv_width)?,
-            attended: floats(sizes.batch * sizes.query_width)?,
-            turns: turns.collect::<Result<_, _>>()?,
-            logits: floats(sizes.logits)?,
-        })
-    }
 }

@@ -1,6 +1,8 @@
-//! Gated DeltaNet layers on a device. Their state lies in main memory, where sessions copy, fork and store it: a layer
-//! brings it, reads its rows and takes it back, so that a lost device takes nothing with it. What a layer left on the
-//! device is not brought again while main memory still holds the same.
+//! Gated DeltaNet layers on a device. Their states lie in main memory, where sessions copy, fork and store them: for each
+//! segment of a batch a layer brings its state, reads its rows and takes the state back, so that a lost device takes nothing
+//! with it. What a layer left on the device is not brought again while main memory still holds the same.
+
+use std::ops::Range;
 
 use riffle_model::{GatedDeltaNet, ModelConfig, RecurrentLayer};
 
@@ -89,7 +91,20 @@ pub(super) struct Recurrence {
     memory: PinnedBuffer,
 }
 
-/// What one layer keeps.
+/// A block of a batch's rows on its way through a mixer.
+pub(super) struct MixerRows<'a> {
+    /// The first row.
+    pub(super) first: usize,
+    pub(super) rows: usize,
+    // [rows, hidden_size]
+    pub(super) input: Region<'a>,
+    // [rows, hidden_size]
+    pub(super) output: Region<'a>,
+    /// Of products.
+    pub(super) scratch: Region<'a>,
+}
+
+/// What one layer keeps of the segment that is being read, or was read last.
 struct Kept {
     // [kernel - 1, channels]
     convolution: DeviceBuffer,
@@ -143,7 +158,7 @@ impl Recurrence {
         }))
     }
 
-    /// Sees to it that a layer's state lies on the device before its rows are read.
+    /// Sees to it that a segment's state of a layer lies on the device before its rows are read.
     pub(super) fn begin(&mut self, stream: &Stream, layer: usize, state: &RecurrentLayer<'_>) -> Result<(), CudaError> {
         let Some(Some(kept)) = self.layers.get_mut(layer) else {
             return Ok(());
@@ -162,52 +177,65 @@ impl Recurrence {
         stream.to_device(kept.memory.all(), &self.memory, 0)
     }
 
-    /// `output = mixer(input)` for the next rows of a layer, both `[rows, hidden_size]`; `scratch` is of products.
-    pub(super) fn apply(
+    /// The projections of a block's rows that its segments read.
+    pub(super) fn project(&self, stream: &Stream, mixer: &DeviceMixer, rows: &MixerRows<'_>) -> Result<(), CudaError> {
+        let (shape, count, heads) = (&mixer.shape, rows.rows, mixer.shape.value_heads);
+        let (input, scratch) = (rows.input, rows.scratch);
+        let raw = floats(&self.raw, count * shape.channels());
+        let (strength, decay) = (
+            floats(&self.strength, count * heads),
+            floats(&self.decay, count * heads),
+        );
+        mixer.mixed.apply(stream, raw, input, count, scratch)?;
+        mixer.strength.apply(stream, strength, input, count, scratch)?;
+        mixer.decay.apply(stream, decay, input, count, scratch)?;
+        let (rates, biases) = (mixer.decay_rates.all(), mixer.decay_biases.all());
+        ops::delta_gates(stream, strength, decay, rates, biases, count, heads)
+    }
+
+    /// Reads the rows `part` of the batch, which lie in a block, into the state of a layer that lies on the device.
+    pub(super) fn read(
         &self,
         stream: &Stream,
         layer: usize,
         mixer: &DeviceMixer,
-        output: Region<'_>,
-        input: Region<'_>,
-        rows: usize,
-        scratch: Region<'_>,
+        rows: &MixerRows<'_>,
+        part: &Range<usize>,
     ) -> Result<(), CudaError> {
         let Some(Some(kept)) = self.layers.get(layer) else {
             return Ok(());
         };
-        let shape = &mixer.shape;
-        let (heads, value_width) = (shape.value_heads, shape.value_heads * shape.value_dim);
-        let (raw, mixed) = (
-            floats(&self.raw, rows * shape.channels()),
-            floats(&self.mixed, rows * shape.channels()),
-        );
-        let (gated, read) = (
-            floats(&self.gated, rows * value_width),
-            floats(&self.read, rows * value_width),
-        );
-        let (strength, decay) = (floats(&self.strength, rows * heads), floats(&self.decay, rows * heads));
-        mixer.mixed.apply(stream, raw, input, rows, scratch)?;
-        let (before, taps) = (kept.convolution.all(), mixer.taps.all());
-        ops::convolve(stream, mixed, raw, before, taps, mixer.kernel, shape.channels(), rows)?;
-        mixer.strength.apply(stream, strength, input, rows, scratch)?;
-        mixer.decay.apply(stream, decay, input, rows, scratch)?;
-        let (rates, biases) = (mixer.decay_rates.all(), mixer.decay_biases.all());
-        ops::delta_gates(stream, strength, decay, rates, biases, rows, heads)?;
-        let tokens = DeltaTokens {
-            rows,
-            mixed,
-            strength,
-            decay,
+        let (shape, count) = (&mixer.shape, part.len());
+        let of = |buffer, width: usize| {
+            let first = part.start - rows.first;
+            DeviceBuffer::region(buffer, 4 * first * width..4 * (first + count) * width)
         };
-        ops::delta_rule(stream, shape, read, kept.memory.all(), &tokens, self.scratch.all())?;
-        mixer.norm.apply(stream, read, read, rows * heads, shape.value_dim)?;
-        mixer.gate.apply(stream, gated, input, rows, scratch)?;
-        ops::gate_product(stream, gated, read, ops::Activation::Silu, rows * value_width)?;
-        mixer.output.apply(stream, output, gated, rows, scratch)
+        let (raw, mixed) = (of(&self.raw, shape.channels()), of(&self.mixed, shape.channels()));
+        let (before, taps) = (kept.convolution.all(), mixer.taps.all());
+        ops::convolve(stream, mixed, raw, before, taps, mixer.kernel, shape.channels(), count)?;
+        let tokens = DeltaTokens {
+            rows: count,
+            mixed,
+            strength: of(&self.strength, shape.value_heads),
+            decay: of(&self.decay, shape.value_heads),
+        };
+        let read = of(&self.read, shape.value_heads * shape.value_dim);
+        ops::delta_rule(stream, shape, read, kept.memory.all(), &tokens, self.scratch.all())
     }
 
-    /// Brings a layer's state back to main memory after `tokens` more tokens.
+    /// The mixer's output for a block whose rows have been read.
+    pub(super) fn write(&self, stream: &Stream, mixer: &DeviceMixer, rows: &MixerRows<'_>) -> Result<(), CudaError> {
+        let (shape, count) = (&mixer.shape, rows.rows);
+        let width = shape.value_heads * shape.value_dim;
+        let (gated, read) = (floats(&self.gated, count * width), floats(&self.read, count * width));
+        let heads = count * shape.value_heads;
+        mixer.norm.apply(stream, read, read, heads, shape.value_dim)?;
+        mixer.gate.apply(stream, gated, rows.input, count, rows.scratch)?;
+        ops::gate_product(stream, gated, read, ops::Activation::Silu, count * width)?;
+        mixer.output.apply(stream, rows.output, gated, count, rows.scratch)
+    }
+
+    /// Brings a segment's state of a layer back to main memory after `tokens` more tokens.
     pub(super) fn end(
         &mut self,
         stream: &Stream,

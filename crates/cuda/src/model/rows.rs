@@ -9,7 +9,7 @@ use crate::ops::{self, HeadRows, Queries};
 use crate::{CallRows, CudaError, DeviceBuffer, Gpu, Stream};
 
 /// Queries, keys and values of a batch of one layer, f32 `[tokens, heads or kv_heads, head_dim]`, where the decoder computed them,
-/// and room for what attention makes of them. An attention step finds them behind [`riffle_model::AttentionInput::on_device`].
+/// and room for what attention makes of them: see [`DeviceForward`](crate::DeviceForward).
 pub struct DeviceRows {
     pub(crate) queries: DeviceBuffer,
     pub(crate) keys: DeviceBuffer,
@@ -49,26 +49,27 @@ impl DeviceRows {
     /// # Errors
     /// A lost device.
     pub fn rotate_queries(&self) -> Result<(), CudaError> {
-        self.rotate(&self.queries)
+        self.rotate(&self.queries, 0..self.tokens)
     }
 
-    /// Rotates what attention returned of rotated values back, likewise.
+    /// Rotates what attention returned of rotated values back, likewise, for some rows of the batch.
     ///
     /// # Errors
     /// A lost device.
-    pub fn rotate_attended(&self) -> Result<(), CudaError> {
-        self.rotate(&self.attended)
+    pub fn rotate_attended(&self, rows: Range<usize>) -> Result<(), CudaError> {
+        self.rotate(&self.attended, rows)
     }
 
-    fn rotate(&self, heads: &DeviceBuffer) -> Result<(), CudaError> {
+    fn rotate(&self, heads: &DeviceBuffer, rows: Range<usize>) -> Result<(), CudaError> {
+        let width = self.heads * self.head_dim;
         ops::rotate_heads(
             &self.stream,
             &HeadRows {
-                data: heads.all(),
-                rows: self.tokens,
+                data: heads.region(4 * rows.start * width..4 * rows.end * width),
+                rows: rows.len(),
                 heads: self.heads,
                 head_dim: self.head_dim,
-                stride: self.heads * self.head_dim,
+                stride: width,
             },
         )
     }

@@ -1,11 +1,10 @@
-//! The attention block around the caller's attention step: projections, head norms, rotation.
+//! What attention takes from the hidden states: projections, head norms, rotation.
 
 use std::sync::Arc;
 
 use super::{Norm, Projection, Rotary};
-use crate::language_model::AttentionInput;
-use crate::workspace::{Pass, ROW_BLOCK, Workspace};
-use crate::{ModelConfig, ModelError};
+use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
+use crate::{Batch, ModelConfig, Projected};
 
 /// What goes into attention: projections of the normalised rows and what happens to heads then. The result lies in
 /// [`Rows::Attended`](crate::Rows::Attended).
@@ -29,10 +28,15 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Normalises `hidden`, projects, rotates and attends; the result lies in the workspace, not yet projected back.
-    pub(crate) fn attend(&self, pass: &mut Pass<'_>, config: &ModelConfig, hidden: &[f32]) -> Result<(), ModelError> {
-        let rotary = &*self.rotary;
-        let (tokens, width) = (pass.tokens, config.hidden_size);
+    /// Normalises `hidden`, `[rows, hidden_size]`, projects and turns.
+    pub(crate) fn project<'w>(
+        &self,
+        config: &ModelConfig,
+        batch: &Batch,
+        hidden: &[f32],
+        workspace: &'w mut Workspace,
+    ) -> Projected<'w> {
+        let (rotary, width) = (&*self.rotary, config.hidden_size);
         let (query_width, kv_width) = (config.query_width(), config.kv_width());
         let Workspace {
             queries,
@@ -43,52 +47,34 @@ impl Attention {
             rotary_tables,
             context_tokens,
             ..
-        } = &mut *pass.workspace;
+        } = workspace;
         let table = &mut rotary_tables[self.rotary_table];
-        table.prepare(rotary, *context_tokens, pass.start_position, tokens);
-        for start in (0..tokens).step_by(ROW_BLOCK) {
-            let rows = ROW_BLOCK.min(tokens - start);
+        table.prepare(rotary, *context_tokens, batch);
+        for block in batch.row_blocks(ROW_BLOCK, CUT_GRID) {
+            let (first, rows) = (block.start, block.len());
             let normed = &mut normed[..rows * width];
-            self.norm.apply(&hidden[start * width..][..rows * width], normed);
-            let queries = &mut queries[start * query_width..][..rows * query_width];
-            let keys = &mut keys[start * kv_width..][..rows * kv_width];
-            let values = &mut values[start * kv_width..][..rows * kv_width];
+            self.norm.apply(&hidden[first * width..][..rows * width], normed);
+            let queries = &mut queries[first * query_width..][..rows * query_width];
+            let keys = &mut keys[first * kv_width..][..rows * kv_width];
+            let values = &mut values[first * kv_width..][..rows * kv_width];
             let projections = [&self.query, &self.key, &self.value];
             Projection::apply_all(projections, normed, [&mut *queries, &mut *keys, values]);
             // [rows, 2, dim / 2]
-            let angles = &table.angles()[start * rotary.dim()..];
-            finish_heads(
-                queries,
-                query_width,
-                config.head_dim,
-                self.query_norm.as_ref(),
-                angles,
-                rotary.dim(),
-            );
-            finish_heads(
-                keys,
-                kv_width,
-                config.head_dim,
-                self.key_norm.as_ref(),
-                angles,
-                rotary.dim(),
-            );
+            let angles = &table.angles()[first * rotary.dim()..];
+            for (heads, width, norm) in [
+                (queries, query_width, &self.query_norm),
+                (keys, kv_width, &self.key_norm),
+            ] {
+                finish_heads(heads, width, config.head_dim, norm.as_ref(), angles, rotary.dim());
+            }
         }
-        let input = AttentionInput {
-            layer: pass.layer,
-            cache_layer: config.cache_layer(pass.layer).unwrap_or(pass.layer),
-            start_position: pass.start_position,
-            tokens,
-            queries: &queries[..tokens * query_width],
-            keys: &keys[..tokens * kv_width],
-            values: &values[..tokens * kv_width],
-            on_device: None,
-        };
-        // There is no device: the result is in the output.
-        pass.attention
-            .attend(input, &mut attended[..tokens * query_width])
-            .map_err(ModelError::Attention)?;
-        Ok(())
+        let rows = batch.rows();
+        Projected {
+            queries: &mut queries[..rows * query_width],
+            keys: &mut keys[..rows * kv_width],
+            values: &mut values[..rows * kv_width],
+            attended: &mut attended[..rows * query_width],
+        }
     }
 
     /// Bytes in memory, without the norm that other parts may share.

@@ -4,8 +4,8 @@ use std::f64::consts::PI;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::rows::for_rows;
-use crate::ModelError;
 use crate::fields::Fields;
+use crate::{Batch, ModelError};
 
 /// How frequencies are stretched for contexts longer than the first training's.
 #[derive(Debug, Clone, PartialEq)]
@@ -300,6 +300,20 @@ impl Rotary {
         });
     }
 
+    /// The [`angles`](Self::angles) of all rows of a batch.
+    ///
+    /// # Panics
+    ///
+    /// When `angles` is not as long as the batch.
+    pub fn batch_angles(&self, context_tokens: usize, batch: &Batch, angles: &mut [f32]) {
+        let width = self.dim();
+        assert_eq!(angles.len(), batch.rows() * width, "angles must be [rows, {width}]");
+        for segment in batch.segments() {
+            let angles = &mut angles[segment.rows.start * width..segment.rows.end * width];
+            self.angles(context_tokens, segment.position, angles);
+        }
+    }
+
     /// Turns one head, `[head_dim]`, by the angles of one token, `[dim / 2]` each.
     pub(crate) fn turn(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
         let pairs = cosines.len();
@@ -363,11 +377,11 @@ fn yarn_range(yarn: &Yarn, settings: &RotarySettings) -> (f64, f64) {
 }
 
 /// Cosines and sines of a batch, kept from layer to layer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RotaryTable {
-    // Which rotation, for which context, from which position on, how many tokens.
-    holds: (u64, usize, usize, usize),
-    // [tokens, 2, dim / 2]: a token's cosines, then its sines
+    /// [`Rotary::id`] of what it holds for the batch, if anything.
+    holds: Option<u64>,
+    // [rows, 2, dim / 2]: a token's cosines, then its sines
     angles: Vec<f32>,
 }
 
@@ -375,20 +389,21 @@ impl RotaryTable {
     /// A table with room for a batch.
     pub(crate) fn with_capacity(batch_tokens: usize, rotary_dim: usize) -> RotaryTable {
         RotaryTable {
+            holds: None,
             angles: vec![0.0; batch_tokens * rotary_dim],
-            ..RotaryTable::default()
         }
     }
 
-    /// Fills the table unless it holds these positions already.
-    pub(crate) fn prepare(&mut self, rotary: &Rotary, context_tokens: usize, start_position: usize, tokens: usize) {
-        let wanted = (rotary.id, context_tokens, start_position, tokens);
-        if self.holds == wanted {
-            return;
+    /// Forgets the batch.
+    pub(crate) fn clear(&mut self) {
+        self.holds = None;
+    }
+
+    /// Fills the table with the positions of a batch, unless it holds them since it was cleared.
+    pub(crate) fn prepare(&mut self, rotary: &Rotary, context_tokens: usize, batch: &Batch) {
+        if self.holds.replace(rotary.id) != Some(rotary.id) {
+            rotary.batch_angles(context_tokens, batch, &mut self.angles[..batch.rows() * rotary.dim()]);
         }
-        let width = rotary.dim();
-        rotary.angles(context_tokens, start_position, &mut self.angles[..tokens * width]);
-        self.holds = wanted;
     }
 
     /// Cosines and sines of the batch's tokens from `row` on, `[rows, 2, dim / 2]`.

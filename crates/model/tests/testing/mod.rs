@@ -3,12 +3,10 @@
 
 pub(crate) mod gguf;
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use riffle_model::{
-    Attended, AttentionInput, AttentionStep, LanguageModel, ModelConfig, ModelError, RecurrentState, Workspace, load,
-};
+use riffle_model::{Batch, Decoder, Forward, HostForward, ModelConfig, ModelError, Projected, RecurrentState, load};
 use safetensors::{Dtype, SafeTensors};
 
 /// Tokens and the logits the reference computes for them.
@@ -143,7 +141,7 @@ pub(crate) fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
-/// Plain causal attention over everything seen, within each layer's window, summed in f64.
+/// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.
 pub(crate) struct DenseAttention {
     heads: usize,
     kv_heads: usize,
@@ -157,8 +155,7 @@ pub(crate) struct DenseAttention {
 }
 
 impl DenseAttention {
-    pub(crate) fn new(model: &dyn LanguageModel) -> DenseAttention {
-        let config = model.config();
+    pub(crate) fn new(config: &ModelConfig) -> DenseAttention {
         DenseAttention {
             heads: config.heads,
             kv_heads: config.kv_heads,
@@ -166,22 +163,39 @@ impl DenseAttention {
             scale: f64::from(config.attention_scale),
             soft_cap: config.soft_cap.map(f64::from),
             windows: (0..config.layers)
-                .map(|layer| model.config().windows.get(layer).copied().flatten())
+                .map(|layer| config.windows.get(layer).copied().flatten())
                 .collect(),
             keys: vec![Vec::new(); config.layers],
             values: vec![Vec::new(); config.layers],
         }
     }
 
-    fn attend_head(&self, input: &AttentionInput<'_>, row: usize, head: usize, output: &mut [f32]) {
+    /// Attends some rows of a batch, the sequence's tokens from `position` on.
+    fn attend(&mut self, layer: usize, position: usize, rows: std::ops::Range<usize>, projected: &mut Projected<'_>) {
+        let (width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        assert_eq!(
+            self.keys[layer].len(),
+            position * kv_width,
+            "tokens seen by layer {layer}"
+        );
+        let kv = rows.start * kv_width..rows.end * kv_width;
+        self.keys[layer].extend_from_slice(&projected.keys[kv.clone()]);
+        self.values[layer].extend_from_slice(&projected.values[kv]);
+        let of_rows = rows.start * width..rows.end * width;
+        let queries = projected.queries[of_rows.clone()].chunks_exact(self.head_dim);
+        let outputs = projected.attended[of_rows].chunks_exact_mut(self.head_dim);
+        for (index, (query, output)) in queries.zip(outputs).enumerate() {
+            self.attend_head(layer, position + index / self.heads, index % self.heads, query, output);
+        }
+    }
+
+    fn attend_head(&self, layer: usize, position: usize, head: usize, query: &[f32], output: &mut [f32]) {
         let width = self.kv_heads * self.head_dim;
         let offset = head / (self.heads / self.kv_heads) * self.head_dim;
-        let position = input.start_position + row;
-        let first = self.windows[input.layer].map_or(0, |window| (position + 1).saturating_sub(window));
-        let query = &input.queries[(row * self.heads + head) * self.head_dim..][..self.head_dim];
+        let first = self.windows[layer].map_or(0, |window| (position + 1).saturating_sub(window));
         let logits: Vec<f64> = (first..=position)
             .map(|key| {
-                let key = &self.keys[input.layer][key * width + offset..][..self.head_dim];
+                let key = &self.keys[layer][key * width + offset..][..self.head_dim];
                 let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let logit = dot * self.scale;
                 self.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh())
@@ -192,7 +206,7 @@ impl DenseAttention {
         let sum: f64 = weights.iter().sum();
         let mut result = vec![0.0f64; self.head_dim];
         for (weight, key) in weights.iter().zip(first..) {
-            let value = &self.values[input.layer][key * width + offset..][..self.head_dim];
+            let value = &self.values[layer][key * width + offset..][..self.head_dim];
             for (result, value) in result.iter_mut().zip(value) {
                 *result += weight / sum * f64::from(*value);
             }
@@ -203,76 +217,20 @@ impl DenseAttention {
     }
 }
 
-impl AttentionStep for DenseAttention {
-    fn attend(
-        &mut self,
-        input: AttentionInput<'_>,
-        output: &mut [f32],
-    ) -> Result<Attended, Box<dyn Error + Send + Sync>> {
-        let seen = self.keys[input.layer].len() / (self.kv_heads * self.head_dim);
-        if seen != input.start_position {
-            return Err(format!(
-                "layer {} has seen {seen} tokens, not {}",
-                input.layer, input.start_position
-            )
-            .into());
-        }
-        self.keys[input.layer].extend_from_slice(input.keys);
-        self.values[input.layer].extend_from_slice(input.values);
-        for (index, output) in output.chunks_exact_mut(self.head_dim).enumerate() {
-            self.attend_head(&input, index / self.heads, index % self.heads, output);
-        }
-        Ok(Attended::InOutput)
-    }
-}
-
 /// A sequence being read: what attention and recurrent layers keep of it.
-pub(crate) struct Sequence<'a> {
-    model: &'a dyn LanguageModel,
+pub(crate) struct Sequence {
     attention: DenseAttention,
     pub(crate) recurrent: RecurrentState,
-    workspace: Workspace,
     tokens: usize,
 }
 
-impl<'a> Sequence<'a> {
-    pub(crate) fn new(model: &'a dyn LanguageModel, batch_tokens: usize, context_tokens: usize) -> Sequence<'a> {
+impl Sequence {
+    pub(crate) fn new(config: &ModelConfig) -> Sequence {
         Sequence {
-            model,
-            attention: DenseAttention::new(model),
-            recurrent: RecurrentState::new(model.config()),
-            workspace: Workspace::new(model.config(), batch_tokens).for_context(context_tokens),
+            attention: DenseAttention::new(config),
+            recurrent: RecurrentState::new(config),
             tokens: 0,
         }
-    }
-
-    /// Reads a batch and returns its logits, `[tokens, vocab_size]`.
-    pub(crate) fn read(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let ModelConfig {
-            hidden_size,
-            vocab_size,
-            layers,
-            ..
-        } = *self.model.config();
-        let mut hidden = vec![0.0; tokens.len() * hidden_size];
-        self.model.embed(tokens, &mut hidden).unwrap();
-        for layer in 0..layers {
-            let state = &mut self.recurrent;
-            self.model
-                .layer(
-                    layer,
-                    self.tokens,
-                    &mut hidden,
-                    &mut self.attention,
-                    state,
-                    &mut self.workspace,
-                )
-                .unwrap();
-        }
-        self.tokens += tokens.len();
-        let mut logits = vec![0.0; tokens.len() * vocab_size];
-        self.model.logits(&hidden, &mut logits, &mut self.workspace);
-        logits
     }
 
     /// Forgets everything after the first `tokens` tokens, at which `state` was copied.
@@ -286,13 +244,69 @@ impl<'a> Sequence<'a> {
     }
 }
 
+/// Reads tokens of one or more sequences in one pass; returns the logits of all rows, `[rows, vocab_size]`.
+pub(crate) fn read_together(
+    forward: &mut dyn Forward,
+    config: &ModelConfig,
+    work: &mut [(&mut Sequence, &[u32])],
+) -> Vec<f32> {
+    let batch = Batch::new(work.iter().map(|(sequence, tokens)| (*tokens, sequence.tokens))).unwrap();
+    forward.embed(&batch).unwrap();
+    for layer in 0..config.layers {
+        if let Some(mut projected) = forward.project(layer).unwrap() {
+            for (segment, (sequence, _)) in batch.segments().iter().zip(&mut *work) {
+                let rows = segment.rows.clone();
+                sequence.attention.attend(layer, segment.position, rows, &mut projected);
+            }
+        }
+        let mut states: Vec<_> = work.iter_mut().map(|(sequence, _)| &mut sequence.recurrent).collect();
+        forward.finish(layer, &mut states).unwrap();
+    }
+    for (sequence, tokens) in work {
+        sequence.tokens += tokens.len();
+    }
+    let rows: Vec<usize> = (0..batch.rows()).collect();
+    let mut logits = vec![0.0; rows.len() * config.vocab_size];
+    forward.logits(&rows, &mut logits).unwrap();
+    logits
+}
+
+/// A sequence with memory to read it alone.
+pub(crate) struct Reader {
+    config: ModelConfig,
+    forward: HostForward,
+    pub(crate) sequence: Sequence,
+}
+
+impl Reader {
+    pub(crate) fn new(model: &Arc<Decoder>, batch_tokens: usize, context_tokens: usize) -> Reader {
+        Reader {
+            config: model.config.clone(),
+            forward: HostForward::new(model, batch_tokens, context_tokens),
+            sequence: Sequence::new(&model.config),
+        }
+    }
+
+    /// Reads a batch and returns its logits, `[tokens, vocab_size]`.
+    pub(crate) fn read(&mut self, tokens: &[u32]) -> Vec<f32> {
+        read_together(&mut self.forward, &self.config, &mut [(&mut self.sequence, tokens)])
+    }
+}
+
 /// Logits of every position, `[tokens, vocab_size]`, the text taken in batches of `batch_tokens`.
-pub(crate) fn logits_of(model: &dyn LanguageModel, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
-    let mut sequence = Sequence::new(model, batch_tokens, tokens.len());
+pub(crate) fn logits_of(model: &Arc<Decoder>, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
+    let mut reader = Reader::new(model, batch_tokens, tokens.len());
     tokens
         .chunks(batch_tokens)
-        .flat_map(|tokens| sequence.read(tokens))
+        .flat_map(|tokens| reader.read(tokens))
         .collect()
+}
+
+/// The model that lies at `path`.
+pub(crate) fn load_model(path: impl AsRef<Path>) -> Arc<Decoder> {
+    let path = path.as_ref();
+    let loaded = load(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    Arc::new(loaded.model)
 }
 
 /// A tokenizer in the manner of Llama 2: `▁` for spaces, tokens `<0x00>` to `<0xFF>` for bytes outside the vocabulary.

@@ -16,7 +16,7 @@ use super::norm::rms_scale;
 use super::rows::for_rows;
 use crate::recurrent::LayerState;
 use crate::weights::Checkpoint;
-use crate::{ModelError, RecurrentShape};
+use crate::{ModelError, RecurrentShape, SegmentPart};
 
 /// How a file holds the parameters of the recurrence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,12 +106,12 @@ impl GatedDeltaNet {
         2 * (shape.channels() + shape.value_width() + shape.value_heads)
     }
 
-    /// Mixes rows, `input` and `output` `[rows, hidden]`, that begin at `start_position`; `scratch` holds
-    /// at least [`scratch_width`](Self::scratch_width) values for each.
+    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
+    /// segments. `scratch` holds at least [`scratch_width`](Self::scratch_width) values for each row.
     pub(crate) fn apply(
         &self,
-        start_position: usize,
-        state: &mut LayerState,
+        parts: &[SegmentPart],
+        states: &mut [Option<&mut LayerState>],
         input: &[f32],
         scratch: &mut [f32],
         output: &mut [f32],
@@ -123,7 +123,7 @@ impl GatedDeltaNet {
         let (mixed, scratch) = scratch.split_at_mut(rows * channels);
         // [rows, value_heads, value_dim]
         let (gated, scratch) = scratch.split_at_mut(rows * value_width);
-        // [value_heads, rows, value_dim]
+        // for each part [value_heads, rows, value_dim]
         let (read, scratch) = scratch.split_at_mut(rows * value_width);
         let (strength, scratch) = scratch.split_at_mut(rows * heads);
         let decay = &mut scratch[..rows * heads];
@@ -134,24 +134,34 @@ impl GatedDeltaNet {
             input,
             [&mut *raw, &mut *gated, &mut *strength, &mut *decay],
         );
-        self.convolution.apply(&mut state.convolution, raw, mixed);
         strength.iter_mut().for_each(|strength| *strength = sigmoid(*strength));
         for decay in decay.chunks_exact_mut(heads) {
             for ((decay, rate), bias) in decay.iter_mut().zip(&self.decay_rates).zip(&self.decay_biases) {
                 *decay = rate * softplus(*decay + bias);
             }
         }
-        let tokens = HeadTokens {
-            start_position,
-            rows,
-            mixed,
-            strength,
-            decay,
-        };
-        self.rule.apply(&tokens, &mut state.memory, read);
-        self.gate_heads(read, gated);
+        let first = parts.first().map_or(0, |part| part.rows.start);
+        for part in parts {
+            let Some(state) = &mut states[part.segment] else {
+                continue;
+            };
+            let at = |width: usize| (part.rows.start - first) * width..(part.rows.end - first) * width;
+            let mixed = &mut mixed[at(channels)];
+            self.convolution
+                .apply(&mut state.convolution, &raw[at(channels)], mixed);
+            let tokens = HeadTokens {
+                start_position: part.position,
+                rows: part.rows.len(),
+                mixed,
+                strength: &strength[at(heads)],
+                decay: &decay[at(heads)],
+            };
+            let read = &mut read[at(value_width)];
+            self.rule.apply(&tokens, &mut state.memory, read);
+            self.gate_heads(read, &mut gated[at(value_width)]);
+            state.tokens += part.rows.len();
+        }
         self.output.apply(gated, output);
-        state.tokens += rows;
     }
 
     /// `gated[row, head] = norm(read[head, row]) · silu(gated[row, head])`.

@@ -1,0 +1,31 @@
+//! What a layer attends with: rows of a sequence as the model projected them.
+
+use riffle_cuda::DeviceRows;
+
+use crate::compute::NewKeys;
+
+/// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated as its cache holds them.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerRows<'a> {
+    /// The layer of the model.
+    pub(crate) layer: usize,
+    /// Its place among the layers that hold keys and values.
+    pub(crate) cache_layer: usize,
+    /// Place of the first token in the cache.
+    pub(crate) slot: usize,
+    /// Tokens.
+    pub(crate) tokens: usize,
+    // [tokens, heads, head_dim]
+    pub(crate) queries: &'a [f32],
+    pub(crate) new_keys: NewKeys<'a>,
+}
+
+impl<'a> LayerRows<'a> {
+    /// The rows where they lie on the device that attends; `None` where the CPU does.
+    pub(crate) fn on_device(&self) -> Option<&'a DeviceRows> {
+        match self.new_keys {
+            NewKeys::Host { .. } => None,
+            NewKeys::Device(rows) => Some(rows),
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Tokens of one or more sequences that go through the layers together.
+
+use std::ops::Range;
+
+use crate::ModelError;
+
+/// The tokens of one pass: segments of sequences side by side, so that the weights are read once for all of them.
+///
+/// What is computed for a segment does not depend on the others: not on what they hold, on how many there are, or on their order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    // [rows]
+    tokens: Vec<u32>,
+    segments: Vec<Segment>,
+}
+
+/// Consecutive tokens of one sequence in a [`Batch`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// Its rows of the batch, at least one.
+    pub rows: Range<usize>,
+    /// Position of the first of its tokens in the sequence.
+    pub position: usize,
+}
+
+/// Where work that remembers earlier rows may be cut without a change of its result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CutGrid {
+    /// Before tokens whose position is a multiple of this number.
+    Positions(usize),
+    /// Before rows that lie a multiple of this number behind the first of their segment.
+    Rows(usize),
+}
+
+/// The part of a segment that lies in some rows of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentPart {
+    /// Number of the segment.
+    pub segment: usize,
+    /// Rows of the batch.
+    pub rows: Range<usize>,
+    /// Position of the first row.
+    pub position: usize,
+}
+
+impl Batch {
+    /// A batch of segments, each the tokens and the position of the first of them.
+    ///
+    /// # Errors
+    /// [`ModelError::EmptyBatch`] without segments, [`ModelError::EmptySegment`] for one without tokens,
+    /// [`ModelError::PositionTooLarge`] where positions cannot be counted.
+    pub fn new<'a>(parts: impl IntoIterator<Item = (&'a [u32], usize)>) -> Result<Batch, ModelError> {
+        let mut batch = Batch {
+            tokens: Vec::new(),
+            segments: Vec::new(),
+        };
+        for (tokens, position) in parts {
+            let (segment, first) = (batch.segments.len(), batch.tokens.len());
+            if tokens.is_empty() {
+                return Err(ModelError::EmptySegment { segment });
+            }
+            if position.checked_add(tokens.len()).is_none() {
+                return Err(ModelError::PositionTooLarge { segment, position });
+            }
+            batch.tokens.extend_from_slice(tokens);
+            batch.segments.push(Segment {
+                rows: first..batch.tokens.len(),
+                position,
+            });
+        }
+        match batch.segments.is_empty() {
+            true => Err(ModelError::EmptyBatch),
+            false => Ok(batch),
+        }
+    }
+
+    /// A batch of one segment.
+    ///
+    /// # Errors
+    /// As [`Batch::new`].
+    pub fn of_one(tokens: &[u32], position: usize) -> Result<Batch, ModelError> {
+        Batch::new([(tokens, position)])
+    }
+
+    /// The tokens of all segments, `[rows]`.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The segments, in order of their rows.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Rows of all segments together.
+    pub fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The batch in blocks of up to `most` rows. Blocks end with segments or on the grid, so that what is computed for a segment
+    /// does not depend on where its rows lie; `most` must be at least the grid's step unless the batch is not longer.
+    pub fn row_blocks(&self, most: usize, grid: CutGrid) -> Vec<Range<usize>> {
+        let mut blocks = Vec::new();
+        let mut block = 0..0;
+        for segment in &self.segments {
+            let mut first = segment.rows.start;
+            while first < segment.rows.end {
+                let until = grid.next(segment, first).min(segment.rows.end);
+                if until - block.start > most && !block.is_empty() {
+                    blocks.push(block);
+                    block = first..first;
+                }
+                block.end = until;
+                first = until;
+            }
+        }
+        blocks.push(block);
+        blocks
+    }
+
+    /// Refuses tokens that a model does not know, and more rows than there is memory for.
+    ///
+    /// # Errors
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`].
+    pub fn check(&self, vocab_size: usize, batch_tokens: usize) -> Result<(), ModelError> {
+        if let Some(&token) = self.tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            return Err(ModelError::TokenOutOfRange { token, vocab_size });
+        }
+        if self.rows() > batch_tokens {
+            return Err(ModelError::BatchTooLarge {
+                tokens: self.rows(),
+                batch_tokens,
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses recurrent states that are not one for each segment.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongStates`].
+    pub fn check_states(&self, states: usize) -> Result<(), ModelError> {
+        match states == self.segments.len() {
+            true => Ok(()),
+            false => Err(ModelError::WrongStates {
+                segments: self.segments.len(),
+                states,
+            }),
+        }
+    }
+
+    /// The parts of segments that lie in `rows` of the batch, in order.
+    pub fn parts(&self, rows: Range<usize>) -> impl Iterator<Item = SegmentPart> {
+        let first = self.segments.partition_point(|segment| segment.rows.end <= rows.start);
+        let segments = self.segments.iter().enumerate().skip(first);
+        let end = rows.end;
+        segments
+            .take_while(move |(_, segment)| segment.rows.start < end)
+            .map(move |(number, segment)| {
+                let part = segment.rows.start.max(rows.start)..segment.rows.end.min(end);
+                SegmentPart {
+                    segment: number,
+                    position: segment.position + (part.start - segment.rows.start),
+                    rows: part,
+                }
+            })
+    }
+}
+
+impl CutGrid {
+    /// The first cut of a segment after one of its rows.
+    fn next(self, segment: &Segment, row: usize) -> usize {
+        let behind = row - segment.rows.start;
+        match self {
+            Self::Positions(step) => row + step - (segment.position + behind) % step,
+            Self::Rows(step) => row + step - behind % step,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(lengths: &[(usize, usize)]) -> Batch {
+        let tokens = vec![0; 4000];
+        Batch::new(lengths.iter().map(|&(rows, position)| (&tokens[..rows], position))).unwrap()
+    }
+
+    #[test]
+    fn batches_without_tokens_or_countable_positions_are_refused() {
+        assert!(matches!(Batch::new([]), Err(ModelError::EmptyBatch)));
+        let error = Batch::new([(&[1][..], 0), (&[], 3)]).unwrap_err();
+        assert!(matches!(error, ModelError::EmptySegment { segment: 1 }), "{error}");
+        let error = Batch::of_one(&[1, 2], usize::MAX - 1).unwrap_err();
+        assert!(
+            matches!(error, ModelError::PositionTooLarge { segment: 0, .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn blocks_hold_every_row_once_and_end_with_segments_or_on_the_grid() {
+        let lengths = [(700, 0), (1, 9), (63, 130), (64, 1), (1, 0), (900, 77), (2, 5)];
+        let batch = batch(&lengths);
+        for grid in [CutGrid::Positions(64), CutGrid::Rows(256)] {
+            let blocks = batch.row_blocks(256, grid);
+            assert_eq!(blocks[0].start, 0);
+            assert_eq!(blocks.last().unwrap().end, batch.rows());
+            for pair in blocks.windows(2) {
+                assert_eq!(pair[0].end, pair[1].start);
+            }
+            for block in &blocks {
+                assert!((1..=256).contains(&block.len()), "{grid:?}: {block:?}");
+                let last = batch.parts(block.clone()).last().unwrap();
+                let segment = &batch.segments()[last.segment];
+                let behind = last.rows.end - segment.rows.start;
+                let on_grid = match grid {
+                    CutGrid::Positions(step) => (segment.position + behind) % step == 0,
+                    CutGrid::Rows(step) => behind % step == 0,
+                };
+                assert!(on_grid || last.rows.end == segment.rows.end, "{grid:?}: {block:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_name_the_positions_of_their_rows() {
+        let batch = batch(&[(5, 10), (1, 0), (4, 100)]);
+        let parts: Vec<SegmentPart> = batch.parts(3..8).collect();
+        let expected = [(0, 3..5, 13), (1, 5..6, 0), (2, 6..8, 100)];
+        let expected = expected.map(|(segment, rows, position)| SegmentPart {
+            segment,
+            rows,
+            position,
+        });
+        assert_eq!(parts, expected);
+    }
+}
