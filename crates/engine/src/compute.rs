@@ -21,7 +21,7 @@ pub(crate) struct DeviceCompute {
 
 /// Batches on their way through the model where it computes.
 pub(crate) enum ModelForward {
-    Host(HostForward),
+    Host(Box<HostForward>),
     Device(Box<DeviceForward>),
 }
 
@@ -58,7 +58,10 @@ impl Compute {
     /// Memory for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
     pub(crate) fn forward(&self, batch_tokens: usize, context_tokens: usize) -> Result<ModelForward, EngineError> {
         Ok(match self {
-            Self::Host(model) => ModelForward::Host(HostForward::new(model, batch_tokens, context_tokens)),
+            Self::Host(model) => {
+                let forward = HostForward::new(model, batch_tokens, context_tokens);
+                ModelForward::Host(Box::new(forward))
+            }
             Self::Device(device) => {
                 let forward = DeviceForward::new(&device.model, &device.stream, batch_tokens, context_tokens)?;
                 ModelForward::Device(Box::new(forward))
@@ -79,7 +82,7 @@ impl ModelForward {
     /// For work that is the same wherever the model computes.
     pub(crate) fn as_dyn(&mut self) -> &mut dyn Forward {
         match self {
-            Self::Host(forward) => forward,
+            Self::Host(forward) => &mut **forward,
             Self::Device(forward) => &mut **forward,
         }
     }

@@ -216,8 +216,8 @@ mod tests {
                 let segment = &batch.segments()[last.segment];
                 let behind = last.rows.end - segment.rows.start;
                 let on_grid = match grid {
-                    CutGrid::Positions(step) => (segment.position + behind) % step == 0,
-                    CutGrid::Rows(step) => behind % step == 0,
+                    CutGrid::Positions(step) => (segment.position + behind).is_multiple_of(step),
+                    CutGrid::Rows(step) => behind.is_multiple_of(step),
                 };
                 assert!(on_grid || last.rows.end == segment.rows.end, "{grid:?}: {block:?}");
             }

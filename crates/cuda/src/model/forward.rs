@@ -239,7 +239,7 @@ impl DeviceForward {
         let (rows, width) = (block.len(), self.model.config.hidden_size);
         let of = |rows: Rows| self.region(rows, block);
         match step {
-            DeviceStep::Recur(mixer) => return self.recur(layer, mixer, block, states),
+            DeviceStep::Recur(mixer) => self.recur(layer, mixer, block, states),
             DeviceStep::Normalise { norm, from, to } => norm.apply(stream, of(*to), of(*from), rows, width),
             DeviceStep::Project { projection, from, to } => {
                 projection.apply(stream, of(*to), of(*from), rows, buffers.scratch.all())
