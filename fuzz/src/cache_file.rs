@@ -28,7 +28,7 @@ pub fn restore(path: &Path, input: &[u8]) -> Result<(), KvError> {
     let (cache, _) = KvCache::restore(path, &SHAPE, b"id", Some(BUDGET_BYTES))?;
     assert!(cache.usage().bytes_by_tier.total() <= BUDGET_BYTES);
     for layer in 0..SHAPE.layers {
-        let tokens: usize = cache.pages(layer, 0).map(|page| page.tokens).sum();
+        let tokens: usize = cache.read().pages(layer, 0).map(|page| page.tokens).sum();
         assert_eq!(tokens, cache.tokens(layer));
     }
     Ok(())

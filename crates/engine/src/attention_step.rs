@@ -230,9 +230,10 @@ impl LayerAttention<'_> {
         chunks: &[Range<usize>],
         partials: &mut Vec<Partial>,
     ) -> Result<(), EngineError> {
+        let reader = self.cache.read();
         let pages: Vec<_> = chunks
             .iter()
-            .map(|tokens| pages(self.cache, input, &self.step, tokens, |_| 0))
+            .map(|tokens| pages(&reader, input, &self.step, tokens, |_| 0))
             .collect();
         let chunks: Vec<Chunk<'_>> = chunks
             .iter()
@@ -413,11 +414,11 @@ fn summarize_new_pages(
     tokens: Range<usize>,
     step: &Step<'_>,
 ) {
-    let page_tokens = cache.shape().page_tokens;
+    let (page_tokens, reader) = (cache.shape().page_tokens, cache.read());
     for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {
         let start = input.slot + tokens.start - step.gone(input.cache_layer, kv_head);
         let first = start / page_tokens * page_tokens;
-        for page in cache.pages_from(input.cache_layer, kv_head, first) {
+        for page in reader.pages_from(input.cache_layer, kv_head, first) {
             if page.tokens == page_tokens {
                 policy.summarize(&page, step.heads.head_dim);
             }

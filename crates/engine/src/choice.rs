@@ -71,7 +71,8 @@ impl LayerAttention<'_> {
         let unread = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
         let policies = self.policies.layer(input.cache_layer);
         let from = |kv_head: usize| policies[kv_head].keys_from(&unread.contexts[kv_head]);
-        let pages = pages(self.cache, input, &self.step, &tokens, from);
+        let reader = self.cache.read();
+        let pages = pages(&reader, input, &self.step, &tokens, from);
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
         let queries = |context: &SelectContext<'_>| self.step.tile(input, tokens.clone(), context.kv_head);
         let policies = self.policies.layer_mut(input.cache_layer);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use riffle_attention::{AttendJob, KvView, PageView, QueryTile, Selection};
-use riffle_kv::KvCache;
+use riffle_kv::PageReader;
 use riffle_policy::{Phase, SelectContext};
 
 use crate::eviction::Evicted;
@@ -113,7 +113,7 @@ impl<'a> Chunk<'a> {
 
 /// The pages of each KV head from the one on that holds its token `from`, cut at the end of the chunk.
 pub(crate) fn pages<'c>(
-    cache: &'c KvCache,
+    reader: &'c PageReader<'_>,
     input: &LayerRows<'_>,
     step: &Step<'_>,
     tokens: &Range<usize>,
@@ -121,7 +121,7 @@ pub(crate) fn pages<'c>(
 ) -> Vec<Vec<PageView<'c>>> {
     let of_head = |kv_head: usize| {
         let end = input.slot + tokens.end - step.gone(input.cache_layer, kv_head);
-        let pages = cache
+        let pages = reader
             .pages_from(input.cache_layer, kv_head, from(kv_head))
             .take_while(|page| page.start < end);
         let cut = pages.map(|page| PageView {

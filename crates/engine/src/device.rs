@@ -228,7 +228,8 @@ pub(crate) fn read_ahead(pages: &mut DevicePages, cache: &KvCache, next: usize) 
         return Ok(());
     }
     let expected = room.pool.expected(next).into_iter();
-    let shown = expected.map_while(|(kv_head, page)| Some((kv_head, cache.near_page(next, kv_head, page)?)));
+    let reader = cache.read();
+    let shown = expected.map_while(|(kv_head, page)| Some((kv_head, reader.near_page(next, kv_head, page)?)));
     let shown: Vec<(usize, PageView<'_>)> = shown.collect();
     Ok(room.pool.read_ahead(next, &shown)?)
 }

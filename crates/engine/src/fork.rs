@@ -23,11 +23,10 @@ impl Session {
     /// ```
     ///
     /// # Errors
-    /// [`EngineError::Kv`] where the budgets leave no room for one more page of every KV head, which the move of pages to
-    /// where they can be shared takes.
+    /// [`EngineError::Policy`] when a policy's state cannot be carried over.
     pub fn fork(&mut self) -> Result<Self, EngineError> {
         let pages = self.pages.as_mut().map(DevicePages::fork);
-        let mut fork = Self::over(&self.engine, self.cache.fork()?, pages)?;
+        let mut fork = Self::over(&self.engine, self.cache.fork(), pages)?;
         // Memory of a batch is the plan's once: it goes to the session that reads next, as a rule the fork.
         fork.forward = self.forward.take();
         fork.partials = std::mem::take(&mut self.partials);
@@ -59,22 +58,21 @@ impl Session {
     /// budgets.
     ///
     /// # Errors
-    /// [`EngineError::Kv`] where they leave no room for pages on their way.
+    /// As [`Session::new`].
     pub fn beside(&self) -> Result<Self, EngineError> {
         let pages = self.pages.as_ref().map(DevicePages::beside);
-        Self::over(&self.engine, self.cache.pool().cache()?, pages)
+        Self::over(&self.engine, self.cache.pool().cache(), pages)
     }
 
     /// Shares the whole pages of what was read as prompt with sessions [beside](Self::beside) this one that read the same
     /// text: pages are found by the hash of all tokens up to their end. Returns how many tokens are shared now.
     ///
     /// # Errors
-    /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`];
-    /// [`EngineError::Kv`] as for [`Session::fork`].
+    /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`].
     pub fn share_prefix(&mut self) -> Result<usize, EngineError> {
         self.check_sharing()?;
         // Sessions of one pool are of one engine, so their pages are of one origin.
-        Ok(self.cache.share(&[], &self.tokens[..self.prefilled])?)
+        Ok(self.cache.share(&[], &self.tokens[..self.prefilled]))
     }
 
     /// Fills an empty session with a beginning of `tokens` that a session beside it shares, at most all but the last

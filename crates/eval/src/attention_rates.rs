@@ -205,8 +205,9 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
     let first = case.tokens - case.rows;
     let tile_starts: Vec<usize> = (0..case.rows).step_by(TILE_ROWS).collect();
     let selections: Vec<Selection> = tile_starts.iter().map(|row| selection(case, first + row)).collect();
+    let reader = cache.read();
     let pages: Vec<Vec<PageView<'_>>> = (0..case.kv_heads)
-        .map(|kv_head| cache.pages(0, kv_head).collect())
+        .map(|kv_head| reader.pages(0, kv_head).collect())
         .collect();
     let jobs: Vec<AttendJob<'_>> = pages
         .iter()

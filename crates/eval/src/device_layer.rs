@@ -461,7 +461,8 @@ impl Layer {
     /// Begins to copy what a layer is expected to read first.
     fn read_ahead(&self, pool: &mut PagePool, layer: usize) -> Result<(), EvalError> {
         let expected = pool.expected(layer).into_iter();
-        let shown = expected.filter_map(|(kv_head, page)| Some((kv_head, self.cache.near_page(layer, kv_head, page)?)));
+        let reader = self.cache.read();
+        let shown = expected.filter_map(|(kv_head, page)| Some((kv_head, reader.near_page(layer, kv_head, page)?)));
         pool.read_ahead(layer, &shown.collect::<Vec<_>>()).map_err(failed)
     }
 
@@ -477,9 +478,8 @@ impl Layer {
         phase: Phase,
     ) -> Result<Vec<Selection>, EvalError> {
         let (case, start) = (&self.case, self.start());
-        let shown: Vec<Vec<PageView<'_>>> = (0..case.kv_heads)
-            .map(|head| self.cache.pages(0, head).collect())
-            .collect();
+        let reader = self.cache.read();
+        let shown: Vec<Vec<PageView<'_>>> = (0..case.kv_heads).map(|head| reader.pages(0, head).collect()).collect();
         let context = |kv_head: usize| SelectContext {
             phase,
             // Some policies read the first layers densely.

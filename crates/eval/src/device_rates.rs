@@ -241,11 +241,12 @@ impl DevicePages {
     fn new(gpu: &Gpu, case: &AttentionCase, cache: &KvCache) -> Result<Self, CudaError> {
         let plane = case.format.plane_bytes(cache.shape().page_tokens, case.head_dim);
         let stride = plane.next_multiple_of(256);
-        let per_head = cache.pages(0, 0).len();
+        let reader = cache.read();
+        let per_head = reader.pages(0, 0).len();
         let mut planes = vec![0; 2 * case.kv_heads * per_head * stride];
         let mut places = planes.chunks_exact_mut(stride);
         for kv_head in 0..case.kv_heads {
-            for page in cache.pages(0, kv_head) {
+            for page in reader.pages(0, kv_head) {
                 for (kind, from) in [(PlaneKind::Keys, &page.keys), (PlaneKind::Values, &page.values)] {
                     let to = places.next().expect("room for every plane");
                     plane_to_device(kind, case.format, case.head_dim, plane_bytes(from), &mut to[..plane])?;
@@ -421,8 +422,9 @@ impl Last<'_> {
         let (group, width) = (case.heads / case.kv_heads, case.heads / case.kv_heads * case.head_dim);
         let everything = Selection::full(case.tokens);
         let (mut difference, mut norm) = (0.0, 0.0);
+        let reader = cache.read();
         for kv_head in 0..case.kv_heads {
-            let pages: Vec<PageView<'_>> = cache.pages(0, kv_head).collect();
+            let pages: Vec<PageView<'_>> = reader.pages(0, kv_head).collect();
             let query = QueryTile {
                 data: &self.queries[kv_head * width..],
                 rows: 1,

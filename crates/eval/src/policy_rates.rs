@@ -270,10 +270,11 @@ impl<'a> Layer<'a> {
         // The first run makes summaries of what came before.
         while select_ms.len() < 4 || (began.elapsed().as_secs_f64() < 1.0 && select_ms.len() < 200) {
             let start = Instant::now();
+            let reader = self.cache.read();
             let from = |head: usize| policies[head].keys_from(&self.context(head, &[]));
             let pages = heads
                 .clone()
-                .map(|head| self.cache.pages_from(0, head, from(head)).collect());
+                .map(|head| reader.pages_from(0, head, from(head)).collect());
             let pages: Vec<Vec<PageView<'_>>> = pages.collect();
             let contexts = heads.clone().map(|head| self.context(head, &pages[head]));
             let contexts: Vec<SelectContext<'_>> = contexts.collect();
@@ -286,7 +287,7 @@ impl<'a> Layer<'a> {
                 .collect();
             select_ms.push(start.elapsed().as_secs_f64() * 1e3);
             let start = Instant::now();
-            let pages: Vec<Vec<PageView<'_>>> = heads.clone().map(|head| self.cache.pages(0, head).collect()).collect();
+            let pages: Vec<Vec<PageView<'_>>> = heads.clone().map(|head| reader.pages(0, head).collect()).collect();
             let kv = |head: usize| KvView {
                 head_dim: self.options.head_dim,
                 pages: &pages[head],
@@ -330,7 +331,8 @@ impl<'a> Layer<'a> {
             density = read as f64 / causal as f64;
         }
         let (head, tile) = &tiles[0];
-        let pages: Vec<PageView<'_>> = self.cache.pages(0, *head).collect();
+        let reader = self.cache.read();
+        let pages: Vec<PageView<'_>> = reader.pages(0, *head).collect();
         let reads_all = |layer: &usize| {
             let context = SelectContext {
                 layer: *layer,

@@ -2,34 +2,33 @@ use std::sync::Arc;
 
 use riffle_attention::{PageView, PlaneMut, Span, write_keys, write_values};
 
-use crate::ledger::Taken;
-use crate::offload::{OffloadEngine, Pages};
-use crate::pool::Pool;
-use crate::store::{PlaneBytes, PlaneStore};
-use crate::tiers::Layout;
-use crate::{CacheShape, KvError, KvTiers, KvUsage, PagePool, TierBytes};
+use crate::offload;
+use crate::pool::{Kind, PageId, PageStore, Pool};
+use crate::reader::{SequencePages, plane_id};
+use crate::table::PageTable;
+use crate::{CacheShape, KvError, KvTiers, PagePool};
 
-/// Keys and values of one sequence, in pages of (layer, KV head).
+/// Keys and values of one sequence, in pages of (layer, KV head): page tables over the pages of a [`PagePool`], and counts of
+/// tokens.
 ///
 /// The newest pages and the first lie in the nearest tier; where farther tiers are given, the oldest leave for them
 /// when room is needed, and come back through [`stream`](Self::stream) to be read. Sequences of one [`PagePool`] may hold
 /// pages in common; who writes into one copies it first.
 pub struct KvCache {
     pub(crate) pool: Arc<Pool>,
-    pub(crate) keys: PlaneStore,
-    pub(crate) values: PlaneStore,
+    /// `[layers, kv_heads]`
+    pub(crate) tables: Vec<PageTable>,
     /// `[layers, kv_heads]`: heads differ where some have let tokens go ([`retain`](Self::retain)).
     pub(crate) tokens: Vec<usize>,
-    pub(crate) offload: OffloadEngine,
-    /// Memory of pages on their way and of keys that are looked through.
-    _moving: Taken,
+    /// When each row of pages was begun, by the pool's count.
+    pub(crate) rows: Vec<u64>,
+    /// What was read of each layer last: `[layers, kv_heads]`, spans of pages; empty for layers that lie near.
+    last_read: Vec<Vec<Vec<Span>>>,
+    pub(crate) is_parked: bool,
 }
 
 /// Takes pages of each KV head.
 pub type ShowPages<'a, E> = dyn FnMut(&[Vec<PageView<'_>>]) -> Result<(), E> + 'a;
-
-/// The planes of a page and how many tokens it holds.
-pub(crate) type PagePlanes<'a> = (PlaneBytes<'a>, PlaneBytes<'a>, usize);
 
 impl KvCache {
     /// An empty cache in main memory, which takes no page memory before tokens arrive and never more than
@@ -47,26 +46,20 @@ impl KvCache {
     /// # Errors
     /// [`KvError::Shape`]; [`KvError::Disk`] when the folder of the disk tier cannot be written to.
     pub fn with_tiers(shape: CacheShape, tiers: KvTiers) -> Result<Self, KvError> {
-        PagePool::new(shape, tiers)?.cache()
+        Ok(PagePool::new(shape, tiers)?.cache())
     }
 
-    pub(crate) fn in_pool(pool: Arc<Pool>) -> Result<Self, KvError> {
-        let (shape, tiers) = (&pool.shape, &pool.tiers);
-        let layout = Layout::new(tiers, shape);
-        let store =
-            |what, format, slots| PlaneStore::new(what, shape, format, tiers, slots, layout.ram_slots, &pool.ledgers);
-        let limited = tiers.has_farther() && tiers.near_budget_bytes().is_some();
-        let moving = u64::from(limited) * (tiers.ring_bytes(shape).saturating_add(layout.scan_bytes));
-        // A first sequence that has too little of everything is told so when it appends.
-        let moving = moving.min(pool.ledgers.near.budget_bytes());
-        Ok(Self {
-            keys: store("keys", shape.key_format, layout.near_key_slots)?,
-            values: store("values", shape.value_format, layout.near_value_slots)?,
-            tokens: vec![0; shape.layers * shape.kv_heads],
-            offload: OffloadEngine::new(tiers, shape, layout.scan_bytes),
-            _moving: Taken::take(&pool.ledgers.near, moving, "pages on their way")?,
+    pub(crate) fn in_pool(pool: Arc<Pool>) -> Self {
+        pool.begin_sequence();
+        let (layers, tables) = (pool.shape.layers, pool.shape.layers * pool.shape.kv_heads);
+        Self {
             pool,
-        })
+            tables: vec![PageTable::new(); tables],
+            tokens: vec![0; tables],
+            rows: Vec::new(),
+            last_read: vec![Vec::new(); layers],
+            is_parked: false,
+        }
     }
 
     /// The cache's shape.
@@ -125,8 +118,9 @@ impl KvCache {
             });
         }
         let added = keys.len() / width;
-        self.take_pages(layer, added)?;
-
+        let pool = Arc::clone(&self.pool);
+        let store = &mut *pool.write();
+        self.take_pages(store, layer, added)?;
         for kv_head in 0..kv_heads {
             let table = layer * kv_heads + kv_head;
             let held = self.tokens[table];
@@ -135,63 +129,32 @@ impl KvCache {
                 let slot = (held + token) % page_tokens;
                 let count = (page_tokens - slot).min(added - token);
                 let at = token * width + kv_head * head_dim;
-                let page = (held + token) / page_tokens;
-                let plane = &mut self.keys.plane_mut(table, page);
+                let page = self.tables[table].pages()[(held + token) / page_tokens];
+                let plane = &mut store.plane_mut(page, Kind::Keys);
                 write_keys(plane, head_dim, slot, count, &keys[at..], width).expect("lengths are checked");
-                let plane = &mut self.values.plane_mut(table, page);
+                let plane = &mut store.plane_mut(page, Kind::Values);
                 write_values(plane, head_dim, slot, count, &values[at..], width).expect("lengths are checked");
                 token += count;
             }
-            self.tokens[table] = held + added;
+            self.set_tokens(store, table, held + added);
         }
         Ok(())
     }
 
-    /// The pages of a (layer, KV head) whose keys and values lie near, in order: all of them while nothing has left for
-    /// a farther tier. None for a layer or head that does not exist.
-    pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'_>> {
-        self.pages_from(layer, kv_head, 0)
-    }
-
-    /// As [`pages`](Self::pages), from the page on that holds the token.
-    pub fn pages_from(
-        &self,
-        layer: usize,
-        kv_head: usize,
-        from_token: usize,
-    ) -> impl ExactSizeIterator<Item = PageView<'_>> {
+    /// The ids of the pages of a (layer, KV head), in order; none for one that does not exist. Sequences that hold a page in
+    /// common give the same id.
+    pub fn page_ids(&self, layer: usize, kv_head: usize) -> &[PageId] {
         let shape = self.shape();
         let exists = layer < shape.layers && kv_head < shape.kv_heads;
-        let table = if exists { layer * shape.kv_heads + kv_head } else { 0 };
-        let pages = if exists { self.keys.pages(table) } else { 0 };
-        let first = (from_token / shape.page_tokens).min(pages);
-        let near: Vec<usize> = (first..pages)
-            .filter(|page| !self.keys.is_far(table, *page) && !self.values.is_far(table, *page))
-            .collect();
-        near.into_iter().map(move |page| {
-            let (keys, values) = (self.keys.plane(table, page), self.values.plane(table, page));
-            self.parts().page_view(table, page, keys, values)
-        })
-    }
-
-    /// A page of a (layer, KV head) if its keys and values lie near; `None` for others, and for those that do not exist.
-    pub fn near_page(&self, layer: usize, kv_head: usize, page: usize) -> Option<PageView<'_>> {
-        let shape = self.shape();
-        if layer >= shape.layers || kv_head >= shape.kv_heads {
-            return None;
+        match exists {
+            true => self.tables[layer * shape.kv_heads + kv_head].pages(),
+            false => &[],
         }
-        let table = layer * shape.kv_heads + kv_head;
-        let is_near =
-            page < self.keys.pages(table) && !self.keys.is_far(table, page) && !self.values.is_far(table, page);
-        is_near.then(|| {
-            let (keys, values) = (self.keys.plane(table, page), self.values.plane(table, page));
-            self.parts().page_view(table, page, keys, values)
-        })
     }
 
     /// Whether all pages of a layer lie near.
     pub fn is_near(&self, layer: usize) -> bool {
-        self.parts().are_near(layer)
+        self.pages_in(&self.pool.read()).are_near(layer)
     }
 
     /// Shows pages of a layer to `each`, some at a time and loading ahead: to each call for each KV head pages in order,
@@ -199,7 +162,8 @@ impl KvCache {
     /// `next` is the layer that will be streamed next, if it is known.
     ///
     /// # Errors
-    /// [`KvError::Layer`], [`KvError::DamagedPage`], [`KvError::Disk`], [`KvError::Memory`], and those of `each`.
+    /// [`KvError::Layer`], [`KvError::DamagedPage`], [`KvError::Disk`], [`KvError::Memory`], and those of `each`, which must
+    /// not use another sequence of the pool.
     pub fn stream<E: From<KvError>>(
         &mut self,
         layer: usize,
@@ -209,13 +173,13 @@ impl KvCache {
     ) -> Result<(), E> {
         self.check_layer(layer)?;
         next.map_or(Ok(()), |next| self.check_layer(next))?;
-        let pages = Pages {
-            shape: &self.pool.shape,
-            keys: &self.keys,
-            values: &self.values,
+        let store = self.pool.read();
+        let pages = SequencePages {
+            store: &store,
+            tables: &self.tables,
             tokens: &self.tokens,
         };
-        self.offload.stream(pages, layer, wanted, next, each)
+        offload::stream(pages, &mut self.last_read, layer, wanted, next, each)
     }
 
     /// Shows the pages of a (layer, KV head) from the one that holds `from_token` on, all at once and without values:
@@ -225,20 +189,15 @@ impl KvCache {
     /// As [`stream`](Self::stream); [`KvError::NearBudget`] when [`Outlook`](crate::Outlook) did not say that keys
     /// would be looked through.
     pub fn with_keys<T>(
-        &mut self,
+        &self,
         layer: usize,
         kv_head: usize,
         from_token: usize,
         show: impl FnOnce(&[PageView<'_>]) -> T,
     ) -> Result<T, KvError> {
         self.check_layer(layer)?;
-        let pages = Pages {
-            shape: &self.pool.shape,
-            keys: &self.keys,
-            values: &self.values,
-            tokens: &self.tokens,
-        };
-        self.offload.with_keys(pages, layer, kv_head, from_token, show)
+        let store = self.pool.read();
+        offload::with_keys(self.pages_in(&store), layer, kv_head, from_token, show)
     }
 
     /// Forgets everything after the first `tokens` tokens, in every layer; freed pages go back to the operating
@@ -247,14 +206,18 @@ impl KvCache {
         for held in &mut self.tokens {
             *held = tokens.min(*held);
         }
-        self.drain_pages(tokens.div_ceil(self.shape().page_tokens), usize::MAX);
+        self.drain_pages(
+            0..self.tables.len(),
+            tokens.div_ceil(self.shape().page_tokens),
+            usize::MAX,
+        );
     }
 
     /// Forgets everything after the first `tokens` tokens of one (layer, KV head) that exists.
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
         let table = layer * self.shape().kv_heads + kv_head;
         self.tokens[table] = tokens.min(self.tokens[table]);
-        self.drain_table(table, tokens.div_ceil(self.shape().page_tokens), usize::MAX);
+        self.drain_pages(table..table + 1, tokens.div_ceil(self.shape().page_tokens), usize::MAX);
     }
 
     /// Forgets everything.
@@ -262,43 +225,15 @@ impl KvCache {
         self.truncate(0);
     }
 
-    /// What the cache holds, pages that it shares included.
-    pub fn usage(&self) -> KvUsage {
-        let [near, ram, disk] = {
-            let (keys, values) = (self.keys.tier_bytes(), self.values.tier_bytes());
-            [keys[0] + values[0], keys[1] + values[1], keys[2] + values[2]]
-        };
-        let device = match self.tiers().device.reads_main_memory() {
-            // The newest pages count for the device tier.
-            true => near.min(self.tiers().device_budget_bytes),
-            false => near,
-        };
-        let bookkeeping = self.keys.bookkeeping_bytes()
-            + self.values.bookkeeping_bytes()
-            + self.tokens.capacity() * size_of::<usize>();
-        KvUsage {
-            tokens: self.tokens.iter().copied().max().unwrap_or(0),
-            pages: (0..self.tokens.len()).map(|table| self.keys.pages(table)).sum(),
-            bytes_by_tier: TierBytes {
-                device,
-                ram: near - device + ram,
-                disk,
-            },
-            shared_bytes: self.keys.shared_bytes() + self.values.shared_bytes(),
-            bookkeeping_bytes: bookkeeping as u64,
-        }
-    }
-
-    /// Bytes of memory mapped for pages, shared ones included, and for those on their way: at least the pages' own, at
-    /// most the budgets of device and RAM.
+    /// Bytes of memory mapped for the pages of all sequences of the pool and for those on their way: at most the budgets of
+    /// device and RAM.
     pub fn mapped_bytes(&self) -> u64 {
-        let (keys, values) = (self.keys.mapped_bytes(), self.values.mapped_bytes());
-        (keys.iter().chain(&values).sum::<usize>() + self.offload.allocated_bytes()) as u64
+        self.pool.read().mapped_bytes() as u64
     }
 
-    /// Bytes of the disk tier's files: at most its budget.
+    /// Bytes of the disk tier's files, for all sequences of the pool: at most its budget.
     pub fn file_bytes(&self) -> u64 {
-        self.keys.file_bytes() + self.values.file_bytes()
+        self.pool.file_bytes()
     }
 
     /// Brings the disk tier's files to the disk and asks the system to keep none of them in memory
@@ -307,65 +242,64 @@ impl KvCache {
     /// # Errors
     /// [`KvError::Disk`].
     pub fn forget_cached_files(&mut self) -> Result<(), KvError> {
-        self.offload.forget();
-        self.keys.forget_cached_files()?;
-        self.values.forget_cached_files()
+        self.pool.write().forget_cached_files()
     }
 
-    /// The planes of a page that exists, wherever they lie, and how many tokens it holds.
-    pub(crate) fn page_planes(&self, layer: usize, kv_head: usize, page: usize) -> Result<PagePlanes<'_>, KvError> {
-        let table = layer * self.shape().kv_heads + kv_head;
-        let tokens = self.parts().tokens_in(table, page);
-        Ok((self.keys.bytes(table, page)?, self.values.bytes(table, page)?, tokens))
+    /// Takes `pages` entries from entry `first` on out of page tables, and lets go of the pages. The counts of tokens have been
+    /// set.
+    pub(crate) fn drain_pages(&mut self, tables: std::ops::Range<usize>, first: usize, pages: usize) {
+        let pool = Arc::clone(&self.pool);
+        self.drain_pages_in(&mut pool.write(), tables, first, pages);
     }
 
-    /// Takes `pages` entries from entry `first` on out of every table and frees their slots.
-    pub(crate) fn drain_pages(&mut self, first: usize, pages: usize) {
-        self.offload.forget();
-        let tables = 0..self.tokens.len();
-        self.keys.drain(tables.clone(), first, pages);
-        self.values.drain(tables, first, pages);
+    /// As [`drain_pages`](Self::drain_pages), in a pool that is locked.
+    pub(crate) fn drain_pages_in(
+        &mut self,
+        store: &mut PageStore,
+        tables: std::ops::Range<usize>,
+        first: usize,
+        pages: usize,
+    ) {
+        let mut drained = Vec::new();
+        for table in tables {
+            drained.extend(self.tables[table].drain(first, pages, store));
+            self.set_tokens(store, table, self.tokens[table]);
+        }
+        store.let_go(&drained);
+        let rows = self.tables.iter().map(PageTable::rows).max();
+        self.rows.truncate(rows.unwrap_or(0));
     }
 
-    /// Takes `pages` entries from entry `first` on out of one table and frees their slots.
-    pub(crate) fn drain_table(&mut self, table: usize, first: usize, pages: usize) {
-        self.offload.forget();
-        self.keys.drain(table..table + 1, first, pages);
-        self.values.drain(table..table + 1, first, pages);
+    /// Sets how many tokens a table holds: its pages are full up to there.
+    pub(crate) fn set_tokens(&mut self, store: &mut PageStore, table: usize, tokens: usize) {
+        self.tokens[table] = tokens;
+        if !self.is_parked {
+            self.tables[table].set_full(tokens / self.pool.shape.page_tokens, store);
+        }
     }
 
-    /// Moves pages together after many have gone, so that others can have their room.
-    pub(crate) fn defragment(&mut self) {
-        self.keys.defragment();
-        self.values.defragment();
-    }
-
-    /// Forgets what was loaded ahead: pages are about to change.
-    pub(crate) fn forget_loaded(&mut self) {
-        self.offload.forget();
-    }
-
-    /// Changes the keys of a page that exists, wherever it lies; one that was shared becomes the sequence's own.
+    /// Changes the keys of a page that exists, wherever it lies; of one that others hold as well a copy is changed.
     pub(crate) fn change_keys(
         &mut self,
-        layer: usize,
-        kv_head: usize,
-        page: usize,
+        table: usize,
+        number: usize,
         change: impl FnOnce(&mut PlaneMut<'_>),
     ) -> Result<(), KvError> {
-        let table = layer * self.shape().kv_heads + kv_head;
-        if self.keys.is_far(table, page) || page < self.keys.shared_pages(table) {
-            self.offload.forget();
+        let pool = Arc::clone(&self.pool);
+        let store = &mut *pool.write();
+        if store.is_shared(self.tables[table].pages()[number]) {
+            self.make_room_for_copies(store, table, 1)?;
+            self.make_writable(store, table, number)?;
         }
-        self.own_pages(table, page)?;
-        self.keys.change(table, page, change)
+        let id = plane_id(&pool.shape, store.planes(Kind::Keys).what, table, number);
+        store.change(self.tables[table].pages()[number], Kind::Keys, id, change)
     }
 
-    pub(crate) fn parts(&self) -> Pages<'_> {
-        Pages {
-            shape: &self.pool.shape,
-            keys: &self.keys,
-            values: &self.values,
+    /// The sequence's page tables in its pool, which is locked.
+    pub(crate) fn pages_in<'a>(&'a self, store: &'a PageStore) -> SequencePages<'a> {
+        SequencePages {
+            store,
+            tables: &self.tables,
             tokens: &self.tokens,
         }
     }
@@ -377,5 +311,14 @@ impl KvCache {
         } else {
             Err(KvError::Layer { layer, layers })
         }
+    }
+}
+
+impl Drop for KvCache {
+    fn drop(&mut self) {
+        let store = &mut *self.pool.write();
+        let pages: Vec<PageId> = self.tables.iter_mut().flat_map(|table| table.take(store)).collect();
+        store.let_go(&pages);
+        store.end_sequence(&self.pool.tiers);
     }
 }

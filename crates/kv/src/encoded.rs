@@ -1,7 +1,10 @@
 //! Tokens that come in the formats of the cache, from whoever encoded them elsewhere.
 
+use std::sync::Arc;
+
 use riffle_attention::{AttendError, LANES, PageView, copy_keys, copy_values};
 
+use crate::pool::{Kind, PageStore};
 use crate::{KvCache, KvError};
 
 impl KvCache {
@@ -22,7 +25,9 @@ impl KvCache {
         let heads = self.shape().kv_heads;
         let tables = layer * heads..(layer + 1) * heads;
         let held = self.tokens[tables.clone()].to_vec();
-        self.take_pages(layer, added)?;
+        let pool = Arc::clone(&self.pool);
+        let store = &mut *pool.write();
+        self.take_pages(store, layer, added)?;
         let copied = encode(&held).and_then(|encoded| {
             let fits = encoded.len() == heads
                 && encoded
@@ -31,7 +36,7 @@ impl KvCache {
                     .all(|(view, held)| view.start == held / LANES * LANES && view.start + view.tokens == held + added);
             let copied = fits.then(|| {
                 let mut heads = tables.clone().zip(&encoded);
-                heads.try_for_each(|(table, view)| self.copy_tokens(table, added, view))
+                heads.try_for_each(|(table, view)| self.copy_tokens(store, table, added, view))
             });
             match copied {
                 Some(Ok(())) => Ok(()),
@@ -40,22 +45,32 @@ impl KvCache {
         });
         for (table, held) in tables.zip(held) {
             match &copied {
-                Ok(()) => self.tokens[table] = held + added,
-                Err(_) => self.drain_table(table, held.div_ceil(self.shape().page_tokens), usize::MAX),
+                Ok(()) => self.set_tokens(store, table, held + added),
+                Err(_) => {
+                    let first = held.div_ceil(pool.shape.page_tokens);
+                    self.drain_pages_in(store, table..table + 1, first, usize::MAX);
+                }
             }
         }
         copied
     }
 
     /// Copies the last `added` tokens of a view behind those that a table holds.
-    fn copy_tokens(&mut self, table: usize, added: usize, view: &PageView<'_>) -> Result<(), AttendError> {
+    fn copy_tokens(
+        &self,
+        store: &mut PageStore,
+        table: usize,
+        added: usize,
+        view: &PageView<'_>,
+    ) -> Result<(), AttendError> {
         let (page_tokens, head_dim) = (self.shape().page_tokens, self.shape().head_dim);
         let (mut token, end) = (self.tokens[table], self.tokens[table] + added);
         while token < end {
-            let (page, slot, from) = (token / page_tokens, token % page_tokens, token - view.start);
+            let (slot, from) = (token % page_tokens, token - view.start);
+            let page = self.tables[table].pages()[token / page_tokens];
             let count = (page_tokens - slot).min(end - token);
             copy_keys(
-                &mut self.keys.plane_mut(table, page),
+                &mut store.plane_mut(page, Kind::Keys),
                 slot,
                 &view.keys,
                 from,
@@ -63,7 +78,7 @@ impl KvCache {
                 head_dim,
             )?;
             copy_values(
-                &mut self.values.plane_mut(table, page),
+                &mut store.plane_mut(page, Kind::Values),
                 slot,
                 &view.values,
                 from,

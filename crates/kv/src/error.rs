@@ -67,7 +67,7 @@ pub enum KvError {
     /// The nearest tier has no room for what has to be there at once.
     #[error(
         "the nearest KV tier has {near_bytes} bytes for {what} and needs {needed_bytes} at once{}; \
-         use a larger budget, smaller pages, fewer slots or a smaller -ub", shared_part(*shared_bytes)
+         use a larger budget, smaller pages, fewer slots or a smaller -ub", sequences_part(*sequences)
     )]
     NearBudget {
         /// Keys or values.
@@ -76,8 +76,8 @@ pub enum KvError {
         needed_bytes: u64,
         /// Bytes it has room for.
         near_bytes: u64,
-        /// Bytes there of pages that the sequence shares with others.
-        shared_bytes: u64,
+        /// Sequences whose first pages and pages that are not full have to stay there.
+        sequences: usize,
     },
     /// The budget of the disk tier is used up.
     #[error(
@@ -198,9 +198,11 @@ pub enum KvError {
     },
 }
 
-fn shared_part(bytes: u64) -> String {
-    match bytes {
-        0 => String::new(),
-        bytes => format!(" ({bytes} bytes are of pages that sequences share, which stay there: end some of them)"),
+fn sequences_part(sequences: usize) -> String {
+    match sequences {
+        0 | 1 => String::new(),
+        sequences => {
+            format!(" ({sequences} sequences keep their first and last pages there: end or park some of them)")
+        }
     }
 }

@@ -1,10 +1,13 @@
 //! Tokens leave from the middle of one (layer, KV head), and those that stay move together.
 
-use riffle_attention::{Format, Plane, PlaneMut, read_keys, read_values, write_keys, write_values};
+use std::sync::Arc;
+
+use riffle_attention::{Plane, PlaneMut, read_keys, read_values, write_keys, write_values};
 
 use crate::arena::as_plane;
-use crate::store::PlaneStore;
-use crate::{KvCache, KvError};
+use crate::pool::{Kind, PageStore};
+use crate::reader::plane_id;
+use crate::{CacheShape, KvCache, KvError};
 
 impl KvCache {
     /// Keeps of a (layer, KV head) the tokens at `kept`, ascending places among those it holds, and lets go of the
@@ -40,38 +43,72 @@ impl KvCache {
         if first == kept.len().div_ceil(shape.page_tokens) && kept.len() == held {
             return Ok(0);
         }
-        self.forget_loaded();
-        self.own_pages(table, first.min(kept.len().div_ceil(shape.page_tokens)))?;
-        let before = self.keys.pages(table);
-        let (keys, values) = (
-            (shape.key_format, read_keys as Read, write_keys as Write),
-            (shape.value_format, read_values as Read, write_values as Write),
-        );
-        let moved = gather(
-            &mut self.keys,
-            table,
-            first,
-            kept,
-            shape.page_tokens,
-            shape.head_dim,
-            keys,
-        )
-        .and_then(|()| {
-            gather(
-                &mut self.values,
-                table,
-                first,
-                kept,
-                shape.page_tokens,
-                shape.head_dim,
-                values,
-            )
-        });
-        let left = if moved.is_ok() { kept.len() } else { 0 };
-        self.tokens[table] = left;
-        self.drain_table(table, left.div_ceil(shape.page_tokens), usize::MAX);
-        self.defragment();
-        moved.map(|()| before - self.keys.pages(table))
+        let pool = Arc::clone(&self.pool);
+        let store = &mut *pool.write();
+        let before = self.tables[table].pages();
+        let changed = &before[first..kept.len().div_ceil(shape.page_tokens).max(first)];
+        let copies = changed.iter().filter(|page| store.is_shared(**page)).count();
+        let before = before.len();
+        self.make_room_for_copies(store, table, copies)?;
+        let moved = self.gather(store, table, first, kept);
+        self.tokens[table] = if moved.is_ok() { kept.len() } else { 0 };
+        let left = self.tokens[table].div_ceil(shape.page_tokens);
+        self.drain_pages_in(store, table..table + 1, left, usize::MAX);
+        store.defragment();
+        moved.map(|()| before - left)
+    }
+
+    /// Moves the tokens at `kept` to places from page `first` on, page by page: none is overwritten before it has moved,
+    /// since all move down. There is room for copies of pages that others hold as well.
+    fn gather(&mut self, store: &mut PageStore, table: usize, first: usize, kept: &[usize]) -> Result<(), KvError> {
+        let page_tokens = self.shape().page_tokens;
+        for (number, kept) in kept.chunks(page_tokens).enumerate().skip(first) {
+            let rows = [
+                self.read_rows(store, table, Kind::Keys, kept)?,
+                self.read_rows(store, table, Kind::Values, kept)?,
+            ];
+            if store.is_shared(self.tables[table].pages()[number]) {
+                self.make_writable(store, table, number)?;
+            }
+            let page = self.tables[table].pages()[number];
+            let CacheShape { head_dim, .. } = *self.shape();
+            for (kind, rows) in Kind::BOTH.into_iter().zip(rows) {
+                let write: Write = match kind {
+                    Kind::Keys => write_keys,
+                    Kind::Values => write_values,
+                };
+                let id = plane_id(self.shape(), store.planes(kind).what, table, number);
+                store.change(page, kind, id, |plane| {
+                    write(plane, head_dim, 0, kept.len(), &rows, head_dim).expect("lengths are checked");
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys or values of tokens of a page table at ascending places, `[tokens, head_dim]`.
+    fn read_rows(&self, store: &PageStore, table: usize, kind: Kind, places: &[usize]) -> Result<Vec<f32>, KvError> {
+        let CacheShape {
+            page_tokens, head_dim, ..
+        } = *self.shape();
+        let read: Read = match kind {
+            Kind::Keys => read_keys,
+            Kind::Values => read_values,
+        };
+        let format = store.planes(kind).format();
+        let mut rows = vec![0.0; places.len() * head_dim];
+        let mut source = None;
+        for (from, run) in runs_in_pages(places, page_tokens) {
+            let (number, slot) = (places[from] / page_tokens, places[from] % page_tokens);
+            let plane = match source.take() {
+                Some((found, plane)) if found == number => plane,
+                _ => self.pages_in(store).bytes(table, number, kind)?,
+            };
+            let out = &mut rows[from * head_dim..];
+            read(&as_plane(format, &plane), head_dim, slot, run, out, head_dim).expect("lengths are checked");
+            source = Some((number, plane));
+        }
+        Ok(rows)
     }
 
     /// Forgets the first `pages` whole pages of one layer; later tokens move down by as many places. Freed pages go back
@@ -90,48 +127,14 @@ impl KvCache {
             let wanted = removed;
             return Err(KvError::Tokens { layer, held, wanted });
         }
-        for table in tables {
-            self.tokens[table] -= removed;
-            self.drain_table(table, 0, pages);
-        }
+        tables.clone().for_each(|table| self.tokens[table] -= removed);
+        self.drain_pages(tables, 0, pages);
         Ok(())
     }
 }
 
 type Read = fn(&Plane<'_>, usize, usize, usize, &mut [f32], usize) -> Result<(), riffle_attention::AttendError>;
 type Write = fn(&mut PlaneMut<'_>, usize, usize, usize, &[f32], usize) -> Result<(), riffle_attention::AttendError>;
-
-/// Moves the tokens at `kept` to places from page `first` on, page by page: none is overwritten before it has moved,
-/// since all move down.
-fn gather(
-    store: &mut PlaneStore,
-    table: usize,
-    first: usize,
-    kept: &[usize],
-    page_tokens: usize,
-    head_dim: usize,
-    (format, read, write): (Format, Read, Write),
-) -> Result<(), KvError> {
-    let mut rows = vec![0.0; page_tokens * head_dim];
-    for (number, kept) in kept.chunks(page_tokens).enumerate().skip(first) {
-        let mut source = None;
-        for (from, run) in runs_in_pages(kept, page_tokens) {
-            let (page, slot) = (kept[from] / page_tokens, kept[from] % page_tokens);
-            let plane = match source.take() {
-                Some((number, plane)) if number == page => plane,
-                _ => store.bytes(table, page)?,
-            };
-            let out = &mut rows[from * head_dim..];
-            read(&as_plane(format, &plane), head_dim, slot, run, out, head_dim).expect("lengths are checked");
-            source = Some((page, plane));
-        }
-        drop(source);
-        store.change(table, number, |plane| {
-            write(plane, head_dim, 0, kept.len(), &rows, head_dim).expect("lengths are checked");
-        })?;
-    }
-    Ok(())
-}
 
 /// (place in `kept`, length) of runs of neighbours that lie in one page.
 fn runs_in_pages(kept: &[usize], page_tokens: usize) -> Vec<(usize, usize)> {

@@ -63,7 +63,7 @@ impl Taken {
                 what,
                 needed_bytes: bytes,
                 near_bytes: ledger.free_bytes(),
-                shared_bytes: 0,
+                sequences: 0,
             });
         }
         Ok(Self {

@@ -30,8 +30,10 @@
 //! let tokens = vec![0.5; 40 * 2 * 16]; // [tokens, kv_heads, head_dim]
 //! cache.append(0, &tokens, &tokens)?;
 //!
-//! let pages: Vec<_> = cache.pages(0, 1).collect();
+//! let reader = cache.read();
+//! let pages: Vec<_> = reader.pages(0, 1).collect();
 //! assert_eq!((pages[0].tokens, pages[1].start, pages[1].tokens), (32, 32, 8));
+//! drop(reader);
 //! assert!(cache.append(0, &tokens, &tokens).unwrap_err().to_string().contains("64 tokens"));
 //! cache.truncate(10);
 //! assert_eq!(cache.usage().pages, 2);
@@ -52,13 +54,14 @@ mod offload;
 mod output;
 mod pool;
 mod prefix;
+mod reader;
 mod reclaim;
 mod shape;
-mod shared;
+mod sharing;
 mod slots;
 mod snapshot;
-mod store;
 mod streaming;
+mod table;
 mod tiers;
 mod usage;
 
@@ -68,8 +71,9 @@ pub use disk::forget_cached;
 pub use error::KvError;
 pub use lock::PathLock;
 pub use output::{FileKind, OutputError, OutputFile, OutputWriter};
-pub use pool::PagePool;
+pub use pool::{PageId, PagePool};
 pub use prefix::{PrefixCache, PrefixFound, PrefixStored};
+pub use reader::{PageReader, SequencePages};
 pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS, largest};
 pub use tiers::{DEFAULT_SLOTS, DiskTier, KvTiers, Outlook};
 pub use usage::{KvUsage, TierBytes};

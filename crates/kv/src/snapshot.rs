@@ -19,8 +19,9 @@ use riffle_attention::{Format, LANES, PlaneMut, write_keys, write_values};
 use twox_hash::XxHash3_128;
 
 use crate::arena::as_plane_mut;
-use crate::cache::PagePlanes;
 use crate::output::{FileKind, OutputFile};
+use crate::pool::Kind;
+use crate::reader::PagePlanes;
 use crate::{CacheShape, KvCache, KvError, KvTiers};
 
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
@@ -54,9 +55,10 @@ impl KvCache {
             file.write_all(&head_hash)?;
             let mut all_hashes = XxHash3_128::new();
             all_hashes.write(&head_hash);
-            for (layer, kv_head) in self.heads() {
-                for page in 0..self.page_count(layer, kv_head) {
-                    let planes = self.page_planes(layer, kv_head, page).map_err(io::Error::other)?;
+            for table in 0..self.tokens.len() {
+                for page in 0..self.page_count(self.tokens[table]) {
+                    let store = self.pool.read();
+                    let planes = self.pages_in(&store).planes(table, page).map_err(io::Error::other)?;
                     all_hashes.write(&self.write_page(&planes, file)?);
                 }
             }
@@ -102,23 +104,28 @@ impl KvCache {
         let mut reader = Reader::open(path)?;
         let mut cache = Self::with_tiers(*shape, tiers)?;
         let head = reader.head()?;
-        cache.begin_unfilled(reader.check(&head, shape, identity)?)?;
-        let (keys, values) = (shape.key_format, shape.value_format);
+        let tokens = reader.check(&head, shape, identity)?;
+        cache.check_fits(&tokens)?;
         let mut all_hashes = XxHash3_128::new();
         all_hashes.write(&head.hash);
-        for (layer, kv_head) in cache.heads() {
-            for page in 0..cache.page_count(layer, kv_head) {
-                let tokens = cache.parts().tokens_in(layer * shape.kv_heads + kv_head, page);
+        for (table, tokens) in tokens.into_iter().enumerate() {
+            for page in 0..cache.page_count(tokens) {
+                let tokens = shape.page_tokens.min(tokens - page * shape.page_tokens);
                 let mut expected = PageHash::new(tokens);
                 let stripes = tokens.next_multiple_of(LANES);
-                let planes = cache.next_unfilled(layer, kv_head)?;
-                for (bytes, format) in planes.into_iter().zip([keys, values]) {
+                cache.push_page(table, tokens, |kind, bytes| {
+                    let format = match kind {
+                        Kind::Keys => shape.key_format,
+                        Kind::Values => shape.value_format,
+                    };
                     let bytes = &mut bytes[..format.plane_bytes(stripes, shape.head_dim)];
                     reader.fill(bytes)?;
                     expected.write(bytes);
-                }
+                    Ok::<(), KvError>(())
+                })?;
                 let hash = reader.hash()?;
                 if hash != expected.finish() {
+                    let (layer, kv_head) = (table / shape.kv_heads, table % shape.kv_heads);
                     let what = format!("page {page} of layer {layer}, KV head {kv_head}, has changed");
                     return Err(reader.damaged(what));
                 }
@@ -142,10 +149,12 @@ impl KvCache {
     /// A hash of what a page holds: equal for equal keys and values, whatever was in its memory before. `None` for a
     /// page that does not exist or cannot be read.
     pub fn page_hash(&self, layer: usize, kv_head: usize, page: usize) -> Option<u128> {
-        let exists =
-            layer < self.shape().layers && kv_head < self.shape().kv_heads && page < self.page_count(layer, kv_head);
-        let planes = exists.then(|| self.page_planes(layer, kv_head, page).ok()).flatten()?;
-        Some(u128::from_le_bytes(self.for_each_part(&planes, |_| ())))
+        self.page_ids(layer, kv_head).get(page)?;
+        let store = self.pool.read();
+        let planes = self
+            .pages_in(&store)
+            .planes(layer * self.shape().kv_heads + kv_head, page);
+        Some(u128::from_le_bytes(self.for_each_part(&planes.ok()?, |_| ())))
     }
 
     fn head(&self, identity: &[u8], attachment: &[u8]) -> Vec<u8> {
@@ -162,13 +171,8 @@ impl KvCache {
         head
     }
 
-    fn heads(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let kv_heads = self.shape().kv_heads;
-        (0..self.shape().layers).flat_map(move |layer| (0..kv_heads).map(move |kv_head| (layer, kv_head)))
-    }
-
-    fn page_count(&self, layer: usize, kv_head: usize) -> usize {
-        self.head_tokens(layer, kv_head).div_ceil(self.shape().page_tokens)
+    fn page_count(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.shape().page_tokens)
     }
 
     fn write_page(&self, planes: &PagePlanes<'_>, file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {

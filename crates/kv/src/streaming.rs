@@ -3,6 +3,7 @@
 use riffle_attention::{read_keys, write_keys};
 
 use crate::arena::as_plane;
+use crate::pool::Kind;
 use crate::{CacheShape, KvCache, KvError};
 
 impl KvCache {
@@ -15,7 +16,7 @@ impl KvCache {
             let to = (first.saturating_add(pages).saturating_mul(page_tokens)).min(*tokens);
             *tokens -= to - from;
         }
-        self.drain_pages(first, pages);
+        self.drain_pages(0..self.tables.len(), first, pages);
     }
 
     /// Keys of tokens `first..first + tokens` of a layer as f32, `[tokens, kv_heads, head_dim]`.
@@ -34,13 +35,15 @@ impl KvCache {
         } = *self.shape();
         let width = kv_heads * head_dim;
         let mut keys = vec![0.0; tokens * width];
+        let store = self.pool.read();
+        let sequence = self.pages_in(&store);
         for kv_head in 0..kv_heads {
             let pages = first / page_tokens..(first + tokens).div_ceil(page_tokens);
             for page in pages.filter(|_| tokens > 0) {
                 let start = page * page_tokens;
                 let from = start.max(first);
                 let to = (start + page_tokens).min(first + tokens);
-                let (plane, ..) = self.page_planes(layer, kv_head, page)?;
+                let plane = sequence.bytes(layer * kv_heads + kv_head, page, Kind::Keys)?;
                 let plane = as_plane(key_format, &plane);
                 let out = &mut keys[(from - first) * width + kv_head * head_dim..];
                 read_keys(&plane, head_dim, from - start, to - from, out, width).expect("lengths are checked");
@@ -77,7 +80,7 @@ impl KvCache {
                 let place = (first + token) % page_tokens;
                 let count = (page_tokens - place).min(tokens - token);
                 let source = &keys[token * width + kv_head * head_dim..];
-                self.change_keys(layer, kv_head, (first + token) / page_tokens, |plane| {
+                self.change_keys(layer * kv_heads + kv_head, (first + token) / page_tokens, |plane| {
                     write_keys(plane, head_dim, place, count, source, width).expect("lengths are checked");
                 })?;
                 token += count;

@@ -1,3 +1,7 @@
+use crate::KvCache;
+use crate::pool::{Kind, Place};
+use crate::table::PageTable;
+
 /// What a cache holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KvUsage {
@@ -9,7 +13,7 @@ pub struct KvUsage {
     pub bytes_by_tier: TierBytes,
     /// Bytes of these pages that another sequence holds as well.
     pub shared_bytes: u64,
-    /// Bytes of page tables and free lists.
+    /// Bytes of the page tables, and of the records and free lists of the pool.
     pub bookkeeping_bytes: u64,
 }
 
@@ -28,5 +32,42 @@ impl TierBytes {
     /// All tiers together.
     pub fn total(&self) -> u64 {
         self.device + self.ram + self.disk
+    }
+}
+
+impl KvCache {
+    /// What the cache holds, pages that it shares included.
+    pub fn usage(&self) -> KvUsage {
+        let store = self.pool.read();
+        let (mut near, mut ram, mut disk, mut shared_bytes) = (0, 0, 0, 0);
+        for page in self.tables.iter().flat_map(PageTable::pages) {
+            for kind in Kind::BOTH {
+                let bytes = store.planes(kind).plane_bytes as u64;
+                match store.place(*page, kind) {
+                    Place::Near(_) => near += bytes,
+                    Place::Ram(_) => ram += bytes,
+                    Place::Disk(_) => disk += bytes,
+                }
+                shared_bytes += u64::from(store.is_shared(*page)) * bytes;
+            }
+        }
+        let device = match self.tiers().device.reads_main_memory() {
+            // The newest pages count for the device tier.
+            true => near.min(self.tiers().device_budget_bytes),
+            false => near,
+        };
+        let tables: usize = self.tables.iter().map(PageTable::bookkeeping_bytes).sum();
+        let counts = (self.tokens.capacity() + self.rows.capacity()) * size_of::<usize>();
+        KvUsage {
+            tokens: self.tokens.iter().copied().max().unwrap_or(0),
+            pages: self.tables.iter().map(|table| table.pages().len()).sum(),
+            bytes_by_tier: TierBytes {
+                device,
+                ram: near - device + ram,
+                disk,
+            },
+            shared_bytes,
+            bookkeeping_bytes: (store.bookkeeping_bytes() + tables + counts) as u64,
+        }
     }
 }

@@ -104,7 +104,7 @@ fn layers_grow_on_their_own_and_are_cut_together() {
     let (keys, values) = (tokens(&shape, 0, 0, 40), tokens(&shape, 1, 0, 40));
     cache.append(0, &keys, &values).unwrap();
     assert_eq!((cache.tokens(0), cache.tokens(1), cache.usage().tokens), (40, 0, 40));
-    assert_eq!(cache.pages(1, 0).len(), 0);
+    assert_eq!(cache.read().pages(1, 0).len(), 0);
     cache.truncate(20);
     assert_eq!((cache.tokens(0), cache.tokens(1)), (20, 0));
     assert_eq!(cache.usage().pages, 2 * shape.kv_heads);
@@ -115,7 +115,10 @@ fn layers_and_heads_that_do_not_exist_are_refused_or_empty() {
     let shape = shape(16, Format::F16);
     let mut cache = KvCache::new(shape, None).unwrap();
     append_all(&mut cache, 0, 5);
-    assert_eq!(cache.pages(2, 0).len() + cache.pages(0, 3).len(), 0);
+    {
+        let reader = cache.read();
+        assert_eq!(reader.pages(2, 0).len() + reader.pages(0, 3).len(), 0);
+    }
     assert_eq!(cache.tokens(2), 0);
     let token = tokens(&shape, 0, 0, 1);
     let message = cache.append(2, &token, &token).unwrap_err().to_string();
@@ -266,7 +269,8 @@ fn tokens_that_come_encoded_are_those_that_are_appended() {
                 encoder.append(0, &keys, &values).unwrap();
                 encoders.push(encoder);
             }
-            let views = encoders
+            let readers: Vec<_> = encoders.iter().map(KvCache::read).collect();
+            let views = readers
                 .iter()
                 .zip(&held)
                 .enumerate()

@@ -64,7 +64,7 @@ fn memory_follows_what_is_held_evicted_and_shared() {
     for _ in 0..64 {
         append_all(&mut cache, 0, 256);
     }
-    let mut forks = vec![cache.fork().unwrap(), cache.fork().unwrap()];
+    let mut forks = vec![cache.fork(), cache.fork()];
     forks.iter_mut().for_each(|fork| append_all(fork, 7, 64));
     let shared = resident_bytes() - before;
     assert!(shared < payload * 11 / 10, "{shared} for {payload}");

@@ -46,11 +46,11 @@ fn forks_share_what_they_begin_with_and_write_into_copies() {
     for format in Format::ALL {
         let shape = shape(32, format);
         let pool = PagePool::new(shape, KvTiers::memory(None)).unwrap();
-        let mut book = pool.cache().unwrap();
+        let mut book = pool.cache();
         append_all(&mut book, 1, 100);
         let alone = all_contents(&book);
         let bytes = pool.near_bytes();
-        let mut fork = book.fork().unwrap();
+        let mut fork = book.fork();
         assert_eq!(all_contents(&fork), alone);
         // Four pages, of which one is not full; nothing was written yet.
         assert_eq!(fork.usage().shared_bytes, shape.bytes_for(100));
@@ -68,7 +68,7 @@ fn forks_share_what_they_begin_with_and_write_into_copies() {
             assert_ne!(book.0[..100 * 48 + 3 * 48], fork.0[..]);
         }
         // Going back into what is shared, and on with something else.
-        let mut third = fork.fork().unwrap();
+        let mut third = fork.fork();
         third.truncate(50);
         append_all(&mut third, 7, 30);
         assert_eq!(third.usage().shared_bytes, shape.bytes_for(32));
@@ -91,14 +91,14 @@ fn a_beginning_is_found_by_its_hash_under_the_same_origin_alone() {
     let shape = shape(16, Format::F16);
     // Slabs of a small budget are small: what is mapped is nearly what is held.
     let pool = PagePool::new(shape, KvTiers::memory(Some(shape.bytes_for(640)))).unwrap();
-    let mut first = pool.cache().unwrap();
+    let mut first = pool.cache();
     append_all(&mut first, 1, 90);
     let text = ids(90);
-    assert_eq!(first.share(b"model, full", &text).unwrap(), 80);
-    assert_eq!(pool.cache().unwrap().adopt(b"model, streaming", &text), 0);
+    assert_eq!(first.share(b"model, full", &text), 80);
+    assert_eq!(pool.cache().adopt(b"model, streaming", &text), 0);
     let mut other = text.clone();
     other[40] += 1;
-    let mut second = pool.cache().unwrap();
+    let mut second = pool.cache();
     assert_eq!(second.adopt(b"model, full", &other), 32);
     assert_eq!(second.usage().shared_bytes, shape.bytes_for(32));
     assert_eq!(
@@ -109,18 +109,18 @@ fn a_beginning_is_found_by_its_hash_under_the_same_origin_alone() {
     assert_eq!(all_contents(&second)[0].0[..], all_contents(&first)[0].0[..32 * 48]);
 
     // Who computed the same pages gives up its own.
-    let mut third = pool.cache().unwrap();
+    let mut third = pool.cache();
     append_all(&mut third, 1, 90);
     let before = pool.near_bytes();
-    third.share(b"model, full", &text).unwrap();
+    third.share(b"model, full", &text);
     assert!(pool.near_bytes() <= before - shape.bytes_for(80) + shape.bytes_for(16) * 2);
     assert_eq!(third.usage().shared_bytes, shape.bytes_for(80));
     assert_eq!(all_contents(&third), all_contents(&first));
     drop((first, third));
     // What nobody holds any more is not found.
-    assert_eq!(pool.cache().unwrap().adopt(b"model, full", &text), 32);
+    assert_eq!(pool.cache().adopt(b"model, full", &text), 32);
     drop(second);
-    assert_eq!(pool.cache().unwrap().adopt(b"model, full", &text), 0);
+    assert_eq!(pool.cache().adopt(b"model, full", &text), 0);
     assert_eq!(pool.near_bytes(), 0);
 }
 
@@ -129,10 +129,10 @@ fn sequences_of_a_pool_keep_to_one_budget_in_which_shared_pages_count_once() {
     let shape = shape(32, Format::F16);
     let budget = shape.bytes_for(320);
     let pool = PagePool::new(shape, KvTiers::memory(Some(budget))).unwrap();
-    let mut book = pool.cache().unwrap();
+    let mut book = pool.cache();
     append_all(&mut book, 1, 256);
     // Eight of ten pages: three sequences of them have room only because they are there once.
-    let mut forks = [book.fork().unwrap(), book.fork().unwrap()];
+    let mut forks = [book.fork(), book.fork()];
     for fork in &mut forks {
         append_all(fork, 3, 32);
     }
@@ -185,7 +185,7 @@ fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pa
             false => tiers.ram_budget_bytes.unwrap(),
         };
         let pool = PagePool::new(shape, tiers).unwrap();
-        let mut book = pool.cache().unwrap();
+        let mut book = pool.cache();
         let mut plain = KvCache::new(shape, None).unwrap();
         for _ in 0..20 {
             append_all(&mut book, 1, 40);
@@ -195,7 +195,7 @@ fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pa
         assert!(pool.near_bytes() > budget * 9 / 10);
         let expected = streamed(&mut plain);
         for round in 0..3 {
-            let mut fork = book.fork().unwrap();
+            let mut fork = book.fork();
             assert!(pool.near_bytes() <= budget);
             append_all(&mut fork, round, 40);
             assert!(pool.near_bytes() <= budget);
@@ -206,19 +206,15 @@ fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pa
         let mut forks = Vec::new();
         let error = loop {
             assert!(forks.len() < 100, "there is no end of room");
-            match book.fork() {
-                Ok(mut fork) => {
-                    let mut refused = None;
-                    for layer in 0..shape.layers {
-                        let one = tokens(&shape, layer as u64, 0, 40);
-                        refused = refused.or(fork.append(layer, &one, &one).err());
-                    }
-                    forks.push(fork);
-                    if let Some(error) = refused {
-                        break error;
-                    }
-                }
-                Err(error) => break error,
+            let mut fork = book.fork();
+            let mut refused = None;
+            for layer in 0..shape.layers {
+                let one = tokens(&shape, layer as u64, 0, 40);
+                refused = refused.or(fork.append(layer, &one, &one).err());
+            }
+            forks.push(fork);
+            if let Some(error) = refused {
+                break error;
             }
             assert!(pool.near_bytes() <= budget);
         };
@@ -256,13 +252,13 @@ fn a_fork_goes_on_within_the_budget_that_was_planned_for_it() {
                 planned = budget + disk_bytes;
             }
             let pool = PagePool::new(shape, tiers).unwrap();
-            let mut book = pool.cache().unwrap();
+            let mut book = pool.cache();
             for _ in 0..16 {
                 append_all(&mut book, 1, 40);
             }
             // Each question fills what the book leaves of the context.
             for question in 0..4 {
-                let mut fork = book.fork().unwrap();
+                let mut fork = book.fork();
                 append_all(&mut fork, question, 40);
                 append_all(&mut fork, question, CONTEXT - 680);
                 assert!(pool.near_bytes() <= budget);
@@ -288,7 +284,7 @@ fn a_window_that_moves_on_in_one_sequence_leaves_the_pages_of_those_that_share_t
     let mut book = KvCache::new(shape, None).unwrap();
     append_all(&mut book, 1, 100);
     let before = all_contents(&book);
-    let mut fork = book.fork().unwrap();
+    let mut fork = book.fork();
     fork.remove_first_pages(1, 3).unwrap();
     assert_eq!((fork.tokens(0), fork.tokens(1)), (100, 52));
     assert_eq!(all_contents(&book), before);
@@ -352,7 +348,7 @@ proptest! {
         };
         let near_budget = tiers.device_budget_bytes + match tier { 0 => u64::MAX >> 1, 1 => tiers.ram_budget_bytes.unwrap(), _ => 0 };
         let pool = PagePool::new(shape, tiers).unwrap();
-        let mut pooled: Vec<KvCache> = (0..3).map(|_| pool.cache().unwrap()).collect();
+        let mut pooled: Vec<KvCache> = (0..3).map(|_| pool.cache()).collect();
         let mut plain: Vec<KvCache> = (0..3).map(|_| KvCache::new(shape, None).unwrap()).collect();
         for (number, step) in steps.iter().enumerate() {
             match *step {
@@ -391,20 +387,10 @@ proptest! {
                     let (copy, path) = (folder.path().join("copy"), folder.path());
                     prop_assert!(path.exists());
                     // The sequence it takes the place of goes first.
-                    let fresh = pool.cache();
-                    if let Ok(fresh) = fresh {
-                        pooled[to] = fresh;
-                        plain[to].clear();
-                        match pooled[from].fork() {
-                            Ok(fork) => {
-                                pooled[to] = fork;
-                                plain[from].save(&copy, b"", b"").unwrap();
-                                plain[to] = KvCache::restore(&copy, &shape, b"", None).unwrap().0;
-                            }
-                            Err(KvError::NearBudget { .. }) if tier > 0 => {}
-                            Err(error) => prop_assert!(false, "{}", error),
-                        }
-                    }
+                    pooled[to] = pool.cache();
+                    pooled[to] = pooled[from].fork();
+                    plain[from].save(&copy, b"", b"").unwrap();
+                    plain[to] = KvCache::restore(&copy, &shape, b"", None).unwrap().0;
                 }
                 Step::Fork(..) => {}
                 Step::Drop(who) => {

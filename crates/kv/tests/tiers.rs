@@ -54,8 +54,9 @@ fn streamed(
 fn expected(cache: &KvCache, layer: usize, wanted: Option<&[Vec<Span>]>) -> Contents {
     let shape = cache.shape();
     let mut contents = Contents::new();
+    let reader = cache.read();
     for kv_head in 0..shape.kv_heads {
-        for (number, page) in cache.pages(layer, kv_head).enumerate() {
+        for (number, page) in reader.pages(layer, kv_head).enumerate() {
             if wanted.is_none_or(|wanted| wanted[kv_head].iter().any(|span| span.range().contains(&number))) {
                 read_into(&mut contents, shape, kv_head, &page);
             }
@@ -274,7 +275,8 @@ proptest! {
                     }
                 }
                 Step::LookThrough(from) if scans_keys && cache.tokens(0) <= 600 => {
-                    let pages: Vec<PageView<'_>> = resident.pages(0, 2).skip(from / shape.page_tokens).collect();
+                    let reader = resident.read();
+                    let pages: Vec<PageView<'_>> = reader.pages(0, 2).skip(from / shape.page_tokens).collect();
                     let same = cache.with_keys(0, 2, from, |found| {
                         let bits = |page: &PageView<'_>| {
                             let mut row = vec![0.0; page.tokens * shape.head_dim];

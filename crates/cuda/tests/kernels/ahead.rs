@@ -77,8 +77,9 @@ impl Bench {
             attended: self.attended.all(),
             log_sum_exp: self.log_sum_exp.all(),
         };
+        let reader = cache.read();
         let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.kv_heads)
-            .map(|head| cache.pages(layer, head).collect())
+            .map(|head| reader.pages(layer, head).collect())
             .collect();
         let mut call = self
             .pool
@@ -92,8 +93,9 @@ impl Bench {
     /// Begins to copy what the layer is expected to read; how many pages that is.
     fn read_ahead(&mut self, cache: &KvCache, layer: usize) -> usize {
         let expected = self.pool.expected(layer).into_iter();
+        let reader = cache.read();
         let shown: Vec<(usize, PageView<'_>)> = expected
-            .map(|(kv_head, page)| (kv_head, cache.near_page(layer, kv_head, page).unwrap()))
+            .map(|(kv_head, page)| (kv_head, reader.near_page(layer, kv_head, page).unwrap()))
             .collect();
         self.pool.read_ahead(layer, &shown).unwrap();
         shown.len()

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use crate::disk::{PlaneFile, PlaneId, PlaneRead};
-use crate::store::Source;
+use crate::pool::Source;
 use crate::{DeviceMemory, KvError};
 
 /// A slot to be filled; it travels to a thread and comes back.

@@ -1,19 +1,15 @@
 //! Slots of the device's memory, and which page each holds or waits for.
+//!
+//! A page is known by its id, so what was loaded serves every sequence that holds it. A page that is due is read from now on;
+//! what was loaded and is not due stays while nobody needs its slot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::loader::{Load, LoadPlane, Loaders};
+use crate::pool::PageId;
 use crate::tiers::SlotLayout;
 use crate::{Device, DeviceMemory, KvError};
-
-/// A page of a (layer, KV head), in the order in which pages are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct PageKey {
-    pub(super) layer: usize,
-    pub(super) page: usize,
-    pub(super) kv_head: usize,
-}
 
 /// Which planes of a page are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +33,8 @@ const PARTS: usize = 4;
 
 struct Held {
     planes: Planes,
-    wanted: bool,
+    /// Its place among the pages that are read from now on.
+    due: Option<usize>,
     /// `None` while it is being loaded.
     loaded: Option<Result<Box<dyn DeviceMemory>, KvError>>,
 }
@@ -51,9 +48,9 @@ pub(super) struct Ring {
     allocated: usize,
     free: Vec<Box<dyn DeviceMemory>>,
     /// Asked for and not sent to a thread yet.
-    unsent: Vec<Load<PageKey>>,
-    held: BTreeMap<PageKey, Held>,
-    loaders: Option<Loaders<PageKey>>,
+    unsent: Vec<Load<PageId>>,
+    held: BTreeMap<PageId, Held>,
+    loaders: Option<Loaders<PageId>>,
 }
 
 impl Ring {
@@ -75,60 +72,61 @@ impl Ring {
         self.slots
     }
 
-    pub(super) fn layout(&self) -> SlotLayout {
-        self.layout
-    }
-
     pub(super) fn allocated_bytes(&self) -> usize {
         self.allocated * self.layout.bytes
     }
 
-    /// Whether a page is here or on its way.
-    pub(super) fn holds(&self, key: &PageKey, planes: Planes) -> bool {
-        self.held
-            .get(key)
-            .is_some_and(|held| held.wanted && held.planes.cover(planes))
+    /// Whether a page is here or on its way, and due.
+    pub(super) fn holds(&self, page: PageId, planes: Planes) -> bool {
+        let held = self.held.get(&page);
+        held.is_some_and(|held| held.due.is_some() && held.planes.cover(planes))
     }
 
-    /// Keeps what is wanted of what was loaded ahead.
-    pub(super) fn keep(&mut self, wanted: impl Fn(&PageKey) -> Option<Planes>) {
-        let unwanted: Vec<PageKey> = self
-            .held
-            .iter()
-            .filter(|(key, held)| !wanted(key).is_some_and(|planes| held.planes.cover(planes)))
-            .map(|(key, _)| *key)
-            .collect();
-        unwanted.iter().for_each(|key| self.drop_page(key));
+    /// Says which pages are read from now on, in order; no others are due.
+    pub(super) fn begin(&mut self, pages: impl Iterator<Item = (PageId, Planes)>) {
+        self.held.values_mut().for_each(|held| held.due = None);
+        for (due, (page, planes)) in pages.enumerate() {
+            if let Some(held) = self.held.get_mut(&page).filter(|held| held.planes.cover(planes)) {
+                held.due = Some(due);
+            }
+        }
+        let failed = |held: &Held| held.due.is_none() && matches!(held.loaded, Some(Err(_)));
+        self.held.retain(|_, held| !failed(held));
     }
 
-    /// Frees a page's slot, now or when it comes back.
-    pub(super) fn drop_page(&mut self, key: &PageKey) {
-        let Some(held) = self.held.get_mut(key) else { return };
+    /// Frees a page's slot, now or when it comes back and another page needs it.
+    pub(super) fn drop_page(&mut self, page: PageId) {
+        let Some(held) = self.held.get_mut(&page) else { return };
         if held.loaded.is_none() {
-            held.wanted = false;
+            held.due = None;
         } else if let Some(Held {
             loaded: Some(Ok(memory)),
             ..
-        }) = self.held.remove(key)
+        }) = self.held.remove(&page)
         {
             self.free.push(memory);
         }
     }
 
-    /// Asks for a page if a slot is free; says whether it is on its way.
+    /// Asks for a page, the `due`th that is read, if there is a slot for it; says whether it is on its way.
     pub(super) fn ask(
         &mut self,
-        key: PageKey,
+        page: PageId,
         planes: Planes,
+        due: usize,
         load: impl FnOnce(SlotLayout) -> [Option<LoadPlane>; 2],
     ) -> Result<bool, KvError> {
-        if let Some(held) = self.held.get_mut(&key) {
+        if let Some(held) = self.held.get_mut(&page) {
             if held.planes.cover(planes) {
-                held.wanted = true;
+                held.due = Some(due);
                 return Ok(true);
             }
-            // Other planes of it are under way: a slot that will be free.
-            return Ok(false);
+            if held.loaded.is_none() {
+                // Other planes of it are under way: a slot that will be free.
+                held.due = None;
+                return Ok(false);
+            }
+            self.drop_page(page);
         }
         if self.loaders.is_none() {
             self.loaders = Some(Loaders::start(self.threads)?);
@@ -136,19 +134,22 @@ impl Ring {
         let memory = match self.free.pop() {
             Some(memory) => memory,
             None if self.allocated < self.slots => self.allocate()?,
-            None => return Ok(false),
+            None => match self.take_spare() {
+                Some(memory) => memory,
+                None => return Ok(false),
+            },
         };
         self.unsent.push(Load {
-            key,
+            key: page,
             memory,
             planes: load(self.layout),
         });
         let held = Held {
             planes,
-            wanted: true,
+            due: Some(due),
             loaded: None,
         };
-        self.held.insert(key, held);
+        self.held.insert(page, held);
         // Few enough that every thread has work, and what was read is checked before it leaves the processor's cache.
         if self.unsent.len() >= (self.slots / PARTS / self.threads).max(1) {
             self.send();
@@ -163,44 +164,68 @@ impl Ring {
         }
     }
 
-    /// Makes a slot free that holds nothing up to `last`: one that comes back unwanted, or the page that is read last.
-    pub(super) fn yield_slot(&mut self, last: &PageKey) {
-        let unwanted = self.held.values().any(|held| !held.wanted);
-        if !unwanted {
-            let after = self
-                .held
-                .keys()
-                .rev()
-                .find(|key| *key > last || key.layer != last.layer);
-            let Some(key) = after.copied() else { return };
-            self.drop_page(&key);
-            if !self.held.contains_key(&key) {
+    /// Makes a slot free that holds no page that is due up to `last`: one that comes back and is not due, or that of the page
+    /// that is read last.
+    pub(super) fn yield_slot(&mut self, last: usize) {
+        let returns = |held: &Held| held.due.is_none() && held.loaded.is_none();
+        if !self.held.values().any(returns) {
+            let after = self.held.iter().filter(|(_, held)| held.due > Some(last));
+            let Some(page) = after.max_by_key(|(_, held)| held.due).map(|(page, _)| *page) else {
+                return;
+            };
+            self.drop_page(page);
+            if !self.held.contains_key(&page) {
                 return;
             }
         }
         self.receive(1);
     }
 
+    /// The slot of a page that is here and not due.
+    fn take_spare(&mut self) -> Option<Box<dyn DeviceMemory>> {
+        let is_spare = |held: &Held| held.due.is_none() && matches!(held.loaded, Some(Ok(_)));
+        let page = self
+            .held
+            .iter()
+            .find(|(_, held)| is_spare(held))
+            .map(|(page, _)| *page)?;
+        self.held.remove(&page)?.loaded?.ok()
+    }
+
+    /// Forgets pages, and waits for those that are under way.
+    pub(super) fn forget(&mut self, pages: &[PageId]) {
+        if self.held.is_empty() {
+            return;
+        }
+        let is_held = |page: &&PageId| self.held.contains_key(page);
+        let held: Vec<PageId> = pages.iter().filter(is_held).copied().collect();
+        if held.iter().any(|page| self.held[page].loaded.is_none()) {
+            self.settle();
+        }
+        held.into_iter().for_each(|page| self.drop_page(page));
+    }
+
     /// Waits until pages that were asked for are here.
-    pub(super) fn wait<'k>(&mut self, keys: impl Iterator<Item = &'k PageKey> + Clone) -> Result<(), KvError> {
+    pub(super) fn wait(&mut self, pages: impl Iterator<Item = PageId> + Clone) -> Result<(), KvError> {
         loop {
-            let missing = |key: &&PageKey| self.held.get(key).is_some_and(|held| held.loaded.is_none());
-            let count = keys.clone().filter(missing).count();
+            let missing = |page: &PageId| self.held.get(page).is_some_and(|held| held.loaded.is_none());
+            let count = pages.clone().filter(missing).count();
             if count == 0 {
                 break;
             }
             self.receive(count);
         }
-        keys.into_iter().try_for_each(|key| self.check(key))
+        let mut pages = pages;
+        pages.try_for_each(|page| self.check(page))
     }
 
     /// The error of a page that could not be loaded.
-    fn check(&mut self, key: &PageKey) -> Result<(), KvError> {
-        match self.held.get(key) {
+    fn check(&mut self, page: PageId) -> Result<(), KvError> {
+        match self.held.get(&page) {
             Some(Held {
                 loaded: Some(Ok(_)), ..
             }) => Ok(()),
-            _ => match self.held.remove(key) {
+            _ => match self.held.remove(&page) {
                 Some(Held {
                     loaded: Some(Err(error)),
                     ..
@@ -211,8 +236,8 @@ impl Ring {
     }
 
     /// The slot of a page that is here.
-    pub(super) fn bytes(&self, key: &PageKey) -> &[u8] {
-        match self.held.get(key) {
+    pub(super) fn bytes(&self, page: PageId) -> &[u8] {
+        match self.held.get(&page) {
             Some(Held {
                 loaded: Some(Ok(memory)),
                 ..
@@ -235,7 +260,8 @@ impl Ring {
     /// Forgets every page.
     pub(super) fn clear(&mut self) {
         self.settle();
-        self.keep(|_| None);
+        let pages: Vec<PageId> = self.held.keys().copied().collect();
+        pages.into_iter().for_each(|page| self.drop_page(page));
     }
 
     fn allocate(&mut self) -> Result<Box<dyn DeviceMemory>, KvError> {
@@ -255,17 +281,13 @@ impl Ring {
                 self.free.push(loaded.memory);
                 continue;
             };
-            match loaded.result {
-                Ok(()) if held.wanted => held.loaded = Some(Ok(loaded.memory)),
-                Err(error) if held.wanted => {
-                    held.loaded = Some(Err(error));
+            held.loaded = Some(match loaded.result {
+                Ok(()) => Ok(loaded.memory),
+                Err(error) => {
                     self.free.push(loaded.memory);
+                    Err(error)
                 }
-                _ => {
-                    self.held.remove(&loaded.key);
-                    self.free.push(loaded.memory);
-                }
-            }
+            });
         }
     }
 }

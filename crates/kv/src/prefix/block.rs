@@ -83,11 +83,10 @@ impl<'a> Block<'a> {
         let failed = |source| failed("write", path, source);
         let mut out = Hashed::create(path)?;
         out.write(&self.head()).map_err(failed)?;
-        for layer in 0..cache.shape().layers {
-            for kv_head in 0..cache.shape().kv_heads {
-                let (keys, values, _) = cache.page_planes(layer, kv_head, number)?;
-                out.write(&keys).and_then(|()| out.write(&values)).map_err(failed)?;
-            }
+        for table in 0..cache.tables.len() {
+            let store = cache.pool.read();
+            let (keys, values, _) = cache.pages_in(&store).planes(table, number)?;
+            out.write(&keys).and_then(|()| out.write(&values)).map_err(failed)?;
         }
         Ok(out.finish(path)?)
     }

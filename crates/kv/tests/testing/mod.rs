@@ -45,7 +45,8 @@ pub(crate) fn contents(cache: &KvCache, layer: usize, kv_head: usize) -> (Vec<u3
     let shape = cache.shape();
     let d = shape.head_dim;
     let (mut keys, mut values) = (Vec::new(), Vec::new());
-    let pages: Vec<PageView<'_>> = cache.pages(layer, kv_head).collect();
+    let reader = cache.read();
+    let pages: Vec<PageView<'_>> = reader.pages(layer, kv_head).collect();
     for (number, page) in pages.iter().enumerate() {
         assert_eq!(page.start, number * shape.page_tokens);
         assert!(page.tokens > 0 && page.tokens <= shape.page_tokens);

@@ -1,0 +1,133 @@
+//! Pages of several sequences: who holds them, where they lie, and which leave when room is needed.
+//!
+//! A page is named by a [`PageId`] and has a count of holders, the page tables that name it. What holds of them:
+//!
+//! - The bytes of a page change only while one page table names it. A sequence that writes into a page that others hold as well
+//!   takes a copy first, for which there must be room.
+//! - A plane has one place, whoever holds its page, so it is sent to a farther tier once for all of them.
+//! - The oldest plane leaves first. A plane stays near while any sequence wants it there: the first page of a page table, and
+//!   pages that are not full.
+//! - Bytes are taken from the ledger of their tier before they are allocated or written, and a refusal leaves every sequence as
+//!   it was. What nobody holds any more is freed at once.
+//! - Readers share the lock of the pool ([`PageReader`](crate::PageReader), [`KvCache::stream`](crate::KvCache::stream)): pages
+//!   neither move nor change while they read. Whoever takes, writes, moves or frees pages has the lock alone. A thread that holds
+//!   a reader must not change a sequence of the pool, nor take a second reader.
+
+mod order;
+mod page;
+mod planes;
+mod prefixes;
+mod room;
+mod store;
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::ledger::Ledger;
+use crate::{CacheShape, KvCache, KvError, KvTiers};
+pub use page::PageId;
+pub(crate) use page::{Kind, Place};
+use planes::Ledgers;
+pub(crate) use planes::{PlaneBytes, Source};
+pub(crate) use store::PageStore;
+
+/// Where the pages of several sequences come from: their budgets are one, and pages that they hold in common are there
+/// once and counted once.
+///
+/// A page that is shared never changes: who writes into one, at the end of a sequence, copies it first. It goes back to
+/// the system when the last sequence has let go of it.
+///
+/// ```
+/// use riffle_attention::Format;
+/// use riffle_kv::{CacheShape, KvTiers, PagePool};
+///
+/// let shape = CacheShape {
+///     layers: 1,
+///     kv_heads: 1,
+///     head_dim: 16,
+///     page_tokens: 16,
+///     key_format: Format::F16,
+///     value_format: Format::F16,
+/// };
+/// let pool = PagePool::new(shape, KvTiers::memory(Some(shape.bytes_for(80))))?;
+/// let mut book = pool.cache();
+/// book.append(0, &[0.5; 40 * 16], &[0.5; 40 * 16])?;
+/// let mut question = book.fork();
+/// assert_eq!(pool.near_bytes(), 3 * shape.page_bytes());
+/// question.append(0, &[1.0; 16], &[1.0; 16])?;
+/// // Two pages of the three are held twice and are there once; the last was copied when it was written to.
+/// assert_eq!(question.usage().shared_bytes, 2 * shape.page_bytes());
+/// assert_eq!(pool.near_bytes(), 4 * shape.page_bytes());
+/// # Ok::<(), riffle_kv::KvError>(())
+/// ```
+#[derive(Clone)]
+pub struct PagePool(pub(crate) Arc<Pool>);
+
+pub(crate) struct Pool {
+    pub(crate) shape: CacheShape,
+    pub(crate) tiers: KvTiers,
+    ledgers: Ledgers,
+    store: RwLock<PageStore>,
+}
+
+impl PagePool {
+    /// A pool whose sequences together keep to the budgets of `tiers`. It takes no page memory before tokens arrive.
+    ///
+    /// # Errors
+    /// [`KvError::Shape`]; [`KvError::Disk`] when the folder of the disk tier cannot be written to.
+    pub fn new(shape: CacheShape, tiers: KvTiers) -> Result<Self, KvError> {
+        shape.validate()?;
+        tiers.check()?;
+        let ledgers = Ledgers {
+            near: Ledger::new(tiers.near_budget_bytes()),
+            ram: Ledger::new(tiers.ram_budget_bytes),
+            disk: Ledger::new(tiers.disk.as_ref().and_then(|disk| disk.budget_bytes)),
+        };
+        let store = PageStore::new(&shape, &tiers, &ledgers)?;
+        Ok(Self(Arc::new(Pool {
+            shape,
+            tiers,
+            ledgers,
+            store: RwLock::new(store),
+        })))
+    }
+
+    /// An empty sequence.
+    pub fn cache(&self) -> KvCache {
+        KvCache::in_pool(Arc::clone(&self.0))
+    }
+
+    /// Bytes of the nearest tier that all sequences take: pages, shared ones once, and room for those on their way.
+    pub fn near_bytes(&self) -> u64 {
+        self.0.ledgers.near.used_bytes()
+    }
+
+    /// Bytes of the disk tier's files of all sequences.
+    pub fn file_bytes(&self) -> u64 {
+        self.0.ledgers.disk.used_bytes()
+    }
+
+    /// Pages that any sequence holds, shared ones once.
+    pub fn pages(&self) -> usize {
+        self.0.read().pages()
+    }
+}
+
+impl Pool {
+    /// For readers: no page moves or changes meanwhile.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, PageStore> {
+        self.store.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For whoever takes, writes, moves or frees pages.
+    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, PageStore> {
+        self.store.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn begin_sequence(&self) {
+        self.write().begin_sequence(&self.tiers, &self.ledgers);
+    }
+
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.ledgers.disk.used_bytes()
+    }
+}

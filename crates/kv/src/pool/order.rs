@@ -1,0 +1,97 @@
+//! The order in which planes leave a tier: the oldest first.
+
+use std::collections::BTreeSet;
+
+use super::page::{Kind, PageId, Place};
+
+/// Which planes may leave for a farther tier, oldest first. A page is as old as its row: the pages of all tables of a sequence
+/// with the same number. A page that a sequence wants near is in no queue of the nearest tier.
+#[derive(Debug, Default)]
+pub(crate) struct LeaveOrder {
+    /// By page.
+    ages: Vec<Age>,
+    /// Of keys and of values.
+    near: [BTreeSet<Queued>; 2],
+    ram: [BTreeSet<Queued>; 2],
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Age {
+    /// When the first page of its row was taken.
+    row: u64,
+    table: u32,
+    /// Wishes of page tables to have it near.
+    wishes: u32,
+}
+
+/// (row, table, page)
+type Queued = (u64, u32, PageId);
+
+impl LeaveOrder {
+    /// Notes a page that was taken just now.
+    pub(crate) fn begin(&mut self, id: PageId, row: u64, table: usize) {
+        if id.index() >= self.ages.len() {
+            self.ages.resize(id.index() + 1, Age::default());
+        }
+        self.ages[id.index()] = Age {
+            row,
+            table: table as u32,
+            wishes: 0,
+        };
+    }
+
+    /// The number of the table in which a page was taken: its layer and KV head.
+    pub(crate) fn table(&self, id: PageId) -> usize {
+        self.ages[id.index()].table as usize
+    }
+
+    pub(crate) fn wishes_mut(&mut self, id: PageId) -> &mut u32 {
+        &mut self.ages[id.index()].wishes
+    }
+
+    /// Puts a plane into the queue of the tier where it lies.
+    pub(crate) fn queue(&mut self, id: PageId, kind: Kind, place: Place) {
+        let queued = self.queued(id);
+        if let Some(queue) = self.queue_of(id, kind, place) {
+            queue.insert(queued);
+        }
+    }
+
+    /// Takes a plane out of the queue that it is in.
+    pub(crate) fn unqueue(&mut self, id: PageId, kind: Kind, place: Place) {
+        let queued = self.queued(id);
+        if let Some(queue) = self.queue_of(id, kind, place) {
+            queue.remove(&queued);
+        }
+    }
+
+    /// The oldest plane that may leave the nearest tier.
+    pub(crate) fn oldest_near(&self, kind: Kind) -> Option<PageId> {
+        self.near[kind as usize].first().map(|(.., id)| *id)
+    }
+
+    /// The oldest plane in a RAM tier apart.
+    pub(crate) fn oldest_in_ram(&self, kind: Kind) -> Option<PageId> {
+        self.ram[kind as usize].first().map(|(.., id)| *id)
+    }
+
+    pub(crate) fn bookkeeping_bytes(&self) -> usize {
+        let queued: usize = self.near.iter().chain(&self.ram).map(BTreeSet::len).sum();
+        // Nodes of a B-tree are two thirds full on average.
+        self.ages.capacity() * size_of::<Age>() + queued * size_of::<Queued>() * 3 / 2
+    }
+
+    fn queued(&self, id: PageId) -> Queued {
+        let age = &self.ages[id.index()];
+        (age.row, age.table, id)
+    }
+
+    fn queue_of(&mut self, id: PageId, kind: Kind, place: Place) -> Option<&mut BTreeSet<Queued>> {
+        match place {
+            Place::Near(_) if self.ages[id.index()].wishes > 0 => None,
+            Place::Near(_) => Some(&mut self.near[kind as usize]),
+            Place::Ram(_) => Some(&mut self.ram[kind as usize]),
+            Place::Disk(_) => None,
+        }
+    }
+}

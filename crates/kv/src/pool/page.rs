@@ -1,0 +1,175 @@
+//! Records of pages: who holds them and where their planes lie.
+
+use crate::arena::Slot;
+use crate::slots::SlotMap;
+
+/// Names a page of a [`PagePool`](crate::PagePool) for as long as a sequence holds it. When the last sequence has let go of the
+/// page, its id may name another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageId(u32);
+
+/// The planes of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Keys,
+    Values,
+}
+
+impl Kind {
+    pub(crate) const BOTH: [Self; 2] = [Self::Keys, Self::Values];
+}
+
+/// Where a plane lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the nearest tier.
+    Near(Slot),
+    /// In a RAM tier apart from the nearest.
+    Ram(Slot),
+    /// In the files.
+    Disk(u32),
+}
+
+impl Place {
+    pub(crate) fn is_near(self) -> bool {
+        matches!(self, Self::Near(_))
+    }
+}
+
+/// The pages of a pool, by id.
+#[derive(Debug, Default)]
+pub(crate) struct PageRecords {
+    records: Vec<Record>,
+    used: SlotMap,
+    count: usize,
+}
+
+/// 16 bytes: small pages are many.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    /// Page tables that name the page; 0 for an id that is free.
+    holders: u32,
+    /// A slot or a place on disk, of keys and of values.
+    numbers: [u32; 2],
+    tiers: [Tier; 2],
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Tier {
+    Near,
+    Ram,
+    Disk,
+}
+
+impl PageId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl PageRecords {
+    /// Pages that are held.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// A page with one holder, whose keys and values lie near.
+    pub(crate) fn take(&mut self, slots: [Slot; 2]) -> PageId {
+        let index = self.used.lowest_free();
+        self.used.take(index);
+        let record = Record {
+            holders: 1,
+            numbers: slots.map(Slot::number),
+            tiers: [Tier::Near; 2],
+        };
+        if index == self.records.len() {
+            if index == self.records.capacity() {
+                // Doubling would make the records of small pages heavy.
+                self.records.reserve_exact((index / 8).max(16));
+            }
+            self.records.push(record);
+        } else {
+            self.records[index] = record;
+        }
+        self.count += 1;
+        PageId(u32::try_from(index).expect("a plane takes bytes, so slots run out before ids"))
+    }
+
+    /// Forgets a page.
+    pub(crate) fn free(&mut self, id: PageId) {
+        self.records[id.index()].holders = 0;
+        self.used.free(id.index());
+        self.count -= 1;
+        self.records.truncate(self.used.end());
+        if self.records.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    pub(crate) fn holders(&self, id: PageId) -> u32 {
+        self.records[id.index()].holders
+    }
+
+    pub(crate) fn holders_mut(&mut self, id: PageId) -> &mut u32 {
+        &mut self.records[id.index()].holders
+    }
+
+    pub(crate) fn place(&self, id: PageId, kind: Kind) -> Place {
+        let record = &self.records[id.index()];
+        let number = record.numbers[kind as usize];
+        match record.tiers[kind as usize] {
+            Tier::Near => Place::Near(Slot::of_number(number)),
+            Tier::Ram => Place::Ram(Slot::of_number(number)),
+            Tier::Disk => Place::Disk(number),
+        }
+    }
+
+    pub(crate) fn set_place(&mut self, id: PageId, kind: Kind, place: Place) {
+        let record = &mut self.records[id.index()];
+        let (tier, number) = match place {
+            Place::Near(slot) => (Tier::Near, slot.number()),
+            Place::Ram(slot) => (Tier::Ram, slot.number()),
+            Place::Disk(number) => (Tier::Disk, number),
+        };
+        record.tiers[kind as usize] = tier;
+        record.numbers[kind as usize] = number;
+    }
+
+    /// Pages that are held, in the order of their ids.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = PageId> + use<> {
+        let held: Vec<PageId> = (0..self.records.len())
+            .filter(|index| self.records[*index].holders > 0)
+            .map(|index| PageId(index as u32))
+            .collect();
+        held.into_iter()
+    }
+
+    pub(crate) fn bookkeeping_bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Record>() + self.used.bookkeeping_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_keeps_where_both_planes_lie_and_a_freed_id_is_used_again() {
+        let slot = Slot::of_number;
+        let mut records = PageRecords::default();
+        let first = records.take([slot(1), slot(2)]);
+        let second = records.take([slot(3), slot(4)]);
+        records.set_place(first, Kind::Values, Place::Disk(u32::MAX));
+        records.set_place(second, Kind::Keys, Place::Ram(slot(9)));
+        assert_eq!(records.place(first, Kind::Keys), Place::Near(slot(1)));
+        assert_eq!(records.place(first, Kind::Values), Place::Disk(u32::MAX));
+        assert_eq!(records.place(second, Kind::Keys), Place::Ram(slot(9)));
+        records.free(first);
+        assert_eq!((records.count(), records.ids().collect::<Vec<_>>()), (1, vec![second]));
+        assert_eq!(records.take([slot(5), slot(6)]), first);
+        records.free(first);
+        records.free(second);
+        assert_eq!((records.count(), records.bookkeeping_bytes()), (0, 0));
+        assert_eq!(size_of::<Record>(), 16);
+    }
+}

@@ -1,0 +1,143 @@
+//! Room for new planes: the oldest leave for farther tiers when it is needed.
+
+use std::sync::Arc;
+
+use super::page::{Kind, PageId, Place};
+use super::planes::RamPlanes;
+use super::store::PageStore;
+use crate::KvError;
+
+impl PageStore {
+    /// Whether the tiers hold this many pages, wherever they lie.
+    pub(crate) fn fits(&self, pages: usize) -> bool {
+        let on_disk = self.planes.each_ref().map(|planes| planes.on_disk_of(pages));
+        if on_disk == [0, 0] {
+            return true;
+        }
+        let bytes = |kind: Kind| on_disk[kind as usize] as u128 * self.planes(kind).plane_bytes as u128;
+        let has_disk = self.planes.iter().all(|planes| planes.disk.is_some());
+        has_disk && bytes(Kind::Keys) + bytes(Kind::Values) <= u128::from(self.disk_budget_bytes)
+    }
+
+    /// Sees to it that this many more planes of keys and of values can be taken, or says why not; what has left by then lies
+    /// farther.
+    pub(crate) fn make_room(&mut self, planes: [usize; 2]) -> Result<(), KvError> {
+        let room = Kind::BOTH
+            .into_iter()
+            .try_for_each(|kind| self.make_room_for(kind, planes[kind as usize]));
+        room.inspect_err(|_| self.planes.iter_mut().for_each(|planes| planes.near.trim()))
+    }
+
+    fn make_room_for(&mut self, kind: Kind, count: usize) -> Result<(), KvError> {
+        loop {
+            let planes = &mut self.planes[kind as usize];
+            let used = planes.near.used_slots();
+            let is_free = planes.near_slots.saturating_sub(used) >= count;
+            if count == 0 || is_free && planes.near.reserve(count, planes.near_slots)? {
+                return Ok(());
+            }
+            let oldest = self.order.as_ref().and_then(|order| order.oldest_near(kind));
+            let page = oldest.ok_or_else(|| self.too_little(kind, used + count))?;
+            self.send_away(kind, page)?;
+        }
+    }
+
+    /// Moves a plane that lies near one tier away.
+    fn send_away(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+        match self.planes(kind).ram.is_some() {
+            true => self.send_to_ram(kind, page),
+            false => self.send_to_disk(kind, page),
+        }
+    }
+
+    /// Moves a plane that lies near to the RAM tier apart, from which the oldest leave for the disk where it is full.
+    fn send_to_ram(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+        loop {
+            let planes = self.planes(kind);
+            let (Place::Near(slot), Some(RamPlanes { arena, slots })) = (self.place(page, kind), &planes.ram) else {
+                return Ok(());
+            };
+            let (arena, slots) = (Arc::clone(arena), *slots);
+            let mut arena = arena.write().expect("no thread panics while it holds the planes");
+            let used = arena.used_slots();
+            if used < slots && arena.reserve(1, slots)? {
+                let target = arena.take();
+                arena.bytes_mut(target).copy_from_slice(planes.near.bytes(slot));
+                self.move_plane(page, kind, Place::Ram(target));
+                return Ok(());
+            }
+            drop(arena);
+            let oldest = self.order.as_ref().and_then(|order| order.oldest_in_ram(kind));
+            let oldest = oldest.filter(|_| planes.disk.is_some());
+            let oldest = oldest.ok_or_else(|| self.too_little(kind, used + 1))?;
+            self.send_to_disk(kind, oldest)?;
+        }
+    }
+
+    /// Moves a plane to the disk; one that lies there already stays.
+    pub(super) fn send_to_disk(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+        let place = self.place(page, kind);
+        let planes = self.planes(kind);
+        let (Some(order), Some(disk)) = (&self.order, &planes.disk) else {
+            return Err(self.too_little(kind, planes.near.used_slots() + 1));
+        };
+        let layer = order.table(page) / self.shape.kv_heads;
+        let number = match place {
+            Place::Near(slot) => disk.write(layer, planes.near.bytes(slot))?,
+            Place::Ram(slot) => {
+                let arena = &planes.ram.as_ref().expect("planes lie in tiers that there are").arena;
+                let arena = arena.read().expect("no thread panics while it holds the planes");
+                disk.write(layer, arena.bytes(slot))?
+            }
+            Place::Disk(_) => return Ok(()),
+        };
+        self.move_plane(page, kind, Place::Disk(number));
+        Ok(())
+    }
+
+    /// Sends the planes of a page to the farthest tier that has room for them, and says how many bytes left the nearest.
+    ///
+    /// # Errors
+    /// [`KvError::Disk`] and [`KvError::Memory`]; each plane lies where it lay or where it was sent.
+    pub(crate) fn send_far(&mut self, page: PageId) -> Result<u64, KvError> {
+        let mut bytes = 0;
+        for kind in Kind::BOTH {
+            let was_near = self.place(page, kind).is_near();
+            let sent = match self.send_to_disk(kind, page) {
+                Err(KvError::DiskBudget { .. } | KvError::NearBudget { .. }) => self.send_to_free_ram(kind, page),
+                sent => sent,
+            };
+            sent?;
+            if was_near && !self.place(page, kind).is_near() {
+                bytes += self.planes(kind).plane_bytes as u64;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Moves a plane that lies near to the RAM tier apart if that has room.
+    fn send_to_free_ram(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+        let Some(RamPlanes { arena, slots }) = &self.planes(kind).ram else {
+            return Ok(());
+        };
+        let used = arena
+            .read()
+            .expect("no thread panics while it holds the planes")
+            .used_slots();
+        match used < *slots {
+            true => self.send_to_ram(kind, page),
+            false => Ok(()),
+        }
+    }
+
+    fn too_little(&self, kind: Kind, planes: usize) -> KvError {
+        let store = self.planes(kind);
+        let near_bytes = (store.near_slots as u64).saturating_mul(store.plane_bytes as u64);
+        KvError::NearBudget {
+            what: store.what,
+            needed_bytes: planes as u64 * store.plane_bytes as u64,
+            near_bytes: near_bytes.min(self.near_budget_bytes),
+            sequences: self.sequences,
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! What a pool owns: pages with their holders, the planes of all tiers, and the offload engine.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use riffle_attention::{Plane, PlaneMut};
+
+use super::order::LeaveOrder;
+use super::page::{Kind, PageId, PageRecords, Place};
+use super::planes::{Ledgers, PlaneBytes, PlaneStore, Source};
+use super::prefixes::KnownRows;
+use crate::arena::Slot;
+use crate::disk::PlaneId;
+use crate::ledger::Taken;
+use crate::offload::OffloadEngine;
+use crate::tiers::Layout;
+use crate::{CacheShape, KvError, KvTiers};
+
+pub(crate) struct PageStore {
+    pub(crate) shape: CacheShape,
+    records: PageRecords,
+    /// Keys and values.
+    pub(super) planes: [PlaneStore; 2],
+    /// `None` where no plane can leave the nearest tier.
+    pub(super) order: Option<LeaveOrder>,
+    pub(crate) known: KnownRows,
+    /// Loads planes that do not lie near. It moves none, so that readers can use it.
+    offload: Mutex<OffloadEngine>,
+    /// Planes that do not lie near.
+    far_planes: usize,
+    /// Rows of pages that were begun.
+    rows: u64,
+    pub(super) sequences: usize,
+    /// Memory of planes on their way and of keys that are looked through, while there are sequences.
+    moving: Option<Taken>,
+    pub(super) near_budget_bytes: u64,
+    pub(super) disk_budget_bytes: u64,
+}
+
+impl PageStore {
+    pub(crate) fn new(shape: &CacheShape, tiers: &KvTiers, ledgers: &Ledgers) -> Result<Self, KvError> {
+        let planes = |kind| PlaneStore::new(kind, shape, tiers, ledgers);
+        Ok(Self {
+            shape: *shape,
+            records: PageRecords::default(),
+            planes: [planes(Kind::Keys)?, planes(Kind::Values)?],
+            order: tiers.has_farther().then(LeaveOrder::default),
+            known: KnownRows::default(),
+            offload: Mutex::new(OffloadEngine::new(tiers, shape)),
+            far_planes: 0,
+            rows: 0,
+            sequences: 0,
+            moving: None,
+            near_budget_bytes: ledgers.near.budget_bytes(),
+            disk_budget_bytes: ledgers.disk.budget_bytes(),
+        })
+    }
+
+    /// Notes a new sequence; the first sets the memory of planes on their way aside.
+    pub(crate) fn begin_sequence(&mut self, tiers: &KvTiers, ledgers: &Ledgers) {
+        self.sequences += 1;
+        let is_limited = tiers.has_farther() && tiers.near_budget_bytes().is_some();
+        if !is_limited || self.moving.is_some() {
+            return;
+        }
+        let scan_bytes = Layout::new(tiers, &self.shape).scan_bytes;
+        let bytes = tiers.ring_bytes(&self.shape).saturating_add(scan_bytes);
+        // A sequence that has too little of everything is told so when it appends.
+        let bytes = bytes.min(self.near_budget_bytes);
+        self.moving = Taken::take(&ledgers.near, bytes, "pages on their way").ok();
+    }
+
+    /// Notes that a sequence has gone, with its pages; the last takes the memory of planes on their way with it.
+    pub(crate) fn end_sequence(&mut self, tiers: &KvTiers) {
+        self.sequences -= 1;
+        if self.sequences == 0 {
+            *self.offload_mut() = OffloadEngine::new(tiers, &self.shape);
+            self.moving = None;
+        }
+    }
+
+    /// The number of a row of pages that begins now.
+    pub(crate) fn begin_row(&mut self) -> u64 {
+        self.rows += 1;
+        self.rows
+    }
+
+    /// Pages that are held.
+    pub(crate) fn pages(&self) -> usize {
+        self.records.count()
+    }
+
+    pub(crate) fn planes(&self, kind: Kind) -> &PlaneStore {
+        &self.planes[kind as usize]
+    }
+
+    pub(crate) fn place(&self, page: PageId, kind: Kind) -> Place {
+        self.records.place(page, kind)
+    }
+
+    pub(crate) fn is_near(&self, page: PageId) -> bool {
+        self.far_planes == 0 || Kind::BOTH.iter().all(|kind| self.place(page, *kind).is_near())
+    }
+
+    /// Whether all of these pages lie near.
+    pub(crate) fn are_near(&self, pages: &[PageId]) -> bool {
+        self.far_planes == 0 || pages.iter().all(|page| self.is_near(*page))
+    }
+
+    /// Whether more than one page table names a page.
+    pub(crate) fn is_shared(&self, page: PageId) -> bool {
+        self.records.holders(page) > 1
+    }
+
+    /// A plane that lies near; `None` for others.
+    pub(crate) fn near_plane(&self, page: PageId, kind: Kind) -> Option<Plane<'_>> {
+        self.planes(kind).near_plane(self.place(page, kind))
+    }
+
+    /// Where a plane is loaded from; `None` for one that lies near.
+    pub(crate) fn source(&self, page: PageId, kind: Kind) -> Option<Source> {
+        self.planes(kind).source(self.place(page, kind))
+    }
+
+    /// A plane's bytes, wherever it lies.
+    pub(crate) fn bytes(&self, page: PageId, kind: Kind, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
+        self.planes(kind).bytes(self.place(page, kind), id)
+    }
+
+    /// The engine that loads planes which do not lie near. A panic while pages were shown leaves it as it was.
+    pub(crate) fn offload(&self) -> MutexGuard<'_, OffloadEngine> {
+        self.offload.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn offload_mut(&mut self) -> &mut OffloadEngine {
+        self.offload.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new page with one holder; [room](Self::make_room) for it has been made.
+    pub(crate) fn take(&mut self, table: usize, row: u64) -> PageId {
+        let [keys, values] = &mut self.planes;
+        let slots = [keys.near.take(), values.near.take()];
+        let page = self.records.take(slots);
+        if let Some(order) = &mut self.order {
+            order.begin(page, row, table);
+            for kind in Kind::BOTH {
+                order.queue(page, kind, Place::Near(slots[kind as usize]));
+            }
+        }
+        page
+    }
+
+    /// Adds a holder.
+    pub(crate) fn hold(&mut self, page: PageId) {
+        *self.records.holders_mut(page) += 1;
+    }
+
+    /// Takes a holder away from each page; those that nobody holds any more are freed in every tier.
+    pub(crate) fn let_go(&mut self, pages: &[PageId]) {
+        let mut freed = Vec::new();
+        for page in pages {
+            let holders = self.records.holders_mut(*page);
+            *holders -= 1;
+            if *holders == 0 {
+                freed.push(*page);
+            }
+        }
+        if freed.is_empty() {
+            return;
+        }
+        self.offload_mut().forget(&freed);
+        for kind in Kind::BOTH {
+            let places: Vec<Place> = freed.iter().map(|page| self.place(*page, kind)).collect();
+            self.far_planes -= places.iter().filter(|place| !place.is_near()).count();
+            if let Some(order) = &mut self.order {
+                freed
+                    .iter()
+                    .zip(&places)
+                    .for_each(|(page, place)| order.unqueue(*page, kind, *place));
+            }
+            self.planes[kind as usize].free(&places);
+        }
+        for page in freed {
+            self.known.forget(page);
+            self.records.free(page);
+        }
+        if self.records.count() == 0 {
+            self.order = self.order.take().map(|_| LeaveOrder::default());
+        }
+    }
+
+    /// Notes that a page table wants a page near: it does not leave then.
+    pub(crate) fn wish_near(&mut self, page: PageId) {
+        self.change_wishes(page, |wishes| wishes + 1);
+    }
+
+    /// Notes that a page table wants a page near no more.
+    pub(crate) fn drop_wish(&mut self, page: PageId) {
+        self.change_wishes(page, |wishes| wishes - 1);
+    }
+
+    fn change_wishes(&mut self, page: PageId, change: impl Fn(u32) -> u32) {
+        let Some(order) = &mut self.order else { return };
+        let places = Kind::BOTH.map(|kind| self.records.place(page, kind));
+        for kind in Kind::BOTH {
+            order.unqueue(page, kind, places[kind as usize]);
+        }
+        let wishes = order.wishes_mut(page);
+        *wishes = change(*wishes);
+        for kind in Kind::BOTH {
+            order.queue(page, kind, places[kind as usize]);
+        }
+    }
+
+    /// Notes where a plane lies now, and frees the slot it had. Its bytes are the same.
+    pub(super) fn move_plane(&mut self, page: PageId, kind: Kind, to: Place) {
+        let from = self.place(page, kind);
+        if let Some(order) = &mut self.order {
+            order.unqueue(page, kind, from);
+            order.queue(page, kind, to);
+        }
+        self.records.set_place(page, kind, to);
+        self.far_planes = self.far_planes + usize::from(!to.is_near()) - usize::from(!from.is_near());
+        if !from.is_near() {
+            // It may be on its way from there.
+            self.offload_mut().settle();
+        }
+        self.planes[kind as usize].free_for_reuse(from);
+    }
+
+    /// Planes of keys and of values that must be taken near before a page can be written to: of a shared one a copy is written,
+    /// one that lies far is brought near.
+    pub(crate) fn planes_to_write(&self, page: PageId) -> [usize; 2] {
+        let is_shared = self.is_shared(page);
+        Kind::BOTH.map(|kind| usize::from(is_shared || !self.place(page, kind).is_near()))
+    }
+
+    /// Brings the planes of a page near, so that they can be written to; room for them has been made.
+    pub(crate) fn bring(&mut self, page: PageId, id: impl Fn(&'static str) -> PlaneId) -> Result<(), KvError> {
+        let read = |kind: Kind| -> Result<Option<Vec<u8>>, KvError> {
+            let place = self.place(page, kind);
+            let id = id(self.planes(kind).what);
+            let far = (!place.is_near()).then(|| self.planes(kind).bytes(place, id));
+            Ok(far.transpose()?.map(|bytes| bytes.to_vec()))
+        };
+        let far = [read(Kind::Keys)?, read(Kind::Values)?];
+        self.offload_mut().forget(&[page]);
+        for (kind, bytes) in Kind::BOTH.into_iter().zip(far) {
+            if let Some(bytes) = bytes {
+                let near = &mut self.planes[kind as usize].near;
+                let slot = near.take();
+                near.bytes_mut(slot).copy_from_slice(&bytes);
+                self.move_plane(page, kind, Place::Near(slot));
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy of a page, near and with one holder; room for it has been made.
+    pub(crate) fn copy(
+        &mut self,
+        page: PageId,
+        (table, row): (usize, u64),
+        id: impl Fn(&'static str) -> PlaneId,
+    ) -> Result<PageId, KvError> {
+        let read = |kind: Kind| {
+            self.bytes(page, kind, id(self.planes(kind).what))
+                .map(|bytes| bytes.to_vec())
+        };
+        let planes = [read(Kind::Keys)?, read(Kind::Values)?];
+        let copy = self.take(table, row);
+        for (kind, bytes) in Kind::BOTH.into_iter().zip(planes) {
+            self.bytes_mut(copy, kind).copy_from_slice(&bytes);
+        }
+        Ok(copy)
+    }
+
+    /// The bytes of a plane that lies near, to be written by the only holder of the page.
+    pub(crate) fn bytes_mut(&mut self, page: PageId, kind: Kind) -> &mut [u8] {
+        let slot = self.writable(page, kind);
+        self.planes[kind as usize].near.bytes_mut(slot)
+    }
+
+    /// A plane that lies near, to be written by the only holder of the page.
+    pub(crate) fn plane_mut(&mut self, page: PageId, kind: Kind) -> PlaneMut<'_> {
+        let slot = self.writable(page, kind);
+        self.planes[kind as usize].near.plane_mut(slot)
+    }
+
+    fn writable(&self, page: PageId, kind: Kind) -> Slot {
+        assert!(!self.is_shared(page), "a page is written while one sequence holds it");
+        match self.place(page, kind) {
+            Place::Near(slot) => slot,
+            _ => unreachable!("pages are brought near before they are written to"),
+        }
+    }
+
+    /// Changes a plane where it lies, for the only holder of the page.
+    pub(crate) fn change(
+        &mut self,
+        page: PageId,
+        kind: Kind,
+        id: PlaneId,
+        change: impl FnOnce(&mut PlaneMut<'_>),
+    ) -> Result<(), KvError> {
+        assert!(!self.is_shared(page), "a page is written while one sequence holds it");
+        self.forget_contents(page);
+        let place = self.place(page, kind);
+        self.planes[kind as usize].change(place, id, change)
+    }
+
+    /// Forgets what is known of a page that is about to change.
+    pub(crate) fn forget_contents(&mut self, page: PageId) {
+        self.known.forget(page);
+        self.offload_mut().forget(&[page]);
+    }
+
+    /// Moves near planes together after many have gone, so that slabs run empty.
+    pub(crate) fn defragment(&mut self) {
+        for kind in Kind::BOTH {
+            let near = &mut self.planes[kind as usize].near;
+            while let Some(slab) = near.spare_slab() {
+                for page in self.records.ids() {
+                    match self.records.place(page, kind) {
+                        Place::Near(slot) if slot.slab() == slab => {
+                            self.records.set_place(page, kind, Place::Near(near.move_down(slot)));
+                        }
+                        _ => {}
+                    }
+                }
+                near.trim();
+            }
+        }
+    }
+
+    /// Bytes of near planes and of planes on their way.
+    pub(crate) fn mapped_bytes(&self) -> usize {
+        let planes: usize = self.planes.iter().map(PlaneStore::mapped_bytes).sum();
+        planes + self.offload().allocated_bytes()
+    }
+
+    pub(crate) fn bookkeeping_bytes(&self) -> usize {
+        let planes: usize = self.planes.iter().map(PlaneStore::bookkeeping_bytes).sum();
+        let order = self.order.as_ref().map_or(0, LeaveOrder::bookkeeping_bytes);
+        planes + order + self.records.bookkeeping_bytes() + self.known.bookkeeping_bytes()
+    }
+
+    pub(crate) fn forget_cached_files(&mut self) -> Result<(), KvError> {
+        self.offload_mut().forget_all();
+        let files = self.planes.iter().filter_map(|planes| planes.disk.as_ref());
+        files.into_iter().try_for_each(|files| files.forget_cached())
+    }
+}

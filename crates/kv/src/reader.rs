@@ -1,0 +1,189 @@
+//! Pages of sequences as they lie.
+
+use std::sync::{Arc, RwLockReadGuard};
+
+use riffle_attention::{PageView, Plane, Span};
+
+use crate::disk::PlaneId;
+use crate::pool::{Kind, PageId, PageStore, PlaneBytes};
+use crate::table::PageTable;
+use crate::{CacheShape, KvCache, KvError};
+
+/// The planes of a page and how many tokens it holds.
+pub(crate) type PagePlanes<'a> = (PlaneBytes<'a>, PlaneBytes<'a>, usize);
+
+/// Reads pages that lie near where they lie. Readers share a pool: while one is there no page of the pool moves or changes,
+/// so whoever appends to a sequence of the pool, or changes one otherwise, waits for it.
+pub struct PageReader<'c> {
+    store: RwLockReadGuard<'c, PageStore>,
+    cache: &'c KvCache,
+}
+
+/// The page tables of a sequence, in a pool in which nothing moves.
+#[derive(Clone, Copy)]
+pub struct SequencePages<'a> {
+    pub(crate) store: &'a PageStore,
+    /// `[layers, kv_heads]`
+    pub(crate) tables: &'a [PageTable],
+    /// `[layers, kv_heads]`
+    pub(crate) tokens: &'a [usize],
+}
+
+impl KvCache {
+    /// Begins to read pages that lie near. The thread must not change any sequence of the pool, nor begin to read another one,
+    /// before the reader is dropped: [`PageReader::of`] reads several at once.
+    pub fn read(&self) -> PageReader<'_> {
+        PageReader {
+            store: self.pool.read(),
+            cache: self,
+        }
+    }
+}
+
+impl PageReader<'_> {
+    /// As [`SequencePages::pages`] of the sequence that the reader was asked of.
+    pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'_>> {
+        self.sequence().pages_from(layer, kv_head, 0)
+    }
+
+    /// As [`SequencePages::pages_from`] of the sequence that the reader was asked of.
+    pub fn pages_from(
+        &self,
+        layer: usize,
+        kv_head: usize,
+        from_token: usize,
+    ) -> impl ExactSizeIterator<Item = PageView<'_>> {
+        self.sequence().pages_from(layer, kv_head, from_token)
+    }
+
+    /// As [`SequencePages::near_page`] of the sequence that the reader was asked of.
+    pub fn near_page(&self, layer: usize, kv_head: usize, page: usize) -> Option<PageView<'_>> {
+        self.sequence().near_page(layer, kv_head, page)
+    }
+
+    /// The pages of another sequence; `None` for one of another pool.
+    pub fn of<'r>(&'r self, other: &'r KvCache) -> Option<SequencePages<'r>> {
+        Arc::ptr_eq(&self.cache.pool, &other.pool).then(|| other.pages_in(&self.store))
+    }
+
+    fn sequence(&self) -> SequencePages<'_> {
+        self.cache.pages_in(&self.store)
+    }
+}
+
+impl<'a> SequencePages<'a> {
+    /// The pages of a (layer, KV head) whose keys and values lie near, in order: all of them while nothing has left for
+    /// a farther tier. None for a layer or head that does not exist.
+    pub fn pages(&self, layer: usize, kv_head: usize) -> impl ExactSizeIterator<Item = PageView<'a>> + use<'a> {
+        self.pages_from(layer, kv_head, 0)
+    }
+
+    /// As [`pages`](Self::pages), from the page on that holds the token.
+    pub fn pages_from(
+        &self,
+        layer: usize,
+        kv_head: usize,
+        from_token: usize,
+    ) -> impl ExactSizeIterator<Item = PageView<'a>> + use<'a> {
+        let pages = self
+            .table_of(layer, kv_head)
+            .map_or(0, |table| self.page_ids(table).len());
+        let first = (from_token / self.shape().page_tokens).min(pages);
+        let views = (first..pages).filter_map(|page| self.near_page(layer, kv_head, page));
+        views.collect::<Vec<_>>().into_iter()
+    }
+
+    /// A page of a (layer, KV head) if its keys and values lie near; `None` for others, and for those that do not exist.
+    pub fn near_page(&self, layer: usize, kv_head: usize, page: usize) -> Option<PageView<'a>> {
+        let table = self.table_of(layer, kv_head)?;
+        let id = *self.page_ids(table).get(page)?;
+        let (keys, values) = (
+            self.store.near_plane(id, Kind::Keys)?,
+            self.store.near_plane(id, Kind::Values)?,
+        );
+        Some(self.page_view(table, page, keys, values))
+    }
+
+    pub(crate) fn shape(&self) -> &'a CacheShape {
+        &self.store.shape
+    }
+
+    pub(crate) fn page_ids(&self, table: usize) -> &'a [PageId] {
+        self.tables[table].pages()
+    }
+
+    /// Whether all pages of a layer lie near.
+    pub(crate) fn are_near(&self, layer: usize) -> bool {
+        let heads = self.shape().kv_heads;
+        let mut tables = self.tables[layer * heads..(layer + 1) * heads].iter();
+        tables.all(|table| self.store.are_near(table.pages()))
+    }
+
+    /// The wanted pages of a layer that lies near, by KV head; all for `None`.
+    pub(crate) fn near_views(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Vec<PageView<'a>>> {
+        let heads = 0..self.shape().kv_heads;
+        let views = heads.map(|kv_head| {
+            let Some(wanted) = wanted else {
+                return self.pages(layer, kv_head).collect();
+            };
+            let held = self.page_ids(layer * self.shape().kv_heads + kv_head).len();
+            let mut numbers: Vec<usize> = wanted[kv_head]
+                .iter()
+                .flat_map(|span| span.start..span.end.min(held))
+                .collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            let near = numbers
+                .into_iter()
+                .filter_map(|page| self.near_page(layer, kv_head, page));
+            near.collect()
+        });
+        views.collect()
+    }
+
+    pub(crate) fn page_view<'p>(&self, table: usize, page: usize, keys: Plane<'p>, values: Plane<'p>) -> PageView<'p> {
+        PageView {
+            start: page * self.shape().page_tokens,
+            tokens: self.tokens_in(table, page),
+            keys,
+            values,
+        }
+    }
+
+    /// Tokens in a page that exists.
+    pub(crate) fn tokens_in(&self, table: usize, page: usize) -> usize {
+        let page_tokens = self.shape().page_tokens;
+        page_tokens.min(self.tokens[table] - page * page_tokens)
+    }
+
+    /// A plane's bytes, wherever it lies.
+    pub(crate) fn bytes(&self, table: usize, page: usize, kind: Kind) -> Result<PlaneBytes<'a>, KvError> {
+        let what = self.store.planes(kind).what;
+        let id = plane_id(self.shape(), what, table, page);
+        self.store.bytes(self.page_ids(table)[page], kind, id)
+    }
+
+    /// The planes of a page that exists, wherever they lie, and how many tokens it holds.
+    pub(crate) fn planes(&self, table: usize, page: usize) -> Result<PagePlanes<'a>, KvError> {
+        let (keys, values) = (
+            self.bytes(table, page, Kind::Keys)?,
+            self.bytes(table, page, Kind::Values)?,
+        );
+        Ok((keys, values, self.tokens_in(table, page)))
+    }
+
+    fn table_of(&self, layer: usize, kv_head: usize) -> Option<usize> {
+        let shape = self.shape();
+        (layer < shape.layers && kv_head < shape.kv_heads).then(|| layer * shape.kv_heads + kv_head)
+    }
+}
+
+/// What an error calls a plane.
+pub(crate) fn plane_id(shape: &CacheShape, what: &'static str, table: usize, page: usize) -> PlaneId {
+    PlaneId {
+        what,
+        layer: table / shape.kv_heads,
+        kv_head: table % shape.kv_heads,
+        page,
+    }
+}

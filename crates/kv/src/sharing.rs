@@ -1,0 +1,104 @@
+//! Sequences that hold pages in common.
+
+use std::sync::Arc;
+
+use crate::KvCache;
+use crate::pool::PageId;
+use crate::prefix::chain;
+
+impl KvCache {
+    /// A sequence that begins with everything this one holds; from here on both share these pages. No page is copied before
+    /// one of them writes to it.
+    pub fn fork(&self) -> Self {
+        let mut fork = Self::in_pool(Arc::clone(&self.pool));
+        let store = &mut *self.pool.write();
+        fork.tables = self.tables.iter().map(|table| table.fork(store)).collect();
+        fork.tokens.clone_from(&self.tokens);
+        fork.rows.clone_from(&self.rows);
+        fork.is_parked = self.is_parked;
+        fork
+    }
+
+    /// Shares the whole pages of the first `tokens.len()` tokens of a sequence that begins with exactly these: with
+    /// sequences of the pool that hold the same pages already, and with those that [`adopt`](Self::adopt) them. Pages that
+    /// others hold already take the place of the sequence's own, which are freed. Returns how many tokens are shared now; none
+    /// where some heads have let tokens go.
+    ///
+    /// `identity` names what makes the keys and values; pages of another identity are never taken for the same.
+    pub fn share(&mut self, identity: &[u8], tokens: &[u32]) -> usize {
+        let held = self.tokens.iter().copied().min().unwrap_or(0);
+        if self.tokens.iter().any(|tokens| *tokens != held) {
+            return 0;
+        }
+        let pool = Arc::clone(&self.pool);
+        let keys = chain(&pool.shape, identity, &tokens[..tokens.len().min(held)]);
+        let rows = keys.len();
+        let store = &mut *pool.write();
+        for (row, key) in keys.into_iter().enumerate() {
+            match store.known.get(key).map(<[PageId]>::to_vec) {
+                Some(pages) => {
+                    for (table, page) in self.tables.iter_mut().zip(pages) {
+                        if table.pages()[row] != page {
+                            store.hold(page);
+                            table.replace(row, page, store);
+                        }
+                    }
+                }
+                None => {
+                    let pages = self.tables.iter().map(|table| table.pages()[row]);
+                    store.known.insert(key, pages.collect());
+                }
+            }
+        }
+        store.defragment();
+        rows * pool.shape.page_tokens
+    }
+
+    /// Fills an empty sequence with the longest beginning of `tokens` that another sequence of the pool holds and
+    /// [shares](Self::share), in whole pages. Returns its tokens.
+    pub fn adopt(&mut self, identity: &[u8], tokens: &[u32]) -> usize {
+        if self.tokens.iter().any(|tokens| *tokens > 0) {
+            return 0;
+        }
+        let pool = Arc::clone(&self.pool);
+        let store = &mut *pool.write();
+        for key in chain(&pool.shape, identity, tokens) {
+            let Some(pages) = store.known.get(key).map(<[PageId]>::to_vec) else {
+                break;
+            };
+            self.rows.push(store.begin_row());
+            for (table, page) in self.tables.iter_mut().zip(pages) {
+                store.hold(page);
+                table.push(page, store);
+            }
+        }
+        let tokens = self.rows.len() * pool.shape.page_tokens;
+        (0..self.tables.len()).for_each(|table| self.set_tokens(store, table, tokens));
+        tokens
+    }
+
+    /// Sends every page that no other sequence holds to the farthest tier that has room for it: nobody is to read the sequence
+    /// for a while. Reading it brings pages back as ever, and appending to it wakes it. Returns the bytes that left the nearest
+    /// tier.
+    ///
+    /// # Errors
+    /// [`KvError::Disk`](crate::KvError::Disk), [`KvError::Memory`](crate::KvError::Memory); every page can be read where it
+    /// lies then.
+    pub fn park(&mut self) -> Result<u64, crate::KvError> {
+        let pool = Arc::clone(&self.pool);
+        let store = &mut *pool.write();
+        if !pool.tiers.has_farther() {
+            return Ok(0);
+        }
+        self.is_parked = true;
+        self.tables.iter_mut().for_each(|table| table.sleep(store));
+        let mut bytes = 0;
+        for page in self.tables.iter().flat_map(|table| table.pages()) {
+            if !store.is_shared(*page) {
+                bytes += store.send_far(*page)?;
+            }
+        }
+        store.defragment();
+        Ok(bytes)
+    }
+}
