@@ -16,8 +16,8 @@ use crate::{Engine, EngineError, RunEvent, RunReport, RunRequest, Session};
 /// ends; other policies see the beginning and the rest as two prompts of one session.
 ///
 /// # Errors
-/// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for pages to
-/// move to where they are shared: [`EngineOptions::forks`](crate::EngineOptions::forks) plans for it.
+/// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for the pages that
+/// each question writes: [`EngineOptions::forks`](crate::EngineOptions::forks) plans for it.
 pub fn run_questions(
     engine: &Arc<Engine>,
     request: &RunRequest,

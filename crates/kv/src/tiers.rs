@@ -11,9 +11,6 @@ pub const DEFAULT_SLOTS: usize = 32;
 /// Threads that load pages unless the caller chooses: while one waits or checks what it read, the other reads.
 const DEFAULT_LOADERS: usize = 2;
 
-/// The part of a budget that slabs which are not full may take, where pages of several sequences leave them at all places.
-const SLABS_SPARE: u64 = 16;
-
 /// Memory of the operating system comes in pages of this size at least.
 const GRAIN_BYTES: u64 = 4096;
 
@@ -107,30 +104,13 @@ impl KvTiers {
     /// Bytes that the nearest tier needs at least for a cache of this shape: pages being written, the first page of
     /// each (layer, KV head), pages on their way, and keys being looked through.
     pub fn least_near_bytes(&self, shape: &CacheShape) -> u64 {
-        let all = self.resident_bytes(shape, self.outlook.context_tokens);
+        let all = self.pages_bytes(shape, self.outlook.context_tokens);
         if !self.has_farther() {
             return all;
         }
         let pages = self.least_near_pages(shape);
         let few = self.ring_bytes(shape) + self.scan_bytes(shape) + pages * shape.page_bytes();
-        if self.outlook.forks {
-            // Shared pages stay near, so half of the tier is left to the sequence that goes on.
-            let both = 2 * few;
-            return both + both / SLABS_SPARE;
-        }
         few.min(all + self.ring_bytes(shape))
-    }
-
-    /// Bytes of the pages of `tokens` tokens where all of them lie in the nearest tier.
-    fn resident_bytes(&self, shape: &CacheShape, tokens: usize) -> u64 {
-        let bytes = self.pages_bytes(shape, tokens);
-        if !self.outlook.forks {
-            return bytes;
-        }
-        // Pages move to where they can be shared: for that moment the planes of one page of tokens are there twice.
-        let moved = shape.key_plane_bytes().max(shape.value_plane_bytes()) * shape.tables();
-        let bytes = bytes.saturating_add(moved);
-        bytes.saturating_add(bytes / SLABS_SPARE)
     }
 
     /// Bytes of the pages of `tokens` tokens, wherever they lie: those of layers with a window, and of a sequence that goes
@@ -142,12 +122,7 @@ impl KvTiers {
 
     /// Bytes on disk that hold what `near_bytes` of the nearer tiers do not, at most.
     pub fn disk_bytes_for(&self, shape: &CacheShape, tokens: usize) -> u64 {
-        let mut layout = Layout::new(self, shape);
-        if self.outlook.forks {
-            // What two sequences share stays where it lies, in the half that one of them leaves to the other.
-            layout.near_key_slots /= 2;
-            layout.near_value_slots /= 2;
-        }
+        let layout = Layout::new(self, shape);
         let planes = self.outlook.pages_with_fork(shape, tokens);
         let far = |nearer: usize, plane_bytes: u64| planes.saturating_sub(nearer) as u64 * plane_bytes;
         let ram = layout.ram_slots;
@@ -164,7 +139,7 @@ impl KvTiers {
     /// their way counted as well.
     pub fn bytes_for(&self, shape: &CacheShape, tokens: usize) -> [u64; 3] {
         if !self.has_farther() {
-            return [self.resident_bytes(shape, tokens), 0, 0];
+            return [self.pages_bytes(shape, tokens), 0, 0];
         }
         let layout = Layout::new(self, shape);
         let pages = self.outlook.pages_with_fork(shape, tokens);
@@ -172,9 +147,8 @@ impl KvTiers {
         let near = planes(layout.near_key_slots, shape.key_plane_bytes())
             + planes(layout.near_value_slots, shape.value_plane_bytes());
         let far = pages > layout.near_key_slots.min(layout.near_value_slots);
-        let sequences = if self.outlook.forks { 2 } else { 1 };
         let moving = match far {
-            true => sequences * (self.ring_bytes(shape) + layout.scan_bytes),
+            true => self.ring_bytes(shape) + layout.scan_bytes,
             false => 0,
         };
         let near = (near + moving).min(self.near_budget_bytes().unwrap_or(u64::MAX));
@@ -210,9 +184,7 @@ impl KvTiers {
 
     fn scan_bytes(&self, shape: &CacheShape) -> u64 {
         let pages = self.outlook.context_tokens.div_ceil(shape.page_tokens) as u64;
-        // Keys leave for farther tiers before a sequence forks, although all of them fit.
-        let needed = self.outlook.scans_keys && (self.outlook.forks || !self.keys_fit(shape));
-        let needed = needed && self.has_farther();
+        let needed = self.outlook.scans_keys && self.has_farther() && !self.keys_fit(shape);
         u64::from(needed) * (pages * scan_stride(shape) as u64).next_multiple_of(GRAIN_BYTES)
     }
 
@@ -227,10 +199,11 @@ impl KvTiers {
         keys.saturating_add(values).saturating_add(self.ring_bytes(shape)) <= budget
     }
 
-    /// The first and the last page of each (layer, KV head), and those of one append.
+    /// The first and the last page of each (layer, KV head) of each sequence, and those of one append.
     fn least_near_pages(&self, shape: &CacheShape) -> u64 {
+        let sequences = if self.outlook.forks { 2 } else { 1 };
         let appended = self.outlook.append_tokens.div_ceil(shape.page_tokens) + 1;
-        (shape.kv_heads * (2 * shape.layers + appended)) as u64
+        (shape.kv_heads * (2 * sequences * shape.layers + appended)) as u64
     }
 }
 

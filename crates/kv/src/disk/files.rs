@@ -83,6 +83,19 @@ impl PlaneFiles {
     }
 }
 
+#[cfg(all(test, target_os = "linux"))]
+impl PlaneFiles {
+    /// Files on a disk that is full.
+    pub(crate) fn on_full_disk(folder: &Path, plane_bytes: usize) -> Result<Self, KvError> {
+        let mut file = PlaneFile::create(folder, plane_bytes, Ledger::new(None))?;
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        file.file = full.expect("there is such a device");
+        Ok(Self {
+            files: [Arc::new(file)].into(),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

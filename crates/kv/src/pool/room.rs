@@ -141,3 +141,80 @@ impl PageStore {
         }
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use riffle_attention::Format;
+
+    use super::*;
+    use crate::disk::PlaneFiles;
+    use crate::{CacheShape, DiskTier, KvCache, KvTiers, Outlook, PagePool};
+
+    const SHAPE: CacheShape = CacheShape {
+        layers: 1,
+        kv_heads: 2,
+        head_dim: 16,
+        page_tokens: 16,
+        key_format: Format::F32,
+        value_format: Format::F32,
+    };
+
+    fn append(cache: &mut KvCache, tokens: usize) -> Result<(), KvError> {
+        let elements: Vec<f32> = (0..tokens * 32).map(|at| (at + cache.tokens(0)) as f32).collect();
+        cache.append(0, &elements, &elements)
+    }
+
+    /// Gives the pool other files; none may hold a plane.
+    fn change_disk(pool: &PagePool, files: impl Fn(usize) -> PlaneFiles) {
+        for planes in &mut pool.0.write().planes {
+            planes.disk = Some(files(planes.plane_bytes));
+        }
+    }
+
+    #[test]
+    fn a_full_disk_leaves_every_sequence_and_every_count_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut tiers = KvTiers {
+            disk: Some(DiskTier {
+                folder: folder.path().to_owned(),
+                budget_bytes: None,
+            }),
+            slots: 1,
+            outlook: Outlook {
+                context_tokens: 1000,
+                append_tokens: 16,
+                ..Outlook::default()
+            },
+            ..KvTiers::memory(None)
+        };
+        tiers.ram_budget_bytes = Some(tiers.least_near_bytes(&SHAPE) + 8 * SHAPE.page_bytes());
+        let pool = PagePool::new(SHAPE, tiers).unwrap();
+        change_disk(&pool, |bytes| PlaneFiles::on_full_disk(folder.path(), bytes).unwrap());
+        let mut book = pool.cache();
+        let full = loop {
+            if let Err(error) = append(&mut book, 16) {
+                break error;
+            }
+        };
+        assert!(matches!(full, KvError::Disk { .. }), "{full}");
+        let mut fork = book.fork();
+        let (tokens, pages) = (book.tokens(0), pool.pages());
+        let before = book.read_keys(0, 0, tokens).unwrap();
+        assert!(append(&mut fork, 40).is_err());
+        assert!(book.park().is_ok(), "nobody else's pages are sent");
+        drop(fork);
+        assert!(book.park().is_err());
+        assert!(append(&mut book, 40).is_err());
+        assert_eq!((book.tokens(0), pool.pages()), (tokens, pages));
+        assert!(book.read_keys(0, 0, tokens).unwrap() == before && book.is_near(0));
+
+        let space = crate::ledger::Ledger::new(None);
+        change_disk(&pool, |bytes| {
+            PlaneFiles::create(folder.path(), 1, bytes, &space).unwrap()
+        });
+        append(&mut book, 40).unwrap();
+        assert!(book.read_keys(0, 0, tokens).unwrap() == before && !book.is_near(0));
+        drop(book);
+        assert_eq!((pool.pages(), pool.near_bytes(), space.used_bytes()), (0, 0, 0));
+    }
+}
