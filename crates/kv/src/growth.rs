@@ -138,7 +138,7 @@ impl KvCache {
     }
 
     /// Wants pages near as before the sequence was [parked](Self::park).
-    fn wake(&mut self, store: &mut PageStore) {
+    pub(crate) fn wake(&mut self, store: &mut PageStore) {
         if std::mem::take(&mut self.is_parked) {
             let page_tokens = self.pool.shape.page_tokens;
             for (table, tokens) in self.tables.iter_mut().zip(&self.tokens) {

@@ -62,6 +62,7 @@ impl KvCache {
         }
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();
+        self.wake(store);
         for key in chain(&pool.shape, identity, tokens) {
             let Some(pages) = store.known.get(key).map(<[PageId]>::to_vec) else {
                 break;
