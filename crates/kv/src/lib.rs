@@ -2,8 +2,8 @@
 //!
 //! A *page* holds a fixed number of tokens of one (layer, KV head). Keys and values are separate planes, each in its
 //! own element [`Format`](riffle_attention::Format), laid out as `riffle-attention` reads them. A page table per
-//! (layer, KV head) maps a sequence's pages to slots in memory, so a sequence grows without copying and without
-//! reserving its maximum length.
+//! (layer, KV head) names a sequence's pages, so a sequence grows without copying and without reserving its maximum
+//! length. The pages themselves are a [`PagePool`]'s: sequences of one pool hold pages in common, and a fork copies none.
 //!
 //! Pages lie in up to three tiers ([`KvTiers`]): device ▸ RAM ▸ disk. The newest pages and the first lie near; the oldest
 //! leave when room is needed and come back through [`KvCache::stream`], which loads ahead while pages are read. On a

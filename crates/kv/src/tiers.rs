@@ -37,7 +37,7 @@ pub struct KvTiers {
 /// Files for pages that fit nowhere nearer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskTier {
-    /// The folder of the files; they have no names and are gone with the cache.
+    /// The folder of the files; they have no names and are gone with the pool.
     pub folder: PathBuf,
     /// Bytes of pages; `None` is without limit.
     pub budget_bytes: Option<u64>,
