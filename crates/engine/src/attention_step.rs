@@ -8,7 +8,7 @@ use riffle_attention::{
     AttendError, AttendJob, AttendOptions, Partial, Selection, Span, attend_batch, attend_summaries,
 };
 use riffle_kv::KvCache;
-use riffle_policy::{Phase, PolicySet, SparsePolicy};
+use riffle_policy::{LentScan, Phase, Policy, PolicySet};
 
 use serde::{Deserialize, Serialize};
 
@@ -81,7 +81,7 @@ impl LayerAttention<'_> {
                 .policies
                 .layer(input.cache_layer)
                 .iter()
-                .any(|p| p.has_two_phases());
+                .any(|policy| policy.traits().two_phases);
         let means_there = self.means_there(input, window);
         let stays = input
             .on_device()
@@ -247,7 +247,7 @@ impl LayerAttention<'_> {
             .collect();
         let selections: Vec<Selection> = tiles
             .par_iter()
-            .map(|(chunk, tile)| policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]))
+            .map(|(chunk, tile)| policies[tile.kv_head].select_own(&chunk.contexts[tile.kv_head]))
             .collect();
         let jobs: Vec<AttendJob<'_>> = tiles
             .iter()
@@ -310,6 +310,8 @@ impl LayerAttention<'_> {
                 partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
             }
         }
+        let policies = self.policies.layer_mut(input.cache_layer).iter_mut();
+        let scans: Vec<Option<LentScan>> = policies.map(Policy::take_scan).collect();
         match (&mut self.device, input.on_device()) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
             (Some(pages), Some(rows)) => {
@@ -327,18 +329,11 @@ impl LayerAttention<'_> {
                 )?;
             }
             _ => {
-                // Policies act on no layer that has a window of its own.
-                let scans = match window {
-                    Some(_) => &[],
-                    None => self.policies.layer(input.cache_layer),
-                };
                 let options = &self.options;
-                reading::attend(self.cache, &chunk, &selections, scans, Some(next), options, partials)?;
+                reading::attend(self.cache, &chunk, &selections, &scans, Some(next), options, partials)?;
             }
         }
-        for policy in self.policies.layer_mut(input.cache_layer) {
-            policy.end_chunk();
-        }
+        drop(scans);
         let Some(output) = output else {
             // Its time is taken by the device's clock, when it has run.
             let began = Instant::now();
@@ -430,7 +425,7 @@ fn summarize_new_pages(
 fn extend_means(
     cache: &mut KvCache,
     means: &mut BlockMeans,
-    policies: &[Box<dyn SparsePolicy>],
+    policies: &[Policy],
     chunk: &Chunk<'_>,
 ) -> Result<(), EngineError> {
     for (context, policy) in chunk.contexts.iter().zip(policies) {
@@ -445,7 +440,7 @@ fn extend_means(
 /// Reads the block means that selections name.
 fn attend_means(
     means: &BlockMeans,
-    policies: &[Box<dyn SparsePolicy>],
+    policies: &[Policy],
     chunk: &Chunk<'_>,
     selections: &[Selection],
     options: &AttendOptions<'_>,

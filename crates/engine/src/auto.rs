@@ -1,6 +1,6 @@
 //! Moves each head, while the prompt is read, to the cheapest policy that keeps its attention.
 
-use riffle_policy::{CostModel, Phase, PolicySet, PolicyShape, PolicySpec};
+use riffle_policy::{CostModel, Phase, PolicySet, PolicyShape, PolicySpec, catalogue};
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
@@ -40,14 +40,15 @@ impl Auto {
     /// Every head begins with full attention, which early chunks can afford. Rungs are ordered by what a chunk at the end
     /// of `tokens` costs under each.
     pub(crate) fn new(shape: &PolicyShape, cost: &CostModel, tokens: usize) -> Self {
-        let mut rungs: Vec<(f64, PolicySpec)> = ["streaming", "vertical-slash", "xattention", "full"]
-            .into_iter()
-            .map(|name| name.parse().expect("the catalogue has it, and its defaults hold"))
-            .map(|spec| (relative_cost(&spec, shape, cost, tokens), spec))
+        let automatic = catalogue().iter().filter(|info| info.traits.automatic);
+        let mut rungs: Vec<(f64, PolicySpec)> = automatic
+            .map(|info| info.name.parse().expect("the catalogue has it, and its defaults hold"))
+            .map(|spec| (cost.relative_cost(&spec, Phase::Prefill, shape, tokens, None), spec))
             .collect();
-        rungs.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let is_dense = |spec: &PolicySpec| spec.info().traits.dense;
+        rungs.sort_by(|a, b| a.0.total_cmp(&b.0).then(is_dense(&a.1).cmp(&is_dense(&b.1))));
         // What costs more than full attention has no place below it.
-        let full = rungs.iter().position(|(_, spec)| *spec == PolicySpec::full());
+        let full = rungs.iter().position(|(_, spec)| is_dense(spec));
         rungs.truncate(full.map_or(rungs.len(), |full| full + 1));
         let start = Place {
             rung: rungs.len() - 1,
@@ -106,16 +107,6 @@ impl Auto {
         let moved = place.rung;
         (moved != before).then(|| &self.rungs[moved])
     }
-}
-
-fn relative_cost(spec: &PolicySpec, shape: &PolicyShape, cost: &CostModel, tokens: usize) -> f64 {
-    let share = match spec.name() {
-        "full" => Some(1.0),
-        // What its defaults read: their sum is no estimate.
-        "streaming" => Some(1088.0 / tokens.max(1088) as f64),
-        _ => None,
-    };
-    cost.relative_cost(spec, Phase::Prefill, shape, tokens, share)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use riffle_attention::Selection;
-use riffle_policy::{Estimate, SelectContext, SparsePolicy};
+use riffle_policy::{Estimate, Policy, SelectContext};
 
 use crate::attention_step::LayerAttention;
 use crate::chunk::{Chunk, Step, pages};
@@ -31,7 +31,7 @@ impl LayerAttention<'_> {
         let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
         let chunk = Chunk::new(&self.step, input, tokens, &no_pages);
         let policies = self.policies.layer(input.cache_layer);
-        let own = |tile: &Tile<'_>| policies[tile.kv_head].select_own(&tile.queries, &chunk.contexts[tile.kv_head]);
+        let own = |tile: &Tile<'_>| policies[tile.kv_head].select_own(&chunk.contexts[tile.kv_head]);
         Ok((selections, chunk.tiles.par_iter().map(own).collect()))
     }
 
@@ -69,10 +69,13 @@ impl LayerAttention<'_> {
     fn select_near(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
         let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
         let unread = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
-        let policies = self.policies.layer(input.cache_layer);
-        let from = |kv_head: usize| policies[kv_head].keys_from(&unread.contexts[kv_head]);
+        let policies = self.policies.layer_mut(input.cache_layer).iter_mut();
+        let from: Vec<usize> = policies
+            .zip(&unread.contexts)
+            .map(|(policy, context)| policy.keys_from(context))
+            .collect();
         let reader = self.cache.read();
-        let pages = pages(&reader, input, &self.step, &tokens, from);
+        let pages = pages(&reader, input, &self.step, &tokens, |kv_head| from[kv_head]);
         let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
         let queries = |context: &SelectContext<'_>| self.step.tile(input, tokens.clone(), context.kv_head);
         let policies = self.policies.layer_mut(input.cache_layer);
@@ -114,19 +117,13 @@ impl LayerAttention<'_> {
             let queries = self.step.tile(input, tokens.clone(), context.kv_head);
             let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == context.kv_head);
             let tiles: Vec<&Tile<'_>> = tiles.collect();
-            let choose = |policy: &mut dyn SparsePolicy, context: &SelectContext<'_>| {
+            let choose = |policy: &mut Policy, context: &SelectContext<'_>| {
                 policy.prepare(&queries, context);
                 let policy = &*policy;
                 let selections = tiles.par_iter().map(|tile| policy.select(&tile.queries, context));
                 selections.collect::<Vec<_>>()
             };
-            selections.extend(reading::with_keys(
-                self.cache,
-                &mut **policy,
-                context,
-                heads.head_dim,
-                choose,
-            )?);
+            selections.extend(reading::with_keys(self.cache, policy, context, heads.head_dim, choose)?);
         }
         Ok(selections)
     }
@@ -134,7 +131,7 @@ impl LayerAttention<'_> {
 
 /// Tokens in the blocks that every one of a layer's policies ranks by bounds of their keys; `None` where one does not.
 pub(crate) fn bounds_block(
-    policies: &[Box<dyn SparsePolicy>],
+    policies: &[Policy],
     step: &Step<'_>,
     input: &LayerRows<'_>,
     tokens: &Range<usize>,

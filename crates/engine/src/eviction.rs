@@ -69,7 +69,7 @@ impl Session {
         for layer in layers {
             for kv_head in 0..shape.kv_heads {
                 let held = self.cache.head_tokens(layer, kv_head);
-                let Some(retained) = self.decode.layer(layer)[kv_head].retained(held) else {
+                let Some(retained) = self.decode.layer_mut(layer)[kv_head].retained(held) else {
                     continue;
                 };
                 let kept: usize = retained.iter().map(|span| span.len()).sum();

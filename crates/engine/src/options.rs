@@ -162,15 +162,9 @@ impl EngineOptions {
     }
 
     /// Whether a policy looks through the keys of the whole sequence.
-    pub(crate) fn scans_keys(&self) -> Result<bool, EngineError> {
-        let scans = |rules: &PolicyRules, phase| {
-            let mut policies = rules.specs().map(|spec| riffle_policy::build(spec, phase));
-            policies.try_fold(false, |scans, policy| {
-                Ok::<_, EngineError>(scans || policy?.scans_keys())
-            })
-        };
+    pub(crate) fn scans_keys(&self) -> bool {
         // Policies that a head may be moved to scan keys.
-        Ok(self.auto_target.is_some() || scans(&self.prefill, Phase::Prefill)? || scans(&self.decode, Phase::Decode)?)
+        self.auto_target.is_some() || self.prefill.scans_keys() || self.decode.scans_keys()
     }
 
     /// The context length for a model made for `max_position` tokens.

@@ -208,7 +208,7 @@ impl Session {
         let options = self.engine.options();
         let phases = [(&self.prefill, &options.prefill), (&self.decode, &options.decode)];
         for (policies, rules) in phases {
-            if policies.iter().any(|policy| !policy.follows_from_keys()) {
+            if policies.iter().any(|policy| !policy.traits().follows_from_keys) {
                 return Err(EngineError::PrefixPolicy(rules.to_string()));
             }
         }
@@ -219,7 +219,7 @@ impl Session {
         self.check_prefix()?;
         let options = self.engine.options();
         let mut origin = Origin::of_pages(&self.engine)?;
-        if options.prefill.specs().any(|spec| spec.name() != "full") {
+        if options.prefill.specs().any(|spec| !spec.info().traits.dense) {
             // What such a policy chooses depends on the chunk it is asked for.
             origin.add("-b -ub", format!("{} {}", options.batch_tokens, options.chunk_tokens));
         }

@@ -6,25 +6,28 @@ use riffle_attention::{
     add_column_mass, attend_scanned,
 };
 use riffle_kv::KvCache;
-use riffle_policy::{ColumnMass, PolicySet, SelectContext, SparsePolicy};
+use riffle_policy::{ColumnMass, KeyUse, LentScan, Policy, PolicySet, SelectContext};
 
 use crate::EngineError;
 use crate::chunk::Chunk;
 use crate::tiles::{Tile, rows_from};
 
-/// Attends a chunk's tiles to what they read. `policies` are those whose scans are used where they have made one; `next`
-/// is the layer that will be read after it.
+/// Attends a chunk's tiles to what they read. `scans` are those that policies lent, by KV head: keys of a tile that one
+/// covers are not scored again. `next` is the layer that is read after this chunk.
 pub(crate) fn attend(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
     selections: &[Selection],
-    policies: &[Box<dyn SparsePolicy>],
+    scans: &[Option<LentScan>],
     next: Option<usize>,
     options: &AttendOptions<'_>,
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
     let end = chunk.end();
-    let scan = |tile: &Tile<'_>| policies.get(tile.kv_head)?.scan(&tile.queries);
+    let scan = |tile: &Tile<'_>| {
+        let scan = scans.get(tile.kv_head)?.as_deref();
+        scan.filter(|scan| scan.covers(&tile.queries))
+    };
     let scans: Vec<Option<&Scan>> = chunk.tiles.iter().map(scan).collect();
     let wanted = wanted_pages(cache, chunk, || {
         let tiles = chunk.tiles.iter().zip(selections);
@@ -173,8 +176,12 @@ pub(crate) fn observe(
 }
 
 /// What the policies of a chunk's layer ask for; without `partials` the log-sum-exp of what was read lies elsewhere.
-pub(crate) fn observed<'c>(policies: &PolicySet, chunk: &Chunk<'c>, partials: Option<&[Partial]>) -> Vec<Observed<'c>> {
-    let heads = chunk.contexts.iter().zip(policies.layer(chunk.layer));
+pub(crate) fn observed<'c>(
+    policies: &mut PolicySet,
+    chunk: &Chunk<'c>,
+    partials: Option<&[Partial]>,
+) -> Vec<Observed<'c>> {
+    let heads = chunk.contexts.iter().zip(policies.layer_mut(chunk.layer));
     heads
         .filter_map(|(context, policy)| Observed::new(chunk, context, policy.observes_from(context), partials))
         .collect()
@@ -219,12 +226,12 @@ pub(crate) fn tell(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: &[Observe
 /// Lets a policy make its choice with the keys it looks at near.
 pub(crate) fn with_keys<T>(
     cache: &mut KvCache,
-    policy: &mut dyn SparsePolicy,
+    policy: &mut Policy,
     context: &SelectContext<'_>,
     head_dim: usize,
-    choose: impl FnOnce(&mut dyn SparsePolicy, &SelectContext<'_>) -> T,
+    choose: impl FnOnce(&mut Policy, &SelectContext<'_>) -> T,
 ) -> Result<T, EngineError> {
-    if !policy.scans_keys() {
+    if policy.traits().keys != KeyUse::Scanned {
         // It keeps what it needs of each page; pages it has not seen are shown to it one by one.
         let behind = Span::new(policy.keys_from(context), context.tokens);
         show(cache, context, behind, |pages| {

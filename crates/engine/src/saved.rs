@@ -96,7 +96,7 @@ impl Session {
         let shape = cache_shape(engine.model().config(), engine.options());
         let context = engine.plan().context_tokens;
         let too_long = |tokens: usize| engine.context_exceeded("the saved session", tokens);
-        let tiers = session_tiers(engine.model().config(), engine.options(), engine.plan())?;
+        let tiers = session_tiers(engine.model().config(), engine.options(), engine.plan());
         let (cache, record) =
             KvCache::restore_with_tiers(path, &shape, &origin.to_bytes(), tiers).map_err(|error| match error {
                 KvError::Budget { wanted_tokens, .. } => too_long(wanted_tokens),

@@ -66,7 +66,7 @@ impl Session {
         let shape = cache_shape(config, options);
         Self::over(
             engine,
-            KvCache::with_tiers(shape, session_tiers(config, options, engine.plan())?)?,
+            KvCache::with_tiers(shape, session_tiers(config, options, engine.plan()))?,
             DevicePages::new(engine)?,
         )
     }

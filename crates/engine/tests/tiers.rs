@@ -142,8 +142,8 @@ fn every_policy_there_is_has_been_compared() {
             let named = |pair| spec(pair).split(':').next() == Some(info.name);
             assert!(!supported || POLICIES.iter().any(named), "{} {phase}", info.name);
         };
-        used(Phase::Prefill, info.supports_prefill, &|pair| pair.0);
-        used(Phase::Decode, info.supports_decode, &|pair| pair.1);
+        used(Phase::Prefill, info.supports(Phase::Prefill), &|pair| pair.0);
+        used(Phase::Decode, info.supports(Phase::Decode), &|pair| pair.1);
     }
 }
 

@@ -2,54 +2,59 @@
 
 use riffle_attention::{LANES, QueryTile, Selection, Span, read_keys};
 use riffle_policy::{
-    ParameterInfo, ParameterKind, Parameters, PolicyError, PolicyInfo, PolicyRules, PolicySpec, SelectContext,
-    SparsePolicy,
+    BudgetParameter, KeyUse, ParameterInfo, ParameterKind, PolicyError, PolicyInfo, PolicyRules, PolicySpec,
+    SelectContext, SparsePolicy, Traits,
 };
 
 /// Policies of the laboratory, beside the catalogue. The oracles compute all scores of dense attention before they choose:
 /// they save nothing and show how well a choice of this size could do.
 static BASELINES: [PolicyInfo; 3] = [
-    PolicyInfo::outside(
-        "random",
-        "blocks drawn evenly; the first block and the queries' own are always read",
-        &[
+    PolicyInfo {
+        name: "random",
+        source: "blocks drawn evenly; the first block and the queries' own are always read",
+        saves: "nothing",
+        traits: Traits {
+            budget: Some(BudgetParameter::share("share")),
+            ..Traits::PLAIN
+        },
+        parameters: &[
             SHARE,
-            ParameterInfo {
-                name: "block",
-                default: "64",
-                meaning: "tokens in a block",
-                kind: ParameterKind::Count { min: 1, max: 1 << 20 },
-            },
-            ParameterInfo {
-                name: "seed",
-                default: "1",
-                meaning: "seed of the draws",
-                kind: ParameterKind::Count { min: 0, max: 1 << 20 },
-            },
+            ParameterInfo::count("block", "64", "tokens in a block", 1, 1 << 20),
+            ParameterInfo::count("seed", "1", "seed of the draws", 0, 1 << 20),
         ],
-        |parameters| {
+        build: |parameters| {
             Box::new(Random {
                 share: f64::from(parameters.number("share")),
                 block: parameters.count("block"),
                 seed: parameters.count("seed") as u64,
             })
         },
-    ),
-    PolicyInfo::outside(
-        "oracle-top-k",
-        "the keys with the largest softmax mass of each query, over the heads of its group",
-        &[SHARE, LEAST],
-        |parameters| {
+    },
+    PolicyInfo {
+        name: "oracle-top-k",
+        source: "the keys with the largest softmax mass of each query, over the heads of its group",
+        saves: "nothing",
+        traits: Traits {
+            budget: Some(BudgetParameter::share("share")),
+            ..ORACLE
+        },
+        parameters: &[SHARE, LEAST],
+        build: |parameters| {
             Box::new(Oracle {
                 keep: Keep::Share(f64::from(parameters.number("share"))),
                 least: parameters.count("least"),
             })
         },
-    ),
-    PolicyInfo::outside(
-        "oracle-top-p",
-        "the fewest keys that hold a share of each query's softmax mass, over the heads of its group",
-        &[
+    },
+    PolicyInfo {
+        name: "oracle-top-p",
+        source: "the fewest keys that hold a share of each query's softmax mass, over the heads of its group",
+        saves: "nothing",
+        traits: Traits {
+            budget: Some(BudgetParameter::mass("mass")),
+            ..ORACLE
+        },
+        parameters: &[
             ParameterInfo {
                 name: "mass",
                 default: "0.95",
@@ -58,14 +63,19 @@ static BASELINES: [PolicyInfo; 3] = [
             },
             LEAST,
         ],
-        |parameters: &Parameters| {
+        build: |parameters| {
             Box::new(Oracle {
                 keep: Keep::Mass(parameters.number("mass")),
                 least: parameters.count("least"),
             })
         },
-    ),
+    },
 ];
+
+const ORACLE: Traits = Traits {
+    keys: KeyUse::Scanned,
+    ..Traits::PLAIN
+};
 
 const SHARE: ParameterInfo = ParameterInfo {
     name: "share",
@@ -101,18 +111,6 @@ struct Random {
 }
 
 impl SparsePolicy for Random {
-    fn requires_block_selection(&self) -> bool {
-        true
-    }
-
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
     fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let end = (queries.start + queries.rows).min(context.tokens);
         let own = queries.start / self.block;

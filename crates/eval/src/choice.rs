@@ -33,7 +33,7 @@ impl PolicyChoice {
 
     /// Whether everything is read.
     pub fn is_full(&self) -> bool {
-        self.policy.name() == "full"
+        self.policy.info().traits.dense
     }
 
     /// The same phase and name with other parameters.
@@ -84,10 +84,10 @@ impl FromStr for PolicyChoice {
         let wrong = riffle_engine::EngineError::from;
         let mut policy = parse_policy(spec).map_err(wrong)?.base;
         // Quality is asked for where the policy acts, not where its guard lets it.
-        if policy.from_tokens().is_none() && policy.name() != "full" && !spec.contains("from=") {
+        if policy.from_tokens().is_none() && !policy.info().traits.dense && !spec.contains("from=") {
             policy = policy.with("from", "0").map_err(wrong)?;
         }
-        let phase = phase.unwrap_or(match policy.info().supports_prefill {
+        let phase = phase.unwrap_or(match policy.info().supports(Phase::Prefill) {
             true => Phase::Prefill,
             false => Phase::Decode,
         });

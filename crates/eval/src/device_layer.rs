@@ -12,7 +12,7 @@ use riffle_cuda::{
 };
 use riffle_engine::EngineError;
 use riffle_kv::{CacheShape, KvCache, KvTiers};
-use riffle_policy::{Estimate, Estimated, Phase, PolicySpec, SelectContext, SparsePolicy, build};
+use riffle_policy::{Estimate, Estimated, Phase, Policy, PolicySpec, SelectContext, build};
 use serde::{Deserialize, Serialize};
 
 use crate::attention_rates::TILE_ROWS;
@@ -471,12 +471,7 @@ impl Layer {
     }
 
     /// As the engine selects: estimates where the keys lie, choices on the CPU.
-    fn select(
-        &self,
-        pool: &mut PagePool,
-        policies: &mut [Box<dyn SparsePolicy>],
-        phase: Phase,
-    ) -> Result<Vec<Selection>, EvalError> {
+    fn select(&self, pool: &mut PagePool, policies: &mut [Policy], phase: Phase) -> Result<Vec<Selection>, EvalError> {
         let (case, start) = (&self.case, self.start());
         let reader = self.cache.read();
         let shown: Vec<Vec<PageView<'_>>> = (0..case.kv_heads).map(|head| reader.pages(0, head).collect()).collect();

@@ -8,7 +8,7 @@ use riffle_attention::{
 };
 use riffle_engine::EngineError;
 use riffle_kv::{CacheShape, KvCache};
-use riffle_policy::{Phase, PolicyRules, PolicySpec, SelectContext, SparsePolicy, build};
+use riffle_policy::{LentScan, Phase, Policy, PolicyRules, PolicySpec, SelectContext, build};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -248,7 +248,7 @@ impl<'a> Layer<'a> {
     /// Medians of several runs.
     fn time(&self, spec: &PolicySpec) -> Result<Timed, EvalError> {
         let failed = EngineError::from;
-        let mut policies: Vec<Box<dyn SparsePolicy>> = (0..self.options.kv_heads)
+        let mut policies: Vec<Policy> = (0..self.options.kv_heads)
             .map(|_| build(spec, self.phase))
             .collect::<Result<_, _>>()
             .map_err(EngineError::from)?;
@@ -271,7 +271,7 @@ impl<'a> Layer<'a> {
         while select_ms.len() < 4 || (began.elapsed().as_secs_f64() < 1.0 && select_ms.len() < 200) {
             let start = Instant::now();
             let reader = self.cache.read();
-            let from = |head: usize| policies[head].keys_from(&self.context(head, &[]));
+            let mut from = |head: usize| policies[head].keys_from(&self.context(head, &[]));
             let pages = heads
                 .clone()
                 .map(|head| reader.pages_from(0, head, from(head)).collect());
@@ -292,6 +292,11 @@ impl<'a> Layer<'a> {
                 head_dim: self.options.head_dim,
                 pages: &pages[head],
             };
+            let scans: Vec<Option<LentScan>> = policies.iter_mut().map(Policy::take_scan).collect();
+            let scan = |head: usize, tile: &QueryTile<'_>| {
+                let scan = scans[head].as_deref();
+                scan.filter(|scan| scan.covers(tile))
+            };
             let nothing = Selection::none();
             let jobs: Vec<AttendJob<'_>> = tiles
                 .iter()
@@ -299,7 +304,7 @@ impl<'a> Layer<'a> {
                 .map(|((head, tile), selection)| AttendJob {
                     queries: *tile,
                     kv: kv(*head),
-                    selection: match policies[*head].scan(tile) {
+                    selection: match scan(*head, tile) {
                         Some(_) => &nothing,
                         None => selection,
                     },
@@ -311,15 +316,12 @@ impl<'a> Layer<'a> {
             attend_batch(&jobs, &options, &mut partials).map_err(failed)?;
             let scanned = partials.par_iter_mut().zip(&tiles).zip(&selections);
             scanned
-                .try_for_each(
-                    |((partial, (head, tile)), selection)| match policies[*head].scan(tile) {
-                        Some(scan) => attend_scanned(scan, selection, &kv(*head), partial),
-                        None => Ok(()),
-                    },
-                )
+                .try_for_each(|((partial, (head, tile)), selection)| match scan(*head, tile) {
+                    Some(scan) => attend_scanned(scan, selection, &kv(*head), partial),
+                    None => Ok(()),
+                })
                 .map_err(failed)?;
             attend_ms.push(start.elapsed().as_secs_f64() * 1e3);
-            policies.iter_mut().for_each(|policy| policy.end_chunk());
             let pairs = tiles.iter().zip(&selections).map(|((_, tile), selection)| {
                 let full = Selection::full(self.options.tokens);
                 (

@@ -1,19 +1,19 @@
-//! Block-sparse choices: for each block of queries, the blocks of keys it reads.
+//! Block-sparse patterns: for each block of queries, the blocks of keys it reads.
 
 use riffle_attention::{QueryTile, Selection, Span};
 
-/// Key blocks chosen for consecutive query blocks; blocks begin at multiples of `block` tokens.
+/// The key blocks of consecutive query blocks. Blocks begin at multiples of `block` tokens.
 #[derive(Clone)]
 pub(crate) struct BlockRows {
     pub(crate) block: usize,
     /// Number of the first query block.
     pub(crate) first: usize,
-    /// For each query block its key blocks, ascending.
+    /// The key blocks of each query block, ascending.
     pub(crate) chosen: Vec<Vec<usize>>,
 }
 
 impl BlockRows {
-    /// What a tile reads: the blocks of every query block it lies in.
+    /// What a tile reads: the key blocks of every query block that holds one of its queries.
     pub(crate) fn select(&self, tile: &QueryTile<'_>, tokens: usize) -> Selection {
         let from = tile.start / self.block - self.first;
         let to = (tile.start + tile.rows).div_ceil(self.block) - self.first;
@@ -22,7 +22,7 @@ impl BlockRows {
     }
 }
 
-/// Tokens of a block, cut at the end of the sequence.
+/// The tokens of a block, cut at the end of the sequence.
 pub(crate) fn block_span(number: usize, block: usize, tokens: usize) -> Span {
     Span::new(number * block, ((number + 1) * block).min(tokens))
 }

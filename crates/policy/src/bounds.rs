@@ -1,4 +1,4 @@
-//! Bounds of the keys of each block, channel by channel.
+//! The smallest and the largest value of the keys of each block, channel by channel.
 
 use riffle_attention::{LANES, PageView, Plane, QueryTile, Scorer, Span};
 
@@ -7,8 +7,9 @@ use crate::state;
 
 /// Channel bounds of the keys `0..tokens`.
 ///
-/// They lie as keys of twice the width: a block's largest values, then its smallest. Beside a query's positive and negative
-/// elements they make its bound, Σ max(q·smallest, q·largest), one product; sums over queries are then one product too.
+/// A block is stored as a key of twice the width: its largest values, then its smallest. The bound of a query,
+/// Σ max(q·smallest, q·largest), is then one product with the query's positive elements followed by its negative ones, and
+/// the bound summed over many queries is one product as well.
 #[derive(Clone, Default)]
 pub(crate) struct Bounds {
     tokens: usize,
@@ -18,7 +19,7 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// Takes in the keys `self.tokens..tokens`.
+    /// Adds the keys `self.tokens..tokens`.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], head_dim: usize, block: usize, tokens: usize) {
         self.head_dim = head_dim;
         let mut rows = Vec::new();
@@ -50,14 +51,21 @@ impl Bounds {
         }
     }
 
-    /// Tokens whose keys are known.
+    /// The end of the page, where the page continues the keys that are bounded and brings new ones. A page farther ahead
+    /// has to wait for the pages between.
+    pub(crate) fn continued_by(&self, page: &PageView<'_>) -> Option<usize> {
+        let end = page.start + page.tokens;
+        (page.start <= self.tokens && end > self.tokens).then_some(end)
+    }
+
+    /// Tokens whose keys are bounded.
     pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }
 
     /// Forgets keys at and after `tokens`.
     pub(crate) fn truncate(&mut self, block: usize, tokens: usize) {
-        // A block that is cut within is taken in again: its bounds may come from keys that are gone.
+        // A block that is cut in the middle is added again: its bounds may come from keys that were cut off.
         let blocks = tokens / block;
         if blocks * block < self.tokens {
             self.values.truncate(blocks.div_ceil(LANES) * 2 * self.head_dim * LANES);
@@ -75,7 +83,7 @@ impl Bounds {
         state::write(&[self.tokens], &rows)
     }
 
-    /// Bounds as `save` wrote them; `None` where the bytes cannot be that.
+    /// The bounds that `save` wrote; `None` for other bytes.
     pub(crate) fn restore(bytes: &[u8], block: usize) -> Option<Self> {
         let (numbers, rows) = state::read(bytes)?;
         let [tokens] = numbers[..] else { return None };
@@ -101,16 +109,16 @@ impl Bounds {
     }
 
     /// The bound of each block, summed over the tile's queries and the heads of the group: `[blocks]`.
-    pub(crate) fn scores(&self, queries: &QueryTile<'_>, blocks: usize) -> Vec<f32> {
+    pub(crate) fn scores(&self, tile: &QueryTile<'_>, blocks: usize) -> Vec<f32> {
         let mut scores = vec![0.0; blocks];
         if blocks == 0 {
             return scores;
         }
         let mut parts = vec![0.0; 2 * self.head_dim];
         let (positive, negative) = parts.split_at_mut(self.head_dim);
-        for row in 0..queries.rows {
-            for head in 0..queries.group {
-                for ((positive, negative), q) in positive.iter_mut().zip(&mut *negative).zip(queries.query(row, head)) {
+        for row in 0..tile.rows {
+            for head in 0..tile.group {
+                for ((positive, negative), q) in positive.iter_mut().zip(&mut *negative).zip(tile.query(row, head)) {
                     *positive += q.max(0.0);
                     *negative += q.min(0.0);
                 }
@@ -126,11 +134,11 @@ impl Bounds {
                 blocks,
             )
         });
-        scored.expect("bounds are as wide as two of the queries they were made for");
+        scored.expect("a block of bounds is as wide as two queries");
         scores
     }
 
-    /// One block's values: largest (0) or smallest (1), by channel.
+    /// The values of one block by channel: the largest (0) or the smallest (1).
     fn lanes(&mut self, number: usize, part: usize) -> impl Iterator<Item = &mut f32> {
         let first = (number / LANES * 2 + part) * self.head_dim * LANES;
         self.values[first..first + self.head_dim * LANES]

@@ -1,5 +1,4 @@
-//! What selecting costs beside what it saves, from constants measured once: so that a short prompt is read densely,
-//! and the same prompt always in the same way.
+//! What a policy costs beside what it saves, from constants that were measured once.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -9,7 +8,6 @@ use riffle_attention::{
     exponentiate, write_keys, write_values,
 };
 
-use crate::parameter::Parameters;
 use crate::ranking::top_share;
 use crate::{Phase, PolicySpec};
 
@@ -58,43 +56,70 @@ impl Default for CostModel {
 
 /// The queries and keys of one chunk, or one decode step, of one KV head.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Setting {
-    pub(crate) rows: usize,
-    pub(crate) group: usize,
-    pub(crate) tokens: usize,
+pub struct ChunkSize {
+    /// Query positions.
+    pub rows: usize,
+    /// Query heads per KV head.
+    pub group: usize,
+    /// Keys, up to the end of the chunk.
+    pub tokens: usize,
 }
 
-/// Operations of one chunk of one KV head.
+/// The operations that a policy makes of one chunk of one KV head, estimate included.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Work {
+pub struct ChunkWork {
     /// Share of the causal pairs that are read.
-    pub(crate) share: f64,
+    pub share: f64,
     /// (vector, key) products of the estimate.
-    pub(crate) scored: f64,
-    /// Logits that go through a softmax.
-    pub(crate) weighed: f64,
-    /// Scores that are ranked.
-    pub(crate) ranked: f64,
+    pub scored: f64,
+    /// Logits of the estimate that go through a softmax.
+    pub weighed: f64,
+    /// Scores of the estimate that are ranked.
+    pub ranked: f64,
 }
 
-/// How much work a policy makes of a chunk.
-pub(crate) type WorkOf = fn(&Parameters, &Setting) -> Work;
-
-impl Setting {
+impl ChunkSize {
     /// Causal (query, key) pairs, heads of the group counted.
-    pub(crate) fn pairs(&self) -> f64 {
+    pub fn pairs(&self) -> f64 {
         let before = self.tokens.saturating_sub(self.rows) as f64;
         let rows = self.rows.min(self.tokens) as f64;
         self.group as f64 * rows * (before + (rows + 1.0) / 2.0)
     }
 }
 
+impl ChunkWork {
+    /// Reading a share of the pairs, chosen without an estimate.
+    pub const fn reading(share: f64) -> Self {
+        Self {
+            share,
+            scored: 0.0,
+            weighed: 0.0,
+            ranked: 0.0,
+        }
+    }
+
+    /// Nanoseconds of the estimate alone.
+    fn estimate_ns(&self, cost: &CostModel, head_dim: f64) -> f64 {
+        self.scored * head_dim * cost.score_ns + self.weighed * cost.weigh_ns + self.ranked * cost.rank_ns
+    }
+
+    fn has_estimate(&self) -> bool {
+        self.scored > 0.0 || self.weighed > 0.0 || self.ranked > 0.0
+    }
+}
+
 impl CostModel {
     /// The shortest sequence from which on the policy is faster than reading everything; `None` where it never is.
     ///
-    /// It is a property of the policy, the shape and these constants: nothing is timed.
+    /// It follows from the policy, the shape and these constants: nothing is timed, so the same prompt is always read in
+    /// the same way.
     pub fn break_even_tokens(&self, policy: &PolicySpec, phase: Phase, shape: &PolicyShape) -> Option<usize> {
-        if policy.info().work.is_none() {
+        let longest = ChunkSize {
+            rows: 1,
+            group: shape.group,
+            tokens: 1 << 20,
+        };
+        if !work_of(policy, &longest).has_estimate() {
             return Some(0);
         }
         let pays = |tokens: usize| self.relative_cost(policy, phase, shape, tokens, None) < 1.0;
@@ -110,8 +135,8 @@ impl CostModel {
         }
     }
 
-    /// What a chunk (or a decode step) at the end of `tokens` costs under the policy, estimate included, as a share of
-    /// reading everything. `share` is the share of the pairs that it reads, where that was measured.
+    /// The cost of a chunk (or a decode step) at the end of `tokens` under the policy, estimate included, as a share of
+    /// the cost of reading everything. `share` is the share of the pairs that the policy reads, where it was measured.
     pub fn relative_cost(
         &self,
         policy: &PolicySpec,
@@ -124,31 +149,23 @@ impl CostModel {
             Phase::Prefill => shape.chunk_tokens.min(tokens),
             Phase::Decode => 1,
         };
-        let setting = Setting {
+        let chunk = ChunkSize {
             rows,
             group: shape.group,
             tokens,
         };
-        let work = policy.info().work.map(|work_of| work_of(policy.parameters(), &setting));
-        let work = work.unwrap_or_default();
+        let work = work_of(policy, &chunk);
         let head_dim = shape.head_dim as f64;
         let dense_ns = match phase {
-            Phase::Prefill => setting.pairs() * head_dim * self.attend_ns,
+            Phase::Prefill => chunk.pairs() * head_dim * self.attend_ns,
             Phase::Decode => tokens as f64 * head_dim * self.decode_ns,
         };
-        let estimate_ns =
-            work.scored * head_dim * self.score_ns + work.weighed * self.weigh_ns + work.ranked * self.rank_ns;
-        share.unwrap_or(work.share) + estimate_ns / dense_ns.max(f64::MIN_POSITIVE)
+        share.unwrap_or(work.share) + work.estimate_ns(self, head_dim) / dense_ns.max(f64::MIN_POSITIVE)
     }
 
     /// Times the operations on this machine and thread, for about a second.
     pub fn measure() -> Self {
-        const HEAD_DIM: usize = 64;
-        const TOKENS: usize = 8192;
-        const ROWS: usize = 32;
-        const GROUP: usize = 4;
-        let value = |n: usize| ((n * 7919 + 13) % 1009) as f32 / 500.0 - 1.0;
-        let rows: Vec<f32> = (0..TOKENS * HEAD_DIM).map(value).collect();
+        let rows: Vec<f32> = (0..TOKENS * HEAD_DIM).map(sample_value).collect();
         let (mut keys, mut values) = (vec![0u16; rows.len()], vec![0u16; rows.len()]);
         let written = write_keys(&mut PlaneMut::F16(&mut keys), HEAD_DIM, 0, TOKENS, &rows, HEAD_DIM)
             .and_then(|()| write_values(&mut PlaneMut::F16(&mut values), HEAD_DIM, 0, TOKENS, &rows, HEAD_DIM));
@@ -159,59 +176,76 @@ impl CostModel {
             keys: Plane::F16(&keys),
             values: Plane::F16(&values),
         }];
-        let attended = |rows_read: usize| {
-            let queries = QueryTile {
-                data: &rows,
-                rows: rows_read,
-                row_stride: GROUP * HEAD_DIM,
-                group: GROUP,
-                head_dim: HEAD_DIM,
-                start: TOKENS - rows_read,
-            };
-            let kv = KvView {
-                head_dim: HEAD_DIM,
-                pages: &pages,
-            };
-            let mut partial = Partial::new(rows_read, GROUP, HEAD_DIM);
-            best_ns(|| {
-                partial.reset(rows_read, GROUP, HEAD_DIM);
-                attend(
-                    &queries,
-                    &kv,
-                    &Selection::full(TOKENS),
-                    &AttendOptions::new(0.1),
-                    &mut partial,
-                )
-                .expect("shapes agree");
-            })
-        };
-        let (mut scorer, mut logits) = (Scorer::default(), vec![0.0; ROWS * TOKENS]);
-        let scored = best_ns(|| {
-            scorer
-                .set(rows[..ROWS * HEAD_DIM].chunks(HEAD_DIM), HEAD_DIM, 0.1)
-                .and_then(|()| scorer.score(&pages[0].keys, Span::new(0, TOKENS), None, &mut logits, TOKENS))
-                .expect("shapes agree");
-        });
-        let scores: Vec<f32> = (0..TOKENS).map(value).collect();
+        let elements = (TOKENS * HEAD_DIM) as f64;
+        let scores: Vec<f32> = (0..TOKENS).map(sample_value).collect();
         let mut weights = scores.clone();
         let mut sums = vec![0.0; TOKENS];
-        let weighed = best_ns(|| {
+        let weigh_ns = best_ns(|| {
             weights.copy_from_slice(&scores);
             black_box(exponentiate(&mut weights));
             sums.iter_mut().zip(&weights).for_each(|(sum, weight)| *sum += weight);
         });
-        let ranked = best_ns(|| {
+        let rank_ns = best_ns(|| {
             black_box(top_share(&weights, 0.9, 0, |_| false));
         });
-        let elements = (TOKENS * HEAD_DIM) as f64;
         Self {
-            attend_ns: attended(ROWS) / (elements * (ROWS * GROUP) as f64),
-            decode_ns: attended(1) / elements,
-            score_ns: scored / (elements * ROWS as f64),
-            weigh_ns: weighed / TOKENS as f64,
-            rank_ns: ranked / TOKENS as f64,
+            attend_ns: attending_ns(&rows, &pages, ROWS) / (elements * (ROWS * GROUP) as f64),
+            decode_ns: attending_ns(&rows, &pages, 1) / elements,
+            score_ns: scoring_ns(&rows, &pages[0]) / (elements * ROWS as f64),
+            weigh_ns: weigh_ns / TOKENS as f64,
+            rank_ns: rank_ns / TOKENS as f64,
         }
     }
+}
+
+// The chunk that is timed.
+const HEAD_DIM: usize = 64;
+const TOKENS: usize = 8192;
+const ROWS: usize = 32;
+const GROUP: usize = 4;
+
+/// Work of a policy; none for a policy that states none.
+fn work_of(policy: &PolicySpec, chunk: &ChunkSize) -> ChunkWork {
+    let work = policy.info().traits.work;
+    work.map(|work| work(policy.parameters(), chunk)).unwrap_or_default()
+}
+
+/// Numbers from −1 to 1 that look random.
+fn sample_value(n: usize) -> f32 {
+    ((n * 7919 + 13) % 1009) as f32 / 500.0 - 1.0
+}
+
+/// Nanoseconds of attending with the last `rows` query positions.
+fn attending_ns(data: &[f32], pages: &[PageView<'_>], rows: usize) -> f64 {
+    let queries = QueryTile {
+        data,
+        rows,
+        row_stride: GROUP * HEAD_DIM,
+        group: GROUP,
+        head_dim: HEAD_DIM,
+        start: TOKENS - rows,
+    };
+    let kv = KvView {
+        head_dim: HEAD_DIM,
+        pages,
+    };
+    let (everything, options) = (Selection::full(TOKENS), AttendOptions::new(0.1));
+    let mut partial = Partial::new(rows, GROUP, HEAD_DIM);
+    best_ns(|| {
+        partial.reset(rows, GROUP, HEAD_DIM);
+        attend(&queries, &kv, &everything, &options, &mut partial).expect("shapes agree");
+    })
+}
+
+/// Nanoseconds of scoring the keys of a page with `ROWS` vectors.
+fn scoring_ns(data: &[f32], page: &PageView<'_>) -> f64 {
+    let (mut scorer, mut logits) = (Scorer::default(), vec![0.0; ROWS * TOKENS]);
+    best_ns(|| {
+        scorer
+            .set(data[..ROWS * HEAD_DIM].chunks(HEAD_DIM), HEAD_DIM, 0.1)
+            .and_then(|()| scorer.score(&page.keys, Span::new(0, TOKENS), None, &mut logits, TOKENS))
+            .expect("shapes agree");
+    })
 }
 
 /// The fastest of several runs.

@@ -60,7 +60,7 @@ pub enum PolicyError {
         /// How many there are.
         count: usize,
     },
-    /// The policy does not choose in this phase.
+    /// The policy does not select in this phase.
     #[error("policy {policy} does not support {phase}, only {supported}; choose another, see `riffle policies`")]
     UnsupportedPhase {
         /// The policy.
@@ -69,6 +69,20 @@ pub enum PolicyError {
         phase: Phase,
         /// The phase it has.
         supported: Phase,
+    },
+    /// The policy does something that its [`Traits`](crate::Traits) do not say, or the reverse.
+    #[error(
+        "policy {policy}: its traits say {data} is {said}, but {accessor}() says the opposite; correct its PolicyInfo or its SparsePolicy"
+    )]
+    WrongTraits {
+        /// The policy.
+        policy: &'static str,
+        /// The field of the traits.
+        data: &'static str,
+        /// What it says.
+        said: bool,
+        /// The accessor of [`SparsePolicy`](crate::SparsePolicy).
+        accessor: &'static str,
     },
     /// Saved state that no policy of this spec can have written.
     #[error("the saved state of a policy is not one of this policy: compute the cache again")]

@@ -1,13 +1,14 @@
-//! Keys out of pages.
+//! Reads and scores the keys of pages.
 
 use riffle_attention::{AttendOptions, KvView, PageView, QueryTile, Scan, Scorer, Span, read_keys};
 
 use crate::SelectContext;
 
-/// What the crate asks of its callers: pages of the queries' head_dim that hold the tokens they say.
+/// What callers of the crate guarantee.
 const SOUND: &str = "pages hold the tokens they say, of the queries' head_dim";
 
-/// Keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`; zeros where no page holds the token.
+/// Writes keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`, with zeros where no page holds the
+/// token.
 pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &mut [f32]) {
     let end = first + out.len() / head_dim;
     out.fill(0.0);
@@ -20,55 +21,56 @@ pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize,
     }
 }
 
-/// Weighs every token for the tile's queries.
-pub(crate) fn scan_keys(scan: &mut Scan, queries: &QueryTile<'_>, context: &SelectContext<'_>) {
-    let (kv, options) = keys_of(queries, context);
-    scan.run(queries, &kv, context.tokens, &options).expect(SOUND);
+/// Fills the scan with the weight of every key for the tile's queries.
+pub(crate) fn scan_keys(scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
+    let (kv, options) = keys_of(tile, context);
+    scan.run(tile, &kv, context.tokens, &options).expect(SOUND);
 }
 
-/// As [`scan_keys`], with weights that are the same on every machine and on a device.
-pub(crate) fn scan_keys_in_floats(scan: &mut Scan, queries: &QueryTile<'_>, context: &SelectContext<'_>) {
-    let (kv, options) = keys_of(queries, context);
-    scan.run_in_floats(queries, &kv, context.tokens, &options).expect(SOUND);
+/// As [`scan_keys`], with weights that have the same bits on every machine and on a device.
+pub(crate) fn scan_keys_in_floats(scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
+    let (kv, options) = keys_of(tile, context);
+    scan.run_in_floats(tile, &kv, context.tokens, &options).expect(SOUND);
 }
 
-fn keys_of<'c>(queries: &QueryTile<'_>, context: &SelectContext<'c>) -> (KvView<'c>, AttendOptions<'static>) {
+fn keys_of<'c>(tile: &QueryTile<'_>, context: &SelectContext<'c>) -> (KvView<'c>, AttendOptions<'static>) {
     let kv = KvView {
-        head_dim: queries.head_dim,
+        head_dim: tile.head_dim,
         pages: context.pages,
     };
     (kv, AttendOptions::new(context.scale).with_soft_cap(context.soft_cap))
 }
 
-/// Lets `weigh` scan the tile's rows a few at a time, so that their weights stay in the processor's caches.
+/// Scans the tile's rows a few at a time with `run`, so that their weights stay in the processor's caches, and shows each
+/// part to `each`.
 pub(crate) fn scan_in_parts(
     scan: &mut Scan,
-    queries: &QueryTile<'_>,
+    tile: &QueryTile<'_>,
     context: &SelectContext<'_>,
-    weigh: fn(&mut Scan, &QueryTile<'_>, &SelectContext<'_>),
+    run: fn(&mut Scan, &QueryTile<'_>, &SelectContext<'_>),
     mut each: impl FnMut(&mut Scan),
 ) {
-    /// Queries that are multiplied with keys together.
+    /// Queries, heads counted, that are multiplied with keys together.
     const TOGETHER: usize = 12;
-    let step = (TOGETHER / queries.group.max(1)).max(1);
-    for first in (0..queries.rows).step_by(step) {
-        let rows = step.min(queries.rows - first);
-        weigh(scan, &rows_of(queries, first, rows), context);
+    let step = (TOGETHER / tile.group.max(1)).max(1);
+    for first in (0..tile.rows).step_by(step) {
+        let rows = step.min(tile.rows - first);
+        run(scan, &rows_of(tile, first, rows), context);
         each(scan);
     }
 }
 
 /// Rows `first..first + rows` of a tile.
-pub(crate) fn rows_of<'q>(queries: &QueryTile<'q>, first: usize, rows: usize) -> QueryTile<'q> {
+pub(crate) fn rows_of<'q>(tile: &QueryTile<'q>, first: usize, rows: usize) -> QueryTile<'q> {
     QueryTile {
-        data: queries.data.get(first * queries.row_stride..).unwrap_or_default(),
+        data: tile.data.get(first * tile.row_stride..).unwrap_or_default(),
         rows,
-        start: queries.start + first,
-        ..*queries
+        start: tile.start + first,
+        ..*tile
     }
 }
 
-/// Logits of vectors of `head_dim` with the keys of `0..tokens`, `[vectors, tokens]`; zero where no page holds the token.
+/// Logits of vectors of `head_dim` elements with keys `0..tokens`, `[vectors, tokens]`; zero where no page holds the token.
 pub(crate) fn score_keys(vectors: &[f32], head_dim: usize, context: &SelectContext<'_>) -> Vec<f32> {
     let mut scorer = Scorer::default();
     scorer

@@ -4,8 +4,9 @@
 //! every kernel reads in the same way. It does no I/O and computes no attention. Selections are deterministic: scores
 //! that choose are computed in a fixed order, and ties go to the lower index.
 //!
-//! Policies are named by a [`PolicySpec`], for example `streaming:sinks=64,window=1024`; [`catalogue`] lists them with
-//! their parameters.
+//! A policy is named by a [`PolicySpec`], for example `streaming:sinks=64,window=1024`. The [`catalogue`] lists all
+//! policies with their parameters and [`Traits`]. [`build`] makes a [`Policy`], whose documentation gives the order of
+//! calls.
 //!
 //! ```
 //! use riffle_attention::{QueryTile, Span};
@@ -36,37 +37,81 @@
 //! assert_eq!(error.to_string(), "policy streaming has no parameter \"windw\"; it has sinks, window");
 //! # Ok::<(), riffle_policy::PolicyError>(())
 //! ```
+//!
+//! # A policy of your own
+//!
+//! A policy from another crate is a [`PolicyInfo`] beside those of the catalogue.
+//!
+//! ```
+//! use riffle_attention::{QueryTile, Selection, Span};
+//! use riffle_policy::{ParameterInfo, Phase, PolicyInfo, PolicySpec, SelectContext, SparsePolicy, Traits, build};
+//!
+//! /// Reads the latest tokens of even position.
+//! struct Even {
+//!     count: usize,
+//! }
+//!
+//! impl SparsePolicy for Even {
+//!     fn select(&self, _: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+//!         let even = (0..context.tokens).rev().filter(|position| position % 2 == 0);
+//!         Selection::from_spans(even.take(self.count).map(|position| Span::new(position, position + 1)))
+//!     }
+//! }
+//!
+//! static MINE: [PolicyInfo; 1] = [PolicyInfo {
+//!     name: "even",
+//!     source: "an example",
+//!     saves: "compute, traffic",
+//!     traits: Traits::DECODE,
+//!     parameters: &[ParameterInfo::tokens("count", "64", "tokens that are read")],
+//!     build: |parameters| Box::new(Even { count: parameters.count("count") }),
+//! }];
+//!
+//! let spec = PolicySpec::parse_among("even:count=3", &MINE)?;
+//! let policy = build(&spec, Phase::Decode)?;
+//! assert_eq!(policy.info().name, "even");
+//! assert!(policy.traits().follows_from_keys && !policy.traits().evicts);
+//! assert!(build(&spec, Phase::Prefill).is_err());
+//! # Ok::<(), riffle_policy::PolicyError>(())
+//! ```
 
+mod assignment;
 mod blocks;
 mod bounds;
+mod budget;
 mod catalogue;
+mod context;
 mod cost;
 mod error;
 mod estimate;
-mod guard;
-mod held;
 mod keys;
 mod low_bit;
 mod parameter;
 mod policies;
 mod policy;
-mod pool;
 mod prepared;
 mod ranking;
-mod rules;
-mod scanned;
+mod retained;
+mod scan_policy;
+mod scratch;
 mod set;
 mod spans;
+mod sparse_policy;
 mod spec;
 mod state;
+mod traits;
 
-pub(crate) use catalogue::ChunkNeed;
-pub use catalogue::{PolicyInfo, Recall, build, catalogue};
-pub use cost::{CostModel, PolicyShape};
+pub use assignment::{PolicyRule, PolicyRules};
+pub use budget::{BudgetParameter, BudgetScale};
+pub use catalogue::{PolicyInfo, catalogue};
+pub use context::{ColumnMass, Phase, SelectContext};
+pub use cost::{ChunkSize, ChunkWork, CostModel, PolicyShape};
 pub use error::PolicyError;
 pub use estimate::{Estimate, Estimated};
 pub use parameter::{ParameterInfo, ParameterKind, Parameters};
-pub use policy::{ColumnMass, Phase, SelectContext, SparsePolicy};
-pub use rules::{PolicyRule, PolicyRules};
+pub use policy::{Policy, build};
+pub use scratch::LentScan;
 pub use set::{PolicySet, dense_below};
+pub use sparse_policy::{Evict, Learn, Persist, SparsePolicy, Summarize};
 pub use spec::PolicySpec;
+pub use traits::{ChunkNeed, EstimateKind, KeyUse, Recall, Traits};

@@ -12,9 +12,9 @@ pub(crate) struct LowBitKeys {
 }
 
 impl LowBitKeys {
-    /// Takes in the keys `self.tokens..tokens`.
+    /// Adds the keys `self.tokens..tokens`.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], head_dim: usize, tokens: usize) {
-        /// Tokens that are widened together.
+        /// Tokens that are converted together.
         const STEP: usize = 256;
         let needed = Format::Q4_0.plane_len(tokens.next_multiple_of(LANES), head_dim);
         if self.data.len() < needed {
@@ -27,7 +27,7 @@ impl LowBitKeys {
             read_tokens(pages, head_dim, self.tokens, &mut rows);
             let mut plane = PlaneMut::Q4_0(&mut self.data);
             write_keys(&mut plane, head_dim, self.tokens, count, &rows, head_dim)
-                .expect("the plane was made long enough, and pages are of the queries' head_dim");
+                .expect("the plane is long enough, and pages are of the queries' head_dim");
             self.tokens += count;
         }
     }

@@ -17,7 +17,7 @@ pub struct ParameterInfo {
     pub kind: ParameterKind,
 }
 
-/// What values a parameter takes; limits are included.
+/// The values a parameter takes. Limits are included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ParameterKind {
@@ -52,7 +52,7 @@ pub enum ParameterKind {
 pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
 
 impl ParameterInfo {
-    /// Of policies that choose blocks: what is read whatever is chosen.
+    // What policies that choose blocks read in any case.
     pub(crate) const DENSE_LAYERS: Self =
         Self::count("dense_layers", "2", "first layers that read everything", 0, 1 << 16);
     pub(crate) const SINK_BLOCKS: Self = Self::count("sinks", "1", "first blocks, always read", 0, 1 << 24);
@@ -64,11 +64,13 @@ impl ParameterInfo {
         1 << 24,
     );
 
-    pub(crate) const fn tokens(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
+    /// A number of tokens, from 0 on.
+    pub const fn tokens(name: &'static str, default: &'static str, meaning: &'static str) -> Self {
         Self::count(name, default, meaning, 0, MAX_TOKENS)
     }
 
-    pub(crate) const fn count(
+    /// A whole number from `min` to `max`.
+    pub const fn count(
         name: &'static str,
         default: &'static str,
         meaning: &'static str,
@@ -145,6 +147,8 @@ pub(crate) enum Value {
 }
 
 /// The values of all parameters of one policy, given or default, within their limits.
+///
+/// A policy reads the parameters that it declares, each by its kind; it panics on any other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameters {
     values: Vec<(&'static str, Value)>,
@@ -190,7 +194,7 @@ impl Parameters {
         self.values.iter().map(|(name, value)| (*name, value))
     }
 
-    /// The value of a parameter that is declared as a whole number.
+    /// The value of a parameter that is declared as a whole number or a power of two.
     pub fn count(&self, name: &str) -> usize {
         match self.value(name) {
             Value::Count(value) => *value,
@@ -206,14 +210,16 @@ impl Parameters {
         }
     }
 
-    pub(crate) fn positions(&self, name: &str) -> Vec<usize> {
+    /// The value of a parameter that is declared as positions.
+    pub fn positions(&self, name: &str) -> Vec<usize> {
         match self.value(name) {
             Value::Positions(value) => value.clone(),
             _ => unreachable!("{name} is declared as positions"),
         }
     }
 
-    pub(crate) fn spans(&self, name: &str) -> Vec<Span> {
+    /// The value of a parameter that is declared as ranges.
+    pub fn spans(&self, name: &str) -> Vec<Span> {
         match self.value(name) {
             Value::Spans(value) => value.clone(),
             _ => unreachable!("{name} is declared as spans"),

@@ -1,4 +1,4 @@
-//! Estimates made once for a chunk and used by all its tiles.
+//! An estimate that is made once for a chunk and used by all its tiles.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,15 +7,15 @@ use riffle_attention::QueryTile;
 
 use crate::SelectContext;
 
-/// The latest estimate.
+/// The estimate of the chunk prepared last.
 pub(crate) struct Prepared<T> {
-    latest: Option<Estimate<T>>,
+    latest: Option<OfChunk<T>>,
 }
 
-struct Estimate<T> {
+struct OfChunk<T> {
     tokens: usize,
     queries: Range<usize>,
-    content: T,
+    estimate: T,
 }
 
 impl<T: Clone> Prepared<T> {
@@ -23,43 +23,47 @@ impl<T: Clone> Prepared<T> {
         Self { latest: None }
     }
 
-    pub(crate) fn store(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, content: T) {
-        self.latest = Some(Estimate {
+    pub(crate) fn store(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimate: T) {
+        self.latest = Some(OfChunk {
             tokens: context.tokens,
-            queries: chunk.start..chunk.start + chunk.rows,
-            content,
+            queries: queries(chunk),
+            estimate,
         });
     }
 
-    /// The estimate of the chunk that holds the tile, or one made of the tile.
+    /// The estimate of the chunk that holds the tile, or the one that `make` makes of the tile.
     pub(crate) fn find_or(
         &self,
         tile: &QueryTile<'_>,
         context: &SelectContext<'_>,
-        estimate: impl FnOnce() -> T,
+        make: impl FnOnce() -> T,
     ) -> Cow<'_, T> {
-        let found = self.latest.as_ref().filter(|found| {
-            found.tokens == context.tokens
-                && found.queries.start <= tile.start
-                && tile.start + tile.rows <= found.queries.end
+        let wanted = queries(tile);
+        let found = self.at(context).filter(|of_chunk| {
+            let queries = &of_chunk.queries;
+            queries.start <= wanted.start && wanted.end <= queries.end
         });
-        found.map_or_else(|| Cow::Owned(estimate()), |found| Cow::Borrowed(&found.content))
+        found.map_or_else(|| Cow::Owned(make()), |found| Cow::Borrowed(&found.estimate))
     }
 
-    /// The estimate of just these queries, where there is one.
+    /// The estimate of exactly these queries, where there is one.
     pub(crate) fn of(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<&T> {
-        let queries = tile.start..tile.start + tile.rows;
-        let found = self.latest.as_ref();
-        let found = found.filter(|found| found.tokens == context.tokens && found.queries == queries);
-        found.map(|found| &found.content)
-    }
-
-    /// The content stored last.
-    pub(crate) fn latest(&self) -> Option<&T> {
-        self.latest.as_ref().map(|found| &found.content)
+        let found = self.at(context).filter(|of_chunk| of_chunk.queries == queries(tile));
+        found.map(|found| &found.estimate)
     }
 
     pub(crate) fn clear(&mut self) {
         self.latest = None;
     }
+
+    fn at(&self, context: &SelectContext<'_>) -> Option<&OfChunk<T>> {
+        self.latest
+            .as_ref()
+            .filter(|of_chunk| of_chunk.tokens == context.tokens)
+    }
+}
+
+/// Positions of the tile's queries.
+fn queries(tile: &QueryTile<'_>) -> Range<usize> {
+    tile.start..tile.start + tile.rows
 }

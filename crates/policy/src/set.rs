@@ -1,21 +1,20 @@
-use crate::guard::Guarded;
-use crate::{CostModel, Phase, PolicyError, PolicyRules, PolicyShape, PolicySpec, SparsePolicy, build};
+use crate::{CostModel, Phase, Policy, PolicyError, PolicyRules, PolicyShape, PolicySpec, build};
 
-/// The policies of one sequence in one phase: one for each layer and KV head, so that heads may differ and be prepared
-/// in parallel.
+/// The policies of one sequence in one phase, one for each layer and KV head: heads may differ, and they are prepared in
+/// parallel.
 pub struct PolicySet {
     phase: Phase,
     shape: PolicyShape,
     cost: CostModel,
     /// `[layers, kv_heads]`
-    heads: Vec<Box<dyn SparsePolicy>>,
+    heads: Vec<Policy>,
 }
 
 impl PolicySet {
-    /// Makes the policies that the rules name, each with its guard for short sequences.
+    /// Makes the policies that the rules name. Each reads short sequences densely, up to [`dense_below`].
     ///
     /// # Errors
-    /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`].
+    /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`], [`PolicyError::WrongTraits`].
     pub fn new(rules: &PolicyRules, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> Result<Self, PolicyError> {
         rules.check(phase, shape.chunk_tokens)?;
         let places = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
@@ -28,10 +27,10 @@ impl PolicySet {
         })
     }
 
-    /// Gives a layer and KV head another policy, which knows nothing of the sequence yet.
+    /// Gives a layer and KV head another policy, which begins without knowledge of the sequence.
     ///
     /// # Errors
-    /// [`PolicyError::UnsupportedPhase`].
+    /// [`PolicyError::UnsupportedPhase`], [`PolicyError::WrongTraits`].
     pub fn replace(&mut self, layer: usize, kv_head: usize, spec: &PolicySpec) -> Result<(), PolicyError> {
         let policy = guarded(spec, self.phase, &self.shape, &self.cost)?;
         self.heads[layer * self.shape.kv_heads + kv_head] = policy;
@@ -39,46 +38,37 @@ impl PolicySet {
     }
 
     /// A layer's policies, one for each KV head.
-    pub fn layer(&self, layer: usize) -> &[Box<dyn SparsePolicy>] {
+    pub fn layer(&self, layer: usize) -> &[Policy] {
         &self.heads[layer * self.shape.kv_heads..][..self.shape.kv_heads]
     }
 
     /// A layer's policies, one for each KV head.
-    pub fn layer_mut(&mut self, layer: usize) -> &mut [Box<dyn SparsePolicy>] {
+    pub fn layer_mut(&mut self, layer: usize) -> &mut [Policy] {
         &mut self.heads[layer * self.shape.kv_heads..][..self.shape.kv_heads]
     }
 
     /// All policies, `[layers, kv_heads]`.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn SparsePolicy>> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Policy> {
         self.heads.iter_mut()
     }
 
     /// All policies, `[layers, kv_heads]`.
-    pub fn iter(&self) -> impl Iterator<Item = &dyn SparsePolicy> {
-        self.heads.iter().map(|policy| &**policy)
+    pub fn iter(&self) -> impl Iterator<Item = &Policy> {
+        self.heads.iter()
     }
 
-    /// Forgets what the policies stored about tokens at and after `tokens`.
+    /// Forgets tokens at and after `tokens`, in all policies.
     pub fn truncate(&mut self, tokens: usize) {
         self.heads.iter_mut().for_each(|policy| policy.truncate(tokens));
     }
 }
 
-fn guarded(
-    spec: &PolicySpec,
-    phase: Phase,
-    shape: &PolicyShape,
-    cost: &CostModel,
-) -> Result<Box<dyn SparsePolicy>, PolicyError> {
-    let inner = build(spec, phase)?;
-    Ok(match dense_below(spec, phase, shape, cost) {
-        0 => inner,
-        from => Box::new(Guarded { from, inner }),
-    })
+fn guarded(spec: &PolicySpec, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> Result<Policy, PolicyError> {
+    Ok(build(spec, phase)?.dense_below(dense_below(spec, phase, shape, cost)))
 }
 
 /// Sequences shorter than this many tokens are read densely: what the policy's `from` says, or its break-even length. A
-/// policy that breaks even nowhere is not guarded: whoever asks for it has other reasons than speed.
+/// policy without a break-even length is not guarded: whoever asks for it has other reasons than speed.
 pub fn dense_below(spec: &PolicySpec, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> usize {
     let break_even = || cost.break_even_tokens(spec, phase, shape).unwrap_or(0);
     spec.from_tokens().unwrap_or_else(break_even)

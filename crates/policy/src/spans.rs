@@ -2,7 +2,7 @@
 
 use riffle_attention::Span;
 
-/// Ascending numbers as runs of consecutive ones.
+/// Runs of consecutive numbers, from ascending numbers.
 pub(crate) fn runs(numbers: impl IntoIterator<Item = usize>) -> Vec<Span> {
     let mut runs: Vec<Span> = Vec::new();
     for number in numbers {

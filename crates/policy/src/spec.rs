@@ -3,16 +3,15 @@ use std::str::FromStr;
 
 use crate::catalogue::find;
 use crate::parameter::Parameters;
-use crate::{PolicyError, PolicyInfo};
+use crate::{EstimateKind, PolicyError, PolicyInfo};
 
 /// The parameter that every policy has.
 const FROM: &str = "from";
 
-/// A policy of the catalogue with the values of all its parameters, spelled `name` or `name:key=value,key=value`, in lower
-/// or upper case.
+/// A policy with the values of all its parameters, spelled `name` or `name:key=value,key=value`, in lower or upper case.
 ///
-/// Beside its own parameters every policy takes `from`: sequences shorter than that many tokens are read densely. Without
-/// it, or with `from=auto`, that is the policy's break-even length ([`CostModel`](crate::CostModel)).
+/// Every policy also takes `from`: sequences shorter than that many tokens are read densely. Without it, or with
+/// `from=auto`, that length is the policy's break-even ([`CostModel`](crate::CostModel)).
 ///
 /// Parsing checks names and values and fills in the defaults, so a spec that exists can be built in every phase that
 /// its policy supports. It prints with all its parameters.
@@ -20,7 +19,7 @@ const FROM: &str = "from";
 pub struct PolicySpec {
     info: &'static PolicyInfo,
     parameters: Parameters,
-    /// Tokens from which on it selects; `None` for its break-even length.
+    /// Sequences shorter than this are read densely; `None` for the break-even length.
     from: Option<usize>,
 }
 
@@ -32,7 +31,7 @@ impl PolicySpec {
             .expect("the catalogue has full, which needs no parameters")
     }
 
-    /// Reads a spec of the catalogue or of `more`, policies from elsewhere ([`PolicyInfo::outside`]).
+    /// Reads a spec of the catalogue or of `more`, policies from other crates.
     ///
     /// # Errors
     /// As parsing: an unknown name or parameter, a value out of range.
@@ -68,7 +67,7 @@ impl PolicySpec {
         self.info.name
     }
 
-    /// The policy in the catalogue.
+    /// The policy's entry in the catalogue.
     pub fn info(&self) -> &'static PolicyInfo {
         self.info
     }
@@ -93,14 +92,31 @@ impl PolicySpec {
         )
     }
 
-    /// Tokens from which on it selects, where that was given; its break-even length otherwise.
+    /// The length below which sequences are read densely, where it was given.
     pub fn from_tokens(&self) -> Option<usize> {
         self.from
     }
 
+    /// Whether callers can compute an [`Estimate`](crate::Estimate) for it.
+    pub fn has_estimate(&self) -> bool {
+        self.info.traits.estimate.is_some()
+    }
+
+    /// Whether that is an estimate from bounds, which whoever computes it keeps of the whole sequence.
+    pub fn has_bounds(&self) -> bool {
+        self.info.traits.estimate == Some(EstimateKind::Bounds)
+    }
+
+    /// Tokens in the blocks whose means it reads; `None` where it reads none.
+    pub fn summary_tokens(&self) -> Option<usize> {
+        (self.info.traits.summary_tokens)(&self.parameters)
+    }
+
     /// Refuses chunks that are too short for the policy.
     pub(crate) fn check_chunk(&self, chunk_tokens: usize) -> Result<(), PolicyError> {
-        let Some(need) = self.info.chunk else { return Ok(()) };
+        let Some(need) = self.info.traits.chunk else {
+            return Ok(());
+        };
         let above = (need.above)(&self.parameters);
         if chunk_tokens > above {
             return Ok(());

@@ -1,6 +1,6 @@
-//! What policies have stored, as bytes and back.
+//! The state of policies as bytes.
 
-/// Numbers as u64 and scores as f32, each list with its length before it.
+/// Writes numbers as u64 and scores as f32, each list after its length.
 pub(crate) fn write(numbers: &[usize], scores: &[f32]) -> Vec<u8> {
     let mut bytes = (numbers.len() as u64).to_le_bytes().to_vec();
     bytes.extend(numbers.iter().flat_map(|number| (*number as u64).to_le_bytes()));
@@ -9,7 +9,7 @@ pub(crate) fn write(numbers: &[usize], scores: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// What [`write`] wrote; `None` where the bytes cannot be that.
+/// What [`write`] wrote; `None` for other bytes.
 pub(crate) fn read(bytes: &[u8]) -> Option<(Vec<usize>, Vec<f32>)> {
     let (numbers, bytes) = list::<8>(bytes)?;
     let (scores, rest) = list::<4>(bytes)?;
@@ -21,7 +21,7 @@ pub(crate) fn read(bytes: &[u8]) -> Option<(Vec<usize>, Vec<f32>)> {
     rest.is_empty().then_some((numbers, scores))
 }
 
-/// A list with its length before it, and what follows.
+/// A list after its length, and the bytes that follow it.
 fn list<const WIDTH: usize>(bytes: &[u8]) -> Option<(&[[u8; WIDTH]], &[u8])> {
     let (count, bytes) = bytes.split_first_chunk::<8>()?;
     let length = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(WIDTH)?;

@@ -132,7 +132,7 @@ fn selections_do_not_depend_on_which_tile_comes_first_nor_on_the_thread() {
             let pages = scene.pages();
             let mut policy = make(spec, phase);
             policy.prepare(&scene.tile(0, scene.rows), &scene.context(&pages));
-            let policy = &*policy;
+            let policy = &policy;
             std::thread::scope(|scope| {
                 let (scene, pages) = (&scene, &pages);
                 let threads: Vec<_> = expected

@@ -3,7 +3,7 @@
 mod testing;
 
 use riffle_attention::Span;
-use riffle_policy::{ColumnMass, Phase, SelectContext, SparsePolicy};
+use riffle_policy::{ColumnMass, Phase, Policy, SelectContext};
 use testing::{Scene, best, make};
 
 /// Mass of each key for rows `from..to`, summed over the group, among the keys that `read` allows.
@@ -22,19 +22,12 @@ fn mass(scene: &Scene, rows: Span, read: impl Fn(usize) -> bool) -> Vec<f32> {
 }
 
 /// Reads `prompt` tokens densely in chunks, then generates the rest one by one; returns what each generated token reads.
-fn generate(scene: &Scene, prompt: usize, chunk: usize, policy: &mut dyn SparsePolicy) -> Vec<Vec<usize>> {
+fn generate(scene: &Scene, prompt: usize, chunk: usize, policy: &mut Policy) -> Vec<Vec<usize>> {
     go_on(scene, 0, prompt, scene.rows, chunk, policy)
 }
 
 /// From token `from` on reads up to `prompt` densely in chunks, then generates up to `end` one by one.
-fn go_on(
-    scene: &Scene,
-    from: usize,
-    prompt: usize,
-    end: usize,
-    chunk: usize,
-    policy: &mut dyn SparsePolicy,
-) -> Vec<Vec<usize>> {
+fn go_on(scene: &Scene, from: usize, prompt: usize, end: usize, chunk: usize, policy: &mut Policy) -> Vec<Vec<usize>> {
     let context = |phase, start: usize, end: usize| SelectContext {
         phase,
         chunk_start: start,
@@ -42,7 +35,7 @@ fn go_on(
         total_tokens: if phase == Phase::Prefill { prompt } else { end },
         ..scene.context(&[])
     };
-    let show = |policy: &mut dyn SparsePolicy, phase, rows: Span, read: &[usize]| {
+    let show = |policy: &mut Policy, phase, rows: Span, read: &[usize]| {
         let from = policy.observes_from(&context(phase, rows.start, rows.end));
         if from < rows.end {
             let queries = Span::new(from, rows.end);
@@ -86,7 +79,7 @@ fn h2o_keeps_the_tokens_with_most_mass_by_voter_and_those_protected() {
     for (seed, prompt, chunk, group) in [(1, 100, 37, 2), (2, 64, 64, 1), (3, 90, 1, 3)] {
         let scene = sequence(seed, 150, group);
         let spec = format!("h2o:budget={budget},recent={recent},sinks={sinks},observed={observed},protect=20-24");
-        let steps = generate(&scene, prompt, chunk, &mut *make(&spec, Phase::Decode));
+        let steps = generate(&scene, prompt, chunk, &mut make(&spec, Phase::Decode));
         // The definition.
         let (mut sums, mut voters) = (vec![0.0f64; 150], vec![0.0f64; 150]);
         let vote = |rows: Span, read: &dyn Fn(usize) -> bool, sums: &mut Vec<f64>, voters: &mut Vec<f64>| {
@@ -143,7 +136,7 @@ fn snapkv_keeps_what_the_prompts_last_queries_looked_at_and_its_neighbours() {
     for (seed, prompt, chunk, group) in [(1, 100, 37, 2), (2, 64, 64, 1), (3, 90, 5, 4)] {
         let scene = sequence(seed, 120, group);
         let spec = format!("snapkv:budget={budget},window={window},pool={pool},sinks={sinks},protect=20-24");
-        let steps = generate(&scene, prompt, chunk, &mut *make(&spec, Phase::Decode));
+        let steps = generate(&scene, prompt, chunk, &mut make(&spec, Phase::Decode));
         let mass = mass(&scene, Span::new(prompt - window, prompt), |_| true);
         let pooled: Vec<f64> = (0..prompt)
             .map(|key| {
@@ -171,7 +164,7 @@ fn prompts_shorter_than_the_budget_lose_nothing() {
         "snapkv:budget=30,window=4",
         "h2o:budget=1,recent=500",
     ] {
-        for (row, read) in (30..60).zip(generate(&scene, 30, 16, &mut *make(spec, Phase::Decode))) {
+        for (row, read) in (30..60).zip(generate(&scene, 30, 16, &mut make(spec, Phase::Decode))) {
             assert_eq!(read, (0..=row).collect::<Vec<_>>(), "{spec}");
         }
     }
@@ -184,7 +177,7 @@ fn protected_ranges_outlive_any_budget() {
         "h2o:budget=10,recent=4,sinks=2,protect=30-49",
         "snapkv:budget=10,window=4,sinks=2,protect=30-49",
     ] {
-        for read in generate(&scene, 100, 50, &mut *make(spec, Phase::Decode)) {
+        for read in generate(&scene, 100, 50, &mut make(spec, Phase::Decode)) {
             assert!(
                 (30..50).chain([0, 1]).all(|key| read.contains(&key)),
                 "{spec}: {read:?}"
@@ -199,7 +192,7 @@ fn a_rollback_forgets_what_came_after_it_and_a_reset_everything() {
     let scene = sequence(7, 120, 2);
     for spec in ["h2o:budget=30,recent=4", "snapkv:budget=30,window=4"] {
         let mut policy = make(spec, Phase::Decode);
-        let first = generate(&scene, 100, 50, &mut *policy);
+        let first = generate(&scene, 100, 50, &mut policy);
         policy.truncate(105);
         let (tile, context) = (
             scene.tile(105, 106),
@@ -215,7 +208,7 @@ fn a_rollback_forgets_what_came_after_it_and_a_reset_everything() {
         let selection = policy.select(&tile, &context);
         assert!(selection.contains(105, 105) && !selection.spans().iter().any(|span| span.end > 106));
         policy.reset();
-        assert_eq!(generate(&scene, 100, 50, &mut *policy), first);
+        assert_eq!(generate(&scene, 100, 50, &mut policy), first);
     }
 }
 
@@ -225,7 +218,7 @@ fn votes_of_queries_that_were_rolled_back_do_not_count() {
     // Nothing is evicted, so votes alone can differ.
     let read = |answer: usize| {
         let mut policy = make("h2o:budget=500,observed=20,recent=4", Phase::Decode);
-        go_on(&scene, 0, 80, 80 + answer, 40, &mut *policy);
+        go_on(&scene, 0, 80, 80 + answer, 40, &mut policy);
         policy
     };
     // An answer that is dropped as a whole leaves what was there before it.
@@ -234,7 +227,7 @@ fn votes_of_queries_that_were_rolled_back_do_not_count() {
     assert_eq!(rolled.save_state(), read(0).save_state());
     // So does a second prompt that was read in part.
     let mut rolled = read(1);
-    go_on(&scene, 81, 120, 120, 13, &mut *rolled);
+    go_on(&scene, 81, 120, 120, 13, &mut rolled);
     rolled.truncate(81);
     assert_eq!(rolled.save_state(), read(1).save_state());
     // Farther back than anything remembered, nobody has voted.
@@ -256,11 +249,11 @@ fn a_rollback_to_where_the_prompt_ends_keeps_what_its_last_queries_looked_at() {
     let scene = sequence(8, 130, 2);
     let select = |rolled: bool| {
         let mut policy = make("snapkv:budget=30,window=8", Phase::Decode);
-        go_on(&scene, 0, 80, 80, 40, &mut *policy);
+        go_on(&scene, 0, 80, 80, 40, &mut policy);
         if rolled {
             policy.truncate(80);
         }
-        go_on(&scene, 80, 80, 81, 40, &mut *policy)
+        go_on(&scene, 80, 80, 81, 40, &mut policy)
     };
     assert_eq!(select(true), select(false));
 }
@@ -275,12 +268,12 @@ fn after_a_rollback_evictions_go_by_the_votes_that_remain() {
         *query *= -3.0;
     }
     let mut rolled = make("h2o:budget=120,observed=20,recent=4", Phase::Decode);
-    go_on(&other, 0, 90, 110, 40, &mut *rolled);
+    go_on(&other, 0, 90, 110, 40, &mut rolled);
     rolled.truncate(90);
     let mut kept = make(spec, Phase::Decode);
     kept.restore_state(&rolled.save_state()).unwrap();
     let mut never = make(spec, Phase::Decode);
-    go_on(&scene, 0, 90, 90, 40, &mut *never);
-    let steps = |policy: &mut dyn SparsePolicy| go_on(&scene, 90, 90, 130, 40, policy);
-    assert_eq!(steps(&mut *kept), steps(&mut *never));
+    go_on(&scene, 0, 90, 90, 40, &mut never);
+    let steps = |policy: &mut Policy| go_on(&scene, 90, 90, 130, 40, policy);
+    assert_eq!(steps(&mut kept), steps(&mut never));
 }

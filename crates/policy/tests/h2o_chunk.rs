@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use riffle_attention::{
     AttendOptions, KvView, PageView, Partial, QueryTile, Selection, Span, add_column_mass, attend, reference,
 };
-use riffle_policy::{ColumnMass, Phase, PolicyError, PolicySpec, SelectContext, SparsePolicy};
+use riffle_policy::{ColumnMass, Phase, Policy, PolicyError, PolicySpec, SelectContext};
 use testing::{Scene, make};
 
 /// Sizes of a run: chunk, local, heavy, sinks.
@@ -37,7 +37,7 @@ struct Step {
     votes: Vec<(usize, f32, f32)>,
 }
 
-fn policy(sizes: Sizes) -> Box<dyn SparsePolicy> {
+fn policy(sizes: Sizes) -> Policy {
     let Sizes {
         local, heavy, sinks, ..
     } = sizes;
@@ -52,18 +52,18 @@ fn options(scene: &Scene) -> AttendOptions<'static> {
 }
 
 /// Runs the scene's tokens as a prompt: the first phase of all chunks, then the second chunk by chunk.
-fn run(scene: &Scene, sizes: Sizes, policy: &mut dyn SparsePolicy) -> Vec<Step> {
+fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<Step> {
     let pages = scene.pages();
     let chunks: Vec<Span> = (0..scene.rows)
         .step_by(sizes.chunk)
         .map(|first| Span::new(first, (first + sizes.chunk).min(scene.rows)))
         .collect();
-    assert!(policy.has_two_phases());
+    assert!(policy.traits().two_phases);
     let mut first_phase: Vec<(Selection, Partial)> = chunks
         .iter()
         .map(|rows| {
             let tile = scene.tile(rows.start, rows.end);
-            let own = policy.select_own(&tile, &context(scene, &pages, *rows));
+            let own = policy.select_own(&context(scene, &pages, *rows));
             let mut partial = Partial::new(tile.rows, tile.group, tile.head_dim);
             attend(&tile, &kv(scene, &pages), &own, &options(scene), &mut partial).unwrap();
             (own, partial)
@@ -145,7 +145,7 @@ fn context<'a>(scene: &Scene, pages: &'a [PageView<'a>], rows: Span) -> SelectCo
 }
 
 /// What the policy would save: positions, then mass and voters of each.
-fn saved_votes(policy: &dyn SparsePolicy) -> Vec<(usize, f32, f32)> {
+fn saved_votes(policy: &Policy) -> Vec<(usize, f32, f32)> {
     let state = policy.save_state();
     let number = |at: usize| u64::from_le_bytes(state[at..at + 8].try_into().unwrap()) as usize;
     let score = |at: usize| f32::from_le_bytes(state[at..at + 4].try_into().unwrap());
@@ -215,7 +215,7 @@ fn defined(scene: &Scene, sizes: Sizes) -> Vec<(Vec<usize>, Vec<Vote>)> {
 fn memory_sets_and_votes_are_those_of_the_definition() {
     for (seed, tokens, group) in [(1, 200, 1), (2, 171, 2), (3, 128, 4)] {
         let scene = prompt(seed, tokens, group);
-        let steps = run(&scene, SMALL, &mut *policy(SMALL));
+        let steps = run(&scene, SMALL, &mut policy(SMALL));
         for (step, (memory, votes)) in steps.iter().zip(defined(&scene, SMALL)) {
             assert_eq!(step.memory, memory, "chunk at {}", step.rows.start);
             if !step.votes.is_empty() {
@@ -238,7 +238,7 @@ fn a_memory_is_local_and_heavy_sorted_in_bounds_and_exactly_as_large_as_it_can_b
     // Shorter than a chunk, one chunk, just over, 2S − 1, partial and whole last chunks.
     for tokens in [1, 20, chunk, chunk + 1, 2 * chunk - 1, 2 * chunk, 5 * chunk + 3] {
         let scene = prompt(7, tokens, 2);
-        for step in run(&scene, SMALL, &mut *policy(SMALL)) {
+        for step in run(&scene, SMALL, &mut policy(SMALL)) {
             let start = step.rows.start;
             assert!(step.memory.windows(2).all(|pair| pair[0] < pair[1]), "ascending");
             assert!(step.memory.iter().all(|position| *position < start), "in bounds");
@@ -261,9 +261,9 @@ fn important_tokens_survive_across_chunks_and_heads_choose_for_themselves() {
         .zip(&mean)
         .for_each(|(key, mean)| *key = 4.0 * mean);
     let scene = scene.paged(48);
-    let steps = run(&scene, SMALL, &mut *policy(SMALL));
+    let steps = run(&scene, SMALL, &mut policy(SMALL));
     assert!(steps[1..].iter().all(|step| step.memory.contains(&10)));
-    let other = run(&prompt(5, 192, 1), SMALL, &mut *policy(SMALL));
+    let other = run(&prompt(5, 192, 1), SMALL, &mut policy(SMALL));
     assert_ne!(steps[3].memory, other[3].memory);
 }
 
@@ -271,7 +271,7 @@ fn important_tokens_survive_across_chunks_and_heads_choose_for_themselves() {
 fn votes_only_grow_are_finite_and_come_once_a_chunk() {
     let mut scene = prompt(6, 330, 2);
     scene.scale *= (100.0 / largest_logit(&scene)) as f32;
-    let steps = run(&scene, SMALL, &mut *policy(SMALL));
+    let steps = run(&scene, SMALL, &mut policy(SMALL));
     let voted = steps.iter().filter(|step| !step.votes.is_empty()).count();
     assert_eq!(voted, steps.len() - 1);
     for pair in steps.windows(2) {
@@ -295,13 +295,13 @@ fn a_rollback_goes_back_to_the_votes_of_a_chunk_before() {
     let scene = prompt(11, 5 * 32, 2);
     for chunks in 1..4 {
         let mut policy = policy(SMALL);
-        let steps = run(&scene, SMALL, &mut *policy);
+        let steps = run(&scene, SMALL, &mut policy);
         policy.truncate(chunks * 32);
-        assert_eq!(saved_votes(&*policy), steps[chunks - 1].votes, "{chunks} chunks");
+        assert_eq!(saved_votes(&policy), steps[chunks - 1].votes, "{chunks} chunks");
         // Within a chunk: as after the one before it.
         policy.truncate(chunks * 32 - 5);
         let expected = if chunks > 1 { &steps[chunks - 2].votes[..] } else { &[] };
-        let found = saved_votes(&*policy);
+        let found = saved_votes(&policy);
         let voted = found.iter().filter(|(_, _, voters)| *voters > 0.0).count();
         assert_eq!(voted, expected.len(), "{chunks} chunks");
     }
@@ -315,7 +315,7 @@ fn fused_phases_equal_one_pass_over_the_chosen_keys() {
         // A weight is off by as much as its logit was rounded.
         let tolerance = 1e-5 + 4.0 * largest * f64::from(f32::EPSILON);
         let pages = scene.pages();
-        for step in run(&scene, SMALL, &mut *policy(SMALL)) {
+        for step in run(&scene, SMALL, &mut policy(SMALL)) {
             let memory = step.memory.iter().map(|position| Span::new(*position, position + 1));
             let all = Selection::from_spans(memory.chain([step.rows]));
             let tile = scene.tile(step.rows.start, step.rows.end);
@@ -330,23 +330,23 @@ fn fused_phases_equal_one_pass_over_the_chosen_keys() {
 #[test]
 fn nothing_later_is_seen_and_a_run_repeats_itself() {
     let scene = prompt(8, 160, 2);
-    let steps = run(&scene, SMALL, &mut *policy(SMALL));
+    let steps = run(&scene, SMALL, &mut policy(SMALL));
     let mut changed = prompt(8, 160, 2);
     let (d, width) = (changed.head_dim, changed.group * changed.head_dim);
     changed.keys[100 * d..].iter_mut().for_each(|key| *key = -*key);
     changed.queries[100 * width..]
         .iter_mut()
         .for_each(|query| *query += 1.0);
-    let changed = run(&changed.paged(48), SMALL, &mut *policy(SMALL));
+    let changed = run(&changed.paged(48), SMALL, &mut policy(SMALL));
     for (a, b) in steps.iter().zip(&changed) {
         let rows = 100usize.saturating_sub(a.rows.start).min(a.rows.len());
         assert_eq!(a.output[..rows * width], b.output[..rows * width]);
     }
     // A policy that forgets its sequence is as new.
     let mut again = policy(SMALL);
-    run(&prompt(9, 200, 2), SMALL, &mut *again);
+    run(&prompt(9, 200, 2), SMALL, &mut again);
     again.reset();
-    let again = run(&scene, SMALL, &mut *again);
+    let again = run(&scene, SMALL, &mut again);
     for (a, b) in steps.iter().zip(&again) {
         let (first, second): (BTreeSet<_>, BTreeSet<_>) = (a.memory.iter().collect(), b.memory.iter().collect());
         assert_eq!(first, second, "heavy hitters are the same in every run");
@@ -364,7 +364,7 @@ fn pair_counts_and_state_are_those_of_the_published_sizes() {
     };
     let scene = prompt(1, 4096, 1);
     let mut policy = policy(sizes);
-    let steps = run(&scene, sizes, &mut *policy);
+    let steps = run(&scene, sizes, &mut policy);
     assert_eq!(steps.iter().map(|step| step.pairs).sum::<usize>(), 3_672_064);
     // Positions, masses and voters of a memory and a chunk, whatever the length of the prompt: less than 5% of f16 KV.
     let state = policy.save_state().len();

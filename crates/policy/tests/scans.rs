@@ -1,4 +1,4 @@
-//! Policies that weigh every key, against their definitions in f64, and what they say they drop.
+//! Policies that weigh every key, against their definitions in f64, and what they drop.
 
 mod testing;
 
@@ -7,17 +7,15 @@ use riffle_policy::{Phase, SelectContext};
 use testing::{Scene, assert_mask, best_share, decode_scenes, make, scenes};
 
 #[test]
-fn certified_reads_the_fewest_tokens_that_hold_the_mass_and_says_what_it_drops() {
+fn certified_reads_the_fewest_tokens_that_hold_the_mass() {
     for scene in decode_scenes() {
         for epsilon in [0.3, 0.05, 0.001] {
             let mut policy = make(&format!("certified:epsilon={epsilon}"), Phase::Decode);
             let (pages, tile) = (scene.pages(), scene.tile(0, scene.rows));
             let context = scene.context(&pages);
-            assert_eq!(policy.dropped_mass(), None);
             policy.prepare(&tile, &context);
             let selection = policy.select(&tile, &context);
             let mut expected: Vec<usize> = Vec::new();
-            let mut dropped = 0.0f64;
             for row in 0..scene.rows {
                 for head in 0..scene.group {
                     let weights = scene.attention(row, head);
@@ -28,14 +26,11 @@ fn certified_reads_the_fewest_tokens_that_hold_the_mass_and_says_what_it_drops()
                         .filter(|(key, _)| !selection.contains(scene.start + row, *key));
                     let left: f64 = left.map(|(_, weight)| weight).sum();
                     assert!(left <= epsilon + 1e-6);
-                    dropped = dropped.max(left);
                 }
             }
             assert_mask(&scene, &[(0, scene.rows, selection)], |_, _, _, key| {
                 expected.contains(&key)
             });
-            let said = f64::from(policy.dropped_mass().unwrap());
-            assert!((said - dropped).abs() < 1e-6, "said {said}, dropped {dropped}");
         }
     }
 }
@@ -121,7 +116,7 @@ fn blasst_blocks(scene: &Scene, block: usize, rows: std::ops::Range<usize>, lamb
 }
 
 #[test]
-fn blasst_skips_blocks_far_below_the_best_before_them_and_says_what_it_drops() {
+fn blasst_skips_blocks_far_below_the_best_before_them_and_drops_no_more_than_its_factor() {
     for phase in [Phase::Prefill, Phase::Decode] {
         for (mut scene, tile) in scenes() {
             scene.phase = phase;
@@ -143,12 +138,7 @@ fn blasst_skips_blocks_far_below_the_best_before_them_and_says_what_it_drops() {
                         .into_iter()
                         .any(|number| by_block[number - first].0.contains(&(key / block)))
                 });
-                let mut policy = make(&spec, phase);
-                let pages = scene.pages();
-                policy.prepare(&scene.tile(0, scene.rows), &scene.context(&pages));
                 let dropped = by_block.iter().fold(0.0f64, |most, (_, dropped)| most.max(*dropped));
-                let said = f64::from(policy.dropped_mass().unwrap());
-                assert!((said - dropped).abs() < 1e-6, "said {said}, dropped {dropped}");
                 assert!(dropped <= f64::from(factor), "at most factor / L a key");
             }
         }

@@ -2,7 +2,7 @@
 
 mod testing;
 
-use riffle_policy::{Phase, PolicyError, SparsePolicy, catalogue};
+use riffle_policy::{Phase, Policy, PolicyError, catalogue};
 use testing::{Scene, make};
 
 fn decode_scene(start: usize, page_tokens: usize) -> Scene {
@@ -13,7 +13,7 @@ fn decode_scene(start: usize, page_tokens: usize) -> Scene {
 
 #[test]
 fn a_restored_policy_selects_as_the_saved_one() {
-    for info in catalogue().iter().filter(|info| info.supports_decode) {
+    for info in catalogue().iter().filter(|info| info.traits.decode) {
         let mut scene = decode_scene(333, 32);
         let mut saved = make(info.name, Phase::Decode);
         let pages = scene.pages();
@@ -26,7 +26,7 @@ fn a_restored_policy_selects_as_the_saved_one() {
         drop(pages);
         scene = decode_scene(433, 32);
         let pages = scene.pages();
-        let select = |policy: &mut Box<dyn SparsePolicy>| {
+        let select = |policy: &mut Policy| {
             policy.prepare(&scene.tile(0, 1), &scene.context(&pages));
             policy.select(&scene.tile(0, 1), &scene.context(&pages))
         };
@@ -53,7 +53,7 @@ fn quest_takes_its_bounds_back_without_reading_keys_again() {
 
 #[test]
 fn state_that_cannot_be_the_policys_is_refused_and_leaves_nothing() {
-    for info in catalogue().iter().filter(|info| info.supports_decode) {
+    for info in catalogue().iter().filter(|info| info.traits.decode) {
         let mut policy = make(info.name, Phase::Decode);
         let result = policy.restore_state(&[1, 2, 3]);
         assert_eq!(result, Err(PolicyError::BadState));

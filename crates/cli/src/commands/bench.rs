@@ -71,7 +71,7 @@ fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
         true => {
             let known = catalogue()
                 .iter()
-                .filter(|info| info.supports(phase) && info.name != "h2o-chunk");
+                .filter(|info| info.supports(phase) && !info.traits.two_phases);
             known.map(|info| policy_spec(info.name)).collect::<Result<_, _>>()?
         }
         false => arguments

@@ -23,10 +23,10 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
             .map(|policy| {
                 json!({
                     "name": policy.name,
-                    "prefill": policy.supports_prefill,
-                    "decode": policy.supports_decode,
+                    "prefill": policy.supports(Phase::Prefill),
+                    "decode": policy.supports(Phase::Decode),
                     "saves": policy.saves,
-                    "recalls": match policy.recall {
+                    "recalls": match policy.traits.recall {
                         Recall::None => None,
                         Recall::AtTheEnd => Some("at-the-end"),
                         Recall::Anywhere => Some("anywhere"),
@@ -48,12 +48,12 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     }
     let mut text = String::new();
     for policy in catalogue {
-        let phases = match (policy.supports_prefill, policy.supports_decode) {
+        let phases = match (policy.supports(Phase::Prefill), policy.supports(Phase::Decode)) {
             (true, true) => "prefill, decode",
             (true, false) => "prefill",
             _ => "decode",
         };
-        let recalls = match policy.recall {
+        let recalls = match policy.traits.recall {
             Recall::None => "",
             Recall::AtTheEnd => "; recalls facts that the end of a prompt asks for",
             Recall::Anywhere => "; recalls facts anywhere",
@@ -63,7 +63,7 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
             policy.name, policy.saves, policy.source
         );
         for phase in [Phase::Prefill, Phase::Decode] {
-            if !policy.supports(phase) || policy.name == "full" {
+            if !policy.supports(phase) || policy.traits.dense {
                 continue;
             }
             text += &match break_even(policy, phase, &shape) {

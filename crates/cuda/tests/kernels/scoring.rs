@@ -7,14 +7,14 @@ use riffle_cuda::ops::{
     BlockSummaries, Estimate, LineSums, Queries, bound_scores, key_bounds, line_mass, line_mass_scratch_bytes,
     xattention_scores, xattention_scratch_bytes,
 };
-use riffle_policy::{Estimated, Phase, PolicySpec, SelectContext, SparsePolicy};
+use riffle_policy::{Estimated, Phase, Policy, PolicySpec, SelectContext};
 
 use crate::paged::Cache;
 use crate::testing::{noise, on_every_device};
 
-fn policy(spec: &str) -> Box<dyn SparsePolicy> {
+fn policy(spec: &str) -> Policy {
     let spec: PolicySpec = spec.parse().unwrap();
-    let phase = if spec.info().supports_prefill {
+    let phase = if spec.info().supports(Phase::Prefill) {
         Phase::Prefill
     } else {
         Phase::Decode

@@ -188,7 +188,7 @@ impl Planner<'_> {
         let asked = options.context_for(config.max_position)?;
         let shape = cache_shape(config, options);
         shape.validate()?;
-        let scans_keys = options.scans_keys()?;
+        let scans_keys = options.scans_keys();
         let sliding = SlidingLayers::of(config, options);
         let parts = |context: usize| self.parts(options, &shape, &sliding, scans_keys, context);
         let largest_context_tokens = largest(config.max_position, |context| {

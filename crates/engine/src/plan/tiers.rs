@@ -97,18 +97,14 @@ pub(super) fn planned_tiers(
 }
 
 /// The tiers of a session under a plan that fits.
-pub(crate) fn session_tiers(
-    config: &ModelConfig,
-    options: &EngineOptions,
-    plan: &MemoryPlan,
-) -> Result<KvTiers, EngineError> {
+pub(crate) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> KvTiers {
     let sliding = SlidingLayers::of(config, options);
-    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.scans_keys()?, 0);
+    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.scans_keys(), 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
     if !tiers.has_farther() {
         // Nothing but memory: what the plan says of it is the budget.
         let planned = plan.kv_tiers.device_bytes + plan.kv_tiers.ram_bytes;
         tiers.ram_budget_bytes = Some(planned.saturating_sub(tiers.device_budget_bytes));
     }
-    Ok(tiers)
+    tiers
 }

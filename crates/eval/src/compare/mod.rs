@@ -6,7 +6,7 @@ mod task;
 use std::sync::Arc;
 
 use riffle_engine::Engine;
-use riffle_policy::Phase;
+use riffle_policy::{KeyUse, Phase};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -181,10 +181,9 @@ fn decode_bytes(engine: &Engine, choice: &PolicyChoice, cost: &Cost) -> f64 {
         format.plane_bytes(page, config.head_dim) as f64 / page as f64
     };
     let (keys, values) = (bytes(options.key_format), bytes(options.value_format));
-    let oracle = baselines().iter().any(|info| info.name == choice.policy.name());
-    let scans = choice.phase == Phase::Decode
-        && !oracle
-        && riffle_policy::build(&choice.policy, Phase::Decode).is_ok_and(|policy| policy.scans_keys());
+    let info = choice.policy.info();
+    let oracle = baselines().contains(info);
+    let scans = choice.phase == Phase::Decode && !oracle && info.traits.keys == KeyUse::Scanned;
     let scanned = if scans && !choice.is_full() {
         cost.step_pairs.causal as f64 * keys
     } else {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_engine::{Engine, EngineError, GenerateOptions, PairCount, Session, StopReason};
-use riffle_policy::Phase;
 
 use super::corpus::Corpus;
 use crate::EvalError;
@@ -108,13 +107,8 @@ impl Reader {
     /// A reader under the engine's options. With `fresh` every prompt is read from its beginning, so that times are whole.
     pub(crate) fn new(engine: &Arc<Engine>, fresh: bool) -> Result<Self, EvalError> {
         let options = engine.options();
-        let mut learns = false;
-        for (rules, phase) in [(&options.prefill, Phase::Prefill), (&options.decode, Phase::Decode)] {
-            for spec in rules.specs() {
-                let policy = riffle_policy::build(spec, phase).map_err(riffle_engine::EngineError::from)?;
-                learns |= !policy.follows_from_keys();
-            }
-        }
+        let mut specs = options.prefill.specs().chain(options.decode.specs());
+        let learns = specs.any(|spec| !spec.info().traits.follows_from_keys);
         Ok(Self {
             session: Session::new(engine)?,
             shares: !fresh && !learns && options.auto_target.is_none(),

@@ -1,17 +1,18 @@
 use riffle_attention::{LANES, QueryTile, Scan, Span};
 
 use crate::blocks::{block_span, query_blocks};
-use crate::cost::{Setting, Work};
+use crate::cost::{ChunkSize, ChunkWork};
 use crate::keys::{rows_of, scan_in_parts, scan_keys};
 use crate::parameter::Parameters;
-use crate::scanned::{Choice, Choose, Scanned};
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext};
+use crate::scan_policy::{RangeReads, ScanPolicy, SelectByScan};
+use crate::{BudgetParameter, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, Traits};
 
-/// Blocks whose best key is far below the best before them are not read.
+/// Skips blocks whose best key is far below the best key before them.
 ///
-/// Blocks of keys pass in order, and each query keeps the largest logit it has seen; a block is skipped when its largest
-/// logit lies more than ln(L / `factor`) below that for every query of the query block and every head of the group. All
-/// keys are scanned for it, so values alone are saved, and what is left unread is known: at most `factor` / L a key.
+/// Each query passes over the blocks of keys in order and keeps the largest logit it has seen. A block is skipped when
+/// its largest logit lies more than ln(L / `factor`) below that, for every query of the query block and every head of the
+/// group. All keys are scanned for this, so only the reading of values is saved. A skipped key holds at most
+/// `factor` / L of a query's mass.
 struct Blasst {
     factor: f32,
     block: usize,
@@ -19,14 +20,15 @@ struct Blasst {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "blasst",
-    supports_prefill: true,
-    supports_decode: true,
-    recall: Recall::Anywhere,
+    source: "BLASST, Yuan et al. 2025, arXiv:2512.12087, as a scan before the attention",
     saves: "traffic of values",
-    source: "BLASST, Yuan et al. 2025, arXiv:2512.12087, as a scan before the attention, with the dropped mass known",
-    chunk: None,
-    work: Some(work),
-    stored_bytes: |_, _| 0.0,
+    traits: Traits {
+        recall: Recall::Anywhere,
+        keys: KeyUse::Scanned,
+        work: Some(work),
+        budget: Some(BudgetParameter::falling("factor", 1e-3, 1e4)),
+        ..Traits::PLAIN
+    },
     parameters: &[
         ParameterInfo {
             name: "factor",
@@ -42,80 +44,71 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         },
     ],
     build: |parameters| {
-        Box::new(Scanned::new(Blasst {
+        Box::new(ScanPolicy::new(Blasst {
             factor: parameters.number("factor"),
             block: parameters.count("block"),
         }))
     },
 };
 
-impl Choose for Blasst {
-    fn choose(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Choice {
-        // The weight beside the largest one below which a block is skipped, at most 1: the largest is always read.
-        let lambda = (self.factor / context.tokens.max(1) as f32).min(1.0);
-        let mut dropped = 0.0f32;
-        let parts = query_blocks(tile, self.block).map(|number| {
+impl SelectByScan for Blasst {
+    fn select_by_scan(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<RangeReads> {
+        // The weight beside the largest one below which a block is skipped. At most 1, so the largest is always read.
+        let threshold = (self.factor / context.tokens.max(1) as f32).min(1.0);
+        let of_block = |number| {
             let queries = block_span(number, self.block, tile.start + tile.rows);
             let queries = queries.intersect(&Span::new(tile.start, queries.end));
             let rows = rows_of(tile, queries.start - tile.start, queries.len());
             let end = queries.end.min(context.tokens);
             let mut read = vec![false; end.div_ceil(self.block)];
-            // Of each query, its softmax over blocks.
-            let mut masses: Vec<Vec<f32>> = Vec::new();
             let before = SelectContext {
                 tokens: end,
                 ..*context
             };
             scan_in_parts(scan, &rows, &before, scan_keys, |scan| {
                 for query in 0..scan.queries() {
-                    let (mut top, mut mass) = (0.0f32, Vec::with_capacity(read.len()));
-                    let factor = scan.total(query).recip() as f32;
+                    let mut largest = 0.0f32;
                     for (read, weights) in read.iter_mut().zip(scan.weights(query).chunks(self.block)) {
-                        let (best, sum) = largest_and_sum(weights);
-                        // Unless the query sees nothing of the block.
-                        *read |= best >= top * lambda && best > 0.0;
-                        top = top.max(best);
-                        mass.push(sum * factor);
+                        let best = largest_of(weights);
+                        // A best of 0 says that the query sees nothing of the block.
+                        *read |= best >= largest * threshold && best > 0.0;
+                        largest = largest.max(best);
                     }
-                    masses.push(mass);
                 }
             });
-            for mass in &masses {
-                let skipped = mass.iter().zip(&read).filter(|(_, read)| !**read);
-                dropped = dropped.max(skipped.map(|(mass, _)| mass).sum());
-            }
             let blocks = (0..read.len()).filter(|block| read[*block]);
-            let spans = blocks.map(|block| block_span(block, self.block, context.tokens));
-            (queries, spans.collect())
-        });
-        Choice {
-            parts: parts.collect(),
-            dropped,
-        }
+            let tokens = blocks.map(|block| block_span(block, self.block, context.tokens));
+            RangeReads {
+                queries,
+                tokens: tokens.collect(),
+            }
+        };
+        query_blocks(tile, self.block).map(of_block).collect()
     }
 }
 
-/// Lane by lane, so that it runs on vectors.
-fn largest_and_sum(weights: &[f32]) -> (f32, f32) {
+/// The largest of some weights. It goes lane by lane, so that it compiles to vector instructions.
+fn largest_of(weights: &[f32]) -> f32 {
     let (whole, rest) = weights.as_chunks::<LANES>();
-    let (mut tops, mut sums) = ([0.0f32; LANES], [0.0f32; LANES]);
+    let mut largest = [0.0f32; LANES];
     for chunk in whole {
         for lane in 0..LANES {
-            tops[lane] = if chunk[lane] > tops[lane] {
+            largest[lane] = if chunk[lane] > largest[lane] {
                 chunk[lane]
             } else {
-                tops[lane]
+                largest[lane]
             };
-            sums[lane] += chunk[lane];
         }
     }
-    let top = tops.iter().chain(rest).fold(0.0f32, |top, weight| top.max(*weight));
-    (top, sums.iter().chain(rest).sum())
+    largest
+        .iter()
+        .chain(rest)
+        .fold(0.0f32, |largest, weight| largest.max(*weight))
 }
 
-fn work(_: &Parameters, setting: &Setting) -> Work {
-    let pairs = setting.pairs();
-    Work {
+fn work(_: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    let pairs = chunk.pairs();
+    ChunkWork {
         // As measured on text.
         share: 0.5,
         scored: pairs,

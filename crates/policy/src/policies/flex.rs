@@ -3,7 +3,7 @@ use std::ops::Range;
 use riffle_attention::{QueryTile, Selection, Span, exponentiate};
 
 use crate::blocks::{BlockRows, query_blocks};
-use crate::cost::{Setting, Work};
+use crate::cost::{ChunkSize, ChunkWork};
 use crate::keys::score_keys;
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
@@ -11,14 +11,17 @@ use crate::policies::vertical_slash::{LineMass, line_spans};
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
 use crate::spans::runs;
-use crate::{ChunkNeed, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy};
+use crate::{
+    BudgetParameter, ChunkNeed, Estimated, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext,
+    SparsePolicy, Traits,
+};
 
-/// Each head and chunk its own pattern, sized by the mass it keeps.
+/// Gives each head and chunk a pattern of its own, sized by the mass it keeps.
 ///
-/// The last queries of a chunk are attended to in full. Where means of blocks predict what those queries attend to
-/// (distance below `tau`), key blocks are chosen for every query block by their means; elsewhere columns and diagonals
-/// are chosen that each hold `gamma` of the mass. Columns are exact and diagonals are widened to the tile, so nothing is
-/// lost in rounding. Distributions are averaged over the heads of the group.
+/// The estimate computes the full attention of the chunk's last queries. Where means of key blocks predict it (distance
+/// below `tau`), every query block reads key blocks chosen by their means. Elsewhere the chunk reads the columns and the
+/// diagonals that each hold `gamma` of the mass. Columns are exact, and diagonals are widened to the tile, so no chosen
+/// pair is lost. Distributions are averaged over the heads of the group.
 struct Flex {
     gamma: f32,
     tau: f32,
@@ -37,14 +40,17 @@ enum Pattern {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "flex",
-    supports_prefill: true,
-    supports_decode: false,
-    recall: Recall::AtTheEnd,
-    saves: "compute",
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
-    chunk: Some(ChunkNeed::LONG),
-    work: Some(work),
-    stored_bytes: |_, _| 8.0,
+    saves: "compute",
+    traits: Traits {
+        recall: Recall::AtTheEnd,
+        keys: KeyUse::Scanned,
+        chunk: Some(ChunkNeed::LONG),
+        work: Some(work),
+        stored_bytes: |_, _| 8.0,
+        budget: Some(BudgetParameter::mass("gamma")),
+        ..Traits::PREFILL
+    },
     parameters: &[
         ParameterInfo {
             name: "gamma",
@@ -92,23 +98,19 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Flex {
-    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
+    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, _: Option<Estimated>) {
         let pattern = self.pattern(chunk, context);
         self.prepared.store(chunk, context, pattern);
     }
 
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        if in_tail(queries, context, self.tail) {
+    fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        if in_tail(tile, context, self.tail) {
             return Selection::full(context.tokens);
         }
-        let pattern = self
-            .prepared
-            .find_or(queries, context, || self.pattern(queries, context));
+        let pattern = self.prepared.find_or(tile, context, || self.pattern(tile, context));
         match &*pattern {
-            Pattern::Blocks(rows) => rows.select(queries, context.tokens),
-            Pattern::Lines { columns, distances } => {
-                line_spans(queries, columns, distances).with_row_window(self.block)
-            }
+            Pattern::Blocks(rows) => rows.select(tile, context.tokens),
+            Pattern::Lines { columns, distances } => line_spans(tile, columns, distances).with_row_window(self.block),
         }
     }
 
@@ -169,8 +171,8 @@ impl Flex {
         }
     }
 
-    /// For each of some ranges of the chunk's rows, what means predict of it: the softmax of the mean query over the mean
-    /// keys of the blocks up to its last row's, summed over the heads of the group.
+    /// For each range of the chunk's rows, the attention that means predict: the softmax of the mean query over the mean
+    /// keys of the blocks up to the range's last row, summed over the heads of the group.
     fn predicted(&self, chunk: &QueryTile<'_>, ranges: &[Range<usize>], context: &SelectContext<'_>) -> Vec<Vec<f32>> {
         let vectors: Vec<f32> = ranges
             .iter()
@@ -196,7 +198,7 @@ impl Flex {
     }
 }
 
-/// Mean of a head's queries in some rows.
+/// Mean of a head's queries in these rows.
 fn mean_query(chunk: &QueryTile<'_>, rows: Range<usize>, head: usize) -> Vec<f32> {
     let mut sums = vec![0.0f32; chunk.head_dim];
     let factor = 1.0 / rows.len().max(1) as f32;
@@ -225,13 +227,13 @@ fn root_jensen_shannon(a: &[f32], b: &[f32]) -> f64 {
     (terms.sum::<f64>() / 2.0).max(0.0).sqrt()
 }
 
-fn work(parameters: &Parameters, setting: &Setting) -> Work {
-    let tokens = setting.tokens as f64;
-    let logits = (setting.rows.min(parameters.count("last")) * setting.group) as f64 * tokens;
-    Work {
-        // As measured on text; it follows the mass, not a budget, but for the fewest blocks, columns and diagonals.
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    let tokens = chunk.tokens as f64;
+    let logits = (chunk.rows.min(parameters.count("last")) * chunk.group) as f64 * tokens;
+    ChunkWork {
+        // As measured on text. It follows the mass; only the fewest blocks, columns and diagonals are a budget.
         share: (0.35 + 3.0 * parameters.count("min_budget") as f64 / tokens).min(1.0),
-        scored: logits + setting.group as f64 * tokens,
+        scored: logits + chunk.group as f64 * tokens,
         weighed: logits,
         ranked: 4.0 * tokens,
     }

@@ -1,34 +1,28 @@
 use riffle_attention::{QueryTile, Selection};
 
-use crate::{PolicyInfo, Recall, SelectContext, SparsePolicy};
+use crate::cost::ChunkWork;
+use crate::{PolicyInfo, Recall, SelectContext, SparsePolicy, Traits};
 
-/// Reads every token: what everything else is compared with.
+/// Reads every token: the baseline of all comparisons.
 struct Full;
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "full",
-    supports_prefill: true,
-    supports_decode: true,
-    recall: Recall::Anywhere,
-    saves: "nothing",
     source: "Dense causal attention",
-    chunk: None,
-    work: None,
-    stored_bytes: |_, _| 0.0,
+    saves: "nothing",
+    traits: Traits {
+        dense: true,
+        recall: Recall::Anywhere,
+        automatic: true,
+        work: Some(|_, _| ChunkWork::reading(1.0)),
+        ..Traits::PLAIN
+    },
     parameters: &[],
     build: |_| Box::new(Full),
 };
 
 impl SparsePolicy for Full {
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
-    fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+    fn select(&self, _tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         Selection::full(context.tokens)
     }
 }

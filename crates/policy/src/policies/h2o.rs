@@ -1,44 +1,46 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
-use crate::held::{Held, Protected};
 use crate::parameter::{MAX_TOKENS, Parameters};
+use crate::retained::{ProtectedTokens, RetainedTokens};
 use crate::{
-    ColumnMass, ParameterInfo, ParameterKind, Phase, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy,
-    state,
+    BudgetParameter, ColumnMass, Estimated, Evict, Learn, ParameterInfo, ParameterKind, Persist, Phase, PolicyError,
+    PolicyInfo, SelectContext, SparsePolicy, Traits, state,
 };
 
-/// Heavy hitters: a bounded number of tokens, those that queries voted for most.
+/// Reads the heavy hitters: a bounded number of tokens, those that queries voted for most.
 ///
-/// A token's score is the softmax mass it received, summed over the group, by the number of queries that could have
-/// given it any: without that, old tokens would win by age. First and latest tokens and named ranges are never evicted,
-/// nor is a token that nothing could vote for yet. What is evicted is not read again, and its memory is freed. A rollback
-/// forgets the tokens after it and the votes of their queries, not the evictions before: votes become those of the latest
-/// prompt's beginning or end that remains.
+/// A token's score is the softmax mass it received, summed over the group and divided by the number of queries that could
+/// see it: without the division old tokens would win by age. The first tokens, the latest tokens and named ranges are
+/// never evicted, nor is a token that no query could vote for yet. An evicted token is not read again, and its memory is
+/// freed. A rollback forgets the tokens after it and the votes of their queries; earlier evictions stand. The votes become
+/// those of the latest snapshot that remains, taken at the beginning or the end of the latest prompt.
 struct H2o {
     budget: usize,
     observed: usize,
-    protected: Protected,
-    held: Held,
-    /// Mass and possible votes of each held token.
+    protected: ProtectedTokens,
+    retained: RetainedTokens,
+    /// Votes for each retained token.
     votes: Vec<Votes>,
-    /// One past the last query that has voted.
-    voted: usize,
-    /// Votes as they were before the latest prompt and at its end, in order.
-    marks: Vec<Mark>,
+    /// One past the last query that voted.
+    voted_tokens: usize,
+    /// Votes before the latest prompt and at its end, in this order.
+    snapshots: Vec<VoteSnapshot>,
     /// Whether queries of a prompt have voted since a token was generated.
     in_prompt: bool,
 }
 
-/// Votes as they were when the sequence ended at `tokens`, by position.
-struct Mark {
+/// The votes when the sequence ended at `tokens`, by position.
+struct VoteSnapshot {
     tokens: usize,
     votes: Vec<(usize, Votes)>,
 }
 
+/// What queries gave a token.
 #[derive(Clone, Copy, Default)]
 struct Votes {
     mass: f32,
-    possible: f32,
+    /// (query, head) pairs that could see the token.
+    voters: f32,
 }
 
 pub(super) const PROTECT: ParameterInfo = ParameterInfo {
@@ -50,14 +52,17 @@ pub(super) const PROTECT: ParameterInfo = ParameterInfo {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "h2o",
-    supports_prefill: false,
-    supports_decode: true,
-    recall: Recall::None,
-    saves: "compute, traffic",
     source: "H2O, Zhang et al. 2023, arXiv:2306.14048, with votes by the number of voters",
-    chunk: None,
-    work: None,
-    stored_bytes: |_, _| 16.0,
+    saves: "compute, traffic",
+    traits: Traits {
+        learns: true,
+        evicts: true,
+        persists: true,
+        follows_from_keys: false,
+        stored_bytes: |_, _| 16.0,
+        budget: Some(BudgetParameter::tokens("budget", 260.0)),
+        ..Traits::DECODE
+    },
     parameters: &[
         ParameterInfo::count(
             "budget",
@@ -76,17 +81,17 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             budget: parameters.count("budget"),
             observed: parameters.count("observed"),
             protected: protected(parameters, parameters.count("recent")),
-            held: Held::default(),
+            retained: RetainedTokens::default(),
             votes: Vec::new(),
-            voted: 0,
-            marks: Vec::new(),
+            voted_tokens: 0,
+            snapshots: Vec::new(),
             in_prompt: false,
         })
     },
 };
 
-pub(super) fn protected(parameters: &Parameters, recent: usize) -> Protected {
-    Protected {
+pub(super) fn protected(parameters: &Parameters, recent: usize) -> ProtectedTokens {
+    ProtectedTokens {
         sinks: parameters.count("sinks"),
         recent,
         ranges: parameters.spans("protect"),
@@ -94,34 +99,58 @@ pub(super) fn protected(parameters: &Parameters, recent: usize) -> Protected {
 }
 
 impl SparsePolicy for H2o {
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
-    fn prepare(&mut self, _chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
-        self.take_in(context.tokens);
-        if self.held.positions().len() > self.budget {
+    fn prepare(&mut self, _chunk: &QueryTile<'_>, context: &SelectContext<'_>, _: Option<Estimated>) {
+        self.extend(context.tokens);
+        if self.retained.positions().len() > self.budget {
             let scores: Vec<f32> = self.votes.iter().map(Votes::score).collect();
-            let stay = self.held.keep(&scores, self.budget, |place, position| {
-                self.votes[place].possible == 0.0 || self.protected.holds(position, context.tokens)
+            let remaining = self.retained.evict(&scores, self.budget, |index, position| {
+                self.votes[index].voters == 0.0 || self.protected.contains(position, context.tokens)
             });
-            self.votes = stay.into_iter().map(|place| self.votes[place]).collect();
+            self.votes = remaining.into_iter().map(|index| self.votes[index]).collect();
         }
         if self.in_prompt {
-            // Only now: a prompt may be far longer than what is kept of it.
-            self.mark(context.chunk_start);
+            // After the eviction: a prompt may be far longer than what is retained of it.
+            self.take_snapshot(context.chunk_start);
             self.in_prompt = false;
         }
     }
 
-    fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        self.held.selection(context.tokens)
+    fn select(&self, _tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        self.retained.selection(context.tokens)
     }
 
+    fn truncate(&mut self, tokens: usize) {
+        let remaining = self.retained.truncate(tokens);
+        self.votes.truncate(remaining);
+        if tokens >= self.voted_tokens {
+            return;
+        }
+        self.snapshots.retain(|snapshot| snapshot.tokens <= tokens);
+        let (known, voted_tokens): (&[(usize, Votes)], usize) = match self.snapshots.last() {
+            Some(snapshot) => (&snapshot.votes, snapshot.tokens),
+            None => (&[], 0),
+        };
+        for (votes, position) in self.votes.iter_mut().zip(self.retained.positions()) {
+            let index = known.binary_search_by_key(position, |(position, _)| *position);
+            *votes = index.map_or(Votes::default(), |index| known[index].1);
+        }
+        (self.voted_tokens, self.in_prompt) = (voted_tokens, false);
+    }
+
+    fn learn(&mut self) -> Option<&mut dyn Learn> {
+        Some(self)
+    }
+
+    fn evict(&mut self) -> Option<&mut dyn Evict> {
+        Some(self)
+    }
+
+    fn persist(&self) -> Option<&dyn Persist> {
+        Some(self)
+    }
+}
+
+impl Learn for H2o {
     fn observes_from(&self, context: &SelectContext<'_>) -> usize {
         match context.phase {
             Phase::Prefill => context.chunk_start.max(context.tokens.saturating_sub(self.observed)),
@@ -131,109 +160,97 @@ impl SparsePolicy for H2o {
 
     fn observe(&mut self, mass: &ColumnMass<'_>) {
         if mass.queries.len() > 1 && !self.in_prompt {
-            self.marks.clear();
-            self.mark(self.voted);
+            self.snapshots.clear();
+            self.take_snapshot(self.voted_tokens);
             self.in_prompt = true;
         }
-        self.voted = self.voted.max(mass.queries.end);
-        self.take_in(mass.mass.len());
-        for (votes, position) in self.votes.iter_mut().zip(self.held.positions()) {
+        self.voted_tokens = self.voted_tokens.max(mass.queries.end);
+        self.extend(mass.mass.len());
+        for (votes, position) in self.votes.iter_mut().zip(self.retained.positions()) {
             if let Some(received) = mass.mass.get(*position) {
                 votes.mass += received;
-                votes.possible += mass.voters(*position);
+                votes.voters += mass.voters(*position);
             }
         }
     }
+}
 
-    fn follows_from_keys(&self) -> bool {
-        false
-    }
-
-    fn retained(&self, tokens: usize) -> Option<Vec<Span>> {
-        Some(self.held.selection(tokens).spans().to_vec())
+impl Evict for H2o {
+    fn retained(&self, tokens: usize) -> Vec<Span> {
+        self.retained.selection(tokens).spans().to_vec()
     }
 
     fn close_gaps(&mut self) {
-        let held = self.held.positions();
-        let place = |position: usize| held.partition_point(|held| *held < position);
-        for mark in &mut self.marks {
-            mark.tokens = place(mark.tokens);
-            mark.votes.retain(|(position, _)| held.binary_search(position).is_ok());
-            for (position, _) in &mut mark.votes {
-                *position = place(*position);
+        let retained = self.retained.positions();
+        let moved = |position: usize| retained.partition_point(|retained| *retained < position);
+        for snapshot in &mut self.snapshots {
+            snapshot.tokens = moved(snapshot.tokens);
+            snapshot
+                .votes
+                .retain(|(position, _)| retained.binary_search(position).is_ok());
+            for (position, _) in &mut snapshot.votes {
+                *position = moved(*position);
             }
         }
-        self.voted = place(self.voted);
-        self.held.close_gaps();
+        self.voted_tokens = moved(self.voted_tokens);
+        self.retained.close_gaps();
+    }
+}
+
+impl Persist for H2o {
+    fn save(&self) -> Vec<u8> {
+        let votes: Vec<f32> = self.votes.iter().flat_map(|votes| [votes.mass, votes.voters]).collect();
+        state::write(&self.retained.to_numbers(), &votes)
     }
 
-    fn save_state(&self) -> Vec<u8> {
-        let votes: Vec<f32> = self
-            .votes
-            .iter()
-            .flat_map(|votes| [votes.mass, votes.possible])
-            .collect();
-        state::write(&self.held.numbers(), &votes)
-    }
-
-    fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
-        self.reset();
+    fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError> {
         let (numbers, scores) = state::read(state).ok_or(PolicyError::BadState)?;
-        let held = Held::from_numbers(&numbers).ok_or(PolicyError::BadState)?;
+        let retained = RetainedTokens::from_numbers(&numbers).ok_or(PolicyError::BadState)?;
         let (pairs, rest) = scores.as_chunks::<2>();
-        if !rest.is_empty() || pairs.len() != held.positions().len() {
+        if !rest.is_empty() || pairs.len() != retained.positions().len() {
             return Err(PolicyError::BadState);
         }
-        self.votes = pairs
-            .iter()
-            .map(|[mass, possible]| Votes {
-                mass: *mass,
-                possible: *possible,
-            })
-            .collect();
-        self.voted = numbers[0];
-        self.held = held;
-        self.mark(self.voted);
-        Ok(())
-    }
-
-    fn truncate(&mut self, tokens: usize) {
-        let remaining = self.held.truncate(tokens);
-        self.votes.truncate(remaining);
-        if tokens >= self.voted {
-            return;
-        }
-        self.marks.retain(|mark| mark.tokens <= tokens);
-        let (known, voted): (&[(usize, Votes)], usize) = match self.marks.last() {
-            Some(mark) => (&mark.votes, mark.tokens),
-            None => (&[], 0),
+        let votes = pairs.iter().map(|[mass, voters]| Votes {
+            mass: *mass,
+            voters: *voters,
+        });
+        let mut restored = Self {
+            protected: self.protected.clone(),
+            retained,
+            votes: votes.collect(),
+            voted_tokens: numbers[0],
+            snapshots: Vec::new(),
+            in_prompt: false,
+            ..*self
         };
-        for (votes, position) in self.votes.iter_mut().zip(self.held.positions()) {
-            let place = known.binary_search_by_key(position, |(position, _)| *position);
-            *votes = place.map_or(Votes::default(), |place| known[place].1);
-        }
-        (self.voted, self.in_prompt) = (voted, false);
+        restored.take_snapshot(restored.voted_tokens);
+        Ok(Box::new(restored))
     }
 }
 
 impl H2o {
-    /// Remembers the votes as they are.
-    fn mark(&mut self, tokens: usize) {
-        let votes = self.held.positions().iter().copied().zip(self.votes.iter().copied());
+    /// Keeps the votes as they are, for a rollback to `tokens` or later.
+    fn take_snapshot(&mut self, tokens: usize) {
+        let votes = self
+            .retained
+            .positions()
+            .iter()
+            .copied()
+            .zip(self.votes.iter().copied());
         let votes = votes.collect();
-        self.marks.push(Mark { tokens, votes });
+        self.snapshots.push(VoteSnapshot { tokens, votes });
     }
 
-    fn take_in(&mut self, tokens: usize) {
-        self.held.take_in(tokens);
-        self.votes.resize(self.held.positions().len(), Votes::default());
+    fn extend(&mut self, tokens: usize) {
+        self.retained.extend(tokens);
+        self.votes.resize(self.retained.positions().len(), Votes::default());
     }
 }
 
 impl Votes {
     fn score(&self) -> f32 {
-        if self.possible > 0.0 {
-            self.mass / self.possible
+        if self.voters > 0.0 {
+            self.mass / self.voters
         } else {
             0.0
         }

@@ -1,35 +1,38 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
-use riffle_attention::{QueryTile, Selection, Span};
+use riffle_attention::{QueryTile, Selection};
 
-use crate::cost::{Setting, Work};
+use crate::cost::{ChunkSize, ChunkWork};
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::ranking::top_count;
 use crate::spans::runs;
 use crate::{
-    ChunkNeed, ColumnMass, ParameterInfo, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy, state,
+    BudgetParameter, ChunkNeed, ColumnMass, Estimated, Learn, ParameterInfo, Persist, PolicyError, PolicyInfo,
+    SelectContext, SparsePolicy, Traits, state,
 };
 
-/// Chunks that read themselves and a bounded memory of what came before: the latest tokens and the heavy hitters.
+/// Lets a chunk read itself and a bounded memory of what came before: the latest tokens and the heavy hitters.
 ///
-/// Every chunk attends to itself first, all chunks of a logical batch at once. Then, chunk by chunk, it attends to its
-/// memory: the `local` tokens before it and the `heavy` ones that queries voted for most, out of the previous memory and
-/// the previous chunk. A vote is softmax mass under everything the query read, summed over the group and counted by the
-/// number of queries that could give it, so that old tokens do not win by age. The first `sinks` tokens count among the
-/// heavy ones. A rollback goes back to the votes of the latest chunk that remains, if it is not too far behind.
+/// In the first phase every chunk of a logical batch attends to itself. In the second phase, chunk by chunk, a chunk
+/// attends to its memory: the `local` tokens before it, and the `heavy` tokens of the previous memory and the previous
+/// chunk that queries voted for most. A vote is softmax mass over everything the query read, summed over the group and
+/// divided by the number of queries that could give it: without the division old tokens would win by age. The first
+/// `sinks` tokens count among the heavy ones. A rollback returns to the votes of the latest chunk that remains, where they
+/// are still remembered.
 struct H2oChunk {
     local: usize,
     heavy: usize,
     sinks: usize,
-    /// What a memory is chosen from after each of the latest chunks, with the chunk's end: the memory before it and the
-    /// chunk itself, ascending. A rollback goes back to an earlier one.
+    /// For each of the latest chunks its end, and the candidates for the next memory: the chunk's memory and the chunk
+    /// itself, ascending. A rollback returns to an earlier one.
     history: VecDeque<(usize, Vec<Candidate>)>,
-    /// The memory of the chunk that begins at `memory_of`.
+    /// The memory of the chunk that begins at `memory_start`.
     memory: Vec<Candidate>,
-    memory_of: usize,
+    memory_start: usize,
 }
 
+/// A token that may be remembered, and its votes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     position: usize,
@@ -39,18 +42,21 @@ struct Candidate {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "h2o-chunk",
-    supports_prefill: true,
-    supports_decode: false,
-    recall: Recall::None,
-    saves: "compute",
     source: "H2O, Zhang et al. 2023, arXiv:2306.14048, in two phases over chunks, with votes by the number of voters",
-    chunk: Some(ChunkNeed {
-        preferred: 1024,
-        above: |parameters| parameters.count("local") + parameters.count("heavy"),
+    saves: "compute",
+    traits: Traits {
         two_phases: true,
-    }),
-    work: Some(work),
-    stored_bytes: |_, _| 0.0,
+        learns: true,
+        persists: true,
+        follows_from_keys: false,
+        chunk: Some(ChunkNeed {
+            preferred: 1024,
+            above: |parameters| parameters.count("local") + parameters.count("heavy"),
+        }),
+        work: Some(work),
+        budget: Some(BudgetParameter::tokens("heavy", 4.0)),
+        ..Traits::PREFILL
+    },
     parameters: &[
         ParameterInfo::count("local", "256", "tokens before a chunk that it reads", 1, MAX_TOKENS),
         ParameterInfo::count("heavy", "256", "older tokens, by votes, that it reads", 1, MAX_TOKENS),
@@ -63,52 +69,36 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             sinks: parameters.count("sinks").min(parameters.count("heavy")),
             history: VecDeque::new(),
             memory: Vec::new(),
-            memory_of: 0,
+            memory_start: 0,
         })
     },
 };
 
 /// Over a whole prompt: chunks and memories are read, and scored once more for the votes.
-fn work(parameters: &Parameters, setting: &Setting) -> Work {
-    let (rows, tokens) = (setting.rows as f64, setting.tokens as f64);
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    let (rows, tokens) = (chunk.rows as f64, chunk.tokens as f64);
     let memory = (parameters.count("local") + parameters.count("heavy")) as f64;
     let chunks = (tokens / rows).ceil();
     let read = chunks * rows * (rows + 1.0) / 2.0 + (chunks - 1.0) * rows * memory;
     let all = tokens * (tokens + 1.0) / 2.0;
-    // As shares of one chunk's work, which is what the caller compares with.
+    // Shares of one chunk's work: the caller compares with one chunk.
     let share = (read / all).min(1.0);
-    Work {
+    ChunkWork {
         share,
-        scored: share * setting.pairs(),
+        scored: share * chunk.pairs(),
         weighed: 0.0,
         ranked: rows + memory,
     }
 }
 
 impl SparsePolicy for H2oChunk {
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
-    fn has_two_phases(&self) -> bool {
-        true
-    }
-
-    fn select_own(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        Selection::from_spans([Span::new(context.chunk_start, context.tokens)])
-    }
-
-    fn prepare(&mut self, _chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
+    fn prepare(&mut self, _chunk: &QueryTile<'_>, context: &SelectContext<'_>, _: Option<Estimated>) {
         self.memory = self.memory_for(context.chunk_start);
-        self.memory_of = context.chunk_start;
+        self.memory_start = context.chunk_start;
     }
 
-    fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        let memory = if self.memory_of == context.chunk_start {
+    fn select(&self, _tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        let memory = if self.memory_start == context.chunk_start {
             Cow::Borrowed(&self.memory)
         } else {
             Cow::Owned(self.memory_for(context.chunk_start))
@@ -116,8 +106,30 @@ impl SparsePolicy for H2oChunk {
         Selection::from_spans(runs(memory.iter().map(|candidate| candidate.position)))
     }
 
+    fn truncate(&mut self, tokens: usize) {
+        let oldest = self.history.front().cloned();
+        self.history.retain(|(end, _)| *end <= tokens);
+        if let Some((_, mut candidates)) = oldest.filter(|(end, _)| *end > tokens && tokens > 0) {
+            // Too far back: the tokens that were read are known, but not the votes for them.
+            candidates.retain(|candidate| candidate.position < tokens);
+            let unvoted = candidates.iter().map(|candidate| Candidate::new(candidate.position));
+            self.history.push_back((tokens, unvoted.collect()));
+        }
+        (self.memory, self.memory_start) = (Vec::new(), 0);
+    }
+
+    fn learn(&mut self) -> Option<&mut dyn Learn> {
+        Some(self)
+    }
+
+    fn persist(&self) -> Option<&dyn Persist> {
+        Some(self)
+    }
+}
+
+impl Learn for H2oChunk {
     fn observes_from(&self, context: &SelectContext<'_>) -> usize {
-        // Nothing in this prompt will read a memory that the last chunk votes for.
+        // No chunk of this prompt reads the memory that the last chunk would vote for.
         if context.tokens < context.total_tokens {
             context.chunk_start
         } else {
@@ -137,12 +149,10 @@ impl SparsePolicy for H2oChunk {
             self.history.pop_front();
         }
     }
+}
 
-    fn follows_from_keys(&self) -> bool {
-        false
-    }
-
-    fn save_state(&self) -> Vec<u8> {
+impl Persist for H2oChunk {
+    fn save(&self) -> Vec<u8> {
         let positions: Vec<usize> = self.candidates().iter().map(|candidate| candidate.position).collect();
         let votes: Vec<f32> = self
             .candidates()
@@ -152,8 +162,7 @@ impl SparsePolicy for H2oChunk {
         state::write(&positions, &votes)
     }
 
-    fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
-        self.reset();
+    fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError> {
         let (positions, scores) = state::read(state).ok_or(PolicyError::BadState)?;
         let (pairs, rest) = scores.as_chunks::<2>();
         if !rest.is_empty() || pairs.len() != positions.len() || !positions.is_sorted_by(|a, b| a < b) {
@@ -164,23 +173,13 @@ impl SparsePolicy for H2oChunk {
             mass: *mass,
             voters: *voters,
         });
-        let candidates: Vec<Candidate> = candidates.collect();
-        if let Some(last) = candidates.last() {
-            self.history.push_back((last.position + 1, candidates));
-        }
-        Ok(())
-    }
-
-    fn truncate(&mut self, tokens: usize) {
-        let oldest = self.history.front().cloned();
-        self.history.retain(|(end, _)| *end <= tokens);
-        if let Some((_, mut candidates)) = oldest.filter(|(end, _)| *end > tokens && tokens > 0) {
-            // Too far back: which tokens were read is known, but not who voted for them.
-            candidates.retain(|candidate| candidate.position < tokens);
-            let unvoted = candidates.iter().map(|candidate| Candidate::new(candidate.position));
-            self.history.push_back((tokens, unvoted.collect()));
-        }
-        (self.memory, self.memory_of) = (Vec::new(), 0);
+        let end = positions.last().map(|last| last + 1);
+        Ok(Box::new(Self {
+            history: end.map(|end| (end, candidates.collect())).into_iter().collect(),
+            memory: Vec::new(),
+            memory_start: 0,
+            ..*self
+        }))
     }
 }
 
@@ -188,16 +187,16 @@ impl SparsePolicy for H2oChunk {
 const REMEMBERED: usize = 5;
 
 impl H2oChunk {
-    /// What the next memory is chosen from.
+    /// The tokens that the next memory is chosen from.
     fn candidates(&self) -> &[Candidate] {
         self.history.back().map_or(&[], |(_, candidates)| candidates)
     }
 
-    /// The `local` tokens before `start` and the `heavy` best of the candidates before those, ascending; all tokens
-    /// where there are no more.
+    /// The `local` tokens before `start` and the `heavy` best candidates before those, ascending. Where there are no more
+    /// tokens than that, all of them.
     fn memory_for(&self, start: usize) -> Vec<Candidate> {
         let local = start.saturating_sub(self.local);
-        // Tokens that nothing could vote for, the end of an earlier prompt and its answer, stand behind all others.
+        // Tokens without votes (the end of an earlier prompt, and its answer) rank behind all others.
         let candidates = self.candidates();
         let known = candidates.last().map_or(0, |last| last.position + 1);
         let older = candidates
@@ -206,12 +205,12 @@ impl H2oChunk {
             .filter(|candidate| candidate.position < local);
         let older: Vec<Candidate> = older.chain((known..local).map(Candidate::new)).collect();
         let scores: Vec<f32> = older.iter().map(Candidate::score).collect();
-        let heavy = top_count(&scores, self.heavy, |place| older[place].position < self.sinks);
+        let heavy = top_count(&scores, self.heavy, |index| older[index].position < self.sinks);
         let latest = (local..start).map(|position| {
-            let place = candidates.binary_search_by_key(&position, |candidate| candidate.position);
-            place.map_or(Candidate::new(position), |place| candidates[place])
+            let index = candidates.binary_search_by_key(&position, |candidate| candidate.position);
+            index.map_or(Candidate::new(position), |index| candidates[index])
         });
-        heavy.into_iter().map(|place| older[place]).chain(latest).collect()
+        heavy.into_iter().map(|index| older[index]).chain(latest).collect()
     }
 }
 

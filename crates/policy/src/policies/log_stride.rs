@@ -1,10 +1,10 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
-use crate::parameter::MAX_TOKENS;
-use crate::{ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy};
+use crate::parameter::{MAX_TOKENS, Parameters};
+use crate::{BudgetParameter, ParameterInfo, ParameterKind, PolicyInfo, SelectContext, SparsePolicy, Traits};
 
-/// Window, globals, and the tokens 2^k before each query; with `landmarks`, the means of the blocks that the query
-/// reads nothing of.
+/// Reads a window, globals, and the tokens 2^k before each query. With `landmarks`, a query also reads the mean of every
+/// block of which it reads no token.
 struct LogStride {
     window: usize,
     block: usize,
@@ -14,16 +14,13 @@ struct LogStride {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "log-stride",
-    supports_prefill: true,
-    supports_decode: true,
-    recall: Recall::None,
-    saves: "compute, traffic",
     source: "LogSparse, Li et al. 2019, arXiv:1907.00235; globals as in Longformer and BigBird",
-    chunk: None,
-    work: None,
-    stored_bytes: |parameters, head_dim| {
-        // Means of keys and values, which the caller keeps for it.
-        (parameters.count("landmarks") * 8 * head_dim) as f64 / parameters.count("block") as f64
+    saves: "compute, traffic",
+    traits: Traits {
+        summary_tokens: |parameters| (parameters.count("landmarks") == 1).then(|| parameters.count("block")),
+        stored_bytes: mean_bytes,
+        budget: Some(BudgetParameter::tokens("window", 1.0)),
+        ..Traits::PLAIN
     },
     parameters: &[
         ParameterInfo::count(
@@ -59,29 +56,17 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for LogStride {
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
-    fn summary_tokens(&self) -> Option<usize> {
-        self.landmarks.then_some(self.block)
-    }
-
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+    fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let globals = self.globals.iter().filter(|position| **position < context.tokens);
         let globals = globals.map(|position| Span::new(*position, position + 1));
         let selection = Selection::from_spans(globals)
             .with_row_window(self.window)
-            .with_diagonals(self.strides(queries.start + queries.rows));
+            .with_diagonals(self.strides(tile.start + tile.rows));
         if !self.landmarks {
             return selection;
         }
-        // Blocks that no row can see as a whole are left out: they end after the last row's position.
-        let whole = (queries.start + queries.rows).min(context.tokens) / self.block;
+        // A block that ends after the last query is left out: no query sees the whole of it.
+        let whole = (tile.start + tile.rows).min(context.tokens) / self.block;
         selection.with_summaries((0..whole).map(|number| Span::new(number * self.block, (number + 1) * self.block)))
     }
 }
@@ -95,4 +80,9 @@ impl LogStride {
             .take_while(move |distance| *distance < limit)
             .filter(move |distance| *distance >= window)
     }
+}
+
+/// Bytes a token of the means of keys and values, which the caller keeps.
+fn mean_bytes(parameters: &Parameters, head_dim: usize) -> f64 {
+    (parameters.count("landmarks") * 8 * head_dim) as f64 / parameters.count("block") as f64
 }

@@ -1,16 +1,36 @@
-//! One file a policy.
+//! Every policy, one file each. A file ends up in the catalogue by its module and its entry here.
 
-pub(crate) mod blasst;
-pub(crate) mod certified;
-pub(crate) mod flex;
-pub(crate) mod full;
-pub(crate) mod h2o;
-pub(crate) mod h2o_chunk;
-pub(crate) mod log_stride;
-pub(crate) mod quest;
-pub(crate) mod snapkv;
-pub(crate) mod streaming;
-pub(crate) mod tri_shape;
-pub(crate) mod twilight;
-pub(crate) mod vertical_slash;
-pub(crate) mod xattention;
+use crate::PolicyInfo;
+
+mod blasst;
+mod certified;
+mod flex;
+mod full;
+mod h2o;
+mod h2o_chunk;
+mod log_stride;
+mod quest;
+mod snapkv;
+mod streaming;
+mod tri_shape;
+mod twilight;
+mod vertical_slash;
+mod xattention;
+
+/// In the order of lists: by phase, then by what decides.
+pub(crate) static CATALOGUE: [PolicyInfo; 14] = [
+    full::INFO,
+    streaming::INFO,
+    tri_shape::INFO,
+    log_stride::INFO,
+    h2o_chunk::INFO,
+    vertical_slash::INFO,
+    flex::INFO,
+    xattention::INFO,
+    blasst::INFO,
+    quest::INFO,
+    twilight::INFO,
+    certified::INFO,
+    h2o::INFO,
+    snapkv::INFO,
+];

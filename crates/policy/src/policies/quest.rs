@@ -4,19 +4,20 @@ use riffle_attention::{PageView, QueryTile, Selection};
 
 use crate::blocks::block_span;
 use crate::bounds::Bounds;
-use crate::cost::{Setting, Work};
+use crate::cost::{ChunkSize, ChunkWork};
 use crate::parameter::Parameters;
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::{
-    Estimate, Estimated, ParameterInfo, ParameterKind, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy,
+    BudgetParameter, Estimate, EstimateKind, Estimated, KeyUse, ParameterInfo, ParameterKind, Persist, PolicyError,
+    PolicyInfo, Recall, SelectContext, SparsePolicy, Summarize, Traits,
 };
 
-/// Blocks whose keys could score highest.
+/// Reads the blocks whose keys could score highest.
 ///
-/// Each block keeps its keys' smallest and largest value of every channel. No key of the block can score higher than
-/// Σ max(q·min, q·max) over channels; blocks are ranked by this bound, summed over the tile's queries and the heads of
-/// the group. It ranks; it does not prove that little was left out.
+/// Each block keeps the smallest and the largest value of its keys in every channel. No key of the block scores higher
+/// than Σ max(q·min, q·max) over channels. Blocks are ranked by this bound, summed over the tile's queries and the heads
+/// of the group. The bound ranks blocks; it does not prove that little mass was left out.
 struct Quest {
     topk: usize,
     threshold: usize,
@@ -26,20 +27,24 @@ struct Quest {
     sinks: usize,
     recent: usize,
     bounds: Bounds,
-    /// Scores of blocks that came from elsewhere.
+    /// Scores of blocks that the caller computed.
     prepared: Prepared<Vec<f32>>,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "quest",
-    supports_prefill: false,
-    supports_decode: true,
-    recall: Recall::Anywhere,
-    saves: "traffic, compute",
     source: "Quest, Tang et al. 2024, arXiv:2406.10774",
-    chunk: None,
-    work: Some(work),
-    stored_bytes: |parameters, head_dim| 8.0 * head_dim as f64 / parameters.count("block") as f64,
+    saves: "traffic, compute",
+    traits: Traits {
+        recall: Recall::Anywhere,
+        keys: KeyUse::Summarized,
+        estimate: Some(EstimateKind::Bounds),
+        persists: true,
+        work: Some(work),
+        stored_bytes: |parameters, head_dim| 8.0 * head_dim as f64 / parameters.count("block") as f64,
+        budget: Some(BudgetParameter::tokens("budget", 1.0)),
+        ..Traits::DECODE
+    },
     parameters: &[
         ParameterInfo::count("topk", "8", "blocks read beside the first and the latest", 0, 1 << 24),
         ParameterInfo::count("threshold", "4", "blocks up to which everything is read", 0, 1 << 24),
@@ -74,33 +79,13 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Quest {
-    fn requires_block_selection(&self) -> bool {
-        true
-    }
-
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        match self.reads_all(context) {
-            true => context.tokens,
-            false => self.bounds.tokens(),
-        }
-    }
-
-    fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
-        let end = page.start + page.tokens;
-        // A page ahead of what is known waits for the pages between.
-        if page.start <= self.bounds.tokens() && end > self.bounds.tokens() {
-            self.bounds.extend(&[*page], head_dim, self.block, end);
-        }
-    }
-
-    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
-        if !self.reads_all(context) {
-            self.bounds
-                .extend(context.pages, chunk.head_dim, self.block, context.tokens);
+    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Option<Estimated>) {
+        match estimated {
+            Some(Estimated::Bounds(scores)) => self.prepared.store(chunk, context, scores),
+            _ if self.reads_all(context) => {}
+            _ => self
+                .bounds
+                .extend(context.pages, chunk.head_dim, self.block, context.tokens),
         }
     }
 
@@ -108,27 +93,20 @@ impl SparsePolicy for Quest {
         (!self.reads_all(context)).then_some(Estimate::Bounds { block: self.block })
     }
 
-    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
-        match estimated {
-            Estimated::Bounds(scores) => self.prepared.store(chunk, context, scores),
-            _ => self.prepare(chunk, context),
-        }
-    }
-
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+    fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if self.reads_all(context) {
             return Selection::full(context.tokens);
         }
         let blocks = context.tokens.div_ceil(self.block);
-        let forced = forced_blocks(queries, self.block, self.sinks, self.recent);
+        let forced = forced_blocks(tile, self.block, self.sinks, self.recent);
         let count = match self.budget {
             0 => self.topk,
             budget => budget.div_ceil(self.block),
         };
         let always = (0..blocks).filter(|block| forced(*block)).count();
-        let scores = match self.prepared.of(queries, context) {
+        let scores = match self.prepared.of(tile, context) {
             Some(scores) => Cow::Borrowed(scores),
-            None => Cow::Owned(self.scores(queries, context, blocks)),
+            None => Cow::Owned(self.scores(tile, context, blocks)),
         };
         let chosen = top_count(&scores, always + count, &forced);
         Selection::from_spans(
@@ -138,19 +116,46 @@ impl SparsePolicy for Quest {
         )
     }
 
-    fn save_state(&self) -> Vec<u8> {
-        self.bounds.clone().save(self.block)
-    }
-
-    fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
-        self.reset();
-        self.bounds = Bounds::restore(state, self.block).ok_or(PolicyError::BadState)?;
-        Ok(())
-    }
-
     fn truncate(&mut self, tokens: usize) {
         self.prepared.clear();
         self.bounds.truncate(self.block, tokens);
+    }
+
+    fn summarize(&mut self) -> Option<&mut dyn Summarize> {
+        Some(self)
+    }
+
+    fn persist(&self) -> Option<&dyn Persist> {
+        Some(self)
+    }
+}
+
+impl Summarize for Quest {
+    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
+        match self.reads_all(context) {
+            true => context.tokens,
+            false => self.bounds.tokens(),
+        }
+    }
+
+    fn summarize(&mut self, page: &PageView<'_>, head_dim: usize) {
+        if let Some(end) = self.bounds.continued_by(page) {
+            self.bounds.extend(&[*page], head_dim, self.block, end);
+        }
+    }
+}
+
+impl Persist for Quest {
+    fn save(&self) -> Vec<u8> {
+        self.bounds.clone().save(self.block)
+    }
+
+    fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        Ok(Box::new(Self {
+            bounds: Bounds::restore(state, self.block).ok_or(PolicyError::BadState)?,
+            prepared: Prepared::new(),
+            ..*self
+        }))
     }
 }
 
@@ -159,39 +164,40 @@ impl Quest {
         context.layer < self.dense_layers || context.tokens.div_ceil(self.block) <= self.threshold
     }
 
-    fn scores(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>, blocks: usize) -> Vec<f32> {
+    fn scores(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>, blocks: usize) -> Vec<f32> {
         let mut bounds = Cow::Borrowed(&self.bounds);
         if bounds.tokens() < context.tokens {
             bounds
                 .to_mut()
-                .extend(context.pages, queries.head_dim, self.block, context.tokens);
+                .extend(context.pages, tile.head_dim, self.block, context.tokens);
         }
-        bounds.scores(queries, blocks)
+        bounds.scores(tile, blocks)
     }
 }
 
-/// The first `sinks` blocks, and the latest `recent` up to that of the tile's first query, with all after it.
+/// Whether a block is always read: the first `sinks` blocks, the `recent` blocks up to that of the tile's first query, and
+/// all blocks after it.
 pub(super) fn forced_blocks(
-    queries: &QueryTile<'_>,
+    tile: &QueryTile<'_>,
     block: usize,
     sinks: usize,
     recent: usize,
 ) -> impl Fn(usize) -> bool + use<> {
-    let recent = (queries.start / block + 1).saturating_sub(recent);
+    let recent = (tile.start / block + 1).saturating_sub(recent);
     move |number| number < sinks || number >= recent
 }
 
-fn work(parameters: &Parameters, setting: &Setting) -> Work {
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let block = parameters.count("block");
     let chosen = match parameters.count("budget") {
         0 => parameters.count("topk") * block,
         budget => budget,
     };
     let read = chosen + (parameters.count("sinks") + parameters.count("recent")) * block;
-    let blocks = setting.tokens.div_ceil(block) as f64;
-    Work {
-        share: (read as f64 / setting.tokens as f64).min(1.0),
-        // Two products a channel, for all queries at once.
+    let blocks = chunk.tokens.div_ceil(block) as f64;
+    ChunkWork {
+        share: (read as f64 / chunk.tokens as f64).min(1.0),
+        // Two products a channel, once for all queries.
         scored: 2.0 * blocks,
         weighed: 0.0,
         ranked: blocks,

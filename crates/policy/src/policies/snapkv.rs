@@ -1,36 +1,43 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use super::h2o::{PROTECT, protected};
-use crate::held::{Held, Protected};
 use crate::parameter::MAX_TOKENS;
-use crate::{ColumnMass, ParameterInfo, Phase, PolicyError, PolicyInfo, Recall, SelectContext, SparsePolicy, state};
+use crate::retained::{ProtectedTokens, RetainedTokens};
+use crate::{
+    BudgetParameter, ColumnMass, Estimated, Evict, Learn, ParameterInfo, Persist, Phase, PolicyError, PolicyInfo,
+    SelectContext, SparsePolicy, Traits, state,
+};
 
-/// A bounded number of prompt tokens, those that the prompt's last queries attended to, and all tokens after them.
+/// Reads a bounded number of prompt tokens, those that the prompt's last queries attended to, and all tokens after the
+/// prompt.
 ///
-/// The mass is summed over the queries and the heads of the group and averaged over neighbours, so that what surrounds a
-/// hit stays with it. What is evicted is not read again, also when a later question would need it: the trap of every
-/// method that compresses before the question is known. A rollback forgets the tokens after it, not the evictions
-/// before.
+/// The mass is summed over the queries and the heads of the group and averaged over neighbours, so that the surroundings
+/// of a hit are retained with it. An evicted token is never read again, even where a later question needs it: every method
+/// that compresses before it knows the question has this weakness. A rollback forgets the tokens after it; earlier
+/// evictions stand.
 struct SnapKv {
     budget: usize,
     window: usize,
     pool: usize,
-    protected: Protected,
-    held: Held,
-    /// By position, from the end of the last prompt until the next token is generated.
+    protected: ProtectedTokens,
+    retained: RetainedTokens,
+    /// Mass by position. It is there from the end of a prompt until the next token is generated.
     mass: Vec<f32>,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "snapkv",
-    supports_prefill: false,
-    supports_decode: true,
-    recall: Recall::None,
-    saves: "compute, traffic",
     source: "SnapKV, Li et al. 2024, arXiv:2404.14469",
-    chunk: None,
-    work: None,
-    stored_bytes: |_, _| 12.0,
+    saves: "compute, traffic",
+    traits: Traits {
+        learns: true,
+        evicts: true,
+        persists: true,
+        follows_from_keys: false,
+        stored_bytes: |_, _| 12.0,
+        budget: Some(BudgetParameter::tokens("budget", 36.0)),
+        ..Traits::DECODE
+    },
     parameters: &[
         ParameterInfo::count(
             "budget",
@@ -56,39 +63,52 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             window: parameters.count("window"),
             pool: parameters.count("pool"),
             protected: protected(parameters, parameters.count("window")),
-            held: Held::default(),
+            retained: RetainedTokens::default(),
             mass: Vec::new(),
         })
     },
 };
 
 impl SparsePolicy for SnapKv {
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
-    fn prepare(&mut self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>) {
+    fn prepare(&mut self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>, _: Option<Estimated>) {
         if self.mass.is_empty() {
             return;
         }
         let prompt = self.mass.len();
-        self.held.take_in(prompt);
-        let positions = self.held.positions();
+        self.retained.extend(prompt);
+        let positions = self.retained.positions();
         let scores: Vec<f32> = positions.iter().map(|position| self.pooled(*position)).collect();
         let protected = &self.protected;
-        self.held
-            .keep(&scores, self.budget, |_, position| protected.holds(position, prompt));
+        self.retained
+            .evict(&scores, self.budget, |_, position| protected.contains(position, prompt));
         self.mass.clear();
     }
 
-    fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        self.held.selection(context.tokens)
+    fn select(&self, _tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        self.retained.selection(context.tokens)
     }
 
+    fn truncate(&mut self, tokens: usize) {
+        self.retained.truncate(tokens);
+        if tokens < self.mass.len() {
+            self.mass.clear();
+        }
+    }
+
+    fn learn(&mut self) -> Option<&mut dyn Learn> {
+        Some(self)
+    }
+
+    fn evict(&mut self) -> Option<&mut dyn Evict> {
+        Some(self)
+    }
+
+    fn persist(&self) -> Option<&dyn Persist> {
+        Some(self)
+    }
+}
+
+impl Learn for SnapKv {
     fn observes_from(&self, context: &SelectContext<'_>) -> usize {
         match context.phase {
             Phase::Prefill => context
@@ -105,41 +125,36 @@ impl SparsePolicy for SnapKv {
             *sum += received;
         }
     }
+}
 
-    fn follows_from_keys(&self) -> bool {
-        false
-    }
-
-    fn retained(&self, tokens: usize) -> Option<Vec<Span>> {
-        Some(self.held.selection(tokens).spans().to_vec())
+impl Evict for SnapKv {
+    fn retained(&self, tokens: usize) -> Vec<Span> {
+        self.retained.selection(tokens).spans().to_vec()
     }
 
     fn close_gaps(&mut self) {
-        self.held.close_gaps();
+        self.retained.close_gaps();
+    }
+}
+
+impl Persist for SnapKv {
+    fn save(&self) -> Vec<u8> {
+        state::write(&self.retained.to_numbers(), &self.mass)
     }
 
-    fn save_state(&self) -> Vec<u8> {
-        state::write(&self.held.numbers(), &self.mass)
-    }
-
-    fn restore_state(&mut self, state: &[u8]) -> Result<(), PolicyError> {
-        self.reset();
+    fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError> {
         let (numbers, mass) = state::read(state).ok_or(PolicyError::BadState)?;
-        self.held = Held::from_numbers(&numbers).ok_or(PolicyError::BadState)?;
-        self.mass = mass;
-        Ok(())
-    }
-
-    fn truncate(&mut self, tokens: usize) {
-        self.held.truncate(tokens);
-        if tokens < self.mass.len() {
-            self.mass.clear();
-        }
+        Ok(Box::new(Self {
+            protected: self.protected.clone(),
+            retained: RetainedTokens::from_numbers(&numbers).ok_or(PolicyError::BadState)?,
+            mass,
+            ..*self
+        }))
     }
 }
 
 impl SnapKv {
-    /// Mean mass of the position's neighbourhood.
+    /// Mean mass of the position and its neighbours.
     fn pooled(&self, position: usize) -> f32 {
         let before = (self.pool - 1) / 2;
         let around = Span::new(position.saturating_sub(before), position + self.pool - before);

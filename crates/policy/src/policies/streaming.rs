@@ -1,8 +1,10 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
-use crate::{ParameterInfo, PolicyInfo, Recall, SelectContext, SparsePolicy};
+use crate::cost::{ChunkSize, ChunkWork};
+use crate::parameter::{MAX_TOKENS, Parameters};
+use crate::{BudgetParameter, ParameterInfo, PolicyInfo, SelectContext, SparsePolicy, Traits};
 
-/// Reads the first tokens and the latest ones; nothing between, so what stands there cannot be recalled.
+/// Reads the first tokens and the latest ones. What stands between them cannot be recalled.
 struct Streaming {
     sinks: usize,
     window: usize,
@@ -10,14 +12,14 @@ struct Streaming {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "streaming",
-    supports_prefill: true,
-    supports_decode: true,
-    recall: Recall::None,
-    saves: "compute, traffic",
     source: "StreamingLLM, Xiao et al. 2023, arXiv:2309.17453",
-    chunk: None,
-    work: None,
-    stored_bytes: |_, _| 0.0,
+    saves: "compute, traffic",
+    traits: Traits {
+        automatic: true,
+        work: Some(work),
+        budget: Some(BudgetParameter::tokens("window", 1.0)),
+        ..Traits::PLAIN
+    },
     parameters: &[
         ParameterInfo::tokens("sinks", "64", "first tokens that every query reads"),
         ParameterInfo::count(
@@ -25,7 +27,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             "1024",
             "latest tokens that each query reads, itself included",
             1,
-            crate::parameter::MAX_TOKENS,
+            MAX_TOKENS,
         ),
     ],
     build: |parameters| {
@@ -37,16 +39,13 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for Streaming {
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
-    fn select(&self, _queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+    fn select(&self, _tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         let sinks = Span::new(0, self.sinks.min(context.tokens));
         Selection::from_spans([sinks]).with_row_window(self.window)
     }
+}
+
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    let read = parameters.count("sinks") + parameters.count("window");
+    ChunkWork::reading((read as f64 / chunk.tokens as f64).min(1.0))
 }

@@ -1,11 +1,11 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
 use crate::parameter::MAX_TOKENS;
-use crate::{ParameterInfo, PolicyInfo, Recall, SelectContext, SparsePolicy};
+use crate::{BudgetParameter, ParameterInfo, PolicyInfo, SelectContext, SparsePolicy, Traits};
 
-/// Sinks and window for most rows, everything for the last rows of the prompt and in the first layers.
+/// Reads sinks and a window, and everything for the prompt's last queries and in the first layers.
 ///
-/// Tail rows share a selection with their tile, so the dense tail begins at a tile's first row.
+/// All queries of a tile share a selection, so the dense tail begins at the first query of a tile.
 struct TriShape {
     sinks: usize,
     window: usize,
@@ -15,14 +15,12 @@ struct TriShape {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "tri-shape",
-    supports_prefill: true,
-    supports_decode: false,
-    recall: Recall::None,
-    saves: "compute",
     source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
-    chunk: None,
-    work: None,
-    stored_bytes: |_, _| 0.0,
+    saves: "compute",
+    traits: Traits {
+        budget: Some(BudgetParameter::tokens("window", 1.0)),
+        ..Traits::PREFILL
+    },
     parameters: &[
         ParameterInfo::tokens("sinks", "128", "first tokens that every query reads"),
         ParameterInfo::count(
@@ -46,16 +44,8 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for TriShape {
-    fn scans_keys(&self) -> bool {
-        false
-    }
-
-    fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        context.tokens
-    }
-
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        if context.layer < self.dense_layers || in_tail(queries, context, self.tail) {
+    fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        if context.layer < self.dense_layers || in_tail(tile, context, self.tail) {
             return Selection::full(context.tokens);
         }
         let sinks = Span::new(0, self.sinks.min(context.tokens));
@@ -64,6 +54,6 @@ impl SparsePolicy for TriShape {
 }
 
 /// Whether a query of the tile is among the last `tail` of the prompt.
-pub(super) fn in_tail(queries: &QueryTile<'_>, context: &SelectContext<'_>, tail: usize) -> bool {
-    tail > 0 && queries.start + queries.rows > context.total_tokens.saturating_sub(tail)
+pub(super) fn in_tail(tile: &QueryTile<'_>, context: &SelectContext<'_>, tail: usize) -> bool {
+    tail > 0 && tile.start + tile.rows > context.total_tokens.saturating_sub(tail)
 }

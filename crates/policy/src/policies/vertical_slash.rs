@@ -1,21 +1,21 @@
 use riffle_attention::{QueryTile, Selection, Span};
 
-use crate::cost::{Setting, Work};
+use crate::cost::{ChunkSize, ChunkWork};
 use crate::keys::{rows_of, scan_in_parts, scan_keys_in_floats};
-use crate::parameter::Parameters;
-use crate::pool::SCANS;
+use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::prepared::Prepared;
 use crate::ranking::top_count;
 use crate::spans::runs;
 use crate::{
-    ChunkNeed, Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy,
+    BudgetParameter, ChunkNeed, Estimate, EstimateKind, Estimated, KeyUse, LentScan, ParameterInfo, ParameterKind,
+    PolicyInfo, Recall, SelectContext, SparsePolicy, Traits,
 };
 
-/// Columns and diagonals of the attention map that held most mass for the last queries of the chunk.
+/// Reads the columns and diagonals of the attention map that held most mass for the last queries of the chunk.
 ///
-/// Mass is the softmax under all keys, summed over the last `last` queries and the heads of the group. Diagonals are
-/// chosen in blocks of neighbours, because a tile reads a run of them as one run of keys, wide enough for all its rows:
-/// scattered ones would add up to everything. The latest diagonals are exact for each row.
+/// Mass is the softmax over all keys, summed over the last `last` queries and the heads of the group. Diagonals are
+/// chosen in blocks of neighbours: a tile reads such a block as one run of keys, wide enough for all its queries, and
+/// scattered diagonals would add up to everything. The latest diagonals are exact for each query.
 struct VerticalSlash {
     budget: f32,
     vertical: usize,
@@ -27,7 +27,7 @@ struct VerticalSlash {
     prepared: Prepared<Lines>,
 }
 
-/// Chosen lines of the map.
+/// Chosen lines of the attention map.
 #[derive(Clone)]
 struct Lines {
     /// Columns, ascending.
@@ -36,24 +36,29 @@ struct Lines {
     distances: Vec<Span>,
 }
 
-/// Mass of each line of the map.
+/// Mass of each line of the attention map.
 pub(super) struct LineMass {
     /// `[tokens]`, by key.
     pub(super) columns: Vec<f32>,
-    /// `[tokens]`, by distance query − key, the largest first: then a query's weights lie in order.
+    /// `[tokens]`, by distance query − key, the largest first: in this order a query's weights are added as they lie.
     falling: Vec<f32>,
 }
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "vertical-slash",
-    supports_prefill: true,
-    supports_decode: false,
-    recall: Recall::AtTheEnd,
-    saves: "compute",
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
-    chunk: Some(ChunkNeed::LONG),
-    work: Some(work),
-    stored_bytes: |_, _| 8.0,
+    saves: "compute",
+    traits: Traits {
+        recall: Recall::AtTheEnd,
+        keys: KeyUse::Scanned,
+        estimate: Some(EstimateKind::Lines),
+        automatic: true,
+        chunk: Some(ChunkNeed::LONG),
+        work: Some(work),
+        stored_bytes: |_, _| 8.0,
+        budget: Some(BudgetParameter::share("budget")),
+        ..Traits::PREFILL
+    },
     parameters: &[
         ParameterInfo {
             name: "budget",
@@ -71,13 +76,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             4096,
         ),
         ParameterInfo::tokens("sinks", "30", "first columns, always chosen"),
-        ParameterInfo::count(
-            "recent",
-            "100",
-            "latest diagonals, always chosen",
-            1,
-            crate::parameter::MAX_TOKENS,
-        ),
+        ParameterInfo::count("recent", "100", "latest diagonals, always chosen", 1, MAX_TOKENS),
         ParameterInfo::count(
             "last",
             "64",
@@ -101,8 +100,11 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for VerticalSlash {
-    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
-        let lines = self.lines(chunk, context);
+    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Option<Estimated>) {
+        let lines = match estimated {
+            Some(Estimated::Lines { columns, distances }) => self.choose(&columns, &distances, context.tokens),
+            _ => self.lines(chunk, context),
+        };
         self.prepared.store(chunk, context, lines);
     }
 
@@ -111,19 +113,9 @@ impl SparsePolicy for VerticalSlash {
         context.soft_cap.is_none().then_some(Estimate::Lines { queries })
     }
 
-    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
-        match estimated {
-            Estimated::Lines { columns, distances } => {
-                let lines = self.choose(&columns, &distances, context.tokens);
-                self.prepared.store(chunk, context, lines);
-            }
-            _ => self.prepare(chunk, context),
-        }
-    }
-
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        let lines = self.prepared.find_or(queries, context, || self.lines(queries, context));
-        line_spans(queries, &lines.columns, &lines.distances).with_row_window(self.recent)
+    fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        let lines = self.prepared.find_or(tile, context, || self.lines(tile, context));
+        line_spans(tile, &lines.columns, &lines.distances).with_row_window(self.recent)
     }
 
     fn truncate(&mut self, _tokens: usize) {
@@ -137,7 +129,7 @@ impl VerticalSlash {
         self.choose(&mass.columns, &mass.distances(), context.tokens)
     }
 
-    /// From the mass of each column and of each distance.
+    /// Chooses lines by the mass of each column and of each distance.
     fn choose(&self, columns: &[f32], distances: &[f32], tokens: usize) -> Lines {
         let (vertical, slash) = if self.budget > 0.0 {
             let budget = (f64::from(self.budget) * tokens as f64) as usize;
@@ -158,7 +150,7 @@ impl VerticalSlash {
 }
 
 impl LineMass {
-    /// Mass that the chunk's last queries give, summed over them and the heads of the group.
+    /// The mass that the chunk's last `last` queries give, summed over them and the heads of the group.
     pub(super) fn of_last(chunk: &QueryTile<'_>, context: &SelectContext<'_>, last: usize) -> Self {
         let mut mass = Self {
             columns: vec![0.0; context.tokens],
@@ -166,9 +158,15 @@ impl LineMass {
         };
         let rows = last.min(chunk.rows);
         let queries = rows_of(chunk, chunk.rows - rows, rows);
-        scan_in_parts(&mut SCANS.lend(), &queries, context, scan_keys_in_floats, |scan| {
-            scan.add_lines(&mut mass.columns, &mut mass.falling);
-        });
+        scan_in_parts(
+            &mut LentScan::default(),
+            &queries,
+            context,
+            scan_keys_in_floats,
+            |scan| {
+                scan.add_lines(&mut mass.columns, &mut mass.falling);
+            },
+        );
         mass
     }
 
@@ -178,7 +176,7 @@ impl LineMass {
     }
 }
 
-/// Columns, and diagonals widened to runs that hold them for every row of the tile.
+/// Columns, and for each run of diagonals the keys it holds for any query of the tile.
 pub(super) fn line_spans(tile: &QueryTile<'_>, columns: &[usize], distances: &[Span]) -> Selection {
     let last = tile.start + tile.rows;
     let diagonals = distances.iter().filter(|run| run.start < last);
@@ -187,17 +185,17 @@ pub(super) fn line_spans(tile: &QueryTile<'_>, columns: &[usize], distances: &[S
     Selection::from_spans(columns.chain(diagonals))
 }
 
-fn work(parameters: &Parameters, setting: &Setting) -> Work {
-    let tokens = setting.tokens as f64;
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    let tokens = chunk.tokens as f64;
     let chosen = match f64::from(parameters.number("budget")) {
         0.0 => ((parameters.count("vertical") + parameters.count("slash")) as f64 / tokens).min(1.0),
         budget => budget,
     };
-    let logits = (setting.rows.min(parameters.count("last")) * setting.group) as f64 * tokens;
+    let logits = (chunk.rows.min(parameters.count("last")) * chunk.group) as f64 * tokens;
     // Sinks, and the latest diagonals with those of a tile.
     let always = (parameters.count("sinks") + parameters.count("recent") + 64) as f64;
-    let context = tokens - setting.rows.min(setting.tokens) as f64 / 2.0;
-    Work {
+    let context = tokens - chunk.rows.min(chunk.tokens) as f64 / 2.0;
+    ChunkWork {
         // Blocks of diagonals are widened to whole tiles: more is read than was chosen.
         share: (1.4 * chosen + always / context.max(1.0)).min(1.0),
         scored: logits,

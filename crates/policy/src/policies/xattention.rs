@@ -1,20 +1,23 @@
 use riffle_attention::{KvView, QueryTile, Selection, exponentiate};
 
 use crate::blocks::{BlockRows, query_blocks};
-use crate::cost::{Setting, Work};
+use crate::cost::{ChunkSize, ChunkWork};
 use crate::parameter::Parameters;
 use crate::policies::tri_shape::in_tail;
-use crate::pool::ANTIDIAGONALS;
 use crate::prepared::Prepared;
 use crate::ranking::top_share;
-use crate::{Estimate, Estimated, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, SparsePolicy};
+use crate::scratch::LentAntidiagonals;
+use crate::{
+    BudgetParameter, Estimate, EstimateKind, Estimated, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, Recall,
+    SelectContext, SparsePolicy, Traits,
+};
 
-/// Blocks whose antidiagonals hold most mass.
+/// Reads the blocks whose antidiagonals hold most mass.
 ///
-/// Every `stride` queries, reversed, are one long query, and every `stride` keys one long key, so that their product
-/// sums an antidiagonal of the map at 1 / `stride` of its cost. Groups and blocks begin at multiples of their size in
-/// absolute positions; what a group lacks at the ends of the chunk counts as zeros. Scores are summed over the heads
-/// of the group. The first and the diagonal block are always read.
+/// Every `stride` queries, in reverse order, form one long query, and every `stride` keys form one long key. The product
+/// of the two sums an antidiagonal of the attention map at 1 / `stride` of its cost. Long queries, long keys and blocks
+/// begin at multiples of their size in absolute positions; positions outside the chunk count as zeros. Scores are summed
+/// over the heads of the group. The first block and the diagonal block are always read.
 struct XAttention {
     stride: usize,
     block: usize,
@@ -25,14 +28,17 @@ struct XAttention {
 
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
     name: "xattention",
-    supports_prefill: true,
-    supports_decode: false,
-    recall: Recall::AtTheEnd,
-    saves: "compute, traffic",
     source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
-    chunk: None,
-    work: Some(work),
-    stored_bytes: |_, _| 0.0,
+    saves: "compute, traffic",
+    traits: Traits {
+        recall: Recall::AtTheEnd,
+        keys: KeyUse::Scanned,
+        estimate: Some(EstimateKind::Blocks),
+        automatic: true,
+        work: Some(work),
+        budget: Some(BudgetParameter::mass("threshold")),
+        ..Traits::PREFILL
+    },
     parameters: &[
         ParameterInfo {
             name: "stride",
@@ -66,12 +72,11 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 };
 
 impl SparsePolicy for XAttention {
-    fn requires_block_selection(&self) -> bool {
-        true
-    }
-
-    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) {
-        let rows = self.block_rows(chunk, context);
+    fn prepare(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Option<Estimated>) {
+        let rows = match estimated {
+            Some(Estimated::Blocks(scores)) => self.choose(chunk, &scores),
+            _ => self.block_rows(chunk, context),
+        };
         self.prepared.store(chunk, context, rows);
     }
 
@@ -80,21 +85,12 @@ impl SparsePolicy for XAttention {
         (!in_tail(chunk, context, self.tail)).then_some(Estimate::Blocks { stride, block })
     }
 
-    fn prepare_from(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimated: Estimated) {
-        match estimated {
-            Estimated::Blocks(scores) => self.prepared.store(chunk, context, self.choose(chunk, &scores)),
-            _ => self.prepare(chunk, context),
-        }
-    }
-
-    fn select(&self, queries: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        if in_tail(queries, context, self.tail) {
+    fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        if in_tail(tile, context, self.tail) {
             return Selection::full(context.tokens);
         }
-        let rows = self
-            .prepared
-            .find_or(queries, context, || self.block_rows(queries, context));
-        rows.select(queries, context.tokens)
+        let rows = self.prepared.find_or(tile, context, || self.block_rows(tile, context));
+        rows.select(tile, context.tokens)
     }
 
     fn truncate(&mut self, _tokens: usize) {
@@ -113,7 +109,7 @@ impl XAttention {
             pages: context.pages,
         };
         let scale = context.scale / self.stride as f32;
-        let mut sums = ANTIDIAGONALS.lend();
+        let mut sums = LentAntidiagonals::default();
         sums.run(chunk, &kv, context.tokens, self.stride, scale)
             .expect("pages hold the tokens they say, of the queries' head_dim, and begin where a stripe may");
         for head in 0..chunk.group {
@@ -131,7 +127,7 @@ impl XAttention {
         self.choose(chunk, &scores)
     }
 
-    /// From the scores of each query block's key blocks.
+    /// Chooses key blocks by their scores: `[query block][key block]`.
     fn choose(&self, chunk: &QueryTile<'_>, scores: &[Vec<f32>]) -> BlockRows {
         let rows = scores
             .iter()
@@ -144,15 +140,15 @@ impl XAttention {
     }
 }
 
-fn work(parameters: &Parameters, setting: &Setting) -> Work {
-    let (tokens, stride) = (setting.tokens as f64, parameters.count("stride") as f64);
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    let (tokens, stride) = (chunk.tokens as f64, parameters.count("stride") as f64);
     let block = parameters.count("block") as f64;
-    let pairs = (setting.rows * setting.group) as f64 * tokens;
-    Work {
+    let pairs = (chunk.rows * chunk.group) as f64 * tokens;
+    ChunkWork {
         // As measured on text, and the first and the diagonal block.
         share: (0.2 + 2.0 * block / tokens).min(1.0),
         scored: pairs / stride,
         weighed: pairs / (stride * stride),
-        ranked: setting.rows as f64 / block * tokens / block,
+        ranked: chunk.rows as f64 / block * tokens / block,
     }
 }

@@ -4,7 +4,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use riffle_attention::{PageView, Plane, PlaneMut, QueryTile, Selection, write_keys, write_values};
-use riffle_policy::{Phase, PolicySpec, SelectContext, SparsePolicy, build};
+use riffle_policy::{Phase, Policy, PolicySpec, SelectContext, build};
 
 /// A chunk of queries at the end of some keys, of one KV head.
 pub(crate) struct Scene {
@@ -147,7 +147,7 @@ impl Scene {
     }
 }
 
-pub(crate) fn make(spec: &str, phase: Phase) -> Box<dyn SparsePolicy> {
+pub(crate) fn make(spec: &str, phase: Phase) -> Policy {
     build(&spec.parse::<PolicySpec>().unwrap(), phase).unwrap()
 }
 

@@ -1,11 +1,14 @@
+//! Which policy each layer and KV head has.
+
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use crate::{Phase, PolicyError, PolicyShape, PolicySpec, catalogue};
+use crate::catalogue::check_phase;
+use crate::{KeyUse, Phase, PolicyError, PolicyShape, PolicySpec};
 
-/// Which policy each layer and KV head has in one phase: one for all, and rules for some. The last rule that matches
-/// decides.
+/// Which policy each layer and KV head has in one phase: one for all, and rules for some. Where several rules match, the
+/// last one decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyRules {
     /// The policy where no rule matches.
@@ -32,18 +35,18 @@ impl PolicyRules {
         rule.map_or(&self.base, |rule| &rule.policy)
     }
 
-    /// Refuses policies that do not choose in this phase, or not with chunks this short.
+    /// Refuses policies that do not select in this phase, or not in chunks this short.
     ///
     /// # Errors
     /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`].
     pub fn check(&self, phase: Phase, chunk_tokens: usize) -> Result<(), PolicyError> {
         self.specs().try_for_each(|spec| {
-            catalogue::check_phase(spec.info(), phase)?;
+            check_phase(spec.info(), phase)?;
             spec.check_chunk(chunk_tokens)
         })
     }
 
-    /// Refuses rules that name no layer or no KV head of the shape: they were written for another model.
+    /// Refuses rules that name a layer or a KV head outside the shape: they were written for another model.
     ///
     /// # Errors
     /// [`PolicyError::NoSuchPlace`].
@@ -64,28 +67,32 @@ impl PolicyRules {
         Ok(())
     }
 
-    /// The chunk length that its policies are made for, where one is made for a certain length.
+    /// The chunk length that the policies prefer, the largest of them; `None` where none has a preference.
     pub fn preferred_chunk_tokens(&self) -> Option<usize> {
-        let needs = self.specs().filter_map(|spec| spec.info().chunk);
+        let needs = self.specs().filter_map(|spec| spec.info().traits.chunk);
         needs.map(|need| need.preferred).max()
     }
 
-    /// Whether a policy attends in two phases, and so holds a whole logical batch at once.
+    /// Whether a policy attends in two phases, and so needs a whole logical batch at once.
     pub fn has_two_phases(&self) -> bool {
-        let mut needs = self.specs().filter_map(|spec| spec.info().chunk);
-        needs.any(|need| need.two_phases)
+        self.specs().any(|spec| spec.info().traits.two_phases)
     }
 
-    /// Bytes that the policies of all layers and KV heads hold when the sequence has `tokens` tokens, at most.
+    /// Whether a policy looks through the keys of the whole sequence.
+    pub fn scans_keys(&self) -> bool {
+        self.specs().any(|spec| spec.info().traits.keys == KeyUse::Scanned)
+    }
+
+    /// An upper bound of the bytes that the policies of all layers and KV heads hold for `tokens` tokens.
     pub fn stored_bytes(&self, shape: &PolicyShape, tokens: usize) -> u64 {
         let of_head = self
             .specs()
-            .map(|spec| (spec.info().stored_bytes)(spec.parameters(), shape.head_dim));
+            .map(|spec| (spec.info().traits.stored_bytes)(spec.parameters(), shape.head_dim));
         let most = of_head.fold(0.0, f64::max) * (shape.layers * shape.kv_heads) as f64;
         (most * tokens as f64) as u64
     }
 
-    /// Every policy that is named, the base first.
+    /// Every policy that is named, the base first, then those of the rules.
     pub fn specs(&self) -> impl Iterator<Item = &PolicySpec> {
         std::iter::once(&self.base).chain(self.rules.iter().map(|rule| &rule.policy))
     }

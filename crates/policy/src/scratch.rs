@@ -1,4 +1,4 @@
-//! Scratch that is used again: memory that is new costs more than what an estimate writes to it.
+//! Scratch that is used again: fresh memory costs more than what an estimate writes to it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,39 +6,57 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use riffle_attention::{Antidiagonals, Scan};
 
 /// Idle scratch that is kept at most.
-const MOST: usize = 64;
+const MOST_IDLE: usize = 64;
 
-pub(crate) static SCANS: Pool<Scan> = Pool::new();
-pub(crate) static ANTIDIAGONALS: Pool<Antidiagonals> = Pool::new();
+static SCANS: ScratchPool<Scan> = ScratchPool::new();
+static ANTIDIAGONALS: ScratchPool<Antidiagonals> = ScratchPool::new();
 
 /// Idle scratch of one kind.
-pub(crate) struct Pool<T> {
+struct ScratchPool<T> {
     idle: Mutex<Vec<T>>,
 }
 
-/// Scratch in use; it goes back when dropped.
-pub(crate) struct Lent<T: 'static> {
+/// Scratch in use; it goes back to its pool when dropped.
+pub struct Lent<T: 'static> {
     /// Taken out only by `drop`.
     scratch: Option<T>,
-    home: &'static Pool<T>,
+    home: &'static ScratchPool<T>,
 }
 
-impl<T: Default> Pool<T> {
+/// The scratch of one scan; it is used again when dropped.
+pub type LentScan = Lent<Scan>;
+
+pub(crate) type LentAntidiagonals = Lent<Antidiagonals>;
+
+impl Default for Lent<Scan> {
+    fn default() -> Self {
+        SCANS.lend()
+    }
+}
+
+impl Default for Lent<Antidiagonals> {
+    fn default() -> Self {
+        ANTIDIAGONALS.lend()
+    }
+}
+
+impl<T> ScratchPool<T> {
     const fn new() -> Self {
         Self {
             idle: Mutex::new(Vec::new()),
         }
     }
 
-    pub(crate) fn lend(&'static self) -> Lent<T> {
+    fn lend(&'static self) -> Lent<T>
+    where
+        T: Default,
+    {
         Lent {
             scratch: Some(self.idle().pop().unwrap_or_default()),
             home: self,
         }
     }
-}
 
-impl<T> Pool<T> {
     fn idle(&self) -> MutexGuard<'_, Vec<T>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -61,7 +79,7 @@ impl<T> DerefMut for Lent<T> {
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
         let mut idle = self.home.idle();
-        if let Some(scratch) = self.scratch.take().filter(|_| idle.len() < MOST) {
+        if let Some(scratch) = self.scratch.take().filter(|_| idle.len() < MOST_IDLE) {
             idle.push(scratch);
         }
     }

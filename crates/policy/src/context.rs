@@ -1,0 +1,70 @@
+//! What a policy is told: the phase, the place of a chunk, and the attention mass that keys received.
+
+use std::fmt;
+
+use riffle_attention::{PageView, Span};
+
+/// Whether prompt tokens are read or tokens are generated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Prompt tokens, in chunks.
+    Prefill,
+    /// Generated tokens, one or a few at a time.
+    Decode,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        })
+    }
+}
+
+/// The chunk whose queries select, and the keys they select from. Positions count from the first token that the KV head
+/// holds.
+#[derive(Debug, Clone, Copy)]
+pub struct SelectContext<'a> {
+    /// The phase of the queries.
+    pub phase: Phase,
+    /// The layer of the queries.
+    pub layer: usize,
+    /// Layers of the model.
+    pub layers: usize,
+    /// The KV head of the queries.
+    pub kv_head: usize,
+    /// Position of the chunk's first query.
+    pub chunk_start: usize,
+    /// Tokens whose keys may be read: all up to the end of the chunk.
+    pub tokens: usize,
+    /// Tokens the layer holds at the end of the prompt. In decode, and where the end is unknown, this is `tokens`.
+    pub total_tokens: usize,
+    /// Tokens in a page of the cache.
+    pub page_tokens: usize,
+    /// Factor on q·k before the softmax.
+    pub scale: f32,
+    /// Logits become cap·tanh(logit / cap).
+    pub soft_cap: Option<f32>,
+    /// The pages of this layer and KV head, in order. A policy that never looks at keys may get none.
+    pub pages: &'a [PageView<'a>],
+}
+
+/// Softmax mass that keys received from some queries.
+#[derive(Debug, Clone, Copy)]
+pub struct ColumnMass<'a> {
+    /// Positions of the queries. The mass is summed over them.
+    pub queries: Span,
+    /// Query heads of the KV head. The mass is summed over them as well.
+    pub group: usize,
+    /// Mass of the key at each position, under the softmax over everything the queries read: `[tokens]`.
+    pub mass: &'a [f32],
+}
+
+impl ColumnMass<'_> {
+    /// How many (query, head) pairs can see the key at this position.
+    pub(crate) fn voters(&self, position: usize) -> f32 {
+        let first_query = self.queries.start.max(position);
+        (self.queries.end.saturating_sub(first_query) * self.group) as f32
+    }
+}

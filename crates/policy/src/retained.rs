@@ -1,0 +1,94 @@
+//! The tokens that an evicting policy still reads.
+
+use riffle_attention::{Selection, Span};
+
+use crate::ranking::top_count;
+use crate::spans::runs;
+
+/// The positions that are still read. An evicted position never comes back.
+#[derive(Clone, Default)]
+pub(crate) struct RetainedTokens {
+    /// Ascending.
+    positions: Vec<usize>,
+    /// Tokens seen so far, retained or evicted.
+    seen: usize,
+}
+
+impl RetainedTokens {
+    pub(crate) fn positions(&self) -> &[usize] {
+        &self.positions
+    }
+
+    /// Retains every token up to `tokens` that was not seen before.
+    pub(crate) fn extend(&mut self, tokens: usize) {
+        self.positions.extend(self.seen..tokens);
+        self.seen = self.seen.max(tokens);
+    }
+
+    /// Retains the `budget` best by score (one score for each retained position), protected ones first, and evicts the
+    /// rest. Returns the indices, among the positions retained before, that remain.
+    pub(crate) fn evict(
+        &mut self,
+        scores: &[f32],
+        budget: usize,
+        protected: impl Fn(usize, usize) -> bool,
+    ) -> Vec<usize> {
+        let remaining = top_count(scores, budget, |index| protected(index, self.positions[index]));
+        self.positions = remaining.iter().map(|index| self.positions[*index]).collect();
+        remaining
+    }
+
+    /// What is retained, and every token that was not seen yet.
+    pub(crate) fn selection(&self, tokens: usize) -> Selection {
+        let retained = runs(self.positions.iter().copied()).into_iter();
+        Selection::from_spans(retained.chain([Span::new(self.seen, tokens)]))
+    }
+
+    /// The cache has dropped the evicted tokens: the retained ones are the first positions now.
+    pub(crate) fn close_gaps(&mut self) {
+        self.seen = self.positions.len();
+        self.positions = (0..self.seen).collect();
+    }
+
+    /// The tokens seen, then the positions retained.
+    pub(crate) fn to_numbers(&self) -> Vec<usize> {
+        std::iter::once(self.seen)
+            .chain(self.positions.iter().copied())
+            .collect()
+    }
+
+    /// From what `to_numbers` returned; `None` where it cannot have returned this.
+    pub(crate) fn from_numbers(numbers: &[usize]) -> Option<Self> {
+        let (seen, positions) = numbers.split_first()?;
+        let sound = positions.is_sorted_by(|a, b| a < b) && positions.last().is_none_or(|last| last < seen);
+        sound.then(|| Self {
+            positions: positions.to_vec(),
+            seen: *seen,
+        })
+    }
+
+    /// Forgets tokens at and after `tokens`; returns how many positions remain.
+    pub(crate) fn truncate(&mut self, tokens: usize) -> usize {
+        self.seen = self.seen.min(tokens);
+        self.positions
+            .truncate(self.positions.partition_point(|position| *position < tokens));
+        self.positions.len()
+    }
+}
+
+/// The tokens that a policy never evicts: the first ones, the latest ones, and named ranges.
+#[derive(Clone)]
+pub(crate) struct ProtectedTokens {
+    pub(crate) sinks: usize,
+    pub(crate) recent: usize,
+    pub(crate) ranges: Vec<Span>,
+}
+
+impl ProtectedTokens {
+    /// Whether the position is protected in a sequence of `tokens`.
+    pub(crate) fn contains(&self, position: usize, tokens: usize) -> bool {
+        position < self.sinks
+            || position + self.recent >= tokens
+            || self.ranges.iter().any(|range| range.range().contains(&position))
+    }
+}

@@ -1,0 +1,135 @@
+//! What a policy is, as data.
+
+use crate::{BudgetParameter, ChunkSize, ChunkWork, Parameters};
+
+/// What a policy is: everything that callers decide by without asking the policy itself.
+///
+/// An entry of the catalogue names what sets its policy apart and takes the rest from [`Traits::PLAIN`].
+#[derive(Debug, Clone, Copy)]
+pub struct Traits {
+    /// Whether it selects for prompt tokens.
+    pub prefill: bool,
+    /// Whether it selects for generated tokens.
+    pub decode: bool,
+    /// Whether every query reads every token: the baseline of all comparisons.
+    pub dense: bool,
+    /// Which facts it promises to find.
+    pub recall: Recall,
+    /// Which keys it looks at.
+    pub keys: KeyUse,
+    /// The estimate that callers can compute for it, where the keys lie.
+    pub estimate: Option<EstimateKind>,
+    /// Whether a chunk is attended to in two phases: first every chunk of a logical batch to itself, all at once, then
+    /// chunk by chunk to what the policy selects.
+    pub two_phases: bool,
+    /// Whether it learns from attention mass ([`Learn`](crate::Learn)).
+    pub learns: bool,
+    /// Whether it evicts tokens for good ([`Evict`](crate::Evict)).
+    pub evicts: bool,
+    /// Whether it has state that a session stores ([`Persist`](crate::Persist)).
+    pub persists: bool,
+    /// Whether its selections follow from keys and the queries at hand. Then keys that another sequence with the same
+    /// beginning computed serve as well, and a decode policy selects the same for a token whether the token is generated
+    /// alone, beside other sequences, or drafted and verified with others. False for a policy that learns from queries
+    /// which are over.
+    pub follows_from_keys: bool,
+    /// Whether automatic choice (`--auto`) may move a head to it.
+    pub automatic: bool,
+    /// What it asks of the chunk length (`-ub`), where it matters.
+    pub chunk: Option<ChunkNeed>,
+    /// Tokens in the blocks whose means it reads, where it reads any.
+    pub summary_tokens: fn(&Parameters) -> Option<usize>,
+    /// The work it makes of a chunk. `None`, or work without an estimate, where it is never slower than reading
+    /// everything: then short sequences need no guard.
+    pub work: Option<fn(&Parameters, &ChunkSize) -> ChunkWork>,
+    /// Bytes that it holds for each token of the sequence, by the elements of a key.
+    pub stored_bytes: fn(&Parameters, usize) -> f64,
+    /// The parameter that decides how much it reads, where one does.
+    pub budget: Option<BudgetParameter>,
+}
+
+/// The questions for which a policy finds what answers them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recall {
+    /// None for certain: it evicts keys, or selects by position.
+    None,
+    /// Questions at the end of a prompt. It selects among all keys, but by the last queries of a chunk: a question in the
+    /// middle may miss its answer.
+    AtTheEnd,
+    /// All: every query selects among all keys by their content.
+    Anywhere,
+}
+
+/// Which keys a policy looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyUse {
+    /// None: it selects by positions or by mass.
+    Unread,
+    /// Each key once: it keeps summaries ([`Summarize`](crate::Summarize)).
+    Summarized,
+    /// The keys of the whole sequence, chunk after chunk: they are best kept near.
+    Scanned,
+}
+
+/// The kinds of [`Estimate`](crate::Estimate).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EstimateKind {
+    /// [`Estimate::Blocks`](crate::Estimate::Blocks).
+    Blocks,
+    /// [`Estimate::Lines`](crate::Estimate::Lines).
+    Lines,
+    /// [`Estimate::Bounds`](crate::Estimate::Bounds): whoever computes it keeps bounds of the whole sequence.
+    Bounds,
+}
+
+/// What a policy asks of the chunk length.
+#[derive(Debug, Clone, Copy)]
+pub struct ChunkNeed {
+    /// The chunk length it was made for.
+    pub preferred: usize,
+    /// Chunks must be longer than this.
+    pub above: fn(&Parameters) -> usize,
+}
+
+impl ChunkNeed {
+    /// For estimates from a chunk's last queries alone: longer chunks make fewer of them.
+    pub const LONG: Self = Self {
+        preferred: 1024,
+        above: |_| 0,
+    };
+}
+
+impl Traits {
+    /// A policy for both phases that selects by position and keeps nothing.
+    pub const PLAIN: Self = Self {
+        prefill: true,
+        decode: true,
+        dense: false,
+        recall: Recall::None,
+        keys: KeyUse::Unread,
+        estimate: None,
+        two_phases: false,
+        learns: false,
+        evicts: false,
+        persists: false,
+        follows_from_keys: true,
+        automatic: false,
+        chunk: None,
+        summary_tokens: |_| None,
+        work: None,
+        stored_bytes: |_, _| 0.0,
+        budget: None,
+    };
+
+    /// A policy for the prompt alone.
+    pub const PREFILL: Self = Self {
+        decode: false,
+        ..Self::PLAIN
+    };
+
+    /// A policy for generated tokens alone.
+    pub const DECODE: Self = Self {
+        prefill: false,
+        ..Self::PLAIN
+    };
+}
