@@ -181,31 +181,5 @@ fn decode(criterion: &mut Criterion) {
     }
 }
 
-/// The fixed pattern of window, globals, log strides and landmarks: 8 heads × 64, window 128, block 64.
-fn pattern(criterion: &mut Criterion) {
-    let attention = SubquadraticSparseAttention::new(SparseAttentionConfig::default()).unwrap();
-    let mut group = criterion.benchmark_group("pattern");
-    group.sample_size(10);
-    for tokens in [1024, 8192, 32_768] {
-        let q = Tensor3::from_vec(noise(tokens * 512), tokens, 8, 64).unwrap();
-        group.throughput(Throughput::Elements(tokens as u64));
-        group.bench_function(format!("forward/{tokens}"), |bencher| {
-            bencher.iter(|| attention.forward(&q, &q, &q).unwrap());
-        });
-        group.bench_function(format!("forward_flash/{tokens}"), |bencher| {
-            bencher.iter(|| attention.forward_flash(&q, &q, &q).unwrap());
-        });
-    }
-    let q = Tensor3::from_vec(noise(8192 * 512), 8192, 8, 64).unwrap();
-    let mut cache = KvCache::new(8192, 8, 64, 64);
-    cache.append_all(&q, &q).unwrap();
-    let one = Tensor3::from_vec(noise(512), 1, 8, 64).unwrap();
-    group.throughput(Throughput::Elements(1));
-    group.bench_function("decode_step/8192", |bencher| {
-        bencher.iter(|| attention.decode_step(&one, &cache).unwrap())
-    });
-    group.finish();
-}
-
-criterion_group!(benches, prefill, block_sparse, decode, pattern);
+criterion_group!(benches, prefill, block_sparse, decode);
 criterion_main!(benches);

@@ -118,15 +118,5 @@ fn main() -> Result<(), AttendError> {
             if mean > 0.9 { "found" } else { "lost" }
         );
     }
-
-    let attention = SubquadraticSparseAttention::new(SparseAttentionConfig::default())?;
-    println!("\nedges of the fixed pattern per head, against dense causal attention:");
-    for tokens in [512, 4096, TOKENS] {
-        let (sparse, dense) = (attention.estimate_sparse_edges(tokens), tokens * (tokens + 1) / 2);
-        println!(
-            "{tokens:>7} tokens: {sparse:>9} of {dense:>11} ({:.1}×)",
-            dense as f64 / sparse as f64
-        );
-    }
     Ok(())
 }

@@ -28,6 +28,11 @@ impl AttendOptions<'_> {
         }
     }
 
+    /// [`new`](Self::new) with the usual factor, 1/√`head_dim`.
+    pub fn for_head_dim(head_dim: usize) -> Self {
+        Self::new(1.0 / crate::math::sqrt(head_dim as f32))
+    }
+
     /// With logits capped softly at ±`cap`.
     pub fn with_soft_cap(mut self, cap: Option<f32>) -> Self {
         self.soft_cap = cap;

@@ -42,18 +42,6 @@ pub enum AttendError {
         /// Which shape.
         what: &'static str,
     },
-    /// A cache of fixed capacity has no room for the tokens appended.
-    Full {
-        /// Tokens the cache can hold.
-        capacity: usize,
-        /// Tokens it would hold after the append.
-        wanted: usize,
-    },
-    /// Every token of a full cache is protected from eviction.
-    AllProtected {
-        /// Tokens the cache can hold.
-        capacity: usize,
-    },
     /// A setting that makes no sense.
     Setting {
         /// Which setting, and what it must be.
@@ -81,14 +69,6 @@ impl fmt::Display for AttendError {
             ),
             Self::NotFinite { what } => write!(f, "{what} must be finite and positive"),
             Self::TooLarge { what } => write!(f, "{what} has more elements than can be addressed"),
-            Self::Full { capacity, wanted } => write!(
-                f,
-                "cache holds {capacity} tokens and {wanted} are wanted; evict, reset or make it larger"
-            ),
-            Self::AllProtected { capacity } => write!(
-                f,
-                "all {capacity} cached tokens are protected; shrink the protected set or enlarge the cache"
-            ),
             Self::Setting { what } => write!(f, "bad setting: {what}"),
         }
     }

@@ -8,12 +8,11 @@
 //! - [`Scan`] weighs all keys for a few queries, and [`attend_scanned`] then reads values alone; [`Scorer`] and
 //!   [`Antidiagonals`] give logits without a softmax. Policies make their estimates of them.
 //! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
-//! - [`SubquadraticSparseAttention`] and [`KvCache`] are a face for contiguous tensors with a fixed pattern.
 //!
 //! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the
 //! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) asks for another that the machine has. Features:
 //! `std` (default: detection, scratch per thread), `simd` (default: without it the crate forbids unsafe code),
-//! `parallel` (rayon), `fp16` (`half` types in [`KvCacheF16`]). Without `std` it needs only `alloc`.
+//! `parallel` (rayon). Without `std` it needs only `alloc`.
 //!
 //! ```
 //! use riffle_attention::*;
@@ -55,13 +54,13 @@ mod kernel;
 mod layout;
 mod math;
 mod partial;
+mod prefetch;
 pub mod reference;
 mod scan;
 mod scanned;
 mod scorer;
 mod selection;
 mod simd;
-mod subquadratic;
 mod summary;
 #[cfg(test)]
 mod testing;
@@ -81,14 +80,11 @@ pub use hadamard::rotate_heads;
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use layout::{read_keys, read_values, write_keys, write_values};
 pub use partial::Partial;
+pub use prefetch::prefetch_rows;
 pub use scan::{Scan, exponentiate};
 pub use scanned::attend_scanned;
 pub use scorer::Scorer;
 pub use selection::{Selection, Span};
-pub use subquadratic::{
-    AttentionBackend, Evicted, IncrementalLandmarks, KvCache, KvCacheF16, SparseAttentionConfig,
-    SubquadraticSparseAttention, Tensor3, dense_attention,
-};
 pub use summary::{SummaryView, attend_summaries};
 pub use view::{KvView, PageView, QueryTile};
 

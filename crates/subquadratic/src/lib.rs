@@ -1,10 +1,12 @@
-//! Attention over contiguous tensors with a fixed sparse pattern: window, globals, log-stride, landmarks.
-//!
-//! A thin face on [`Selection`](crate::Selection) and [`attend`](crate::attend): the pattern becomes a
-//! selection per tile, contiguous tensors become pages.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(not(feature = "std"), no_std)]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
 
 mod cache;
 mod decode;
+mod error;
 mod landmarks;
 mod pass;
 mod pattern;
@@ -13,6 +15,7 @@ mod summaries;
 mod tensor;
 
 pub use cache::{Evicted, KvCache, KvCacheF16};
+pub use error::SubquadraticError;
 pub use landmarks::IncrementalLandmarks;
 pub use pattern::SparseAttentionConfig;
 pub use prefill::{AttentionBackend, SubquadraticSparseAttention, dense_attention};

@@ -1,16 +1,16 @@
 use alloc::vec::Vec;
 
-use crate::{AttendError, Format, LANES, Plane, PlaneMut, Span, SummaryView, write_keys, write_values};
+use riffle_attention::{AttendError, Format, LANES, Plane, PlaneMut, Span, SummaryView, write_keys, write_values};
 
 /// Block means gathered into the layout of a page.
 #[derive(Debug, Default)]
-pub(super) struct Summaries {
+pub(crate) struct Summaries {
     keys: Vec<f32>,
     values: Vec<f32>,
 }
 
 impl Summaries {
-    pub(super) fn gather<'r>(
+    pub(crate) fn gather<'r>(
         &mut self,
         head_dim: usize,
         rows: impl ExactSizeIterator<Item = (&'r [f32], &'r [f32])>,
@@ -25,7 +25,7 @@ impl Summaries {
         Ok(())
     }
 
-    pub(super) fn view<'a>(&'a self, head_dim: usize, blocks: &'a [Span]) -> SummaryView<'a> {
+    pub(crate) fn view<'a>(&'a self, head_dim: usize, blocks: &'a [Span]) -> SummaryView<'a> {
         SummaryView {
             head_dim,
             blocks,

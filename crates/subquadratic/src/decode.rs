@@ -1,14 +1,14 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::cache::{Head, Store};
-use super::pass::check_heads;
-use super::summaries::Summaries;
-use super::{KvCache, KvCacheF16, SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
-use crate::{
-    AttendError, AttendOptions, KvView, LANES, Partial, QueryTile, Selection, Span, add_column_mass, attend,
-    attend_summaries,
+use riffle_attention::{
+    AttendOptions, KvView, LANES, Partial, QueryTile, Selection, Span, add_column_mass, attend, attend_summaries,
 };
+
+use crate::cache::{Head, Store};
+use crate::pass::check_heads;
+use crate::summaries::Summaries;
+use crate::{KvCache, KvCacheF16, SparseAttentionConfig, SubquadraticError, SubquadraticSparseAttention, Tensor3};
 
 impl SubquadraticSparseAttention {
     /// One new token against the cache: `q` is `[1, q_heads, dim]`, its K and V have been appended before.
@@ -16,7 +16,7 @@ impl SubquadraticSparseAttention {
     /// Costs O(window + log n), and adds the token's attention to the cache's scores for eviction.
     ///
     /// ```
-    /// use riffle_attention::{KvCache, SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
+    /// use riffle_subquadratic::{KvCache, SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
     ///
     /// # let attn = SubquadraticSparseAttention::new(SparseAttentionConfig::default()).unwrap();
     /// # let max_new_tokens = 3;
@@ -41,7 +41,7 @@ impl SubquadraticSparseAttention {
     /// The other calls of the cache:
     ///
     /// ```
-    /// # use riffle_attention::{KvCache, Tensor3};
+    /// # use riffle_subquadratic::{KvCache, Tensor3};
     /// # let (k, v) = (Tensor3::zeros(1, 8, 128), Tensor3::zeros(1, 8, 128));
     /// let mut cache = KvCache::new(4096, 8, 128, 64);
     ///
@@ -50,20 +50,20 @@ impl SubquadraticSparseAttention {
     /// cache.is_full(); // true when len == capacity
     /// cache.evict_and_append(&k, &v)?; // drops the least attended token when full
     /// cache.reset(); // for a new conversation
-    /// # Ok::<(), riffle_attention::AttendError>(())
+    /// # Ok::<(), riffle_subquadratic::SubquadraticError>(())
     /// ```
     ///
     /// # Errors
     /// Shapes that do not fit the cache, an empty cache, a pattern that is not causal.
-    pub fn decode_step(&self, q: &Tensor3, cache: &KvCache) -> Result<Tensor3, AttendError> {
+    pub fn decode_step(&self, q: &Tensor3, cache: &KvCache) -> Result<Tensor3, SubquadraticError> {
         step(self.config(), q, &cache.0)
     }
 
     /// As [`decode_step`](Self::decode_step) over a half-precision cache.
     ///
     /// ```
-    /// use riffle_attention::KvCacheF16;
-    /// # use riffle_attention::{SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
+    /// use riffle_subquadratic::KvCacheF16;
+    /// # use riffle_subquadratic::{SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
     /// # let attn = SubquadraticSparseAttention::new(SparseAttentionConfig::default()).unwrap();
     /// # let (k_f32, v_f32, q) = (Tensor3::zeros(1, 8, 128), Tensor3::zeros(1, 8, 128), Tensor3::zeros(1, 32, 128));
     ///
@@ -75,7 +75,7 @@ impl SubquadraticSparseAttention {
     ///
     /// # Errors
     /// As [`decode_step`](Self::decode_step).
-    pub fn decode_step_f16(&self, q: &Tensor3, cache: &KvCacheF16) -> Result<Tensor3, AttendError> {
+    pub fn decode_step_f16(&self, q: &Tensor3, cache: &KvCacheF16) -> Result<Tensor3, SubquadraticError> {
         step(self.config(), q, &cache.0)
     }
 
@@ -83,7 +83,7 @@ impl SubquadraticSparseAttention {
     /// `[n, kv_heads, dim]`. The same bits as `n` single steps.
     ///
     /// # Errors
-    /// As [`decode_step`](Self::decode_step); [`AttendError::Full`] when the draft does not fit, before
+    /// As [`decode_step`](Self::decode_step); [`SubquadraticError::Full`] when the draft does not fit, before
     /// anything is appended.
     pub fn decode_batch(
         &self,
@@ -91,10 +91,10 @@ impl SubquadraticSparseAttention {
         new_k: &Tensor3,
         new_v: &Tensor3,
         cache: &mut KvCache,
-    ) -> Result<Tensor3, AttendError> {
+    ) -> Result<Tensor3, SubquadraticError> {
         for (what, found) in [("seq of q and k", new_k.seq()), ("seq of q and v", new_v.seq())] {
             if found != q.seq() {
-                return Err(AttendError::Mismatch {
+                return Err(SubquadraticError::Mismatch {
                     what,
                     expected: q.seq(),
                     found,
@@ -104,7 +104,7 @@ impl SubquadraticSparseAttention {
         check(self.config(), q, &cache.0)?;
         let wanted = cache.len().saturating_add(q.seq());
         if wanted > cache.capacity() {
-            return Err(AttendError::Full {
+            return Err(SubquadraticError::Full {
                 capacity: cache.capacity(),
                 wanted,
             });
@@ -118,22 +118,22 @@ impl SubquadraticSparseAttention {
     }
 }
 
-fn token_of(tensor: &Tensor3, token: usize) -> Result<Tensor3, AttendError> {
+fn token_of(tensor: &Tensor3, token: usize) -> Result<Tensor3, SubquadraticError> {
     let (_, heads, dim) = tensor.shape();
     let data = tensor.data()[token * heads * dim..(token + 1) * heads * dim].to_vec();
     Tensor3::from_vec(data, 1, heads, dim)
 }
 
-fn check(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<(), AttendError> {
+fn check(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<(), SubquadraticError> {
     check_heads(q, store.heads.len(), store.dim)?;
     if !config.causal {
-        return Err(AttendError::Setting {
+        return Err(SubquadraticError::Setting {
             what: "decoding needs a causal pattern",
         });
     }
     if config.use_landmarks && config.block_size != store.block_size {
         let (expected, found) = (config.block_size, store.block_size);
-        return Err(AttendError::Mismatch {
+        return Err(SubquadraticError::Mismatch {
             what: "block_size of pattern and cache",
             expected,
             found,
@@ -142,17 +142,17 @@ fn check(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<(
     Ok(())
 }
 
-fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Tensor3, AttendError> {
+fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Tensor3, SubquadraticError> {
     check(config, q, store)?;
     if q.seq() != 1 {
-        return Err(AttendError::Mismatch {
+        return Err(SubquadraticError::Mismatch {
             what: "seq of q and one token",
             expected: 1,
             found: q.seq(),
         });
     }
     let Some(position) = store.next_position.checked_sub(1) else {
-        return Err(AttendError::Setting {
+        return Err(SubquadraticError::Setting {
             what: "append the token's K and V before decoding it",
         });
     };
@@ -169,7 +169,7 @@ fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Te
         }
         let edges = Edges::of(config, head, position);
         // All that is cached lies at or before the token, in slots that need not follow time.
-        let options = AttendOptions::new(1.0 / crate::math::sqrt(dim as f32)).with_causal(false);
+        let options = AttendOptions::for_head_dim(dim).with_causal(false);
         let queries = QueryTile {
             data: &rows,
             rows: 1,

@@ -5,18 +5,9 @@ mod testing;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use riffle_attention::*;
+use riffle_attention::{f16_to_f32, f32_to_f16};
+use riffle_subquadratic::*;
 use testing::Noise;
-
-fn tensor(noise: &mut Noise, seq: usize, heads: usize, dim: usize) -> Tensor3 {
-    Tensor3::from_vec(
-        noise.values(seq * heads * dim).iter().map(|x| x * 2.0).collect(),
-        seq,
-        heads,
-        dim,
-    )
-    .unwrap()
-}
 
 /// Tokens and landmark blocks of one query, straight from the definition.
 fn edges(config: &SparseAttentionConfig, i: usize, seq: usize) -> (BTreeSet<usize>, BTreeSet<usize>) {
@@ -150,8 +141,8 @@ proptest! {
         group in 1usize..4,
     ) {
         let mut noise = Noise::new(seed);
-        let q = tensor(&mut noise, seq, kv_heads * group, dim);
-        let (k, v) = (tensor(&mut noise, seq, kv_heads, dim), tensor(&mut noise, seq, kv_heads, dim));
+        let q = noise.tensor(seq, kv_heads * group, dim);
+        let (k, v) = (noise.tensor(seq, kv_heads, dim), noise.tensor(seq, kv_heads, dim));
         let attention = SubquadraticSparseAttention::new(config.clone()).unwrap();
         let out = attention.forward_gqa(&q, &k, &v).unwrap();
         close(out.data(), &reference_forward(&config, &q, &k, &v), 3e-5);
@@ -180,8 +171,8 @@ proptest! {
         let config = SparseAttentionConfig { causal: true, ..config };
         let draft = draft.min(seq);
         let mut noise = Noise::new(seed);
-        let q = tensor(&mut noise, seq, 4, dim);
-        let (k, v) = (tensor(&mut noise, seq, 2, dim), tensor(&mut noise, seq, 2, dim));
+        let q = noise.tensor(seq, 4, dim);
+        let (k, v) = (noise.tensor(seq, 2, dim), noise.tensor(seq, 2, dim));
         let attention = SubquadraticSparseAttention::new(config.clone()).unwrap();
         let part = |t: &Tensor3, from: usize, to: usize| {
             let width = t.heads() * t.dim();
@@ -217,8 +208,8 @@ proptest! {
         let config = SparseAttentionConfig { causal: true, ..config };
         let from = from.min(seq - 1);
         let mut noise = Noise::new(seed);
-        let (q, queries) = (tensor(&mut noise, seq, 2, 16), tensor(&mut noise, seq, 6, 16));
-        let (mut k, mut v) = (tensor(&mut noise, seq, 2, 16), tensor(&mut noise, seq, 2, 16));
+        let (q, queries) = (noise.tensor(seq, 2, 16), noise.tensor(seq, 6, 16));
+        let (mut k, mut v) = (noise.tensor(seq, 2, 16), noise.tensor(seq, 2, 16));
         let attention = SubquadraticSparseAttention::new(config.clone()).unwrap();
         let run = |k: &Tensor3, v: &Tensor3| {
             let mut cache = KvCache::new(seq, 2, 16, config.block_size);
@@ -245,8 +236,8 @@ proptest! {
     #[test]
     fn dense_attention_equals_an_unbounded_window(seed in any::<u64>(), seq in 0usize..300, causal in any::<bool>()) {
         let mut noise = Noise::new(seed);
-        let q = tensor(&mut noise, seq, 2, 16);
-        let (k, v) = (tensor(&mut noise, seq, 1, 16), tensor(&mut noise, seq, 1, 16));
+        let q = noise.tensor(seq, 2, 16);
+        let (k, v) = (noise.tensor(seq, 1, 16), noise.tensor(seq, 1, 16));
         let config = SparseAttentionConfig { window: 1000, causal, use_landmarks: false, ..Default::default() };
         close(dense_attention(&q, &k, &v, causal).unwrap().data(), &reference_forward(&config, &q, &k, &v), 3e-5);
     }
@@ -263,8 +254,8 @@ fn cache_with_a_favourite(favourite: usize) -> (KvCache, SubquadraticSparseAtten
     let attention = SubquadraticSparseAttention::new(config).unwrap();
     let mut cache = KvCache::new(32, 2, 16, 8).with_protection(2, 4);
     let mut noise = Noise::new(3);
-    let mut k = tensor(&mut noise, 32, 2, 16);
-    let v = tensor(&mut noise, 32, 2, 16);
+    let mut k = noise.tensor(32, 2, 16);
+    let v = noise.tensor(32, 2, 16);
     for head in 0..2 {
         k.row_mut(favourite, head).fill(3.0);
     }
@@ -284,7 +275,7 @@ fn eviction_keeps_the_heavy_hitter_the_sinks_and_the_recent() {
     let mut noise = Noise::new(8);
     let mut dropped = Vec::new();
     for step in 0..40 {
-        let (k, v) = (tensor(&mut noise, 1, 2, 16), tensor(&mut noise, 1, 2, 16));
+        let (k, v) = (noise.tensor(1, 2, 16), noise.tensor(1, 2, 16));
         let before = [cache.positions(0), cache.positions(1)];
         let evicted = cache.evict_and_append(&k, &v).unwrap();
         assert_eq!(evicted.len(), 2, "one token of each KV head");
@@ -316,7 +307,7 @@ fn after_evictions_attention_reads_exactly_what_is_held() {
     let (mut held, mut noise) = (Vec::new(), Noise::new(4));
     cache.reset();
     for position in 0..80 {
-        let (k, v) = (tensor(&mut noise, 1, 2, 16), tensor(&mut noise, 1, 2, 16));
+        let (k, v) = (noise.tensor(1, 2, 16), noise.tensor(1, 2, 16));
         for token in cache.evict_and_append(&k, &v).unwrap() {
             held.retain(|(head, at, _, _)| (*head, *at) != (token.kv_head, token.position));
         }
@@ -350,7 +341,7 @@ fn a_cache_refuses_what_does_not_fit_and_stays_as_it_was() {
     assert_eq!(cache.bytes(), 0);
     assert!(matches!(
         cache.try_append(&five, &five),
-        Err(AttendError::Full { capacity: 4, wanted: 5 })
+        Err(SubquadraticError::Full { capacity: 4, wanted: 5 })
     ));
     assert!(cache.try_append(&one, &Tensor3::zeros(1, 2, 8)).is_err());
     assert!(cache.try_append(&one, &Tensor3::zeros(1, 1, 16)).is_err());
@@ -361,7 +352,7 @@ fn a_cache_refuses_what_does_not_fit_and_stays_as_it_was() {
     assert!(cache.is_full());
     assert_eq!(
         cache.evict_and_append(&one, &one),
-        Err(AttendError::AllProtected { capacity: 4 })
+        Err(SubquadraticError::AllProtected { capacity: 4 })
     );
     assert_eq!(cache.positions(0), [0, 1, 2, 3]);
     cache.reset();

@@ -2,7 +2,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::AttendError;
+use crate::SubquadraticError;
 
 /// One block's mean over the tokens it holds.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,10 +25,10 @@ impl IncrementalLandmarks {
     /// No tokens yet; blocks of `block_size` tokens.
     ///
     /// # Errors
-    /// [`AttendError::Setting`] when `block_size` is zero.
-    pub fn new(block_size: usize, dim: usize) -> Result<Self, AttendError> {
+    /// [`SubquadraticError::Setting`] when `block_size` is zero.
+    pub fn new(block_size: usize, dim: usize) -> Result<Self, SubquadraticError> {
         if block_size == 0 {
-            return Err(AttendError::Setting {
+            return Err(SubquadraticError::Setting {
                 what: "block_size must be at least 1",
             });
         }
@@ -42,8 +42,8 @@ impl IncrementalLandmarks {
     /// Adds the token at `position` to its block.
     ///
     /// # Errors
-    /// [`AttendError::Mismatch`] when a row does not have `dim` elements.
-    pub fn update(&mut self, position: usize, key: &[f32], value: &[f32]) -> Result<(), AttendError> {
+    /// [`SubquadraticError::Mismatch`] when a row does not have `dim` elements.
+    pub fn update(&mut self, position: usize, key: &[f32], value: &[f32]) -> Result<(), SubquadraticError> {
         self.check(key)?;
         self.check(value)?;
         let dim = self.dim;
@@ -64,8 +64,8 @@ impl IncrementalLandmarks {
     /// Takes the token at `position`, added before, out of its block.
     ///
     /// # Errors
-    /// [`AttendError::Mismatch`] when a row does not have `dim` elements.
-    pub fn remove(&mut self, position: usize, key: &[f32], value: &[f32]) -> Result<(), AttendError> {
+    /// [`SubquadraticError::Mismatch`] when a row does not have `dim` elements.
+    pub fn remove(&mut self, position: usize, key: &[f32], value: &[f32]) -> Result<(), SubquadraticError> {
         self.check(key)?;
         self.check(value)?;
         let block = position / self.block_size;
@@ -104,9 +104,9 @@ impl IncrementalLandmarks {
         self.blocks.clear();
     }
 
-    fn check(&self, row: &[f32]) -> Result<(), AttendError> {
+    fn check(&self, row: &[f32]) -> Result<(), SubquadraticError> {
         if row.len() != self.dim {
-            return Err(AttendError::Mismatch {
+            return Err(SubquadraticError::Mismatch {
                 what: "row and landmark dim",
                 expected: self.dim,
                 found: row.len(),
@@ -119,7 +119,18 @@ impl IncrementalLandmarks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::noise;
+
+    /// Values in −1..1 that look random.
+    fn noise(seed: u64, len: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / 8_388_608.0 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
 
     #[test]
     fn running_means_equal_plain_means_after_adding_and_removing() {

@@ -1,7 +1,7 @@
 //! Milliseconds of one thread for 8 heads × 64, window 128, block 64, causal: `original TOKENS [ours]`.
 
-use riffle_attention as ours;
 use riffle_attention::ceiling::best_of_thread_time;
+use riffle_subquadratic as ours;
 use ruvllm_sparse_attention::{self as original, AttentionBackend as _};
 
 const HEADS: usize = 8;

@@ -1,7 +1,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::AttendError;
+use crate::SubquadraticError;
 
 /// A dense f32 tensor `[seq, heads, dim]`, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,8 +24,8 @@ impl Tensor3 {
     /// Zeros, for shapes that come from outside.
     ///
     /// # Errors
-    /// [`AttendError::TooLarge`] when the shape has more elements than can be addressed.
-    pub fn try_zeros(seq: usize, heads: usize, dim: usize) -> Result<Self, AttendError> {
+    /// [`SubquadraticError::TooLarge`] when the shape has more elements than can be addressed.
+    pub fn try_zeros(seq: usize, heads: usize, dim: usize) -> Result<Self, SubquadraticError> {
         let len = element_count(seq, heads, dim)?;
         Ok(Self {
             data: vec![0.0; len],
@@ -38,11 +38,11 @@ impl Tensor3 {
     /// A tensor over existing data.
     ///
     /// # Errors
-    /// [`AttendError::Mismatch`] when `data` does not have seq × heads × dim elements.
-    pub fn from_vec(data: Vec<f32>, seq: usize, heads: usize, dim: usize) -> Result<Self, AttendError> {
+    /// [`SubquadraticError::Mismatch`] when `data` does not have seq × heads × dim elements.
+    pub fn from_vec(data: Vec<f32>, seq: usize, heads: usize, dim: usize) -> Result<Self, SubquadraticError> {
         let expected = element_count(seq, heads, dim)?;
         if data.len() != expected {
-            return Err(AttendError::Mismatch {
+            return Err(SubquadraticError::Mismatch {
                 what: "data and tensor shape",
                 expected,
                 found: data.len(),
@@ -115,12 +115,12 @@ impl Tensor3 {
     }
 }
 
-fn element_count(seq: usize, heads: usize, dim: usize) -> Result<usize, AttendError> {
+fn element_count(seq: usize, heads: usize, dim: usize) -> Result<usize, SubquadraticError> {
     let count = seq.checked_mul(heads).and_then(|n| n.checked_mul(dim));
     // An allocation may not exceed isize::MAX bytes.
     count
         .filter(|n| *n <= isize::MAX as usize / 4)
-        .ok_or(AttendError::TooLarge { what: "tensor shape" })
+        .ok_or(SubquadraticError::TooLarge { what: "tensor shape" })
 }
 
 #[cfg(test)]

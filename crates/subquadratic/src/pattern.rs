@@ -2,7 +2,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::{AttendError, Selection, Span};
+use riffle_attention::{Selection, Span};
+
+use crate::SubquadraticError;
 
 /// The four edge families of a query at position `i`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,9 +48,9 @@ fn powers(limit: usize) -> impl Iterator<Item = usize> + Clone {
 }
 
 impl SparseAttentionConfig {
-    pub(super) fn check(&self) -> Result<(), AttendError> {
+    pub(crate) fn check(&self) -> Result<(), SubquadraticError> {
         if self.block_size == 0 {
-            return Err(AttendError::Setting {
+            return Err(SubquadraticError::Setting {
                 what: "block_size must be at least 1",
             });
         }
@@ -56,7 +58,7 @@ impl SparseAttentionConfig {
     }
 
     /// Tiles of queries that share their candidate landmarks, ascending and covering `0..seq`.
-    pub(super) fn tiles(&self, seq: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    pub(crate) fn tiles(&self, seq: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let size = self.block_size;
         // Causally, the last whole block changes one row before a block begins.
         let shift = usize::from(self.causal);
@@ -78,7 +80,7 @@ impl SparseAttentionConfig {
     }
 
     /// What a tile from [`tiles`](Self::tiles) reads.
-    pub(super) fn selection(&self, tile: Range<usize>, seq: usize) -> Selection {
+    pub(crate) fn selection(&self, tile: Range<usize>, seq: usize) -> Selection {
         let globals = self.global_tokens.iter().filter(|token| **token < seq);
         let mut selection = Selection::from_spans(globals.map(|token| Span::new(*token, token + 1)))
             .with_row_window(self.window.saturating_add(1));
@@ -93,14 +95,14 @@ impl SparseAttentionConfig {
     }
 
     /// The tokens of a landmark block.
-    pub(super) fn block_span(&self, block: usize, seq: usize) -> Span {
+    pub(crate) fn block_span(&self, block: usize, seq: usize) -> Span {
         let start = block * self.block_size;
         Span::new(start, start.saturating_add(self.block_size).min(seq))
     }
 
     /// Blocks whose landmarks the query may read, ascending: those next to the last whole one (or to its
     /// own, without causality), and those at distances 2ᵏ from there.
-    pub(super) fn landmark_blocks(&self, query: usize, seq: usize) -> Vec<usize> {
+    pub(crate) fn landmark_blocks(&self, query: usize, seq: usize) -> Vec<usize> {
         let blocks = seq.div_ceil(self.block_size);
         let available = if self.causal {
             (query + 1) / self.block_size
@@ -134,7 +136,7 @@ impl SparseAttentionConfig {
     }
 
     /// Candidate edges of one head over `seq` queries: distinct tokens plus landmark blocks per query.
-    pub(super) fn edges(&self, seq: usize) -> usize {
+    pub(crate) fn edges(&self, seq: usize) -> usize {
         let mut total = 0;
         let mut others = Vec::new();
         for query in 0..seq {

@@ -2,20 +2,19 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::summaries::Summaries;
-use super::{SparseAttentionConfig, Tensor3};
-use crate::kernel::FetchRows;
-use crate::simd::Level;
-use crate::{
-    AttendError, AttendOptions, Format, KvView, LANES, PageView, Partial, Plane, PlaneMut, QueryTile, Selection,
-    attend, attend_summaries, write_keys, write_values,
+use riffle_attention::{
+    AttendOptions, Format, KvView, LANES, PageView, Partial, Plane, PlaneMut, QueryTile, Selection, attend,
+    attend_summaries, prefetch_rows, write_keys, write_values,
 };
+
+use crate::summaries::Summaries;
+use crate::{SparseAttentionConfig, SubquadraticError, Tensor3};
 
 /// Queries of a tile when nothing else decides.
 const DENSE_TILE: usize = 240;
 
 /// Which keys a query reads.
-pub(super) enum Pattern<'a> {
+pub(crate) enum Pattern<'a> {
     Dense { causal: bool },
     Sparse(&'a SparseAttentionConfig),
 }
@@ -57,7 +56,7 @@ struct Head {
 }
 
 /// One pass over whole tensors that fit together.
-pub(super) struct Pass<'a> {
+pub(crate) struct Pass<'a> {
     q: &'a Tensor3,
     k: &'a Tensor3,
     v: &'a Tensor3,
@@ -70,17 +69,17 @@ pub(super) struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     /// # Errors
-    /// [`AttendError::Mismatch`] when shapes do not belong together.
-    pub(super) fn new(
+    /// [`SubquadraticError::Mismatch`] when shapes do not belong together.
+    pub(crate) fn new(
         q: &'a Tensor3,
         k: &'a Tensor3,
         v: &'a Tensor3,
         pattern: Pattern<'a>,
-    ) -> Result<Self, AttendError> {
+    ) -> Result<Self, SubquadraticError> {
         let seq = q.seq();
         for (what, tensor) in [("seq of q and k", k), ("seq of q and v", v)] {
             if tensor.seq() != seq {
-                return Err(AttendError::Mismatch {
+                return Err(SubquadraticError::Mismatch {
                     what,
                     expected: seq,
                     found: tensor.seq(),
@@ -88,14 +87,14 @@ impl<'a> Pass<'a> {
             }
         }
         if v.heads() != k.heads() {
-            return Err(AttendError::Mismatch {
+            return Err(SubquadraticError::Mismatch {
                 what: "heads of k and v",
                 expected: k.heads(),
                 found: v.heads(),
             });
         }
         if v.dim() != k.dim() {
-            return Err(AttendError::Mismatch {
+            return Err(SubquadraticError::Mismatch {
                 what: "dim of k and v",
                 expected: k.dim(),
                 found: v.dim(),
@@ -115,11 +114,11 @@ impl<'a> Pass<'a> {
     }
 
     fn options(&self) -> AttendOptions<'static> {
-        AttendOptions::new(1.0 / crate::math::sqrt(self.q.dim() as f32)).with_causal(self.pattern.causal())
+        AttendOptions::for_head_dim(self.q.dim()).with_causal(self.pattern.causal())
     }
 
     /// Every head laid out, every tile a partial of its own, then the outputs.
-    pub(super) fn all_heads(&self) -> Result<Tensor3, AttendError> {
+    pub(crate) fn all_heads(&self) -> Result<Tensor3, SubquadraticError> {
         let mut out = Tensor3::try_zeros(self.seq, self.q.heads(), self.q.dim())?;
         let tiles = self.pattern.tiles(self.seq);
         let mut heads: Vec<Head> = (0..self.k.heads()).map(|_| Head::default()).collect();
@@ -141,12 +140,12 @@ impl<'a> Pass<'a> {
             Ok(partial)
         };
         #[cfg(feature = "parallel")]
-        let partials: Result<Vec<Partial>, AttendError> = {
+        let partials: Result<Vec<Partial>, SubquadraticError> = {
             use rayon::prelude::*;
             units.par_iter().map(run).collect()
         };
         #[cfg(not(feature = "parallel"))]
-        let partials: Result<Vec<Partial>, AttendError> = units.iter().map(run).collect();
+        let partials: Result<Vec<Partial>, SubquadraticError> = units.iter().map(run).collect();
         let mut padded = Vec::new();
         let width = self.q.heads() * self.q.dim();
         for ((head, tile), partial) in units.iter().zip(&partials?) {
@@ -157,7 +156,7 @@ impl<'a> Pass<'a> {
     }
 
     /// One head laid out at a time, one partial per thread.
-    pub(super) fn head_by_head(&self) -> Result<Tensor3, AttendError> {
+    pub(crate) fn head_by_head(&self) -> Result<Tensor3, SubquadraticError> {
         let mut out = Tensor3::try_zeros(self.seq, self.q.heads(), self.q.dim())?;
         let width = self.q.heads() * self.q.dim();
         let mut head = Head::default();
@@ -182,7 +181,7 @@ impl<'a> Pass<'a> {
                 slices
                     .into_par_iter()
                     .map_init(scratch, run)
-                    .collect::<Result<(), AttendError>>()?;
+                    .collect::<Result<(), SubquadraticError>>()?;
             }
             #[cfg(not(feature = "parallel"))]
             {
@@ -193,7 +192,7 @@ impl<'a> Pass<'a> {
         Ok(out)
     }
 
-    fn lay_out(&self, index: usize, head: &mut Head) -> Result<(), AttendError> {
+    fn lay_out(&self, index: usize, head: &mut Head) -> Result<(), SubquadraticError> {
         let (dim, head_dim) = (self.k.dim(), self.head_dim);
         let len = Format::F32.plane_len(self.seq.next_multiple_of(LANES), head_dim);
         let stride = self.k.heads() * dim;
@@ -255,21 +254,13 @@ impl<'a> Pass<'a> {
         tile: Range<usize>,
         scratch: &mut TileScratch,
         partial: &mut Partial,
-    ) -> Result<(), AttendError> {
+    ) -> Result<(), SubquadraticError> {
         let (dim, head_dim) = (self.q.dim(), self.head_dim);
         partial.reset(tile.len(), self.group, head_dim);
         let width = self.q.heads() * dim;
         let first_head = index * self.group;
-        Level::best().run(FetchRows {
-            data: self
-                .q
-                .data()
-                .get(tile.end * width + first_head * dim..)
-                .unwrap_or_default(),
-            stride: width,
-            width: self.group * dim,
-            rows: tile.len(),
-        });
+        let later = self.q.data().get(tile.end * width + first_head * dim..);
+        prefetch_rows(later.unwrap_or_default(), tile.len(), width, self.group * dim);
         let (data, row_stride) = if dim == head_dim {
             (&self.q.data()[tile.start * width + first_head * dim..], width)
         } else {
@@ -320,7 +311,8 @@ impl<'a> Pass<'a> {
             &selection,
             &options,
             partial,
-        )
+        )?;
+        Ok(())
     }
 
     /// Writes a tile's outputs into its rows of the result, `[rows, q_heads, dim]`.
@@ -330,12 +322,12 @@ impl<'a> Pass<'a> {
         partial: &Partial,
         out: &mut [f32],
         padded: &mut Vec<f32>,
-    ) -> Result<(), AttendError> {
+    ) -> Result<(), SubquadraticError> {
         let (dim, head_dim) = (self.q.dim(), self.head_dim);
         let width = self.q.heads() * dim;
         let first_head = index * self.group;
         if dim == head_dim {
-            return partial.finish_into(&mut out[first_head * dim..], width, None);
+            return Ok(partial.finish_into(&mut out[first_head * dim..], width, None)?);
         }
         padded.resize(partial.rows() * self.group * head_dim, 0.0);
         partial.finish_into(padded, self.group * head_dim, None)?;
@@ -354,16 +346,16 @@ struct TileScratch {
     summaries: Summaries,
 }
 
-pub(super) fn check_heads(q: &Tensor3, kv_heads: usize, dim: usize) -> Result<(), AttendError> {
+pub(crate) fn check_heads(q: &Tensor3, kv_heads: usize, dim: usize) -> Result<(), SubquadraticError> {
     if q.dim() != dim || dim == 0 {
-        return Err(AttendError::Mismatch {
+        return Err(SubquadraticError::Mismatch {
             what: "dim of q and of K/V",
             expected: dim.max(1),
             found: q.dim(),
         });
     }
     if kv_heads == 0 || !q.heads().is_multiple_of(kv_heads) {
-        return Err(AttendError::Mismatch {
+        return Err(SubquadraticError::Mismatch {
             what: "query heads and a multiple of KV heads",
             expected: kv_heads,
             found: q.heads(),

@@ -1,6 +1,5 @@
-use super::pass::{Pass, Pattern};
-use super::{SparseAttentionConfig, Tensor3};
-use crate::AttendError;
+use crate::pass::{Pass, Pattern};
+use crate::{SparseAttentionConfig, SubquadraticError, Tensor3};
 
 /// Anything that turns Q, K and V into outputs.
 pub trait AttentionBackend {
@@ -8,13 +7,13 @@ pub trait AttentionBackend {
     ///
     /// # Errors
     /// Shapes that do not belong together.
-    fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, AttendError>;
+    fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError>;
 }
 
 /// Attention over four edge families: O(log n) keys per query instead of n.
 ///
 /// ```
-/// use riffle_attention::{SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
+/// use riffle_subquadratic::{SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
 ///
 /// let attn = SubquadraticSparseAttention::new(SparseAttentionConfig {
 ///     window: 128,
@@ -39,7 +38,7 @@ pub trait AttentionBackend {
 /// Grouped queries (32 query heads on 8 KV heads):
 ///
 /// ```
-/// # use riffle_attention::{SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
+/// # use riffle_subquadratic::{SparseAttentionConfig, SubquadraticSparseAttention, Tensor3};
 /// # let attn = SubquadraticSparseAttention::new(SparseAttentionConfig::default()).unwrap();
 /// let q = Tensor3::zeros(1024, 32, 128);
 /// let k = Tensor3::zeros(1024, 8, 128);
@@ -57,8 +56,8 @@ impl SubquadraticSparseAttention {
     /// Attention with this pattern.
     ///
     /// # Errors
-    /// [`AttendError::Setting`] when `block_size` is zero.
-    pub fn new(config: SparseAttentionConfig) -> Result<Self, AttendError> {
+    /// [`SubquadraticError::Setting`] when `block_size` is zero.
+    pub fn new(config: SparseAttentionConfig) -> Result<Self, SubquadraticError> {
         config.check()?;
         Ok(Self { config })
     }
@@ -80,8 +79,8 @@ impl SubquadraticSparseAttention {
     /// kernels first, so memory is about twice that of K and V.
     ///
     /// # Errors
-    /// [`AttendError::Mismatch`] when shapes do not belong together.
-    pub fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, AttendError> {
+    /// [`SubquadraticError::Mismatch`] when shapes do not belong together.
+    pub fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError> {
         check_same_heads(q, k)?;
         self.forward_gqa(q, k, v)
     }
@@ -91,7 +90,7 @@ impl SubquadraticSparseAttention {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_flash(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, AttendError> {
+    pub fn forward_flash(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError> {
         check_same_heads(q, k)?;
         self.forward_gqa_flash(q, k, v)
     }
@@ -100,7 +99,7 @@ impl SubquadraticSparseAttention {
     ///
     /// # Errors
     /// As [`forward`](Self::forward); query heads must be a multiple of KV heads.
-    pub fn forward_gqa(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, AttendError> {
+    pub fn forward_gqa(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError> {
         Pass::new(q, k, v, Pattern::Sparse(&self.config))?.all_heads()
     }
 
@@ -108,7 +107,7 @@ impl SubquadraticSparseAttention {
     ///
     /// # Errors
     /// As [`forward_gqa`](Self::forward_gqa).
-    pub fn forward_gqa_flash(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, AttendError> {
+    pub fn forward_gqa_flash(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError> {
         Pass::new(q, k, v, Pattern::Sparse(&self.config))?.head_by_head()
     }
 
@@ -116,13 +115,13 @@ impl SubquadraticSparseAttention {
     ///
     /// # Errors
     /// As [`forward_gqa`](Self::forward_gqa).
-    pub fn forward_auto(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, AttendError> {
+    pub fn forward_auto(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError> {
         self.forward_gqa_flash(q, k, v)
     }
 }
 
 impl AttentionBackend for SubquadraticSparseAttention {
-    fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, AttendError> {
+    fn forward(&self, q: &Tensor3, k: &Tensor3, v: &Tensor3) -> Result<Tensor3, SubquadraticError> {
         self.forward_auto(q, k, v)
     }
 }
@@ -131,14 +130,14 @@ impl AttentionBackend for SubquadraticSparseAttention {
 ///
 /// # Errors
 /// As [`SubquadraticSparseAttention::forward_gqa`].
-pub fn dense_attention(q: &Tensor3, k: &Tensor3, v: &Tensor3, causal: bool) -> Result<Tensor3, AttendError> {
+pub fn dense_attention(q: &Tensor3, k: &Tensor3, v: &Tensor3, causal: bool) -> Result<Tensor3, SubquadraticError> {
     Pass::new(q, k, v, Pattern::Dense { causal })?.head_by_head()
 }
 
-fn check_same_heads(q: &Tensor3, k: &Tensor3) -> Result<(), AttendError> {
+fn check_same_heads(q: &Tensor3, k: &Tensor3) -> Result<(), SubquadraticError> {
     if q.heads() != k.heads() {
         let (expected, found) = (q.heads(), k.heads());
-        return Err(AttendError::Mismatch {
+        return Err(SubquadraticError::Mismatch {
             what: "heads of q and k (forward_gqa takes groups)",
             expected,
             found,

@@ -3,8 +3,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 
-use super::{IncrementalLandmarks, Tensor3};
-use crate::{AttendError, Format, LANES, PageView, Plane, PlaneMut, read_keys, read_values, write_keys, write_values};
+use riffle_attention::{Format, LANES, PageView, Plane, PlaneMut, read_keys, read_values, write_keys, write_values};
+
+use crate::{IncrementalLandmarks, SubquadraticError, Tensor3};
 
 /// A token that eviction dropped from one KV head.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,22 +67,22 @@ impl Buffer {
 
 /// One KV head: slots in the layout of a page, and where each token lies.
 #[derive(Debug, Clone)]
-pub(super) struct Head {
+pub(crate) struct Head {
     keys: Buffer,
     values: Buffer,
     /// Absolute position of the token in each slot.
     positions: Vec<usize>,
     /// Slot of each held position.
     slots: BTreeMap<usize, usize>,
-    pub(super) landmarks: Option<IncrementalLandmarks>,
+    pub(crate) landmarks: Option<IncrementalLandmarks>,
     /// Softmax weight each slot has received from the queries decoded so far.
-    pub(super) mass: RefCell<Vec<f32>>,
+    pub(crate) mass: RefCell<Vec<f32>>,
     /// Queries decoded before the slot's token came.
     votes_before: Vec<u64>,
 }
 
 impl Head {
-    pub(super) fn page(&self) -> PageView<'_> {
+    pub(crate) fn page(&self) -> PageView<'_> {
         PageView {
             start: 0,
             tokens: self.positions.len(),
@@ -91,16 +92,16 @@ impl Head {
     }
 
     /// The slot that holds a position.
-    pub(super) fn slot(&self, position: usize) -> Option<usize> {
+    pub(crate) fn slot(&self, position: usize) -> Option<usize> {
         self.slots.get(&position).copied()
     }
 
     /// Slots of the held positions in a range.
-    pub(super) fn slots_in(&self, range: core::ops::RangeInclusive<usize>) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn slots_in(&self, range: core::ops::RangeInclusive<usize>) -> impl Iterator<Item = usize> + '_ {
         self.slots.range(range).map(|(_, slot)| *slot)
     }
 
-    fn row(&self, slot: usize, head_dim: usize, dim: usize) -> Result<(Vec<f32>, Vec<f32>), AttendError> {
+    fn row(&self, slot: usize, head_dim: usize, dim: usize) -> Result<(Vec<f32>, Vec<f32>), SubquadraticError> {
         let (mut key, mut value) = (vec![0.0; head_dim], vec![0.0; head_dim]);
         read_keys(&self.keys.plane(), head_dim, slot, 1, &mut key, head_dim)?;
         read_values(&self.values.plane(), head_dim, slot, 1, &mut value, head_dim)?;
@@ -109,7 +110,14 @@ impl Head {
         Ok((key, value))
     }
 
-    fn put(&mut self, slot: usize, position: usize, key: &[f32], value: &[f32], votes: u64) -> Result<(), AttendError> {
+    fn put(
+        &mut self,
+        slot: usize,
+        position: usize,
+        key: &[f32],
+        value: &[f32],
+        votes: u64,
+    ) -> Result<(), SubquadraticError> {
         let (dim, head_dim) = (key.len(), key.len().next_multiple_of(LANES));
         let len = Format::F32.plane_len((slot + 1).next_multiple_of(LANES), head_dim);
         self.keys.grow(len);
@@ -143,15 +151,15 @@ impl Head {
 
 /// What [`KvCache`] and [`KvCacheF16`] share.
 #[derive(Debug, Clone)]
-pub(super) struct Store {
+pub(crate) struct Store {
     capacity: usize,
-    pub(super) dim: usize,
-    pub(super) block_size: usize,
+    pub(crate) dim: usize,
+    pub(crate) block_size: usize,
     sinks: usize,
     recent: usize,
-    pub(super) next_position: usize,
-    pub(super) heads: Vec<Head>,
-    pub(super) votes: Cell<u64>,
+    pub(crate) next_position: usize,
+    pub(crate) heads: Vec<Head>,
+    pub(crate) votes: Cell<u64>,
 }
 
 impl Store {
@@ -177,11 +185,11 @@ impl Store {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.next_position.min(self.capacity)
     }
 
-    fn check(&self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+    fn check(&self, k: &Tensor3, v: &Tensor3) -> Result<(), SubquadraticError> {
         for (what, expected, found) in [
             ("heads of k and of the cache", self.heads.len(), k.heads()),
             ("heads of v and of the cache", self.heads.len(), v.heads()),
@@ -190,17 +198,17 @@ impl Store {
             ("seq of k and v", k.seq(), v.seq()),
         ] {
             if expected != found {
-                return Err(AttendError::Mismatch { what, expected, found });
+                return Err(SubquadraticError::Mismatch { what, expected, found });
             }
         }
         Ok(())
     }
 
-    pub(super) fn append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+    pub(crate) fn append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), SubquadraticError> {
         self.check(k, v)?;
         let wanted = self.len().saturating_add(k.seq());
         if wanted > self.capacity || (k.seq() > 0 && self.next_position >= self.capacity) {
-            return Err(AttendError::Full {
+            return Err(SubquadraticError::Full {
                 capacity: self.capacity,
                 wanted,
             });
@@ -221,11 +229,11 @@ impl Store {
         Ok(())
     }
 
-    fn evict_and_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<Vec<Evicted>, AttendError> {
+    fn evict_and_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<Vec<Evicted>, SubquadraticError> {
         self.check(k, v)?;
         let room = self.capacity - self.len();
         if k.seq() > room && self.capacity <= self.sinks.saturating_add(self.recent) {
-            return Err(AttendError::AllProtected {
+            return Err(SubquadraticError::AllProtected {
                 capacity: self.capacity,
             });
         }
@@ -237,7 +245,7 @@ impl Store {
                 let mut slot = slot;
                 if full {
                     slot = victim(head, self.sinks, self.next_position.saturating_sub(self.recent), votes).ok_or(
-                        AttendError::AllProtected {
+                        SubquadraticError::AllProtected {
                             capacity: self.capacity,
                         },
                     )?;
@@ -307,7 +315,7 @@ macro_rules! cache {
         /// Zhang et al. 2023) and puts the new one in its slot. Tokens keep their absolute positions. The
         /// first tokens (sinks) and the most recent ones are never dropped.
         #[derive(Debug, Clone)]
-        pub struct $name(pub(super) Store);
+        pub struct $name(pub(crate) Store);
 
         impl $name {
             /// An empty cache for `capacity` tokens of `kv_heads` heads of `dim` elements, with landmarks
@@ -326,9 +334,9 @@ macro_rules! cache {
             /// Appends tokens, `[n, kv_heads, dim]`.
             ///
             /// # Errors
-            /// [`AttendError::Full`] when they do not all fit, [`AttendError::Mismatch`] for wrong shapes;
+            /// [`SubquadraticError::Full`] when they do not all fit, [`SubquadraticError::Mismatch`] for wrong shapes;
             /// then nothing has changed.
-            pub fn try_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+            pub fn try_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), SubquadraticError> {
                 self.0.append(k, v)
             }
 
@@ -336,7 +344,7 @@ macro_rules! cache {
             ///
             /// # Errors
             /// As [`try_append`](Self::try_append).
-            pub fn append_all(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), AttendError> {
+            pub fn append_all(&mut self, k: &Tensor3, v: &Tensor3) -> Result<(), SubquadraticError> {
                 self.0.append(k, v)
             }
 
@@ -344,9 +352,9 @@ macro_rules! cache {
             /// dropped: nothing while there is room.
             ///
             /// # Errors
-            /// [`AttendError::AllProtected`] when protection leaves nothing to drop,
-            /// [`AttendError::Mismatch`] for wrong shapes; then nothing has changed.
-            pub fn evict_and_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<Vec<Evicted>, AttendError> {
+            /// [`SubquadraticError::AllProtected`] when protection leaves nothing to drop,
+            /// [`SubquadraticError::Mismatch`] for wrong shapes; then nothing has changed.
+            pub fn evict_and_append(&mut self, k: &Tensor3, v: &Tensor3) -> Result<Vec<Evicted>, SubquadraticError> {
                 self.0.evict_and_append(k, v)
             }
 
