@@ -4,6 +4,23 @@ use crate::visible::Tokens;
 use crate::workspace::Workspace;
 use crate::{AttendError, KvView, Partial, QueryTile, Selection, Span};
 
+/// How a call multiplies keys and values, and where it cuts a long cache.
+///
+/// What a row computes depends on this choice, the formats, the pages and what the row sees, never on how many rows or
+/// threads compute beside it. So a caller chooses by what the rows *are*: a token that is generated has the same bits alone,
+/// beside those of other sequences, and as one of a draft that is verified; a token of a prompt has the same bits however the
+/// prompt is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Arithmetic {
+    /// For prompts: quantised planes are expanded to f32, once for all rows of a tile.
+    #[default]
+    Expanded,
+    /// For tokens that are generated or verified, a few rows over many keys: quantised planes are multiplied as they lie, by
+    /// integers where the machine has them. [`attend_batch`](crate::attend_batch) and [`BatchStream`](crate::BatchStream)
+    /// attend to each 4096 positions on their own, so that threads share a long cache, and merge these parts in order.
+    Fused,
+}
+
 /// What all tiles of a call share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
@@ -14,16 +31,19 @@ pub struct AttendOptions<'a> {
     pub soft_cap: Option<f32>,
     /// Whether a query sees only keys at or before its own position.
     pub causal: bool,
+    /// How keys and values are multiplied.
+    pub arithmetic: Arithmetic,
     marker: core::marker::PhantomData<&'a ()>,
 }
 
 impl AttendOptions<'_> {
-    /// Causal attention with this factor on q·k and no soft cap.
+    /// Causal attention with this factor on q·k, no soft cap, in [`Arithmetic::Expanded`].
     pub fn new(scale: f32) -> Self {
         Self {
             scale,
             soft_cap: None,
             causal: true,
+            arithmetic: Arithmetic::Expanded,
             marker: core::marker::PhantomData,
         }
     }
@@ -42,6 +62,12 @@ impl AttendOptions<'_> {
     /// With or without causality.
     pub fn with_causal(mut self, causal: bool) -> Self {
         self.causal = causal;
+        self
+    }
+
+    /// In this arithmetic.
+    pub fn with_arithmetic(mut self, arithmetic: Arithmetic) -> Self {
+        self.arithmetic = arithmetic;
         self
     }
 
@@ -71,8 +97,7 @@ pub struct AttendJob<'a> {
 ///
 /// Keys are taken in ascending order in blocks cut from each page's start, so attending page by page
 /// gives the same bits as one call over all pages, and a row's result does not depend on which other rows
-/// are in the tile (except over quantised planes, where small tiles use integer dot products). Values a
-/// row does not see must be finite: they enter with weight zero.
+/// are in the tile. Values a row does not see must be finite: they enter with weight zero.
 ///
 /// Summaries that the selection names are read by [`attend_summaries`](crate::attend_summaries).
 ///
@@ -111,13 +136,9 @@ fn attend_at(
         visible: &visible,
         options,
         range,
+        only_part: None,
     };
-    let output = Output::Partial {
-        m: &mut partial.m,
-        l: &mut partial.l,
-        o: &mut partial.o,
-    };
-    with_workspace(|workspace| call.run(workspace, output));
+    with_workspace(|workspace| call.run(workspace, Output::Partial(partial.sums())));
 }
 
 /// Adds to `mass[i]` the softmax weight that the key at position `origin + i` receives, summed over rows
@@ -158,6 +179,7 @@ pub fn add_column_mass(
         visible: &visible,
         options,
         range,
+        only_part: None,
     };
     with_workspace(|workspace| {
         call.run(

@@ -1,31 +1,24 @@
 use alloc::vec::Vec;
 
 use crate::attend::{check, with_workspace};
+use crate::partial::Sums;
+use crate::parts::{PartUnderWay, Parts};
 use crate::simd::Level;
-use crate::tile::{Call, Output};
-use crate::visible::{Tokens, Visible};
-use crate::{AttendError, AttendJob, AttendOptions, Partial, QueryTile, Selection, Span};
-
-/// Positions per part when a few rows read a long cache: parts are attended to on their own and merged.
-const SPLIT: usize = 4096;
+use crate::tile::{BLOCK_ROWS, Call, Output};
+use crate::visible::Tokens;
+use crate::{Arithmetic, AttendError, AttendJob, AttendOptions, Partial, QueryTile, Span};
 
 /// Runs every job, adding job `n` to `partials[n]`.
 ///
-/// With the feature `parallel` the work is spread over rayon's threads: jobs, blocks of their rows, and,
-/// for few rows over many keys, parts of the cache. The parts depend on the job alone, never on the number
-/// of threads, so results are the same bits on any machine size and without the feature. Each call allocates the
-/// list of its pieces and the partials of parts; [`attend`](crate::attend) itself allocates nothing once warm.
+/// With the feature `parallel` the work is spread over rayon's threads: jobs, blocks of their rows, and, in
+/// [`Arithmetic::Fused`], parts of a long cache. What a row computes depends on neither the number of threads nor the rows
+/// and jobs beside it. Each call allocates the list of its pieces and the partials of parts; [`attend`](crate::attend) itself
+/// allocates nothing once warm.
 ///
 /// # Errors
 /// As [`attend`](crate::attend); also when the numbers of jobs and partials differ.
 pub fn attend_batch(jobs: &[AttendJob], options: &AttendOptions, partials: &mut [Partial]) -> Result<(), AttendError> {
-    let splits = jobs.iter().map(|job| {
-        let cached = pages_span(job).unwrap_or(Span::new(0, 0));
-        Split::new(&job.queries, job.selection, cached, options)
-    });
-    let mut stream = BatchStream {
-        splits: splits.collect(),
-    };
+    let mut stream = BatchStream::new(jobs.iter().map(|job| &job.queries), options);
     stream.attend(jobs, options, partials)?;
     stream.finish(partials)
 }
@@ -47,7 +40,7 @@ pub fn attend_batch(jobs: &[AttendJob], options: &AttendOptions, partials: &mut 
 /// # let queries = QueryTile { data: &source[496..], rows: 1, row_stride: 16, group: 1, head_dim: 16, start: 31 };
 /// let (selection, options) = (Selection::full(32), AttendOptions::new(0.25));
 /// let mut partials = [Partial::new(1, 1, 16)];
-/// let mut stream = BatchStream::new([(&queries, &selection)], Span::new(0, 32), &options);
+/// let mut stream = BatchStream::new([&queries], &options);
 /// for start in [0, 16] {
 ///     let kv = KvView { head_dim: 16, pages: &[page(start)] };
 ///     stream.attend(&[AttendJob { queries, kv, selection: &selection }], &options, &mut partials)?;
@@ -57,27 +50,25 @@ pub fn attend_batch(jobs: &[AttendJob], options: &AttendOptions, partials: &mut 
 /// ```
 #[derive(Debug)]
 pub struct BatchStream {
-    /// For each job that is attended to in parts, the part under way.
-    splits: Vec<Option<Split>>,
+    /// For each job, the part under way of each block of its rows; none where the cache is not taken in parts.
+    parts: Vec<Vec<PartUnderWay>>,
 }
 
 impl BatchStream {
-    /// Jobs of these queries and selections over pages that lie in `cached`.
-    pub fn new<'a>(
-        jobs: impl IntoIterator<Item = (&'a QueryTile<'a>, &'a Selection)>,
-        cached: Span,
-        options: &AttendOptions,
-    ) -> Self {
-        let jobs = jobs.into_iter();
-        Self {
-            splits: jobs
-                .map(|(queries, selection)| Split::new(queries, selection, cached, options))
-                .collect(),
-        }
+    /// Jobs of these queries, with the options of every later call.
+    pub fn new<'a>(queries: impl IntoIterator<Item = &'a QueryTile<'a>>, options: &AttendOptions) -> Self {
+        let blocks = |queries: &QueryTile| match options.arithmetic {
+            Arithmetic::Expanded => 0,
+            Arithmetic::Fused => queries.rows.div_ceil(block_rows(queries)),
+        };
+        let parts = queries
+            .into_iter()
+            .map(|queries| (0..blocks(queries)).map(|_| PartUnderWay::default()).collect());
+        Self { parts: parts.collect() }
     }
 
     /// Attends to the pages that the jobs hold now, if any: the jobs of [`new`](Self::new) in their order, their pages
-    /// after those of earlier calls.
+    /// after those of earlier calls. Between the first call and [`finish`](Self::finish) the partials are the stream's.
     ///
     /// # Errors
     /// As [`attend_batch`].
@@ -88,24 +79,18 @@ impl BatchStream {
         partials: &mut [Partial],
     ) -> Result<(), AttendError> {
         check_counts(jobs.len(), partials.len())?;
-        check_counts(self.splits.len(), jobs.len())?;
+        check_counts(self.parts.len(), jobs.len())?;
         for (job, partial) in jobs.iter().zip(partials.iter()) {
             check(&job.queries, &job.kv, options, partial)?;
         }
         #[cfg(feature = "parallel")]
         if rayon::current_num_threads() > 1 && parallel::worthwhile(jobs) {
-            parallel::run(jobs, options, &mut self.splits, partials);
+            parallel::run(jobs, options, &mut self.parts, partials);
             return Ok(());
         }
-        for ((job, partial), split) in jobs.iter().zip(partials).zip(&mut self.splits) {
-            let Some(split) = split else {
-                let everything = Span::new(0, usize::MAX);
-                run(job, options, job.queries, everything, partial.slices());
-                continue;
-            };
-            for number in part_numbers(job) {
-                split.turn_to(number, partial);
-                run(job, options, job.queries, part_span(number), split.partial.slices());
+        for ((job, partial), parts) in jobs.iter().zip(partials).zip(&mut self.parts) {
+            for piece in pieces(job, partial.sums(), parts) {
+                piece.run(options);
             }
         }
         Ok(())
@@ -115,53 +100,20 @@ impl BatchStream {
     ///
     /// # Errors
     /// When the numbers of jobs and partials differ.
-    pub fn finish(self, partials: &mut [Partial]) -> Result<(), AttendError> {
-        check_counts(self.splits.len(), partials.len())?;
-        for (split, partial) in self.splits.iter().zip(partials) {
-            if let Some(split) = split {
-                partial.merge_same_shape(&split.partial);
+    pub fn finish(mut self, partials: &mut [Partial]) -> Result<(), AttendError> {
+        check_counts(self.parts.len(), partials.len())?;
+        for (parts, partial) in self.parts.iter_mut().zip(partials) {
+            let (group, head_dim) = (partial.group(), partial.head_dim());
+            let mut rest = partial.sums();
+            let count = (BLOCK_ROWS / group.max(1)).max(1) * group;
+            for part in parts {
+                let count = count.min(rest.m.len());
+                let (mut here, later) = rest.split_off(count, head_dim);
+                part.finish(&mut here);
+                rest = later;
             }
         }
         Ok(())
-    }
-}
-
-/// A job that is attended to in parts, each on its own and merged in order: what a small tile reads much of.
-#[derive(Debug)]
-struct Split {
-    /// Number of the part under way.
-    number: usize,
-    partial: Partial,
-}
-
-impl Split {
-    fn new(queries: &QueryTile, selection: &Selection, cached: Span, options: &AttendOptions) -> Option<Self> {
-        if queries.rows == 0 || queries.rows * queries.group > 16 || cached.len() <= 2 * SPLIT {
-            return None;
-        }
-        let mut needs = Vec::new();
-        let visible = Tokens {
-            selection,
-            causal: options.causal,
-        };
-        visible.needs(queries.start, queries.rows, &mut needs);
-        if needs.iter().map(|need| need.intersect(&cached).len()).sum::<usize>() <= 2 * SPLIT {
-            return None;
-        }
-        Some(Self {
-            number: 0,
-            partial: Partial::new(queries.rows, queries.group, queries.head_dim),
-        })
-    }
-
-    /// Merges the part under way and begins another, unless it is the same.
-    fn turn_to(&mut self, number: usize, whole: &mut Partial) {
-        if number != self.number {
-            whole.merge_same_shape(&self.partial);
-            self.partial
-                .reset(self.partial.rows(), self.partial.group(), self.partial.head_dim());
-            self.number = number;
-        }
     }
 }
 
@@ -176,57 +128,84 @@ fn check_counts(expected: usize, found: usize) -> Result<(), AttendError> {
     Ok(())
 }
 
-fn pages_span(job: &AttendJob) -> Option<Span> {
-    let (first, last) = (job.kv.pages.first()?, job.kv.pages.last()?);
-    Some(Span::new(first.start, last.start + last.tokens))
+/// Query positions that are attended to together.
+fn block_rows(queries: &QueryTile) -> usize {
+    (BLOCK_ROWS / queries.group.max(1)).max(1)
 }
 
-/// Numbers of the parts that the job's pages lie in.
-fn part_numbers(job: &AttendJob) -> core::ops::Range<usize> {
-    let span = pages_span(job).unwrap_or(Span::new(0, 0));
-    span.start / SPLIT..span.end.div_ceil(SPLIT)
+/// Some rows of a job, and where their results go.
+struct Piece<'a, 'j> {
+    job: &'a AttendJob<'j>,
+    queries: QueryTile<'j>,
+    output: Output<'a>,
+    /// All parts of the cache where there is none.
+    only_part: Option<usize>,
 }
 
-fn part_span(number: usize) -> Span {
-    Span::new(number * SPLIT, (number + 1) * SPLIT)
+impl Piece<'_, '_> {
+    fn run(self, options: &AttendOptions) {
+        let visible = Tokens {
+            selection: self.job.selection,
+            causal: options.causal,
+        };
+        let call = Call {
+            level: Level::best(),
+            queries: self.queries,
+            kv: self.job.kv,
+            visible: &visible,
+            options,
+            range: Span::new(0, usize::MAX),
+            only_part: self.only_part,
+        };
+        with_workspace(|workspace| call.run(workspace, self.output));
+    }
 }
 
-fn run(
-    job: &AttendJob,
-    options: &AttendOptions,
-    queries: QueryTile,
-    range: Span,
-    (m, l, o): (&mut [f32], &mut [f32], &mut [f32]),
-) {
-    let visible = Tokens {
-        selection: job.selection,
-        causal: options.causal,
-    };
-    let call = Call {
-        level: Level::best(),
-        queries,
-        kv: job.kv,
-        visible: &visible,
-        options,
-        range,
-    };
-    with_workspace(|workspace| call.run(workspace, Output::Partial { m, l, o }));
+/// A job's blocks of rows; each has a part under way where the cache is taken in parts.
+fn pieces<'a, 'j>(
+    job: &'a AttendJob<'j>,
+    sums: Sums<'a>,
+    parts: &'a mut [PartUnderWay],
+) -> impl Iterator<Item = Piece<'a, 'j>> {
+    let (queries, step) = (job.queries, block_rows(&job.queries));
+    let (mut rest, mut parts) = (Some(sums), parts.iter_mut());
+    (0..queries.rows).step_by(step).filter_map(move |first| {
+        let rows = step.min(queries.rows - first);
+        let (here, later) = rest.take()?.split_off(rows * queries.group, queries.head_dim);
+        rest = Some(later);
+        let output = match parts.next() {
+            None => Output::Partial(here),
+            Some(now) => Output::Parts(Parts {
+                whole: here,
+                now,
+                shape: (rows, queries.group, queries.head_dim),
+            }),
+        };
+        Some(Piece {
+            job,
+            queries: QueryTile {
+                data: &queries.data[first * queries.row_stride..],
+                rows,
+                start: queries.start + first,
+                ..queries
+            },
+            output,
+            only_part: None,
+        })
+    })
 }
 
 #[cfg(feature = "parallel")]
 mod parallel {
+    use alloc::vec::Vec;
+
     use rayon::prelude::*;
 
-    use super::*;
-    use crate::tile::BLOCK_ROWS;
-
-    /// One thread's piece of a job: some of its rows, or all of them over part of the cache.
-    struct Piece<'a, 'j> {
-        job: &'a AttendJob<'j>,
-        queries: QueryTile<'j>,
-        range: Span,
-        output: (&'a mut [f32], &'a mut [f32], &'a mut [f32]),
-    }
+    use super::{Piece, pieces};
+    use crate::parts::{PART_TOKENS, PartUnderWay, parts_of_page};
+    use crate::tile::Output;
+    use crate::visible::{Tokens, Visible};
+    use crate::{AttendJob, AttendOptions, Partial, Span};
 
     /// Handing work to other threads costs some microseconds; less than that is done here.
     pub(super) fn worthwhile(jobs: &[AttendJob]) -> bool {
@@ -241,78 +220,76 @@ mod parallel {
     pub(super) fn run(
         jobs: &[AttendJob],
         options: &AttendOptions,
-        splits: &mut [Option<Split>],
+        parts: &mut [Vec<PartUnderWay>],
         partials: &mut [Partial],
     ) {
-        // The first part of a job goes on in its split; those after it begin here.
+        let spread: Vec<Option<core::ops::Range<usize>>> = jobs
+            .iter()
+            .zip(&*parts)
+            .map(|(job, parts)| spread(job, options).filter(|_| parts.len() == 1))
+            .collect();
+        // The first part of a job goes on where it stands; those after it begin here.
         let mut later: Vec<Vec<Partial>> = Vec::with_capacity(jobs.len());
-        for ((job, split), partial) in jobs.iter().zip(&mut *splits).zip(&mut *partials) {
-            let parts = part_numbers(job);
-            let Some(split) = split.as_mut().filter(|_| !parts.is_empty()) else {
-                later.push(Vec::new());
-                continue;
-            };
-            split.turn_to(parts.start, partial);
+        for (job, numbers) in jobs.iter().zip(&spread) {
             let queries = &job.queries;
-            let fresh = parts
-                .skip(1)
-                .map(|_| Partial::new(queries.rows, queries.group, queries.head_dim));
-            later.push(fresh.collect());
+            let fresh = numbers.clone().unwrap_or(0..0).skip(1);
+            later.push(
+                fresh
+                    .map(|_| Partial::new(queries.rows, queries.group, queries.head_dim))
+                    .collect(),
+            );
         }
-        let mut pieces = Vec::new();
-        let targets = partials.iter_mut().zip(&mut *splits).zip(&mut later);
-        for (job, ((partial, split), later)) in jobs.iter().zip(targets) {
+        let mut all = Vec::new();
+        let targets = partials.iter_mut().zip(&mut *parts).zip(&mut later).zip(&spread);
+        for (job, (((partial, parts), later), numbers)) in jobs.iter().zip(targets) {
             if job.kv.pages.is_empty() {
                 continue;
             }
-            let queries = job.queries;
-            if let Some(split) = split {
-                let parts = core::iter::once(&mut split.partial).chain(later);
-                for (part, number) in parts.zip(part_numbers(job)) {
-                    pieces.push(Piece {
-                        job,
-                        queries,
-                        range: part_span(number),
-                        output: part.slices(),
-                    });
-                }
-                continue;
-            }
-            let step = (BLOCK_ROWS / queries.group.max(1)).max(1);
-            let width = queries.group * queries.head_dim;
-            let (mut m, mut l, mut o) = partial.slices();
-            for first in (0..queries.rows).step_by(step) {
-                let rows = step.min(queries.rows - first);
-                let (m_here, m_rest) = m.split_at_mut(rows * queries.group);
-                let (l_here, l_rest) = l.split_at_mut(rows * queries.group);
-                let (o_here, o_rest) = o.split_at_mut(rows * width);
-                (m, l, o) = (m_rest, l_rest, o_rest);
-                let queries = QueryTile {
-                    data: &queries.data[first * queries.row_stride..],
-                    rows,
-                    start: queries.start + first,
-                    ..queries
-                };
-                pieces.push(Piece {
-                    job,
-                    queries,
-                    range: Span::new(0, usize::MAX),
-                    output: (m_here, l_here, o_here),
-                });
-            }
+            let first = numbers.as_ref().map(|numbers| numbers.start);
+            all.extend(pieces(job, partial.sums(), parts).map(|piece| Piece {
+                only_part: first,
+                ..piece
+            }));
+            let numbers = numbers.clone().unwrap_or(0..0).skip(1);
+            all.extend(later.iter_mut().zip(numbers).map(|(partial, number)| Piece {
+                job,
+                queries: job.queries,
+                output: Output::Partial(partial.sums()),
+                only_part: Some(number),
+            }));
         }
         // Later rows read more; taking the longest first keeps the threads even at the end.
-        pieces.reverse();
-        pieces.into_par_iter().with_max_len(1).for_each(|piece| {
-            super::run(piece.job, options, piece.queries, piece.range, piece.output);
-        });
-        for (((job, split), later), partial) in jobs.iter().zip(splits).zip(later).zip(partials) {
-            let Some(split) = split else { continue };
-            for (part, number) in later.into_iter().zip(part_numbers(job).skip(1)) {
-                partial.merge_same_shape(&split.partial);
-                *split = Split { number, partial: part };
+        all.reverse();
+        all.into_par_iter().with_max_len(1).for_each(|piece| piece.run(options));
+        for (((partial, parts), later), numbers) in partials.iter_mut().zip(parts).zip(later).zip(spread) {
+            for (apart, number) in later.into_iter().zip(numbers.unwrap_or(0..0).skip(1)) {
+                parts[0].finish(&mut partial.sums());
+                parts[0] = PartUnderWay::apart(number, apart);
             }
         }
+    }
+
+    /// The parts in which the job's pages lie, where its rows read so much of them that threads should share it.
+    fn spread(job: &AttendJob, options: &AttendOptions) -> Option<core::ops::Range<usize>> {
+        let (first, last) = (job.kv.pages.first()?, job.kv.pages.last()?);
+        let here = Span::new(first.start, last.start + last.tokens);
+        if here.len() <= 2 * PART_TOKENS {
+            return None;
+        }
+        let mut needs = Vec::new();
+        let visible = Tokens {
+            selection: job.selection,
+            causal: options.causal,
+        };
+        visible.needs(job.queries.start, job.queries.rows, &mut needs);
+        let read: usize = needs.iter().map(|need| need.intersect(&here).len()).sum();
+        if read <= 2 * PART_TOKENS {
+            return None;
+        }
+        let mut held = job.kv.pages.iter().filter(|page| page.tokens > 0);
+        let (begin, _) = parts_of_page(held.next()?).next()?;
+        let (end, _) = parts_of_page(held.next_back()?).last()?;
+        Some(begin..end + 1)
     }
 }
 
@@ -346,7 +323,7 @@ mod tests {
             head_dim: 16,
             pages: &pages,
         };
-        let options = AttendOptions::new(1.0);
+        let options = AttendOptions::new(1.0).with_arithmetic(Arithmetic::Fused);
         let selection = Selection::full(20_000);
         let mut expected = Partial::new(2, 2, 16);
         attend(&tile, &kv, &selection, &options, &mut expected).unwrap();
@@ -386,7 +363,7 @@ mod tests {
             head_dim: 16,
             start: 20_000 - rows,
         };
-        let options = AttendOptions::new(1.0);
+        let options = AttendOptions::new(1.0).with_arithmetic(Arithmetic::Fused);
         let few = Selection::from_spans([Span::new(0, 70), Span::new(3000, 3100)]).with_row_window(300);
         let tiles = [
             (tile(1), Selection::full(20_000)),
@@ -411,8 +388,7 @@ mod tests {
         attend_batch(&jobs(&tiles, &pages), &options, &mut expected).unwrap();
         for together in [1, 2, 5, 18] {
             let mut found = partials();
-            let named = tiles.iter().map(|(queries, selection)| (queries, selection));
-            let mut stream = BatchStream::new(named, Span::new(0, 20_000), &options);
+            let mut stream = BatchStream::new(tiles.iter().map(|(queries, _)| queries), &options);
             for pages in pages.chunks(together) {
                 stream.attend(&jobs(&tiles, pages), &options, &mut found).unwrap();
                 stream.attend(&jobs(&tiles, &[]), &options, &mut found).unwrap();
@@ -443,10 +419,13 @@ mod tests {
             let jobs = [job; 4];
             let run = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                let mut partials = vec![problem.partial(); 4];
-                pool.install(|| attend_batch(&jobs, &problem.options, &mut partials))
-                    .unwrap();
-                partials
+                let options = [Arithmetic::Expanded, Arithmetic::Fused]
+                    .map(|arithmetic| problem.options.with_arithmetic(arithmetic));
+                options.map(|options| {
+                    let mut partials = vec![problem.partial(); 4];
+                    pool.install(|| attend_batch(&jobs, &options, &mut partials)).unwrap();
+                    partials
+                })
             };
             assert_eq!(run(1), run(3));
         }

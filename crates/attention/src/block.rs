@@ -3,8 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::kernel::{KEY_BLOCK, STRIPES, Slot};
-use crate::simd::Level;
-use crate::{Format, LANES, PageView, Plane, Span};
+use crate::{LANES, PageView, Plane, Span};
 
 /// A block of keys of one page.
 pub(crate) struct Block<'a> {
@@ -13,18 +12,6 @@ pub(crate) struct Block<'a> {
     pub(crate) values: Plane<'a>,
     /// Keys of the block that comes next.
     pub(crate) next_keys: Option<Plane<'a>>,
-}
-
-pub(crate) fn reads_keys_directly(format: Format, lone: bool, level: Level) -> bool {
-    match format {
-        Format::F32 => true,
-        Format::F16 | Format::Bf16 => lone,
-        Format::Q8_0 | Format::Q4_0 => lone && level.int8_dot(),
-    }
-}
-
-pub(crate) fn reads_values_directly(format: Format, lone: bool) -> bool {
-    format == Format::F32 || lone
 }
 
 /// The stripes that hold any of the bits.

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 use crate::block::{aligned, stripes_of};
 use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, WidenKeys, WidenValues};
+use crate::partial::Sums;
 use crate::simd::Level;
 use crate::tile::{Call, Output};
 use crate::visible::{Visible, low_bits};
@@ -43,17 +44,17 @@ struct Pairing {
 }
 
 impl<V: Visible> Call<'_, V> {
-    /// What rows `first..first + rows` read of the page on diagonals, farthest behind first.
+    /// What rows `first..first + rows` read on diagonals of a page's part `within`, farthest behind first.
     pub(crate) fn diagonals_of_page(
         &self,
         workspace: &mut DiagonalWorkspace,
-        first: usize,
-        rows: usize,
+        (first, rows): (usize, usize),
         page: &PageView,
+        within: Span,
         output: &mut Output,
     ) {
         let start = self.queries.start + first;
-        let readable = Span::new(page.start, page.start + page.tokens).intersect(&self.range);
+        let readable = within.intersect(&self.range);
         // Rows are grouped so that a distance that is a multiple of 16 meets whole stripes.
         let lead = (start as isize - page.start as isize).rem_euclid(LANES as isize);
         let first_stripe = start as isize - lead;
@@ -120,48 +121,46 @@ impl<V: Visible> Call<'_, V> {
         let near = Near::new(self.level, head_dim, page, key);
         let keys = near.keys(&mut workspace.stripe, &mut workspace.keys);
         let values = match output {
-            Output::Partial { .. } => near.values(&mut workspace.values),
             Output::Mass { .. } => &[],
+            _ => near.values(&mut workspace.values),
         };
         let packed = (pairing.stripe + 1) * group * len;
         let packed = &aligned(&mut workspace.queries, packed)[pairing.stripe * group * len..];
         let first_row = query - self.queries.start as isize;
         for (head, queries) in packed.chunks_exact(len).enumerate() {
-            let kernel = |output| Diagonal {
-                queries,
-                keys,
-                mask: lanes,
-                soft_cap: self.options.soft_cap,
-                output,
-            };
-            match output {
-                Output::Partial { m, l, o } => self.level.run(kernel(DiagonalOutput::Partial {
+            let seen = || (0..LANES).filter(|lane| lanes & (1 << lane) != 0);
+            let (mut totals, mut weights) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
+            if let Output::Mass { log_sum_exp, .. } = output {
+                for lane in seen() {
+                    totals[lane] = log_sum_exp[(first_row + lane as isize) as usize * group + head];
+                }
+            }
+            let into = match output.sums() {
+                Some(Sums { m, l, o }) => DiagonalOutput::Partial {
                     values,
                     m,
                     l,
                     o,
                     first: first_row * group as isize + head as isize,
                     stride: group,
-                })),
-                Output::Mass {
-                    log_sum_exp,
-                    origin,
-                    mass,
-                } => {
-                    let seen = || (0..LANES).filter(|lane| lanes & (1 << lane) != 0);
-                    let (mut totals, mut weights) = ([f32::NEG_INFINITY; LANES], [0.0; LANES]);
-                    for lane in seen() {
-                        totals[lane] = log_sum_exp[(first_row + lane as isize) as usize * group + head];
-                    }
-                    self.level.run(kernel(DiagonalOutput::Mass {
-                        log_sum_exp: &totals,
-                        mass: &mut weights,
-                    }));
-                    for lane in seen() {
-                        let at = ((key + lane as isize) as usize).checked_sub(*origin);
-                        if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
-                            *mass += weights[lane];
-                        }
+                },
+                None => DiagonalOutput::Mass {
+                    log_sum_exp: &totals,
+                    mass: &mut weights,
+                },
+            };
+            self.level.run(Diagonal {
+                queries,
+                keys,
+                mask: lanes,
+                soft_cap: self.options.soft_cap,
+                output: into,
+            });
+            if let Output::Mass { origin, mass, .. } = output {
+                for lane in seen() {
+                    let at = ((key + lane as isize) as usize).checked_sub(*origin);
+                    if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
+                        *mass += weights[lane];
                     }
                 }
             }

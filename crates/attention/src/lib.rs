@@ -54,6 +54,7 @@ mod kernel;
 mod layout;
 mod math;
 mod partial;
+mod parts;
 mod prefetch;
 pub mod reference;
 mod scan;
@@ -71,7 +72,7 @@ mod walk;
 mod workspace;
 
 pub use antidiagonals::Antidiagonals;
-pub use attend::{AttendJob, AttendOptions, add_column_mass, attend};
+pub use attend::{Arithmetic, AttendJob, AttendOptions, add_column_mass, attend};
 pub use batch::{BatchStream, attend_batch};
 pub use copied::{copy_keys, copy_values};
 pub use error::AttendError;

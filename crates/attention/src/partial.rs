@@ -21,6 +21,61 @@ pub struct Partial {
     pub o: Vec<f32>,
 }
 
+/// The rows of a [`Partial`] that one piece of work writes to.
+#[derive(Debug)]
+pub(crate) struct Sums<'a> {
+    /// `[rows, group]`.
+    pub(crate) m: &'a mut [f32],
+    /// `[rows, group]`.
+    pub(crate) l: &'a mut [f32],
+    /// `[rows, group, head_dim]`.
+    pub(crate) o: &'a mut [f32],
+}
+
+impl Sums<'_> {
+    /// Whether no row has read anything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.m.iter().all(|m| *m == f32::NEG_INFINITY)
+    }
+
+    /// Adds a partial of the same rows.
+    pub(crate) fn merge(&mut self, other: &Partial) {
+        let head_dim = other.head_dim;
+        for at in 0..self.m.len() {
+            let (mine, theirs) = (self.m[at], other.m[at]);
+            if theirs == f32::NEG_INFINITY {
+                continue;
+            }
+            let m = mine.max(theirs);
+            let keep = if mine == m { 1.0 } else { math::exp(mine - m) };
+            let add = if theirs == m { 1.0 } else { math::exp(theirs - m) };
+            self.m[at] = m;
+            self.l[at] = self.l[at] * keep + other.l[at] * add;
+            let range = at * head_dim..(at + 1) * head_dim;
+            for (o, v) in self.o[range.clone()].iter_mut().zip(&other.o[range]) {
+                *o = *o * keep + *v * add;
+            }
+        }
+    }
+}
+
+impl<'a> Sums<'a> {
+    /// The first `count` of the rows × heads, of `head_dim` elements, and the others.
+    pub(crate) fn split_off(self, count: usize, head_dim: usize) -> (Self, Self) {
+        let (m, m_rest) = self.m.split_at_mut(count);
+        let (l, l_rest) = self.l.split_at_mut(count);
+        let (o, o_rest) = self.o.split_at_mut(count * head_dim);
+        (
+            Sums { m, l, o },
+            Sums {
+                m: m_rest,
+                l: l_rest,
+                o: o_rest,
+            },
+        )
+    }
+}
+
 impl Partial {
     /// An empty partial.
     pub fn new(rows: usize, group: usize, head_dim: usize) -> Self {
@@ -73,27 +128,17 @@ impl Partial {
         Ok(())
     }
 
-    /// `m`, `l` and `o`, writable.
-    pub(crate) fn slices(&mut self) -> (&mut [f32], &mut [f32], &mut [f32]) {
-        (&mut self.m, &mut self.l, &mut self.o)
+    /// All rows, writable.
+    pub(crate) fn sums(&mut self) -> Sums<'_> {
+        Sums {
+            m: &mut self.m,
+            l: &mut self.l,
+            o: &mut self.o,
+        }
     }
 
     pub(crate) fn merge_same_shape(&mut self, other: &Self) {
-        for at in 0..self.m.len() {
-            let (mine, theirs) = (self.m[at], other.m[at]);
-            if theirs == f32::NEG_INFINITY {
-                continue;
-            }
-            let m = mine.max(theirs);
-            let keep = if mine == m { 1.0 } else { math::exp(mine - m) };
-            let add = if theirs == m { 1.0 } else { math::exp(theirs - m) };
-            self.m[at] = m;
-            self.l[at] = self.l[at] * keep + other.l[at] * add;
-            let range = at * self.head_dim..(at + 1) * self.head_dim;
-            for (o, v) in self.o[range.clone()].iter_mut().zip(&other.o[range]) {
-                *o = *o * keep + *v * add;
-            }
-        }
+        self.sums().merge(other);
     }
 
     /// ln Σ exp(logit) of row `row`, head `head`; −∞ when it has read nothing.

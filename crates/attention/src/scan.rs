@@ -46,7 +46,8 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Weighs the tokens `0..tokens`.
+    /// Weighs the tokens `0..tokens`. In [`Arithmetic::Expanded`](crate::Arithmetic::Expanded) weights are the same to the bit
+    /// on every machine that fuses product and sum.
     ///
     /// # Errors
     /// As [`attend`](crate::attend).
@@ -57,34 +58,8 @@ impl Scan {
         tokens: usize,
         options: &AttendOptions,
     ) -> Result<(), AttendError> {
-        self.scorer.widen(false);
-        self.weigh(queries, kv, tokens, options)
-    }
-
-    /// As [`run`](Self::run), with keys widened to floats however few the queries: the weights are then the same to the bit on
-    /// every machine that fuses product and sum, whichever integers it multiplies.
-    ///
-    /// # Errors
-    /// As [`attend`](crate::attend).
-    pub fn run_in_floats(
-        &mut self,
-        queries: &QueryTile,
-        kv: &KvView,
-        tokens: usize,
-        options: &AttendOptions,
-    ) -> Result<(), AttendError> {
-        self.scorer.widen(true);
-        self.weigh(queries, kv, tokens, options)
-    }
-
-    fn weigh(
-        &mut self,
-        queries: &QueryTile,
-        kv: &KvView,
-        tokens: usize,
-        options: &AttendOptions,
-    ) -> Result<(), AttendError> {
         check_keys(queries, kv, options)?;
+        self.scorer.turn_to(options.arithmetic);
         let level = Level::best();
         let count = queries.rows * queries.group;
         (self.rows, self.group, self.start, self.tokens) = (queries.rows, queries.group, queries.start, tokens);

@@ -97,10 +97,9 @@ impl Part<'_> {
         });
         let rows: [&[f32]; R] =
             core::array::from_fn(|r| self.scan.weights(self.first + r.min(self.count.saturating_sub(1))));
-        let (_, l, o) = partial.slices();
         let (l, o) = (
-            &mut l[queries.clone()],
-            &mut o[queries.start * head_dim..queries.end * head_dim],
+            &mut partial.l[queries.clone()],
+            &mut partial.o[queries.start * head_dim..queries.end * head_dim],
         );
         let list = || Listed::<R> {
             page: 0,

@@ -4,15 +4,16 @@ use crate::block::{aligned, stripes_of};
 use crate::format::check_head_dim;
 use crate::kernel::{
     Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score,
-    tile_width, widest_tile,
+    tile_width,
 };
 use crate::simd::Level;
-use crate::{AttendError, LANES, Plane};
+use crate::{Arithmetic, AttendError, LANES, Plane};
 
 /// Vectors that are multiplied with keys as they lie in a plane: logits without attention, what estimates are made of.
 ///
-/// Up to eight vectors meet quantised keys by integer dot products where the machine has them, as in
-/// [`attend`](crate::attend); otherwise keys are widened. Each product is summed over its elements in order.
+/// In [`Arithmetic::Fused`] vectors meet quantised keys by integer dot products where the machine has them, as in
+/// [`attend`](crate::attend); in [`Arithmetic::Expanded`], the default, keys are widened, and products are then the same to
+/// the bit on every machine that fuses product and sum. Each product is summed over its elements in order, whatever is beside it.
 ///
 /// ```
 /// # use riffle_attention::*;
@@ -35,8 +36,7 @@ pub struct Scorer {
     /// `[head_dim, width]` of each pack.
     vectors: Vec<f32>,
     int8: Int8Queries,
-    /// Whether keys are widened however few vectors there are.
-    widens: bool,
+    arithmetic: Arithmetic,
     keys: Vec<f32>,
     scores: Vec<f32>,
 }
@@ -52,10 +52,17 @@ struct Packed {
 }
 
 impl Scorer {
-    /// Whether keys are widened however few vectors meet them, from the next [`set`](Self::set) on: products are then the same
-    /// to the bit on every machine that fuses product and sum.
-    pub(crate) fn widen(&mut self, widens: bool) {
-        self.widens = widens;
+    /// No vectors yet, in this arithmetic.
+    pub fn new(arithmetic: Arithmetic) -> Self {
+        Self {
+            arithmetic,
+            ..Self::default()
+        }
+    }
+
+    /// Takes another arithmetic from the next [`set`](Self::set) on.
+    pub(crate) fn turn_to(&mut self, arithmetic: Arithmetic) {
+        self.arithmetic = arithmetic;
     }
 
     /// Takes vectors of `head_dim` elements each, which will be multiplied with `scale`.
@@ -82,7 +89,13 @@ impl Scorer {
         self.packs.clear();
         self.vectors.clear();
         let mut first = 0;
-        for rows in rows.chunks(widest_tile(rows.len(), level.tile_rows())) {
+        self.int8.clear();
+        let integers = self.in_integers(level);
+        let most = match rows.len() > LONE_ROWS && !integers {
+            true => level.tile_rows(),
+            false => LONE_ROWS,
+        };
+        for rows in rows.chunks(most) {
             let width = tile_width(rows.len(), level.tile_rows());
             let at = self.vectors.len();
             self.vectors.resize(at + width * head_dim, 0.0);
@@ -95,6 +108,9 @@ impl Scorer {
                 8 => pack::<8>(level, rows, scale, packed),
                 _ => pack::<12>(level, rows, scale, packed),
             }
+            if integers {
+                self.int8.push(level, packed, width);
+            }
             self.packs.push(Packed {
                 first,
                 rows: rows.len(),
@@ -102,10 +118,6 @@ impl Scorer {
                 at,
             });
             first += rows.len();
-        }
-        if self.in_integers(level) {
-            let width = self.packs.first().map_or(1, |pack| pack.width);
-            self.int8.pack(level, &self.vectors, width);
         }
         Ok(())
     }
@@ -163,7 +175,7 @@ impl Scorer {
     }
 
     fn in_integers(&self, level: Level) -> bool {
-        !self.widens && self.count <= LONE_ROWS && level.int8_dot()
+        self.arithmetic == Arithmetic::Fused && level.int8_dot()
     }
 
     fn block(&mut self, block: Plane, tokens: usize, ahead: Option<Plane>, out: &mut [f32], out_stride: usize) {
@@ -225,16 +237,16 @@ impl Scorer {
             Plane::F32(data) => score::<F32, R>(level, vectors, data, ahead, slots, scores),
             Plane::F16(data) => score::<F16, R>(level, vectors, data, ahead, slots, scores),
             Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, ahead, slots, scores),
-            Plane::Q8_0(data) if integers => level.run(ScoreInt8::<R, false> {
-                queries: &self.int8,
+            Plane::Q8_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, false> {
+                queries: self.int8.tile(pack.at, R, head_dim),
                 keys: data,
                 ahead,
                 slots,
                 head_dim,
                 scores,
             }),
-            Plane::Q4_0(data) if integers => level.run(ScoreInt8::<R, true> {
-                queries: &self.int8,
+            Plane::Q4_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, true> {
+                queries: self.int8.tile(pack.at, R, head_dim),
                 keys: data,
                 ahead,
                 slots,

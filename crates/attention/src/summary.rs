@@ -79,15 +79,9 @@ pub fn attend_summaries(
             visible: &visible,
             options,
             range,
+            only_part: None,
         };
-        call.run(
-            workspace,
-            Output::Partial {
-                m: &mut partial.m,
-                l: &mut partial.l,
-                o: &mut partial.o,
-            },
-        );
+        call.run(workspace, Output::Partial(partial.sums()));
         workspace.return_summary_scratch(open, weights);
     });
     Ok(())

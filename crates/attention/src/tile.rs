@@ -2,34 +2,45 @@
 
 use core::marker::PhantomData;
 
-use crate::block::{Block, active, aligned, reads_keys_directly, reads_values_directly, stripes_of, whole};
+use crate::block::{Block, active, aligned, stripes_of, whole};
 use crate::gathered::Gathered;
 use crate::kernel::{
     Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, LONE_ROWS,
-    QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width, widest_tile,
+    QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, pack, score, tile_width,
 };
+use crate::partial::Sums;
+use crate::parts::Parts;
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
 use crate::workspace::Workspace;
-use crate::{AttendOptions, Format, KvView, LANES, Plane, QueryTile, Span};
+use crate::{Arithmetic, AttendOptions, Format, KvView, LANES, Plane, QueryTile, Span};
 
 /// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
 pub(crate) const BLOCK_ROWS: usize = 240;
 
 /// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, head_dim]`.
 pub(crate) enum Output<'a> {
-    /// Accumulates into a partial.
-    Partial {
-        m: &'a mut [f32],
-        l: &'a mut [f32],
-        o: &'a mut [f32],
-    },
+    /// Accumulates into a partial, as one running softmax.
+    Partial(Sums<'a>),
+    /// Accumulates each part of the cache on its own and merges them in order.
+    Parts(Parts<'a>),
     /// Adds the softmax weight of the key at `origin + i` to `mass[i]`.
     Mass {
         log_sum_exp: &'a [f32],
         origin: usize,
         mass: &'a mut [f32],
     },
+}
+
+impl Output<'_> {
+    /// What the rows accumulate into now, if anything.
+    pub(crate) fn sums(&mut self) -> Option<Sums<'_>> {
+        match self {
+            Self::Partial(Sums { m, l, o }) => Some(Sums { m, l, o }),
+            Self::Parts(parts) => Some(parts.sums()),
+            Self::Mass { .. } => None,
+        }
+    }
 }
 
 /// What one call attends to.
@@ -41,6 +52,8 @@ pub(crate) struct Call<'a, V: Visible> {
     pub(crate) options: &'a AttendOptions<'a>,
     /// Only keys in this range.
     pub(crate) range: Span,
+    /// Only keys in this part of the cache.
+    pub(crate) only_part: Option<usize>,
 }
 
 /// Rows of a tile: its first row within the query block, how many, and the width it is computed with.
@@ -52,6 +65,32 @@ struct Tile {
 }
 
 impl<V: Visible> Call<'_, V> {
+    fn fused(&self) -> bool {
+        self.options.arithmetic == Arithmetic::Fused
+    }
+
+    /// Whether `total` rows read planes of floats as they lie, which costs no more than widening them for so few. The same
+    /// floats are multiplied either way.
+    pub(crate) fn in_place(&self, total: usize) -> bool {
+        self.fused() || total <= LONE_ROWS
+    }
+
+    fn reads_keys_in_place(&self, format: Format, total: usize) -> bool {
+        match format {
+            Format::F32 => true,
+            Format::F16 | Format::Bf16 => self.in_place(total),
+            Format::Q8_0 | Format::Q4_0 => self.fused() && self.level.int8_dot(),
+        }
+    }
+
+    fn reads_values_in_place(&self, format: Format, total: usize) -> bool {
+        match format {
+            Format::F32 => true,
+            Format::F16 | Format::Bf16 => self.in_place(total),
+            Format::Q8_0 | Format::Q4_0 => self.fused(),
+        }
+    }
+
     /// Copies the scaled queries of a block into `[head_dim, width]` per tile.
     pub(crate) fn pack(&self, workspace: &mut Workspace, first: usize, rows: usize) {
         let (group, head_dim) = (self.queries.group, self.kv.head_dim);
@@ -83,15 +122,23 @@ impl<V: Visible> Call<'_, V> {
             .pages
             .iter()
             .any(|page| matches!(page.keys, Plane::Q8_0(_) | Plane::Q4_0(_)));
-        if total <= LONE_ROWS && quantised && self.level.int8_dot() {
+        if quantised && self.fused() && self.level.int8_dot() {
             let Workspace { int8, queries, .. } = workspace;
-            int8.pack(self.level, queries, self.tile(0, total).width);
+            int8.clear();
+            let (mut at, mut rest) = (0, &queries[..]);
+            while at < total {
+                let tile = self.tile(at, total);
+                let (packed, later) = rest.split_at(tile.width * head_dim);
+                int8.push(self.level, packed, tile.width);
+                (at, rest) = (at + tile.rows, later);
+            }
         }
     }
 
     fn tile(&self, first: usize, total: usize) -> Tile {
         let widest = self.level.tile_rows();
-        let rows = (total - first).min(widest_tile(total, widest));
+        let most = if self.in_place(total) { LONE_ROWS } else { widest };
+        let rows = (total - first).min(most);
         let width = tile_width(rows, widest);
         Tile { first, rows, width }
     }
@@ -125,19 +172,17 @@ impl<V: Visible> Call<'_, V> {
             return;
         }
         let total = rows * group;
-        let lone = total <= LONE_ROWS;
         let biased = self.visible.bias(block.span.start).is_some();
         let mut slots = [Slot::default(); STRIPES];
         let slots_len = active(union, block.span.len(), &mut slots);
         let keys_only = matches!(output, Output::Mass { .. });
-        self.widen(workspace, block, &slots[..slots_len], lone, keys_only);
+        self.widen(workspace, block, &slots[..slots_len], total, keys_only);
         // By what each row sees, which later tokens of the block cannot change.
         let uniform = uniform || workspace.bits.iter().all(|bits| *bits == union);
-        if !uniform || lone || biased || !Gathered::pays(union, slots_len) {
+        if !uniform || self.in_place(total) || biased || !Gathered::pays(union, slots_len) {
             let part = Part {
                 first,
                 rows,
-                lone,
                 biased,
                 uniform,
                 union,
@@ -160,7 +205,6 @@ impl<V: Visible> Call<'_, V> {
         let part = Part {
             first,
             rows,
-            lone,
             biased,
             uniform,
             union: low_bits(places.len()),
@@ -181,7 +225,6 @@ impl<V: Visible> Call<'_, V> {
         let Part {
             first,
             rows,
-            lone,
             biased,
             uniform,
             union,
@@ -189,6 +232,8 @@ impl<V: Visible> Call<'_, V> {
         } = *part;
         let group = self.queries.group;
         let total = rows * group;
+        let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
+        let values_in_place = self.reads_values_in_place(block.values.format(), total);
         let mut bias = [0.0; KEY_BLOCK];
         let mut slots = [Slot::default(); STRIPES];
         let mut at = 0;
@@ -223,7 +268,9 @@ impl<V: Visible> Call<'_, V> {
                     bits: (!uniform || bits != whole(slots)).then_some(bits),
                     uniform,
                     bias: biased.then_some(&bias),
-                    lone,
+                    keys_in_place,
+                    values_in_place,
+                    looks_ahead: at == 0 && self.in_place(total),
                     places,
                 };
                 match tile.width {
@@ -240,10 +287,10 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// Widens what several tiles will share; a lone small tile reads planes as they are.
-    fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], lone: bool, keys_only: bool) {
+    /// Widens what is not read as it lies.
+    fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], total: usize, keys_only: bool) {
         let len = KEY_BLOCK * self.kv.head_dim;
-        if !reads_keys_directly(block.keys.format(), lone, self.level) {
+        if !self.reads_keys_in_place(block.keys.format(), total) {
             let out = aligned(&mut workspace.keys, len);
             self.level.run(WidenKeys {
                 keys: block.keys,
@@ -252,7 +299,7 @@ impl<V: Visible> Call<'_, V> {
                 out,
             });
         }
-        if !keys_only && !reads_values_directly(block.values.format(), lone) {
+        if !keys_only && !self.reads_values_in_place(block.values.format(), total) {
             let out = aligned(&mut workspace.values, len);
             self.level.run(WidenValues {
                 values: block.values,
@@ -306,21 +353,21 @@ impl<V: Visible> Call<'_, V> {
         let slots = work.slots;
 
         let keys_only = matches!(output, Output::Mass { .. });
-        let (beside_keys, beside_values) = match work.lone {
+        let (beside_keys, beside_values) = match work.looks_ahead {
             true => self.ahead(block, slots, keys_only),
             false => Default::default(),
         };
         match block.keys {
             Plane::F32(data) => score::<F32, R>(level, queries, data, beside_keys, slots, scores),
-            Plane::F16(data) if work.lone && R <= 8 => {
+            Plane::F16(data) if work.keys_in_place && R <= 8 => {
                 score::<F16, R>(level, queries, data, beside_keys, slots, scores)
             }
-            Plane::Bf16(data) if work.lone && R <= 8 => {
+            Plane::Bf16(data) if work.keys_in_place && R <= 8 => {
                 score::<Bf16, R>(level, queries, data, beside_keys, slots, scores)
             }
-            Plane::Q8_0(data) if work.lone && level.int8_dot() => {
+            Plane::Q8_0(data) if work.keys_in_place && R <= 8 => {
                 level.run(ScoreInt8::<R, false> {
-                    queries: int8,
+                    queries: int8.tile(work.queries, R, head_dim),
                     keys: data,
                     ahead: beside_keys,
                     slots,
@@ -328,9 +375,9 @@ impl<V: Visible> Call<'_, V> {
                     scores,
                 });
             }
-            Plane::Q4_0(data) if work.lone && level.int8_dot() => {
+            Plane::Q4_0(data) if work.keys_in_place && R <= 8 => {
                 level.run(ScoreInt8::<R, true> {
-                    queries: int8,
+                    queries: int8.tile(work.queries, R, head_dim),
                     keys: data,
                     ahead: beside_keys,
                     slots,
@@ -361,77 +408,74 @@ impl<V: Visible> Call<'_, V> {
         });
 
         let range = work.first_row..work.first_row + rows;
-        match output {
-            Output::Partial { m, l, o } => {
-                let mut keep = [1.0; R];
-                level.run(Softmax {
-                    scores,
-                    slots: slots.len(),
-                    masks,
-                    bias: work.bias,
-                    soft_cap: self.options.soft_cap,
-                    m: &mut m[range.clone()],
-                    l: &mut l[range.clone()],
-                    keep: &mut keep,
-                });
-                let o = &mut o[range.start * head_dim..range.end * head_dim];
-                let (weights, keep) = (&*scores, &keep);
-                match block.values {
-                    Plane::F32(data) => {
-                        accumulate::<F32, R>(level, weights, data, beside_values, slots, keep, o, head_dim)
-                    }
-                    Plane::F16(data) if work.lone && R <= 8 => {
-                        accumulate::<F16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
-                    }
-                    Plane::Bf16(data) if work.lone && R <= 8 => {
-                        accumulate::<Bf16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
-                    }
-                    Plane::Q8_0(values) | Plane::Q4_0(values) if work.lone && R <= 8 => {
-                        let four_bits = block.values.format() == Format::Q4_0;
-                        let tile = QuantisedTile {
-                            weights,
-                            values,
-                            ahead: beside_values,
-                            slots,
-                            keep,
-                            o,
-                            head_dim,
-                        };
-                        match (level.int8_dot(), four_bits) {
-                            (true, false) => level.run(AccumulateInt8::<R, false>(tile)),
-                            (true, true) => level.run(AccumulateInt8::<R, true>(tile)),
-                            (false, false) => level.run(AccumulateQuantised::<R, false>(tile)),
-                            (false, true) => level.run(AccumulateQuantised::<R, true>(tile)),
-                        }
-                    }
-                    _ => {
-                        let data = aligned(values, KEY_BLOCK * head_dim);
-                        accumulate::<F32, R>(level, weights, data, Ahead::default(), slots, keep, o, head_dim);
+        if let Some(Sums { m, l, o }) = output.sums() {
+            let mut keep = [1.0; R];
+            level.run(Softmax {
+                scores,
+                slots: slots.len(),
+                masks,
+                bias: work.bias,
+                soft_cap: self.options.soft_cap,
+                places: work.places,
+                m: &mut m[range.clone()],
+                l: &mut l[range.clone()],
+                keep: &mut keep,
+            });
+            let o = &mut o[range.start * head_dim..range.end * head_dim];
+            let (weights, keep) = (&*scores, &keep);
+            match block.values {
+                Plane::F32(data) => accumulate::<F32, R>(level, weights, data, beside_values, slots, keep, o, head_dim),
+                Plane::F16(data) if work.values_in_place && R <= 8 => {
+                    accumulate::<F16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
+                }
+                Plane::Bf16(data) if work.values_in_place && R <= 8 => {
+                    accumulate::<Bf16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
+                }
+                Plane::Q8_0(values) | Plane::Q4_0(values) if work.values_in_place && R <= 8 => {
+                    let four_bits = block.values.format() == Format::Q4_0;
+                    let tile = QuantisedTile {
+                        weights,
+                        values,
+                        ahead: beside_values,
+                        slots,
+                        keep,
+                        o,
+                        head_dim,
+                    };
+                    match (level.int8_dot(), four_bits) {
+                        (true, false) => level.run(AccumulateInt8::<R, false>(tile)),
+                        (true, true) => level.run(AccumulateInt8::<R, true>(tile)),
+                        (false, false) => level.run(AccumulateQuantised::<R, false>(tile)),
+                        (false, true) => level.run(AccumulateQuantised::<R, true>(tile)),
                     }
                 }
+                _ => {
+                    let data = aligned(values, KEY_BLOCK * head_dim);
+                    accumulate::<F32, R>(level, weights, data, Ahead::default(), slots, keep, o, head_dim);
+                }
             }
-            Output::Mass {
-                log_sum_exp,
-                origin,
-                mass,
-            } => {
-                let mut sums = [0.0; KEY_BLOCK];
-                level.run(AddMass {
-                    scores,
-                    slots: slots.len(),
-                    masks,
-                    soft_cap: self.options.soft_cap,
-                    log_sum_exp: &log_sum_exp[range],
-                    mass: &mut sums,
-                });
-                for (sums, slot) in sums.chunks_exact(LANES).zip(slots) {
-                    for (lane, sum) in sums.iter().enumerate().take(slot.tokens) {
-                        let place = slot.stripe * LANES + lane;
-                        let place = work.places.map_or(place, |places| places[place]);
-                        let at = (block.span.start + place).checked_sub(*origin);
-                        if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
-                            *mass += sum;
-                        }
+        } else if let Output::Mass {
+            log_sum_exp,
+            origin,
+            mass,
+        } = output
+        {
+            let mut sums = [0.0; KEY_BLOCK];
+            level.run(AddMass {
+                scores,
+                slots: slots.len(),
+                masks,
+                soft_cap: self.options.soft_cap,
+                log_sum_exp: &log_sum_exp[range],
+                mass: &mut sums,
+            });
+            for (sums, slot) in sums.chunks_exact(LANES).zip(slots) {
+                for (lane, sum) in sums.iter().enumerate().take(slot.tokens) {
+                    let place = slot.stripe * LANES + lane;
+                    let place = work.places.map_or(place, |places| places[place]);
+                    let at = (block.span.start + place).checked_sub(*origin);
+                    if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
+                        *mass += sum;
                     }
                 }
             }
@@ -444,7 +488,6 @@ struct Part<'a> {
     /// The block's first position, and how many it has.
     first: usize,
     rows: usize,
-    lone: bool,
     biased: bool,
     /// Whether all rows see the same.
     uniform: bool,
@@ -467,7 +510,11 @@ struct TileWork<'a> {
     bits: Option<u128>,
     uniform: bool,
     bias: Option<&'a [f32; KEY_BLOCK]>,
-    lone: bool,
+    /// Whether the planes are read as they lie, rather than widened.
+    keys_in_place: bool,
+    values_in_place: bool,
+    /// Whether the tile asks for the memory that comes next.
+    looks_ahead: bool,
     places: Option<&'a [usize]>,
 }
 

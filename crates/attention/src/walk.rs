@@ -2,7 +2,8 @@
 //! over calls.
 
 use crate::block::block_of;
-use crate::kernel::{KEY_BLOCK, LONE_ROWS};
+use crate::kernel::KEY_BLOCK;
+use crate::parts::parts_of_page;
 use crate::selection::{diagonal_spans, merge_spans};
 use crate::tile::{BLOCK_ROWS, Call, Output};
 use crate::visible::Visible;
@@ -50,17 +51,46 @@ impl<V: Visible> Call<'_, V> {
                 .partition_point(|page| page.start + page.tokens <= visit.start)
                 .max(next);
             while let Some(page) = pages.get(index).filter(|page| page.start < visit.end) {
-                self.blocks_of_page(workspace, (first, rows), &needs, index, &mut packed, output);
-                if !self.visible.diagonals().is_empty() {
-                    let mut diagonals = core::mem::take(&mut workspace.diagonals);
-                    self.diagonals_of_page(&mut diagonals, first, rows, page, output);
-                    workspace.diagonals = diagonals;
+                if matches!(output, Output::Parts(_)) || self.only_part.is_some() {
+                    for (number, within) in parts_of_page(page) {
+                        let visited = visits.partition_point(|visit| visit.end <= within.start);
+                        let visited = visits.get(visited).is_some_and(|visit| visit.start < within.end);
+                        if !visited || self.only_part.is_some_and(|only| only != number) {
+                            continue;
+                        }
+                        if let Output::Parts(parts) = output {
+                            parts.turn_to(number);
+                        }
+                        self.page(workspace, (first, rows), &needs, (index, within), &mut packed, output);
+                    }
+                } else {
+                    let within = Span::new(page.start, page.start + page.tokens);
+                    self.page(workspace, (first, rows), &needs, (index, within), &mut packed, output);
                 }
                 index += 1;
             }
             next = index;
         }
         (workspace.needs, workspace.visits) = (needs, visits);
+    }
+
+    /// What is read of the positions `within` page `index`: blocks, then diagonals.
+    fn page(
+        &self,
+        workspace: &mut Workspace,
+        (first, rows): (usize, usize),
+        needs: &[Span],
+        (index, within): (usize, Span),
+        packed: &mut bool,
+        output: &mut Output,
+    ) {
+        self.blocks_of_page(workspace, (first, rows), needs, (index, within), packed, output);
+        if !self.visible.diagonals().is_empty() {
+            let mut diagonals = core::mem::take(&mut workspace.diagonals);
+            let page = &self.kv.pages[index];
+            self.diagonals_of_page(&mut diagonals, (first, rows), page, within, output);
+            workspace.diagonals = diagonals;
+        }
     }
 
     /// The blocks of a page that hold any of the needs. Blocks are cut from the page's own start, whatever the
@@ -70,12 +100,12 @@ impl<V: Visible> Call<'_, V> {
         workspace: &mut Workspace,
         (first, rows): (usize, usize),
         needs: &[Span],
-        index: usize,
+        (index, within): (usize, Span),
         packed: &mut bool,
         output: &mut Output,
     ) {
         let page = &self.kv.pages[index];
-        let within = Span::new(page.start, page.start + page.tokens).intersect(&self.range);
+        let within = within.intersect(&self.range);
         let mut next = 0;
         let from = needs.partition_point(|need| need.end <= within.start);
         for need in needs[from..].iter().take_while(|need| need.start < within.end) {
@@ -92,7 +122,7 @@ impl<V: Visible> Call<'_, V> {
                     *packed = true;
                 }
                 let mut current = block_of(page, block, self.kv.head_dim);
-                if rows * self.queries.group <= LONE_ROWS {
+                if self.in_place(rows * self.queries.group) {
                     current.next_keys = self.next_keys(index, block + 1, end);
                 }
                 self.block(workspace, first, rows, &current, output);

@@ -187,7 +187,9 @@ impl Session {
                 (own, _) => own,
             },
             chunk_tokens: options.chunk_tokens,
-            options: AttendOptions::new(config.attention_scale).with_soft_cap(config.soft_cap),
+            options: AttendOptions::new(config.attention_scale)
+                .with_soft_cap(config.soft_cap)
+                .with_arithmetic(phase.arithmetic()),
             partials: &mut self.partials,
             pairs: &mut self.pairs,
             time: &mut self.attention_time[usize::from(phase == Phase::Decode)],

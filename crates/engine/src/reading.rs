@@ -23,7 +23,6 @@ pub(crate) fn attend(
     options: &AttendOptions<'_>,
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
-    let end = chunk.end();
     let scan = |tile: &Tile<'_>| {
         let scan = scans.get(tile.kv_head)?.as_deref();
         scan.filter(|scan| scan.covers(&tile.queries))
@@ -40,9 +39,7 @@ pub(crate) fn attend(
         .zip(&scans)
         .map(|(selection, scan)| if scan.is_some() { &nothing } else { selection })
         .collect();
-    let named = chunk.tiles.iter().zip(&by_keys);
-    let named = named.map(|(tile, selection)| (&tile.queries, *selection));
-    let mut stream = BatchStream::new(named, Span::new(0, end), options);
+    let mut stream = BatchStream::new(chunk.tiles.iter().map(|tile| &tile.queries), options);
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), next, &mut |pages| {
         let pages = cut(pages, chunk);
         let kv = |tile: &Tile<'_>| KvView {
@@ -79,8 +76,7 @@ pub(crate) fn attend_everything(
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
     let everything = Selection::full(chunk.end());
-    let named = queries.iter().map(|(_, queries)| (queries, &everything));
-    let mut stream = BatchStream::new(named, Span::new(0, chunk.end()), options);
+    let mut stream = BatchStream::new(queries.iter().map(|(_, queries)| queries), options);
     cache.stream::<EngineError>(chunk.layer, None, None, &mut |pages| {
         let pages = cut(pages, chunk);
         let jobs = queries.iter().map(|(kv_head, queries)| AttendJob {

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use riffle_attention::ceiling::{instructions, multiply_add_gflops};
 use riffle_attention::{
-    AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
+    Arithmetic, AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch,
+    reference,
 };
 use riffle_kv::{CacheShape, KvCache};
 use serde::{Deserialize, Serialize};
@@ -234,7 +235,11 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
                 })
         })
         .collect();
-    let options = AttendOptions::new(1.0 / (case.head_dim as f32).sqrt());
+    let arithmetic = match case.rows {
+        1 => Arithmetic::Fused,
+        _ => Arithmetic::Expanded,
+    };
+    let options = AttendOptions::for_head_dim(case.head_dim).with_arithmetic(arithmetic);
     let mut partials: Vec<Partial> = jobs
         .iter()
         .map(|job| Partial::new(job.queries.rows, group, case.head_dim))

@@ -262,7 +262,7 @@ impl<'a> Layer<'a> {
                     .map(move |first| (head, self.tile(head, first, step.min(self.rows - first))))
             })
             .collect();
-        let options = AttendOptions::new(self.scale());
+        let options = AttendOptions::new(self.scale()).with_arithmetic(self.phase.arithmetic());
         let mut partials: Vec<Partial> = tiles.iter().map(|_| Partial::new(0, 0, 0)).collect();
         let (mut select_ms, mut attend_ms) = (Vec::new(), Vec::new());
         let mut density = 1.0;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use riffle_attention::{PageView, Span};
+use riffle_attention::{Arithmetic, PageView, Span};
 
 /// Whether prompt tokens are read or tokens are generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -11,6 +11,16 @@ pub enum Phase {
     Prefill,
     /// Generated tokens, one or a few at a time.
     Decode,
+}
+
+impl Phase {
+    /// How attention of the phase multiplies keys and values, whatever the number of rows.
+    pub fn arithmetic(self) -> Arithmetic {
+        match self {
+            Self::Prefill => Arithmetic::Expanded,
+            Self::Decode => Arithmetic::Fused,
+        }
+    }
 }
 
 impl fmt::Display for Phase {

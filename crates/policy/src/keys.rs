@@ -1,6 +1,6 @@
 //! Reads and scores the keys of pages.
 
-use riffle_attention::{AttendOptions, KvView, PageView, QueryTile, Scan, Scorer, Span, read_keys};
+use riffle_attention::{Arithmetic, AttendOptions, KvView, PageView, QueryTile, Scan, Scorer, Span, read_keys};
 
 use crate::SelectContext;
 
@@ -21,24 +21,25 @@ pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize,
     }
 }
 
-/// Fills the scan with the weight of every key for the tile's queries.
+/// Fills the scan with the weight of every key for the tile's queries, in the arithmetic of the phase.
 pub(crate) fn scan_keys(scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
-    let (kv, options) = keys_of(tile, context);
-    scan.run(tile, &kv, context.tokens, &options).expect(SOUND);
+    scan_in(context.phase.arithmetic(), scan, tile, context);
 }
 
-/// As [`scan_keys`], with weights that have the same bits on every machine and on a device.
+/// As [`scan_keys`], with weights that are the same on every machine and on a device.
 pub(crate) fn scan_keys_in_floats(scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
-    let (kv, options) = keys_of(tile, context);
-    scan.run_in_floats(tile, &kv, context.tokens, &options).expect(SOUND);
+    scan_in(Arithmetic::Expanded, scan, tile, context);
 }
 
-fn keys_of<'c>(tile: &QueryTile<'_>, context: &SelectContext<'c>) -> (KvView<'c>, AttendOptions<'static>) {
+fn scan_in(arithmetic: Arithmetic, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
     let kv = KvView {
         head_dim: tile.head_dim,
         pages: context.pages,
     };
-    (kv, AttendOptions::new(context.scale).with_soft_cap(context.soft_cap))
+    let options = AttendOptions::new(context.scale)
+        .with_soft_cap(context.soft_cap)
+        .with_arithmetic(arithmetic);
+    scan.run(tile, &kv, context.tokens, &options).expect(SOUND);
 }
 
 /// Scans the tile's rows a few at a time with `run`, so that their weights stay in the processor's caches, and shows each

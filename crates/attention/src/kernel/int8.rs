@@ -9,26 +9,48 @@ use crate::simd::{Kernel, Level, Simd};
 /// product loses nothing that single precision would keep of an 8-bit key.
 #[derive(Debug, Default)]
 pub(crate) struct Int8Queries {
-    /// `[head_dim / 4, 2, R]`: four integers in two words, in the order of the instructions that multiply them.
+    /// Of each tile, `[head_dim / 4, 2, R]`: four integers in two words, in the order of the instructions that multiply them.
     words: Vec<i32>,
-    /// `[blocks, R]`: what one of the integers stands for, and what the offsets of 8-bit and of 4-bit keys add to a dot
-    /// product.
+    /// Of each tile, `[blocks, R]`: what one of the integers stands for, and what the offsets of 8-bit and of 4-bit keys add
+    /// to a dot product.
     blocks: Vec<(f32, [i32; 2])>,
 }
 
+/// The integers of one tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Int8Tile<'a> {
+    words: &'a [i32],
+    blocks: &'a [(f32, [i32; 2])],
+}
+
 impl Int8Queries {
-    /// Quantises `[head_dim, width]` for the instructions of `level`.
-    pub(crate) fn pack(&mut self, level: Level, queries: &[f32], width: usize) {
+    pub(crate) fn clear(&mut self) {
+        self.words.clear();
+        self.blocks.clear();
+    }
+
+    /// Quantises a tile, `[head_dim, width]`, for the instructions of `level`, behind those before it.
+    pub(crate) fn push(&mut self, level: Level, queries: &[f32], width: usize) {
         match width {
-            1 => self.pack_rows::<1>(level, queries),
-            2 => self.pack_rows::<2>(level, queries),
-            4 => self.pack_rows::<4>(level, queries),
-            6 => self.pack_rows::<6>(level, queries),
-            _ => self.pack_rows::<8>(level, queries),
+            1 => self.push_rows::<1>(level, queries),
+            2 => self.push_rows::<2>(level, queries),
+            4 => self.push_rows::<4>(level, queries),
+            6 => self.push_rows::<6>(level, queries),
+            _ => self.push_rows::<8>(level, queries),
         }
     }
 
-    fn pack_rows<const R: usize>(&mut self, level: Level, queries: &[f32]) {
+    /// The tile of `width` rows before which tiles of `before` elements were pushed.
+    #[inline(always)]
+    pub(crate) fn tile(&self, before: usize, width: usize, head_dim: usize) -> Int8Tile<'_> {
+        let blocks = head_dim.div_ceil(QUANT_BLOCK);
+        Int8Tile {
+            words: &self.words[before / 2..][..head_dim / 2 * width],
+            blocks: &self.blocks[before / head_dim * blocks..][..blocks * width],
+        }
+    }
+
+    fn push_rows<const R: usize>(&mut self, level: Level, queries: &[f32]) {
         let queries = queries.as_chunks::<R>().0;
         level.run(PackInt8::<R> { queries, out: self });
     }
@@ -47,10 +69,9 @@ impl<const R: usize> Kernel for PackInt8<'_, R> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let out = self.out;
-        out.words.clear();
-        out.words.resize(self.queries.len() / 2 * R, 0);
-        out.blocks.clear();
-        let words = out.words.chunks_mut(QUANT_BLOCK / 2 * R);
+        let first = out.words.len();
+        out.words.resize(first + self.queries.len() / 2 * R, 0);
+        let words = out.words[first..].chunks_mut(QUANT_BLOCK / 2 * R);
         for (block, words) in self.queries.chunks(QUANT_BLOCK).zip(words) {
             for r in 0..R {
                 let largest = block.iter().fold(0.0f32, |m, q| m.max(q[r].abs()));
@@ -80,7 +101,7 @@ impl<const R: usize> Kernel for PackInt8<'_, R> {
 
 /// Logits of a tile over quantised keys by integer dot products.
 pub(crate) struct ScoreInt8<'a, const R: usize, const FOUR_BITS: bool> {
-    pub(crate) queries: &'a Int8Queries,
+    pub(crate) queries: Int8Tile<'a>,
     /// The block's stripes in the layout of a quantised key plane.
     pub(crate) keys: &'a [u8],
     pub(crate) ahead: Ahead<'a>,
@@ -129,7 +150,7 @@ fn score_stripes<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>
 #[inline(always)]
 fn score_stripe<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
     simd: S,
-    queries: &Int8Queries,
+    queries: Int8Tile<'_>,
     mut data: &[u8],
     head_dim: usize,
     first: usize,
@@ -219,7 +240,8 @@ mod tests {
                 queries: queries.as_chunks().0,
                 out: &mut packed,
             });
-            let (queries, keys, slots, scores_out) = (&packed, &keys[..], &slots[..], &mut scores);
+            let (keys, slots, scores_out) = (&keys[..], &slots[..], &mut scores);
+            let queries = packed.tile(0, R, head_dim);
             let ahead = Ahead::default();
             if four_bits {
                 level.run(ScoreInt8::<R, true> {

@@ -38,16 +38,11 @@ pub(crate) const KEY_BLOCK: usize = 128;
 /// Stripes of a block.
 pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
 
-/// Rows that are computed as one tile at every level, reading planes as they are.
+/// Rows of the widest tile that reads planes as they lie.
 pub(crate) const LONE_ROWS: usize = 8;
 
 /// Magnitude of the integers that queries and weights are rounded to: with one more, two signed bytes hold them.
 pub(crate) const LARGEST_INTEGER: f32 = 32511.0;
-
-/// Rows of the widest tile where there are `total` rows and `widest` is the level's own width.
-pub(crate) fn widest_tile(total: usize, widest: usize) -> usize {
-    if total <= LONE_ROWS { LONE_ROWS } else { widest }
-}
 
 /// The width a tile of `rows` rows is computed with, where the level's own width is `widest`.
 pub(crate) fn tile_width(rows: usize, widest: usize) -> usize {

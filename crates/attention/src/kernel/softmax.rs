@@ -10,6 +10,9 @@ pub(crate) struct Softmax<'a, const R: usize> {
     /// Added to the logits, by slot and lane.
     pub(crate) bias: Option<&'a [f32; KEY_BLOCK]>,
     pub(crate) soft_cap: Option<f32>,
+    /// Where the keys stood in their block, if they were gathered: weights are summed by those lanes, so that `l` has the
+    /// bits it has when the whole block is looked at.
+    pub(crate) places: Option<&'a [usize]>,
     /// `[rows]`, rows ≤ R.
     pub(crate) m: &'a mut [f32],
     pub(crate) l: &'a mut [f32],
@@ -100,6 +103,13 @@ impl<const R: usize> Kernel for Softmax<'_, R> {
                 let weight = exp(simd, simd.sub(simd.load(lane), simd.splat(shift)));
                 sum = simd.add(sum, weight);
                 simd.store(weight, lane);
+            }
+            if let Some(places) = self.places {
+                let mut sums = [0.0; 16];
+                for (weight, place) in self.scores[r].iter().zip(places) {
+                    sums[place % 16] += weight;
+                }
+                sum = simd.load(&sums);
             }
             self.m[r] = m;
             self.l[r] = self.l[r] * keep + simd.reduce_add(sum);

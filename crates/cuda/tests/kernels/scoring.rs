@@ -277,8 +277,7 @@ fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
                     ..tile
                 };
                 let mut scan = Scan::default();
-                scan.run_in_floats(&lasts, &kv, tokens, &AttendOptions::new(scale))
-                    .unwrap();
+                scan.run(&lasts, &kv, tokens, &AttendOptions::new(scale)).unwrap();
                 let (mut by_key, mut falling) = (vec![0.0; tokens], vec![0.0; tokens]);
                 scan.add_lines(&mut by_key, &mut falling);
                 falling.reverse();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_attention::{
-    AttendJob, AttendOptions, BatchStream, Format, KvView, PageView, Partial, QueryTile, Selection, Span,
+    Arithmetic, AttendJob, AttendOptions, BatchStream, Format, KvView, PageView, Partial, QueryTile, Selection,
 };
 use riffle_engine::EngineError;
 use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvTiers, Outlook};
@@ -332,7 +332,7 @@ fn decode_ms(options: &KvRateOptions, shape: &CacheShape, tiers: KvTiers) -> Res
     let mut cache = filled(shape, tiers, options.tokens)?;
     let queries = noise(KV_HEADS * GROUP * HEAD_DIM, 3);
     let selection = Selection::full(options.tokens);
-    let attend = AttendOptions::new(1.0 / (HEAD_DIM as f32).sqrt());
+    let attend = AttendOptions::for_head_dim(HEAD_DIM).with_arithmetic(Arithmetic::Fused);
     let tiles: Vec<QueryTile<'_>> = (0..KV_HEADS)
         .map(|kv_head| QueryTile {
             data: &queries[kv_head * GROUP * HEAD_DIM..],
@@ -349,8 +349,7 @@ fn decode_ms(options: &KvRateOptions, shape: &CacheShape, tiers: KvTiers) -> Res
             for partial in &mut partials {
                 partial.reset(1, GROUP, HEAD_DIM);
             }
-            let named = tiles.iter().map(|tile| (tile, &selection));
-            let mut stream = BatchStream::new(named, Span::new(0, options.tokens), &attend);
+            let mut stream = BatchStream::new(&tiles, &attend);
             let mut each = |pages: &[Vec<PageView<'_>>]| -> Result<(), EngineError> {
                 let jobs: Vec<AttendJob<'_>> = tiles
                     .iter()

@@ -155,7 +155,7 @@ impl Twilight {
             .map(|block| block_span(*block, self.block, context.tokens))
             .collect();
         let tokens: Vec<usize> = candidates.iter().flat_map(Span::range).collect();
-        let mut logits = low_bit_logits(low_bit, &candidates, tokens.len(), tile, context.scale);
+        let mut logits = low_bit_logits(low_bit, &candidates, tokens.len(), tile, context);
         let forced: Vec<bool> = tokens.iter().map(|token| forced(token / self.block)).collect();
         let mut chosen = forced.clone();
         for (query, logits) in logits.chunks_exact_mut(tokens.len().max(1)).enumerate() {
@@ -181,12 +181,12 @@ impl Twilight {
 }
 
 /// Logits of the tile's queries with the `count` keys of some spans, `[rows × group, count]`.
-fn low_bit_logits(keys: &LowBitKeys, spans: &[Span], count: usize, tile: &QueryTile<'_>, scale: f32) -> Vec<f32> {
+fn low_bit_logits(keys: &LowBitKeys, spans: &[Span], count: usize, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<f32> {
     let queries = (0..tile.rows).flat_map(|row| (0..tile.group).map(move |head| tile.query(row, head)));
-    let mut scorer = Scorer::default();
+    let mut scorer = Scorer::new(context.phase.arithmetic());
     let mut logits = vec![0.0; tile.rows * tile.group * count];
     let mut first = 0;
-    let mut scored = scorer.set(queries, tile.head_dim, scale);
+    let mut scored = scorer.set(queries, tile.head_dim, context.scale);
     for span in spans {
         scored = scored.and_then(|()| scorer.score(&keys.plane(), *span, None, &mut logits[first..], count));
         first += span.len();
