@@ -181,7 +181,13 @@ impl Twilight {
 }
 
 /// Logits of the tile's queries with the `count` keys of some spans, `[rows × group, count]`.
-fn low_bit_logits(keys: &LowBitKeys, spans: &[Span], count: usize, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<f32> {
+fn low_bit_logits(
+    keys: &LowBitKeys,
+    spans: &[Span],
+    count: usize,
+    tile: &QueryTile<'_>,
+    context: &SelectContext<'_>,
+) -> Vec<f32> {
     let queries = (0..tile.rows).flat_map(|row| (0..tile.group).map(move |head| tile.query(row, head)));
     let mut scorer = Scorer::new(context.phase.arithmetic());
     let mut logits = vec![0.0; tile.rows * tile.group * count];
