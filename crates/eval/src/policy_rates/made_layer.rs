@@ -1,0 +1,76 @@
+//! Queries and a cache of one layer, made up.
+
+use riffle_attention::Format;
+use riffle_engine::EngineError;
+use riffle_kv::{CacheShape, KvCache};
+
+use super::{KeyKind, PolicyRateOptions};
+use crate::EvalError;
+use crate::noise::noise;
+
+/// Values of variance 1.
+fn unit(length: usize, seed: u64) -> Vec<f32> {
+    let mut values = noise(length, seed);
+    values.iter_mut().for_each(|value| *value *= 3.0f32.sqrt());
+    values
+}
+
+/// What stands out, where anything does: added to every query, and to one key in 64.
+fn direction(options: &PolicyRateOptions) -> Vec<f32> {
+    let size = match options.keys {
+        KeyKind::Random => 0.0,
+        // Its square, √head_dim times, is added to the logits: e⁸ in weight.
+        KeyKind::Peaked => (8.0 / (options.head_dim as f32).sqrt()).sqrt(),
+    };
+    let mut values = noise(options.head_dim, 11);
+    values.iter_mut().for_each(|value| *value = size * value.signum());
+    values
+}
+
+/// Queries of a chunk, `[rows, heads, head_dim]`.
+pub(super) fn queries(options: &PolicyRateOptions, rows: usize) -> Vec<f32> {
+    let mut queries = unit(rows * options.heads * options.head_dim, 7);
+    let direction = direction(options);
+    for query in queries.chunks_exact_mut(options.head_dim) {
+        query.iter_mut().zip(&direction).for_each(|(q, d)| *q += d);
+    }
+    queries
+}
+
+/// A cache of one layer.
+pub(super) fn shape(options: &PolicyRateOptions, formats: (Format, Format)) -> CacheShape {
+    CacheShape {
+        layers: 1,
+        kv_heads: options.kv_heads,
+        head_dim: options.head_dim,
+        page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
+        key_format: formats.0,
+        value_format: formats.1,
+    }
+}
+
+/// Tokens that a cache is filled with at a time.
+pub(super) const FILL_TOKENS: usize = 4096;
+
+/// A cache that holds the context.
+pub(super) fn filled(options: &PolicyRateOptions, formats: (Format, Format)) -> Result<KvCache, EvalError> {
+    let mut cache = KvCache::new(shape(options, formats), None).map_err(EngineError::from)?;
+    let width = options.kv_heads * options.head_dim;
+    let direction = direction(options);
+    for start in (0..options.tokens).step_by(FILL_TOKENS) {
+        let tokens = FILL_TOKENS.min(options.tokens - start);
+        let mut keys = unit(tokens * width, start as u64 + 1);
+        for (token, keys) in keys.chunks_exact_mut(width).enumerate() {
+            // Spread by multiples of the golden ratio.
+            if ((start + token) as f64 * 0.618_033_988_749_895).fract() < 1.0 / 64.0 {
+                for key in keys.chunks_exact_mut(options.head_dim) {
+                    key.iter_mut().zip(&direction).for_each(|(k, d)| *k += d);
+                }
+            }
+        }
+        cache
+            .append(0, &keys, &noise(tokens * width, start as u64 + 2))
+            .map_err(EngineError::from)?;
+    }
+    Ok(cache)
+}

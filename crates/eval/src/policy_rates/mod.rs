@@ -1,0 +1,215 @@
+//! What selecting and attending cost under a policy beside dense attention of the same queries, in one layer.
+
+mod layer;
+mod made_layer;
+#[cfg(test)]
+mod tests;
+
+use riffle_attention::Format;
+use riffle_engine::EngineError;
+use riffle_policy::{Phase, PolicyRules, PolicySpec};
+use serde::{Deserialize, Serialize};
+
+use crate::EvalError;
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
+use crate::room::check_memory;
+use layer::Layer;
+use made_layer::{FILL_TOKENS, filled, queries, shape};
+
+/// What the keys look like that queries meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeyKind {
+    /// Independent of the queries, logits of variance 1: a model of random weights whose queries and keys are normalised.
+    Random,
+    /// As `Random`, and one token in 64 stands out to every query, so that few tokens hold nearly all mass.
+    Peaked,
+}
+
+/// One layer and its context.
+#[derive(Debug, Clone, Copy)]
+pub struct PolicyRateOptions {
+    /// Tokens of the context, those of the queries included.
+    pub tokens: usize,
+    /// Layers of the model, of which a policy may read some densely.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Formats of keys and values under the policies; dense attention has f16.
+    pub formats: (Format, Format),
+    /// What the keys look like.
+    pub keys: KeyKind,
+    /// Queries of a prompt's chunk, where the policy prefers no other number.
+    pub chunk_tokens: usize,
+}
+
+/// `riffle bench policies`: a row for each policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PolicyRates {
+    /// Threads.
+    pub threads: usize,
+    /// Tokens of the context.
+    pub tokens: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Format of keys and of values under the policies.
+    pub formats: [String; 2],
+    /// What the keys looked like.
+    pub keys: KeyKind,
+    /// A row for each policy.
+    pub rates: Vec<PolicyRate>,
+}
+
+/// What the last chunk of a prompt, or a decode step, costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PolicyRate {
+    /// The policy.
+    pub policy: String,
+    /// `prefill` or `decode`.
+    pub phase: String,
+    /// Milliseconds of dense attention from f16.
+    pub dense_ms: f64,
+    /// Milliseconds of looking at keys and choosing.
+    pub select_ms: f64,
+    /// Milliseconds of attending to what was chosen.
+    pub attend_ms: f64,
+    /// Share of the causal pairs that is read.
+    pub density: f64,
+    /// Layers of the model.
+    pub layers: usize,
+    /// Those of them that the policy reads densely.
+    pub dense_layers: usize,
+}
+
+impl PolicyRate {
+    /// How often the policy's time fits into dense attention's, in a layer that it does not read densely.
+    pub fn speed(&self) -> f64 {
+        self.dense_ms / (self.select_ms + self.attend_ms)
+    }
+
+    /// The same over all layers of the model.
+    pub fn model_speed(&self) -> f64 {
+        let dense = self.dense_layers as f64;
+        let layers = self.layers as f64;
+        layers / (dense + (layers - dense) / self.speed())
+    }
+
+    /// The time of selecting as a share of the time of attention it saves.
+    pub fn share_of_saved(&self) -> f64 {
+        self.select_ms / (self.dense_ms - self.attend_ms)
+    }
+}
+
+/// Measures each policy in the phase, on the current threads, in a layer that is none of its dense ones, the lists of pages
+/// included. Finished ones come from the journal and go there.
+///
+/// # Errors
+/// A policy that does not choose in the phase or attends in two phases, a shape that the cache refuses;
+/// [`EvalError::Interrupted`].
+pub fn measure_policies(
+    policies: &[PolicySpec],
+    phase: Phase,
+    options: &PolicyRateOptions,
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<PolicyRates, EvalError> {
+    let mut cells = Vec::new();
+    for spec in policies {
+        let rules = PolicyRules::from(spec.clone());
+        let rows = match phase {
+            Phase::Decode => 1,
+            Phase::Prefill => rules.preferred_chunk_tokens().unwrap_or(options.chunk_tokens),
+        };
+        check(options, rows)?;
+        rules.check(phase, rows).map_err(EngineError::from)?;
+        if rules.has_two_phases() {
+            return Err(EvalError::Option(format!(
+                "{} attends in two phases, which one chunk cannot show; time a run of it",
+                spec.name()
+            )));
+        }
+        cells.push(Cell {
+            name: spec.to_string(),
+            tokens: options.tokens,
+            task: (spec, rows),
+        });
+    }
+    let dense_cache = filled(options, (Format::F16, Format::F16))?;
+    let cache = match options.formats {
+        (Format::F16, Format::F16) => None,
+        formats => Some(filled(options, formats)?),
+    };
+    let rates = run_cells(&cells, journal, watch, &mut |(spec, rows), _| {
+        let queries = queries(options, *rows);
+        let dense = Layer::new(options, &dense_cache, &queries, *rows, phase).time(&PolicySpec::full())?;
+        let cache = cache.as_ref().unwrap_or(&dense_cache);
+        let timed = Layer::new(options, cache, &queries, *rows, phase).time(spec)?;
+        Ok(PolicyRate {
+            policy: spec.to_string(),
+            phase: phase.to_string(),
+            dense_ms: dense.attend_ms,
+            select_ms: timed.select_ms,
+            attend_ms: timed.attend_ms,
+            density: timed.density,
+            layers: options.layers,
+            dense_layers: timed.dense_layers,
+        })
+    })?;
+    let (keys, values) = options.formats;
+    Ok(PolicyRates {
+        threads: rayon::current_num_threads(),
+        tokens: options.tokens,
+        heads: options.heads,
+        kv_heads: options.kv_heads,
+        head_dim: options.head_dim,
+        formats: [keys, values].map(|format| format.name().to_owned()),
+        keys: options.keys,
+        rates,
+    })
+}
+
+/// Refuses chunks and contexts that cannot be, or that memory does not hold.
+fn check(options: &PolicyRateOptions, rows: usize) -> Result<(), EvalError> {
+    let (tokens, heads, kv_heads) = (options.tokens, options.heads, options.kv_heads);
+    if rows == 0 || rows > tokens {
+        return Err(EvalError::Option(format!(
+            "a chunk of {rows} tokens does not lie in a context of {tokens}: --ub takes at least 1, and --tokens at least as many as a chunk"
+        )));
+    }
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(EvalError::Option(format!(
+            "{kv_heads} KV heads do not divide {heads} query heads"
+        )));
+    }
+    let shapes = [(Format::F16, Format::F16), options.formats].map(|formats| shape(options, formats));
+    for shape in &shapes {
+        shape.validate().map_err(EngineError::from)?;
+    }
+    // Queries with their partials, and the values that the cache is filled from.
+    let row_bytes = (heads * options.head_dim * size_of::<f32>()) as u64;
+    let values = row_bytes.saturating_mul(4 * (rows + FILL_TOKENS) as u64);
+    let caches = shapes.map(|shape| shape.bytes_for(tokens));
+    let caches = caches[0].saturating_add(if options.formats == (Format::F16, Format::F16) {
+        0
+    } else {
+        caches[1]
+    });
+    let what = format!(
+        "a layer of {tokens} tokens with {heads} query and {kv_heads} KV heads of {}",
+        options.head_dim
+    );
+    check_memory(
+        &what,
+        caches.saturating_add(values),
+        "use fewer --tokens, or a smaller --shape or --ub",
+    )
+}
