@@ -134,7 +134,8 @@ impl<'a> Layer<'a> {
         for (partial, (_, tile)) in partials.iter_mut().zip(tiles) {
             partial.reset(tile.rows, tile.group, tile.head_dim);
         }
-        attend_batch(&jobs, &AttendOptions::new(self.scale()), partials).map_err(EngineError::from)?;
+        let options = AttendOptions::new(self.scale()).with_arithmetic(self.phase.arithmetic());
+        attend_batch(&jobs, &options, partials).map_err(EngineError::from)?;
         let scanned = partials.par_iter_mut().zip(tiles).zip(selections);
         scanned
             .try_for_each(|((partial, (head, tile)), selection)| match scan(*head, tile) {

@@ -21,13 +21,28 @@ pub(crate) fn pack<Q: Quant>(source: &[u8], outputs: usize, inputs: usize, packe
                 {
                     arranged.copy_from_slice(block);
                     Q::arrange(&mut arranged);
-                    for (from, place, unit) in units::<Q>(row) {
-                        to[place..place + unit].copy_from_slice(&arranged[from..from + unit]);
+                    for field in Q::FIELDS {
+                        let from = &arranged[field.offset..field.offset + field.bytes];
+                        let to = &mut to[LANES * field.offset..LANES * (field.offset + field.bytes)];
+                        match field.unit {
+                            1 => interleave::<1>(from, to, row),
+                            2 => interleave::<2>(from, to, row),
+                            _ => interleave::<4>(from, to, row),
+                        }
                     }
                 }
             }
         });
     debug_assert_eq!(source.len(), outputs * row_bytes);
+}
+
+/// Writes the units of row `row` to their places among those of 16 rows. The size is a constant, so that a unit is moved
+/// by one instruction: loading a model spends most of its time here.
+fn interleave<const UNIT: usize>(from: &[u8], to: &mut [u8], row: usize) {
+    let to = to.as_chunks_mut::<UNIT>().0.chunks_exact_mut(LANES);
+    for (from, to) in from.as_chunks::<UNIT>().0.iter().zip(to) {
+        to[row] = *from;
+    }
 }
 
 /// Writes row `row` as f32.

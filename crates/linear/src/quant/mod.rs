@@ -42,7 +42,7 @@ pub(crate) fn tile_rows(
     rows
 }
 
-/// A part of a block that is interleaved by itself: units of so many bytes, one of each row in turn.
+/// A part of a block that is interleaved by itself: units of 1, 2 or 4 bytes, one of each row in turn.
 pub(crate) struct Field {
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
@@ -50,6 +50,10 @@ pub(crate) struct Field {
 }
 
 const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
+    assert!(
+        matches!(unit, 1 | 2 | 4) && bytes.is_multiple_of(unit),
+        "a unit is moved by one instruction"
+    );
     Field { offset, bytes, unit }
 }
 
