@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{MemoryPlan, human_bytes};
 use crate::sliding::SlidingLayers;
-use crate::{EngineError, EngineOptions};
+use crate::EngineOptions;
 
 /// Bytes of KV pages by tier, and of those on their way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
