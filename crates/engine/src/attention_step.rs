@@ -43,7 +43,7 @@ pub(crate) struct LayerAttention<'a> {
     pub(crate) rotation: Rotation,
     pub(crate) policies: &'a mut PolicySet,
     /// Policies of the other phase, which may learn from the masses of this one.
-    pub(crate) watching: Option<&'a mut PolicySet>,
+    pub(crate) observers: Option<&'a mut PolicySet>,
     pub(crate) means: &'a mut BlockMeans,
     pub(crate) step: Step<'a>,
     /// Tokens each layer of the model looks back at most; such a layer is sparse by design and no policy acts on it.
@@ -82,10 +82,10 @@ impl LayerAttention<'_> {
                 .layer(input.cache_layer)
                 .iter()
                 .any(|policy| policy.traits().two_phases);
-        let means_there = self.means_there(input, window);
-        let stays = input
+        let device_means = self.block_means_on_device(input, window);
+        let output_on_device = input
             .on_device()
-            .filter(|_| self.leaves_output(input, window, two_phases, &means_there));
+            .filter(|_| self.leaves_output(input, window, two_phases, &device_means));
         let chunks: Vec<Range<usize>> = (0..input.tokens)
             .step_by(self.chunk_tokens)
             .map(|first| first..(first + self.chunk_tokens).min(input.tokens))
@@ -121,9 +121,9 @@ impl LayerAttention<'_> {
                 window,
                 two_phases,
                 next,
-                &means_there,
+                &device_means,
                 own,
-                stays.is_none().then_some(&mut *output),
+                output_on_device.is_none().then_some(&mut *output),
             )?;
             if let (Some(pages), Some(_)) = (&mut self.device, input.on_device()) {
                 device::read_ahead(pages, self.cache, next)?;
@@ -139,36 +139,36 @@ impl LayerAttention<'_> {
             return Ok(ControlFlow::Break(()));
         }
         // What was read of rotated values is rotated back.
-        match (stays, self.rotation.values) {
+        match (output_on_device, self.rotation.values) {
             (Some(rows), true) => rows.rotate_attended(0..input.tokens)?,
             (None, true) => rotate(output, self.step.heads.head_dim),
             (_, false) => {}
         }
-        Ok(ControlFlow::Continue(match stays {
+        Ok(ControlFlow::Continue(match output_on_device {
             Some(_) => AttendedIn::Device,
             None => AttendedIn::Output,
         }))
     }
 
     /// Whether what a device attends to in a layer stays there: nothing on the CPU adds to it or looks at it.
-    /// `means_there` is what [`Self::means_there`] says of the layer.
+    /// `device_means` is what [`Self::block_means_on_device`] says of the layer.
     fn leaves_output(
         &self,
         input: &LayerRows<'_>,
         window: Option<usize>,
         two_phases: bool,
-        means_there: &[Option<usize>],
+        device_means: &[Option<usize>],
     ) -> bool {
         let mut policies = self.policies.layer(input.cache_layer).iter();
         let reads_means = policies.any(|policy| policy.summary_tokens().is_some());
-        let needed = two_phases || self.audit.is_some() || (reads_means && means_there.is_empty());
+        let needed = two_phases || self.audit.is_some() || (reads_means && device_means.is_empty());
         // No policy acts on a layer that has a window of its own, no audit looks at it.
         self.device.is_some() && (window.is_some() || !needed)
     }
 
     /// Tokens in the blocks whose means policies of a layer read, by KV head, where the device keeps and reads these; nothing where
     /// there are none or the CPU does.
-    fn means_there(&mut self, input: &LayerRows<'_>, window: Option<usize>) -> Vec<Option<usize>> {
+    fn block_means_on_device(&mut self, input: &LayerRows<'_>, window: Option<usize>) -> Vec<Option<usize>> {
         let (Some(pages), Some(_), None) = (&mut self.device, input.on_device(), window) else {
             return Vec::new();
         };
@@ -204,8 +204,8 @@ impl LayerAttention<'_> {
         if self.extend_watched_bounds(input, &tokens)? {
             return Ok(());
         }
-        if let Some(watching) = self.watching.as_mut().filter(|_| self.cache.tiers().has_farther()) {
-            summarize_new_pages(self.cache, watching, input, tokens, &self.step);
+        if let Some(observers) = self.observers.as_mut().filter(|_| self.cache.tiers().has_farther()) {
+            summarize_new_pages(self.cache, observers, input, tokens, &self.step);
         }
         Ok(())
     }
@@ -213,10 +213,10 @@ impl LayerAttention<'_> {
     /// Where the policies of the other phase will rank blocks by bounds that the device keeps, takes new keys into these while
     /// their pages are there.
     fn extend_watched_bounds(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<bool, EngineError> {
-        let (Some(pages), Some(watching), Some(_)) = (&mut self.device, &self.watching, input.on_device()) else {
+        let (Some(pages), Some(observers), Some(_)) = (&mut self.device, &self.observers, input.on_device()) else {
             return Ok(false);
         };
-        let policies = watching.layer(input.cache_layer);
+        let policies = observers.layer(input.cache_layer);
         match bounds_block(policies, &self.step, input, tokens) {
             Some(block) => device::extend_bounds(pages, self.cache, input.cache_layer, block),
             None => Ok(false),
@@ -262,7 +262,7 @@ impl LayerAttention<'_> {
 
     /// Attends a chunk into `partials`, one for each of its tiles, and writes the output; without one the result stays on the
     /// device that attends. In the second of two phases the partials hold the first already. `next` is the layer that is
-    /// attended to after this chunk, `means_there` what [`Self::means_there`] says of this one.
+    /// attended to after this chunk, `device_means` what [`Self::block_means_on_device`] says of this one.
     fn chunk(
         &mut self,
         input: &LayerRows<'_>,
@@ -270,7 +270,7 @@ impl LayerAttention<'_> {
         window: Option<usize>,
         two_phases: bool,
         next: usize,
-        means_there: &[Option<usize>],
+        device_means: &[Option<usize>],
         partials: &mut [Partial],
         output: Option<&mut [f32]>,
     ) -> Result<(), EngineError> {
@@ -290,8 +290,8 @@ impl LayerAttention<'_> {
         let chunk = Chunk::new(&step, input, tokens, &no_pages);
         let mut counts = vec![PairCount::default(); step.heads.kv_heads];
         for (place, tile) in chunk.tiles.iter().enumerate() {
-            let gone = step.gone(input.cache_layer, tile.kv_head);
-            let (rows, before) = (tile.queries.rows, (tile.queries.start + gone) as u64);
+            let evicted = step.evicted_tokens(input.cache_layer, tile.kv_head);
+            let (rows, before) = (tile.queries.rows, (tile.queries.start + evicted) as u64);
             let named = [Some(&selections[place]), own.get(place)].into_iter().flatten();
             let read: usize = named
                 .map(|selection| selection.pair_count(tile.queries.start, rows))
@@ -323,7 +323,7 @@ impl LayerAttention<'_> {
                     &chunk,
                     &selections,
                     next,
-                    means_there,
+                    device_means,
                     options,
                     partials,
                 )?;
@@ -343,12 +343,12 @@ impl LayerAttention<'_> {
             add_since(&mut self.time.select_ms, began);
             return Ok(());
         };
-        let kept = self
+        let sampled_reads = self
             .audit
             .as_ref()
             .filter(|_| window.is_none())
-            .map(|audit| audit.kept(&chunk.tiles, partials));
-        if window.is_none() && means_there.is_empty() {
+            .map(|audit| audit.sample(&chunk.tiles, partials));
+        if window.is_none() && device_means.is_empty() {
             let policies = self.policies.layer(input.cache_layer);
             extend_means(self.cache, self.means, policies, &chunk)?;
             attend_means(self.means, policies, &chunk, &selections, &self.options, partials)?;
@@ -364,10 +364,10 @@ impl LayerAttention<'_> {
             self.observe(input, &chunk, [&own, &selections], Some(partials))?;
         }
         add_since(&mut self.time.select_ms, began);
-        if let (Some(audit), Some(kept)) = (&mut self.audit, kept) {
+        if let (Some(audit), Some(sampled_reads)) = (&mut self.audit, sampled_reads) {
             let output = &output[chunk.tokens.start * width..];
             let read = [&own[..], &selections[..]];
-            let samples = audit.compare(self.cache, &chunk, &kept, &counts, read, &self.options, output)?;
+            let samples = audit.compare(self.cache, &chunk, &sampled_reads, &counts, read, &self.options, output)?;
             for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
                 let auto = self.auto.as_mut().filter(|_| step.phase == Phase::Prefill);
                 if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {
@@ -387,7 +387,7 @@ impl LayerAttention<'_> {
         partials: Option<&[Partial]>,
     ) -> Result<(), EngineError> {
         let options = &self.options;
-        for policies in std::iter::once(&mut *self.policies).chain(self.watching.as_deref_mut()) {
+        for policies in std::iter::once(&mut *self.policies).chain(self.observers.as_deref_mut()) {
             match (&mut self.device, input.on_device(), partials) {
                 (Some(pages), Some(rows), _) => {
                     device::observe(pages, self.cache, rows, policies, chunk, read, partials, options)?;
@@ -411,7 +411,7 @@ fn summarize_new_pages(
 ) {
     let (page_tokens, reader) = (cache.shape().page_tokens, cache.read());
     for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {
-        let start = input.slot + tokens.start - step.gone(input.cache_layer, kv_head);
+        let start = input.slot + tokens.start - step.evicted_tokens(input.cache_layer, kv_head);
         let first = start / page_tokens * page_tokens;
         for page in reader.pages_from(input.cache_layer, kv_head, first) {
             if page.tokens == page_tokens {

@@ -107,7 +107,7 @@ pub(crate) struct Audit {
 }
 
 /// Log-sum-exp of what the sampled queries of a chunk read.
-pub(crate) struct Kept {
+pub(crate) struct SampledReads {
     runs: Vec<Run>,
 }
 
@@ -149,7 +149,7 @@ impl Audit {
     }
 
     /// Samples what `partials` have read so far: keys alone, before any summary is added.
-    pub(crate) fn kept(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> Kept {
+    pub(crate) fn sample(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> SampledReads {
         let group = self.heads.group;
         let mut runs = Vec::new();
         for (number, (tile, partial)) in tiles.iter().zip(partials).enumerate() {
@@ -176,7 +176,7 @@ impl Audit {
                 });
             }
         }
-        Kept { runs }
+        SampledReads { runs }
     }
 
     /// Attends exactly for the sampled queries of a chunk, whose pages are read wherever they lie, and takes the comparison
@@ -186,7 +186,7 @@ impl Audit {
         &mut self,
         cache: &mut KvCache,
         chunk: &Chunk<'_>,
-        kept: &Kept,
+        sampled_reads: &SampledReads,
         counts: &[PairCount],
         read: [&[Selection]; 2],
         options: &AttendOptions<'_>,
@@ -195,7 +195,7 @@ impl Audit {
         let mut samples = vec![(0, 0); self.heads.kv_heads];
         let (layer, tiles) = (chunk.layer, &chunk.tiles);
         let Heads { group, head_dim, .. } = self.heads;
-        let sampled = kept.runs.iter().map(|run| {
+        let sampled = sampled_reads.runs.iter().map(|run| {
             let tile = &tiles[run.tile];
             let queries = QueryTile {
                 data: &tile.queries.data[run.first_row * tile.queries.row_stride..],
@@ -206,12 +206,12 @@ impl Audit {
             (tile.kv_head, queries)
         });
         let sampled: Vec<(usize, QueryTile<'_>)> = sampled.collect();
-        let exact = kept.runs.iter().map(|run| Partial::new(run.rows, group, head_dim));
+        let exact = sampled_reads.runs.iter().map(|run| Partial::new(run.rows, group, head_dim));
         let mut exact: Vec<Partial> = exact.collect();
         reading::attend_everything(cache, chunk, &sampled, options, &mut exact)?;
         let width = self.heads.width();
         let mut expected = Vec::new();
-        for ((run, exact), (_, queries)) in kept.runs.iter().zip(&exact).zip(&sampled) {
+        for ((run, exact), (_, queries)) in sampled_reads.runs.iter().zip(&exact).zip(&sampled) {
             let tile = &tiles[run.tile];
             self.show(cache, chunk, queries, run, exact, read, options)?;
             expected.resize(run.rows * group * head_dim, 0.0);

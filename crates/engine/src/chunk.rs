@@ -30,14 +30,14 @@ impl Step<'_> {
     pub(crate) fn tile<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
         let tile = self.heads.tile(input, tokens, kv_head);
         QueryTile {
-            start: tile.start - self.gone(input.cache_layer, kv_head),
+            start: tile.start - self.evicted_tokens(input.cache_layer, kv_head),
             ..tile
         }
     }
 
     /// Places by which positions of a KV head move down.
-    pub(crate) fn gone(&self, layer: usize, kv_head: usize) -> usize {
-        self.evicted.gone(layer, self.heads.kv_heads, kv_head)
+    pub(crate) fn evicted_tokens(&self, layer: usize, kv_head: usize) -> usize {
+        self.evicted.evicted_tokens(layer, self.heads.kv_heads, kv_head)
     }
 }
 
@@ -62,7 +62,7 @@ impl<'a> Chunk<'a> {
         tokens: Range<usize>,
         pages: &'a [Vec<PageView<'a>>],
     ) -> Self {
-        let start = |kv_head: usize| input.slot - step.gone(input.cache_layer, kv_head);
+        let start = |kv_head: usize| input.slot - step.evicted_tokens(input.cache_layer, kv_head);
         let contexts = pages.iter().enumerate().map(|(kv_head, pages)| SelectContext {
             phase: step.phase,
             layer: input.cache_layer,
@@ -70,7 +70,7 @@ impl<'a> Chunk<'a> {
             kv_head,
             chunk_start: start(kv_head) + tokens.start,
             tokens: start(kv_head) + tokens.end,
-            total_tokens: step.total_tokens - step.gone(input.cache_layer, kv_head),
+            total_tokens: step.total_tokens - step.evicted_tokens(input.cache_layer, kv_head),
             page_tokens: step.page_tokens,
             scale: step.scale,
             soft_cap: step.soft_cap,
@@ -78,7 +78,7 @@ impl<'a> Chunk<'a> {
         });
         let mut tiles = step.heads.tiles(input, tokens.clone());
         for tile in &mut tiles {
-            tile.queries.start -= step.gone(input.cache_layer, tile.kv_head);
+            tile.queries.start -= step.evicted_tokens(input.cache_layer, tile.kv_head);
         }
         Self {
             layer: input.cache_layer,
@@ -120,7 +120,7 @@ pub(crate) fn pages<'c>(
     from: impl Fn(usize) -> usize,
 ) -> Vec<Vec<PageView<'c>>> {
     let of_head = |kv_head: usize| {
-        let end = input.slot + tokens.end - step.gone(input.cache_layer, kv_head);
+        let end = input.slot + tokens.end - step.evicted_tokens(input.cache_layer, kv_head);
         let pages = reader
             .pages_from(input.cache_layer, kv_head, from(kv_head))
             .take_while(|page| page.start < end);

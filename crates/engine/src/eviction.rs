@@ -17,15 +17,15 @@ const WORTH: usize = 8;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Evicted {
     /// Tokens that have left, `[layers, kv_heads]`; empty while none has.
-    gone: Vec<usize>,
+    evicted_tokens: Vec<usize>,
     /// Length of the sequence when tokens left last: earlier lengths cannot be gone back to.
     since: usize,
 }
 
 impl Evicted {
     /// Tokens that have left a (layer, KV head).
-    pub(crate) fn gone(&self, layer: usize, kv_heads: usize, kv_head: usize) -> usize {
-        self.gone.get(layer * kv_heads + kv_head).copied().unwrap_or(0)
+    pub(crate) fn evicted_tokens(&self, layer: usize, kv_heads: usize, kv_head: usize) -> usize {
+        self.evicted_tokens.get(layer * kv_heads + kv_head).copied().unwrap_or(0)
     }
 
     /// Whether the sequence can go back to its first `tokens` tokens.
@@ -35,24 +35,24 @@ impl Evicted {
 
     /// Counts tokens that have left a (layer, KV head).
     pub(crate) fn add(&mut self, shape: &CacheShape, layer: usize, kv_head: usize, tokens: usize) {
-        self.gone.resize(shape.layers * shape.kv_heads, 0);
-        self.gone[layer * shape.kv_heads + kv_head] += tokens;
+        self.evicted_tokens.resize(shape.layers * shape.kv_heads, 0);
+        self.evicted_tokens[layer * shape.kv_heads + kv_head] += tokens;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.gone.is_empty()
+        self.evicted_tokens.is_empty()
     }
 
     /// Whether heads that hold `held` tokens, `[layers, kv_heads]`, hold what these left of a sequence of `tokens`.
     pub(crate) fn leaves(&self, tokens: usize, held: &[usize]) -> bool {
-        let gone = self.gone.iter().copied().chain(std::iter::repeat(0));
-        let sound = self.is_empty() || self.gone.len() == held.len();
+        let evicted = self.evicted_tokens.iter().copied().chain(std::iter::repeat(0));
+        let sound = self.is_empty() || self.evicted_tokens.len() == held.len();
         sound
             && self.since <= tokens
             && held
                 .iter()
-                .zip(gone)
-                .all(|(held, gone)| held.checked_add(gone) == Some(tokens))
+                .zip(evicted)
+                .all(|(held, evicted)| held.checked_add(evicted) == Some(tokens))
     }
 }
 
@@ -111,7 +111,7 @@ impl Session {
 
     /// Cuts the cache and what is known of it at the first `tokens` tokens of a sequence that can go back there.
     pub(crate) fn cut(&mut self, tokens: usize) {
-        let place = self.rolled.place(tokens);
+        let place = self.rolling.place(tokens);
         if self.evicted.is_empty() {
             self.cache.truncate(place);
             if let Some(pages) = &mut self.pages {
@@ -124,7 +124,7 @@ impl Session {
         }
         let shape = *self.cache.shape();
         let evicted = &self.evicted;
-        let held = |layer: usize, kv_head: usize| tokens - evicted.gone(layer, shape.kv_heads, kv_head).min(tokens);
+        let held = |layer: usize, kv_head: usize| tokens - evicted.evicted_tokens(layer, shape.kv_heads, kv_head).min(tokens);
         for layer in 0..shape.layers {
             for kv_head in 0..shape.kv_heads {
                 self.cache.truncate_head(layer, kv_head, held(layer, kv_head));

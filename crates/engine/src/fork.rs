@@ -43,7 +43,7 @@ impl Session {
             }
         }
         fork.recurrence.copy_from(&self.recurrence)?;
-        fork.rolled = self.rolled.clone();
+        fork.rolling = self.rolling.clone();
         fork.evicted = self.evicted.clone();
         fork.tokens = self.tokens.clone();
         fork.prefilled = self.prefilled;

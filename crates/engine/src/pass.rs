@@ -160,8 +160,8 @@ impl Session {
         self.batch_tokens = batch.len();
         forward
             .as_dyn()
-            .embed(&Batch::of_one(batch, self.rolled.position(start))?)?;
-        let (policies, watching) = match phase {
+            .embed(&Batch::of_one(batch, self.rolling.position(start))?)?;
+        let (policies, observers) = match phase {
             Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
             Phase::Decode => (&mut self.decode, None),
         };
@@ -170,7 +170,7 @@ impl Session {
             device: self.pages.as_mut(),
             rotation: options.rotation(),
             policies,
-            watching,
+            observers,
             means: &mut self.means,
             step: Step {
                 phase,
@@ -199,7 +199,7 @@ impl Session {
         };
         let place = Place {
             config,
-            slot: self.rolled.place(start),
+            slot: self.rolling.place(start),
             tokens: batch.len(),
         };
         for layer in 0..config.layers {

@@ -157,7 +157,7 @@ impl Session {
         let identity = self.prefix_identity()?;
         let read = &self.tokens[..self.prefilled];
         let stored = match self.recurrence.state.is_empty() {
-            _ if !self.rolled.is_whole() || !self.evicted.is_empty() => cache.store(&self.cache, &identity, &[])?,
+            _ if !self.rolling.is_whole() || !self.evicted.is_empty() => cache.store(&self.cache, &identity, &[])?,
             true => cache.store(&self.cache, &identity, read)?,
             false if self.recurrence.state.tokens() == Some(read.len()) && self.is_at_page() => {
                 cache.store_with_note(&self.cache, &identity, read, &self.recurrence.state.to_bytes())?

@@ -15,7 +15,7 @@ use crate::eviction::Evicted;
 use crate::origin::Origin;
 use crate::plan::{cache_shape, session_tiers};
 use crate::sampler::SamplerState;
-use crate::window::Rolled;
+use crate::window::RollingWindow;
 use crate::{Engine, EngineError, Session};
 
 /// Changes with the record below.
@@ -35,7 +35,7 @@ struct Record {
     prefill: Vec<Vec<u8>>,
     /// `[layers, kv_heads]`
     decode: Vec<Vec<u8>>,
-    rolled: Rolled,
+    rolling: RollingWindow,
     evicted: Evicted,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
@@ -65,7 +65,7 @@ impl Session {
             pairs: self.pairs,
             prefill: states(&self.prefill),
             decode: states(&self.decode),
-            rolled: self.rolled.clone(),
+            rolling: self.rolling.clone(),
             evicted: self.evicted.clone(),
             recurrent: self.recurrence.state.to_bytes(),
             auto: self.auto.as_ref().map(Auto::state),
@@ -132,7 +132,7 @@ impl Session {
         }
         session.recurrence.resume(recurrent)?;
         session.cache = cache;
-        session.rolled = record.rolled;
+        session.rolling = record.rolling;
         session.evicted = record.evicted;
         session.tokens = record.tokens;
         session.prefilled = record.prefilled;

@@ -20,7 +20,7 @@ use crate::recurrence::Recurrence;
 use crate::sampler::SamplerState;
 use crate::sliding::SlidingLayers;
 use crate::tiles::Heads;
-use crate::window::Rolled;
+use crate::window::RollingWindow;
 use crate::{AttentionTime, Engine, EngineError};
 
 /// One sequence being read and written: tokens, KV pages, policies.
@@ -30,7 +30,7 @@ pub struct Session {
     pub(crate) prefill: PolicySet,
     pub(crate) decode: PolicySet,
     pub(crate) recurrence: Recurrence,
-    pub(crate) rolled: Rolled,
+    pub(crate) rolling: RollingWindow,
     pub(crate) evicted: Evicted,
     pub(crate) sliding: SlidingLayers,
     pub(crate) tokens: Vec<u32>,
@@ -82,7 +82,7 @@ impl Session {
             prefill: policies(&options.prefill, Phase::Prefill)?,
             decode: policies(&options.decode, Phase::Decode)?,
             recurrence: Recurrence::new(config),
-            rolled: Rolled::default(),
+            rolling: RollingWindow::default(),
             evicted: Evicted::default(),
             sliding: SlidingLayers::of(config, options),
             tokens: Vec::new(),
@@ -242,7 +242,7 @@ impl Session {
     /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state, and
     /// everything is read again where sliding windows do not reach back so far.
     pub(crate) fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
-        let reached = self.rolled.reaches(tokens) && self.evicted.reaches(tokens);
+        let reached = self.rolling.reaches(tokens) && self.evicted.reaches(tokens);
         let tokens = if reached { tokens } else { 0 };
         let known = self
             .recurrence
@@ -259,7 +259,7 @@ impl Session {
     fn forget_from(&mut self, tokens: usize) {
         self.prefilled = self.prefilled.min(tokens);
         if tokens == 0 {
-            self.rolled = Rolled::default();
+            self.rolling = RollingWindow::default();
         }
         self.cut(tokens);
     }

@@ -75,7 +75,7 @@ impl Session {
         let sliding = self.sliding.clone();
         let shape = *self.cache.shape();
         for (layer, window) in &sliding.layers {
-            let left = self.evicted.gone(*layer, shape.kv_heads, 0);
+            let left = self.evicted.evicted_tokens(*layer, shape.kv_heads, 0);
             // The first token that the next query reads.
             let first = (self.tokens.len() + 1).saturating_sub(*window);
             let step = sliding.step(*window);
@@ -99,7 +99,7 @@ impl Session {
         let kv_heads = self.cache.shape().kv_heads;
         self.sliding.layers.iter().all(|(layer, window)| {
             let first = (tokens + 1).saturating_sub(*window);
-            self.evicted.gone(*layer, kv_heads, 0) <= first
+            self.evicted.evicted_tokens(*layer, kv_heads, 0) <= first
         })
     }
 }

@@ -27,9 +27,9 @@ pub struct StreamWindow {
 
 /// Where an endless sequence stands.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Rolled {
+pub(crate) struct RollingWindow {
     /// Tokens that have left the cache.
-    gone: usize,
+    dropped_tokens: usize,
     /// Length of the sequence when tokens left last: earlier lengths cannot be gone back to.
     since: usize,
     /// Position that the angles of the window's keys stand for, less their place in the cache.
@@ -76,20 +76,20 @@ impl EngineOptions {
     }
 }
 
-impl Rolled {
+impl RollingWindow {
     /// Whether the cache holds the beginning of the sequence as it was read.
     pub(crate) fn is_whole(&self) -> bool {
-        self.gone == 0
+        self.dropped_tokens == 0
     }
 
     /// Where a token of the sequence that is still to come, or came after tokens left last, stands in the cache.
     pub(crate) fn place(&self, token: usize) -> usize {
-        token - self.gone
+        token - self.dropped_tokens
     }
 
     /// The position whose angles it has.
     pub(crate) fn position(&self, token: usize) -> usize {
-        token - self.gone + self.offset
+        token - self.dropped_tokens + self.offset
     }
 
     /// Whether the sequence can go back to its first `tokens` tokens.
@@ -106,18 +106,18 @@ impl Session {
         };
         let page = self.engine.options().page_tokens;
         let sink_pages = window.sink_tokens.div_ceil(page);
-        let place = self.rolled.place(self.tokens.len());
+        let place = self.rolling.place(self.tokens.len());
         let window_page = (place + 1).saturating_sub(window.window_tokens) / page;
         let pages = window_page.saturating_sub(sink_pages);
         if pages > 0 {
             self.keep_sinks(window.sink_tokens)?;
             self.cache.remove_pages(sink_pages, pages);
-            self.rolled.gone += pages * page;
-            self.rolled.offset += pages * page;
-            self.rolled.since = self.tokens.len();
+            self.rolling.dropped_tokens += pages * page;
+            self.rolling.offset += pages * page;
+            self.rolling.since = self.tokens.len();
         }
         let most = self.engine.model().config().max_position;
-        let turned_back = self.rolled.offset > 0 && self.rolled.position(self.tokens.len()) + batch > most;
+        let turned_back = self.rolling.offset > 0 && self.rolling.position(self.tokens.len()) + batch > most;
         if turned_back {
             self.turn_window_back(sink_pages * page)?;
         }
@@ -132,10 +132,10 @@ impl Session {
     }
 
     fn keep_sinks(&mut self, tokens: usize) -> Result<(), EngineError> {
-        if self.rolled.sinks.is_empty() && tokens > 0 {
+        if self.rolling.sinks.is_empty() && tokens > 0 {
             for layer in 0..self.cache.shape().layers {
                 let keys = self.read_turnable(layer, 0, tokens)?;
-                self.rolled.sinks.push(keys);
+                self.rolling.sinks.push(keys);
             }
         }
         Ok(())
@@ -144,9 +144,9 @@ impl Session {
     /// Turns the sinks from their first positions to those before the window.
     fn place_sinks(&mut self) -> Result<(), EngineError> {
         for (layer, cache_layer) in self.attention_layers() {
-            if let Some(sinks) = self.rolled.sinks.get(cache_layer) {
+            if let Some(sinks) = self.rolling.sinks.get(cache_layer) {
                 let keys = sinks.clone();
-                self.write_turned(layer, cache_layer, 0, keys, 0, self.rolled.offset)?;
+                self.write_turned(layer, cache_layer, 0, keys, 0, self.rolling.offset)?;
             }
         }
         Ok(())
@@ -154,14 +154,14 @@ impl Session {
 
     /// Turns the keys from place `first` on so that positions are places again.
     fn turn_window_back(&mut self, first: usize) -> Result<(), EngineError> {
-        let end = self.rolled.place(self.tokens.len());
+        let end = self.rolling.place(self.tokens.len());
         for (layer, cache_layer) in self.attention_layers() {
             for place in (first..end).step_by(TURNED_TOKENS) {
                 let keys = self.read_turnable(cache_layer, place, TURNED_TOKENS.min(end - place))?;
-                self.write_turned(layer, cache_layer, place, keys, place + self.rolled.offset, place)?;
+                self.write_turned(layer, cache_layer, place, keys, place + self.rolling.offset, place)?;
             }
         }
-        self.rolled.offset = 0;
+        self.rolling.offset = 0;
         Ok(())
     }
 

@@ -72,7 +72,7 @@ impl DeviceMixer {
 /// Memory of the recurrent layers of a batch: what they keep, and scratch for a block of rows. All f32.
 pub(super) struct Recurrence {
     // by layer of the model; `None` for those that hold keys and values
-    layers: Vec<Option<Kept>>,
+    layers: Vec<Option<LayerState>>,
     // [block, channels]
     raw: DeviceBuffer,
     // [block, channels]
@@ -105,7 +105,7 @@ pub(super) struct MixerRows<'a> {
 }
 
 /// What one layer keeps of the segment that is being read, or was read last.
-struct Kept {
+struct LayerState {
     // [kernel - 1, channels]
     convolution: DeviceBuffer,
     // [value_heads, key_dim, value_dim]
@@ -134,7 +134,7 @@ impl Recurrence {
         let floats = |count: usize| gpu.allocate(4 * count);
         let (channels, value_width) = (shape.channels(), shape.value_heads * shape.value_dim);
         let kept = || {
-            Ok(Kept {
+            Ok(LayerState {
                 convolution: floats((kernel - 1) * channels)?,
                 memory: floats(shape.memory_values())?,
                 version: None,
