@@ -1,5 +1,5 @@
+use crate::call::{Call, Output};
 use crate::simd::Level;
-use crate::tile::{Call, Output};
 use crate::visible::Tokens;
 use crate::workspace::Workspace;
 use crate::{AttendError, KvView, Partial, QueryTile, Selection, Span};

@@ -1,10 +1,10 @@
 use alloc::vec::Vec;
 
 use crate::attend::{check, with_workspace};
+use crate::call::{BLOCK_ROWS, Call, Output};
 use crate::partial::Sums;
 use crate::parts::{PartUnderWay, Parts};
 use crate::simd::Level;
-use crate::tile::{BLOCK_ROWS, Call, Output};
 use crate::visible::Tokens;
 use crate::{Arithmetic, AttendError, AttendJob, AttendOptions, Partial, QueryTile, Span};
 
@@ -203,7 +203,7 @@ mod parallel {
 
     use super::{Piece, pieces};
     use crate::parts::{PART_TOKENS, PartUnderWay, parts_of_page};
-    use crate::tile::Output;
+    use crate::call::Output;
     use crate::visible::{Tokens, Visible};
     use crate::{AttendJob, AttendOptions, Partial, Span};
 

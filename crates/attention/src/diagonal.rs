@@ -7,10 +7,10 @@
 use alloc::vec::Vec;
 
 use crate::block::{aligned, stripes_of};
+use crate::call::{Call, Output};
 use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, WidenKeys, WidenValues};
 use crate::partial::Sums;
 use crate::simd::Level;
-use crate::tile::{Call, Output};
 use crate::visible::{Visible, low_bits};
 use crate::{LANES, PageView, Plane, Span};
 

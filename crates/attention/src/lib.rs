@@ -41,6 +41,7 @@ mod antidiagonals;
 mod attend;
 mod batch;
 mod block;
+mod call;
 #[cfg(feature = "std")]
 pub mod ceiling;
 mod copied;

@@ -1,7 +1,7 @@
 use crate::attend::{check_shapes, with_workspace};
+use crate::call::{Call, Output};
 use crate::format::check_head_dim;
 use crate::simd::Level;
-use crate::tile::{Call, Output};
 use crate::visible::Summaries;
 use crate::{AttendError, AttendOptions, KvView, PageView, Partial, Plane, QueryTile, Selection, Span};
 

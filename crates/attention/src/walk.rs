@@ -2,10 +2,10 @@
 //! over calls.
 
 use crate::block::block_of;
+use crate::call::{BLOCK_ROWS, Call, Output};
 use crate::kernel::KEY_BLOCK;
 use crate::parts::parts_of_page;
 use crate::selection::{diagonal_spans, merge_spans};
-use crate::tile::{BLOCK_ROWS, Call, Output};
 use crate::visible::Visible;
 use crate::workspace::Workspace;
 use crate::{Plane, Span};

@@ -1,0 +1,139 @@
+//! What one call attends to, where its results go, and how its rows are cut into tiles.
+
+use crate::kernel::{LONE_ROWS, pack, tile_width};
+use crate::partial::Sums;
+use crate::parts::Parts;
+use crate::simd::Level;
+use crate::visible::Visible;
+use crate::workspace::Workspace;
+use crate::{Arithmetic, AttendOptions, Format, KvView, Plane, QueryTile, Span};
+
+/// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
+pub(crate) const BLOCK_ROWS: usize = 240;
+
+/// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, head_dim]`.
+pub(crate) enum Output<'a> {
+    /// Accumulates into a partial, as one running softmax.
+    Partial(Sums<'a>),
+    /// Accumulates each part of the cache on its own and merges them in order.
+    Parts(Parts<'a>),
+    /// Adds the softmax weight of the key at `origin + i` to `mass[i]`.
+    Mass {
+        log_sum_exp: &'a [f32],
+        origin: usize,
+        mass: &'a mut [f32],
+    },
+}
+
+impl Output<'_> {
+    /// What the rows accumulate into now, if anything.
+    pub(crate) fn sums(&mut self) -> Option<Sums<'_>> {
+        match self {
+            Self::Partial(Sums { m, l, o }) => Some(Sums { m, l, o }),
+            Self::Parts(parts) => Some(parts.sums()),
+            Self::Mass { .. } => None,
+        }
+    }
+}
+
+/// What one call attends to.
+pub(crate) struct Call<'a, V: Visible> {
+    pub(crate) level: Level,
+    pub(crate) queries: QueryTile<'a>,
+    pub(crate) kv: KvView<'a>,
+    pub(crate) visible: &'a V,
+    pub(crate) options: &'a AttendOptions<'a>,
+    /// Only keys in this range.
+    pub(crate) range: Span,
+    /// Only keys in this part of the cache.
+    pub(crate) only_part: Option<usize>,
+}
+
+/// Rows of a tile: its first row within the query block, how many, and the width it is computed with.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub(crate) first: usize,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+}
+
+impl<V: Visible> Call<'_, V> {
+    fn fused(&self) -> bool {
+        self.options.arithmetic == Arithmetic::Fused
+    }
+
+    /// Whether `total` rows read planes of floats as they lie, which costs no more than widening them for so few. The same
+    /// floats are multiplied either way.
+    pub(crate) fn in_place(&self, total: usize) -> bool {
+        self.fused() || total <= LONE_ROWS
+    }
+
+    pub(crate) fn reads_keys_in_place(&self, format: Format, total: usize) -> bool {
+        match format {
+            Format::F32 => true,
+            Format::F16 | Format::Bf16 => self.in_place(total),
+            Format::Q8_0 | Format::Q4_0 => self.fused() && self.level.int8_dot(),
+        }
+    }
+
+    pub(crate) fn reads_values_in_place(&self, format: Format, total: usize) -> bool {
+        match format {
+            Format::F32 => true,
+            Format::F16 | Format::Bf16 => self.in_place(total),
+            Format::Q8_0 | Format::Q4_0 => self.fused(),
+        }
+    }
+
+    /// Copies the scaled queries of a block into `[head_dim, width]` per tile.
+    pub(crate) fn pack(&self, workspace: &mut Workspace, first: usize, rows: usize) {
+        let (group, head_dim) = (self.queries.group, self.kv.head_dim);
+        let total = rows * group;
+        workspace.queries.clear();
+        let mut at = 0;
+        while at < total {
+            let tile = self.tile(at, total);
+            let begin = workspace.queries.len();
+            workspace.queries.resize(begin + tile.width * head_dim, 0.0);
+            let packed = &mut workspace.queries[begin..];
+            let mut sources: [&[f32]; 12] = [&[]; 12];
+            for (r, source) in sources.iter_mut().enumerate().take(tile.rows) {
+                *source = self.queries.query(first + (at + r) / group, (at + r) % group);
+            }
+            let (rows, scale) = (&sources[..tile.rows], self.options.scale);
+            match tile.width {
+                1 => pack::<1>(self.level, rows, scale, packed),
+                2 => pack::<2>(self.level, rows, scale, packed),
+                4 => pack::<4>(self.level, rows, scale, packed),
+                6 => pack::<6>(self.level, rows, scale, packed),
+                8 => pack::<8>(self.level, rows, scale, packed),
+                _ => pack::<12>(self.level, rows, scale, packed),
+            }
+            at += tile.rows;
+        }
+        let quantised = self
+            .kv
+            .pages
+            .iter()
+            .any(|page| matches!(page.keys, Plane::Q8_0(_) | Plane::Q4_0(_)));
+        if quantised && self.fused() && self.level.int8_dot() {
+            let Workspace { int8, queries, .. } = workspace;
+            int8.clear();
+            let (mut at, mut rest) = (0, &queries[..]);
+            while at < total {
+                let tile = self.tile(at, total);
+                let (packed, later) = rest.split_at(tile.width * head_dim);
+                int8.push(self.level, packed, tile.width);
+                (at, rest) = (at + tile.rows, later);
+            }
+        }
+    }
+
+    /// The tile whose first row is row `first` of `total`.
+    pub(crate) fn tile(&self, first: usize, total: usize) -> Tile {
+        let widest = self.level.tile_rows();
+        let most = if self.in_place(total) { LONE_ROWS } else { widest };
+        let rows = (total - first).min(most);
+        let width = tile_width(rows, widest);
+        Tile { first, rows, width }
+    }
+}
