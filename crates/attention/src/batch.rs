@@ -202,8 +202,8 @@ mod parallel {
     use rayon::prelude::*;
 
     use super::{Piece, pieces};
-    use crate::parts::{PART_TOKENS, PartUnderWay, parts_of_page};
     use crate::call::Output;
+    use crate::parts::{PART_TOKENS, PartUnderWay, parts_of_page};
     use crate::visible::{Tokens, Visible};
     use crate::{AttendJob, AttendOptions, Partial, Span};
 

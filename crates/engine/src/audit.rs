@@ -206,7 +206,10 @@ impl Audit {
             (tile.kv_head, queries)
         });
         let sampled: Vec<(usize, QueryTile<'_>)> = sampled.collect();
-        let exact = sampled_reads.runs.iter().map(|run| Partial::new(run.rows, group, head_dim));
+        let exact = sampled_reads
+            .runs
+            .iter()
+            .map(|run| Partial::new(run.rows, group, head_dim));
         let mut exact: Vec<Partial> = exact.collect();
         reading::attend_everything(cache, chunk, &sampled, options, &mut exact)?;
         let width = self.heads.width();

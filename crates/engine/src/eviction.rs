@@ -25,7 +25,10 @@ pub(crate) struct Evicted {
 impl Evicted {
     /// Tokens that have left a (layer, KV head).
     pub(crate) fn evicted_tokens(&self, layer: usize, kv_heads: usize, kv_head: usize) -> usize {
-        self.evicted_tokens.get(layer * kv_heads + kv_head).copied().unwrap_or(0)
+        self.evicted_tokens
+            .get(layer * kv_heads + kv_head)
+            .copied()
+            .unwrap_or(0)
     }
 
     /// Whether the sequence can go back to its first `tokens` tokens.
@@ -124,7 +127,8 @@ impl Session {
         }
         let shape = *self.cache.shape();
         let evicted = &self.evicted;
-        let held = |layer: usize, kv_head: usize| tokens - evicted.evicted_tokens(layer, shape.kv_heads, kv_head).min(tokens);
+        let held =
+            |layer: usize, kv_head: usize| tokens - evicted.evicted_tokens(layer, shape.kv_heads, kv_head).min(tokens);
         for layer in 0..shape.layers {
             for kv_head in 0..shape.kv_heads {
                 self.cache.truncate_head(layer, kv_head, held(layer, kv_head));

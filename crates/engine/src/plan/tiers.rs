@@ -8,8 +8,8 @@ use riffle_model::ModelConfig;
 use serde::Serialize;
 
 use super::{MemoryPlan, human_bytes};
-use crate::sliding::SlidingLayers;
 use crate::EngineOptions;
+use crate::sliding::SlidingLayers;
 
 /// Bytes of KV pages by tier, and of those on their way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
