@@ -68,6 +68,10 @@ impl Learn for Recorder {
     }
 
     fn observe(&mut self, mass: &ColumnMass<'_>) {
+        // The policy of decode looks on while the prompt is read, before it is prepared for a chunk of its own.
+        if self.chunk == [0, 0] {
+            return;
+        }
         assert_eq!([mass.queries.start, mass.queries.end], self.chunk);
         // Each query and head gives a mass of 1: the chunk has been attended to.
         let total: f32 = mass.mass.iter().sum();
