@@ -128,7 +128,7 @@ fn rows_together_equal_rows_alone(shape: &Shape) {
         on_threads(|| {
             let together = every_way(tile, &views, &shape.selection, &options);
             for row in 0..shape.rows {
-                // As a decode step finds the cache: what comes later is not there yet.
+                // A decode step finds only the tokens up to its own in the cache.
                 let held = until(&views, shape.start + row + 1);
                 let alone = every_way(rows_of(&tile, row, 1), &held, &shape.selection, &options);
                 for (together, alone) in together.iter().zip(&alone) {

@@ -276,7 +276,7 @@ fn forward_for<'f>(
 ) -> Result<&'f mut ModelForward, EngineError> {
     let forward = match memory.take() {
         Some(forward) if forward.batch_tokens() >= tokens => forward,
-        // The memory of shorter batches is gone before there is more.
+        // The old buffers are freed before larger ones are allocated, so that the plan counts them once.
         shorter => {
             drop(shorter);
             engine.compute().forward(tokens, engine.rotary_context())?

@@ -12,8 +12,8 @@ use crate::EngineError;
 use crate::chunk::Chunk;
 use crate::tiles::{Tile, rows_from};
 
-/// Attends a chunk's tiles to what they read. `scans` are those that policies lent, by KV head: keys of a tile that one
-/// covers are not scored again. `next` is the layer that is read after this chunk.
+/// Attends each tile of a chunk to its selection. `scans` holds the key scores that policies computed, one entry a KV head:
+/// where a scan covers a tile, its keys are not scored again. `next` is the layer whose pages are loaded ahead.
 pub(crate) fn attend(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,

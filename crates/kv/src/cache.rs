@@ -245,8 +245,8 @@ impl KvCache {
         self.pool.write().forget_cached_files()
     }
 
-    /// Takes `pages` entries from entry `first` on out of page tables, and lets go of the pages. The counts of tokens have been
-    /// set.
+    /// Removes `pages` entries, from entry `first` on, from each page table of `tables`, and lowers the pages' counts. The
+    /// caller has set the counts of tokens before.
     pub(crate) fn drain_pages(&mut self, tables: std::ops::Range<usize>, first: usize, pages: usize) {
         let pool = Arc::clone(&self.pool);
         self.drain_pages_in(&mut pool.write(), tables, first, pages);

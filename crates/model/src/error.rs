@@ -328,6 +328,21 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// Checks the length of a buffer that a caller handed in.
+    ///
+    /// # Errors
+    /// [`ModelError::BufferLength`] when it holds `found` values and not `expected`.
+    pub fn check_length(buffer: &'static str, expected: usize, found: usize) -> Result<(), ModelError> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(ModelError::BufferLength {
+                buffer,
+                expected,
+                found,
+            }),
+        }
+    }
+
     /// Why a file of a model was not opened or read.
     pub(crate) fn file(path: &Path, error: FileError) -> ModelError {
         let path = path.to_owned();

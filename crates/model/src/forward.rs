@@ -136,13 +136,7 @@ impl Forward for HostForward {
 
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
         let vocab_size = self.model.config.vocab_size;
-        if out.len() != rows.len() * vocab_size {
-            return Err(ModelError::BufferLength {
-                buffer: "out",
-                expected: rows.len() * vocab_size,
-                found: out.len(),
-            });
-        }
+        ModelError::check_length("out", rows.len() * vocab_size, out.len())?;
         self.model.logits(&self.hidden, rows, out, &mut self.workspace);
         Ok(())
     }

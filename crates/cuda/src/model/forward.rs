@@ -12,7 +12,8 @@ use super::weights::{DeviceAttention, DeviceLayer, DeviceMlp, DeviceModel, Devic
 use crate::ops::{self, HeadRows};
 use crate::{CudaError, Region, Stream};
 
-/// Recurrent layers read a segment from its first row on, and what is left at the end of a block in a form of its own.
+/// Blocks are counted from a segment's first row. The delta rule's kernels compute the rows that are left at the end of a
+/// call in another order of sums, so a block that ended elsewhere would change bits.
 const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 
 /// A batch on a device: hidden states stay there. What a layer attends with comes to main memory and goes back by way of
@@ -412,13 +413,7 @@ impl Forward for DeviceForward {
 
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
         let vocab_size = self.model.config.vocab_size;
-        if out.len() != rows.len() * vocab_size {
-            return Err(ModelError::BufferLength {
-                buffer: "out",
-                expected: rows.len() * vocab_size,
-                found: out.len(),
-            });
-        }
+        ModelError::check_length("out", rows.len() * vocab_size, out.len())?;
         self.head(rows, out).map_err(model_error)
     }
 }

@@ -1,6 +1,7 @@
 //! Gated DeltaNet layers on a device. Their states lie in main memory, where sessions copy, fork and store them: for each
 //! segment of a batch a layer brings its state, reads its rows and takes the state back, so that a lost device takes nothing
-//! with it. What a layer left on the device is not brought again while main memory still holds the same.
+//! with it. A state that is still on the device, in the version that main memory
+//! holds, is not copied again.
 
 use std::ops::Range;
 

@@ -125,7 +125,8 @@ impl OffloadEngine {
         }
     }
 
-    /// Shows pages of a layer of which some have to be loaded. `expected` are those that are read next, of layer `next`.
+    /// Shows the pages of a layer to `each`, and loads those that are far. `expected` lists the pages of layer `next` that are
+    /// loaded ahead.
     fn stream<E: From<KvError>>(
         &mut self,
         pages: SequencePages<'_>,

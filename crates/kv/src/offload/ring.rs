@@ -192,7 +192,7 @@ impl Ring {
         self.held.remove(&page)?.loaded?.ok()
     }
 
-    /// Forgets pages, and waits for those that are under way.
+    /// Removes pages from the ring. Waits for those that are being loaded.
     pub(super) fn forget(&mut self, pages: &[PageId]) {
         if self.held.is_empty() {
             return;
