@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
 
-use crate::compute::Compute;
 use crate::error::factor;
+use crate::pass::compute::Compute;
 use crate::plan::{available_memory_bytes, policy_shape};
 use crate::{EngineError, EngineOptions, MemoryPlan};
 

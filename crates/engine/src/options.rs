@@ -6,7 +6,7 @@ use riffle_kv::KvTiers;
 use riffle_model::{Activations, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
-use crate::rotation::Rotation;
+use crate::pass::rotation::Rotation;
 use crate::{EngineError, PromptText, StreamWindow};
 
 /// How a model is run: context, batches, cache formats and policies.

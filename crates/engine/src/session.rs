@@ -8,19 +8,19 @@ use riffle_cuda::TransferCount;
 use riffle_kv::{KvCache, KvUsage};
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
-use crate::attention_step::PairCount;
-use crate::audit::{Audit, AuditReport, AuditedQuery};
-use crate::auto::Auto;
-use crate::block_means::BlockMeans;
-use crate::compute::ModelForward;
-use crate::device::DevicePages;
-use crate::eviction::Evicted;
+use crate::answer::sampler::SamplerState;
+use crate::pass::attention_step::PairCount;
+use crate::pass::audit::{Audit, AuditReport, AuditedQuery};
+use crate::pass::auto::Auto;
+use crate::pass::compute::ModelForward;
+use crate::pass::device::DevicePages;
+use crate::pass::tiles::Heads;
 use crate::plan::{cache_shape, policy_shape, session_tiers};
-use crate::recurrence::Recurrence;
-use crate::sampler::SamplerState;
-use crate::sliding::SlidingLayers;
-use crate::tiles::Heads;
-use crate::window::RollingWindow;
+use crate::sequence::block_means::BlockMeans;
+use crate::sequence::eviction::Evicted;
+use crate::sequence::recurrence::Recurrence;
+use crate::sequence::sliding::SlidingLayers;
+use crate::sequence::window::RollingWindow;
 use crate::{AttentionTime, Engine, EngineError};
 
 /// One sequence being read and written: tokens, KV pages, policies.

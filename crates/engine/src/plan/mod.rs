@@ -11,8 +11,8 @@ use riffle_model::{ModelConfig, ModelInfo};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
-use crate::recurrence::Recurrence;
-use crate::sliding::SlidingLayers;
+use crate::sequence::recurrence::Recurrence;
+use crate::sequence::sliding::SlidingLayers;
 use crate::{EngineError, EngineOptions};
 
 pub use bytes::{available_memory_bytes, human_bytes};

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{MemoryPlan, human_bytes};
 use crate::EngineOptions;
-use crate::sliding::SlidingLayers;
+use crate::sequence::sliding::SlidingLayers;
 
 /// Bytes of KV pages by tier, and of those on their way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

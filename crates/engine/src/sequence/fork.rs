@@ -1,7 +1,7 @@
 //! Sessions that hold pages in common.
 
-use crate::device::DevicePages;
-use crate::prefix::grid;
+use crate::pass::device::DevicePages;
+use crate::sequence::prefix::grid;
 use crate::{EngineError, Session};
 
 impl Session {

@@ -8,7 +8,7 @@ use riffle_model::RecurrentState;
 use serde::Serialize;
 
 use crate::origin::Origin;
-use crate::sliding::lcm;
+use crate::sequence::sliding::lcm;
 use crate::{EngineError, EngineOptions, Session};
 
 /// Bytes a prefix cache's pages take at most unless the caller says.

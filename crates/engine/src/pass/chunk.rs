@@ -6,9 +6,9 @@ use riffle_attention::{AttendJob, KvView, PageView, QueryTile, Selection};
 use riffle_kv::PageReader;
 use riffle_policy::{Phase, SelectContext};
 
-use crate::eviction::Evicted;
-use crate::layer_rows::LayerRows;
-use crate::tiles::{Heads, Tile};
+use crate::pass::layer_rows::LayerRows;
+use crate::pass::tiles::{Heads, Tile};
+use crate::sequence::eviction::Evicted;
 
 /// What all chunks of a batch share.
 #[derive(Debug, Clone, Copy)]

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::prefix::grid;
 use crate::run::{Finished, prompt_tokens};
+use crate::sequence::prefix::grid;
 use crate::{Engine, EngineError, RunEvent, RunReport, RunRequest, Session};
 
 /// Reads once what all prompts begin with alike, and answers each in a session of its own that shares these pages.

@@ -9,11 +9,11 @@ use riffle_cuda::{DeviceRows, Event, PagePool, PagedTile, Stream, SummaryKind, T
 use riffle_kv::KvCache;
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
 
-use crate::chunk::Chunk;
-use crate::compute::Compute;
+use crate::pass::chunk::Chunk;
+use crate::pass::compute::Compute;
+use crate::pass::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
+use crate::pass::rotation::Rotation;
 use crate::plan::pool_options;
-use crate::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
-use crate::rotation::Rotation;
 use crate::{Engine, EngineError};
 
 /// The pages of a session on a device. Sessions that share pages in main memory share this room as well, so that all of
@@ -158,7 +158,7 @@ pub(crate) fn append(
     })
 }
 
-/// [`reading::attend`](crate::reading::attend) on a device; `partials` that hold something are added to. Without partials the
+/// [`reading::attend`](crate::pass::reading::attend) on a device; `partials` that hold something are added to. Without partials the
 /// result stays in the rows on the device. `blocks` are the tokens in the blocks whose means are read as well, by KV head, or
 /// nothing.
 pub(crate) fn attend(
@@ -341,7 +341,7 @@ pub(crate) fn bound_scores(
     Ok(Some(scores.into_iter().map(Estimated::Bounds).collect()))
 }
 
-/// [`reading::observe`](crate::reading::observe) where a device attended: the mass of keys of 16 bits on either side, as its
+/// [`reading::observe`](crate::pass::reading::observe) where a device attended: the mass of keys of 16 bits on either side, as its
 /// attention weighs them. Without `partials` the log-sum-exp of what was read lies in the rows.
 pub(crate) fn observe(
     pages: &mut DevicePages,

@@ -2,7 +2,7 @@
 //!
 //! A layer with a window of its own reads its latest tokens alone. After each batch the pages before its window leave the
 //! cache, and later tokens of the layer move down by whole pages. The layer then counts places among the tokens it
-//! holds, as a head does from which a policy has evicted tokens ([`Evicted`](crate::eviction::Evicted)).
+//! holds, as a head does from which a policy has evicted tokens ([`Evicted`](crate::sequence::eviction::Evicted)).
 
 use riffle_model::ModelConfig;
 

@@ -12,18 +12,18 @@ use riffle_policy::{LentScan, Phase, Policy, PolicySet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::attention_time::add_since;
-use crate::audit::Audit;
-use crate::auto::Auto;
-use crate::block_means::BlockMeans;
-use crate::choice::bounds_block;
-use crate::chunk::{Chunk, Step, pages};
-use crate::compute::NewKeys;
-use crate::device::{self, DevicePages};
-use crate::layer_rows::LayerRows;
-use crate::reading;
-use crate::rotation::{Rotation, rotate};
-use crate::tiles::Tile;
+use crate::pass::attention_time::add_since;
+use crate::pass::audit::Audit;
+use crate::pass::auto::Auto;
+use crate::pass::choice::bounds_block;
+use crate::pass::chunk::{Chunk, Step, pages};
+use crate::pass::compute::NewKeys;
+use crate::pass::device::{self, DevicePages};
+use crate::pass::layer_rows::LayerRows;
+use crate::pass::reading;
+use crate::pass::rotation::{Rotation, rotate};
+use crate::pass::tiles::Tile;
+use crate::sequence::block_means::BlockMeans;
 use crate::{AttentionTime, EngineError};
 
 /// Pairs of query position and key, over all layers and KV heads.

@@ -1,5 +1,18 @@
 //! Tokens go through the layers: a prompt in logical batches, an answer one by one.
 
+pub(crate) mod attention_step;
+pub(crate) mod attention_time;
+pub(crate) mod audit;
+pub(crate) mod auto;
+pub(crate) mod choice;
+pub(crate) mod chunk;
+pub(crate) mod compute;
+pub(crate) mod device;
+pub(crate) mod layer_rows;
+pub(crate) mod reading;
+pub(crate) mod rotation;
+pub(crate) mod tiles;
+
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
@@ -7,11 +20,11 @@ use riffle_attention::AttendOptions;
 use riffle_model::{Batch, ModelConfig, RecurrentState};
 use riffle_policy::Phase;
 
-use crate::attention_step::{AttendedIn, LayerAttention};
-use crate::chunk::Step;
-use crate::compute::ModelForward;
-use crate::layer_rows::LayerRows;
-use crate::tiles::Heads;
+use crate::pass::attention_step::{AttendedIn, LayerAttention};
+use crate::pass::chunk::Step;
+use crate::pass::compute::ModelForward;
+use crate::pass::layer_rows::LayerRows;
+use crate::pass::tiles::Heads;
 use crate::{Engine, EngineError, Session};
 
 /// How far a prefill has come.

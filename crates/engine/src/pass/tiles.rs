@@ -5,7 +5,7 @@ use std::ops::Range;
 use riffle_attention::QueryTile;
 use riffle_model::ModelConfig;
 
-use crate::layer_rows::LayerRows;
+use crate::pass::layer_rows::LayerRows;
 
 /// Rows of query heads in one tile: enough to share every K and V load, few enough for a selection to be specific.
 const TILE_HEAD_ROWS: usize = 128;

@@ -9,8 +9,8 @@ use riffle_kv::KvCache;
 use riffle_policy::{ColumnMass, KeyUse, LentScan, Policy, PolicySet, SelectContext};
 
 use crate::EngineError;
-use crate::chunk::Chunk;
-use crate::tiles::{Tile, rows_from};
+use crate::pass::chunk::Chunk;
+use crate::pass::tiles::{Tile, rows_from};
 
 /// Attends each tile of a chunk to its selection. `scans` holds the key scores that policies computed, one entry a KV head:
 /// where a scan covers a tile, its keys are not scored again. `next` is the layer whose pages are loaded ahead.

@@ -10,7 +10,7 @@
 use riffle_policy::PolicyRules;
 use serde::{Deserialize, Serialize};
 
-use crate::rotation::rotate;
+use crate::pass::rotation::rotate;
 use crate::{EngineError, EngineOptions, Session};
 
 /// Tokens whose keys are turned at a time.

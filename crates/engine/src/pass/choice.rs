@@ -6,11 +6,12 @@ use rayon::prelude::*;
 use riffle_attention::Selection;
 use riffle_policy::{Estimate, Policy, SelectContext};
 
-use crate::attention_step::LayerAttention;
-use crate::chunk::{Chunk, Step, pages};
-use crate::layer_rows::LayerRows;
-use crate::tiles::Tile;
-use crate::{EngineError, device, reading};
+use crate::EngineError;
+use crate::pass::attention_step::LayerAttention;
+use crate::pass::chunk::{Chunk, Step, pages};
+use crate::pass::layer_rows::LayerRows;
+use crate::pass::tiles::Tile;
+use crate::pass::{device, reading};
 
 impl LayerAttention<'_> {
     /// What each tile of a chunk reads, and for the second of two phases what it read in the first.

@@ -8,14 +8,14 @@ use riffle_model::RecurrentState;
 use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
-use crate::attention_step::PairCount;
-use crate::audit::HeadSums;
-use crate::auto::{Auto, AutoState};
-use crate::eviction::Evicted;
+use crate::answer::sampler::SamplerState;
 use crate::origin::Origin;
+use crate::pass::attention_step::PairCount;
+use crate::pass::audit::HeadSums;
+use crate::pass::auto::{Auto, AutoState};
 use crate::plan::{cache_shape, session_tiers};
-use crate::sampler::SamplerState;
-use crate::window::RollingWindow;
+use crate::sequence::eviction::Evicted;
+use crate::sequence::window::RollingWindow;
 use crate::{Engine, EngineError, Session};
 
 /// Changes with the record below.

@@ -2,7 +2,7 @@
 
 use riffle_cuda::DeviceRows;
 
-use crate::compute::NewKeys;
+use crate::pass::compute::NewKeys;
 
 /// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated as its cache holds them.
 #[derive(Clone, Copy)]

@@ -1,5 +1,9 @@
 //! One prompt in, one answer out, with everything that was measured on the way.
 
+pub(crate) mod questions;
+pub(crate) mod session_file;
+pub(crate) mod time_left;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,8 +14,8 @@ use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
 use crate::plan::policy_shape;
-use crate::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
-use crate::session_file::SessionFile;
+use crate::run::session_file::SessionFile;
+use crate::sequence::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
 use crate::{
     AttentionTime, AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress, Session,
     SessionReport, StopReason, described_activations,

@@ -6,7 +6,7 @@ use riffle_cuda::{DeviceForward, DeviceModel, DeviceRows, Gpu, HostRows, Stream}
 use riffle_model::{Decoder, Forward, HostForward, Projected};
 
 use crate::EngineError;
-use crate::rotation::{Rotation, rotate};
+use crate::pass::rotation::{Rotation, rotate};
 
 pub(crate) enum Compute {
     Host(Arc<Decoder>),
