@@ -50,10 +50,11 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
     forward.embed(&batch)?;
     for layer in 0..layers {
         // Attention whose result is zero.
-        if let Some(projected) = forward.project(layer)? {
+        forward.project(layer, 0..tokens.len())?;
+        if let Some(projected) = forward.projected() {
             projected.attended.fill(0.0);
         }
-        forward.finish(layer, &mut states.each_mut())?;
+        forward.finish(layer, 0..tokens.len(), &mut states.each_mut())?;
     }
     forward.logits(&[0], &mut vec![0.0; vocab_size])
 }

@@ -34,12 +34,29 @@ fn read(
     batch: &Batch,
     states: &mut [&mut RecurrentState],
 ) -> Vec<f32> {
+    read_in_blocks(forward, config, batch, states, usize::MAX)
+}
+
+/// As [`read`], every layer cut into blocks of about `most` rows.
+fn read_in_blocks(
+    forward: &mut dyn Forward,
+    config: &ModelConfig,
+    batch: &Batch,
+    states: &mut [&mut RecurrentState],
+    most: usize,
+) -> Vec<f32> {
     forward.embed(batch).unwrap();
+    let blocks = forward.row_blocks(most);
     for layer in 0..config.layers {
-        if let Some(mut projected) = forward.project(layer).unwrap() {
+        for block in &blocks {
+            forward.project(layer, block.clone()).unwrap();
+        }
+        if let Some(mut projected) = forward.projected() {
             attend_means(config, batch, &mut projected);
         }
-        forward.finish(layer, states).unwrap();
+        for block in &blocks {
+            forward.finish(layer, block.clone(), states).unwrap();
+        }
     }
     let rows: Vec<usize> = (0..batch.rows()).collect();
     let mut all = vec![0.0; rows.len() * config.vocab_size];
@@ -132,5 +149,30 @@ fn two_sequences_in_one_batch_have_the_bits_of_each_alone() {
             assert!(found == expected, "{name}: {ranges:?}");
             assert!(alone == joined, "{name}: states after {ranges:?}");
         }
+    }
+}
+
+#[test]
+fn layers_that_are_cut_by_rows_give_the_bits_of_whole_ones() {
+    let gpu = gpu();
+    let stream = Arc::new(gpu.stream().unwrap());
+    for case in ["llama-0", "qwen3_5-0"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../model/tests/vectors")
+            .join(case);
+        let host = load(&path).unwrap().model;
+        let config = &host.config;
+        let model = Arc::new(DeviceModel::upload(&gpu, load(&path).unwrap().model).unwrap());
+        let text: Vec<u32> = (0..1100).map(|at| at * 7 % 31).collect();
+        let mut forward = DeviceForward::new(&model, &stream, 1200, 1200).unwrap();
+        let batch = Batch::new([(&text[..], 0), (&text[..1], 0), (&text[5..50], 0)]).unwrap();
+        let mut whole = [0; 3].map(|_| RecurrentState::new(config));
+        let expected = read(&mut forward, config, &batch, &mut whole.each_mut());
+        assert_eq!(forward.row_blocks(1200), [0..1146], "{case}");
+        assert_eq!(forward.row_blocks(1), [0..1024, 1024..1146], "{case}");
+        let mut cut = [0; 3].map(|_| RecurrentState::new(config));
+        let found = read_in_blocks(&mut forward, config, &batch, &mut cut.each_mut(), 1);
+        assert!(found == expected, "{case}");
+        assert!(cut == whole, "{case}: states");
     }
 }

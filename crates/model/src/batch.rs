@@ -97,15 +97,17 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// The batch in blocks of up to `most` rows. Blocks end with segments or on the grid, so that what is computed for a segment
-    /// does not depend on where its rows lie; `most` must be at least the grid's step unless the batch is not longer.
-    pub fn row_blocks(&self, most: usize, grid: CutGrid) -> Vec<Range<usize>> {
+    /// Some rows of the batch in blocks of up to `most` rows, or of the grid's step where that is more. Blocks end with segments or
+    /// on the grid, so that what is computed for a segment does not depend on where its rows lie.
+    pub fn row_blocks(&self, rows: Range<usize>, most: usize, grid: CutGrid) -> Vec<Range<usize>> {
+        let most = most.max(grid.step());
         let mut blocks = Vec::new();
-        let mut block = 0..0;
-        for segment in &self.segments {
-            let mut first = segment.rows.start;
-            while first < segment.rows.end {
-                let until = grid.next(segment, first).min(segment.rows.end);
+        let mut block = rows.start..rows.start;
+        for part in self.parts(rows) {
+            let segment = &self.segments[part.segment];
+            let mut first = part.rows.start;
+            while first < part.rows.end {
+                let until = grid.next(segment, first).min(part.rows.end);
                 if until - block.start > most && !block.is_empty() {
                     blocks.push(block);
                     block = first..first;
@@ -114,7 +116,9 @@ impl Batch {
                 first = until;
             }
         }
-        blocks.push(block);
+        if !block.is_empty() {
+            blocks.push(block);
+        }
         blocks
     }
 
@@ -168,6 +172,13 @@ impl Batch {
 }
 
 impl CutGrid {
+    /// Rows between cuts of a long segment.
+    fn step(self) -> usize {
+        match self {
+            Self::Positions(step) | Self::Rows(step) => step,
+        }
+    }
+
     /// The first cut of a segment after one of its rows.
     fn next(self, segment: &Segment, row: usize) -> usize {
         let behind = row - segment.rows.start;
@@ -204,7 +215,7 @@ mod tests {
         let lengths = [(700, 0), (1, 9), (63, 130), (64, 1), (1, 0), (900, 77), (2, 5)];
         let batch = batch(&lengths);
         for grid in [CutGrid::Positions(64), CutGrid::Rows(256)] {
-            let blocks = batch.row_blocks(256, grid);
+            let blocks = batch.row_blocks(0..batch.rows(), 256, grid);
             assert_eq!(blocks[0].start, 0);
             assert_eq!(blocks.last().unwrap().end, batch.rows());
             for pair in blocks.windows(2) {
@@ -222,6 +233,28 @@ mod tests {
                 assert!(on_grid || last.rows.end == segment.rows.end, "{grid:?}: {block:?}");
             }
         }
+    }
+
+    #[test]
+    fn blocks_of_a_block_fill_it_and_are_as_long_as_the_grid_asks() {
+        let lengths = [(700, 0), (1, 9), (63, 130), (64, 1), (1, 0), (900, 77), (2, 5)];
+        let batch = batch(&lengths);
+        let grid = CutGrid::Positions(64);
+        let outer = batch.row_blocks(0..batch.rows(), 300, grid);
+        let inner: Vec<_> = outer
+            .iter()
+            .flat_map(|block| batch.row_blocks(block.clone(), 1, grid))
+            .collect();
+        assert_eq!(inner[0].start, 0);
+        assert_eq!(inner.last().unwrap().end, batch.rows());
+        assert!(inner.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert!(inner.iter().all(|block| (1..=64).contains(&block.len())), "{inner:?}");
+        assert!(inner.len() < batch.rows() / 32, "{} blocks", inner.len());
+        assert_eq!(
+            batch.row_blocks(0..batch.rows(), usize::MAX, grid),
+            [0..batch.rows()],
+            "one block of everything"
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Everything that can go wrong between a path and a logit.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use riffle_files::FileError;
@@ -313,6 +314,18 @@ pub enum ModelError {
         expected: u64,
         /// Bytes found.
         found: u64,
+    },
+    /// Rows of a batch that are not the next ones of a layer.
+    #[error(
+        "layer {layer} was given rows {rows:?} of its batch, and {expected:?} are next; take blocks of rows in order"
+    )]
+    RowsOutOfOrder {
+        /// The layer.
+        layer: usize,
+        /// The rows given.
+        rows: Range<usize>,
+        /// The rows that may come next, empty where none may.
+        expected: Range<usize>,
     },
     /// A layer the model does not have.
     #[error("layer {layer} does not exist; the model has {layers}")]

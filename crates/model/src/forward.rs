@@ -1,16 +1,20 @@
 //! A batch on its way through a model, wherever the model computes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::blocks::RotaryTable;
-use crate::workspace::Workspace;
-use crate::{Batch, Decoder, ModelError, RecurrentState};
+use crate::workspace::{CUT_GRID, Workspace};
+use crate::{Batch, Decoder, LayerProgress, ModelError, RecurrentState};
 
 /// Hidden states of one batch after another, kept where the model computes: in main memory ([`HostForward`]) or on a
 /// device.
 ///
 /// A batch begins with [`embed`](Self::embed). Then for each layer in order the model [projects](Self::project), the caller
 /// attends, the model [finishes](Self::finish) the layer. Last come the [`logits`](Self::logits) of the rows that are wanted.
+///
+/// A layer may be cut by rows: either step takes one of the [`row_blocks`](Self::row_blocks) after the other, so that the caller
+/// can do other work in between. A block may be finished before the next is projected. Cuts change no bit.
 ///
 /// Results of a segment are the same to the bit for every number of threads and whatever other segments are in the batch, and
 /// for every split of a text into batches, as far as the caller's attention is. Recurrent layers read chunks of 64 tokens at a time:
@@ -26,20 +30,36 @@ pub trait Forward: Send {
     /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`], a device that fails.
     fn embed(&mut self, batch: &Batch) -> Result<(), ModelError>;
 
-    /// What a layer attends with, of all rows of the batch; `None` for a recurrent layer, which has nothing to attend to.
-    ///
-    /// # Errors
-    /// [`ModelError::NoSuchLayer`]; a device that fails.
-    fn project(&mut self, layer: usize) -> Result<Option<Projected<'_>>, ModelError>;
+    /// Rows of the batch in blocks of about `most` rows that may be projected and finished one after the other; a batch of no
+    /// more rows is one block. `most` is raised to the fewest rows between which a batch can be cut without a change of bits:
+    /// 64 on the CPU.
+    fn row_blocks(&self, most: usize) -> Vec<Range<usize>>;
 
-    /// Takes the batch through the rest of a layer, from what was written to [`Projected::attended`]. A recurrent layer reads
-    /// and renews its part of `states`, one for each segment, which must have seen the tokens before the segment; after an error
-    /// that part is undefined.
+    /// Projects `rows` of the batch, one of the [`row_blocks`](Self::row_blocks) or several beside each other, in order. False for
+    /// a recurrent layer, which has nothing to attend to.
     ///
     /// # Errors
-    /// [`ModelError::NoSuchLayer`], [`ModelError::WrongStates`], [`ModelError::WrongRecurrentState`],
-    /// [`ModelError::RecurrentPosition`]; a device that fails.
-    fn finish(&mut self, layer: usize, states: &mut [&mut RecurrentState]) -> Result<(), ModelError>;
+    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`]; a device that fails.
+    fn project(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError>;
+
+    /// What the layer under way attends with, of all rows projected so far: the same values at every call, with what the caller
+    /// changed. `None` before rows are projected, for a recurrent layer, and when all rows are finished.
+    fn projected(&mut self) -> Option<Projected<'_>>;
+
+    /// Takes projected rows through the rest of a layer, blocks in order, from what was written to [`Projected::attended`] for
+    /// them. A recurrent layer reads and renews its part of `states`, one for each segment of the whole batch, which must have
+    /// seen the tokens before the segment when its first rows come; after an error, and between the blocks of a segment, that
+    /// part is undefined.
+    ///
+    /// # Errors
+    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], [`ModelError::WrongStates`],
+    /// [`ModelError::WrongRecurrentState`], [`ModelError::RecurrentPosition`]; a device that fails.
+    fn finish(
+        &mut self,
+        layer: usize,
+        rows: Range<usize>,
+        states: &mut [&mut RecurrentState],
+    ) -> Result<(), ModelError>;
 
     /// Writes the logits of some rows of the batch to `out`, `[rows, vocab_size]`.
     ///
@@ -51,8 +71,8 @@ pub trait Forward: Send {
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError>;
 }
 
-/// Queries, keys and values of one layer for the rows of a batch, and room for what attention makes of them. The caller may
-/// change all of them.
+/// Queries, keys and values of one layer for the first rows of a batch, and room for what attention makes of them. The caller
+/// may change all of them.
 #[derive(Debug)]
 pub struct Projected<'a> {
     /// `[rows, heads, head_dim]`, turned to their positions.
@@ -69,6 +89,7 @@ pub struct Projected<'a> {
 pub struct HostForward {
     model: Arc<Decoder>,
     batch: Option<Batch>,
+    progress: LayerProgress,
     // [rows, hidden_size]
     hidden: Vec<f32>,
     workspace: Workspace,
@@ -81,6 +102,7 @@ impl HostForward {
     pub fn new(model: &Arc<Decoder>, batch_tokens: usize, context_tokens: usize) -> HostForward {
         HostForward {
             batch: None,
+            progress: LayerProgress::default(),
             hidden: Vec::new(),
             workspace: Workspace::new(&model.config, batch_tokens, context_tokens),
             model: Arc::clone(model),
@@ -104,33 +126,56 @@ impl Forward for HostForward {
         self.model.embed(batch.tokens(), &mut self.hidden);
         self.workspace.rotary_tables.iter_mut().for_each(RotaryTable::clear);
         self.batch = Some(batch.clone());
+        self.progress = LayerProgress::new(batch.rows());
         Ok(())
     }
 
-    fn project(&mut self, layer: usize) -> Result<Option<Projected<'_>>, ModelError> {
-        let own = self.model.layer(layer)?;
-        let (Some(attention), Some(batch)) = (&own.attention, &self.batch) else {
-            return Ok(None);
-        };
-        let config = &self.model.config;
-        Ok(Some(attention.project(
-            config,
-            batch,
-            &self.hidden,
-            &mut self.workspace,
-        )))
+    fn row_blocks(&self, most: usize) -> Vec<Range<usize>> {
+        let batch = self.batch.as_ref();
+        batch.map_or_else(Vec::new, |batch| batch.row_blocks(0..batch.rows(), most, CUT_GRID))
     }
 
-    fn finish(&mut self, layer: usize, states: &mut [&mut RecurrentState]) -> Result<(), ModelError> {
+    fn project(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError> {
+        let own = self.model.layer(layer)?;
+        self.progress.project(layer, &rows)?;
+        let (Some(attention), Some(batch)) = (&own.attention, &self.batch) else {
+            return Ok(false);
+        };
+        let config = &self.model.config;
+        attention.project(config, batch, rows, &self.hidden, &mut self.workspace);
+        Ok(true)
+    }
+
+    fn projected(&mut self) -> Option<Projected<'_>> {
+        let (layer, rows) = self.progress.under_way()?;
+        let attends = self.model.layers[layer].attention.is_some();
+        attends.then(|| self.workspace.projected(rows))
+    }
+
+    fn finish(
+        &mut self,
+        layer: usize,
+        rows: Range<usize>,
+        states: &mut [&mut RecurrentState],
+    ) -> Result<(), ModelError> {
         let own = self.model.layer(layer)?;
         let Some(batch) = &self.batch else {
             return Ok(());
         };
         batch.check_states(states.len())?;
-        let segments = batch.segments().iter().zip(states);
-        let states = segments.map(|(segment, state)| state.layer_mut(&self.model.config, layer, segment.position));
+        self.progress.finish(layer, &rows)?;
+        let config = &self.model.config;
+        let mut parts = batch.parts(rows.clone()).peekable();
+        let states =
+            states
+                .iter_mut()
+                .enumerate()
+                .map(|(segment, state)| match parts.next_if(|part| part.segment == segment) {
+                    Some(part) => state.layer_mut(config, layer, part.position),
+                    None => Ok(None),
+                });
         let mut states: Vec<_> = states.collect::<Result<_, _>>()?;
-        own.finish(batch, &mut self.hidden, &mut self.workspace, &mut states);
+        own.finish(batch, rows, &mut self.hidden, &mut self.workspace, &mut states);
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! rows, and by `riffle-cuda` in a device's memory; a family is therefore written once.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::blocks::{Attention, GatedDeltaNet, Mlp, Norm, Projection, add, sigmoid_gate};
@@ -61,23 +62,24 @@ pub enum Step {
 
 /// One layer of a decoder.
 pub struct Layer {
-    /// What lets tokens see each other, where that is attention; done for the whole batch before the steps.
+    /// What lets tokens see each other, where that is attention; done before the steps.
     pub attention: Option<Attention>,
     /// What happens to the rows then.
     pub steps: Vec<Step>,
 }
 
 impl Layer {
-    /// Takes `hidden`, `[rows, hidden]`, through the steps on the CPU; `states` are those of a recurrent layer, one for each
-    /// segment.
+    /// Takes some rows of `hidden`, `[batch rows, hidden]`, through the steps on the CPU; `states` are those of a recurrent
+    /// layer, one for each segment that has such rows.
     pub(crate) fn finish(
         &self,
         batch: &Batch,
+        rows: Range<usize>,
         hidden: &mut [f32],
         workspace: &mut Workspace,
         states: &mut [Option<&mut LayerState>],
     ) {
-        for rows in batch.row_blocks(ROW_BLOCK, CUT_GRID) {
+        for rows in batch.row_blocks(rows, ROW_BLOCK, CUT_GRID) {
             let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
             let mut block = workspace.row_block(hidden, rows);
             for step in &self.steps {

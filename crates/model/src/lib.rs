@@ -6,7 +6,7 @@
 //! A model is driven layer by layer over a [`Batch`], segments of one or more sequences: [`Forward::embed`], then for each
 //! layer [`Forward::project`] and [`Forward::finish`], then [`Forward::logits`]. Attention between the two is not the model's
 //! affair: the caller takes queries, keys and values, stores what it wants, attends to what it chooses, and writes the result to
-//! where the model goes on from. Linear and element-wise work runs in blocks of rows, so a [`HostForward`] grows with the batch
+//! where the model goes on from. Either step takes all rows of the batch, or one block of them after the other. Linear and element-wise work runs in blocks of rows, so a [`HostForward`] grows with the batch
 //! only by what attention needs, and [`scratch_bytes`] says beforehand by how much.
 //!
 //! ```no_run
@@ -21,11 +21,12 @@
 //! let mut forward = HostForward::new(&model, batch.rows(), 1024);
 //! forward.embed(&batch)?;
 //! for layer in 0..model.config.layers {
-//!     if let Some(projected) = forward.project(layer)? {
+//!     forward.project(layer, 0..batch.rows())?;
+//!     if let Some(projected) = forward.projected() {
 //!         // Every token sees only itself: with one query head per key/value head its result is its value.
 //!         projected.attended.copy_from_slice(projected.values);
 //!     }
-//!     forward.finish(layer, &mut states.each_mut())?;
+//!     forward.finish(layer, 0..batch.rows(), &mut states.each_mut())?;
 //! }
 //! let mut logits = vec![0.0; 2 * model.config.vocab_size];
 //! forward.logits(&[2, 3], &mut logits)?;
@@ -59,6 +60,7 @@ mod info;
 mod layer;
 mod load;
 mod outline;
+mod progress;
 mod python_json;
 mod recurrent;
 mod rope_scaling;
@@ -82,6 +84,7 @@ pub use load::{
     LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_scaled, load, load_tokenizer, load_with,
 };
 pub use outline::ModelOutline;
+pub use progress::LayerProgress;
 pub use recurrent::{RecurrentLayer, RecurrentShape, RecurrentState};
 pub use rope_scaling::{RopeMethod, RopeScaling};
 pub use stream::StreamDecoder;

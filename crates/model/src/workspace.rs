@@ -6,7 +6,7 @@ use riffle_linear::Columns;
 
 use crate::blocks::RotaryTable;
 use crate::layer::Rows;
-use crate::{CutGrid, ModelConfig};
+use crate::{CutGrid, ModelConfig, Projected};
 
 /// Tokens whose linear work is done at a time: enough rows to read each weight once for many, few enough that scratch
 /// stays small.
@@ -114,6 +114,17 @@ impl Workspace {
         ];
         let tables: u64 = self.rotary_tables.iter().map(RotaryTable::bytes).sum();
         4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables
+    }
+
+    /// Queries, keys and values of the first `rows` rows, and room for the attention result.
+    pub(crate) fn projected(&mut self, rows: usize) -> Projected<'_> {
+        let sizes = self.sizes;
+        Projected {
+            queries: &mut self.queries[..rows * sizes.query_width],
+            keys: &mut self.keys[..rows * sizes.kv_width],
+            values: &mut self.values[..rows * sizes.kv_width],
+            attended: &mut self.attended[..rows * sizes.query_width],
+        }
     }
 
     /// Some rows of a batch, with what attention returned for them and scratch.

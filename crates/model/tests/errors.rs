@@ -209,12 +209,17 @@ fn bad_calls_are_typed_errors() {
         }
     ));
     embed(&[1, 2]).unwrap();
-    let error = forward.project(1).unwrap_err();
+    let error = forward.project(1, 0..2).unwrap_err();
     assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
-    let error = forward.finish(1, &mut [&mut state]).unwrap_err();
+    let error = forward.finish(1, 0..2, &mut [&mut state]).unwrap_err();
     assert!(matches!(error, ModelError::NoSuchLayer { layer: 1, layers: 1 }));
-    let error = forward.finish(0, &mut [&mut state, &mut other]).unwrap_err();
+    let error = forward.finish(0, 0..2, &mut [&mut state, &mut other]).unwrap_err();
     assert!(matches!(error, ModelError::WrongStates { segments: 1, states: 2 }));
+    let error = forward.finish(0, 0..2, &mut [&mut state]).unwrap_err();
+    assert!(error.to_string().contains("rows 0..2"), "{error}");
+    assert!(forward.projected().is_none());
+    let error = forward.project(0, 0..3).unwrap_err();
+    assert!(matches!(error, ModelError::RowsOutOfOrder { layer: 0, .. }), "{error}");
     let error = forward.logits(&[0, 1], &mut [0.0; 320]).unwrap_err();
     assert!(matches!(
         error,
@@ -263,7 +268,9 @@ fn a_recurrent_state_that_does_not_fit_is_refused() {
     let mut forward = HostForward::new(&hybrid, 2, 128);
     let mut layer = |start, state: &mut RecurrentState| {
         forward.embed(&Batch::of_one(&[1, 2], start).unwrap()).unwrap();
-        let result = forward.finish(0, &mut [state]);
+        assert!(!forward.project(0, 0..2).unwrap());
+        assert!(forward.projected().is_none());
+        let result = forward.finish(0, 0..2, &mut [state]);
         result.map_err(|error| error.to_string())
     };
     let mut foreign = RecurrentState::new(&other.config);

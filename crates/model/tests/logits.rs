@@ -5,10 +5,11 @@ mod testing;
 use std::path::Path;
 use std::sync::Arc;
 
-use riffle_model::{Activations, Forward, HostForward, LoadOptions, RecurrentState, load, load_with};
+use riffle_model::{Activations, Batch, Forward, HostForward, LoadOptions, RecurrentState, load, load_with};
 use safetensors::SafeTensors;
 use testing::{
-    Expected, Reader, Sequence, cases, fixtures, largest_difference, load_model, logits_of, read_together, vectors,
+    Cuts, Expected, Reader, Sequence, WHOLE, cases, fixtures, largest_difference, load_model, logits_of,
+    read_in_blocks, read_together, vectors,
 };
 
 /// Largest difference to the reference, over all positions and kept columns.
@@ -296,6 +297,20 @@ fn logits_of_a_row_are_the_same_whichever_rows_are_asked_for() {
     }
 }
 
+/// Ways to cut layers by rows: not at all, as often as may be, where blocks of linear work end, and between.
+const CUTS: [Cuts; 6] = [
+    WHOLE,
+    cuts(1, false),
+    cuts(1, true),
+    cuts(100, true),
+    cuts(256, false),
+    cuts(270, true),
+];
+
+const fn cuts(most: usize, in_turn: bool) -> Cuts {
+    Cuts { most, in_turn }
+}
+
 /// Reads sequences in passes that each take some tokens of some of them, and each sequence alone by the same pieces.
 fn check_joined(path: &Path) {
     // For each pass the tokens of each sequence: long beside single rows, odd numbers, sequences that join late or leave.
@@ -314,7 +329,7 @@ fn check_joined(path: &Path) {
     };
     let mut forward = HostForward::new(&model, 300, 1024);
     let mut alone = [0; 4].map(|_| Reader::new(&model, 300, 1024));
-    let mut joined = [0; 4].map(|_| Sequence::new(config));
+    let mut joined = CUTS.map(|_| [0; 4].map(|_| Sequence::new(config)));
     let mut read = [0; 4];
     for (pass, lengths) in PASSES.iter().enumerate() {
         let texts: Vec<Vec<u32>> = (0..4).map(|at| text(at, read[at], lengths[at])).collect();
@@ -322,30 +337,52 @@ fn check_joined(path: &Path) {
         for (reader, tokens) in alone.iter_mut().zip(&texts).filter(|(_, tokens)| !tokens.is_empty()) {
             expected.extend(reader.read(tokens));
         }
-        let mut work: Vec<(&mut Sequence, &[u32])> = joined.iter_mut().zip(texts.iter().map(Vec::as_slice)).collect();
-        work.retain(|(_, tokens)| !tokens.is_empty());
-        let found = read_together(&mut forward, config, &mut work);
-        assert!(found == expected, "{}: pass {pass}", path.display());
-        for at in 0..4 {
-            read[at] += lengths[at];
-            assert!(
-                joined[at].recurrent == alone[at].sequence.recurrent,
-                "{}: pass {pass}",
-                path.display()
-            );
+        for (cuts, joined) in CUTS.into_iter().zip(&mut joined) {
+            let texts = texts.iter().map(Vec::as_slice);
+            let mut work: Vec<(&mut Sequence, &[u32])> = joined.iter_mut().zip(texts).collect();
+            work.retain(|(_, tokens)| !tokens.is_empty());
+            let found = read_in_blocks(&mut forward, config, &mut work, cuts);
+            assert!(found == expected, "{}: pass {pass}, {cuts:?}", path.display());
+            for (joined, alone) in joined.iter().zip(&alone) {
+                assert!(
+                    joined.recurrent == alone.sequence.recurrent,
+                    "{}: pass {pass}, {cuts:?}",
+                    path.display()
+                );
+            }
+        }
+        for (read, length) in read.iter_mut().zip(lengths) {
+            *read += length;
         }
     }
 }
 
 #[test]
-fn joined_sequences_have_the_bits_of_each_alone_in_every_family() {
+fn blocks_of_rows_are_about_as_long_as_is_asked_and_few_rows_are_one() {
+    let model = load_model(vectors().join("llama-0"));
+    let mut forward = HostForward::new(&model, 300, 1024);
+    let mut blocks = |lengths: &[usize], most| {
+        let tokens = [1; 300];
+        let batch = Batch::new(lengths.iter().map(|&tokens_of_one| (&tokens[..tokens_of_one], 0))).unwrap();
+        forward.embed(&batch).unwrap();
+        forward.row_blocks(most)
+    };
+    assert_eq!(blocks(&[300], 1), [0..64, 64..128, 128..192, 192..256, 256..300]);
+    assert_eq!(blocks(&[300], 200), [0..192, 192..300]);
+    assert_eq!(blocks(&[300], 300), [0..300]);
+    assert_eq!(blocks(&[1; 32], 32), [0..32]);
+    assert_eq!(blocks(&[1; 32], 1), [0..32]);
+}
+
+#[test]
+fn joined_sequences_have_the_bits_of_each_alone_in_every_family_wherever_layers_are_cut() {
     let cases = cases(&vectors(), "");
     assert!(cases.len() >= 15, "only {} models were compared", cases.len());
     cases.iter().for_each(|case| check_joined(case));
 }
 
 #[test]
-fn joined_sequences_have_the_bits_of_each_alone_with_every_kind_of_weights() {
+fn joined_sequences_have_the_bits_of_each_alone_with_every_kind_of_weights_wherever_layers_are_cut() {
     for case in ["group8-dim128-bf16", "group2-dim64-linear-bf16"] {
         check_joined(&fixtures().join("vectors").join(case));
     }

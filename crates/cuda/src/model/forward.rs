@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_model::{Batch, CutGrid, Forward, ModelError, Projected, RecurrentLayer, RecurrentState, Rows};
+use riffle_model::{
+    Batch, CutGrid, Forward, LayerProgress, ModelError, Projected, RecurrentLayer, RecurrentState, Rows,
+};
 
 use super::buffers::{Buffers, HostBuffers, LOGIT_ROWS, ROW_BLOCK, Sizes, floats, host_floats, host_floats_mut};
 use super::recurrence::{DeviceMixer, MixerRows, Recurrence};
@@ -19,28 +21,36 @@ const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 /// A batch on a device: hidden states stay there. What a layer attends with comes to main memory and goes back by way of
 /// [`Forward`]; a caller that attends on the device takes it from where it lies instead:
 ///
-/// 1. [`project_rows`](Self::project_rows) projects a layer into the [`rows`](Self::rows) on the device,
-/// 2. [`bring_queries`](Self::bring_queries) copies the queries to main memory, where policies choose by them,
+/// 1. [`project_rows`](Self::project_rows) projects rows of a layer into the [`rows`](Self::rows) on the device,
+/// 2. [`bring_queries`](Self::bring_queries) copies their queries to main memory, where policies choose by them
+///    ([`host_rows`](Self::host_rows)),
 /// 3. the result is written to the rows by a [call](DeviceRows::call), or to main memory and
 ///    [copied](Self::send_attended) from there,
 /// 4. [`Forward::finish`] goes on from the rows.
+///
+/// Products round otherwise by their number of rows. Linear work is therefore always done in the same blocks of up to 1024 rows, and
+/// [`Forward::row_blocks`] are some of these blocks side by side: `most` is raised to the longest of them, and a batch of up
+/// to 1024 rows is one block.
 pub struct DeviceForward {
     model: Arc<DeviceModel>,
     stream: Arc<Stream>,
     batch_tokens: usize,
     context_tokens: usize,
     batch: Option<Batch>,
+    /// The blocks of rows that linear work is done in.
+    blocks: Vec<Range<usize>>,
+    progress: LayerProgress,
     rows: DeviceRows,
     buffers: Buffers,
     host: HostBuffers,
     recurrence: Option<Recurrence>,
     /// For each rotation whether its table holds the positions of the batch.
     turned: Vec<bool>,
-    /// What attention returns for the layer lies in main memory until the layer is finished.
+    /// The layer is attended in main memory, and its rows are copied from there when they are finished.
     attended_in_memory: bool,
 }
 
-/// Copies of a layer's rows in main memory.
+/// Copies in main memory of the rows that are projected so far.
 pub struct HostRows<'a> {
     /// `[rows, heads, head_dim]`.
     pub queries: &'a [f32],
@@ -75,6 +85,8 @@ impl DeviceForward {
             batch_tokens,
             context_tokens,
             batch: None,
+            blocks: Vec::new(),
+            progress: LayerProgress::default(),
             attended_in_memory: false,
         })
     }
@@ -84,36 +96,45 @@ impl DeviceForward {
         &self.rows
     }
 
-    /// Projects a layer into the [`rows`](Self::rows); false for a recurrent layer, which has nothing to attend to. The caller
-    /// attends into the rows, or [copies](Self::send_attended) the result there.
+    /// Projects some rows of a layer, in the order that [`Forward::project`] asks for, into the [`rows`](Self::rows); false for a
+    /// recurrent layer, which has nothing to attend to. The caller attends into the rows, or [copies](Self::send_attended) the
+    /// result there.
     ///
     /// # Errors
-    /// [`ModelError::NoSuchLayer`], a device that fails.
-    pub fn project_rows(&mut self, layer: usize) -> Result<bool, ModelError> {
+    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], a device that fails.
+    pub fn project_rows(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError> {
         let model = Arc::clone(&self.model);
         let own = layer_of(&model, layer)?;
+        self.progress.project(layer, &rows)?;
         self.attended_in_memory = false;
         let Some(attention) = &own.attention else {
             return Ok(false);
         };
-        self.project_attention(attention).map_err(model_error)?;
+        self.project_attention(attention, &rows).map_err(model_error)?;
         Ok(true)
     }
 
-    /// Copies the queries of the batch to main memory.
+    /// Copies the queries of some rows of the batch to main memory.
     ///
     /// # Errors
     /// A lost device.
-    pub fn bring_queries(&mut self) -> Result<HostRows<'_>, CudaError> {
-        let (rows, width) = (&self.rows, self.rows.heads * self.rows.head_dim);
-        let from = floats(&rows.queries, 0, rows.tokens * width);
-        self.stream.from_device(&mut self.host.queries, 0, from)?;
-        self.stream.synchronize()?;
-        Ok(HostRows {
-            queries: host_floats(&self.host.queries, rows.tokens * width),
-            attended: host_floats_mut(&mut self.host.attended, rows.tokens * width),
-            rows,
-        })
+    pub fn bring_queries(&mut self, rows: Range<usize>) -> Result<(), CudaError> {
+        let width = self.rows.heads * self.rows.head_dim;
+        let from = floats(&self.rows.queries, rows.start * width, rows.len() * width);
+        self.stream
+            .from_device(&mut self.host.queries, 4 * rows.start * width, from)?;
+        self.stream.synchronize()
+    }
+
+    /// The rows projected so far, whose queries were [brought](Self::bring_queries).
+    pub fn host_rows(&mut self) -> HostRows<'_> {
+        let projected = self.progress.under_way().map_or(0, |(_, rows)| rows);
+        let count = projected * self.rows.heads * self.rows.head_dim;
+        HostRows {
+            queries: host_floats(&self.host.queries, count),
+            attended: host_floats_mut(&mut self.host.attended, count),
+            rows: &self.rows,
+        }
     }
 
     /// Copies what was written to [`HostRows::attended`] for some rows of the batch to the device.
@@ -141,19 +162,18 @@ impl DeviceForward {
         if let Some(scale) = model.embedding_scale {
             ops::multiply(stream, hidden, scale, tokens.len() * model.config.hidden_size)?;
         }
-        self.rows.tokens = tokens.len();
         self.turned.fill(false);
         Ok(())
     }
 
     /// Normalises, projects and turns.
-    fn project_attention(&mut self, attention: &DeviceAttention) -> Result<(), CudaError> {
+    fn project_attention(&mut self, attention: &DeviceAttention, rows: &Range<usize>) -> Result<(), CudaError> {
         self.prepare_turns(attention)?;
         let (stream, buffers, to, config) = (&*self.stream, &self.buffers, &self.rows, &self.model.config);
         let (width, head_dim) = (config.hidden_size, config.head_dim);
         let (query_width, kv_width) = (config.heads * head_dim, config.kv_heads * head_dim);
         let scratch = buffers.scratch.all();
-        for block in self.blocks() {
+        for block in self.blocks_in(rows) {
             let rows = block.len();
             let at = |buffer, width| floats(buffer, block.start * width, rows * width);
             let normed = floats(&buffers.normed, 0, rows * width);
@@ -189,12 +209,13 @@ impl DeviceForward {
         Ok(())
     }
 
-    /// Copies keys and values of the batch to main memory.
-    fn bring_keys_and_values(&mut self) -> Result<(), CudaError> {
-        let (stream, rows, host) = (&*self.stream, &self.rows, &mut self.host);
-        let count = rows.tokens * rows.kv_heads * rows.head_dim;
-        stream.from_device(&mut host.keys, 0, floats(&rows.keys, 0, count))?;
-        stream.from_device(&mut host.values, 0, floats(&rows.values, 0, count))
+    /// Copies keys and values of some rows of the batch to main memory.
+    fn bring_keys_and_values(&mut self, rows: &Range<usize>) -> Result<(), CudaError> {
+        let (stream, from, host) = (&*self.stream, &self.rows, &mut self.host);
+        let width = from.kv_heads * from.head_dim;
+        let (first, count) = (rows.start * width, rows.len() * width);
+        stream.from_device(&mut host.keys, 4 * first, floats(&from.keys, first, count))?;
+        stream.from_device(&mut host.values, 4 * first, floats(&from.values, first, count))
     }
 
     /// Brings the cosines and sines of the batch, unless they are there.
@@ -223,10 +244,10 @@ impl DeviceForward {
         Ok(())
     }
 
-    /// The blocks of rows that linear work is done in.
-    fn blocks(&self) -> Vec<Range<usize>> {
-        let batch = self.batch.as_ref();
-        batch.map_or_else(Vec::new, |batch| batch.row_blocks(ROW_BLOCK, CUT_GRID))
+    /// The blocks that some rows of the batch lie in.
+    fn blocks_in(&self, rows: &Range<usize>) -> Vec<Range<usize>> {
+        let cut = |block: &Range<usize>| block.start.max(rows.start)..block.end.min(rows.end);
+        self.blocks.iter().map(cut).filter(|block| !block.is_empty()).collect()
     }
 
     fn step(
@@ -367,41 +388,72 @@ impl Forward for DeviceForward {
     fn embed(&mut self, batch: &Batch) -> Result<(), ModelError> {
         batch.check(self.model.config.vocab_size, self.batch_tokens)?;
         self.batch = Some(batch.clone());
+        self.blocks = batch.row_blocks(0..batch.rows(), ROW_BLOCK, CUT_GRID);
+        self.progress = LayerProgress::new(batch.rows());
         self.begin(batch).map_err(model_error)
     }
 
-    fn project(&mut self, layer: usize) -> Result<Option<Projected<'_>>, ModelError> {
-        if !self.project_rows(layer)? {
-            return Ok(None);
+    fn row_blocks(&self, most: usize) -> Vec<Range<usize>> {
+        let mut joined: Vec<Range<usize>> = Vec::new();
+        for block in &self.blocks {
+            match joined.last_mut() {
+                Some(last) if block.end - last.start <= most => last.end = block.end,
+                _ => joined.push(block.clone()),
+            }
+        }
+        joined
+    }
+
+    fn project(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError> {
+        if !self.project_rows(layer, rows.clone())? {
+            return Ok(false);
         }
         self.attended_in_memory = true;
-        self.bring_keys_and_values().map_err(model_error)?;
-        self.bring_queries().map_err(model_error)?;
+        self.bring_keys_and_values(&rows).map_err(model_error)?;
+        self.bring_queries(rows).map_err(model_error)?;
+        Ok(true)
+    }
+
+    fn projected(&mut self) -> Option<Projected<'_>> {
+        let (_, projected) = self.progress.under_way().filter(|_| self.attended_in_memory)?;
         let (rows, host) = (&self.rows, &mut self.host);
-        let (query_count, kv_count) = (rows.tokens * rows.heads, rows.tokens * rows.kv_heads);
-        Ok(Some(Projected {
+        let (query_count, kv_count) = (projected * rows.heads, projected * rows.kv_heads);
+        Some(Projected {
             queries: host_floats_mut(&mut host.queries, query_count * rows.head_dim),
             keys: host_floats_mut(&mut host.keys, kv_count * rows.head_dim),
             values: host_floats_mut(&mut host.values, kv_count * rows.head_dim),
             attended: host_floats_mut(&mut host.attended, query_count * rows.head_dim),
-        }))
+        })
     }
 
-    fn finish(&mut self, layer: usize, states: &mut [&mut RecurrentState]) -> Result<(), ModelError> {
+    fn finish(
+        &mut self,
+        layer: usize,
+        rows: Range<usize>,
+        states: &mut [&mut RecurrentState],
+    ) -> Result<(), ModelError> {
         let model = Arc::clone(&self.model);
         let own = layer_of(&model, layer)?;
         let Some(batch) = &self.batch else {
             return Ok(());
         };
         batch.check_states(states.len())?;
+        self.progress.finish(layer, &rows)?;
+        // A state in main memory stays as it was before its segment until the segment's last row is read.
         let segments = batch.segments().iter().zip(states);
-        let states = segments.map(|(segment, state)| state.layer(&model.config, layer, segment.position));
+        let states =
+            segments.map(
+                |(segment, state)| match segment.rows.start < rows.end && rows.start < segment.rows.end {
+                    true => state.layer(&model.config, layer, segment.position),
+                    false => Ok(None),
+                },
+            );
         let mut states: Vec<_> = states.collect::<Result<_, _>>()?;
         let mut work = || {
-            if std::mem::take(&mut self.attended_in_memory) {
-                self.send_attended(0..self.rows.tokens)?;
+            if self.attended_in_memory {
+                self.send_attended(rows.clone())?;
             }
-            for block in self.blocks() {
+            for block in self.blocks_in(&rows) {
                 for step in &own.steps {
                     self.step(layer, step, &block, &mut states)?;
                 }

@@ -21,8 +21,6 @@ pub struct DeviceRows {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
-    /// Tokens of the batch.
-    pub(crate) tokens: usize,
     stream: Arc<Stream>,
 }
 
@@ -39,17 +37,16 @@ impl DeviceRows {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            tokens: 0,
             stream: Arc::clone(stream),
         })
     }
 
-    /// Rotates the queries of the batch where they lie, as `riffle_attention::rotate_heads` to the bit.
+    /// Rotates the queries of some rows of the batch where they lie, as `riffle_attention::rotate_heads` to the bit.
     ///
     /// # Errors
     /// A lost device.
-    pub fn rotate_queries(&self) -> Result<(), CudaError> {
-        self.rotate(&self.queries, 0..self.tokens)
+    pub fn rotate_queries(&self, rows: Range<usize>) -> Result<(), CudaError> {
+        self.rotate(&self.queries, rows)
     }
 
     /// Rotates what attention returned of rotated values back, likewise, for some rows of the batch.

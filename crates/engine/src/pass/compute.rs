@@ -87,30 +87,33 @@ impl ModelForward {
         }
     }
 
-    /// Projects a layer; `None` for a recurrent one.
+    /// Projects a layer of a batch of `tokens` tokens; `None` for a recurrent one.
     pub(crate) fn project(
         &mut self,
         layer: usize,
+        tokens: usize,
         head_dim: usize,
         rotation: Rotation,
     ) -> Result<Option<ProjectedLayer<'_>>, EngineError> {
         match self {
             Self::Host(forward) => {
-                let projected = forward.project(layer)?;
+                forward.project(layer, 0..tokens)?;
+                let projected = forward.projected();
                 Ok(projected.map(|projected| rotated(projected, head_dim, rotation)))
             }
             Self::Device(forward) => {
-                if !forward.project_rows(layer)? {
+                if !forward.project_rows(layer, 0..tokens)? {
                     return Ok(None);
                 }
                 if rotation.keys {
-                    forward.rows().rotate_queries()?;
+                    forward.rows().rotate_queries(0..tokens)?;
                 }
+                forward.bring_queries(0..tokens)?;
                 let HostRows {
                     queries,
                     attended,
                     rows,
-                } = forward.bring_queries()?;
+                } = forward.host_rows();
                 Ok(Some(ProjectedLayer {
                     queries,
                     new_keys: NewKeys::Device(rows),

@@ -316,8 +316,8 @@ fn run_layer(
     place: Place<'_>,
 ) -> Result<ControlFlow<()>, EngineError> {
     let Place { config, slot, tokens } = place;
-    let Some(projected) = forward.project(layer, config.head_dim, attention.rotation)? else {
-        forward.as_dyn().finish(layer, &mut [recurrent])?;
+    let Some(projected) = forward.project(layer, tokens, config.head_dim, attention.rotation)? else {
+        forward.as_dyn().finish(layer, 0..tokens, &mut [recurrent])?;
         return Ok((attention.after_chunk)(layer, tokens));
     };
     let rows = LayerRows {
@@ -333,6 +333,6 @@ fn run_layer(
         ControlFlow::Continue(AttendedIn::Output) => forward.take_output(tokens)?,
         ControlFlow::Break(()) => return Ok(ControlFlow::Break(())),
     }
-    forward.as_dyn().finish(layer, &mut [recurrent])?;
+    forward.as_dyn().finish(layer, 0..tokens, &mut [recurrent])?;
     Ok(ControlFlow::Continue(()))
 }

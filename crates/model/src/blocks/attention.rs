@@ -1,10 +1,11 @@
 //! What attention takes from the hidden states: projections, head norms, rotation.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Norm, Projection, Rotary};
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
-use crate::{Batch, ModelConfig, Projected};
+use crate::{Batch, ModelConfig};
 
 /// What goes into attention: projections of the normalised rows and what happens to heads then. The result lies in
 /// [`Rows::Attended`](crate::Rows::Attended).
@@ -28,21 +29,21 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Normalises `hidden`, `[rows, hidden_size]`, projects and turns.
-    pub(crate) fn project<'w>(
+    /// Normalises some rows of `hidden`, `[batch rows, hidden_size]`, projects and turns them.
+    pub(crate) fn project(
         &self,
         config: &ModelConfig,
         batch: &Batch,
+        rows: Range<usize>,
         hidden: &[f32],
-        workspace: &'w mut Workspace,
-    ) -> Projected<'w> {
+        workspace: &mut Workspace,
+    ) {
         let (rotary, width) = (&*self.rotary, config.hidden_size);
         let (query_width, kv_width) = (config.query_width(), config.kv_width());
         let Workspace {
             queries,
             keys,
             values,
-            attended,
             normed,
             rotary_tables,
             context_tokens,
@@ -50,7 +51,7 @@ impl Attention {
         } = workspace;
         let table = &mut rotary_tables[self.rotary_table];
         table.prepare(rotary, *context_tokens, batch);
-        for block in batch.row_blocks(ROW_BLOCK, CUT_GRID) {
+        for block in batch.row_blocks(rows, ROW_BLOCK, CUT_GRID) {
             let (first, rows) = (block.start, block.len());
             let normed = &mut normed[..rows * width];
             self.norm.apply(&hidden[first * width..][..rows * width], normed);
@@ -67,13 +68,6 @@ impl Attention {
             ] {
                 finish_heads(heads, width, config.head_dim, norm.as_ref(), angles, rotary.dim());
             }
-        }
-        let rows = batch.rows();
-        Projected {
-            queries: &mut queries[..rows * query_width],
-            keys: &mut keys[..rows * kv_width],
-            values: &mut values[..rows * kv_width],
-            attended: &mut attended[..rows * query_width],
         }
     }
 

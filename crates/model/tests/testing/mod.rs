@@ -244,23 +244,60 @@ impl Sequence {
     }
 }
 
+/// How a layer is cut by rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Cuts {
+    /// Rows of a block, about.
+    pub(crate) most: usize,
+    /// A block is finished before the next is projected.
+    pub(crate) in_turn: bool,
+}
+
+/// All rows at once.
+pub(crate) const WHOLE: Cuts = Cuts {
+    most: usize::MAX,
+    in_turn: false,
+};
+
 /// Reads tokens of one or more sequences in one pass; returns the logits of all rows, `[rows, vocab_size]`.
 pub(crate) fn read_together(
     forward: &mut dyn Forward,
     config: &ModelConfig,
     work: &mut [(&mut Sequence, &[u32])],
 ) -> Vec<f32> {
+    read_in_blocks(forward, config, work, WHOLE)
+}
+
+/// As [`read_together`], every layer cut by rows.
+pub(crate) fn read_in_blocks(
+    forward: &mut dyn Forward,
+    config: &ModelConfig,
+    work: &mut [(&mut Sequence, &[u32])],
+    cuts: Cuts,
+) -> Vec<f32> {
     let batch = Batch::new(work.iter().map(|(sequence, tokens)| (*tokens, sequence.tokens))).unwrap();
     forward.embed(&batch).unwrap();
+    let blocks = forward.row_blocks(cuts.most);
+    let groups = match cuts.in_turn {
+        true => blocks.chunks(1),
+        false => blocks.chunks(blocks.len()),
+    };
     for layer in 0..config.layers {
-        if let Some(mut projected) = forward.project(layer).unwrap() {
-            for (segment, (sequence, _)) in batch.segments().iter().zip(&mut *work) {
-                let rows = segment.rows.clone();
-                sequence.attention.attend(layer, segment.position, rows, &mut projected);
+        for blocks in groups.clone() {
+            for block in blocks {
+                forward.project(layer, block.clone()).unwrap();
+            }
+            for part in blocks.iter().flat_map(|block| batch.parts(block.clone())) {
+                if let Some(mut projected) = forward.projected() {
+                    let attention = &mut work[part.segment].0.attention;
+                    attention.attend(layer, part.position, part.rows, &mut projected);
+                }
+            }
+            let mut states: Vec<_> = work.iter_mut().map(|(sequence, _)| &mut sequence.recurrent).collect();
+            for block in blocks {
+                forward.finish(layer, block.clone(), &mut states).unwrap();
             }
         }
-        let mut states: Vec<_> = work.iter_mut().map(|(sequence, _)| &mut sequence.recurrent).collect();
-        forward.finish(layer, &mut states).unwrap();
     }
     for (sequence, tokens) in work {
         sequence.tokens += tokens.len();
