@@ -51,6 +51,16 @@ pub enum EngineError {
     /// A profile that cannot be read.
     #[error("the profile: {0}")]
     Profile(String),
+    /// A sequence cannot be rolled back to a checkpoint.
+    #[error(
+        "a checkpoint at token {tokens} is not one that a sequence of {held} tokens can go back to: make a checkpoint before each draft"
+    )]
+    StaleCheckpoint {
+        /// Tokens of the sequence at the checkpoint.
+        tokens: usize,
+        /// Tokens it holds now.
+        held: usize,
+    },
     /// There was nothing to read.
     #[error("the prompt is empty: give at least one token of text")]
     EmptyPrompt,

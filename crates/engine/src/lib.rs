@@ -56,10 +56,9 @@ pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::EngineError;
 pub use options::EngineOptions;
 pub use parse::{parse_bytes, parse_kv_type};
-pub use pass::PrefillProgress;
-pub use pass::attention_step::PairCount;
 pub use pass::attention_time::AttentionTime;
 pub use pass::audit::{AuditReport, AuditedQuery, HeadAudit};
+pub use pass::{Failure, PrefillProgress, Runner, Work};
 pub use plan::{
     DevicePlan, MemoryPlan, ProcessPlan, PromptText, TierPlan, available_memory_bytes, human_bytes, largest_text_bytes,
 };
@@ -71,5 +70,7 @@ pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use sequence::prefix::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
+pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;
+pub use sequence::{Checkpoint, Sequence, SequenceOptions};
 pub use session::Session;

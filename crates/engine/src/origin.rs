@@ -3,7 +3,7 @@
 use riffle_model::Activations;
 use riffle_policy::PolicyRules;
 
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, SequenceOptions};
 
 /// Everything that decides over keys and values beside the tokens, part by part so that a difference can be named.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,16 +12,15 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The origin of what this engine's sessions hold.
-    pub(crate) fn of_session(engine: &Engine) -> Result<Self, EngineError> {
-        let options = engine.options();
-        let mut origin = Self::of_pages(engine)?;
-        origin.add("--decode", rules_text(&options.decode));
+    /// The origin of what a sequence under these options holds.
+    pub(crate) fn of_sequence(engine: &Engine, sequence: &SequenceOptions) -> Result<Self, EngineError> {
+        let mut origin = Self::of_pages(engine, sequence)?;
+        origin.add("--decode", rules_text(&sequence.decode));
         Ok(origin)
     }
 
-    /// The origin of pages that this engine's prefills make.
-    pub(crate) fn of_pages(engine: &Engine) -> Result<Self, EngineError> {
+    /// The origin of the pages that prompts under these options make.
+    pub(crate) fn of_pages(engine: &Engine, sequence: &SequenceOptions) -> Result<Self, EngineError> {
         let options = engine.options();
         let mut origin = Self { parts: Vec::new() };
         origin.add("model", format!("{:032x}", engine.fingerprint()?));
@@ -35,13 +34,13 @@ impl Origin {
         origin.add("--kv-type", format!("{}:{}", formats.0, formats.1));
         origin.add("--page-tokens", options.page_tokens.to_string());
         let auto = options.auto_target.map(|target| format!("auto {target}"));
-        origin.add("--prefill", auto.unwrap_or_else(|| rules_text(&options.prefill)));
+        origin.add("--prefill", auto.unwrap_or_else(|| rules_text(&sequence.prefill)));
         let rotation = options.rotation();
         origin.add(
             "--kv-rotate",
             format!("keys {}, values {}", on(rotation.keys), on(rotation.values)),
         );
-        let window = options
+        let window = sequence
             .window
             .map_or("none".to_owned(), |window| window.window_tokens.to_string());
         origin.add("--window-size", window);

@@ -1,58 +1,36 @@
-//! A session: one sequence of tokens, its cache and its policies.
+//! A session: one sequence with a runner of its own.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Deref, DerefMut, Range};
+use std::path::Path;
 use std::sync::Arc;
 
-use riffle_attention::Partial;
-use riffle_cuda::TransferCount;
-use riffle_kv::{KvCache, KvUsage};
-use riffle_policy::{Phase, PolicyRules, PolicySet};
+use riffle_policy::Phase;
 
-use crate::answer::sampler::SamplerState;
-use crate::pass::attention_step::PairCount;
-use crate::pass::audit::{Audit, AuditReport, AuditedQuery};
-use crate::pass::auto::Auto;
-use crate::pass::compute::ModelForward;
-use crate::pass::device::DevicePages;
-use crate::pass::tiles::Heads;
-use crate::plan::{cache_shape, policy_shape, session_tiers};
-use crate::sequence::block_means::BlockMeans;
-use crate::sequence::eviction::Evicted;
-use crate::sequence::recurrence::Recurrence;
-use crate::sequence::sliding::SlidingLayers;
-use crate::sequence::window::RollingWindow;
-use crate::{AttentionTime, Engine, EngineError};
+use crate::pass::{PrefillProgress, Runner, Work};
+use crate::sequence::{Sequence, SequenceOptions, pool};
+use crate::{Engine, EngineError};
 
-/// One sequence being read and written: tokens, KV pages, policies.
+/// One [`Sequence`] and the [`Runner`] that reads tokens into it: the face of the engine for one text at a time.
 pub struct Session {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) cache: KvCache,
-    pub(crate) prefill: PolicySet,
-    pub(crate) decode: PolicySet,
-    pub(crate) recurrence: Recurrence,
-    pub(crate) rolling: RollingWindow,
-    pub(crate) evicted: Evicted,
-    pub(crate) sliding: SlidingLayers,
-    pub(crate) tokens: Vec<u32>,
-    /// Leading tokens that were read as prompt, none of them generated here.
-    pub(crate) prefilled: usize,
-    /// The token that was drawn last and has not been read yet.
-    pub(crate) pending: Option<u32>,
-    /// Where the draws of the current answer stand.
-    pub(crate) sampler: Option<SamplerState>,
-    /// Memory of the model's pass, once a batch has been read, and the tokens of the latest.
-    pub(crate) forward: Option<ModelForward>,
-    pub(crate) batch_tokens: usize,
-    /// Pages on the device, where there is one.
-    pub(crate) pages: Option<DevicePages>,
-    pub(crate) logits: Vec<f32>,
-    pub(crate) partials: Vec<Partial>,
-    pub(crate) pairs: PairCount,
-    /// Of prefill, then of decode.
-    pub(crate) attention_time: [AttentionTime; 2],
-    pub(crate) means: BlockMeans,
-    pub(crate) audit: Option<Audit>,
-    pub(crate) auto: Option<Auto>,
+    sequence: Sequence,
+    runner: Runner,
+}
+
+/// Receives the position of the first row and logits `[positions, vocab]`; may ask to stop.
+type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
+
+impl Deref for Session {
+    type Target = Sequence;
+
+    fn deref(&self) -> &Sequence {
+        &self.sequence
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
 }
 
 impl Session {
@@ -61,152 +39,159 @@ impl Session {
     /// # Errors
     /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
-        let options = engine.options();
-        let config = engine.model().config();
-        let shape = cache_shape(config, options);
-        Self::over(
-            engine,
-            KvCache::with_tiers(shape, session_tiers(config, options, engine.plan()))?,
-            DevicePages::new(engine)?,
-        )
+        let options = SequenceOptions::of(engine.options());
+        Ok(Self::of(Sequence::new(engine, &pool(engine)?, options)?))
     }
 
-    /// An empty session over a cache and, where a device computes, its pages there.
-    pub(crate) fn over(engine: &Arc<Engine>, cache: KvCache, pages: Option<DevicePages>) -> Result<Self, EngineError> {
-        let options = engine.options();
-        let config = engine.model().config();
-        let shape = policy_shape(config, options);
-        let policies = |rules: &PolicyRules, phase| PolicySet::new(rules, phase, &shape, &options.cost);
+    /// A session of a sequence.
+    pub(crate) fn of(sequence: Sequence) -> Self {
+        Self {
+            runner: Runner::new(sequence.engine()),
+            sequence,
+        }
+    }
+
+    /// The session that [`Sequence::save`] wrote, made by the same model under the same options.
+    ///
+    /// # Errors
+    /// As [`Sequence::restore`].
+    pub fn restore(engine: &Arc<Engine>, path: impl AsRef<Path>) -> Result<Self, EngineError> {
+        Ok(Self::of(Sequence::restore(engine, path)?))
+    }
+
+    /// A session that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
+    /// both together keep to the plan's budgets.
+    ///
+    /// ```no_run
+    /// # use riffle_engine::{Engine, EngineOptions, Session};
+    /// # use std::ops::ControlFlow;
+    /// # let engine = Engine::load("model", EngineOptions::default())?;
+    /// # let (book, questions): (Vec<u32>, Vec<Vec<u32>>) = Default::default();
+    /// let mut reader = Session::new(&engine)?;
+    /// reader.prefill(&book, &mut |_| ControlFlow::Continue(()))?;
+    /// for question in questions {
+    ///     let mut answer = reader.fork()?;
+    ///     answer.prefill(&question, &mut |_| ControlFlow::Continue(()))?;
+    /// }
+    /// # Ok::<(), riffle_engine::EngineError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Sequence::fork`].
+    pub fn fork(&mut self) -> Result<Self, EngineError> {
+        let sequence = self.sequence.fork()?;
+        // Scratch of a pass is the plan's once: it goes to the session that reads next, as a rule the fork.
+        let fresh = Runner::new(sequence.engine());
         Ok(Self {
-            cache,
-            prefill: policies(&options.prefill, Phase::Prefill)?,
-            decode: policies(&options.decode, Phase::Decode)?,
-            recurrence: Recurrence::new(config),
-            rolling: RollingWindow::default(),
-            evicted: Evicted::default(),
-            sliding: SlidingLayers::of(config, options),
-            tokens: Vec::new(),
-            prefilled: 0,
-            pending: None,
-            sampler: None,
-            forward: None,
-            batch_tokens: 0,
-            pages,
-            logits: Vec::new(),
-            partials: Vec::new(),
-            pairs: PairCount::default(),
-            attention_time: [AttentionTime::default(); 2],
-            means: BlockMeans::default(),
-            audit: (options.audit || options.auto_target.is_some()).then(|| {
-                Audit::new(
-                    config.attention_layers(),
-                    Heads::of(config),
-                    options.auto_target.unwrap_or(0.0),
-                )
-            }),
-            auto: options
-                .auto_target
-                .map(|_| Auto::new(&shape, &options.cost, engine.plan().context_tokens)),
-            engine: Arc::clone(engine),
+            sequence,
+            runner: std::mem::replace(&mut self.runner, fresh),
         })
     }
 
-    /// Tokens read and written so far.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// Logits `[vocab]` after the last token; empty before the first.
-    pub fn logits(&self) -> &[f32] {
-        &self.logits
-    }
-
-    /// What the cache holds.
-    pub fn usage(&self) -> KvUsage {
-        self.cache.usage()
-    }
-
-    /// Where the time of attention went in a phase, since the session was made.
-    pub fn attention_time(&self, phase: Phase) -> AttentionTime {
-        self.attention_time[usize::from(phase == Phase::Decode)]
-    }
-
-    /// What has travelled between main memory and the device that computes, for this session and those it shares pages with;
-    /// nothing where the CPU computes.
-    pub fn device_transfers(&self) -> TransferCount {
-        self.pages
-            .as_ref()
-            .map_or_else(TransferCount::default, DevicePages::transferred)
-    }
-
-    /// Bytes of KV pages that lie on the device that computes, beside those in main memory; 0 where the CPU computes.
-    pub fn device_page_bytes(&self) -> u64 {
-        self.pages.as_ref().map_or(0, DevicePages::resident_bytes)
-    }
-
-    /// Share of the causal query-key pairs that were read, over all layers and heads so far; 1 for full attention.
-    pub fn density(&self) -> f64 {
-        if self.pairs.causal == 0 {
-            return 1.0;
-        }
-        self.pairs.read as f64 / self.pairs.causal as f64
-    }
-
-    /// The pairs that [`Session::density`] is the share of.
-    pub fn pairs(&self) -> PairCount {
-        self.pairs
-    }
-
-    /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) or `auto_target` is on.
-    pub fn audit(&self) -> Option<AuditReport> {
-        self.audit.as_ref().map(Audit::report)
-    }
-
-    /// Shows every query that is audited from now on to `observer`, with the exact mass of every key: a second pass
-    /// over the keys for each of them.
+    /// An empty session that may [adopt](Sequence::adopt_prefix) what this one shares; both together keep to the plan's
+    /// budgets.
     ///
     /// # Errors
-    /// [`EngineError::Option`] where [`EngineOptions::audit`](crate::EngineOptions::audit) is off.
-    pub fn observe_audit(
-        &mut self,
-        observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
-    ) -> Result<(), EngineError> {
-        let Some(audit) = &mut self.audit else {
-            return Err(EngineError::option(
-                "--audit",
-                "off",
-                "it must be on for queries to be observed",
-            ));
-        };
-        audit.observe(Box::new(observer));
-        Ok(())
+    /// As [`Session::new`].
+    pub fn beside(&self) -> Result<Self, EngineError> {
+        Ok(Self::of(self.sequence.beside()?))
     }
 
-    /// The engine this session runs on.
-    pub fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
-    /// Forgets everything after the first `tokens` tokens.
+    /// Reads `tokens` after what is already there, layer by layer over each logical batch. An answer that was under way
+    /// has ended: a drawn token that was not read is forgotten, and the next answer's draws begin with its seed.
     ///
-    /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
-    /// prompt that failed: from the end of its latest batch); going back to elsewhere reads again what came after the
-    /// last of these. Layers with a sliding window keep some 512 tokens before it; going back further reads the sequence
-    /// again. A session with a window that has moved on since ([`StreamWindow`](crate::StreamWindow)), or from
-    /// which policies have let tokens go since, forgets everything.
+    /// # Errors
+    /// Nothing is read when the tokens do not fit. On [`EngineError::Interrupted`] and on any failure the session
+    /// holds the logical batches that were complete.
+    pub fn prefill(
+        &mut self,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.read_prompt(tokens, observe, &[], None)
+    }
+
+    /// Reads `tokens` as [`Session::prefill`] does and hands over the logits of every position:
+    /// `take(first_position, logits [positions, vocab])`, in order.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_with_logits(&mut self, tokens: &[u32], take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
+        let everything = 0..self.tokens().len() + tokens.len();
+        self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), &[everything], Some(take))
+    }
+
+    /// Reads `tokens` as one prompt and hands over the logits at the `wanted` positions of the sequence alone, ascending
+    /// and apart from each other: `take(first_position, logits [positions, vocab])`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_with_logits_at(
+        &mut self,
+        tokens: &[u32],
+        wanted: &[Range<usize>],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+        take: &mut TakeLogits<'_>,
+    ) -> Result<(), EngineError> {
+        self.read_prompt(tokens, observe, wanted, Some(take))
+    }
+
+    /// Reads one generated token.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextExceeded`] when the context is full.
+    pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
+        self.sequence.check_room("the answer", 1)?;
+        self.sequence.evict()?;
+        let goal = self.tokens().len() + 1;
+        self.read_batch(&[token], Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
+        self.sequence.answer.pending = None;
+        self.take_last_logits()
+    }
+
+    /// Reads drafted tokens as generated ones and hands over the logits after each, `[tokens, vocab]`: the bits of reading them one
+    /// by one. [`Sequence::checkpoint`] before and [`Session::roll_back`] after undo those that are refused.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`] without tokens, [`EngineError::ContextExceeded`] when they do not fit the context.
+    pub fn verify(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        self.sequence.check_room("the draft", tokens.len())?;
+        self.sequence.evict()?;
+        let goal = self.tokens().len() + tokens.len();
+        self.read_batch(tokens, Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
+        self.sequence.answer.pending = None;
+        self.runner.logits(0..tokens.len(), logits)?;
+        let vocab_size = logits.len() / tokens.len();
+        self.sequence.logits.clear();
+        self.sequence
+            .logits
+            .extend_from_slice(&logits[(tokens.len() - 1) * vocab_size..]);
+        self.sequence.check_logits()
+    }
+
+    /// [`Sequence::roll_back`], with the kept tokens read again where that is needed, and the logits after them.
+    ///
+    /// # Errors
+    /// As [`Sequence::roll_back`], and of reading.
+    pub fn roll_back(&mut self, checkpoint: &crate::Checkpoint, kept: usize) -> Result<(), EngineError> {
+        let again = self.sequence.roll_back(checkpoint, kept)?;
+        if again.is_empty() {
+            return Ok(());
+        }
+        self.verify(&again, &mut Vec::new())
+    }
+
+    /// Forgets everything after the first `tokens` tokens. What [`Sequence::truncate`] has to forget beyond that is read again.
     ///
     /// # Errors
     /// Of reading again, which the session leaves at the batch that failed; none for models whose layers all see the whole
     /// sequence.
     pub fn truncate(&mut self, tokens: usize) -> Result<(), EngineError> {
-        self.logits.clear();
-        self.end_answer();
-        self.go_back(tokens.min(self.tokens.len()))
-    }
-
-    /// Tokens that the session and `tokens` begin with alike.
-    pub fn shared_with(&self, tokens: &[u32]) -> usize {
-        self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
+        let again = self.sequence.truncate(tokens)?;
+        self.read_again(&again)
     }
 
     /// Keeps what the session and `tokens` begin with alike and forgets the rest, so that reading
@@ -217,73 +202,116 @@ impl Session {
     /// As [`Session::truncate`].
     pub fn keep_shared(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
         let shared = self.shared_with(tokens);
-        let whole = shared == self.tokens.len() && !self.logits.is_empty();
+        let whole = shared == self.tokens().len() && !self.logits().is_empty();
         if whole {
-            self.end_answer();
+            self.sequence.end_answer();
             return Ok(shared);
         }
         // Logits are those of the last token that is read: one is read again where all of them are known.
         let kept = shared.min(tokens.len().saturating_sub(1));
         // What has to be read again is left to the caller, who shows how far it is.
-        self.truncate(if self.windows_reach(kept) { kept } else { 0 })?;
-        Ok(self.tokens.len())
+        self.truncate(if self.sequence.windows_reach(kept) { kept } else { 0 })?;
+        Ok(self.tokens().len())
     }
 
-    /// The token that was drawn last, which is read when the answer goes on.
-    pub fn pending(&self) -> Option<u32> {
-        self.pending
+    fn read_prompt(
+        &mut self,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+        wanted: &[Range<usize>],
+        mut take: Option<&mut TakeLogits<'_>>,
+    ) -> Result<(), EngineError> {
+        self.sequence.begin_prompt(tokens)?;
+        let goal = self.tokens().len() + tokens.len();
+        let mut done = 0;
+        for batch in tokens.chunks(self.sequence.batch_tokens()) {
+            let mut after_piece = |share: f64| {
+                observe(PrefillProgress {
+                    tokens_done: done as f64 + share * batch.len() as f64,
+                    tokens: tokens.len(),
+                })
+            };
+            self.read_batch(batch, Phase::Prefill, goal, &mut after_piece)?;
+            done += batch.len();
+            if let Some(take) = take.as_deref_mut() {
+                self.hand_over_logits(batch.len(), wanted, take)?;
+            }
+        }
+        self.take_last_logits()
     }
 
-    pub(crate) fn end_answer(&mut self) {
-        self.pending = None;
-        self.sampler = None;
+    /// Takes a logical batch through every layer; after a failure the session holds what it held before.
+    fn read_batch(
+        &mut self,
+        tokens: &[u32],
+        phase: Phase,
+        goal: usize,
+        after_piece: &mut dyn FnMut(f64) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        let work = Work {
+            sequence: &mut self.sequence,
+            tokens,
+            phase,
+            goal,
+        };
+        match self.runner.pass(&mut [work], after_piece)?.pop().flatten() {
+            None => Ok(()),
+            Some(failure) => {
+                // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
+                drop(self.read_again(&failure.again));
+                Err(failure.error)
+            }
+        }
     }
 
-    /// Goes back to the first `tokens` tokens; recurrent layers read again what came after the last copy of their state, and
-    /// everything is read again where sliding windows do not reach back so far.
-    pub(crate) fn go_back(&mut self, tokens: usize) -> Result<(), EngineError> {
-        let reached = self.rolling.reaches(tokens) && self.evicted.reaches(tokens);
-        let tokens = if reached { tokens } else { 0 };
-        let known = self
-            .recurrence
-            .restore(if self.windows_reach(tokens) { tokens } else { 0 })?;
-        let again = self.tokens[known..tokens].to_vec();
-        self.tokens.truncate(known);
-        self.forget_from(known);
-        for batch in again.chunks(self.engine.options().batch_tokens) {
-            self.read_batch(batch, Phase::Prefill, &mut |_, _| ControlFlow::Continue(()), tokens)?;
+    fn read_again(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        let goal = self.tokens().len() + tokens.len();
+        for batch in tokens.chunks(self.sequence.batch_tokens()) {
+            let work = Work {
+                sequence: &mut self.sequence,
+                tokens: batch,
+                phase: Phase::Prefill,
+                goal,
+            };
+            let outcomes = self.runner.pass(&mut [work], &mut |_| ControlFlow::Continue(()))?;
+            if let Some(failure) = outcomes.into_iter().flatten().next() {
+                return Err(failure.error);
+            }
         }
         Ok(())
     }
 
-    fn forget_from(&mut self, tokens: usize) {
-        self.prefilled = self.prefilled.min(tokens);
-        if tokens == 0 {
-            self.rolling = RollingWindow::default();
+    /// Logits after the last token of the latest batch.
+    fn take_last_logits(&mut self) -> Result<(), EngineError> {
+        let rows = self.runner.rows();
+        self.runner.logits(rows - 1..rows, &mut self.sequence.logits)?;
+        self.sequence.check_logits()
+    }
+
+    /// Logits of those of the last `tokens` tokens that are wanted, a bounded number of rows at a time.
+    fn hand_over_logits(
+        &mut self,
+        tokens: usize,
+        wanted: &[Range<usize>],
+        take: &mut TakeLogits<'_>,
+    ) -> Result<(), EngineError> {
+        const ROWS: usize = 64;
+        let end = self.tokens().len();
+        let first = end - tokens;
+        for range in wanted {
+            let range = range.start.max(first)..range.end.min(end);
+            for start in range.clone().step_by(ROWS) {
+                let rows = ROWS.min(range.end - start);
+                let logits = &mut self.sequence.logits;
+                self.runner.logits(start - first..start - first + rows, logits)?;
+                if take(start, logits).is_break() {
+                    return Err(EngineError::Interrupted {
+                        tokens: end,
+                        total: end,
+                    });
+                }
+            }
         }
-        self.cut(tokens);
-    }
-
-    /// Forgets the whole sequence, after a failure that left part of it in disorder.
-    pub(crate) fn forget_all(&mut self) {
-        self.logits.clear();
-        self.end_answer();
-        self.tokens.clear();
-        self.recurrence.reset();
-        self.forget_from(0);
-    }
-
-    /// Whether there is no room for another token.
-    pub(crate) fn is_full(&self) -> bool {
-        self.room_missing(1)
-    }
-
-    pub(crate) fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
-        self.engine.check_context(what, self.tokens.len() + tokens)
-    }
-
-    fn room_missing(&self, tokens: usize) -> bool {
-        let limited = self.engine.options().window.is_none();
-        limited && self.tokens.len() + tokens > self.engine.plan().context_tokens
+        Ok(())
     }
 }

@@ -119,8 +119,8 @@ impl<'a> SequencePages<'a> {
         tables.all(|table| self.store.are_near(table.pages()))
     }
 
-    /// The wanted pages of a layer that lies near, by KV head; all for `None`.
-    pub(crate) fn near_views(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Vec<PageView<'a>>> {
+    /// The wanted pages of a layer, by KV head, as spans of page numbers; all for `None`. Pages that do not lie near are left out.
+    pub fn near_views(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Vec<PageView<'a>>> {
         let heads = 0..self.shape().kv_heads;
         let views = heads.map(|kv_head| {
             let Some(wanted) = wanted else {

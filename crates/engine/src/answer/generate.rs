@@ -91,7 +91,7 @@ impl Session {
         let tokenizer = engine.tokenizer()?;
         let end_tokens = &engine.generation_defaults().eos;
         let mut decoder = tokenizer.stream();
-        let mut sampler = match &self.sampler {
+        let mut sampler = match &self.answer.sampler {
             Some(state) => Sampler::resume(options.sampling.clone(), state)?,
             None => Sampler::new(options.sampling.clone())?,
         };
@@ -123,8 +123,8 @@ impl Session {
         while generation.tokens.len() < options.max_tokens {
             let token = sampler.sample(self.logits(), self.tokens());
             generation.tokens.push(token);
-            self.pending = Some(token);
-            self.sampler = Some(sampler.state());
+            self.answer.pending = Some(token);
+            self.answer.sampler = Some(sampler.state());
             if end_tokens.contains(&token) {
                 generation.stop = StopReason::EndOfText;
                 break;

@@ -1,6 +1,6 @@
-//! One layer's attention: append to the cache, let the policy select, attend, write out.
+//! The attention of one sequence in one layer: append to the cache, let the policies select, attend, observe.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -10,11 +10,8 @@ use riffle_attention::{
 use riffle_kv::KvCache;
 use riffle_policy::{LentScan, Phase, Policy, PolicySet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::pass::attention_time::add_since;
-use crate::pass::audit::Audit;
-use crate::pass::auto::Auto;
+use crate::pass::audit::SampledReads;
 use crate::pass::choice::bounds_block;
 use crate::pass::chunk::{Chunk, Step, pages};
 use crate::pass::compute::NewKeys;
@@ -22,175 +19,127 @@ use crate::pass::device::{self, DevicePages};
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::reading;
 use crate::pass::rotation::{Rotation, rotate};
-use crate::pass::tiles::Tile;
+use crate::pass::tiles::{Heads, Tile};
 use crate::sequence::block_means::BlockMeans;
-use crate::{AttentionTime, EngineError};
+use crate::sequence::placement::Slot;
+use crate::sequence::statistics::{PairCount, Statistics};
+use crate::{EngineError, Sequence};
 
-/// Pairs of query position and key, over all layers and KV heads.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PairCount {
-    /// Pairs that were read.
-    pub read: u64,
-    /// Pairs that dense attention would have read.
-    pub causal: u64,
-}
-
-/// The attention of one sequence in a batch: the order of append, select, attend and observe. It never knows which policy is on.
-pub(crate) struct LayerAttention<'a> {
+/// The attention of one sequence in one layer. It never knows which policy is on.
+pub(crate) struct SequenceAttention<'a> {
     pub(crate) cache: &'a mut KvCache,
     /// Pages on a device that attends, in place of the CPU.
     pub(crate) device: Option<&'a mut DevicePages>,
-    pub(crate) rotation: Rotation,
     pub(crate) policies: &'a mut PolicySet,
     /// Policies of the other phase, which may learn from the masses of this one.
-    pub(crate) observers: Option<&'a mut PolicySet>,
-    pub(crate) means: &'a mut BlockMeans,
+    observers: Option<&'a mut PolicySet>,
+    means: &'a mut BlockMeans,
+    statistics: &'a mut Statistics,
     pub(crate) step: Step<'a>,
-    /// Tokens each layer of the model looks back at most; such a layer is sparse by design and no policy acts on it.
-    pub(crate) window: &'a dyn Fn(usize) -> Option<usize>,
-    pub(crate) chunk_tokens: usize,
+    /// Tokens that the layer looks back at most; such a layer is sparse by design and no policy acts on it.
+    window: Option<usize>,
+    rotation: Rotation,
     pub(crate) options: AttendOptions<'a>,
-    pub(crate) partials: &'a mut Vec<Partial>,
-    pub(crate) pairs: &'a mut PairCount,
-    pub(crate) time: &'a mut AttentionTime,
-    pub(crate) audit: Option<&'a mut Audit>,
-    pub(crate) auto: Option<&'a mut Auto>,
-    /// Called after each chunk with (layer, tokens of the batch attended); may ask to stop.
-    pub(crate) after_chunk: &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 }
 
-/// Where the attention result of a layer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AttendedIn {
-    /// In the output it was given.
-    Output,
-    /// On the device that attended, in the rows it was given; the output says nothing.
-    Device,
+/// What decides how a layer's attention is cut into pieces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerTraits {
+    /// Whether a prompt's chunks attend in two phases.
+    pub(crate) two_phases: bool,
+    /// Whether what is selected for a row does not depend on what rows before it read.
+    pub(crate) follow_from_keys: bool,
 }
 
-impl LayerAttention<'_> {
-    /// Attends all chunks of a layer; says where the result, `[tokens, heads, head_dim]`, is unless it was asked to stop.
-    pub(crate) fn layer(
-        &mut self,
-        input: &LayerRows<'_>,
-        output: &mut [f32],
-    ) -> Result<ControlFlow<(), AttendedIn>, EngineError> {
-        let window = (self.window)(input.layer);
-        let two_phases = window.is_none()
-            && self
-                .policies
-                .layer(input.cache_layer)
-                .iter()
-                .any(|policy| policy.traits().two_phases);
-        let device_means = self.block_means_on_device(input, window);
-        let output_on_device = input
-            .on_device()
-            .filter(|_| self.leaves_output(input, window, two_phases, &device_means));
-        let chunks: Vec<Range<usize>> = (0..input.tokens)
-            .step_by(self.chunk_tokens)
-            .map(|first| first..(first + self.chunk_tokens).min(input.tokens))
-            .collect();
-        let mut partials = std::mem::take(self.partials);
-        let mut first_partial = 0;
-        if two_phases {
-            // Every chunk's own keys are there before any chunk is attended to.
-            self.append(input, 0..input.tokens)?;
-            let began = Instant::now();
-            self.attend_own(input, &chunks, &mut partials)?;
-            add_since(&mut self.time.attend_ms, began);
-        }
-        let mut flow = ControlFlow::Continue(());
-        for tokens in chunks {
-            if !two_phases {
-                self.append(input, tokens.clone())?;
-                first_partial = 0;
-            }
-            let end = tokens.end;
-            let count = self.step.heads.kv_heads * self.step.heads.tiles_of(tokens.len());
-            if !two_phases {
-                partials.resize_with(partials.len().max(count), || Partial::new(0, 0, 0));
-            }
-            let own = &mut partials[first_partial..first_partial + count];
-            let next = match self.step.phase {
-                Phase::Prefill if end < input.tokens => input.cache_layer,
-                _ => (input.cache_layer + 1) % self.cache.shape().layers,
-            };
-            self.chunk(
-                input,
-                tokens,
-                window,
-                two_phases,
-                next,
-                &device_means,
-                own,
-                output_on_device.is_none().then_some(&mut *output),
-            )?;
-            if let (Some(pages), Some(_)) = (&mut self.device, input.on_device()) {
-                device::read_ahead(pages, self.cache, next)?;
-            }
-            first_partial += count;
-            flow = (self.after_chunk)(input.layer, end);
-            if flow.is_break() {
-                break;
-            }
-        }
-        *self.partials = partials;
-        if flow.is_break() {
-            return Ok(ControlFlow::Break(()));
-        }
-        // What was read of rotated values is rotated back.
-        match (output_on_device, self.rotation.values) {
-            (Some(rows), true) => rows.rotate_attended(0..input.tokens)?,
-            (None, true) => rotate(output, self.step.heads.head_dim),
-            (_, false) => {}
-        }
-        Ok(ControlFlow::Continue(match output_on_device {
-            Some(_) => AttendedIn::Device,
-            None => AttendedIn::Output,
-        }))
-    }
+/// A chunk and what its tiles read.
+pub(crate) struct Chosen<'q> {
+    pub(crate) chunk: Chunk<'q>,
+    /// By tile.
+    pub(crate) selections: Vec<Selection>,
+    /// What the first of two phases has read, by tile; empty where there is one.
+    own: Vec<Selection>,
+    /// Key scores that policies computed, by KV head.
+    pub(crate) scans: Vec<Option<LentScan>>,
+    /// By KV head.
+    counts: Vec<PairCount>,
+    /// The layer of the cache that is attended to after this chunk.
+    pub(crate) next: usize,
+    /// Tokens in the blocks whose means the device reads, by KV head; empty where it reads none.
+    device_means: Vec<Option<usize>>,
+    /// Whether the result stays on the device that attends.
+    pub(crate) stays_on_device: bool,
+}
 
-    /// Whether what a device attends to in a layer stays there: nothing on the CPU adds to it or looks at it.
-    /// `device_means` is what [`Self::block_means_on_device`] says of the layer.
-    fn leaves_output(
-        &self,
-        input: &LayerRows<'_>,
-        window: Option<usize>,
-        two_phases: bool,
-        device_means: &[Option<usize>],
-    ) -> bool {
-        let mut policies = self.policies.layer(input.cache_layer).iter();
-        let reads_means = policies.any(|policy| policy.summary_tokens().is_some());
-        let needed = two_phases || self.audit.is_some() || (reads_means && device_means.is_empty());
-        // No policy acts on a layer that has a window of its own, no audit looks at it.
-        self.device.is_some() && (window.is_some() || !needed)
-    }
-
-    /// Tokens in the blocks whose means policies of a layer read, by KV head, where the device keeps and reads these; nothing where
-    /// there are none or the CPU does.
-    fn block_means_on_device(&mut self, input: &LayerRows<'_>, window: Option<usize>) -> Vec<Option<usize>> {
-        let (Some(pages), Some(_), None) = (&mut self.device, input.on_device(), window) else {
-            return Vec::new();
+impl<'a> SequenceAttention<'a> {
+    /// The attention of a sequence in a layer of the model that holds keys. `goal` is the length of its prompt.
+    pub(crate) fn new(sequence: &'a mut Sequence, layer: usize, phase: Phase, goal: usize) -> Self {
+        let (model, options) = (sequence.engine.model(), sequence.engine.options());
+        let config = model.config();
+        let (policies, observers) = match phase {
+            Phase::Prefill => (&mut sequence.prefill, Some(&mut sequence.decode)),
+            Phase::Decode => (&mut sequence.decode, None),
         };
-        let policies = self.policies.layer(input.cache_layer).iter();
-        let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
-        let tokens = input.slot + input.tokens;
-        // An audit compares what is read without means.
-        match self.audit.is_none() && device::keeps_means(pages, input.cache_layer, &blocks, tokens) {
-            true => blocks,
-            false => Vec::new(),
+        Self {
+            cache: &mut sequence.cache,
+            device: sequence.device.as_mut(),
+            policies,
+            observers,
+            means: &mut sequence.means,
+            statistics: &mut sequence.statistics,
+            step: Step {
+                phase,
+                layers: config.attention_layers(),
+                heads: Heads::of(config),
+                total_tokens: goal,
+                page_tokens: options.page_tokens,
+                scale: config.attention_scale,
+                soft_cap: config.soft_cap,
+                evicted: &sequence.placement.evicted,
+            },
+            window: match (model.window(layer), sequence.options.window) {
+                (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
+                (own, _) => own,
+            },
+            rotation: options.rotation(),
+            options: AttendOptions::new(config.attention_scale)
+                .with_soft_cap(config.soft_cap)
+                .with_arithmetic(phase.arithmetic()),
         }
     }
 
-    fn append(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
+    /// What decides how the attention of a sequence in a layer of the model is cut.
+    pub(crate) fn traits(sequence: &Sequence, layer: usize, phase: Phase) -> LayerTraits {
+        let model = sequence.engine.model();
+        let policies = match (model.window(layer), model.config().cache_layer(layer)) {
+            (None, Some(cache_layer)) => match phase {
+                Phase::Prefill => sequence.prefill.layer(cache_layer),
+                Phase::Decode => sequence.decode.layer(cache_layer),
+            },
+            // No policy acts there.
+            _ => &[],
+        };
+        LayerTraits {
+            two_phases: policies.iter().any(|policy| policy.traits().two_phases),
+            follow_from_keys: policies.iter().all(|policy| policy.traits().follows_from_keys),
+        }
+    }
+
+    /// Whether chunks of a layer attend in two phases.
+    pub(crate) fn two_phases(&self, cache_layer: usize) -> bool {
+        let mut policies = self.policies.layer(cache_layer).iter();
+        self.window.is_none() && policies.any(|policy| policy.traits().two_phases)
+    }
+
+    /// Adds keys and values of some rows to the cache.
+    pub(crate) fn append(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<(), EngineError> {
         match (input.new_keys, &mut self.device) {
             (NewKeys::Device(rows), Some(pages)) => {
-                let range = tokens.clone();
+                let range = input.first_row + tokens.start..input.first_row + tokens.end;
                 device::append(pages, self.cache, input.cache_layer, rows, range, self.rotation)?;
                 // The chunk before has been waited for.
-                self.time.attend_ms += pages.attended_ms()?;
+                self.statistics.attention_time_mut(self.step.phase).attend_ms += pages.attended_ms()?;
             }
-            (NewKeys::Device(_), None) => unreachable!("a session of a device has room for pages there"),
+            (NewKeys::Device(_), None) => unreachable!("a sequence of a device has room for pages there"),
             (NewKeys::Host { keys, values }, _) => {
                 let width = self.step.heads.kv_heads * self.step.heads.head_dim;
                 let range = tokens.start * width..tokens.end * width;
@@ -198,10 +147,7 @@ impl LayerAttention<'_> {
                     .append(input.cache_layer, &keys[range.clone()], &values[range])?;
             }
         }
-        if (self.window)(input.layer).is_some() {
-            return Ok(());
-        }
-        if self.extend_watched_bounds(input, &tokens)? {
+        if self.window.is_some() || self.extend_watched_bounds(input, &tokens)? {
             return Ok(());
         }
         if let Some(observers) = self.observers.as_mut().filter(|_| self.cache.tiers().has_farther()) {
@@ -210,35 +156,88 @@ impl LayerAttention<'_> {
         Ok(())
     }
 
-    /// Where the policies of the other phase will rank blocks by bounds that the device keeps, takes new keys into these while
-    /// their pages are there.
-    fn extend_watched_bounds(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<bool, EngineError> {
-        let (Some(pages), Some(observers), Some(_)) = (&mut self.device, &self.observers, input.on_device()) else {
-            return Ok(false);
+    /// Lets the policies select for a chunk that has been appended.
+    pub(crate) fn choose<'q>(
+        &mut self,
+        input: &LayerRows<'q>,
+        tokens: Range<usize>,
+    ) -> Result<Chosen<'q>, EngineError> {
+        let began = Instant::now();
+        let two_phases = self.two_phases(input.cache_layer);
+        let (selections, own) = match self.window {
+            Some(window) => {
+                let tiles = self.step.heads.kv_heads * self.step.heads.tiles_of(tokens.len());
+                let selection = Selection::none().with_row_window(window);
+                (vec![selection; tiles], Vec::new())
+            }
+            None => self.select(input, tokens.clone(), two_phases)?,
         };
-        let policies = observers.layer(input.cache_layer);
-        match bounds_block(policies, &self.step, input, tokens) {
-            Some(block) => device::extend_bounds(pages, self.cache, input.cache_layer, block),
-            None => Ok(false),
-        }
+        let device_means = self.block_means_on_device(input);
+        let next = match self.step.phase {
+            Phase::Prefill if tokens.end < input.tokens => input.cache_layer,
+            _ => (input.cache_layer + 1) % self.cache.shape().layers,
+        };
+        let chunk = Chunk::new(&self.step, input, tokens);
+        let counts = self.count_pairs(&chunk, &selections, &own);
+        let policies = self.policies.layer_mut(input.cache_layer).iter_mut();
+        let scans = policies.map(Policy::take_scan).collect();
+        add_since(
+            &mut self.statistics.attention_time_mut(self.step.phase).select_ms,
+            began,
+        );
+        Ok(Chosen {
+            stays_on_device: input.on_device().is_some()
+                && self.leaves_output(input.cache_layer, two_phases, &device_means),
+            chunk,
+            selections,
+            own,
+            scans,
+            counts,
+            next,
+            device_means,
+        })
     }
 
-    /// The first phase: all chunks of the batch read what they name of themselves, at once.
-    fn attend_own(
+    /// Counts the pairs that a chunk reads, by KV head.
+    fn count_pairs(&mut self, chunk: &Chunk<'_>, selections: &[Selection], own: &[Selection]) -> Vec<PairCount> {
+        let mut counts = vec![PairCount::default(); self.step.heads.kv_heads];
+        for (place, tile) in chunk.tiles.iter().enumerate() {
+            let evicted = self.step.evicted_tokens(chunk.layer, tile.kv_head);
+            let (rows, before) = (tile.queries.rows, (tile.queries.start + evicted) as u64);
+            let named = [Some(&selections[place]), own.get(place)].into_iter().flatten();
+            let read: usize = named
+                .map(|selection| selection.pair_count(tile.queries.start, rows))
+                .sum();
+            counts[tile.kv_head].add(PairCount {
+                read: read as u64,
+                causal: rows as u64 * before + rows as u64 * (rows as u64 + 1) / 2,
+            });
+        }
+        counts.iter().for_each(|count| self.statistics.pairs.add(*count));
+        counts
+    }
+
+    /// The first of two phases: the rows are appended, and all chunks read what they name of themselves, at once.
+    pub(crate) fn attend_own(
         &mut self,
         input: &LayerRows<'_>,
-        chunks: &[Range<usize>],
+        chunk_tokens: usize,
         partials: &mut Vec<Partial>,
     ) -> Result<(), EngineError> {
+        self.append(input, 0..input.tokens)?;
+        let began = Instant::now();
+        let chunks = (0..input.tokens).step_by(chunk_tokens);
+        let chunks: Vec<_> = chunks
+            .map(|first| first..(first + chunk_tokens).min(input.tokens))
+            .collect();
         let reader = self.cache.read();
         let pages: Vec<_> = chunks
             .iter()
             .map(|tokens| pages(&reader, input, &self.step, tokens, |_| 0))
             .collect();
+        let chunks = chunks.into_iter().zip(&pages);
         let chunks: Vec<Chunk<'_>> = chunks
-            .iter()
-            .zip(&pages)
-            .map(|(tokens, pages)| Chunk::new(&self.step, input, tokens.clone(), pages))
+            .map(|(tokens, pages)| Chunk::with_pages(&self.step, input, tokens, pages))
             .collect();
         let policies = self.policies.layer(input.cache_layer);
         let tiles: Vec<(&Chunk<'_>, &Tile<'_>)> = chunks
@@ -254,139 +253,191 @@ impl LayerAttention<'_> {
             .zip(&selections)
             .map(|((chunk, tile), selection)| chunk.job(tile, selection))
             .collect();
-        partials.resize_with(partials.len().max(jobs.len()), || Partial::new(0, 0, 0));
-        reset(partials, &jobs);
-        attend_batch(&jobs, &self.options, &mut partials[..jobs.len()])?;
+        partials.resize_with(jobs.len(), || Partial::new(0, 0, 0));
+        for (partial, job) in partials.iter_mut().zip(&jobs) {
+            partial.reset(job.queries.rows, job.queries.group, job.queries.head_dim);
+        }
+        attend_batch(&jobs, &self.options, partials)?;
+        add_since(
+            &mut self.statistics.attention_time_mut(self.step.phase).attend_ms,
+            began,
+        );
         Ok(())
     }
 
-    /// Attends a chunk into `partials`, one for each of its tiles, and writes the output; without one the result stays on the
-    /// device that attends. In the second of two phases the partials hold the first already. `next` is the layer that is
-    /// attended to after this chunk, `device_means` what [`Self::block_means_on_device`] says of this one.
-    fn chunk(
+    /// Attends a chunk by itself into `partials`, one for each of its tiles; what they hold is added to.
+    pub(crate) fn attend(
         &mut self,
         input: &LayerRows<'_>,
-        tokens: Range<usize>,
-        window: Option<usize>,
-        two_phases: bool,
-        next: usize,
-        device_means: &[Option<usize>],
+        chosen: &Chosen<'_>,
         partials: &mut [Partial],
-        output: Option<&mut [f32]>,
     ) -> Result<(), EngineError> {
-        let step = self.step;
-        let began = Instant::now();
-        let (selections, own) = match window {
-            Some(window) => {
-                let tiles = step.heads.tiles(input, tokens.clone());
-                let selection = Selection::none().with_row_window(window);
-                (vec![selection; tiles.len()], Vec::new())
-            }
-            None => self.select(input, tokens.clone(), two_phases)?,
-        };
-        let began = add_since(&mut self.time.select_ms, began);
-        // Pages come and go while they are read, so none is in these contexts.
-        let no_pages = vec![Vec::new(); step.heads.kv_heads];
-        let chunk = Chunk::new(&step, input, tokens, &no_pages);
-        let mut counts = vec![PairCount::default(); step.heads.kv_heads];
-        for (place, tile) in chunk.tiles.iter().enumerate() {
-            let evicted = step.evicted_tokens(input.cache_layer, tile.kv_head);
-            let (rows, before) = (tile.queries.rows, (tile.queries.start + evicted) as u64);
-            let named = [Some(&selections[place]), own.get(place)].into_iter().flatten();
-            let read: usize = named
-                .map(|selection| selection.pair_count(tile.queries.start, rows))
-                .sum();
-            let count = &mut counts[tile.kv_head];
-            count.read += read as u64;
-            count.causal += rows as u64 * before + rows as u64 * (rows as u64 + 1) / 2;
-        }
-        for count in &counts {
-            self.pairs.read += count.read;
-            self.pairs.causal += count.causal;
-        }
-
-        if !two_phases {
-            for (partial, tile) in partials.iter_mut().zip(&chunk.tiles) {
-                partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
-            }
-        }
-        let policies = self.policies.layer_mut(input.cache_layer).iter_mut();
-        let scans: Vec<Option<LentScan>> = policies.map(Policy::take_scan).collect();
+        let Chosen { chunk, selections, .. } = chosen;
         match (&mut self.device, input.on_device()) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
             (Some(pages), Some(rows)) => {
-                let (options, partials) = (&self.options, output.is_some().then_some(&mut *partials));
+                let partials = (!chosen.stays_on_device).then_some(partials);
                 device::attend(
                     pages,
                     self.cache,
                     rows,
-                    &chunk,
-                    &selections,
-                    next,
-                    device_means,
-                    options,
+                    chunk,
+                    selections,
+                    chosen.next,
+                    &chosen.device_means,
+                    &self.options,
                     partials,
-                )?;
+                )
             }
-            _ => {
-                let options = &self.options;
-                reading::attend(self.cache, &chunk, &selections, &scans, Some(next), options, partials)?;
-            }
+            _ => reading::attend(self.cache, &chosen.reads(), Some(chosen.next), &self.options, partials),
         }
-        drop(scans);
-        let Some(output) = output else {
+    }
+
+    /// Adds the time since `began`, which this chunk shared with others: `chunks` in all.
+    pub(crate) fn add_attend_time(&mut self, began: Instant, chunks: usize) {
+        let mut elapsed_ms = 0.0;
+        add_since(&mut elapsed_ms, began);
+        self.statistics.attention_time_mut(self.step.phase).attend_ms += elapsed_ms / chunks as f64;
+    }
+
+    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, head_dim]`, and lets policies and audit
+    /// look at it. A result that stays on the device is completed there.
+    pub(crate) fn complete(
+        &mut self,
+        input: &LayerRows<'_>,
+        chosen: &Chosen<'_>,
+        partials: &mut [Partial],
+        output: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let phase = self.step.phase;
+        if chosen.stays_on_device {
             // Its time is taken by the device's clock, when it has run.
             let began = Instant::now();
-            if window.is_none() {
-                self.observe(input, &chunk, [&own, &selections], None)?;
+            self.observe(input, chosen, None)?;
+            add_since(&mut self.statistics.attention_time_mut(phase).select_ms, began);
+            if let (Some(rows), true) = (input.on_device(), self.rotation.values) {
+                rows.rotate_attended(chosen.chunk.batch_rows.clone())?;
             }
-            add_since(&mut self.time.select_ms, began);
-            return Ok(());
-        };
-        let sampled_reads = self
-            .audit
-            .as_ref()
-            .filter(|_| window.is_none())
-            .map(|audit| audit.sample(&chunk.tiles, partials));
-        if window.is_none() && device_means.is_empty() {
-            let policies = self.policies.layer(input.cache_layer);
-            extend_means(self.cache, self.means, policies, &chunk)?;
-            attend_means(self.means, policies, &chunk, &selections, &self.options, partials)?;
+            return self.read_ahead(input, chosen.next);
         }
-        let width = step.heads.width();
+        let began = Instant::now();
+        let chunk = &chosen.chunk;
+        let audit = self.statistics.audit.as_ref().filter(|_| self.window.is_none());
+        let sampled_reads = audit.map(|audit| audit.sample(&chunk.tiles, partials));
+        if self.window.is_none() && chosen.device_means.is_empty() {
+            let policies = self.policies.layer(input.cache_layer);
+            extend_means(self.cache, self.means, policies, chunk)?;
+            attend_means(self.means, policies, chunk, &chosen.selections, &self.options, partials)?;
+        }
+        let Heads { group, head_dim, .. } = self.step.heads;
+        let width = self.step.heads.width();
         for (tile, partial) in chunk.tiles.iter().zip(partials.iter()) {
-            let at =
-                (chunk.tokens.start + tile.first_row) * width + tile.kv_head * step.heads.group * step.heads.head_dim;
+            let at = (chunk.tokens.start + tile.first_row) * width + tile.kv_head * group * head_dim;
             partial.finish_into(&mut output[at..], width, None)?;
         }
-        let began = add_since(&mut self.time.attend_ms, began);
-        if window.is_none() {
-            self.observe(input, &chunk, [&own, &selections], Some(partials))?;
+        let began = add_since(&mut self.statistics.attention_time_mut(phase).attend_ms, began);
+        self.observe(input, chosen, Some(partials))?;
+        add_since(&mut self.statistics.attention_time_mut(phase).select_ms, began);
+        if let Some(sampled_reads) = sampled_reads {
+            self.compare(chosen, &sampled_reads, &output[chunk.tokens.start * width..])?;
         }
-        add_since(&mut self.time.select_ms, began);
-        if let (Some(audit), Some(sampled_reads)) = (&mut self.audit, sampled_reads) {
-            let output = &output[chunk.tokens.start * width..];
-            let read = [&own[..], &selections[..]];
-            let samples = audit.compare(self.cache, &chunk, &sampled_reads, &counts, read, &self.options, output)?;
-            for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
-                let auto = self.auto.as_mut().filter(|_| step.phase == Phase::Prefill);
-                if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {
-                    self.policies.replace(chunk.layer, kv_head, spec)?;
-                }
+        if self.rotation.values {
+            // What was read of rotated values is rotated back.
+            rotate(
+                &mut output[chunk.tokens.start * width..chunk.tokens.end * width],
+                head_dim,
+            );
+        }
+        self.read_ahead(input, chosen.next)
+    }
+
+    /// Compares sampled queries of a chunk with exact attention, and moves heads where that decides their policies. `output` begins
+    /// at the chunk.
+    fn compare(
+        &mut self,
+        chosen: &Chosen<'_>,
+        sampled_reads: &SampledReads,
+        output: &[f32],
+    ) -> Result<(), EngineError> {
+        let Statistics { audit, auto, .. } = &mut *self.statistics;
+        let Some(audit) = audit else { return Ok(()) };
+        let (chunk, read) = (&chosen.chunk, [&chosen.own[..], &chosen.selections[..]]);
+        let samples = audit.compare(
+            self.cache,
+            chunk,
+            sampled_reads,
+            &chosen.counts,
+            read,
+            &self.options,
+            output,
+        )?;
+        for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
+            let auto = auto.as_mut().filter(|_| self.step.phase == Phase::Prefill);
+            if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {
+                self.policies.replace(chunk.layer, kv_head, spec)?;
             }
         }
         Ok(())
+    }
+
+    /// Begins to bring the pages that the next layer is expected to read to the device.
+    fn read_ahead(&mut self, input: &LayerRows<'_>, next: usize) -> Result<(), EngineError> {
+        match (&mut self.device, input.on_device()) {
+            (Some(pages), Some(_)) => device::read_ahead(pages, self.cache, next),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether what a device attends to in a layer stays there: nothing on the CPU adds to it or looks at it.
+    fn leaves_output(&self, cache_layer: usize, two_phases: bool, device_means: &[Option<usize>]) -> bool {
+        let mut policies = self.policies.layer(cache_layer).iter();
+        let reads_means = policies.any(|policy| policy.summary_tokens().is_some());
+        let needed = two_phases || self.statistics.audit.is_some() || (reads_means && device_means.is_empty());
+        // No policy acts on a layer that has a window of its own, no audit looks at it.
+        self.device.is_some() && (self.window.is_some() || !needed)
+    }
+
+    /// Tokens in the blocks whose means policies of a layer read, by KV head, where the device keeps and reads these; nothing where
+    /// there are none or the CPU does.
+    fn block_means_on_device(&mut self, input: &LayerRows<'_>) -> Vec<Option<usize>> {
+        let (Some(pages), Some(_), None) = (&mut self.device, input.on_device(), self.window) else {
+            return Vec::new();
+        };
+        let policies = self.policies.layer(input.cache_layer).iter();
+        let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
+        let Slot(tokens) = input.slot.after(input.tokens);
+        // An audit compares what is read without means.
+        match self.statistics.audit.is_none() && device::keeps_means(pages, input.cache_layer, &blocks, tokens) {
+            true => blocks,
+            false => Vec::new(),
+        }
+    }
+
+    /// Where the policies of the other phase will rank blocks by bounds that the device keeps, takes new keys into these while
+    /// their pages are there.
+    fn extend_watched_bounds(&mut self, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<bool, EngineError> {
+        let (Some(pages), Some(observers), Some(_)) = (&mut self.device, &self.observers, input.on_device()) else {
+            return Ok(false);
+        };
+        let policies = observers.layer(input.cache_layer);
+        match bounds_block(policies, &self.step, input, tokens) {
+            Some(block) => device::extend_bounds(pages, self.cache, input.cache_layer, block),
+            None => Ok(false),
+        }
     }
 
     /// Tells the policies of both phases where the mass of the queries went that they ask for.
     fn observe(
         &mut self,
         input: &LayerRows<'_>,
-        chunk: &Chunk<'_>,
-        read: [&[Selection]; 2],
+        chosen: &Chosen<'_>,
         partials: Option<&[Partial]>,
     ) -> Result<(), EngineError> {
-        let options = &self.options;
+        if self.window.is_some() {
+            return Ok(());
+        }
+        let (options, chunk) = (&self.options, &chosen.chunk);
+        let read = [&chosen.own[..], &chosen.selections[..]];
         for policies in std::iter::once(&mut *self.policies).chain(self.observers.as_deref_mut()) {
             match (&mut self.device, input.on_device(), partials) {
                 (Some(pages), Some(rows), _) => {
@@ -397,6 +448,13 @@ impl LayerAttention<'_> {
             }
         }
         Ok(())
+    }
+}
+
+impl Chosen<'_> {
+    /// What its tiles read of keys, where scans of policies do not give it.
+    pub(crate) fn reads(&self) -> reading::Reads<'_> {
+        reading::Reads::new(&self.chunk, &self.selections, &self.scans)
     }
 }
 
@@ -411,8 +469,7 @@ fn summarize_new_pages(
 ) {
     let (page_tokens, reader) = (cache.shape().page_tokens, cache.read());
     for (kv_head, policy) in policies.layer_mut(input.cache_layer).iter_mut().enumerate() {
-        let start = input.slot + tokens.start - step.evicted_tokens(input.cache_layer, kv_head);
-        let first = start / page_tokens * page_tokens;
+        let first = step.head_slot(input, tokens.start, kv_head) / page_tokens * page_tokens;
         for page in reader.pages_from(input.cache_layer, kv_head, first) {
             if page.tokens == page_tokens {
                 policy.summarize(&page, step.heads.head_dim);
@@ -454,10 +511,4 @@ fn attend_means(
             None => Ok(()),
         }
     })
-}
-
-fn reset(partials: &mut [Partial], jobs: &[AttendJob<'_>]) {
-    for (partial, job) in partials.iter_mut().zip(jobs) {
-        partial.reset(job.queries.rows, job.queries.group, job.queries.head_dim);
-    }
 }

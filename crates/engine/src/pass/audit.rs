@@ -5,10 +5,10 @@ use riffle_kv::KvCache;
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
-use crate::pass::attention_step::PairCount;
 use crate::pass::chunk::Chunk;
 use crate::pass::reading;
 use crate::pass::tiles::{Heads, Tile};
+use crate::sequence::statistics::PairCount;
 
 /// Queries of a chunk that are compared with exact attention.
 const SAMPLED_ROWS: usize = 64;

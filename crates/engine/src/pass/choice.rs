@@ -7,13 +7,13 @@ use riffle_attention::Selection;
 use riffle_policy::{Estimate, Policy, SelectContext};
 
 use crate::EngineError;
-use crate::pass::attention_step::LayerAttention;
+use crate::pass::attention_step::SequenceAttention;
 use crate::pass::chunk::{Chunk, Step, pages};
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::tiles::Tile;
 use crate::pass::{device, reading};
 
-impl LayerAttention<'_> {
+impl SequenceAttention<'_> {
     /// What each tile of a chunk reads, and for the second of two phases what it read in the first.
     pub(crate) fn select(
         &mut self,
@@ -29,8 +29,7 @@ impl LayerAttention<'_> {
         if !two_phases {
             return Ok((selections, Vec::new()));
         }
-        let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
-        let chunk = Chunk::new(&self.step, input, tokens, &no_pages);
+        let chunk = Chunk::new(&self.step, input, tokens);
         let policies = self.policies.layer(input.cache_layer);
         let own = |tile: &Tile<'_>| policies[tile.kv_head].select_own(&chunk.contexts[tile.kv_head]);
         Ok((selections, chunk.tiles.par_iter().map(own).collect()))
@@ -51,12 +50,11 @@ impl LayerAttention<'_> {
         else {
             return Ok(None);
         };
-        let queries = rows.queries(tokens.clone());
+        let queries = rows.queries(input.first_row + tokens.start..input.first_row + tokens.end);
         let Some(scores) = device::bound_scores(pages, self.cache, input.cache_layer, queries, block)? else {
             return Ok(None);
         };
-        let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
-        let chunk = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
+        let chunk = Chunk::new(&self.step, input, tokens.clone());
         let policies = self.policies.layer_mut(input.cache_layer);
         let selections = chunk.tiles.iter().zip(scores).map(|(tile, scores)| {
             let (policy, context) = (&mut policies[tile.kv_head], &chunk.contexts[tile.kv_head]);
@@ -68,8 +66,7 @@ impl LayerAttention<'_> {
 
     /// Selects where every page can be shown as it lies.
     fn select_near(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
-        let no_pages = vec![Vec::new(); self.step.heads.kv_heads];
-        let unread = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
+        let unread = Chunk::new(&self.step, input, tokens.clone());
         let policies = self.policies.layer_mut(input.cache_layer).iter_mut();
         let from: Vec<usize> = policies
             .zip(&unread.contexts)
@@ -77,7 +74,7 @@ impl LayerAttention<'_> {
             .collect();
         let reader = self.cache.read();
         let pages = pages(&reader, input, &self.step, &tokens, |kv_head| from[kv_head]);
-        let chunk = Chunk::new(&self.step, input, tokens.clone(), &pages);
+        let chunk = Chunk::with_pages(&self.step, input, tokens.clone(), &pages);
         let queries = |context: &SelectContext<'_>| self.step.tile(input, tokens.clone(), context.kv_head);
         let policies = self.policies.layer_mut(input.cache_layer);
         let estimated = match (&mut self.device, input.on_device()) {
@@ -86,7 +83,7 @@ impl LayerAttention<'_> {
                 let asked: Vec<_> = asked
                     .map(|(policy, context)| policy.estimate(&queries(context), context))
                     .collect();
-                let rows = rows.queries(tokens.clone());
+                let rows = rows.queries(chunk.batch_rows.clone());
                 device::estimate(device, input.cache_layer, rows, &pages, &chunk.contexts, &asked)?
             }
             _ => policies.iter().map(|_| None).collect(),
@@ -110,8 +107,7 @@ impl LayerAttention<'_> {
     /// Selects KV head by KV head, with the keys that its policy looks at brought near.
     fn select_far(&mut self, input: &LayerRows<'_>, tokens: Range<usize>) -> Result<Vec<Selection>, EngineError> {
         let heads = self.step.heads;
-        let no_pages = vec![Vec::new(); heads.kv_heads];
-        let chunk = Chunk::new(&self.step, input, tokens.clone(), &no_pages);
+        let chunk = Chunk::new(&self.step, input, tokens.clone());
         let mut selections = Vec::with_capacity(chunk.tiles.len());
         let policies = self.policies.layer_mut(input.cache_layer);
         for (policy, context) in policies.iter_mut().zip(&chunk.contexts) {
@@ -137,8 +133,7 @@ pub(crate) fn bounds_block(
     input: &LayerRows<'_>,
     tokens: &Range<usize>,
 ) -> Option<usize> {
-    let no_pages = vec![Vec::new(); step.heads.kv_heads];
-    let chunk = Chunk::new(step, input, tokens.clone(), &no_pages);
+    let chunk = Chunk::new(step, input, tokens.clone());
     let mut blocks = policies.iter().zip(&chunk.contexts).map(|(policy, context)| {
         let queries = step.tile(input, tokens.clone(), context.kv_head);
         match policy.estimate(&queries, context) {

@@ -9,8 +9,9 @@ use riffle_policy::{Phase, SelectContext};
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::tiles::{Heads, Tile};
 use crate::sequence::eviction::Evicted;
+use crate::sequence::placement::HeadSlot;
 
-/// What all chunks of a batch share.
+/// What the chunks of a sequence share in one pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step<'a> {
     pub(crate) phase: Phase,
@@ -35,9 +36,18 @@ impl Step<'_> {
         }
     }
 
-    /// Places by which positions of a KV head move down.
+    /// Tokens that a KV head has evicted.
     pub(crate) fn evicted_tokens(&self, layer: usize, kv_head: usize) -> usize {
         self.evicted.evicted_tokens(layer, self.heads.kv_heads, kv_head)
+    }
+
+    /// Where a token of the rows stands in a KV head.
+    pub(crate) fn head_slot(&self, input: &LayerRows<'_>, token: usize, kv_head: usize) -> usize {
+        let slot = input.slot.after(token);
+        let HeadSlot(slot) = self
+            .evicted
+            .head_slot(slot, input.cache_layer, self.heads.kv_heads, kv_head);
+        slot
     }
 }
 
@@ -46,8 +56,10 @@ pub(crate) struct Chunk<'a> {
     pub(crate) layer: usize,
     pub(crate) group: usize,
     pub(crate) head_dim: usize,
-    /// The tokens of the batch it holds.
+    /// Which of the sequence's rows it holds.
     pub(crate) tokens: Range<usize>,
+    /// The rows of the batch in which they lie.
+    pub(crate) batch_rows: Range<usize>,
     /// What may be read, by KV head.
     pub(crate) contexts: Vec<SelectContext<'a>>,
     /// KV head by KV head.
@@ -55,26 +67,39 @@ pub(crate) struct Chunk<'a> {
 }
 
 impl<'a> Chunk<'a> {
-    /// Tokens `tokens` of the batch, with the pages of each KV head up to their end.
-    pub(crate) fn new(
+    /// Tokens `tokens` of the rows, without pages: for pages that come and go while they are read.
+    pub(crate) fn new(step: &Step<'_>, input: &LayerRows<'a>, tokens: Range<usize>) -> Self {
+        Self::over(step, input, tokens, None)
+    }
+
+    /// Tokens `tokens` of the rows, with the pages of each KV head up to their end.
+    pub(crate) fn with_pages(
         step: &Step<'_>,
         input: &LayerRows<'a>,
         tokens: Range<usize>,
         pages: &'a [Vec<PageView<'a>>],
     ) -> Self {
-        let start = |kv_head: usize| input.slot - step.evicted_tokens(input.cache_layer, kv_head);
-        let contexts = pages.iter().enumerate().map(|(kv_head, pages)| SelectContext {
+        Self::over(step, input, tokens, Some(pages))
+    }
+
+    fn over(
+        step: &Step<'_>,
+        input: &LayerRows<'a>,
+        tokens: Range<usize>,
+        pages: Option<&'a [Vec<PageView<'a>>]>,
+    ) -> Self {
+        let contexts = (0..step.heads.kv_heads).map(|kv_head| SelectContext {
             phase: step.phase,
             layer: input.cache_layer,
             layers: step.layers,
             kv_head,
-            chunk_start: start(kv_head) + tokens.start,
-            tokens: start(kv_head) + tokens.end,
+            chunk_start: step.head_slot(input, tokens.start, kv_head),
+            tokens: step.head_slot(input, tokens.end, kv_head),
             total_tokens: step.total_tokens - step.evicted_tokens(input.cache_layer, kv_head),
             page_tokens: step.page_tokens,
             scale: step.scale,
             soft_cap: step.soft_cap,
-            pages,
+            pages: pages.map_or(&[], |pages| &pages[kv_head]),
         });
         let mut tiles = step.heads.tiles(input, tokens.clone());
         for tile in &mut tiles {
@@ -86,6 +111,7 @@ impl<'a> Chunk<'a> {
             head_dim: step.heads.head_dim,
             contexts: contexts.collect(),
             tiles,
+            batch_rows: input.first_row + tokens.start..input.first_row + tokens.end,
             tokens,
         }
     }
@@ -120,7 +146,7 @@ pub(crate) fn pages<'c>(
     from: impl Fn(usize) -> usize,
 ) -> Vec<Vec<PageView<'c>>> {
     let of_head = |kv_head: usize| {
-        let end = input.slot + tokens.end - step.evicted_tokens(input.cache_layer, kv_head);
+        let end = step.head_slot(input, tokens.end, kv_head);
         let pages = reader
             .pages_from(input.cache_layer, kv_head, from(kv_head))
             .take_while(|page| page.start < end);

@@ -1,9 +1,10 @@
 //! Where a model computes: on the CPU, or on a device that holds its weights.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use riffle_cuda::{DeviceForward, DeviceModel, DeviceRows, Gpu, HostRows, Stream};
-use riffle_model::{Decoder, Forward, HostForward, Projected};
+use riffle_model::{Decoder, Forward, HostForward};
 
 use crate::EngineError;
 use crate::pass::rotation::{Rotation, rotate};
@@ -41,6 +42,19 @@ pub(crate) enum NewKeys<'a> {
     Host { keys: &'a [f32], values: &'a [f32] },
     /// On the device, which attends as well and rotates them as it appends them.
     Device(&'a DeviceRows),
+}
+
+impl<'a> NewKeys<'a> {
+    /// Those of some rows of the batch, of `kv_width` values each; on the device the rows are named where they are used.
+    pub(crate) fn rows(self, rows: &Range<usize>, kv_width: usize) -> Self {
+        match self {
+            Self::Host { keys, values } => Self::Host {
+                keys: &keys[rows.start * kv_width..rows.end * kv_width],
+                values: &values[rows.start * kv_width..rows.end * kv_width],
+            },
+            Self::Device(_) => self,
+        }
+    }
 }
 
 impl Compute {
@@ -87,68 +101,82 @@ impl ModelForward {
         }
     }
 
-    /// Projects a layer of a batch of `tokens` tokens; `None` for a recurrent one.
+    /// Projects rows of a batch in a layer and rotates them as caches hold them; false for a recurrent layer, which has nothing to
+    /// attend to.
     pub(crate) fn project(
         &mut self,
         layer: usize,
-        tokens: usize,
+        rows: Range<usize>,
         head_dim: usize,
         rotation: Rotation,
-    ) -> Result<Option<ProjectedLayer<'_>>, EngineError> {
+    ) -> Result<bool, EngineError> {
         match self {
             Self::Host(forward) => {
-                forward.project(layer, 0..tokens)?;
-                let projected = forward.projected();
-                Ok(projected.map(|projected| rotated(projected, head_dim, rotation)))
+                if !forward.project(layer, rows.clone())? {
+                    return Ok(false);
+                }
+                let Some(projected) = forward.projected() else {
+                    return Ok(false);
+                };
+                let query_width = projected.queries.len() / rows.end;
+                let kv_width = projected.keys.len() / rows.end;
+                let kv = rows.start * kv_width..rows.end * kv_width;
+                if rotation.keys {
+                    rotate(&mut projected.queries[rows.start * query_width..], head_dim);
+                    rotate(&mut projected.keys[kv.clone()], head_dim);
+                }
+                if rotation.values {
+                    rotate(&mut projected.values[kv], head_dim);
+                }
+                Ok(true)
             }
             Self::Device(forward) => {
-                if !forward.project_rows(layer, 0..tokens)? {
-                    return Ok(None);
+                if !forward.project_rows(layer, rows.clone())? {
+                    return Ok(false);
                 }
                 if rotation.keys {
-                    forward.rows().rotate_queries(0..tokens)?;
+                    forward.rows().rotate_queries(rows.clone())?;
                 }
-                forward.bring_queries(0..tokens)?;
+                forward.bring_queries(rows)?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// What the layer under way attends with, of all rows projected so far; `None` for a recurrent layer.
+    pub(crate) fn projected(&mut self) -> Option<ProjectedLayer<'_>> {
+        match self {
+            Self::Host(forward) => {
+                let projected = forward.projected()?;
+                Some(ProjectedLayer {
+                    queries: projected.queries,
+                    new_keys: NewKeys::Host {
+                        keys: projected.keys,
+                        values: projected.values,
+                    },
+                    output: projected.attended,
+                })
+            }
+            Self::Device(forward) => {
                 let HostRows {
                     queries,
                     attended,
                     rows,
                 } = forward.host_rows();
-                Ok(Some(ProjectedLayer {
+                Some(ProjectedLayer {
                     queries,
                     new_keys: NewKeys::Device(rows),
                     output: attended,
-                }))
+                })
             }
         }
     }
 
-    /// Brings the first `tokens` rows of [`ProjectedLayer::output`] to where the model goes on from.
-    pub(crate) fn take_output(&mut self, tokens: usize) -> Result<(), EngineError> {
+    /// Brings rows of [`ProjectedLayer::output`] to where the model goes on from.
+    pub(crate) fn take_output(&mut self, rows: Range<usize>) -> Result<(), EngineError> {
         match self {
             Self::Host(_) => Ok(()),
-            Self::Device(forward) => Ok(forward.send_attended(0..tokens)?),
+            Self::Device(forward) => Ok(forward.send_attended(rows)?),
         }
-    }
-}
-
-fn rotated(projected: Projected<'_>, head_dim: usize, rotation: Rotation) -> ProjectedLayer<'_> {
-    let Projected {
-        queries,
-        keys,
-        values,
-        attended,
-    } = projected;
-    if rotation.keys {
-        rotate(queries, head_dim);
-        rotate(keys, head_dim);
-    }
-    if rotation.values {
-        rotate(values, head_dim);
-    }
-    ProjectedLayer {
-        queries,
-        new_keys: NewKeys::Host { keys, values },
-        output: attended,
     }
 }

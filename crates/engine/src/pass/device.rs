@@ -201,7 +201,7 @@ pub(crate) fn attend(
         let reads = |kv_head: usize| blocks[kv_head].is_some();
         extend_summaries(&mut room, cache, SummaryKind::Means, chunk.layer, block, reads)?;
     }
-    let rows = rows.call(chunk.tokens.clone());
+    let rows = rows.call(chunk.batch_rows.clone());
     record(0)?;
     let mut call = room.pool.begin(chunk.layer, &tiles, rows, end, options)?;
     if means.is_some() {
@@ -378,7 +378,7 @@ pub(crate) fn observe(
             }));
         }
     }
-    let (mut room, rows) = (pages.enter(), rows.call(chunk.tokens.clone()));
+    let (mut room, rows) = (pages.enter(), rows.call(chunk.batch_rows.clone()));
     if partials.is_some() {
         room.pool.set_log_sum_exp(&rows, &log_sum_exp)?;
     }

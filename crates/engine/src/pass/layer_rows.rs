@@ -3,16 +3,17 @@
 use riffle_cuda::DeviceRows;
 
 use crate::pass::compute::NewKeys;
+use crate::sequence::placement::Slot;
 
 /// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated as its cache holds them.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerRows<'a> {
-    /// The layer of the model.
-    pub(crate) layer: usize,
-    /// Its place among the layers that hold keys and values.
+    /// The layer's number among those that hold keys and values.
     pub(crate) cache_layer: usize,
-    /// Place of the first token in the cache.
-    pub(crate) slot: usize,
+    /// Slot of the first token in the cache.
+    pub(crate) slot: Slot,
+    /// The row of the batch in which the first token lies.
+    pub(crate) first_row: usize,
     /// Tokens.
     pub(crate) tokens: usize,
     // [tokens, heads, head_dim]
@@ -21,7 +22,7 @@ pub(crate) struct LayerRows<'a> {
 }
 
 impl<'a> LayerRows<'a> {
-    /// The rows where they lie on the device that attends; `None` where the CPU does.
+    /// The rows of the batch where they lie on the device that attends; `None` where the CPU does.
     pub(crate) fn on_device(&self) -> Option<&'a DeviceRows> {
         match self.new_keys {
             NewKeys::Host { .. } => None,

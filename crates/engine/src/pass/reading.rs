@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use riffle_attention::{
     AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Scan, Selection, Span,
-    add_column_mass, attend_scanned,
+    add_column_mass, attend_batch, attend_scanned,
 };
 use riffle_kv::KvCache;
 use riffle_policy::{ColumnMass, KeyUse, LentScan, Policy, PolicySet, SelectContext};
@@ -12,59 +12,122 @@ use crate::EngineError;
 use crate::pass::chunk::Chunk;
 use crate::pass::tiles::{Tile, rows_from};
 
-/// Attends each tile of a chunk to its selection. `scans` holds the key scores that policies computed, one entry a KV head:
-/// where a scan covers a tile, its keys are not scored again. `next` is the layer whose pages are loaded ahead.
+/// What the tiles of a chunk read, and the key scores that policies computed: where a scan covers a tile, its keys are not
+/// scored again.
+pub(crate) struct Reads<'r> {
+    chunk: &'r Chunk<'r>,
+    /// By tile.
+    selections: &'r [Selection],
+    /// By tile.
+    scans: Vec<Option<&'r Scan>>,
+    /// What scanned tiles read by their keys.
+    nothing: Selection,
+}
+
+impl<'r> Reads<'r> {
+    /// `scans` are by KV head.
+    pub(crate) fn new(chunk: &'r Chunk<'r>, selections: &'r [Selection], scans: &'r [Option<LentScan>]) -> Self {
+        let scan = |tile: &Tile<'_>| {
+            let scan = scans.get(tile.kv_head)?.as_deref();
+            scan.filter(|scan| scan.covers(&tile.queries))
+        };
+        Self {
+            scans: chunk.tiles.iter().map(scan).collect(),
+            chunk,
+            selections,
+            nothing: Selection::none(),
+        }
+    }
+
+    /// The pages that are read, by KV head; `None` for all.
+    fn wanted(&self, cache: &KvCache) -> Option<Vec<Vec<Span>>> {
+        wanted_pages(cache, self.chunk, || {
+            let tiles = self.chunk.tiles.iter().zip(self.selections);
+            tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
+        })
+    }
+
+    /// What is read of some pages by their keys; nothing for tiles that are scanned.
+    fn jobs<'j>(&'j self, pages: &'j [Vec<PageView<'j>>]) -> impl Iterator<Item = AttendJob<'j>> {
+        let tiles = self.chunk.tiles.iter().zip(self.selections).zip(&self.scans);
+        tiles.map(|((tile, selection), scan)| AttendJob {
+            queries: tile.queries,
+            kv: self.kv(pages, tile),
+            selection: if scan.is_some() { &self.nothing } else { selection },
+        })
+    }
+
+    /// Adds what scanned tiles read of some pages.
+    fn attend_scanned(&self, pages: &[Vec<PageView<'_>>], partials: &mut [Partial]) -> Result<(), EngineError> {
+        let scanned = partials.par_iter_mut().enumerate();
+        scanned.try_for_each(|(place, partial)| match self.scans[place] {
+            Some(scan) => {
+                let kv = self.kv(pages, &self.chunk.tiles[place]);
+                attend_scanned(scan, &self.selections[place], &kv, partial)
+            }
+            None => Ok(()),
+        })?;
+        Ok(())
+    }
+
+    fn kv<'j>(&self, pages: &'j [Vec<PageView<'j>>], tile: &Tile<'_>) -> KvView<'j> {
+        KvView {
+            head_dim: self.chunk.head_dim,
+            pages: &pages[tile.kv_head],
+        }
+    }
+}
+
+/// Attends each tile of a chunk to its selection. `next` is the layer whose pages are loaded ahead.
 pub(crate) fn attend(
     cache: &mut KvCache,
-    chunk: &Chunk<'_>,
-    selections: &[Selection],
-    scans: &[Option<LentScan>],
+    reads: &Reads<'_>,
     next: Option<usize>,
     options: &AttendOptions<'_>,
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
-    let scan = |tile: &Tile<'_>| {
-        let scan = scans.get(tile.kv_head)?.as_deref();
-        scan.filter(|scan| scan.covers(&tile.queries))
-    };
-    let scans: Vec<Option<&Scan>> = chunk.tiles.iter().map(scan).collect();
-    let wanted = wanted_pages(cache, chunk, || {
-        let tiles = chunk.tiles.iter().zip(selections);
-        tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
-    });
-    // Keys of scanned tiles are not read again.
-    let nothing = Selection::none();
-    let by_keys: Vec<&Selection> = selections
-        .iter()
-        .zip(&scans)
-        .map(|(selection, scan)| if scan.is_some() { &nothing } else { selection })
-        .collect();
+    let chunk = reads.chunk;
+    let wanted = reads.wanted(cache);
     let mut stream = BatchStream::new(chunk.tiles.iter().map(|tile| &tile.queries), options);
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), next, &mut |pages| {
         let pages = cut(pages, chunk);
-        let kv = |tile: &Tile<'_>| KvView {
-            head_dim: chunk.head_dim,
-            pages: &pages[tile.kv_head],
-        };
-        let jobs: Vec<AttendJob<'_>> = chunk
-            .tiles
-            .iter()
-            .zip(&by_keys)
-            .map(|(tile, selection)| AttendJob {
-                queries: tile.queries,
-                kv: kv(tile),
-                selection,
-            })
-            .collect();
-        stream.attend(&jobs, options, partials)?;
-        let scanned = partials.par_iter_mut().enumerate();
-        scanned.try_for_each(|(place, partial)| match scans[place] {
-            Some(scan) => attend_scanned(scan, &selections[place], &kv(&chunk.tiles[place]), partial),
-            None => Ok(()),
-        })?;
-        Ok(())
+        stream.attend(&reads.jobs(&pages).collect::<Vec<_>>(), options, partials)?;
+        reads.attend_scanned(&pages, partials)
     })?;
     Ok(stream.finish(partials)?)
+}
+
+/// Attends chunks of several sequences of one pool, whose pages all lie near, in one call: pages that they share are read once.
+/// `partials` are those of all tiles, chunk by chunk.
+pub(crate) fn attend_near(
+    chunks: &[(&KvCache, Reads<'_>)],
+    options: &AttendOptions<'_>,
+    partials: &mut [Partial],
+) -> Result<(), EngineError> {
+    let Some((first, _)) = chunks.first() else {
+        return Ok(());
+    };
+    let reader = first.read();
+    let shown = chunks.iter().map(|(cache, reads)| {
+        let wanted = reads.wanted(cache);
+        let pages = reader
+            .of(cache)
+            .map(|pages| pages.near_views(reads.chunk.layer, wanted.as_deref()));
+        cut(&pages.unwrap_or_default(), reads.chunk)
+    });
+    let shown: Vec<Vec<Vec<PageView<'_>>>> = shown.collect();
+    let jobs = chunks
+        .iter()
+        .zip(&shown)
+        .flat_map(|((_, reads), pages)| reads.jobs(pages));
+    attend_batch(&jobs.collect::<Vec<_>>(), options, partials)?;
+    let mut rest = partials;
+    for ((_, reads), pages) in chunks.iter().zip(&shown) {
+        let (here, later) = rest.split_at_mut(reads.chunk.tiles.len());
+        reads.attend_scanned(pages, here)?;
+        rest = later;
+    }
+    Ok(())
 }
 
 /// Attends queries of KV heads of a chunk to everything before them.

@@ -68,7 +68,7 @@ impl Heads {
             row_stride: self.width(),
             group: self.group,
             head_dim: self.head_dim,
-            start: input.slot + tokens.start,
+            start: input.slot.after(tokens.start).0,
         }
     }
 

@@ -189,7 +189,7 @@ impl Planner<'_> {
         let shape = cache_shape(config, options);
         shape.validate()?;
         let scans_keys = options.scans_keys();
-        let sliding = SlidingLayers::of(config, options);
+        let sliding = SlidingLayers::of(config, options, options.window);
         let parts = |context: usize| self.parts(options, &shape, &sliding, scans_keys, context);
         let largest_context_tokens = largest(config.max_position, |context| {
             let parts = parts(context);

@@ -8,7 +8,8 @@
 use riffle_kv::{CacheShape, KvError};
 use serde::{Deserialize, Serialize};
 
-use crate::{EngineError, Session};
+use crate::sequence::placement::{HeadSlot, Slot};
+use crate::{EngineError, Sequence};
 
 /// Pages are freed once they are this part of those that stay, so that what moves costs little a token.
 const WORTH: usize = 8;
@@ -29,6 +30,11 @@ impl Evicted {
             .get(layer * kv_heads + kv_head)
             .copied()
             .unwrap_or(0)
+    }
+
+    /// Where the token of a slot stands in a (layer, KV head), which has evicted none from there on.
+    pub(crate) fn head_slot(&self, Slot(slot): Slot, layer: usize, kv_heads: usize, kv_head: usize) -> HeadSlot {
+        HeadSlot(slot - self.evicted_tokens(layer, kv_heads, kv_head))
     }
 
     /// Whether the sequence can go back to its first `tokens` tokens.
@@ -59,7 +65,7 @@ impl Evicted {
     }
 }
 
-impl Session {
+impl Sequence {
     /// Frees the pages of what the decode policies will not read again.
     pub(crate) fn evict(&mut self) -> Result<(), EngineError> {
         let shape = *self.cache.shape();
@@ -84,7 +90,7 @@ impl Session {
                 let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
                 match self.cache.retain(layer, kv_head, &places) {
                     Ok(_) => {
-                        if let Some(pages) = &mut self.pages {
+                        if let Some(pages) = &mut self.device {
                             pages.truncate_head(layer, kv_head, 0);
                         }
                     }
@@ -102,22 +108,22 @@ impl Session {
                 self.decode.layer_mut(layer)[kv_head].close_gaps();
                 self.prefill.layer_mut(layer)[kv_head].reset();
                 self.means.forget(layer, kv_head);
-                self.evicted.add(&shape, layer, kv_head, held - kept);
+                self.placement.evicted.add(&shape, layer, kv_head, held - kept);
                 freed = true;
             }
         }
         if freed {
-            self.evicted.since = self.tokens.len();
+            self.placement.evicted.since = self.tokens.len();
         }
         Ok(())
     }
 
     /// Cuts the cache and what is known of it at the first `tokens` tokens of a sequence that can go back there.
     pub(crate) fn cut(&mut self, tokens: usize) {
-        let place = self.rolling.place(tokens);
-        if self.evicted.is_empty() {
+        let Slot(place) = self.placement.slot(tokens);
+        if self.placement.evicted.is_empty() {
             self.cache.truncate(place);
-            if let Some(pages) = &mut self.pages {
+            if let Some(pages) = &mut self.device {
                 pages.truncate(place);
             }
             self.prefill.truncate(place);
@@ -126,13 +132,13 @@ impl Session {
             return;
         }
         let shape = *self.cache.shape();
-        let evicted = &self.evicted;
+        let evicted = &self.placement.evicted;
         let held =
             |layer: usize, kv_head: usize| tokens - evicted.evicted_tokens(layer, shape.kv_heads, kv_head).min(tokens);
         for layer in 0..shape.layers {
             for kv_head in 0..shape.kv_heads {
                 self.cache.truncate_head(layer, kv_head, held(layer, kv_head));
-                if let Some(pages) = &mut self.pages {
+                if let Some(pages) = &mut self.device {
                     pages.truncate_head(layer, kv_head, held(layer, kv_head));
                 }
                 self.prefill.layer_mut(layer)[kv_head].truncate(held(layer, kv_head));
@@ -141,7 +147,7 @@ impl Session {
         }
         self.means.truncate(held);
         if tokens == 0 {
-            self.evicted = Evicted::default();
+            self.placement.evicted = Evicted::default();
         }
     }
 }

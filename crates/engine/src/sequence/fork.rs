@@ -1,41 +1,26 @@
-//! Sessions that hold pages in common.
+//! Sequences that hold pages in common.
 
 use crate::pass::device::DevicePages;
 use crate::sequence::prefix::grid;
-use crate::{EngineError, Session};
+use crate::{EngineError, Sequence};
 
-impl Session {
-    /// A session that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
-    /// both together keep to the plan's budgets.
-    ///
-    /// ```no_run
-    /// # use riffle_engine::{Engine, EngineOptions, Session};
-    /// # use std::ops::ControlFlow;
-    /// # let engine = Engine::load("model", EngineOptions::default())?;
-    /// # let (book, questions): (Vec<u32>, Vec<Vec<u32>>) = Default::default();
-    /// let mut reader = Session::new(&engine)?;
-    /// reader.prefill(&book, &mut |_| ControlFlow::Continue(()))?;
-    /// for question in questions {
-    ///     let mut answer = reader.fork()?;
-    ///     answer.prefill(&question, &mut |_| ControlFlow::Continue(()))?;
-    /// }
-    /// # Ok::<(), riffle_engine::EngineError>(())
-    /// ```
+impl Sequence {
+    /// A sequence that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
+    /// both together keep to the budgets of their pool.
     ///
     /// # Errors
     /// [`EngineError::Policy`] when a policy's state cannot be carried over.
     pub fn fork(&mut self) -> Result<Self, EngineError> {
-        let pages = self.pages.as_mut().map(DevicePages::fork);
-        let mut fork = Self::over(&self.engine, self.cache.fork(), pages)?;
-        // Memory of a batch is the plan's once: it goes to the session that reads next, as a rule the fork.
-        fork.forward = self.forward.take();
-        fork.partials = std::mem::take(&mut self.partials);
-        if let (Some(from), Some(to)) = (&self.auto, &mut fork.auto) {
+        let device = self.device.as_mut().map(DevicePages::fork);
+        let mut fork = Self::over(&self.engine, self.cache.fork(), device, self.options.clone())?;
+        let (from, to) = (&self.statistics, &mut fork.statistics);
+        if let (Some(from), Some(to)) = (&from.auto, &mut to.auto) {
             to.resume(&from.state(), &mut fork.prefill)?;
         }
-        if let (Some(from), Some(to)) = (&self.audit, &mut fork.audit) {
+        if let (Some(from), Some(to)) = (&from.audit, &mut to.audit) {
             to.resume(from.sums().to_vec());
         }
+        to.pairs = from.pairs;
         let pairs = [(&self.prefill, &mut fork.prefill), (&self.decode, &mut fork.decode)];
         for (from, to) in pairs {
             for (from, to) in from.iter().zip(to.iter_mut()) {
@@ -43,46 +28,43 @@ impl Session {
             }
         }
         fork.recurrence.copy_from(&self.recurrence)?;
-        fork.rolling = self.rolling.clone();
-        fork.evicted = self.evicted.clone();
+        fork.placement = self.placement.clone();
         fork.tokens = self.tokens.clone();
         fork.prefilled = self.prefilled;
-        fork.pending = self.pending;
-        fork.sampler = self.sampler;
+        fork.answer = self.answer;
         fork.logits = self.logits.clone();
-        fork.pairs = self.pairs;
         Ok(fork)
     }
 
-    /// An empty session that may [adopt](Self::adopt_prefix) what this one shares; both together keep to the plan's
-    /// budgets.
+    /// An empty sequence of the same options that may [adopt](Self::adopt_prefix) what this one shares; both together keep to
+    /// the budgets of their pool.
     ///
     /// # Errors
-    /// As [`Session::new`].
+    /// As [`Sequence::new`].
     pub fn beside(&self) -> Result<Self, EngineError> {
-        let pages = self.pages.as_ref().map(DevicePages::beside);
-        Self::over(&self.engine, self.cache.pool().cache(), pages)
+        let device = self.device.as_ref().map(DevicePages::beside);
+        Self::over(&self.engine, self.cache.pool().cache(), device, self.options.clone())
     }
 
-    /// Shares the whole pages of what was read as prompt with sessions [beside](Self::beside) this one that read the same
+    /// Shares the whole pages of what was read as prompt with sequences [beside](Self::beside) this one that read the same
     /// text: pages are found by the hash of all tokens up to their end. Returns how many tokens are shared now.
     ///
     /// # Errors
     /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`].
     pub fn share_prefix(&mut self) -> Result<usize, EngineError> {
         self.check_sharing()?;
-        // Sessions of one pool are of one engine, so their pages are of one origin.
+        // Sequences of one pool are of one engine, so their pages are of one origin.
         Ok(self.cache.share(&[], &self.tokens[..self.prefilled]))
     }
 
-    /// Fills an empty session with a beginning of `tokens` that a session beside it shares, at most all but the last
-    /// token. Returns its tokens; reading the rest gives what [`Session::fill_prefix`] promises.
+    /// Fills an empty sequence with a beginning of `tokens` that a sequence beside it shares, at most all but the last
+    /// token. Returns its tokens; reading the rest gives what [`Sequence::fill_prefix`] promises.
     ///
     /// # Errors
-    /// As [`Session::share_prefix`].
+    /// As [`Sequence::share_prefix`].
     pub fn adopt_prefix(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
         self.check_sharing()?;
-        self.truncate(0)?;
+        self.forget_all();
         let grid = grid(self.engine.options());
         let found = self.cache.adopt(&[], tokens);
         let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;
@@ -96,7 +78,7 @@ impl Session {
         if !self.recurrence.state.is_empty() {
             return Err(EngineError::PrefixRecurrent);
         }
-        if self.engine.options().window.is_some() {
+        if self.options.window.is_some() {
             return Err(EngineError::option(
                 "--window-size",
                 "given",

@@ -1,10 +1,340 @@
 //! What one sequence of tokens holds: pages, policies, recurrent state, and where its tokens stand.
 
 pub(crate) mod block_means;
+mod checkpoint;
 pub(crate) mod eviction;
 mod fork;
+pub(crate) mod placement;
 pub(crate) mod prefix;
 pub(crate) mod recurrence;
 mod saved;
 pub(crate) mod sliding;
+pub(crate) mod statistics;
 pub(crate) mod window;
+
+use std::sync::Arc;
+
+use riffle_cuda::TransferCount;
+use riffle_kv::{KvCache, KvUsage, PagePool};
+use riffle_policy::{Phase, PolicyRules, PolicySet};
+
+use crate::answer::sampler::SamplerState;
+use crate::pass::audit::{Audit, AuditReport, AuditedQuery};
+use crate::pass::device::DevicePages;
+use crate::plan::{cache_shape, policy_shape, session_tiers};
+use crate::{AttentionTime, Engine, EngineError, EngineOptions, StreamWindow};
+use block_means::BlockMeans;
+pub use checkpoint::Checkpoint;
+use placement::Placement;
+use recurrence::Recurrence;
+use sliding::SlidingLayers;
+use statistics::{PairCount, Statistics};
+
+/// What a sequence runs under beside the options of its engine.
+#[derive(Debug, Clone)]
+pub struct SequenceOptions {
+    /// Policies that choose what prompt tokens read.
+    pub prefill: PolicyRules,
+    /// Policies that choose what generated tokens read.
+    pub decode: PolicyRules,
+    /// Keep sinks and a window alone, of a sequence without end.
+    pub window: Option<StreamWindow>,
+}
+
+/// Tokens of one text and everything that goes with them: KV pages, policies, recurrent state, the answer under way. A
+/// [`Runner`](crate::Runner) reads tokens into it.
+pub struct Sequence {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) options: SequenceOptions,
+    pub(crate) cache: KvCache,
+    /// Its pages on the device, where one computes.
+    pub(crate) device: Option<DevicePages>,
+    pub(crate) prefill: PolicySet,
+    pub(crate) decode: PolicySet,
+    pub(crate) means: BlockMeans,
+    pub(crate) recurrence: Recurrence,
+    pub(crate) placement: Placement,
+    pub(crate) tokens: Vec<u32>,
+    /// Leading tokens that were read as prompt, none of them generated here.
+    pub(crate) prefilled: usize,
+    pub(crate) answer: AnswerUnderWay,
+    /// After the last token, `[vocab]`; empty where none were asked for.
+    pub(crate) logits: Vec<f32>,
+    pub(crate) statistics: Statistics,
+}
+
+/// Where the answer of a sequence stands.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AnswerUnderWay {
+    /// The token that was drawn last and has not been read yet.
+    pub(crate) pending: Option<u32>,
+    /// Where the draws stand.
+    pub(crate) sampler: Option<SamplerState>,
+}
+
+impl SequenceOptions {
+    /// The policies and the window of the engine's options.
+    pub fn of(options: &EngineOptions) -> Self {
+        Self {
+            prefill: options.prefill.clone(),
+            decode: options.decode.clone(),
+            window: options.window,
+        }
+    }
+}
+
+impl Sequence {
+    /// An empty sequence whose pages come from `pool`. It takes no page memory before tokens arrive.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
+    pub fn new(engine: &Arc<Engine>, pool: &PagePool, options: SequenceOptions) -> Result<Self, EngineError> {
+        Self::over(engine, pool.cache(), DevicePages::new(engine)?, options)
+    }
+
+    /// An empty sequence over a cache and, where a device computes, its pages there.
+    pub(crate) fn over(
+        engine: &Arc<Engine>,
+        cache: KvCache,
+        device: Option<DevicePages>,
+        options: SequenceOptions,
+    ) -> Result<Self, EngineError> {
+        let engine_options = engine.options();
+        let config = engine.model().config();
+        let shape = policy_shape(config, engine_options);
+        let policies = |rules: &PolicyRules, phase| {
+            rules.check_places(&shape)?;
+            PolicySet::new(rules, phase, &shape, &engine_options.cost)
+        };
+        Ok(Self {
+            cache,
+            device,
+            prefill: policies(&options.prefill, Phase::Prefill)?,
+            decode: policies(&options.decode, Phase::Decode)?,
+            means: BlockMeans::default(),
+            recurrence: Recurrence::new(config),
+            placement: Placement {
+                sliding: SlidingLayers::of(config, engine_options, options.window),
+                ..Placement::default()
+            },
+            tokens: Vec::new(),
+            prefilled: 0,
+            answer: AnswerUnderWay::default(),
+            logits: Vec::new(),
+            statistics: Statistics::new(engine, &shape),
+            options,
+            engine: Arc::clone(engine),
+        })
+    }
+
+    /// The engine it belongs to.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Its policies and its window.
+    pub fn options(&self) -> &SequenceOptions {
+        &self.options
+    }
+
+    /// Tokens read and written so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Logits `[vocab]` after the last token; empty before the first.
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// The token that was drawn last, which is read when the answer goes on.
+    pub fn pending(&self) -> Option<u32> {
+        self.answer.pending
+    }
+
+    /// What the cache holds.
+    pub fn usage(&self) -> KvUsage {
+        self.cache.usage()
+    }
+
+    /// Where its pages come from.
+    pub fn pool(&self) -> PagePool {
+        self.cache.pool()
+    }
+
+    /// Where the time of attention went in a phase, since the sequence began.
+    pub fn attention_time(&self, phase: Phase) -> AttentionTime {
+        self.statistics.attention_time(phase)
+    }
+
+    /// What has travelled between main memory and the device that computes, for all sequences of the engine there; nothing where
+    /// the CPU computes.
+    pub fn device_transfers(&self) -> TransferCount {
+        let pages = self.device.as_ref();
+        pages.map_or_else(TransferCount::default, DevicePages::transferred)
+    }
+
+    /// Bytes of KV pages that lie on the device that computes, beside those in main memory; 0 where the CPU computes.
+    pub fn device_page_bytes(&self) -> u64 {
+        self.device.as_ref().map_or(0, DevicePages::resident_bytes)
+    }
+
+    /// Share of the causal query-key pairs that were read, over all layers and heads so far; 1 for full attention.
+    pub fn density(&self) -> f64 {
+        let PairCount { read, causal } = self.statistics.pairs;
+        if causal == 0 {
+            return 1.0;
+        }
+        read as f64 / causal as f64
+    }
+
+    /// The pairs that [`Sequence::density`] is the share of.
+    pub fn pairs(&self) -> PairCount {
+        self.statistics.pairs
+    }
+
+    /// How much of the true attention was kept so far, where [`EngineOptions::audit`] or `auto_target` is on.
+    pub fn audit(&self) -> Option<AuditReport> {
+        self.statistics.audit.as_ref().map(Audit::report)
+    }
+
+    /// Shows every query that is audited from now on to `observer`, with the exact mass of every key: a second pass
+    /// over the keys for each of them.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] where [`EngineOptions::audit`] is off.
+    pub fn observe_audit(
+        &mut self,
+        observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
+    ) -> Result<(), EngineError> {
+        let Some(audit) = &mut self.statistics.audit else {
+            return Err(EngineError::option(
+                "--audit",
+                "off",
+                "it must be on for queries to be observed",
+            ));
+        };
+        audit.observe(Box::new(observer));
+        Ok(())
+    }
+
+    /// Tokens that the sequence and `tokens` begin with alike.
+    pub fn shared_with(&self, tokens: &[u32]) -> usize {
+        self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Forgets tokens after the first `tokens`, and as many before them as cannot be gone back to. Returns the forgotten tokens of
+    /// the first `tokens`, which have to be read again.
+    ///
+    /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
+    /// prompt that failed: from the end of its latest batch); tokens after the last of these are to be read again. Layers with a
+    /// sliding window keep some 512 tokens before it; going back further forgets the whole sequence. So does a sequence whose
+    /// window has moved on since ([`StreamWindow`]), or from which policies have evicted tokens since.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`] where a copy of a recurrent state does not fit the model.
+    #[must_use = "these tokens have to be read again"]
+    pub fn truncate(&mut self, tokens: usize) -> Result<Vec<u32>, EngineError> {
+        self.logits.clear();
+        self.end_answer();
+        self.go_back(tokens.min(self.tokens.len()))
+    }
+
+    /// Sends its pages that no other sequence holds to the farthest tier with room. Nothing is recomputed when it goes on.
+    /// Returns the bytes that left the nearest tier.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] when the tier cannot be written; every page can be read where it lies then.
+    pub fn park(&mut self) -> Result<u64, EngineError> {
+        Ok(self.cache.park()?)
+    }
+
+    /// Gets ready for `tokens` to be read as a prompt.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then.
+    pub(crate) fn begin_prompt(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        self.check_room("the prompt", tokens.len())?;
+        self.end_answer();
+        self.evict()?;
+        self.recurrence.keep_before_prompt()
+    }
+
+    pub(crate) fn end_answer(&mut self) {
+        self.answer = AnswerUnderWay::default();
+    }
+
+    /// Goes back to the first `tokens` tokens; returns those that have to be read again.
+    pub(crate) fn go_back(&mut self, tokens: usize) -> Result<Vec<u32>, EngineError> {
+        let tokens = if self.placement.reaches(tokens) { tokens } else { 0 };
+        let known = if self.windows_reach(tokens) { tokens } else { 0 };
+        let known = self.recurrence.restore(known)?;
+        let again = self.tokens[known..tokens].to_vec();
+        self.tokens.truncate(known);
+        self.forget_from(known);
+        Ok(again)
+    }
+
+    fn forget_from(&mut self, tokens: usize) {
+        self.prefilled = self.prefilled.min(tokens);
+        if tokens == 0 {
+            self.placement.rolling = Default::default();
+        }
+        self.cut(tokens);
+    }
+
+    /// Forgets the whole sequence, after a failure that left part of it in disorder.
+    pub(crate) fn forget_all(&mut self) {
+        self.logits.clear();
+        self.end_answer();
+        self.tokens.clear();
+        self.recurrence.reset();
+        self.forget_from(0);
+    }
+
+    /// Whether there is no room for another token.
+    pub(crate) fn is_full(&self) -> bool {
+        let limited = self.options.window.is_none();
+        limited && self.tokens.len() + 1 > self.engine.plan().context_tokens
+    }
+
+    pub(crate) fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+        match self.options.window {
+            Some(_) => Ok(()),
+            None => self.engine.check_context(what, self.tokens.len() + tokens),
+        }
+    }
+
+    /// Tokens that go through a layer together when a prompt is read.
+    pub(crate) fn batch_tokens(&self) -> usize {
+        let options = self.engine.options();
+        match self.options.window {
+            // Pages are freed between batches.
+            Some(_) => options.chunk_tokens,
+            None => options.batch_tokens,
+        }
+    }
+
+    /// Refuses logits that no token can be drawn from.
+    pub(crate) fn check_logits(&self) -> Result<(), EngineError> {
+        match self.logits.iter().all(|logit| logit.is_finite()) {
+            true => Ok(()),
+            false => Err(EngineError::NonFiniteLogits {
+                position: self.tokens.len(),
+            }),
+        }
+    }
+}
+
+/// A pool for the sequences of an engine, under the budgets of its plan.
+///
+/// # Errors
+/// [`EngineError::Kv`] when the folder of the disk tier cannot be written to.
+pub(crate) fn pool(engine: &Engine) -> Result<PagePool, EngineError> {
+    let (config, options) = (engine.model().config(), engine.options());
+    let shape = cache_shape(config, options);
+    Ok(PagePool::new(shape, session_tiers(config, options, engine.plan()))?)
+}

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::origin::Origin;
 use crate::sequence::sliding::lcm;
-use crate::{EngineError, EngineOptions, Session};
+use crate::{EngineError, EngineOptions, Sequence};
 
 /// Bytes a prefix cache's pages take at most unless the caller says.
 pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
@@ -65,21 +65,21 @@ impl RunPrefix {
         })
     }
 
-    /// [`Session::fill_prefix`], measured.
-    pub(crate) fn fill(&mut self, session: &mut Session, tokens: &[u32]) -> Result<usize, EngineError> {
-        session.engine().fingerprint()?;
+    /// [`Sequence::fill_prefix`], measured.
+    pub(crate) fn fill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<usize, EngineError> {
+        sequence.engine().fingerprint()?;
         let start = Instant::now();
-        let damaged = session.fill_prefix(&self.cache, tokens)?;
+        let damaged = sequence.fill_prefix(&self.cache, tokens)?;
         self.report.load_ms = start.elapsed().as_secs_f64() * 1e3;
         self.report.damaged_blocks = damaged;
-        self.report.found_tokens = session.tokens().len();
+        self.report.found_tokens = sequence.tokens().len();
         Ok(self.report.found_tokens)
     }
 
-    /// [`Session::store_prefix`], measured.
-    pub(crate) fn store(&mut self, session: &Session) -> Result<(), EngineError> {
+    /// [`Sequence::store_prefix`], measured.
+    pub(crate) fn store(&mut self, sequence: &Sequence) -> Result<(), EngineError> {
         let start = Instant::now();
-        let stored = session.store_prefix(&self.cache)?;
+        let stored = sequence.store_prefix(&self.cache)?;
         self.report.store_ms = start.elapsed().as_secs_f64() * 1e3;
         // With a window only what was kept on the way is there.
         self.report.kept_tokens = self.report.kept_tokens.max(stored.0);
@@ -88,12 +88,12 @@ impl RunPrefix {
     }
 }
 
-impl Session {
-    /// Fills an empty session with a beginning of `tokens` that the prefix cache keeps, at most all but the last token,
+impl Sequence {
+    /// Fills an empty sequence with a beginning of `tokens` that the prefix cache keeps, at most all but the last token,
     /// so that reading the rest gives what reading all would have given. Returns how many damaged blocks were removed
     /// on the way.
     ///
-    /// A model with recurrent layers finds the beginnings whose state was kept with them ([`Session::store_prefix`]).
+    /// A model with recurrent layers finds the beginnings whose state was kept with them ([`Sequence::store_prefix`]).
     ///
     /// With a window ([`StreamWindow`](crate::StreamWindow)), and where layers have windows of their own that
     /// [`EngineOptions::keeps_beginnings`] does not keep whole, it finds at most what is read before the first page leaves.
@@ -106,7 +106,7 @@ impl Session {
     /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::Kv`].
     pub fn fill_prefix(&mut self, cache: &PrefixCache, tokens: &[u32]) -> Result<usize, EngineError> {
         let identity = self.prefix_identity()?;
-        self.truncate(0)?;
+        self.forget_all();
         let options = self.engine.options();
         let grid = grid(options);
         let most = tokens.len().saturating_sub(1).min(self.servable_tokens()) / grid * grid;
@@ -123,7 +123,7 @@ impl Session {
         Ok(found.damaged_blocks)
     }
 
-    /// [`Session::fill_prefix`] of a model with recurrent layers: up to where their state is known.
+    /// [`Sequence::fill_prefix`] of a model with recurrent layers: up to where their state is known.
     fn fill_recurrent(&mut self, cache: &PrefixCache, identity: &[u8], tokens: &[u32]) -> Result<usize, EngineError> {
         let (mut found, note) = cache.fill_with_note(&mut self.cache, identity, tokens)?;
         let Some(note) = note else {
@@ -148,16 +148,18 @@ impl Session {
     /// prefix cache take.
     ///
     /// Where a window, the sequence's or a layer's, has moved on nothing is kept any more
-    /// ([`EngineOptions::keeps_beginnings`]). The state of recurrent layers is kept with the pages where the session holds whole pages of prompt and nothing else; a
-    /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`Session::prefix_cuts`].
+    /// ([`EngineOptions::keeps_beginnings`]). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
+    /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`Sequence::prefix_cuts`].
     ///
     /// # Errors
-    /// As [`Session::fill_prefix`].
+    /// As [`Sequence::fill_prefix`].
     pub fn store_prefix(&self, cache: &PrefixCache) -> Result<(usize, u64), EngineError> {
         let identity = self.prefix_identity()?;
         let read = &self.tokens[..self.prefilled];
         let stored = match self.recurrence.state.is_empty() {
-            _ if !self.rolling.is_whole() || !self.evicted.is_empty() => cache.store(&self.cache, &identity, &[])?,
+            _ if !self.placement.rolling.is_whole() || !self.placement.evicted.is_empty() => {
+                cache.store(&self.cache, &identity, &[])?
+            }
             true => cache.store(&self.cache, &identity, read)?,
             false if self.recurrence.state.tokens() == Some(read.len()) && self.is_at_page() => {
                 cache.store_with_note(&self.cache, &identity, read, &self.recurrence.state.to_bytes())?
@@ -195,8 +197,11 @@ impl Session {
     /// Tokens that a beginning may have.
     fn servable_tokens(&self) -> usize {
         let options = self.engine.options();
-        let window = options.window.map(|window| window.whole_tokens(options.page_tokens));
-        window.or(self.sliding.whole_tokens()).unwrap_or(usize::MAX)
+        let window = self
+            .options
+            .window
+            .map(|window| window.whole_tokens(options.page_tokens));
+        window.or(self.placement.sliding.whole_tokens()).unwrap_or(usize::MAX)
     }
 
     fn is_at_page(&self) -> bool {
@@ -205,7 +210,7 @@ impl Session {
 
     /// Refuses policies that pages of another sequence cannot serve.
     pub(crate) fn check_prefix(&self) -> Result<(), EngineError> {
-        let options = self.engine.options();
+        let options = &self.options;
         let phases = [(&self.prefill, &options.prefill), (&self.decode, &options.decode)];
         for (policies, rules) in phases {
             if policies.iter().any(|policy| !policy.traits().follows_from_keys) {
@@ -218,8 +223,8 @@ impl Session {
     fn prefix_identity(&self) -> Result<Vec<u8>, EngineError> {
         self.check_prefix()?;
         let options = self.engine.options();
-        let mut origin = Origin::of_pages(&self.engine)?;
-        if options.prefill.specs().any(|spec| !spec.info().traits.dense) {
+        let mut origin = Origin::of_pages(&self.engine, &self.options)?;
+        if self.options.prefill.specs().any(|spec| !spec.info().traits.dense) {
             // What such a policy chooses depends on the chunk it is asked for.
             origin.add("-b -ub", format!("{} {}", options.batch_tokens, options.chunk_tokens));
         }

@@ -1,26 +1,28 @@
-//! The recurrent state of a session, and the positions it can go back to.
+//! The recurrent state of a sequence, and the positions it can go back to.
 
 use riffle_model::{ModelConfig, RecurrentState};
 
 use crate::EngineError;
 
-/// The state of the layers that hold no keys and values, with copies of it from before the latest prompt and from the
-/// end of its latest batch. Empty for models without such layers.
+/// The state of the layers that hold no keys and values, with copies of it: from before the latest prompt, from the end of its
+/// latest batch, and from the latest checkpoint. Empty for models without such layers.
 pub(crate) struct Recurrence {
     pub(crate) state: RecurrentState,
     before_prompt: RecurrentState,
     boundary: RecurrentState,
+    checkpoint: RecurrentState,
 }
 
 impl Recurrence {
-    /// States that are held: the current one and two copies.
-    pub(crate) const STATES: u64 = 3;
+    /// States that are held: the current one and three copies.
+    pub(crate) const STATES: u64 = 4;
 
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let state = RecurrentState::new(config);
         Self {
             before_prompt: state.clone(),
             boundary: state.clone(),
+            checkpoint: state.clone(),
             state,
         }
     }
@@ -29,6 +31,7 @@ impl Recurrence {
     pub(crate) fn resume(&mut self, state: RecurrentState) -> Result<(), EngineError> {
         self.state = state;
         self.before_prompt.reset();
+        self.checkpoint.reset();
         self.keep_boundary()
     }
 
@@ -36,14 +39,14 @@ impl Recurrence {
     pub(crate) fn copy_from(&mut self, other: &Self) -> Result<(), EngineError> {
         self.state.copy_from(&other.state)?;
         self.before_prompt.copy_from(&other.before_prompt)?;
-        self.boundary.copy_from(&other.boundary).map_err(EngineError::from)
+        self.boundary.copy_from(&other.boundary)?;
+        self.checkpoint.copy_from(&other.checkpoint).map_err(EngineError::from)
     }
 
     /// Begins anew.
     pub(crate) fn reset(&mut self) {
-        for state in [&mut self.state, &mut self.before_prompt, &mut self.boundary] {
-            state.reset();
-        }
+        self.state.reset();
+        self.copies_mut().into_iter().for_each(RecurrentState::reset);
     }
 
     /// Copies the state before a prompt is read.
@@ -56,6 +59,17 @@ impl Recurrence {
         keep(&self.state, &mut self.boundary)
     }
 
+    /// Copies the state where the sequence may be rolled back to.
+    pub(crate) fn keep_checkpoint(&mut self) -> Result<(), EngineError> {
+        keep(&self.state, &mut self.checkpoint)
+    }
+
+    /// Whether the state at a position is known; always for models without recurrent layers.
+    pub(crate) fn knows(&self, tokens: usize) -> bool {
+        let states = [&self.state, &self.before_prompt, &self.boundary, &self.checkpoint];
+        self.state.is_empty() || tokens == 0 || states.into_iter().any(|state| state.tokens() == Some(tokens))
+    }
+
     /// Takes the state back to the latest position up to `tokens` at which it is known, and returns that position:
     /// `tokens` itself for models without recurrent layers.
     pub(crate) fn restore(&mut self, tokens: usize) -> Result<usize, EngineError> {
@@ -63,17 +77,23 @@ impl Recurrence {
             return Ok(tokens);
         }
         // Copies of what is forgotten would be taken for those of other tokens at their positions.
-        for copy in [&mut self.before_prompt, &mut self.boundary] {
+        for copy in self.copies_mut() {
             if position(copy) > tokens {
                 copy.reset();
             }
         }
-        let latest = match position(&self.before_prompt) > position(&self.boundary) {
-            true => &self.before_prompt,
-            false => &self.boundary,
-        };
+        let mut latest = &self.before_prompt;
+        for copy in [&self.boundary, &self.checkpoint] {
+            if position(copy) >= position(latest) {
+                latest = copy;
+            }
+        }
         self.state.copy_from(latest)?;
         Ok(position(latest))
+    }
+
+    fn copies_mut(&mut self) -> [&mut RecurrentState; 3] {
+        [&mut self.before_prompt, &mut self.boundary, &mut self.checkpoint]
     }
 }
 

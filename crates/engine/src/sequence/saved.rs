@@ -10,18 +10,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::answer::sampler::SamplerState;
 use crate::origin::Origin;
-use crate::pass::attention_step::PairCount;
 use crate::pass::audit::HeadSums;
 use crate::pass::auto::{Auto, AutoState};
 use crate::plan::{cache_shape, session_tiers};
 use crate::sequence::eviction::Evicted;
+use crate::sequence::statistics::PairCount;
 use crate::sequence::window::RollingWindow;
-use crate::{Engine, EngineError, Session};
+use crate::sequence::{AnswerUnderWay, pool};
+use crate::{Engine, EngineError, Sequence, SequenceOptions};
 
 /// Changes with the record below.
 const VERSION: &str = "6";
 
-/// What a session holds beside its pages.
+/// What a sequence holds beside its pages.
 #[derive(Serialize, Deserialize)]
 struct Record {
     tokens: Vec<u32>,
@@ -45,8 +46,8 @@ struct Record {
     audit: Option<Vec<Option<HeadSums>>>,
 }
 
-impl Session {
-    /// Writes everything the session holds to a file, from which [`Session::restore`] goes on to the bit.
+impl Sequence {
+    /// Writes everything the sequence holds to a file, from which [`Sequence::restore`] goes on to the bit.
     ///
     /// The file appears under its name when it is whole and on the disk; until then, and on any error, what was there
     /// before stays. A new file is readable by its owner alone; one that is replaced keeps its permissions. A
@@ -59,30 +60,33 @@ impl Session {
         let record = Record {
             tokens: self.tokens.clone(),
             prefilled: self.prefilled,
-            pending: self.pending,
-            sampler: self.sampler,
+            pending: self.answer.pending,
+            sampler: self.answer.sampler,
             logits: self.logits.clone(),
-            pairs: self.pairs,
+            pairs: self.statistics.pairs,
             prefill: states(&self.prefill),
             decode: states(&self.decode),
-            rolling: self.rolling.clone(),
-            evicted: self.evicted.clone(),
+            rolling: self.placement.rolling.clone(),
+            evicted: self.placement.evicted.clone(),
             recurrent: self.recurrence.state.to_bytes(),
-            auto: self.auto.as_ref().map(Auto::state),
-            audit: self.audit.as_ref().map(|audit| audit.sums().to_vec()),
+            auto: self.statistics.auto.as_ref().map(Auto::state),
+            audit: self.statistics.audit.as_ref().map(|audit| audit.sums().to_vec()),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
-        Ok(self.cache.save(path, &origin(&self.engine)?.to_bytes(), &record)?)
+        Ok(self
+            .cache
+            .save(path, &origin(&self.engine, &self.options)?.to_bytes(), &record)?)
     }
 
-    /// The session that [`Session::save`] wrote, made by the same model under the same options.
+    /// The sequence that [`Sequence::save`] wrote, made by the same model under the same options.
     ///
     /// # Errors
     /// [`EngineError::ForeignSession`] when another model or other options made it; [`EngineError::ContextExceeded`];
     /// [`EngineError::Kv`] when the file cannot be read or is damaged.
     pub fn restore(engine: &Arc<Engine>, path: impl AsRef<Path>) -> Result<Self, EngineError> {
         let path = path.as_ref();
-        let origin = origin(engine)?;
+        let options = SequenceOptions::of(engine.options());
+        let origin = origin(engine, &options)?;
         let saved_origin = KvCache::saved_identity(path)?;
         if let Some((what, now, saved)) = origin.difference(&saved_origin) {
             return Err(EngineError::ForeignSession {
@@ -92,7 +96,7 @@ impl Session {
                 now,
             });
         }
-        let mut session = Self::new(engine)?;
+        let mut sequence = Self::new(engine, &pool(engine)?, options)?;
         let shape = cache_shape(engine.model().config(), engine.options());
         let context = engine.plan().context_tokens;
         let too_long = |tokens: usize| engine.context_exceeded("the saved session", tokens);
@@ -106,19 +110,19 @@ impl Session {
         if record.tokens.len() > context && engine.options().window.is_none() {
             return Err(too_long(record.tokens.len()));
         }
-        if let (Some(auto), Some(state)) = (&mut session.auto, &record.auto)
-            && !auto.resume(state, &mut session.prefill)?
+        if let (Some(auto), Some(state)) = (&mut sequence.statistics.auto, &record.auto)
+            && !auto.resume(state, &mut sequence.prefill)?
         {
             return Err(unreadable(path));
         }
         // Whether a run audits is no part of what made the session.
-        if let (Some(audit), Some(sums)) = (&mut session.audit, record.audit)
+        if let (Some(audit), Some(sums)) = (&mut sequence.statistics.audit, record.audit)
             && !audit.resume(sums)
         {
             return Err(unreadable(path));
         }
-        restore_states(&mut session.prefill, record.prefill, path)?;
-        restore_states(&mut session.decode, record.decode, path)?;
+        restore_states(&mut sequence.prefill, record.prefill, path)?;
+        restore_states(&mut sequence.decode, record.decode, path)?;
         let recurrent = RecurrentState::from_bytes(engine.model().config(), &record.recurrent)?;
         if recurrent.tokens().is_some_and(|tokens| tokens != record.tokens.len()) {
             return Err(unreadable(path));
@@ -130,22 +134,24 @@ impl Session {
         if engine.options().window.is_none() && !record.evicted.leaves(record.tokens.len(), &held) {
             return Err(unreadable(path));
         }
-        session.recurrence.resume(recurrent)?;
-        session.cache = cache;
-        session.rolling = record.rolling;
-        session.evicted = record.evicted;
-        session.tokens = record.tokens;
-        session.prefilled = record.prefilled;
-        session.pending = record.pending;
-        session.sampler = record.sampler;
-        session.logits = record.logits;
-        session.pairs = record.pairs;
-        Ok(session)
+        sequence.recurrence.resume(recurrent)?;
+        sequence.cache = cache;
+        sequence.placement.rolling = record.rolling;
+        sequence.placement.evicted = record.evicted;
+        sequence.tokens = record.tokens;
+        sequence.prefilled = record.prefilled;
+        sequence.answer = AnswerUnderWay {
+            pending: record.pending,
+            sampler: record.sampler,
+        };
+        sequence.logits = record.logits;
+        sequence.statistics.pairs = record.pairs;
+        Ok(sequence)
     }
 }
 
-fn origin(engine: &Engine) -> Result<Origin, EngineError> {
-    let mut origin = Origin::of_session(engine)?;
+fn origin(engine: &Engine, options: &SequenceOptions) -> Result<Origin, EngineError> {
+    let mut origin = Origin::of_sequence(engine, options)?;
     origin.add("version", VERSION.to_owned());
     Ok(origin)
 }

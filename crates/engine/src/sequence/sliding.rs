@@ -6,7 +6,7 @@
 
 use riffle_model::ModelConfig;
 
-use crate::{EngineError, EngineOptions, Session};
+use crate::{EngineError, EngineOptions, Sequence, StreamWindow};
 
 /// Tokens kept before a window, so that a session can go back by a short answer without reading its text again.
 const BACK_TOKENS: usize = 512;
@@ -27,8 +27,8 @@ pub(crate) struct SlidingLayers {
 impl SlidingLayers {
     /// None where every page is kept: the window of the whole sequence moves all layers, and beginnings that are kept for
     /// other sequences have to be whole.
-    pub(crate) fn of(config: &ModelConfig, options: &EngineOptions) -> Self {
-        let keeps_all = options.window.is_some() || options.keeps_beginnings;
+    pub(crate) fn of(config: &ModelConfig, options: &EngineOptions, window: Option<StreamWindow>) -> Self {
+        let keeps_all = window.is_some() || options.keeps_beginnings;
         let windows = config.windows.iter().enumerate().filter(|_| !keeps_all);
         let layers = windows.filter_map(|(layer, window)| Some((config.cache_layer(layer)?, (*window)?)));
         Self {
@@ -69,13 +69,13 @@ impl SlidingLayers {
     }
 }
 
-impl Session {
+impl Sequence {
     /// Frees the pages that windows have left behind.
     pub(crate) fn slide(&mut self) -> Result<(), EngineError> {
-        let sliding = self.sliding.clone();
+        let sliding = self.placement.sliding.clone();
         let shape = *self.cache.shape();
         for (layer, window) in &sliding.layers {
-            let left = self.evicted.evicted_tokens(*layer, shape.kv_heads, 0);
+            let left = self.placement.evicted.evicted_tokens(*layer, shape.kv_heads, 0);
             // The first token that the next query reads.
             let first = (self.tokens.len() + 1).saturating_sub(*window);
             let step = sliding.step(*window);
@@ -85,8 +85,8 @@ impl Session {
             }
             self.cache.remove_first_pages(*layer, tokens / shape.page_tokens)?;
             for kv_head in 0..shape.kv_heads {
-                self.evicted.add(&shape, *layer, kv_head, tokens);
-                if let Some(pages) = &mut self.pages {
+                self.placement.evicted.add(&shape, *layer, kv_head, tokens);
+                if let Some(pages) = &mut self.device {
                     pages.truncate_head(*layer, kv_head, 0);
                 }
             }
@@ -97,9 +97,9 @@ impl Session {
     /// Whether the windows of all layers are still there at the first `tokens` tokens.
     pub(crate) fn windows_reach(&self, tokens: usize) -> bool {
         let kv_heads = self.cache.shape().kv_heads;
-        self.sliding.layers.iter().all(|(layer, window)| {
+        self.placement.sliding.layers.iter().all(|(layer, window)| {
             let first = (tokens + 1).saturating_sub(*window);
-            self.evicted.evicted_tokens(*layer, kv_heads, 0) <= first
+            self.placement.evicted.evicted_tokens(*layer, kv_heads, 0) <= first
         })
     }
 }

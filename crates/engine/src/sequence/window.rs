@@ -11,7 +11,8 @@ use riffle_policy::PolicyRules;
 use serde::{Deserialize, Serialize};
 
 use crate::pass::rotation::rotate;
-use crate::{EngineError, EngineOptions, Session};
+use crate::sequence::placement::{Position, Slot};
+use crate::{EngineError, EngineOptions, Sequence};
 
 /// Tokens whose keys are turned at a time.
 const TURNED_TOKENS: usize = 1024;
@@ -82,14 +83,14 @@ impl RollingWindow {
         self.dropped_tokens == 0
     }
 
-    /// Where a token of the sequence that is still to come, or came after tokens left last, stands in the cache.
-    pub(crate) fn place(&self, token: usize) -> usize {
-        token - self.dropped_tokens
+    /// The slot of a token that is still to come, or that came after tokens left last.
+    pub(crate) fn slot(&self, token: usize) -> Slot {
+        Slot(token - self.dropped_tokens)
     }
 
-    /// The position whose angles it has.
-    pub(crate) fn position(&self, token: usize) -> usize {
-        token - self.dropped_tokens + self.offset
+    /// The position that such a token's key is turned to.
+    pub(crate) fn position(&self, token: usize) -> Position {
+        Position(token - self.dropped_tokens + self.offset)
     }
 
     /// Whether the sequence can go back to its first `tokens` tokens.
@@ -98,32 +99,33 @@ impl RollingWindow {
     }
 }
 
-impl Session {
+impl Sequence {
     /// Frees what the window has left and sees to it that `batch` tokens have positions.
     pub(crate) fn roll(&mut self, batch: usize) -> Result<(), EngineError> {
-        let Some(window) = self.engine.options().window else {
+        let Some(window) = self.options.window else {
             return Ok(());
         };
         let page = self.engine.options().page_tokens;
         let sink_pages = window.sink_tokens.div_ceil(page);
-        let place = self.rolling.place(self.tokens.len());
-        let window_page = (place + 1).saturating_sub(window.window_tokens) / page;
+        let Slot(next) = self.placement.slot(self.tokens.len());
+        let window_page = (next + 1).saturating_sub(window.window_tokens) / page;
         let pages = window_page.saturating_sub(sink_pages);
         if pages > 0 {
             self.keep_sinks(window.sink_tokens)?;
             self.cache.remove_pages(sink_pages, pages);
-            self.rolling.dropped_tokens += pages * page;
-            self.rolling.offset += pages * page;
-            self.rolling.since = self.tokens.len();
+            self.placement.rolling.dropped_tokens += pages * page;
+            self.placement.rolling.offset += pages * page;
+            self.placement.rolling.since = self.tokens.len();
         }
         let most = self.engine.model().config().max_position;
-        let turned_back = self.rolling.offset > 0 && self.rolling.position(self.tokens.len()) + batch > most;
+        let turned_back =
+            self.placement.rolling.offset > 0 && self.placement.position(self.tokens.len()).0 + batch > most;
         if turned_back {
             self.turn_window_back(sink_pages * page)?;
         }
         if pages > 0 || turned_back {
             self.place_sinks()?;
-            if let Some(pages) = &mut self.pages {
+            if let Some(pages) = &mut self.device {
                 // Pages moved down and keys were turned.
                 pages.truncate(0);
             }
@@ -132,10 +134,10 @@ impl Session {
     }
 
     fn keep_sinks(&mut self, tokens: usize) -> Result<(), EngineError> {
-        if self.rolling.sinks.is_empty() && tokens > 0 {
+        if self.placement.rolling.sinks.is_empty() && tokens > 0 {
             for layer in 0..self.cache.shape().layers {
                 let keys = self.read_turnable(layer, 0, tokens)?;
-                self.rolling.sinks.push(keys);
+                self.placement.rolling.sinks.push(keys);
             }
         }
         Ok(())
@@ -144,9 +146,10 @@ impl Session {
     /// Turns the sinks from their first positions to those before the window.
     fn place_sinks(&mut self) -> Result<(), EngineError> {
         for (layer, cache_layer) in self.attention_layers() {
-            if let Some(sinks) = self.rolling.sinks.get(cache_layer) {
+            if let Some(sinks) = self.placement.rolling.sinks.get(cache_layer) {
                 let keys = sinks.clone();
-                self.write_turned(layer, cache_layer, 0, keys, 0, self.rolling.offset)?;
+                let turned = [0, self.placement.rolling.offset].map(Position);
+                self.write_turned([layer, cache_layer], Slot(0), keys, turned)?;
             }
         }
         Ok(())
@@ -154,41 +157,42 @@ impl Session {
 
     /// Turns the keys from place `first` on so that positions are places again.
     fn turn_window_back(&mut self, first: usize) -> Result<(), EngineError> {
-        let end = self.rolling.place(self.tokens.len());
+        let Slot(end) = self.placement.slot(self.tokens.len());
         for (layer, cache_layer) in self.attention_layers() {
-            for place in (first..end).step_by(TURNED_TOKENS) {
-                let keys = self.read_turnable(cache_layer, place, TURNED_TOKENS.min(end - place))?;
-                self.write_turned(layer, cache_layer, place, keys, place + self.rolling.offset, place)?;
+            for slot in (first..end).step_by(TURNED_TOKENS) {
+                let keys = self.read_turnable(cache_layer, slot, TURNED_TOKENS.min(end - slot))?;
+                let turned = [slot + self.placement.rolling.offset, slot].map(Position);
+                self.write_turned([layer, cache_layer], Slot(slot), keys, turned)?;
             }
         }
-        self.rolling.offset = 0;
+        self.placement.rolling.offset = 0;
         Ok(())
     }
 
     /// Keys of a layer as the model turned them.
-    fn read_turnable(&self, cache_layer: usize, place: usize, tokens: usize) -> Result<Vec<f32>, EngineError> {
-        let mut keys = self.cache.read_keys(cache_layer, place, tokens)?;
+    fn read_turnable(&self, cache_layer: usize, slot: usize, tokens: usize) -> Result<Vec<f32>, EngineError> {
+        let mut keys = self.cache.read_keys(cache_layer, slot, tokens)?;
         if self.engine.options().rotation().keys {
             rotate(&mut keys, self.cache.shape().head_dim);
         }
         Ok(keys)
     }
 
+    /// Writes keys from a slot on, turned from one position to another. The layer is named by its number in the model and in
+    /// the cache.
     fn write_turned(
         &mut self,
-        layer: usize,
-        cache_layer: usize,
-        place: usize,
+        [layer, cache_layer]: [usize; 2],
+        Slot(slot): Slot,
         mut keys: Vec<f32>,
-        from: usize,
-        to: usize,
+        [Position(from), Position(to)]: [Position; 2],
     ) -> Result<(), EngineError> {
         let context = self.engine.rotary_context();
         self.engine.model().move_keys(layer, &mut keys, from, to, context);
         if self.engine.options().rotation().keys {
             rotate(&mut keys, self.cache.shape().head_dim);
         }
-        Ok(self.cache.replace_keys(cache_layer, place, &keys)?)
+        Ok(self.cache.replace_keys(cache_layer, slot, &keys)?)
     }
 
     /// Layers that hold keys: their number in the model and in the cache.

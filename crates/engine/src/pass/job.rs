@@ -1,0 +1,339 @@
+//! A pass under way, which can wait between two pieces.
+
+use std::ops::{ControlFlow, Range};
+
+use riffle_attention::Partial;
+use riffle_model::{Batch, RecurrentState};
+use riffle_policy::Phase;
+
+use crate::pass::attention_step::SequenceAttention;
+use crate::pass::compute::ProjectedLayer;
+use crate::pass::layer_rows::LayerRows;
+use crate::pass::round::{Part, attend_round};
+use crate::pass::{Failure, Runner, Work};
+use crate::sequence::placement::{Position, Slot};
+use crate::{EngineError, Sequence};
+
+/// Tokens of several sequences on their way through the layers.
+pub(crate) struct Pass {
+    segments: Vec<Segment>,
+    /// Rows whose linear work is done in one piece.
+    blocks: Vec<Range<usize>>,
+    layer: usize,
+    layers: usize,
+    stage: Stage,
+    /// Of the layer under way.
+    rounds: Vec<Round>,
+}
+
+/// The rows of one sequence.
+struct Segment {
+    rows: Range<usize>,
+    /// Tokens of the sequence before them.
+    start: usize,
+    slot: Slot,
+    phase: Phase,
+    goal: usize,
+    /// What the rows read of their own chunks, in layers whose policies attend in two phases.
+    own: Vec<Partial>,
+    failure: Option<EngineError>,
+}
+
+/// The next piece of a layer.
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    /// A block of rows.
+    Project(usize),
+    /// A round of attention.
+    Attend(usize),
+    /// A block of rows.
+    Finish(usize),
+}
+
+/// Attention that is one piece.
+#[derive(Debug, Clone)]
+enum Round {
+    /// All chunks of a segment are appended and read what they name of themselves: the first of two phases.
+    Own(usize),
+    /// Some rows of some segments.
+    Rows(Vec<(usize, Range<usize>)>),
+}
+
+impl Pass {
+    /// Share of the pass that is done.
+    pub(crate) fn share_done(&self) -> f64 {
+        let (done, of) = match self.stage {
+            Stage::Project(_) => (0, 1),
+            Stage::Attend(round) => (round, self.rounds.len()),
+            Stage::Finish(_) => (1, 1),
+        };
+        (self.layer as f64 + done as f64 / of.max(1) as f64) / self.layers as f64
+    }
+
+    /// Tokens that its first sequence held before.
+    pub(crate) fn tokens_before(&self) -> usize {
+        self.segments.first().map_or(0, |segment| segment.start)
+    }
+
+    /// Gives up the work of one sequence; that of the others goes on.
+    pub(crate) fn give_up(&mut self, work: usize, error: EngineError) {
+        self.segments[work].failure.get_or_insert(error);
+    }
+
+    fn is_live(&self, segment: usize) -> bool {
+        self.segments[segment].failure.is_none()
+    }
+}
+
+impl Runner {
+    /// Begins a pass; the calls that take it on get the same work.
+    pub(crate) fn begin(&mut self, work: &mut [Work<'_>]) -> Result<Pass, EngineError> {
+        let mut segments = Vec::with_capacity(work.len());
+        let mut rows = 0;
+        for work in work.iter_mut() {
+            work.sequence.roll(work.tokens.len())?;
+            let start = work.sequence.tokens().len();
+            segments.push(Segment {
+                rows: rows..rows + work.tokens.len(),
+                start,
+                slot: work.sequence.placement.slot(start),
+                phase: work.phase,
+                goal: work.goal,
+                own: Vec::new(),
+                failure: None,
+            });
+            rows += work.tokens.len();
+        }
+        let parts = work.iter().map(|work| {
+            let Position(position) = work.sequence.placement.position(work.sequence.tokens().len());
+            (work.tokens, position)
+        });
+        let batch = Batch::new(parts)?;
+        let config = self.engine.model().config();
+        let (layers, chunk_tokens) = (config.layers, self.engine.options().chunk_tokens);
+        let forward = self.forward_for(rows)?.as_dyn();
+        forward.embed(&batch)?;
+        let blocks = forward.row_blocks(chunk_tokens);
+        self.rows = rows;
+        Ok(Pass {
+            segments,
+            blocks,
+            layer: 0,
+            layers,
+            stage: Stage::Project(0),
+            rounds: Vec::new(),
+        })
+    }
+
+    /// Does the next piece of a pass; breaks when there is none left.
+    pub(crate) fn advance(&mut self, pass: &mut Pass, work: &mut [Work<'_>]) -> Result<ControlFlow<()>, EngineError> {
+        if pass.layer == pass.layers {
+            return Ok(ControlFlow::Break(()));
+        }
+        match pass.stage {
+            Stage::Project(block) => self.project(pass, work, block)?,
+            Stage::Attend(round) => {
+                self.attend(pass, work, round)?;
+                pass.stage = match round + 1 < pass.rounds.len() {
+                    true => Stage::Attend(round + 1),
+                    false => Stage::Finish(0),
+                };
+            }
+            Stage::Finish(block) => self.finish(pass, work, block)?,
+        }
+        Ok(match pass.layer == pass.layers {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })
+    }
+
+    /// Ends a pass that went through all layers.
+    pub(crate) fn complete(&mut self, pass: Pass, work: &mut [Work<'_>]) -> Vec<Option<Failure>> {
+        let ended = work.iter_mut().zip(pass.segments);
+        ended
+            .map(|(work, segment)| match segment.failure {
+                Some(error) => Some(give_back(work.sequence, segment.start, error)),
+                None => {
+                    let taken = take_in(work);
+                    taken.err().map(|error| Failure {
+                        error,
+                        again: Vec::new(),
+                    })
+                }
+            })
+            .collect()
+    }
+
+    /// Ends a pass before it went through all layers: sequences hold what they held before.
+    pub(crate) fn abandon(&mut self, pass: Pass, work: &mut [Work<'_>]) {
+        for (work, segment) in work.iter_mut().zip(pass.segments) {
+            drop(work.sequence.go_back(segment.start));
+        }
+    }
+
+    fn project(&mut self, pass: &mut Pass, work: &mut [Work<'_>], block: usize) -> Result<(), EngineError> {
+        let (head_dim, rotation) = (self.engine.model().config().head_dim, self.engine.options().rotation());
+        let Some(forward) = &mut self.forward else {
+            unreachable!("the pass has begun")
+        };
+        let attends = forward.project(pass.layer, pass.blocks[block].clone(), head_dim, rotation)?;
+        let is_last = block + 1 == pass.blocks.len();
+        // A recurrent layer does all of its work when it finishes.
+        pass.stage = match (is_last, attends) {
+            (false, _) => Stage::Project(block + 1),
+            (true, true) => {
+                pass.segments.iter_mut().for_each(|segment| segment.own.clear());
+                pass.rounds = self.rounds(pass, work);
+                Stage::Attend(0)
+            }
+            (true, false) => Stage::Finish(0),
+        };
+        Ok(())
+    }
+
+    /// Cuts a layer's attention into pieces: generated rows of all sequences together, prompts chunk by chunk.
+    fn rounds(&self, pass: &Pass, work: &[Work<'_>]) -> Vec<Round> {
+        let chunk_tokens = self.engine.options().chunk_tokens;
+        let (mut generated, mut chunks) = (Vec::<Vec<(usize, Range<usize>)>>::new(), Vec::new());
+        for (number, (segment, work)) in pass.segments.iter().zip(work).enumerate() {
+            let rows = segment.rows.len();
+            let traits = SequenceAttention::traits(work.sequence, pass.layer, segment.phase);
+            match segment.phase {
+                Phase::Decode => {
+                    // A policy that learns from a row must have done so before it selects for the next.
+                    let step = if traits.follow_from_keys { rows } else { 1 };
+                    for (round, first) in (0..rows).step_by(step).enumerate() {
+                        generated.resize_with(generated.len().max(round + 1), Vec::new);
+                        generated[round].push((number, first..first + step));
+                    }
+                }
+                Phase::Prefill => {
+                    if traits.two_phases {
+                        chunks.push(Round::Own(number));
+                    }
+                    let firsts = (0..rows).step_by(chunk_tokens);
+                    chunks.extend(
+                        firsts.map(|first| Round::Rows(vec![(number, first..(first + chunk_tokens).min(rows))])),
+                    );
+                }
+            }
+        }
+        generated.into_iter().map(Round::Rows).chain(chunks).collect()
+    }
+
+    fn attend(&mut self, pass: &mut Pass, work: &mut [Work<'_>], round: usize) -> Result<(), EngineError> {
+        let engine = &self.engine;
+        let config = engine.model().config();
+        let Some(forward) = &mut self.forward else {
+            unreachable!("the pass has begun")
+        };
+        let Some(cache_layer) = config.cache_layer(pass.layer) else {
+            return Ok(());
+        };
+        let Some(ProjectedLayer {
+            queries,
+            new_keys,
+            output,
+        }) = forward.projected()
+        else {
+            return Ok(());
+        };
+        let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let rows_of = |segment: &Segment| LayerRows {
+            cache_layer,
+            slot: segment.slot,
+            first_row: segment.rows.start,
+            tokens: segment.rows.len(),
+            queries: &queries[segment.rows.start * query_width..segment.rows.end * query_width],
+            new_keys: new_keys.rows(&segment.rows, kv_width),
+        };
+        let taken = match pass.rounds[round].clone() {
+            Round::Own(number) => {
+                if pass.is_live(number) {
+                    let segment = &mut pass.segments[number];
+                    let input = rows_of(segment);
+                    let mut attention =
+                        SequenceAttention::new(work[number].sequence, pass.layer, segment.phase, segment.goal);
+                    let attended = attention.attend_own(&input, engine.options().chunk_tokens, &mut segment.own);
+                    if let Err(error) = attended {
+                        pass.give_up(number, error);
+                    }
+                }
+                Vec::new()
+            }
+            Round::Rows(named) => {
+                let mut parts = Vec::with_capacity(named.len());
+                let mut segments = pass.segments.iter_mut().enumerate();
+                let mut works = work.iter_mut().enumerate();
+                for (number, rows) in named {
+                    // Both are in order of their numbers.
+                    let (Some((_, segment)), Some((_, work))) = (
+                        segments.find(|(at, _)| *at == number),
+                        works.find(|(at, _)| *at == number),
+                    ) else {
+                        unreachable!("rounds name segments in order")
+                    };
+                    if segment.failure.is_some() {
+                        continue;
+                    }
+                    let input = rows_of(segment);
+                    parts.push(Part {
+                        attention: SequenceAttention::new(work.sequence, pass.layer, segment.phase, segment.goal),
+                        input,
+                        chunk_tokens: engine.options().chunk_tokens,
+                        rows,
+                        own: &mut segment.own,
+                        failure: &mut segment.failure,
+                    });
+                }
+                attend_round(&mut parts, &mut self.partials, output)?
+            }
+        };
+        for rows in taken {
+            forward.take_output(rows)?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, pass: &mut Pass, work: &mut [Work<'_>], block: usize) -> Result<(), EngineError> {
+        let Some(forward) = &mut self.forward else {
+            unreachable!("the pass has begun")
+        };
+        let states = work.iter_mut().map(|work| &mut work.sequence.recurrence.state);
+        let mut states: Vec<&mut RecurrentState> = states.collect();
+        let rows = pass.blocks[block].clone();
+        forward.as_dyn().finish(pass.layer, rows, &mut states)?;
+        if block + 1 < pass.blocks.len() {
+            pass.stage = Stage::Finish(block + 1);
+        } else {
+            pass.layer += 1;
+            pass.stage = Stage::Project(0);
+        }
+        Ok(())
+    }
+}
+
+/// A sequence takes in what it has read.
+fn take_in(work: &mut Work<'_>) -> Result<(), EngineError> {
+    let sequence = &mut *work.sequence;
+    let start = sequence.tokens.len();
+    sequence.tokens.extend_from_slice(work.tokens);
+    if let Some(pages) = &mut sequence.device {
+        sequence.statistics.attention_time_mut(work.phase).attend_ms += pages.attended_ms()?;
+    }
+    if work.phase == Phase::Prefill {
+        if sequence.prefilled == start {
+            sequence.prefilled = sequence.tokens.len();
+        }
+        sequence.recurrence.keep_boundary()?;
+    }
+    sequence.slide()
+}
+
+/// A sequence goes back to where it was before a pass.
+fn give_back(sequence: &mut Sequence, start: usize, error: EngineError) -> Failure {
+    Failure {
+        error,
+        again: sequence.go_back(start).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,196 @@
+//! Rows of one or more sequences that attend in one piece.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use riffle_attention::Partial;
+use riffle_policy::Phase;
+
+use crate::EngineError;
+use crate::pass::attention_step::{Chosen, SequenceAttention};
+use crate::pass::layer_rows::LayerRows;
+use crate::pass::reading;
+
+/// The rows of one sequence in a round.
+pub(crate) struct Part<'a> {
+    pub(crate) attention: SequenceAttention<'a>,
+    /// All rows of the sequence in the pass.
+    pub(crate) input: LayerRows<'a>,
+    /// Rows of a chunk of a prompt.
+    pub(crate) chunk_tokens: usize,
+    /// Those of the round: a chunk of a prompt, or generated rows, each of which selects by itself.
+    pub(crate) rows: Range<usize>,
+    /// What the first of two phases has read, chunk by chunk.
+    pub(crate) own: &'a mut Vec<Partial>,
+    pub(crate) failure: &'a mut Option<EngineError>,
+}
+
+/// A chunk of a part, and where its partials lie.
+struct Piece<'q> {
+    part: usize,
+    chosen: Chosen<'q>,
+    /// In the partials of the round; in [`Part::own`] where those go on.
+    partials: Range<usize>,
+    goes_on: bool,
+}
+
+/// Appends, selects, attends and observes. `output` is that of the batch, `[rows, heads, head_dim]`. Returns the rows whose result
+/// lies there though the model computes on a device. What goes wrong for one sequence is noted in its part.
+pub(crate) fn attend_round(
+    parts: &mut [Part<'_>],
+    partials: &mut Vec<Partial>,
+    output: &mut [f32],
+) -> Result<Vec<Range<usize>>, EngineError> {
+    let mut chosen = Vec::new();
+    for (number, part) in parts.iter_mut().enumerate() {
+        match part.choose() {
+            Ok(chunks) => chosen.extend(chunks.into_iter().map(|chunk| (number, chunk))),
+            Err(error) => *part.failure = Some(error),
+        }
+    }
+    let pieces = placed(parts, chosen);
+    let ends = pieces
+        .iter()
+        .filter(|piece| !piece.goes_on)
+        .map(|piece| piece.partials.end);
+    let count = ends.max().unwrap_or(0);
+    partials.resize_with(partials.len().max(count), || Partial::new(0, 0, 0));
+    for piece in pieces.iter().filter(|piece| !piece.goes_on) {
+        let own = partials[piece.partials.clone()].iter_mut();
+        for (partial, tile) in own.zip(&piece.chosen.chunk.tiles) {
+            partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
+        }
+    }
+    let together = attend_together(parts, &pieces, partials)?;
+    for piece in &pieces[together..] {
+        piece.attend(&mut parts[piece.part], partials);
+    }
+    let mut in_output = Vec::new();
+    for piece in &pieces {
+        let part = &mut parts[piece.part];
+        if part.failure.is_some() {
+            continue;
+        }
+        match piece.complete(part, partials, output) {
+            Ok(()) if part.input.on_device().is_some() && !piece.chosen.stays_on_device => {
+                in_output.push(piece.chosen.chunk.batch_rows.clone());
+            }
+            Ok(()) => {}
+            Err(error) => *part.failure = Some(error),
+        }
+    }
+    Ok(in_output)
+}
+
+/// Attends the first pieces, those whose pages all lie in main memory near, in one call, so that pages they share are read once.
+/// Returns how many these are.
+fn attend_together(
+    parts: &mut [Part<'_>],
+    pieces: &[Piece<'_>],
+    partials: &mut [Partial],
+) -> Result<usize, EngineError> {
+    let near = |piece: &&Piece<'_>| {
+        let part = &parts[piece.part];
+        part.input.on_device().is_none() && !piece.goes_on && part.attention.cache.is_near(part.input.cache_layer)
+    };
+    let together = pieces.iter().take_while(near).count();
+    // One alone is read as its cache streams it.
+    if together < 2 {
+        return Ok(0);
+    }
+    let began = Instant::now();
+    let (end, options) = (
+        pieces[together - 1].partials.end,
+        parts[pieces[0].part].attention.options,
+    );
+    let chunks = pieces[..together].iter();
+    let chunks: Vec<_> = chunks
+        .map(|piece| (&*parts[piece.part].attention.cache, piece.chosen.reads()))
+        .collect();
+    reading::attend_near(&chunks, &options, &mut partials[..end])?;
+    drop(chunks);
+    for piece in &pieces[..together] {
+        parts[piece.part].attention.add_attend_time(began, together);
+    }
+    Ok(together)
+}
+
+/// Gives every chunk its partials; chunks of sequences whose layer lies near come first.
+fn placed<'q>(parts: &[Part<'_>], chosen: Vec<(usize, Chosen<'q>)>) -> Vec<Piece<'q>> {
+    let is_near = |part: &Part<'_>| part.attention.cache.is_near(part.input.cache_layer);
+    let near: Vec<bool> = parts.iter().map(is_near).collect();
+    let mut next = 0;
+    let mut pieces: Vec<Piece<'q>> = Vec::with_capacity(chosen.len());
+    let (first, later): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|(part, _)| near[*part]);
+    for (part, chosen) in first.into_iter().chain(later) {
+        let tiles = chosen.chunk.tiles.len();
+        let goes_on = !parts[part].own.is_empty();
+        let partials = match goes_on {
+            true => {
+                let before = parts[part].own_tiles_before(chosen.chunk.tokens.start);
+                before..before + tiles
+            }
+            false => next..next + tiles,
+        };
+        next = if goes_on { next } else { partials.end };
+        pieces.push(Piece {
+            part,
+            chosen,
+            partials,
+            goes_on,
+        });
+    }
+    pieces
+}
+
+impl<'a> Part<'a> {
+    /// Tiles of the chunks before a row.
+    fn own_tiles_before(&self, row: usize) -> usize {
+        let heads = self.attention.step.heads;
+        let chunks = row / self.chunk_tokens;
+        chunks * heads.kv_heads * heads.tiles_of(self.chunk_tokens)
+    }
+
+    /// Appends the rows of the round, unless the first of two phases has, and lets policies select for its chunks in order.
+    fn choose(&mut self) -> Result<Vec<Chosen<'a>>, EngineError> {
+        if self.own.is_empty() {
+            self.attention.append(&self.input, self.rows.clone())?;
+        }
+        let rows = self.rows.clone();
+        match self.attention.step.phase {
+            Phase::Prefill => Ok(vec![self.attention.choose(&self.input, rows)?]),
+            Phase::Decode => rows
+                .map(|row| self.attention.choose(&self.input, row..row + 1))
+                .collect(),
+        }
+    }
+}
+
+impl Piece<'_> {
+    fn attend(&self, part: &mut Part<'_>, partials: &mut [Partial]) {
+        if part.failure.is_some() {
+            return;
+        }
+        let began = Instant::now();
+        let partials = match self.goes_on {
+            true => &mut part.own[self.partials.clone()],
+            false => &mut partials[self.partials.clone()],
+        };
+        match part.attention.attend(&part.input, &self.chosen, partials) {
+            Ok(()) if self.chosen.stays_on_device => {}
+            Ok(()) => part.attention.add_attend_time(began, 1),
+            Err(error) => *part.failure = Some(error),
+        }
+    }
+
+    fn complete(&self, part: &mut Part<'_>, partials: &mut [Partial], output: &mut [f32]) -> Result<(), EngineError> {
+        let width = part.attention.step.heads.width();
+        let first = part.input.first_row * width;
+        let output = &mut output[first..first + part.input.tokens * width];
+        let partials = match self.goes_on {
+            true => &mut part.own[self.partials.clone()],
+            false => &mut partials[self.partials.clone()],
+        };
+        part.attention.complete(&part.input, &self.chosen, partials, output)
+    }
+}
