@@ -46,6 +46,7 @@ mod plan;
 mod profile;
 mod rounding;
 mod run;
+mod scheduler;
 mod sequence;
 mod session;
 
@@ -69,6 +70,7 @@ pub use run::questions::run_questions;
 pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
+pub use scheduler::{Event, Request, RequestId, RequestReport, Scheduler, SchedulerOptions};
 pub use sequence::prefix::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;

@@ -8,35 +8,26 @@ const REPLACEMENT: char = '\u{fffd}';
 ///
 /// Bytes of an unfinished character are held back until the character is whole. The pieces, joined, are exactly
 /// [`Tokenizer::decode`] of all tokens.
-#[derive(Debug, Clone)]
-pub struct StreamDecoder<'a> {
-    tokenizer: &'a Tokenizer,
+#[derive(Debug, Clone, Default)]
+pub struct StreamDecoder {
     /// The last tokens: one whose text is out already, as context, then those that are held back.
     window: Vec<u32>,
     /// Bytes of the window's text that are out already.
     emitted: usize,
 }
 
-impl<'a> StreamDecoder<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer) -> StreamDecoder<'a> {
-        StreamDecoder {
-            tokenizer,
-            window: Vec::new(),
-            emitted: 0,
-        }
-    }
-
+impl StreamDecoder {
     /// Takes the next token and returns the text that is certain now, often empty.
-    pub fn push(&mut self, id: u32) -> Result<String, ModelError> {
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, ModelError> {
         // As context a special token would look like the beginning of the text.
-        if self.tokenizer.is_special(id) {
+        if tokenizer.is_special(id) {
             return Ok(String::new());
         }
         self.window.push(id);
-        let text = self.tokenizer.decode(&self.window)?;
-        if self.tokenizer.is_open(id, &text) {
+        let text = tokenizer.decode(&self.window)?;
+        if tokenizer.is_open(id, &text) {
             // Only the last replacement character can stand for a character that is still unfinished.
-            let certain = if self.tokenizer.has_byte_runs() {
+            let certain = if tokenizer.has_byte_runs() {
                 self.emitted
             } else {
                 text.len() - REPLACEMENT.len_utf8()
@@ -44,7 +35,7 @@ impl<'a> StreamDecoder<'a> {
             return Ok(self.take(&text, certain));
         }
         let piece = self.take(&text, text.len());
-        let context = self.tokenizer.decode(&[id])?;
+        let context = tokenizer.decode(&[id])?;
         if !context.is_empty() {
             self.window = vec![id];
             self.emitted = context.len();
@@ -53,8 +44,8 @@ impl<'a> StreamDecoder<'a> {
     }
 
     /// Returns what is still held back; the decoder is as new afterwards.
-    pub fn finish(&mut self) -> Result<String, ModelError> {
-        let text = self.tokenizer.decode(&self.window)?;
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, ModelError> {
+        let text = tokenizer.decode(&self.window)?;
         let rest = self.take(&text, text.len());
         self.window.clear();
         self.emitted = 0;

@@ -3,7 +3,7 @@
 mod testing;
 
 use proptest::prelude::*;
-use riffle_model::{ChatMessage, ChatTemplate, LoadedModel, Tokenizer, load};
+use riffle_model::{ChatMessage, ChatTemplate, LoadedModel, StreamDecoder, Tokenizer, load};
 use serde_json::Value;
 use testing::{byte_fallback_tokenizer, fixtures, vectors, write_tokenizer};
 
@@ -130,9 +130,9 @@ fn gguf_files_bring_their_chat_template_and_stop_tokens() {
 }
 
 fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
-    let mut stream = tokenizer.stream();
-    let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
-    pieces.push(stream.finish().unwrap());
+    let mut stream = StreamDecoder::default();
+    let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(tokenizer, id).unwrap()).collect();
+    pieces.push(stream.finish(tokenizer).unwrap());
     pieces
 }
 

@@ -1,14 +1,12 @@
-//! Generation: sample, show, stop.
+//! Generation of one session: draw, show, stop.
 
 use std::fmt;
 use std::ops::ControlFlow;
 
 use serde::Serialize;
 
-use crate::{EngineError, Sampler, SamplingOptions, Session, StopMatcher};
-
-/// Tokens of the text before that a continued answer's text depends on: a character is at most four bytes.
-const CONTEXT_TOKENS: usize = 8;
+use crate::answer::Answer;
+use crate::{EngineError, SamplingOptions, Session};
 
 /// What to generate and when to stop.
 #[derive(Debug, Clone)]
@@ -87,84 +85,39 @@ impl Session {
         if self.logits().is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        let engine = std::sync::Arc::clone(self.engine());
-        let tokenizer = engine.tokenizer()?;
-        let end_tokens = &engine.generation_defaults().eos;
-        let mut decoder = tokenizer.stream();
-        let mut sampler = match &self.answer.sampler {
-            Some(state) => Sampler::resume(options.sampling.clone(), state)?,
-            None => Sampler::new(options.sampling.clone())?,
-        };
-        let mut matcher = StopMatcher::new(options.stops.iter().cloned());
-        let mut generation = Generation {
-            text: String::new(),
-            tokens: Vec::new(),
-            stop: StopReason::MaxTokens,
-        };
+        let mut answer = Answer::new(self, options.clone())?;
         if let Some(token) = self.pending() {
-            if let Some(stop) = self.end_before(token) {
-                generation.stop = stop;
-                return Ok(generation);
+            if let Some(stop) = answer.end_before(self, token) {
+                return Ok(answer.end(stop));
             }
             self.advance(token)?;
-            // The text before decides how the first new token reads.
-            for token in &self.tokens()[self.tokens().len().saturating_sub(CONTEXT_TOKENS)..] {
-                decoder.push(*token)?;
-            }
+            answer.go_on_after(self)?;
         }
-        let mut emit = |text: &str, whole: &mut String| {
-            whole.push_str(text);
-            if text.is_empty() {
-                ControlFlow::Continue(())
-            } else {
-                show(text)
-            }
+        let mut show = |text: &str| match text.is_empty() {
+            true => ControlFlow::Continue(()),
+            false => show(text),
         };
-        while generation.tokens.len() < options.max_tokens {
-            let token = sampler.sample(self.logits(), self.tokens());
-            generation.tokens.push(token);
-            self.answer.pending = Some(token);
-            self.answer.sampler = Some(sampler.state());
-            if end_tokens.contains(&token) {
-                generation.stop = StopReason::EndOfText;
-                break;
-            }
-            let piece = decoder.push(token)?;
-            let flow = emit(&matcher.push(&piece), &mut generation.text);
-            if let Some(stop) = matcher.matched() {
-                generation.stop = StopReason::StopString(stop.to_owned());
-                break;
-            }
-            if flow.is_break() {
-                generation.stop = StopReason::Interrupted;
-                return Ok(generation);
-            }
-            if generation.tokens.len() == options.max_tokens {
-                break;
-            }
-            if self.is_full() {
-                generation.stop = StopReason::ContextFull;
-                break;
-            }
-            self.advance(token)?;
-        }
-        if matcher.matched().is_none() {
-            let tail = matcher.push(&decoder.finish()?) + &matcher.finish();
-            if emit(&tail, &mut generation.text).is_break() {
-                generation.stop = StopReason::Interrupted;
+        let mut stop = StopReason::MaxTokens;
+        while !answer.is_full() {
+            let drawn = answer.draw(self)?;
+            let flow = show(&drawn.text);
+            match drawn.stop {
+                Some(reason @ (StopReason::EndOfText | StopReason::StopString(_))) => {
+                    stop = reason;
+                    break;
+                }
+                _ if flow.is_break() => return Ok(answer.end(StopReason::Interrupted)),
+                Some(reason) => {
+                    stop = reason;
+                    break;
+                }
+                None => self.advance(drawn.token)?,
             }
         }
-        Ok(generation)
-    }
-
-    /// Why an answer cannot go on with `token`.
-    fn end_before(&self, token: u32) -> Option<StopReason> {
-        if self.engine().generation_defaults().eos.contains(&token) {
-            Some(StopReason::EndOfText)
-        } else if self.is_full() {
-            Some(StopReason::ContextFull)
-        } else {
-            None
+        let tail = answer.finish()?;
+        if show(&tail).is_break() {
+            stop = StopReason::Interrupted;
         }
+        Ok(answer.end(stop))
     }
 }

@@ -29,7 +29,7 @@ use riffle_policy::Phase;
 
 use crate::pass::compute::ModelForward;
 use crate::{Engine, EngineError, Sequence};
-
+pub(crate) use job::Pass;
 
 /// How far a prefill has come.
 #[derive(Debug, Clone, Copy, PartialEq)]

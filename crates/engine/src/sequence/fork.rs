@@ -2,7 +2,7 @@
 
 use crate::pass::device::DevicePages;
 use crate::sequence::prefix::grid;
-use crate::{EngineError, Sequence};
+use crate::{EngineError, Sequence, SequenceOptions};
 
 impl Sequence {
     /// A sequence that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
@@ -53,8 +53,8 @@ impl Sequence {
     /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`].
     pub fn share_prefix(&mut self) -> Result<usize, EngineError> {
         self.check_sharing()?;
-        // Sequences of one pool are of one engine, so their pages are of one origin.
-        Ok(self.cache.share(&[], &self.tokens[..self.prefilled]))
+        let identity = self.options.pages_identity();
+        Ok(self.cache.share(&identity, &self.tokens[..self.prefilled]))
     }
 
     /// Fills an empty sequence with a beginning of `tokens` that a sequence beside it shares, at most all but the last
@@ -66,12 +66,32 @@ impl Sequence {
         self.check_sharing()?;
         self.forget_all();
         let grid = grid(self.engine.options());
-        let found = self.cache.adopt(&[], tokens);
+        let found = self.cache.adopt(&self.options.pages_identity(), tokens);
         let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;
         self.cache.truncate(kept);
         self.tokens.extend_from_slice(&tokens[..kept]);
         self.prefilled = kept;
         Ok(kept)
+    }
+
+    /// Whether what it reads as prompt can serve others.
+    pub(crate) fn can_share(&self) -> bool {
+        self.options.window.is_none() && self.check_prefix().is_ok()
+    }
+
+    /// Whether it has read something that can serve others.
+    pub(crate) fn serves_others(&self) -> bool {
+        self.prefilled > 0 && self.can_share()
+    }
+
+    /// Tokens of its prompt that `tokens` begin with.
+    pub(crate) fn shared_prompt(&self, tokens: &[u32]) -> usize {
+        self.shared_with(tokens).min(self.prefilled)
+    }
+
+    /// Whether layers of the model hold a recurrent state in place of keys and values.
+    pub(crate) fn is_recurrent(&self) -> bool {
+        !self.recurrence.state.is_empty()
     }
 
     fn check_sharing(&self) -> Result<(), EngineError> {
@@ -86,5 +106,17 @@ impl Sequence {
             ));
         }
         self.check_prefix()
+    }
+}
+
+impl SequenceOptions {
+    /// What decides over pages beside the tokens and the engine. Sequences of one pool are of one engine.
+    fn pages_identity(&self) -> Vec<u8> {
+        format!("{:?}", self.prefill).into_bytes()
+    }
+
+    /// Whether sequences under `other` make the same pages of the same prompt.
+    pub(crate) fn makes_the_same_pages(&self, other: &Self) -> bool {
+        self.pages_identity() == other.pages_identity()
     }
 }

@@ -96,6 +96,11 @@ impl PagePool {
         KvCache::in_pool(Arc::clone(&self.0))
     }
 
+    /// The shape of the caches it serves.
+    pub fn shape(&self) -> &CacheShape {
+        &self.0.shape
+    }
+
     /// Bytes of the nearest tier that all sequences take: pages, shared ones once, and room for those on their way.
     pub fn near_bytes(&self) -> u64 {
         self.0.ledgers.near.used_bytes()

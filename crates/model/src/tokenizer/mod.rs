@@ -30,7 +30,6 @@ use std::sync::Arc;
 
 use crate::ModelError;
 use crate::fields::read_text_file;
-use crate::stream::StreamDecoder;
 
 pub(crate) use added::{AddedToken, AddedTokens};
 pub(crate) use byte_pairs::{BytePairs, Unknown};
@@ -143,11 +142,6 @@ impl Tokenizer {
     /// The text of `ids` with special tokens spelt out.
     pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.pipeline.decode(ids, false).map_err(failed)
-    }
-
-    /// A decoder for tokens that come one by one.
-    pub fn stream(&self) -> StreamDecoder<'_> {
-        StreamDecoder::new(self)
     }
 
     /// The id of a token by its exact text.

@@ -1,0 +1,153 @@
+//! Who gets a place, and room for pages.
+
+use crate::plan::{cache_shape, session_tiers};
+use crate::scheduler::{Running, Scheduler, Stage, Waiting};
+use crate::{EngineError, Sequence};
+
+impl Scheduler {
+    /// Gives places to waiting requests in their order, as far as there are places and room. Nobody overtakes a request that
+    /// waits for room.
+    pub(super) fn admit(&mut self) -> Result<(), EngineError> {
+        let mut place = 0;
+        while place < self.waiting.len() && !self.is_blocked {
+            let waiting = &self.waiting[place];
+            if waiting.is_held || self.waits_for_reader(waiting) {
+                place += 1;
+                continue;
+            }
+            let priority = waiting.request.priority;
+            if self.running.len() == self.options.most_running && !self.make_place(priority)? {
+                break;
+            }
+            let waiting = self.waiting.remove(place);
+            match self.start(waiting)? {
+                None => {}
+                Some(waiting) => {
+                    self.waiting.insert(place, waiting);
+                    self.is_blocked = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether another request is about to read more of the same prompt than anybody has read.
+    fn waits_for_reader(&self, waiting: &Waiting) -> bool {
+        let page_tokens = self.engine.options().page_tokens;
+        let prompt = &waiting.request.tokens;
+        waiting.parked.is_none()
+            && self.running.iter().any(|running| {
+                let reads = matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
+                let mut alike = running.request.tokens.iter().zip(prompt);
+                let alike = alike.by_ref().take_while(|(a, b)| a == b).count();
+                reads && alike >= running.sequence.tokens().len() + page_tokens
+            })
+    }
+
+    /// Parks the answer of the lowest priority below `priority`; false where there is none.
+    fn make_place(&mut self, priority: i32) -> Result<bool, EngineError> {
+        let answers = self.running.iter().enumerate().rev();
+        let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
+        let lowest = answers.min_by_key(|(_, running)| running.request.priority);
+        match lowest.filter(|(_, running)| running.request.priority < priority) {
+            None => Ok(false),
+            Some((place, _)) => self.park_running(place, false).map(|()| true),
+        }
+    }
+
+    /// Starts a request, or gives it back where its pages have no room yet.
+    fn start(&mut self, waiting: Waiting) -> Result<Option<Waiting>, EngineError> {
+        let Waiting {
+            id,
+            request,
+            parked,
+            is_held,
+        } = waiting;
+        let (sequence, stage) = match parked {
+            Some(parked) => parked,
+            None => {
+                let sequence = self.sequence_for(&request)?;
+                let reused_tokens = sequence.tokens().len();
+                (sequence, Stage::Reading { reused_tokens })
+            }
+        };
+        let started = Running {
+            id,
+            request,
+            sequence,
+            stage,
+            is_cancelled: false,
+        };
+        loop {
+            let promised: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
+            let used = self.pool.pages() as u64 * self.pool.shape().page_bytes();
+            let needed = used + promised + self.growth_bytes(&started);
+            if needed <= self.capacity_bytes() {
+                self.running.push(started);
+                return Ok(None);
+            }
+            if !self.idle.drop_oldest() {
+                break;
+            }
+        }
+        let parked = match started.stage {
+            Stage::Answering { .. } => Some((started.sequence, started.stage)),
+            Stage::Reading { .. } => None,
+        };
+        Ok(Some(Waiting {
+            id,
+            request: started.request,
+            parked,
+            is_held,
+        }))
+    }
+
+    /// An empty sequence for a request, or one that holds what others have read of its prompt.
+    fn sequence_for(&mut self, request: &super::Request) -> Result<Sequence, EngineError> {
+        let options = request.sequence_options(&self.engine);
+        let mut sequence = Sequence::new(&self.engine, &self.pool, options)?;
+        if !sequence.can_share() {
+            return Ok(sequence);
+        }
+        if sequence.is_recurrent() {
+            // The state of recurrent layers is known where a sequence has kept it.
+            if let Some(idle) = self.idle.longest_shared(&request.tokens)
+                && idle.options().makes_the_same_pages(sequence.options())
+            {
+                let shared = idle.shared_prompt(&request.tokens).min(request.tokens.len() - 1);
+                sequence = idle.fork()?;
+                // What cannot be gone back to is read again as part of the prompt.
+                drop(sequence.truncate(shared)?);
+            }
+            return Ok(sequence);
+        }
+        sequence.adopt_prefix(&request.tokens)?;
+        Ok(sequence)
+    }
+
+    /// Bytes of pages that a request may still take.
+    fn growth_bytes(&self, running: &Running) -> u64 {
+        let most = self.bytes_of(running.request.most_tokens());
+        // A page that is shared in part is copied when it is written to.
+        let copied = self.pool.shape().page_bytes() * self.tables();
+        let held = running.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
+        (most + copied).saturating_sub(held)
+    }
+
+    /// Bytes of the pages of so many tokens.
+    fn bytes_of(&self, tokens: usize) -> u64 {
+        let (config, options) = (self.engine.model().config(), self.engine.options());
+        let tokens = tokens.min(self.engine.plan().context_tokens);
+        session_tiers(config, options, self.engine.plan()).pages_bytes(&cache_shape(config, options), tokens)
+    }
+
+    /// Bytes of pages that all sequences may take together.
+    fn capacity_bytes(&self) -> u64 {
+        let copied = self.pool.shape().page_bytes() * self.tables();
+        self.engine.plan().kv_bytes.saturating_add(copied)
+    }
+
+    fn tables(&self) -> u64 {
+        (self.pool.shape().layers * self.pool.shape().kv_heads) as u64
+    }
+}

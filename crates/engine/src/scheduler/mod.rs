@@ -1,0 +1,283 @@
+//! Many requests on one engine: who reads, who answers, who waits.
+//!
+//! A [`Scheduler`] goes on by [`step`](Scheduler::step)s, each a bounded piece of work: one token of every answer under way, in
+//! one pass through the weights, or a piece of one prompt pass (a chunk of attention in one layer, or the linear work of as many
+//! rows). So an answer waits for one piece and one step at most between two of its tokens, however long a prompt is.
+//!
+//! What it keeps to:
+//!
+//! - A request that can never fit is refused when it is submitted; one that fits later waits. Requests are admitted by priority,
+//!   then first come, first served. Whoever was admitted has pages for its whole prompt and answer.
+//! - Prompts get a fixed share of the time while answers are written, so neither side starves.
+//! - What was read of a prompt stays when its owner goes: the sequence becomes idle, and serves whoever asks next until its pages
+//!   are needed. Two requests with one prompt read it once.
+//! - An answer has the bits that it has alone.
+
+mod admission;
+mod idle;
+mod request;
+mod step;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use riffle_kv::PagePool;
+
+use crate::answer::Answer;
+use crate::pass::{Pass, Runner};
+use crate::sequence::pool;
+use crate::{Engine, EngineError, Sequence};
+use idle::Idle;
+pub use request::{Event, Request, RequestId, RequestReport};
+
+/// How a scheduler shares an engine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SchedulerOptions {
+    /// Requests that read or answer at a time, at most. Others wait.
+    pub most_running: usize,
+    /// Share of the time that prompts get while answers are written, above 0 and below 1.
+    pub prompt_share: f64,
+    /// Sequences whose owners have gone that are kept for others, at most.
+    pub most_idle: usize,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        Self {
+            most_running: 16,
+            prompt_share: 0.5,
+            most_idle: 16,
+        }
+    }
+}
+
+/// Admits requests, reads their prompts and writes their answers, on one engine and one pool of pages.
+pub struct Scheduler {
+    engine: Arc<Engine>,
+    options: SchedulerOptions,
+    pool: PagePool,
+    /// By priority, then in order of arrival.
+    waiting: Vec<Waiting>,
+    /// In order of admission.
+    running: Vec<Running>,
+    idle: Idle,
+    /// Scratch of prompt passes, which may be under way, and of answers.
+    prompts: Runner,
+    answers: Runner,
+    prompt_pass: Option<PromptPass>,
+    /// Time that prompts may still take before the answers go on.
+    prompt_time: Duration,
+    submitted: u64,
+    /// Whether the first waiting request has no room until something ends.
+    is_blocked: bool,
+    // [rows, vocab]
+    logits: Vec<f32>,
+}
+
+/// A request without a place, or a parked one.
+struct Waiting {
+    id: RequestId,
+    request: Request,
+    /// The sequence and the answer of a request that was parked.
+    parked: Option<(Sequence, Stage)>,
+    /// Whether it waits until [`Scheduler::resume`] is called.
+    is_held: bool,
+}
+
+/// A request with a place.
+struct Running {
+    id: RequestId,
+    request: Request,
+    sequence: Sequence,
+    stage: Stage,
+    /// Its owner has gone; it leaves when the pass it is part of ends.
+    is_cancelled: bool,
+}
+
+/// What a request does next.
+enum Stage {
+    /// Reads the rest of its prompt.
+    Reading {
+        /// Tokens of the prompt that were there when it was admitted.
+        reused_tokens: usize,
+    },
+    /// Writes the answer; its next token has been drawn.
+    Answering {
+        reused_tokens: usize,
+        answer: Box<Answer>,
+        token: u32,
+    },
+}
+
+/// A pass of prompts under way.
+struct PromptPass {
+    pass: Pass,
+    /// Requests that have work in it, in the order of the running ones, and the tokens that each reads.
+    parts: Vec<(RequestId, Vec<u32>)>,
+}
+
+impl Scheduler {
+    /// A scheduler without requests; memory of passes and pages is taken as they come, within the engine's plan.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] when the disk tier's folder cannot be written to.
+    pub fn new(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Self, EngineError> {
+        if options.most_running == 0 {
+            return Err(EngineError::option("--parallel", 0, "it must be at least 1 request"));
+        }
+        let share = options.prompt_share;
+        if !(share > 0.0 && share < 1.0) {
+            return Err(EngineError::option(
+                "--prompt-share",
+                share,
+                "it must be above 0 and below 1",
+            ));
+        }
+        Ok(Self {
+            pool: pool(engine)?,
+            waiting: Vec::new(),
+            running: Vec::new(),
+            idle: Idle::new(options.most_idle),
+            prompts: Runner::new(engine),
+            answers: Runner::new(engine),
+            prompt_pass: None,
+            prompt_time: Duration::ZERO,
+            submitted: 0,
+            is_blocked: false,
+            logits: Vec::new(),
+            options,
+            engine: Arc::clone(engine),
+        })
+    }
+
+    /// The engine it shares.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// The pool of all its sequences.
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Requests that have no place yet, parked ones included.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests that read or answer.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Sequences that are kept for whoever asks next.
+    pub fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// The sequence of a request that reads, answers or is parked.
+    pub fn sequence(&self, id: RequestId) -> Option<&Sequence> {
+        let running = self.running.iter().find(|running| running.id == id);
+        let parked = || self.waiting.iter().find(|waiting| waiting.id == id)?.parked.as_ref();
+        running.map(|running| &running.sequence).or_else(|| Some(&parked()?.0))
+    }
+
+    /// Asks for an answer. It is admitted by a later [`step`](Self::step).
+    ///
+    /// # Errors
+    /// For a request that could never be answered: [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`] with the option
+    /// that would help, [`EngineError::Option`] and [`EngineError::Policy`] for options that make no sense,
+    /// [`EngineError::NoTokenizer`].
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        request.check(&self.engine)?;
+        // What a policy refuses it refuses before anybody waits.
+        let empty = Sequence::new(&self.engine, &self.pool, request.sequence_options(&self.engine))?;
+        Answer::new(&empty, request.generate.clone())?;
+        self.submitted += 1;
+        let id = RequestId(self.submitted);
+        self.enqueue(Waiting {
+            id,
+            request,
+            parked: None,
+            is_held: false,
+        });
+        Ok(id)
+    }
+
+    /// Takes a request back. What was read of its prompt stays for others. A chunk of attention that is under way is the last work
+    /// done for it. False for a request that has ended.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
+            self.is_blocked = false;
+            if let Some((sequence, _)) = self.waiting.remove(place).parked {
+                self.idle.keep(sequence);
+            }
+            return true;
+        }
+        let Some(place) = self.running.iter().position(|running| running.id == id) else {
+            return false;
+        };
+        match self.is_in_pass(id) {
+            false => {
+                self.is_blocked = false;
+                let Running { sequence, .. } = self.running.remove(place);
+                self.idle.keep(sequence);
+            }
+            true => self.leave_pass(place),
+        }
+        true
+    }
+
+    /// Moves the pages of a request to farther tiers and gives its place to others, until [`resume`](Self::resume) is called.
+    /// Nothing is computed again then. False for a request that does not answer.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] when a tier cannot be written; the request goes on as if it had not been parked.
+    pub fn park(&mut self, id: RequestId) -> Result<bool, EngineError> {
+        let answers = |running: &Running| running.id == id && matches!(running.stage, Stage::Answering { .. });
+        match self.running.iter().position(answers) {
+            None => Ok(false),
+            Some(place) => self.park_running(place, true).map(|()| true),
+        }
+    }
+
+    /// Lets a parked request go on when there is a place for it. False for a request that is not parked.
+    pub fn resume(&mut self, id: RequestId) -> bool {
+        self.is_blocked = false;
+        let held = self
+            .waiting
+            .iter_mut()
+            .find(|waiting| waiting.id == id && waiting.is_held);
+        held.map(|waiting| waiting.is_held = false).is_some()
+    }
+
+    fn park_running(&mut self, place: usize, is_held: bool) -> Result<(), EngineError> {
+        self.running[place].sequence.park()?;
+        let Running {
+            id,
+            request,
+            sequence,
+            stage,
+            ..
+        } = self.running.remove(place);
+        self.enqueue(Waiting {
+            id,
+            request,
+            parked: Some((sequence, stage)),
+            is_held,
+        });
+        Ok(())
+    }
+
+    fn enqueue(&mut self, waiting: Waiting) {
+        self.is_blocked = false;
+        let rank = |waiting: &Waiting| (std::cmp::Reverse(waiting.request.priority), waiting.id);
+        let place = self.waiting.partition_point(|before| rank(before) < rank(&waiting));
+        self.waiting.insert(place, waiting);
+    }
+
+    fn is_in_pass(&self, id: RequestId) -> bool {
+        let parts = self.prompt_pass.iter().flat_map(|pass| &pass.parts);
+        parts.into_iter().any(|(part, _)| *part == id)
+    }
+}

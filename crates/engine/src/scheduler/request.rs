@@ -1,0 +1,82 @@
+//! What is asked of a scheduler, and what it tells.
+
+use crate::{Engine, EngineError, GenerateOptions, Generation, PrefillProgress, SequenceOptions};
+
+/// A prompt and how to answer it.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// What to generate and when to stop.
+    pub generate: GenerateOptions,
+    /// Requests of a higher number are admitted before others, and take the places of running ones of a lower number.
+    pub priority: i32,
+    /// Policies and window, where they are not those of the engine.
+    pub sequence: Option<SequenceOptions>,
+}
+
+/// A request's number, ascending in order of arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// What happens to requests.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A prompt is read: how far it is.
+    Reading(RequestId, PrefillProgress),
+    /// A token was drawn, with the text that is certain now, often empty.
+    Token(RequestId, u32, &'a str),
+    /// The answer is complete.
+    Finished(RequestId, RequestReport),
+    /// The answer cannot go on; what was read stays for others.
+    Failed(RequestId, EngineError),
+}
+
+/// A finished request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestReport {
+    /// What was generated.
+    pub generation: Generation,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// How many of them others had read before.
+    pub reused_tokens: usize,
+}
+
+impl Request {
+    pub(super) fn sequence_options(&self, engine: &Engine) -> SequenceOptions {
+        self.sequence
+            .clone()
+            .unwrap_or_else(|| SequenceOptions::of(engine.options()))
+    }
+
+    /// Tokens that its sequence holds at most. The last token of an answer is not read.
+    pub(super) fn most_tokens(&self) -> usize {
+        let answer = self.generate.max_tokens.saturating_sub(1);
+        self.tokens.len().saturating_add(answer)
+    }
+
+    /// Refuses what can never be answered.
+    pub(super) fn check(&self, engine: &Engine) -> Result<(), EngineError> {
+        if self.tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let options = self.sequence_options(engine);
+        let Some(window) = options.window else {
+            return engine.check_context("the prompt and the answer", self.most_tokens());
+        };
+        let (config, engine_options) = (engine.model().config(), engine.options());
+        if engine.model().rotation_changes_at().is_some() && engine_options.window.is_none() {
+            return Err(EngineError::option(
+                "--window-size",
+                window.window_tokens,
+                "this model turns keys otherwise in long contexts: give the window to the whole engine",
+            ));
+        }
+        let most = window.whole_tokens(engine_options.page_tokens) + engine_options.chunk_tokens;
+        match most <= engine.plan().context_tokens.min(config.max_position) {
+            true => Ok(()),
+            false => Err(engine.context_exceeded("the window", most)),
+        }
+    }
+}
