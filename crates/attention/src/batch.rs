@@ -1,18 +1,23 @@
 use alloc::vec::Vec;
 
-use crate::attend::{check, with_workspace};
-use crate::call::{BLOCK_ROWS, Call, Output};
-use crate::partial::Sums;
-use crate::parts::{PartUnderWay, Parts};
-use crate::simd::Level;
-use crate::visible::Tokens;
-use crate::{Arithmetic, AttendError, AttendJob, AttendOptions, Partial, QueryTile, Span};
+use crate::attend::check;
+use crate::joined::attend_shared_pages;
+use crate::parts::PartUnderWay;
+use crate::task::{Task, block_rows, run};
+use crate::{Arithmetic, AttendError, AttendJob, AttendOptions, Partial, QueryTile};
 
 /// Runs every job, adding job `n` to `partials[n]`.
 ///
 /// With the feature `parallel` the work is spread over rayon's threads: jobs, blocks of their rows, and, in
 /// [`Arithmetic::Fused`], parts of a long cache. What a row computes depends on neither the number of threads nor the rows
-/// and jobs beside it. Each call allocates the list of its pieces and the partials of parts; [`attend`](crate::attend) itself
+/// and jobs beside it.
+///
+/// In [`Arithmetic::Fused`], jobs whose first pages lie in the same memory, and whose selections name the same spans there,
+/// are attended to together over these pages: keys and values are read once for the rows of all of them. That is how the
+/// sequences of one batch share the pages of a document. Pages that a row window reaches are each job's own, and jobs
+/// with diagonals or row extras share none.
+///
+/// Each call allocates the list of its pieces and the partials of parts; [`attend`](crate::attend) itself
 /// allocates nothing once warm.
 ///
 /// # Errors
@@ -59,7 +64,7 @@ impl BatchStream {
     pub fn new<'a>(queries: impl IntoIterator<Item = &'a QueryTile<'a>>, options: &AttendOptions) -> Self {
         let blocks = |queries: &QueryTile| match options.arithmetic {
             Arithmetic::Expanded => 0,
-            Arithmetic::Fused => queries.rows.div_ceil(block_rows(queries)),
+            Arithmetic::Fused => queries.rows.div_ceil(block_rows(queries.group)),
         };
         let parts = queries
             .into_iter()
@@ -83,16 +88,17 @@ impl BatchStream {
         for (job, partial) in jobs.iter().zip(partials.iter()) {
             check(&job.queries, &job.kv, options, partial)?;
         }
-        #[cfg(feature = "parallel")]
-        if rayon::current_num_threads() > 1 && parallel::worthwhile(jobs) {
-            parallel::run(jobs, options, &mut self.parts, partials);
-            return Ok(());
+        let mut jobs = jobs.to_vec();
+        if options.arithmetic == Arithmetic::Fused {
+            attend_shared_pages(&mut jobs, options, &mut self.parts, partials);
         }
-        for ((job, partial), parts) in jobs.iter().zip(partials).zip(&mut self.parts) {
-            for piece in pieces(job, partial.sums(), parts) {
-                piece.run(options);
-            }
-        }
+        let states = partials.iter_mut().zip(&mut self.parts);
+        let tasks = jobs.iter().zip(states).map(|(job, (partial, parts))| Task {
+            job: *job,
+            partial,
+            parts,
+        });
+        run(tasks.collect(), options);
         Ok(())
     }
 
@@ -105,7 +111,7 @@ impl BatchStream {
         for (parts, partial) in self.parts.iter_mut().zip(partials) {
             let (group, head_dim) = (partial.group(), partial.head_dim());
             let mut rest = partial.sums();
-            let count = (BLOCK_ROWS / group.max(1)).max(1) * group;
+            let count = block_rows(group) * group;
             for part in parts {
                 let count = count.min(rest.m.len());
                 let (mut here, later) = rest.split_off(count, head_dim);
@@ -128,176 +134,11 @@ fn check_counts(expected: usize, found: usize) -> Result<(), AttendError> {
     Ok(())
 }
 
-/// Query positions that are attended to together.
-fn block_rows(queries: &QueryTile) -> usize {
-    (BLOCK_ROWS / queries.group.max(1)).max(1)
-}
-
-/// Some rows of a job, and where their results go.
-struct Piece<'a, 'j> {
-    job: &'a AttendJob<'j>,
-    queries: QueryTile<'j>,
-    output: Output<'a>,
-    /// All parts of the cache where there is none.
-    only_part: Option<usize>,
-}
-
-impl Piece<'_, '_> {
-    fn run(self, options: &AttendOptions) {
-        let visible = Tokens {
-            selection: self.job.selection,
-            causal: options.causal,
-        };
-        let call = Call {
-            level: Level::best(),
-            queries: self.queries,
-            kv: self.job.kv,
-            visible: &visible,
-            options,
-            range: Span::new(0, usize::MAX),
-            only_part: self.only_part,
-        };
-        with_workspace(|workspace| call.run(workspace, self.output));
-    }
-}
-
-/// A job's blocks of rows; each has a part under way where the cache is taken in parts.
-fn pieces<'a, 'j>(
-    job: &'a AttendJob<'j>,
-    sums: Sums<'a>,
-    parts: &'a mut [PartUnderWay],
-) -> impl Iterator<Item = Piece<'a, 'j>> {
-    let (queries, step) = (job.queries, block_rows(&job.queries));
-    let (mut rest, mut parts) = (Some(sums), parts.iter_mut());
-    (0..queries.rows).step_by(step).filter_map(move |first| {
-        let rows = step.min(queries.rows - first);
-        let (here, later) = rest.take()?.split_off(rows * queries.group, queries.head_dim);
-        rest = Some(later);
-        let output = match parts.next() {
-            None => Output::Partial(here),
-            Some(now) => Output::Parts(Parts {
-                whole: here,
-                now,
-                shape: (rows, queries.group, queries.head_dim),
-            }),
-        };
-        Some(Piece {
-            job,
-            queries: QueryTile {
-                data: &queries.data[first * queries.row_stride..],
-                rows,
-                start: queries.start + first,
-                ..queries
-            },
-            output,
-            only_part: None,
-        })
-    })
-}
-
-#[cfg(feature = "parallel")]
-mod parallel {
-    use alloc::vec::Vec;
-
-    use rayon::prelude::*;
-
-    use super::{Piece, pieces};
-    use crate::call::Output;
-    use crate::parts::{PART_TOKENS, PartUnderWay, parts_of_page};
-    use crate::visible::{Tokens, Visible};
-    use crate::{AttendJob, AttendOptions, Partial, Span};
-
-    /// Handing work to other threads costs some microseconds; less than that is done here.
-    pub(super) fn worthwhile(jobs: &[AttendJob]) -> bool {
-        let work = jobs.iter().map(|job| {
-            let keys: usize = job.kv.pages.iter().map(|page| page.tokens).sum();
-            let rows = job.queries.rows.saturating_mul(job.queries.group);
-            rows.saturating_mul(keys).saturating_mul(job.queries.head_dim)
-        });
-        work.fold(0, usize::saturating_add) > 1 << 20
-    }
-
-    pub(super) fn run(
-        jobs: &[AttendJob],
-        options: &AttendOptions,
-        parts: &mut [Vec<PartUnderWay>],
-        partials: &mut [Partial],
-    ) {
-        let spread: Vec<Option<core::ops::Range<usize>>> = jobs
-            .iter()
-            .zip(&*parts)
-            .map(|(job, parts)| spread(job, options).filter(|_| parts.len() == 1))
-            .collect();
-        // The first part of a job goes on where it stands; those after it begin here.
-        let mut later: Vec<Vec<Partial>> = Vec::with_capacity(jobs.len());
-        for (job, numbers) in jobs.iter().zip(&spread) {
-            let queries = &job.queries;
-            let fresh = numbers.clone().unwrap_or(0..0).skip(1);
-            later.push(
-                fresh
-                    .map(|_| Partial::new(queries.rows, queries.group, queries.head_dim))
-                    .collect(),
-            );
-        }
-        let mut all = Vec::new();
-        let targets = partials.iter_mut().zip(&mut *parts).zip(&mut later).zip(&spread);
-        for (job, (((partial, parts), later), numbers)) in jobs.iter().zip(targets) {
-            if job.kv.pages.is_empty() {
-                continue;
-            }
-            let first = numbers.as_ref().map(|numbers| numbers.start);
-            all.extend(pieces(job, partial.sums(), parts).map(|piece| Piece {
-                only_part: first,
-                ..piece
-            }));
-            let numbers = numbers.clone().unwrap_or(0..0).skip(1);
-            all.extend(later.iter_mut().zip(numbers).map(|(partial, number)| Piece {
-                job,
-                queries: job.queries,
-                output: Output::Partial(partial.sums()),
-                only_part: Some(number),
-            }));
-        }
-        // Later rows read more; taking the longest first keeps the threads even at the end.
-        all.reverse();
-        all.into_par_iter().with_max_len(1).for_each(|piece| piece.run(options));
-        for (((partial, parts), later), numbers) in partials.iter_mut().zip(parts).zip(later).zip(spread) {
-            for (apart, number) in later.into_iter().zip(numbers.unwrap_or(0..0).skip(1)) {
-                parts[0].finish(&mut partial.sums());
-                parts[0] = PartUnderWay::apart(number, apart);
-            }
-        }
-    }
-
-    /// The parts in which the job's pages lie, where its rows read so much of them that threads should share it.
-    fn spread(job: &AttendJob, options: &AttendOptions) -> Option<core::ops::Range<usize>> {
-        let (first, last) = (job.kv.pages.first()?, job.kv.pages.last()?);
-        let here = Span::new(first.start, last.start + last.tokens);
-        if here.len() <= 2 * PART_TOKENS {
-            return None;
-        }
-        let mut needs = Vec::new();
-        let visible = Tokens {
-            selection: job.selection,
-            causal: options.causal,
-        };
-        visible.needs(job.queries.start, job.queries.rows, &mut needs);
-        let read: usize = needs.iter().map(|need| need.intersect(&here).len()).sum();
-        if read <= 2 * PART_TOKENS {
-            return None;
-        }
-        let mut held = job.kv.pages.iter().filter(|page| page.tokens > 0);
-        let (begin, _) = parts_of_page(held.next()?).next()?;
-        let (end, _) = parts_of_page(held.next_back()?).last()?;
-        Some(begin..end + 1)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{Problem, close, noise};
-    use crate::{KvView, PageView, Plane, Selection, attend};
+    use crate::{KvView, PageView, Plane, Selection, Span, attend};
     use alloc::vec;
 
     #[test]

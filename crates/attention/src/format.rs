@@ -112,6 +112,20 @@ impl Plane<'_> {
         self.len() == 0
     }
 
+    /// Where the slice begins, to tell planes from one another.
+    pub(crate) fn address(&self) -> usize {
+        match self {
+            Self::F32(data) => data.as_ptr().addr(),
+            Self::F16(data) | Self::Bf16(data) => data.as_ptr().addr(),
+            Self::Q8_0(data) | Self::Q4_0(data) => data.as_ptr().addr(),
+        }
+    }
+
+    /// Whether both are the same slice in the same format.
+    pub(crate) fn is_same_memory(&self, other: &Self) -> bool {
+        self.format() == other.format() && (self.address(), self.len()) == (other.address(), other.len())
+    }
+
     /// Checks that `tokens` (rounded up to whole stripes) of `head_dim` fit.
     pub(crate) fn check(&self, what: &'static str, tokens: usize, head_dim: usize) -> Result<(), AttendError> {
         let needed = self.format().plane_len(tokens.next_multiple_of(LANES), head_dim);

@@ -51,6 +51,7 @@ mod format;
 mod gathered;
 mod hadamard;
 mod half;
+mod joined;
 mod kernel;
 mod layout;
 mod math;
@@ -64,6 +65,7 @@ mod scorer;
 mod selection;
 mod simd;
 mod summary;
+mod task;
 #[cfg(test)]
 mod testing;
 mod tile;

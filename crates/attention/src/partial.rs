@@ -128,6 +128,33 @@ impl Partial {
         Ok(())
     }
 
+    /// Whether no row has read anything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.m.iter().all(|m| *m == f32::NEG_INFINITY)
+    }
+
+    /// The rows of several partials of one group and head dimension, one behind the other.
+    pub(crate) fn concatenated<'a>(partials: impl Iterator<Item = &'a Self>) -> Self {
+        let mut all = Self::new(0, 0, 0);
+        for partial in partials {
+            (all.group, all.head_dim) = (partial.group, partial.head_dim);
+            all.rows += partial.rows;
+            all.m.extend_from_slice(&partial.m);
+            all.l.extend_from_slice(&partial.l);
+            all.o.extend_from_slice(&partial.o);
+        }
+        all
+    }
+
+    /// Copies the rows from row `first` on into all rows of `to`.
+    pub(crate) fn copy_rows(&self, first: usize, to: &mut Self) {
+        let at = first * self.group;
+        let count = to.m.len();
+        to.m.copy_from_slice(&self.m[at..][..count]);
+        to.l.copy_from_slice(&self.l[at..][..count]);
+        to.o.copy_from_slice(&self.o[at * self.head_dim..][..count * self.head_dim]);
+    }
+
     /// All rows, writable.
     pub(crate) fn sums(&mut self) -> Sums<'_> {
         Sums {

@@ -29,6 +29,38 @@ impl PartUnderWay {
         }
     }
 
+    /// Where rows stand whose own partial is `whole`.
+    pub(crate) fn footing(&self, whole: &Partial) -> Footing {
+        Footing {
+            number: self.number,
+            apart: match self.number {
+                Some(_) => self.apart.is_some(),
+                None => !whole.is_empty(),
+            },
+        }
+    }
+
+    /// The parts of several jobs of equal footing, as one of all their rows.
+    pub(crate) fn concatenated<'a>(mut parts: impl Iterator<Item = &'a Self> + Clone) -> Self {
+        let number = parts.clone().next().and_then(|part| part.number);
+        let apart = parts.clone().all(|part| part.apart.is_some());
+        let apart = apart.then(|| Partial::concatenated(parts.by_ref().filter_map(|part| part.apart.as_ref())));
+        Self { number, apart }
+    }
+
+    /// Makes `to`, of the rows of the partial `whole`, what its rows are here from row `first` on.
+    pub(crate) fn copy_rows(&self, first: usize, whole: &Partial, to: &mut Self) {
+        to.number = self.number;
+        match &self.apart {
+            None => to.apart = None,
+            Some(apart) => {
+                let (rows, group, head_dim) = (whole.rows(), whole.group(), whole.head_dim());
+                let to = to.apart.get_or_insert_with(|| Partial::new(rows, group, head_dim));
+                apart.copy_rows(first, to);
+            }
+        }
+    }
+
     /// Merges what was attended to apart.
     pub(crate) fn finish(&mut self, whole: &mut Sums) {
         if let Some(apart) = &self.apart {
@@ -36,6 +68,14 @@ impl PartUnderWay {
         }
         *self = Self::default();
     }
+}
+
+/// Where rows stand in the order of parts: the same for rows that go on the same way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Footing {
+    number: Option<usize>,
+    /// Whether later tokens are summed apart from what the rows' own partial holds.
+    apart: bool,
 }
 
 /// Where rows that are attended to in parts put what they read.

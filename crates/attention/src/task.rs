@@ -1,0 +1,182 @@
+//! Jobs as work for threads: blocks of their rows, and parts of a long cache.
+
+use alloc::vec::Vec;
+
+use crate::attend::with_workspace;
+use crate::call::{BLOCK_ROWS, Call, Output};
+use crate::parts::{PartUnderWay, Parts};
+use crate::simd::Level;
+use crate::visible::Tokens;
+use crate::{AttendJob, AttendOptions, Partial, QueryTile, Span};
+
+/// A job, and where its results go.
+pub(crate) struct Task<'a> {
+    pub(crate) job: AttendJob<'a>,
+    pub(crate) partial: &'a mut Partial,
+    /// The part under way of each block of rows; none where the cache is not taken in parts.
+    pub(crate) parts: &'a mut [PartUnderWay],
+}
+
+/// Query positions that are attended to together, of `group` heads each.
+pub(crate) fn block_rows(group: usize) -> usize {
+    (BLOCK_ROWS / group.max(1)).max(1)
+}
+
+/// Runs all tasks, on all threads where that pays.
+pub(crate) fn run(tasks: Vec<Task>, options: &AttendOptions) {
+    #[cfg(feature = "parallel")]
+    if rayon::current_num_threads() > 1 && parallel::worthwhile(&tasks) {
+        return parallel::run(tasks, options);
+    }
+    for task in tasks {
+        for piece in pieces(&task.job, task.partial, task.parts) {
+            piece.run(options);
+        }
+    }
+}
+
+/// Some rows of a job, and where their results go.
+struct Piece<'a, 'j> {
+    job: &'a AttendJob<'j>,
+    queries: QueryTile<'j>,
+    output: Output<'a>,
+    /// All parts of the cache where there is none.
+    only_part: Option<usize>,
+}
+
+impl Piece<'_, '_> {
+    fn run(self, options: &AttendOptions) {
+        let visible = Tokens {
+            selection: self.job.selection,
+            causal: options.causal,
+        };
+        let call = Call {
+            level: Level::best(),
+            queries: self.queries,
+            kv: self.job.kv,
+            visible: &visible,
+            options,
+            range: Span::new(0, usize::MAX),
+            only_part: self.only_part,
+        };
+        with_workspace(|workspace| call.run(workspace, self.output));
+    }
+}
+
+/// A job's blocks of rows; each has a part under way where the cache is taken in parts.
+fn pieces<'a, 'j>(
+    job: &'a AttendJob<'j>,
+    partial: &'a mut Partial,
+    parts: &'a mut [PartUnderWay],
+) -> impl Iterator<Item = Piece<'a, 'j>> {
+    let (queries, step) = (job.queries, block_rows(job.queries.group));
+    let (mut rest, mut parts) = (Some(partial.sums()), parts.iter_mut());
+    (0..queries.rows).step_by(step).filter_map(move |first| {
+        let rows = step.min(queries.rows - first);
+        let (here, later) = rest.take()?.split_off(rows * queries.group, queries.head_dim);
+        rest = Some(later);
+        let output = match parts.next() {
+            None => Output::Partial(here),
+            Some(now) => Output::Parts(Parts {
+                whole: here,
+                now,
+                shape: (rows, queries.group, queries.head_dim),
+            }),
+        };
+        Some(Piece {
+            job,
+            queries: QueryTile {
+                data: &queries.data[first * queries.row_stride..],
+                rows,
+                start: queries.start + first,
+                ..queries
+            },
+            output,
+            only_part: None,
+        })
+    })
+}
+
+#[cfg(feature = "parallel")]
+mod parallel {
+    use alloc::vec::Vec;
+
+    use rayon::prelude::*;
+
+    use super::{Piece, Task, pieces};
+    use crate::call::Output;
+    use crate::parts::{PART_TOKENS, PartUnderWay, parts_of_page};
+    use crate::visible::{Tokens, Visible};
+    use crate::{AttendJob, AttendOptions, Partial, Span};
+
+    /// Handing work to other threads costs some microseconds; less than that is done here.
+    pub(super) fn worthwhile(tasks: &[Task]) -> bool {
+        let work = tasks.iter().map(|task| {
+            let keys: usize = task.job.kv.pages.iter().map(|page| page.tokens).sum();
+            let rows = task.job.queries.rows.saturating_mul(task.job.queries.group);
+            rows.saturating_mul(keys).saturating_mul(task.job.queries.head_dim)
+        });
+        work.fold(0, usize::saturating_add) > 1 << 20
+    }
+
+    pub(super) fn run(mut tasks: Vec<Task>, options: &AttendOptions) {
+        tasks.retain(|task| !task.job.kv.pages.is_empty());
+        // The first part of a job goes on where it stands; those after it begin here.
+        let mut later: Vec<Vec<(usize, Partial)>> = Vec::with_capacity(tasks.len());
+        let mut first: Vec<Option<usize>> = Vec::with_capacity(tasks.len());
+        for task in &tasks {
+            let queries = &task.job.queries;
+            let mut numbers = spread(&task.job, options)
+                .filter(|_| task.parts.len() == 1)
+                .unwrap_or(0..0);
+            first.push(numbers.next());
+            let fresh = |number| (number, Partial::new(queries.rows, queries.group, queries.head_dim));
+            later.push(numbers.map(fresh).collect());
+        }
+        let mut all = Vec::new();
+        for ((task, later), first) in tasks.iter_mut().zip(&mut later).zip(first) {
+            all.extend(pieces(&task.job, task.partial, task.parts).map(|piece| Piece {
+                only_part: first,
+                ..piece
+            }));
+            all.extend(later.iter_mut().map(|(number, partial)| Piece {
+                job: &task.job,
+                queries: task.job.queries,
+                output: Output::Partial(partial.sums()),
+                only_part: Some(*number),
+            }));
+        }
+        // Later rows read more; taking the longest first keeps the threads even at the end.
+        all.reverse();
+        all.into_par_iter().with_max_len(1).for_each(|piece| piece.run(options));
+        for (task, later) in tasks.into_iter().zip(later) {
+            for (number, apart) in later {
+                task.parts[0].finish(&mut task.partial.sums());
+                task.parts[0] = PartUnderWay::apart(number, apart);
+            }
+        }
+    }
+
+    /// The parts in which the job's pages lie, where its rows read so much of them that threads should share it.
+    fn spread(job: &AttendJob, options: &AttendOptions) -> Option<core::ops::Range<usize>> {
+        let (first, last) = (job.kv.pages.first()?, job.kv.pages.last()?);
+        let here = Span::new(first.start, last.start + last.tokens);
+        if here.len() <= 2 * PART_TOKENS {
+            return None;
+        }
+        let mut needs = Vec::new();
+        let visible = Tokens {
+            selection: job.selection,
+            causal: options.causal,
+        };
+        visible.needs(job.queries.start, job.queries.rows, &mut needs);
+        let read: usize = needs.iter().map(|need| need.intersect(&here).len()).sum();
+        if read <= 2 * PART_TOKENS {
+            return None;
+        }
+        let mut held = job.kv.pages.iter().filter(|page| page.tokens > 0);
+        let (begin, _) = parts_of_page(held.next()?).next()?;
+        let (end, _) = parts_of_page(held.next_back()?).last()?;
+        Some(begin..end + 1)
+    }
+}
