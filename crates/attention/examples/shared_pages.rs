@@ -1,0 +1,156 @@
+//! Times a decode step of several sequences on one document beside one of as many sequences on documents of their own.
+//!
+//! `cargo run --release -p riffle-attention --example shared_pages [--features parallel] -- [SEQUENCES] [TOKENS]`
+
+use std::time::Instant;
+
+use riffle_attention::*;
+
+const KV_HEADS: usize = 8;
+const GROUP: usize = 4;
+const HEAD_DIM: usize = 128;
+const PAGE: usize = 256;
+const RUNS: usize = 7;
+
+enum Buffer {
+    Half(Vec<u16>),
+    Bytes(Vec<u8>),
+}
+
+impl Buffer {
+    fn new(format: Format) -> Self {
+        let len = format.plane_len(PAGE, HEAD_DIM);
+        match format {
+            Format::Q8_0 | Format::Q4_0 => Self::Bytes(vec![0; len]),
+            _ => Self::Half(vec![0; len]),
+        }
+    }
+
+    fn plane(&self, format: Format) -> Plane<'_> {
+        match (self, format) {
+            (Self::Half(data), Format::Bf16) => Plane::Bf16(data),
+            (Self::Half(data), _) => Plane::F16(data),
+            (Self::Bytes(data), Format::Q8_0) => Plane::Q8_0(data),
+            (Self::Bytes(data), _) => Plane::Q4_0(data),
+        }
+    }
+
+    fn plane_mut(&mut self, format: Format) -> PlaneMut<'_> {
+        match (self, format) {
+            (Self::Half(data), Format::Bf16) => PlaneMut::Bf16(data),
+            (Self::Half(data), _) => PlaneMut::F16(data),
+            (Self::Bytes(data), Format::Q8_0) => PlaneMut::Q8_0(data),
+            (Self::Bytes(data), _) => PlaneMut::Q4_0(data),
+        }
+    }
+}
+
+/// Keys and values of the pages of all KV heads of one document.
+struct Document {
+    format: Format,
+    heads: Vec<Vec<(Buffer, Buffer)>>,
+}
+
+impl Document {
+    fn new(tokens: usize, format: Format, seed: usize) -> Self {
+        let source = noise(PAGE * HEAD_DIM + 64);
+        let page = |number: usize| {
+            let source = &source[(seed * 5 + number * 3) % 64..];
+            let (mut keys, mut values) = (Buffer::new(format), Buffer::new(format));
+            write_keys(&mut keys.plane_mut(format), HEAD_DIM, 0, PAGE, source, HEAD_DIM).unwrap();
+            write_values(&mut values.plane_mut(format), HEAD_DIM, 0, PAGE, source, HEAD_DIM).unwrap();
+            (keys, values)
+        };
+        let head = |_| (0..tokens / PAGE).map(page).collect();
+        let heads = (0..KV_HEADS).map(head).collect();
+        Self { format, heads }
+    }
+
+    fn pages(&self, head: usize) -> Vec<PageView<'_>> {
+        let pages = self.heads[head].iter().enumerate();
+        pages
+            .map(|(number, (keys, values))| PageView {
+                start: number * PAGE,
+                tokens: PAGE,
+                keys: keys.plane(self.format),
+                values: values.plane(self.format),
+            })
+            .collect()
+    }
+}
+
+fn noise(len: usize) -> Vec<f32> {
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// The shortest time of a step, in ms; sequence `n` reads document `n`, or the last one.
+fn step_ms(documents: &[Document], sequences: usize, tokens: usize) -> f64 {
+    let queries = noise(sequences * KV_HEADS * GROUP * HEAD_DIM);
+    let pages: Vec<Vec<_>> = documents
+        .iter()
+        .map(|document| (0..KV_HEADS).map(|head| document.pages(head)).collect())
+        .collect();
+    let selection = Selection::full(tokens);
+    let jobs: Vec<AttendJob> = (0..sequences * KV_HEADS)
+        .map(|job| AttendJob {
+            queries: QueryTile {
+                data: &queries[job * GROUP * HEAD_DIM..],
+                rows: 1,
+                row_stride: GROUP * HEAD_DIM,
+                group: GROUP,
+                head_dim: HEAD_DIM,
+                start: tokens,
+            },
+            kv: KvView {
+                head_dim: HEAD_DIM,
+                pages: &pages[(job / KV_HEADS).min(documents.len() - 1)][job % KV_HEADS],
+            },
+            selection: &selection,
+        })
+        .collect();
+    let options = AttendOptions::for_head_dim(HEAD_DIM).with_arithmetic(Arithmetic::Fused);
+    let run = |_| {
+        let mut partials = vec![Partial::new(1, GROUP, HEAD_DIM); jobs.len()];
+        let start = Instant::now();
+        attend_batch(&jobs, &options, &mut partials).unwrap();
+        start.elapsed().as_secs_f64() * 1e3
+    };
+    (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
+}
+
+fn main() {
+    let mut arguments = std::env::args()
+        .skip(1)
+        .map(|text| text.parse::<usize>().expect("a number"));
+    let sequences = arguments.next().unwrap_or(8);
+    let tokens = arguments.next().unwrap_or(32_768).next_multiple_of(PAGE);
+    println!(
+        "{sequences} sequences of {tokens} tokens, {GROUP} query heads on each of {KV_HEADS} KV heads of {HEAD_DIM}"
+    );
+    println!("| format | own documents, ms | GB/s | one document, ms | GB/s | one sequence, ms | GB/s | gain |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for format in [Format::F16, Format::Q8_0, Format::Q4_0] {
+        let bytes =
+            (2 * KV_HEADS * format.plane_len(tokens, HEAD_DIM)) as f64 * if format == Format::F16 { 2.0 } else { 1.0 };
+        let rate = |documents: usize, ms: f64| documents as f64 * bytes / ms / 1e6;
+        let documents: Vec<_> = (0..sequences).map(|seed| Document::new(tokens, format, seed)).collect();
+        let own = step_ms(&documents, sequences, tokens);
+        let one = step_ms(&documents[..1], sequences, tokens);
+        let alone = step_ms(&documents[..1], 1, tokens);
+        println!(
+            "| {} | {own:.1} | {:.1} | {one:.1} | {:.1} | {alone:.1} | {:.1} | {:.2}× |",
+            format.name(),
+            rate(sequences, own),
+            rate(1, one),
+            rate(1, alone),
+            own / one
+        );
+    }
+}
