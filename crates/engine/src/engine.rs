@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use riffle_kv::PagePool;
 use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
 
 use crate::error::factor;
 use crate::pass::compute::Compute;
-use crate::plan::{available_memory_bytes, policy_shape};
+use crate::plan::{available_memory_bytes, cache_shape, policy_shape, session_tiers};
 use crate::{EngineError, EngineOptions, MemoryPlan};
 
 /// A model in memory, its options and its plan. Sessions share it.
@@ -137,6 +138,16 @@ impl Engine {
     /// The memory plan the engine keeps to.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
+    }
+
+    /// A pool of pages for sequences of this engine, which together keep to the budgets of its plan.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] when the folder of the disk tier cannot be written to.
+    pub fn page_pool(&self) -> Result<PagePool, EngineError> {
+        let config = self.model().config();
+        let tiers = session_tiers(config, &self.options, &self.plan);
+        Ok(PagePool::new(cache_shape(config, &self.options), tiers)?)
     }
 
     /// Refuses `tokens` tokens where the context does not hold them.

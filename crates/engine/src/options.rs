@@ -34,9 +34,11 @@ pub struct EngineOptions {
     pub rotate: Option<bool>,
     /// Keep sinks and a window alone, of a sequence without end: set by [`EngineOptions::with_window`].
     pub window: Option<StreamWindow>,
-    /// Leave room in the plan for [`Session::fork`](crate::Session::fork): what one session has read is shared by others,
-    /// which go on from there one after the other.
-    pub forks: bool,
+    /// Sequences that are alive at a time: forks of a session, or requests of a [`Scheduler`](crate::Scheduler). The plan leaves room
+    /// for what each has of its own.
+    pub sequences: usize,
+    /// Tokens that all sequences together may hold, shared ones counted once; `None` is one context full.
+    pub pool_tokens: Option<usize>,
     /// Keep every page of layers with a sliding window, so that whole beginnings can be kept for other sequences: set for
     /// [`Session::store_prefix`](crate::Session::store_prefix) and [`Session::share_prefix`](crate::Session::share_prefix).
     /// Otherwise these layers hold their windows alone.
@@ -79,7 +81,8 @@ impl Default for EngineOptions {
             value_format: Format::F16,
             rotate: None,
             window: None,
-            forks: false,
+            sequences: 1,
+            pool_tokens: None,
             keeps_beginnings: false,
             prefill: PolicySpec::full().into(),
             decode: PolicySpec::full().into(),
@@ -117,6 +120,9 @@ impl EngineOptions {
                     self.batch_tokens
                 ),
             ));
+        }
+        if self.sequences == 0 {
+            return Err(EngineError::option("--parallel", 0, "it must be at least 1 request"));
         }
         if self.kv_tiers.slots == 0 {
             return Err(EngineError::option(

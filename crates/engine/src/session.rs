@@ -7,7 +7,7 @@ use std::sync::Arc;
 use riffle_policy::Phase;
 
 use crate::pass::{PrefillProgress, Runner, Work};
-use crate::sequence::{Sequence, SequenceOptions, pool};
+use crate::sequence::{Sequence, SequenceOptions};
 use crate::{Engine, EngineError};
 
 /// One [`Sequence`] and the [`Runner`] that reads tokens into it: the face of the engine for one text at a time.
@@ -40,7 +40,7 @@ impl Session {
     /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
         let options = SequenceOptions::of(engine.options());
-        Ok(Self::of(Sequence::new(engine, &pool(engine)?, options)?))
+        Ok(Self::of(Sequence::new(engine, &engine.page_pool()?, options)?))
     }
 
     /// A session of a sequence.
@@ -142,7 +142,6 @@ impl Session {
     /// [`EngineError::ContextExceeded`] when the context is full.
     pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
         self.sequence.check_room("the answer", 1)?;
-        self.sequence.evict()?;
         let goal = self.tokens().len() + 1;
         self.read_batch(&[token], Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
         self.sequence.answer.pending = None;
@@ -159,7 +158,6 @@ impl Session {
             return Err(EngineError::EmptyPrompt);
         }
         self.sequence.check_room("the draft", tokens.len())?;
-        self.sequence.evict()?;
         let goal = self.tokens().len() + tokens.len();
         self.read_batch(tokens, Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
         self.sequence.answer.pending = None;

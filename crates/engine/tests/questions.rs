@@ -20,7 +20,7 @@ fn options(format: Format, page_tokens: usize) -> EngineOptions {
         page_tokens,
         key_format: format,
         value_format: format,
-        forks: true,
+        sequences: 2,
         ..Default::default()
     }
 }
@@ -95,7 +95,7 @@ fn a_text_that_fills_the_context_is_shared_by_questions_in_every_format_and_tier
         let alone = Engine::load(
             &model,
             EngineOptions {
-                forks: false,
+                sequences: 1,
                 ..memory.clone()
             },
         )
@@ -136,7 +136,7 @@ fn a_budget_that_cannot_hold_questions_is_refused_before_anything_is_read() {
     };
     assert!(message.contains("--kv-ram-budget "), "{message}");
     // Without questions the same budget is enough.
-    small.forks = false;
+    small.sequences = 1;
     assert!(Engine::load(fixture("model"), small).is_ok());
 }
 

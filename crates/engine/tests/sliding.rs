@@ -181,7 +181,7 @@ fn saved_sessions_and_forks_carry_their_windows() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let options = EngineOptions {
-        forks: true,
+        sequences: 2,
         ..options(Format::Q8_0, 32)
     };
     let engine = engine(&model, options);

@@ -53,9 +53,9 @@ pub struct Outlook {
     /// Whether all keys of a (layer, KV head) are looked through at once ([`with_keys`](crate::KvCache::with_keys)):
     /// keys then stay nearer than values, and memory is set aside for those that do not.
     pub scans_keys: bool,
-    /// Whether a second sequence shares the first one's pages ([`fork`](crate::KvCache::fork)) and goes on beside it, one
-    /// such sequence at a time.
-    pub forks: bool,
+    /// Sequences that are alive at a time; 0 counts as one. Each has windows of its own, and copies the last page that it shares
+    /// with others when it writes to it.
+    pub sequences: usize,
     /// Layers that never hold more than [`window_tokens`](Self::window_tokens): those with a sliding window.
     pub window_layers: usize,
     /// Tokens that each of the [`window_layers`](Self::window_layers) holds at most.
@@ -73,17 +73,18 @@ impl Outlook {
         pages_of(shape.layers - windows, tokens).saturating_add(pages_of(windows, tokens.min(self.window_tokens)))
     }
 
-    /// Pages of the sequence and, where it forks, of the sequence that goes on beside it: each has windows of its own, and
-    /// the last page, which both begin with, is copied when it is written to.
-    fn pages_with_fork(&self, shape: &CacheShape, tokens: usize) -> usize {
+    /// Pages of `tokens` tokens, shared ones counted once, with those that each further sequence has of its own: its windows, and
+    /// its copy of the last page.
+    fn pages_of_all(&self, shape: &CacheShape, tokens: usize) -> usize {
         let one = self.pages(shape, tokens);
-        if !self.forks || tokens == 0 {
+        let further = self.sequences.saturating_sub(1);
+        if further == 0 || tokens == 0 {
             return one;
         }
         let full_layers = shape.layers - self.window_layers.min(shape.layers);
-        let windows = one - shape.kv_heads * full_layers * tokens.div_ceil(shape.page_tokens);
-        one.saturating_add(windows)
-            .saturating_add(shape.layers * shape.kv_heads)
+        let full = (shape.kv_heads * full_layers).saturating_mul(tokens.div_ceil(shape.page_tokens));
+        let own = one.saturating_sub(full).saturating_add(shape.layers * shape.kv_heads);
+        one.saturating_add(further.saturating_mul(own))
     }
 }
 
@@ -113,17 +114,17 @@ impl KvTiers {
         few.min(all + self.ring_bytes(shape))
     }
 
-    /// Bytes of the pages of `tokens` tokens, wherever they lie: those of layers with a window, and of a sequence that goes
-    /// on beside this one, as the [`Outlook`] says.
+    /// Bytes of the pages of `tokens` tokens, wherever they lie: those of layers with a window, and of further
+    /// sequences, as the [`Outlook`] says.
     pub fn pages_bytes(&self, shape: &CacheShape, tokens: usize) -> u64 {
-        let pages = self.outlook.pages_with_fork(shape, tokens) as u64;
+        let pages = self.outlook.pages_of_all(shape, tokens) as u64;
         pages.saturating_mul(shape.page_bytes())
     }
 
     /// Bytes on disk that hold what `near_bytes` of the nearer tiers do not, at most.
     pub fn disk_bytes_for(&self, shape: &CacheShape, tokens: usize) -> u64 {
         let layout = Layout::new(self, shape);
-        let planes = self.outlook.pages_with_fork(shape, tokens);
+        let planes = self.outlook.pages_of_all(shape, tokens);
         let far = |nearer: usize, plane_bytes: u64| planes.saturating_sub(nearer) as u64 * plane_bytes;
         let ram = layout.ram_slots;
         far(layout.near_key_slots.saturating_add(ram), shape.key_plane_bytes())
@@ -142,7 +143,7 @@ impl KvTiers {
             return [self.pages_bytes(shape, tokens), 0, 0];
         }
         let layout = Layout::new(self, shape);
-        let pages = self.outlook.pages_with_fork(shape, tokens);
+        let pages = self.outlook.pages_of_all(shape, tokens);
         let planes = |most: usize, plane_bytes: u64| pages.min(most) as u64 * plane_bytes;
         let near = planes(layout.near_key_slots, shape.key_plane_bytes())
             + planes(layout.near_value_slots, shape.value_plane_bytes());
@@ -193,7 +194,7 @@ impl KvTiers {
         let Some(budget) = self.near_budget_bytes() else {
             return true;
         };
-        let planes = self.outlook.pages_with_fork(shape, self.outlook.context_tokens) as u64;
+        let planes = self.outlook.pages_of_all(shape, self.outlook.context_tokens) as u64;
         let values = self.least_near_pages(shape) * shape.value_plane_bytes();
         let keys = planes.saturating_mul(shape.key_plane_bytes());
         keys.saturating_add(values).saturating_add(self.ring_bytes(shape)) <= budget
@@ -201,7 +202,7 @@ impl KvTiers {
 
     /// The first and the last page of each (layer, KV head) of each sequence, and those of one append.
     fn least_near_pages(&self, shape: &CacheShape) -> u64 {
-        let sequences = if self.outlook.forks { 2 } else { 1 };
+        let sequences = self.outlook.sequences.max(1);
         let appended = self.outlook.append_tokens.div_ceil(shape.page_tokens) + 1;
         (shape.kv_heads * (2 * sequences * shape.layers + appended)) as u64
     }
@@ -250,7 +251,7 @@ impl Layout {
             let values = tiers.least_near_pages(shape) * shape.value_plane_bytes();
             let keys = slots(rest.saturating_sub(values), shape.key_plane_bytes());
             layout.near_key_slots = keys
-                .min(tiers.outlook.pages_with_fork(shape, tiers.outlook.context_tokens))
+                .min(tiers.outlook.pages_of_all(shape, tiers.outlook.context_tokens))
                 .max(pairs);
             let keys = layout.near_key_slots as u64 * shape.key_plane_bytes();
             layout.near_value_slots = slots(rest.saturating_sub(keys), shape.value_plane_bytes());

@@ -239,7 +239,7 @@ fn a_fork_goes_on_within_the_budget_that_was_planned_for_it() {
             tiers.outlook = Outlook {
                 context_tokens: CONTEXT,
                 append_tokens: 40,
-                forks: true,
+                sequences: 2,
                 ..Outlook::default()
             };
             tiers.disk = tiers.disk.filter(|_| disk);

@@ -17,7 +17,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             arguments.prefix_cache,
         ),
         None => {
-            options.forks = !arguments.question.is_empty();
+            options.sequences = if arguments.question.is_empty() { 1 } else { 2 };
             options.keeps_beginnings = arguments.prefix_cache;
         }
     }

@@ -91,7 +91,7 @@ impl Runner {
         let mut segments = Vec::with_capacity(work.len());
         let mut rows = 0;
         for work in work.iter_mut() {
-            work.sequence.roll(work.tokens.len())?;
+            let ready = get_ready(work);
             let start = work.sequence.tokens().len();
             segments.push(Segment {
                 rows: rows..rows + work.tokens.len(),
@@ -100,7 +100,7 @@ impl Runner {
                 phase: work.phase,
                 goal: work.goal,
                 own: Vec::new(),
-                failure: None,
+                failure: ready.err(),
             });
             rows += work.tokens.len();
         }
@@ -311,6 +311,14 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// Makes room in a sequence for what it will read.
+fn get_ready(work: &mut Work<'_>) -> Result<(), EngineError> {
+    if work.phase == Phase::Decode {
+        work.sequence.evict()?;
+    }
+    work.sequence.roll(work.tokens.len())
 }
 
 /// A sequence takes in what it has read.

@@ -246,7 +246,7 @@ impl Planner<'_> {
         };
         let room = self.available_bytes.saturating_sub(resident);
         let tiers = planned_tiers(options, sliding, context, scans_keys, room);
-        let kv_tiers = TierPlan::new(&tiers, shape, context);
+        let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
         let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
         let total_bytes = match options.device {
             None => resident.saturating_add(pages),
@@ -258,7 +258,7 @@ impl Planner<'_> {
         Parts {
             scratch_bytes,
             process,
-            kv_bytes: tiers.pages_bytes(shape, context),
+            kv_bytes: tiers.pages_bytes(shape, tiers.outlook.context_tokens),
             kv_tiers,
             total_bytes,
         }
@@ -271,7 +271,7 @@ impl Planner<'_> {
 
 /// Sequences that are alive at a time.
 fn sequences(options: &EngineOptions) -> u64 {
-    if options.forks { 2 } else { 1 }
+    options.sequences as u64
 }
 
 /// The shape of the cache a model needs under these options.
@@ -316,7 +316,15 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     let kept = (context * size_of::<u32>()) as u64
         + (config.vocab_size * size_of::<f32>()) as u64
         + stored_bytes(config, options, context);
-    riffle_model::scratch_bytes(config, batch) + (floats * size_of::<f32>()) as u64 + sequences(options) * kept
+    // Answers of several sequences go through the layers beside a prompt.
+    let answers = match options.sequences {
+        1 => 0,
+        rows => riffle_model::scratch_bytes(config, rows) + (rows * config.hidden_size * size_of::<f32>()) as u64,
+    };
+    riffle_model::scratch_bytes(config, batch)
+        + answers
+        + (floats * size_of::<f32>()) as u64
+        + sequences(options) * kept
 }
 
 /// Bytes of what the policies keep of the sequence.

@@ -86,10 +86,10 @@ pub(super) fn planned_tiers(
         tiers.ram_budget_bytes = Some(room_bytes.saturating_sub(tiers.device_budget_bytes));
     }
     tiers.outlook = Outlook {
-        context_tokens: context,
+        context_tokens: options.pool_tokens.map_or(context, |tokens| tokens.max(context)),
         append_tokens: options.append_tokens().min(context),
         scans_keys,
-        forks: options.forks,
+        sequences: options.sequences,
         window_layers: sliding.count(),
         window_tokens: sliding.most_tokens(),
     };

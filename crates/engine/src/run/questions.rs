@@ -17,7 +17,7 @@ use crate::{Engine, EngineError, RunEvent, RunReport, RunRequest, Session};
 ///
 /// # Errors
 /// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for the pages that
-/// each question writes: [`EngineOptions::forks`](crate::EngineOptions::forks) plans for it.
+/// each question writes: [`EngineOptions::sequences`](crate::EngineOptions::sequences) plans for it.
 pub fn run_questions(
     engine: &Arc<Engine>,
     request: &RunRequest,

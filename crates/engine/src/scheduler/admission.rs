@@ -138,7 +138,9 @@ impl Scheduler {
     fn bytes_of(&self, tokens: usize) -> u64 {
         let (config, options) = (self.engine.model().config(), self.engine.options());
         let tokens = tokens.min(self.engine.plan().context_tokens);
-        session_tiers(config, options, self.engine.plan()).pages_bytes(&cache_shape(config, options), tokens)
+        let mut tiers = session_tiers(config, options, self.engine.plan());
+        tiers.outlook.sequences = 1;
+        tiers.pages_bytes(&cache_shape(config, options), tokens)
     }
 
     /// Bytes of pages that all sequences may take together.

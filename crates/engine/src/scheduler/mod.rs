@@ -25,7 +25,6 @@ use riffle_kv::PagePool;
 
 use crate::answer::Answer;
 use crate::pass::{Pass, Runner};
-use crate::sequence::pool;
 use crate::{Engine, EngineError, Sequence};
 use idle::Idle;
 pub use request::{Event, Request, RequestId, RequestReport};
@@ -134,7 +133,7 @@ impl Scheduler {
             ));
         }
         Ok(Self {
-            pool: pool(engine)?,
+            pool: engine.page_pool()?,
             waiting: Vec::new(),
             running: Vec::new(),
             idle: Idle::new(options.most_idle),

@@ -45,24 +45,12 @@ impl Scheduler {
     /// Reads the latest token of every answer in one pass, and draws the next.
     fn answer(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         let began = Instant::now();
-        let mut failed = Vec::new();
-        for (place, running) in self.running.iter_mut().enumerate() {
-            if matches!(running.stage, Stage::Answering { .. })
-                && let Err(error) = running.sequence.evict()
-            {
-                failed.push((place, End::Failed(error)));
-            }
-        }
-        self.end(failed, tell);
         let (mut places, mut tokens) = (Vec::new(), Vec::new());
         for (place, running) in self.running.iter().enumerate() {
             if let Stage::Answering { token, .. } = running.stage {
                 places.push(place);
                 tokens.push([token]);
             }
-        }
-        if places.is_empty() {
-            return Ok(());
         }
         let answering = self
             .running

@@ -21,7 +21,7 @@ use riffle_policy::{Phase, PolicyRules, PolicySet};
 use crate::answer::sampler::SamplerState;
 use crate::pass::audit::{Audit, AuditReport, AuditedQuery};
 use crate::pass::device::DevicePages;
-use crate::plan::{cache_shape, policy_shape, session_tiers};
+use crate::plan::policy_shape;
 use crate::{AttentionTime, Engine, EngineError, EngineOptions, StreamWindow};
 use block_means::BlockMeans;
 pub use checkpoint::Checkpoint;
@@ -249,11 +249,11 @@ impl Sequence {
         Ok(self.cache.park()?)
     }
 
-    /// Gets ready for `tokens` to be read as a prompt.
+    /// Gets ready for `tokens` to be read as a prompt, in one pass or several. An answer that was under way has ended.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then.
-    pub(crate) fn begin_prompt(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+    pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
@@ -308,8 +308,8 @@ impl Sequence {
         }
     }
 
-    /// Tokens that go through a layer together when a prompt is read.
-    pub(crate) fn batch_tokens(&self) -> usize {
+    /// Tokens that go through a layer together when a prompt is read: it is cut at multiples of this number.
+    pub fn batch_tokens(&self) -> usize {
         let options = self.engine.options();
         match self.options.window {
             // Pages are freed between batches.
@@ -327,14 +327,4 @@ impl Sequence {
             }),
         }
     }
-}
-
-/// A pool for the sequences of an engine, under the budgets of its plan.
-///
-/// # Errors
-/// [`EngineError::Kv`] when the folder of the disk tier cannot be written to.
-pub(crate) fn pool(engine: &Engine) -> Result<PagePool, EngineError> {
-    let (config, options) = (engine.model().config(), engine.options());
-    let shape = cache_shape(config, options);
-    Ok(PagePool::new(shape, session_tiers(config, options, engine.plan()))?)
 }

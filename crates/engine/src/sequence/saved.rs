@@ -13,10 +13,10 @@ use crate::origin::Origin;
 use crate::pass::audit::HeadSums;
 use crate::pass::auto::{Auto, AutoState};
 use crate::plan::{cache_shape, session_tiers};
+use crate::sequence::AnswerUnderWay;
 use crate::sequence::eviction::Evicted;
 use crate::sequence::statistics::PairCount;
 use crate::sequence::window::RollingWindow;
-use crate::sequence::{AnswerUnderWay, pool};
 use crate::{Engine, EngineError, Sequence, SequenceOptions};
 
 /// Changes with the record below.
@@ -96,7 +96,7 @@ impl Sequence {
                 now,
             });
         }
-        let mut sequence = Self::new(engine, &pool(engine)?, options)?;
+        let mut sequence = Self::new(engine, &engine.page_pool()?, options)?;
         let shape = cache_shape(engine.model().config(), engine.options());
         let context = engine.plan().context_tokens;
         let too_long = |tokens: usize| engine.context_exceeded("the saved session", tokens);

@@ -1,0 +1,386 @@
+//! Sequences that go through the layers together have the bits that each has alone.
+
+mod testing;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{Rng, SeedableRng};
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work};
+use riffle_kv::{DiskTier, PagePool};
+use riffle_policy::Phase;
+use testing::{fixture, go_on, prompt};
+
+/// What sequences run under: policies for reading and writing, and an endless window.
+const SETTINGS: [(&str, &str, bool); 9] = [
+    ("full", "full", false),
+    ("full", "full", true),
+    ("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0", false),
+    (
+        "tri-shape:sinks=8,window=40,tail=16",
+        "certified:from=0,epsilon=0.2",
+        false,
+    ),
+    (
+        "log-stride:window=16,landmarks=1,block=24",
+        "log-stride:window=16,landmarks=1,block=24",
+        false,
+    ),
+    (
+        "xattention:from=0,block=16,stride=4,tail=16",
+        "h2o:budget=60,recent=16,observed=8",
+        false,
+    ),
+    ("h2o-chunk:from=0,local=4,heavy=8", "snapkv:budget=60,window=8", false),
+    (
+        "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16",
+        "twilight:from=0,least=2,block=16,dense_layers=0",
+        false,
+    ),
+    ("blasst:factor=4,block=16", "blasst:factor=4,block=16", false),
+];
+
+const CHUNK_TOKENS: usize = 24;
+const BATCH_TOKENS: usize = 64;
+
+type Bits = Vec<u32>;
+
+/// A sequence of the joined engine.
+struct Member {
+    setting: usize,
+    sequence: Sequence,
+    /// Lengths at which a prompt began, each with where it ends.
+    prompts: Vec<(usize, usize)>,
+    /// Tokens of the prompt that are still to be read.
+    unread: Vec<u32>,
+    /// After so many tokens.
+    logits: BTreeMap<usize, Bits>,
+}
+
+/// What a member does in a pass.
+struct Move {
+    member: usize,
+    tokens: Vec<u32>,
+    phase: Phase,
+    /// How many of them stay, where they are drafts.
+    kept: Option<usize>,
+}
+
+fn options(format: Format, setting: usize) -> EngineOptions {
+    let (prefill, decode, windowed) = SETTINGS[setting];
+    let options = EngineOptions {
+        context_tokens: Some(512),
+        sequences: 8,
+        pool_tokens: Some(8 * 512),
+        batch_tokens: BATCH_TOKENS,
+        chunk_tokens: CHUNK_TOKENS,
+        page_tokens: 32,
+        key_format: format,
+        value_format: format,
+        prefill: prefill.parse().unwrap(),
+        decode: decode.parse().unwrap(),
+        ..Default::default()
+    };
+    let window = StreamWindow {
+        window_tokens: 50,
+        sink_tokens: 5,
+    };
+    match windowed {
+        true => options.with_window(window).unwrap(),
+        false => options,
+    }
+}
+
+fn bits(logits: &[f32]) -> Bits {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// A group of sequences on one engine.
+struct Group {
+    engine: Arc<Engine>,
+    format: Format,
+    pool: PagePool,
+    runner: Runner,
+    members: Vec<Member>,
+    random: StdRng,
+}
+
+impl Group {
+    fn join(&mut self) {
+        let setting = self.random.random_range(0..SETTINGS.len());
+        let sequence_options = SequenceOptions::of(&options(self.format, setting));
+        let sequence = Sequence::new(&self.engine, &self.pool, sequence_options).unwrap();
+        let mut member = Member {
+            setting,
+            sequence,
+            prompts: Vec::new(),
+            unread: Vec::new(),
+            logits: BTreeMap::new(),
+        };
+        let length = self.random.random_range(1..180);
+        member.begin_prompt(self.text(length));
+        self.members.push(member);
+    }
+
+    fn text(&mut self, length: usize) -> Vec<u32> {
+        let skipped = self.random.random_range(0..40);
+        let tokens = prompt(skipped + length);
+        tokens[skipped..].iter().map(|token| token % 31).collect()
+    }
+
+    /// Another member goes on from where one is.
+    fn fork(&mut self, at: usize) {
+        let member = &mut self.members[at];
+        let mut fork = Member {
+            setting: member.setting,
+            sequence: member.sequence.fork().unwrap(),
+            prompts: member.prompts.clone(),
+            unread: Vec::new(),
+            logits: BTreeMap::new(),
+        };
+        let length = self.random.random_range(1..70);
+        fork.begin_prompt(self.text(length));
+        self.members.push(fork);
+    }
+
+    /// What a member does next.
+    fn next(&mut self, at: usize) -> Move {
+        let follow = {
+            let (prefill, decode, windowed) = SETTINGS[self.members[at].setting];
+            let learns = [prefill, decode]
+                .iter()
+                .any(|rules| rules.contains("h2o") || rules.contains("snapkv"));
+            !learns && !windowed
+        };
+        let drafts = self.random.random_range(1..=6);
+        let text = self.text(drafts);
+        let member = &mut self.members[at];
+        if !member.unread.is_empty() {
+            let count = member.sequence.batch_tokens().min(member.unread.len());
+            return Move {
+                member: at,
+                tokens: member.unread.drain(..count).collect(),
+                phase: Phase::Prefill,
+                kept: None,
+            };
+        }
+        let verifies = follow && self.random.random_bool(0.4);
+        let tokens = if verifies { text } else { text[..1].to_vec() };
+        Move {
+            member: at,
+            kept: verifies.then(|| self.random.random_range(0..=tokens.len())),
+            tokens,
+            phase: Phase::Decode,
+        }
+    }
+
+    /// Some members go through the layers together.
+    fn pass(&mut self) {
+        let mut chosen: Vec<usize> = (0..self.members.len()).collect();
+        chosen.shuffle(&mut self.random);
+        chosen.truncate(self.random.random_range(1..=chosen.len()));
+        chosen.sort_unstable();
+        let moves: Vec<Move> = chosen.into_iter().map(|at| self.next(at)).collect();
+        let mut checkpoints = Vec::new();
+        let mut work = Vec::new();
+        let mut members = self.members.iter_mut().enumerate();
+        for now in &moves {
+            let (_, member) = members.find(|(at, _)| *at == now.member).unwrap();
+            checkpoints.push(now.kept.map(|_| member.sequence.checkpoint().unwrap()));
+            work.push(Work {
+                goal: member.goal(now),
+                sequence: &mut member.sequence,
+                tokens: &now.tokens,
+                phase: now.phase,
+            });
+        }
+        let outcomes = self.runner.pass(&mut work, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert!(outcomes.iter().all(Option::is_none), "{outcomes:?}");
+        let mut logits = Vec::new();
+        self.runner.logits(0..self.runner.rows(), &mut logits).unwrap();
+        let mut rows = logits.chunks_exact(logits.len() / self.runner.rows());
+        for (now, checkpoint) in moves.iter().zip(checkpoints) {
+            let member = &mut self.members[now.member];
+            let end = member.sequence.tokens().len();
+            let start = end - now.tokens.len();
+            for (token, row) in rows.by_ref().take(now.tokens.len()).enumerate() {
+                let is_kept = now.kept.is_none_or(|kept| token < kept);
+                let is_seen = now.phase == Phase::Decode || (member.unread.is_empty() && token + 1 == now.tokens.len());
+                if is_kept && is_seen {
+                    member.logits.insert(start + token + 1, bits(row));
+                }
+            }
+            if let (Some(checkpoint), Some(kept)) = (checkpoint, now.kept) {
+                let again = member.sequence.roll_back(&checkpoint, kept).unwrap();
+                // With recurrent layers what is kept is read again.
+                if !again.is_empty() {
+                    let work = Work {
+                        goal: start + kept,
+                        sequence: &mut member.sequence,
+                        tokens: &again,
+                        phase: Phase::Decode,
+                    };
+                    let outcomes = self
+                        .runner
+                        .pass(&mut [work], &mut |_| ControlFlow::Continue(()))
+                        .unwrap();
+                    assert!(outcomes[0].is_none());
+                }
+                assert_eq!(member.sequence.tokens().len(), start + kept);
+            }
+        }
+    }
+
+    fn run(&mut self, passes: usize) {
+        for _ in 0..passes {
+            match self.random.random_range(0..10) {
+                0..=2 if self.members.len() < 8 => self.join(),
+                3 if self.members.len() < 8 => {
+                    let ready: Vec<usize> = (0..self.members.len())
+                        .filter(|at| self.members[*at].unread.is_empty())
+                        .collect();
+                    if let Some(at) = ready.choose(&mut self.random) {
+                        self.fork(*at);
+                    }
+                }
+                4 if self.members.len() > 6 => {
+                    let at = self.random.random_range(0..self.members.len());
+                    let member = self.members.remove(at);
+                    self.check(&member);
+                }
+                5 if !self.members.is_empty() => {
+                    let at = self.random.random_range(0..self.members.len());
+                    self.members[at].sequence.park().unwrap();
+                }
+                6 if !self.members.is_empty() => {
+                    let at = self.random.random_range(0..self.members.len());
+                    let length = self.random.random_range(1..100);
+                    let text = self.text(length);
+                    if self.members[at].unread.is_empty() {
+                        self.members[at].begin_prompt(text);
+                    }
+                }
+                _ => {}
+            }
+            if !self.members.is_empty() {
+                self.pass();
+            }
+        }
+        for member in std::mem::take(&mut self.members) {
+            self.check(&member);
+        }
+    }
+
+    /// Reads what a member has read alone, and compares.
+    fn check(&self, member: &Member) {
+        let alone = Engine::load(self.engine.path(), options(self.format, member.setting)).unwrap();
+        let mut session = Session::new(&alone).unwrap();
+        let tokens = member.sequence.tokens();
+        let mut prompts = member.prompts.iter();
+        let mut compared = 0;
+        let mut next = prompts.next();
+        while session.tokens().len() < tokens.len() {
+            let at = session.tokens().len();
+            match next {
+                Some((start, end)) if *start == at => {
+                    let end = (*end).min(tokens.len());
+                    session.prefill(&tokens[at..end], &mut go_on).unwrap();
+                    next = prompts.next();
+                }
+                _ => session.advance(tokens[at]).unwrap(),
+            }
+            if let Some(logits) = member.logits.get(&session.tokens().len()) {
+                assert_eq!(
+                    &bits(session.logits()),
+                    logits,
+                    "{:?} {:?}: after {} of {} tokens, prompts {:?}",
+                    self.format,
+                    SETTINGS[member.setting],
+                    session.tokens().len(),
+                    tokens.len(),
+                    member.prompts,
+                );
+                compared += 1;
+            }
+        }
+        assert!(compared > 0 || !member.unread.is_empty() || member.logits.is_empty());
+    }
+}
+
+impl Member {
+    fn begin_prompt(&mut self, tokens: Vec<u32>) {
+        let start = self.sequence.tokens().len();
+        self.sequence.begin_prompt(&tokens).unwrap();
+        self.prompts.push((start, start + tokens.len()));
+        self.unread = tokens;
+    }
+
+    fn goal(&self, now: &Move) -> usize {
+        match now.phase {
+            Phase::Prefill => self.prompts.last().unwrap().1,
+            Phase::Decode => self.sequence.tokens().len() + now.tokens.len(),
+        }
+    }
+}
+
+fn check(model: PathBuf, formats: &[Format], folder: Option<&Path>, seeds: std::ops::Range<u64>) {
+    for format in formats {
+        for seed in seeds.clone() {
+            let mut options = options(*format, 0);
+            if let Some(folder) = folder {
+                options.kv_tiers.disk = Some(DiskTier {
+                    folder: folder.to_owned(),
+                    budget_bytes: None,
+                });
+                // Every policy of the settings has to find the keys it scans near.
+                options.prefill = "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16"
+                    .parse()
+                    .unwrap();
+                options.kv_tiers.ram_budget_bytes = Some(u64::MAX >> 20);
+                let info = riffle_model::inspect(&model).unwrap();
+                let plan = riffle_engine::plan(&info, &options).unwrap();
+                options.kv_tiers.ram_budget_bytes = Some(2 * plan.kv_tiers.least_near_bytes);
+            }
+            let engine = Engine::load(&model, options).unwrap();
+            let mut group = Group {
+                pool: engine.page_pool().unwrap(),
+                runner: Runner::new(&engine),
+                members: Vec::new(),
+                random: StdRng::seed_from_u64(seed),
+                format: *format,
+                engine,
+            };
+            group.run(40);
+        }
+    }
+}
+
+const FORMATS: [Format; 5] = [Format::F32, Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
+
+#[test]
+fn sequences_joined_and_parted_at_random_have_the_bits_of_each_alone() {
+    check(fixture("vectors/group2-dim64-linear-bf16"), &FORMATS, None, 0..3);
+}
+
+#[test]
+fn sequences_of_a_disk_tier_have_the_bits_of_each_alone_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let formats = [Format::F16, Format::Q4_0];
+    check(
+        fixture("vectors/group2-dim64-linear-bf16"),
+        &formats,
+        Some(folder.path()),
+        10..12,
+    );
+}
+
+#[test]
+fn sequences_of_a_hybrid_model_have_the_bits_of_each_alone() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
+    check(model, &[Format::F16, Format::Q8_0], None, 20..23);
+}
