@@ -1,0 +1,360 @@
+//! What a scheduler promises to those who ask.
+
+mod testing;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_engine::{
+    Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, Request, RequestId, SamplingOptions,
+    Scheduler, SchedulerOptions, Session,
+};
+use riffle_kv::DiskTier;
+use testing::{fixture, go_on};
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(1024),
+        batch_tokens: 256,
+        chunk_tokens: 64,
+        page_tokens: 32,
+        sequences: 8,
+        pool_tokens: Some(4096),
+        ..EngineOptions::default()
+    }
+}
+
+fn engine(options: EngineOptions) -> Arc<Engine> {
+    Engine::load(fixture("model"), options).unwrap()
+}
+
+fn scheduler(engine: &Arc<Engine>, most_running: usize) -> Scheduler {
+    let options = SchedulerOptions {
+        most_running,
+        ..SchedulerOptions::default()
+    };
+    Scheduler::new(engine, options).unwrap()
+}
+
+fn tokens(engine: &Engine, text: &str, count: usize) -> Vec<u32> {
+    let text = text.repeat(count);
+    let mut tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
+    tokens.truncate(count);
+    tokens
+}
+
+fn request(tokens: Vec<u32>, max_tokens: usize) -> Request {
+    Request {
+        tokens,
+        generate: GenerateOptions {
+            max_tokens,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    }
+}
+
+/// The answer of a session that has the engine for itself.
+fn alone(request: &Request) -> Generation {
+    let engine = engine(EngineOptions {
+        prefill: request
+            .sequence
+            .as_ref()
+            .map_or(options().prefill, |sequence| sequence.prefill.clone()),
+        decode: request
+            .sequence
+            .as_ref()
+            .map_or(options().decode, |sequence| sequence.decode.clone()),
+        ..options()
+    });
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&request.tokens, &mut go_on).unwrap();
+    session
+        .generate(&request.generate, &mut |_| ControlFlow::Continue(()))
+        .unwrap()
+}
+
+/// Steps until everything has ended; the generations and how many tokens of each prompt others had read.
+fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Generation, usize)> {
+    let mut ended = BTreeMap::new();
+    let mut texts: BTreeMap<RequestId, String> = BTreeMap::new();
+    scheduler
+        .run(&mut |event| match event {
+            Event::Token(id, _, text) => texts.entry(id).or_default().push_str(text),
+            Event::Finished(id, report) => {
+                ended.insert(id, (report.generation, report.reused_tokens));
+            }
+            Event::Failed(id, error) => panic!("{id:?}: {error}"),
+            Event::Reading(..) => {}
+        })
+        .unwrap();
+    for (id, (generation, _)) in &ended {
+        assert_eq!(texts.get(id).map_or("", String::as_str), generation.text);
+    }
+    ended
+}
+
+#[test]
+fn answers_are_those_of_sessions_alone() {
+    let engine = engine(options());
+    let mut scheduler = scheduler(&engine, 5);
+    let texts = [
+        "In the beginning ",
+        "And it came to pass ",
+        "The words of the prophet ",
+        "Then said he ",
+    ];
+    let quest = riffle_engine::SequenceOptions {
+        decode: "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"
+            .parse()
+            .unwrap(),
+        ..riffle_engine::SequenceOptions::of(engine.options())
+    };
+    let requests: Vec<Request> = (0..8)
+        .map(|number| Request {
+            sequence: (number % 3 == 1).then(|| quest.clone()),
+            generate: GenerateOptions {
+                max_tokens: 3 + 5 * number,
+                sampling: SamplingOptions {
+                    temperature: if number % 2 == 0 { 0.0 } else { 0.9 },
+                    seed: number as u64,
+                    ..SamplingOptions::default()
+                },
+                ..GenerateOptions::default()
+            },
+            ..request(tokens(&engine, texts[number % 4], 40 + 90 * number), 0)
+        })
+        .collect();
+    let ids: Vec<RequestId> = requests
+        .iter()
+        .map(|request| scheduler.submit(request.clone()).unwrap())
+        .collect();
+    let found = finish(&mut scheduler);
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(found[id].0, alone(request), "{id:?}");
+    }
+    assert_eq!((scheduler.running(), scheduler.waiting()), (0, 0));
+}
+
+#[test]
+fn one_prompt_asked_by_many_is_read_once() {
+    let engine = engine(options());
+    let mut scheduler = scheduler(&engine, 4);
+    let book = tokens(&engine, "In the beginning was the word. ", 600);
+    let ask = |question: &str| {
+        let mut prompt = book.clone();
+        prompt.extend(engine.tokenizer().unwrap().encode(question, false).unwrap());
+        request(prompt, 6)
+    };
+    let requests = [ask("Who was it?"), ask("Where?"), ask("When was that?")];
+    let ids: Vec<RequestId> = requests
+        .iter()
+        .map(|request| scheduler.submit(request.clone()).unwrap())
+        .collect();
+    let found = finish(&mut scheduler);
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(found[id].0, alone(request));
+    }
+    let reused: Vec<usize> = ids.iter().map(|id| found[id].1).collect();
+    assert_eq!(reused[0], 0);
+    // Whole pages and chunks of the book.
+    assert!(reused[1..].iter().all(|reused| *reused == 576), "{reused:?}");
+    // The owners have gone, what they read serves who asks next.
+    let id = scheduler.submit(ask("Why?")).unwrap();
+    assert_eq!(finish(&mut scheduler)[&id].1, 576);
+}
+
+#[test]
+fn a_cancelled_prompt_ends_within_a_chunk_and_what_was_read_stays() {
+    let engine = engine(options());
+    let mut scheduler = scheduler(&engine, 4);
+    let wanted = request(tokens(&engine, "A long story that goes on. ", 900), 4);
+    let id = scheduler.submit(wanted.clone()).unwrap();
+    let mut read = 0.0;
+    while read < 600.0 {
+        let more = scheduler.step(&mut |event| {
+            if let Event::Reading(_, progress) = event {
+                read = progress.tokens_done;
+            }
+        });
+        assert!(more.unwrap());
+    }
+    assert!(scheduler.cancel(id));
+    assert!(!scheduler.cancel(id), "it has ended");
+    assert_eq!(scheduler.running(), 0);
+    assert!(!scheduler.step(&mut |_| panic!("nothing is left to do")).unwrap());
+    // Two logical batches of 256 were whole.
+    let id = scheduler.submit(wanted.clone()).unwrap();
+    let found = finish(&mut scheduler);
+    assert_eq!(found[&id].1, 512);
+    assert_eq!(found[&id].0, alone(&wanted));
+}
+
+#[test]
+fn an_answer_goes_on_between_the_chunks_of_a_prompt() {
+    let engine = engine(options());
+    let mut scheduler = scheduler(&engine, 4);
+    let short = scheduler
+        .submit(request(tokens(&engine, "In the beginning ", 20), 200))
+        .unwrap();
+    let mut written = 0;
+    while written < 3 {
+        scheduler
+            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
+            .unwrap();
+    }
+    let long = scheduler
+        .submit(request(tokens(&engine, "A long story that goes on. ", 1000), 1))
+        .unwrap();
+    let (mut pieces, mut tokens_between, mut done) = (0, 0, false);
+    while !done {
+        scheduler
+            .step(&mut |event| match event {
+                Event::Reading(id, _) => {
+                    assert_eq!(id, long);
+                    pieces += 1;
+                }
+                Event::Token(id, ..) if id == short => tokens_between += 1,
+                Event::Token(id, ..) => done = id == long,
+                _ => {}
+            })
+            .unwrap();
+    }
+    assert!(pieces > 20, "{pieces}");
+    assert!(tokens_between > 3, "{tokens_between} tokens in {pieces} pieces");
+}
+
+#[test]
+fn a_higher_priority_takes_a_place_and_the_parked_answer_goes_on_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    for disk in [false, true] {
+        let mut options = options();
+        options.kv_tiers.disk = disk.then(|| DiskTier {
+            folder: folder.path().to_owned(),
+            budget_bytes: None,
+        });
+        let engine = engine(options);
+        let mut scheduler = scheduler(&engine, 1);
+        let slow = request(tokens(&engine, "In the beginning ", 200), 30);
+        let urgent = Request {
+            priority: 1,
+            ..request(tokens(&engine, "Then said he ", 50), 5)
+        };
+        let first = scheduler.submit(slow.clone()).unwrap();
+        let mut written = 0;
+        while written < 5 {
+            scheduler
+                .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
+                .unwrap();
+        }
+        let second = scheduler.submit(urgent.clone()).unwrap();
+        let mut order = Vec::new();
+        let mut generations = BTreeMap::new();
+        scheduler
+            .run(&mut |event| {
+                if let Event::Finished(id, report) = event {
+                    order.push(id);
+                    generations.insert(id, report.generation);
+                }
+            })
+            .unwrap();
+        assert_eq!(order, [second, first]);
+        assert_eq!(generations[&first], alone(&slow));
+        assert_eq!(generations[&second], alone(&urgent));
+    }
+}
+
+#[test]
+fn a_parked_answer_waits_until_it_is_resumed() {
+    let engine = engine(options());
+    let mut scheduler = scheduler(&engine, 2);
+    let wanted = request(tokens(&engine, "In the beginning ", 100), 12);
+    let id = scheduler.submit(wanted.clone()).unwrap();
+    let mut written = 0;
+    while written < 4 {
+        scheduler
+            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
+            .unwrap();
+    }
+    assert!(scheduler.park(id).unwrap());
+    assert!(!scheduler.park(id).unwrap(), "it is parked already");
+    assert!(!scheduler.step(&mut |_| panic!("nothing goes on")).unwrap());
+    assert!(scheduler.resume(id));
+    assert_eq!(finish_texts(&mut scheduler)[&id], alone(&wanted));
+}
+
+fn finish_texts(scheduler: &mut Scheduler) -> BTreeMap<RequestId, Generation> {
+    let mut ended = BTreeMap::new();
+    let run = scheduler.run(&mut |event| {
+        if let Event::Finished(id, report) = event {
+            ended.insert(id, report.generation);
+        }
+    });
+    run.unwrap();
+    ended
+}
+
+#[test]
+fn requests_that_never_fit_are_refused_and_those_that_fit_later_wait() {
+    let engine = engine(EngineOptions {
+        pool_tokens: None,
+        ..options()
+    });
+    let mut scheduler = scheduler(&engine, 8);
+    let error = scheduler
+        .submit(request(tokens(&engine, "word ", 1000), 100))
+        .unwrap_err();
+    assert!(
+        matches!(error, EngineError::ContextExceeded { needed: 1099, .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("--ctx"), "{error}");
+    assert!(matches!(
+        scheduler.submit(request(Vec::new(), 5)),
+        Err(EngineError::EmptyPrompt)
+    ));
+    // Together they need three contexts of pages, and there is one.
+    let texts = ["In the beginning ", "And it came to pass ", "Then said he "];
+    let requests = texts.map(|text| request(tokens(&engine, text, 900), 20));
+    let ids = requests.clone().map(|request| scheduler.submit(request).unwrap());
+    let budget = engine.plan().kv_bytes + 64 * engine.plan().kv_bytes_per_token;
+    let mut most_running = 0;
+    let mut generations = BTreeMap::new();
+    loop {
+        let more = scheduler.step(&mut |event| match event {
+            Event::Finished(id, report) => drop(generations.insert(id, report.generation)),
+            Event::Failed(id, error) => panic!("{id:?}: {error}"),
+            _ => {}
+        });
+        most_running = most_running.max(scheduler.running());
+        assert!(scheduler.pool().near_bytes() <= budget);
+        if !more.unwrap() {
+            break;
+        }
+    }
+    assert_eq!(most_running, 1);
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(generations[id], alone(request));
+    }
+}
+
+#[test]
+fn formats_and_budgets_hold_for_many_requests_at_once() {
+    for format in [Format::F16, Format::Q8_0, Format::Q4_0] {
+        let options = EngineOptions {
+            key_format: format,
+            value_format: format,
+            ..options()
+        };
+        let engine = engine(options);
+        let mut scheduler = scheduler(&engine, 8);
+        for number in 0..12 {
+            let wanted = request(tokens(&engine, "And it came to pass in that day ", 30 + 60 * number), 8);
+            scheduler.submit(wanted).unwrap();
+        }
+        assert_eq!(finish(&mut scheduler).len(), 12);
+        assert_eq!(scheduler.idle(), 12);
+    }
+}
