@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use riffle_model::{Batch, ChatMessage, Forward, HostForward, LoadedModel, ModelError, RecurrentState, inspect, load};
+use riffle_model::{
+    Batch, ChatMessage, Forward, HostForward, LoadedModel, ModelError, RecurrentState, SegmentTokens, inspect, load,
+};
 
 /// A recurrent state may be larger than the weights it belongs to.
 const MOST_STATE_BYTES: u64 = 64 << 20;
@@ -43,7 +45,10 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
     }
     // Two sequences side by side.
     let tokens = [0, config.vocab_size as u32 - 1, config.vocab_size as u32 / 2];
-    let batch = Batch::new([(&tokens[..2], 0), (&tokens[2..], 0)])?;
+    let batch = Batch::new([
+        SegmentTokens::prompt(&tokens[..2], 0),
+        SegmentTokens::generated(&tokens[2..], 0),
+    ])?;
     let mut states = [0; 2].map(|_| RecurrentState::new(config));
     let (layers, vocab_size) = (config.layers, config.vocab_size);
     let mut forward = HostForward::new(&Arc::new(model), batch.rows(), batch.rows());

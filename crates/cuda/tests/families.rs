@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_cuda::{DeviceForward, DeviceModel, EmulatedOptions, Gpu, KernelCache};
-use riffle_model::{Batch, Forward, HostForward, ModelConfig, Projected, RecurrentState, load};
+use riffle_model::{Batch, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens, load};
 
 /// Every head reads the mean of the values of its segment up to its own token, swayed by its query and its key: cheap, and wrong
 /// when any of them is.
@@ -27,6 +27,18 @@ fn attend_means(config: &ModelConfig, batch: &Batch, projected: &mut Projected<'
     }
 }
 
+/// Every head reads the value of its own token alone, swayed likewise.
+fn attend_nothing_else(config: &ModelConfig, batch: &Batch, projected: &mut Projected<'_>) {
+    let group = config.heads / config.kv_heads;
+    for head in 0..batch.rows() * config.heads {
+        let kv = (head / config.heads * config.kv_heads + head % config.heads / group) * config.head_dim;
+        for at in 0..config.head_dim {
+            let sway = projected.queries[head * config.head_dim + at] + projected.keys[kv + at];
+            projected.attended[head * config.head_dim + at] = projected.values[kv + at] + 0.1 * sway;
+        }
+    }
+}
+
 /// The logits of all rows of a batch, whose segments begin with `states`.
 fn read(
     forward: &mut dyn Forward,
@@ -34,16 +46,17 @@ fn read(
     batch: &Batch,
     states: &mut [&mut RecurrentState],
 ) -> Vec<f32> {
-    read_in_blocks(forward, config, batch, states, usize::MAX)
+    read_in_blocks(forward, config, batch, states, usize::MAX, attend_means)
 }
 
-/// As [`read`], every layer cut into blocks of about `most` rows.
+/// As [`read`], every layer cut into blocks of about `most` rows and attended so.
 fn read_in_blocks(
     forward: &mut dyn Forward,
     config: &ModelConfig,
     batch: &Batch,
     states: &mut [&mut RecurrentState],
     most: usize,
+    attend: fn(&ModelConfig, &Batch, &mut Projected<'_>),
 ) -> Vec<f32> {
     forward.embed(batch).unwrap();
     let blocks = forward.row_blocks(most);
@@ -52,7 +65,7 @@ fn read_in_blocks(
             forward.project(layer, block.clone()).unwrap();
         }
         if let Some(mut projected) = forward.projected() {
-            attend_means(config, batch, &mut projected);
+            attend(config, batch, &mut projected);
         }
         for block in &blocks {
             forward.finish(layer, block.clone(), states).unwrap();
@@ -132,18 +145,21 @@ fn two_sequences_in_one_batch_have_the_bits_of_each_alone() {
         let config = &host.config;
         let text = |sequence: u32| -> Vec<u32> { (0..6).map(|at| (at * 7 + sequence * 5 + 1) % 31).collect() };
         let texts = [text(0), text(1)];
-        let mut forward = DeviceForward::new(&model, &stream, 7, config.max_position).unwrap();
+        // Each sequence alone has memory of its own, so that states that take turns are compared with such that do not.
+        let [mut forward, mut of_first, mut of_second] =
+            [0; 3].map(|_| DeviceForward::new(&model, &stream, 7, config.max_position).unwrap());
         let [mut alone, mut joined] = [0; 2].map(|_| [0; 2].map(|_| RecurrentState::new(config)));
         // Few rows: products of more than eight are rounded otherwise. In the second pass states of either go on.
         for [first, second] in [[0..5, 0..1], [5..6, 1..4]] {
             let ranges = [first, second];
             let mut expected = Vec::new();
-            for ((text, range), state) in texts.iter().zip(&ranges).zip(&mut alone) {
+            let forwards = [&mut of_first, &mut of_second];
+            for (((text, range), state), forward) in texts.iter().zip(&ranges).zip(&mut alone).zip(forwards) {
                 let batch = Batch::of_one(&text[range.clone()], range.start).unwrap();
-                expected.extend(read(&mut forward, config, &batch, &mut [state]));
+                expected.extend(read(forward, config, &batch, &mut [state]));
             }
             let parts = texts.iter().zip(&ranges);
-            let parts = parts.map(|(text, range)| (&text[range.clone()], range.start));
+            let parts = parts.map(|(text, range)| SegmentTokens::prompt(&text[range.clone()], range.start));
             let batch = Batch::new(parts).unwrap();
             let found = read(&mut forward, config, &batch, &mut joined.each_mut());
             assert!(found == expected, "{name}: {ranges:?}");
@@ -163,13 +179,58 @@ fn layers_that_are_cut_by_rows_give_the_bits_of_whole_ones() {
     let model = Arc::new(DeviceModel::upload(&gpu, load(&path).unwrap().model).unwrap());
     let text: Vec<u32> = (0..1026).map(|at| at * 7 % 31).collect();
     let mut forward = DeviceForward::new(&model, &stream, 1030, 1030).unwrap();
-    let batch = Batch::new([(&text[..], 0), (&text[..1], 0), (&text[5..8], 0)]).unwrap();
+    let segments = [&text[..], &text[..1], &text[5..8]].map(|tokens| SegmentTokens::prompt(tokens, 0));
+    let batch = Batch::new(segments).unwrap();
     let mut whole = [0; 3].map(|_| RecurrentState::new(config));
     let expected = read(&mut forward, config, &batch, &mut whole.each_mut());
     assert_eq!(forward.row_blocks(1030).len(), 1);
     assert_eq!(forward.row_blocks(1), [0..1024, 1024..1030]);
     let mut cut = [0; 3].map(|_| RecurrentState::new(config));
-    let found = read_in_blocks(&mut forward, config, &batch, &mut cut.each_mut(), 1);
+    let found = read_in_blocks(&mut forward, config, &batch, &mut cut.each_mut(), 1, attend_means);
     assert!(found == expected, "logits");
     assert!(cut == whole, "states");
+}
+
+#[test]
+fn up_to_eight_rows_verified_at_once_have_the_bits_of_single_steps() {
+    let gpu = gpu();
+    let stream = Arc::new(gpu.stream().unwrap());
+    for path in models() {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let model = Arc::new(DeviceModel::upload(&gpu, load(&path).unwrap().model).unwrap());
+        let config = load(&path).unwrap().model.config;
+        let text: Vec<u32> = (0..8).map(|at| (at * 7 + 1) % 31).collect();
+        let mut forward = DeviceForward::new(&model, &stream, 8, config.max_position).unwrap();
+        let mut read = |segments: &[SegmentTokens<'_>], states: &mut [&mut RecurrentState]| {
+            let batch = Batch::new(segments.iter().copied()).unwrap();
+            read_in_blocks(&mut forward, &config, &batch, states, usize::MAX, attend_nothing_else)
+        };
+        let [mut steps, mut beside] = [0; 2].map(|_| RecurrentState::new(&config));
+        let mut logits = Vec::new();
+        let mut after = Vec::new();
+        for at in 0..8 {
+            logits.extend(read(
+                &[SegmentTokens::generated(&text[at..at + 1], at)],
+                &mut [&mut steps],
+            ));
+            after.push(steps.clone());
+        }
+        for count in [2, 5, 8] {
+            let mut state = RecurrentState::new(&config);
+            let found = read(&[SegmentTokens::generated(&text[..count], 0)], &mut [&mut state]);
+            assert!(found == logits[..count * config.vocab_size], "{name}: {count}");
+            assert!(state == after[count - 1], "{name}: {count}, states");
+        }
+        let mut state = RecurrentState::new(&config);
+        let segments = [
+            SegmentTokens::generated(&text[..3], 0),
+            SegmentTokens::generated(&text[..5], 0),
+        ];
+        let found = read(&segments, &mut [&mut beside, &mut state]);
+        assert!(
+            found[3 * config.vocab_size..] == logits[..5 * config.vocab_size],
+            "{name}: beside others"
+        );
+        assert!(beside == after[2] && state == after[4], "{name}: beside others, states");
+    }
 }

@@ -14,6 +14,17 @@ pub struct Batch {
     segments: Vec<Segment>,
 }
 
+/// Consecutive tokens that a sequence brings to a [`Batch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentTokens<'a> {
+    /// The tokens, at least one.
+    pub tokens: &'a [u32],
+    /// Position of the first of them in the sequence.
+    pub position: usize,
+    /// Recurrent layers read them one after the other, as tokens that are generated, and not in chunks.
+    pub one_by_one: bool,
+}
+
 /// Consecutive tokens of one sequence in a [`Batch`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
@@ -21,9 +32,12 @@ pub struct Segment {
     pub rows: Range<usize>,
     /// Position of the first of its tokens in the sequence.
     pub position: usize,
+    /// [`SegmentTokens::one_by_one`].
+    pub one_by_one: bool,
 }
 
-/// Where work that remembers earlier rows may be cut without a change of its result.
+/// Where work that remembers earlier rows may be cut without a change of its result. Segments that are read one by one may be
+/// cut anywhere, others:
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutGrid {
     /// Before tokens whose position is a multiple of this number.
@@ -41,20 +55,48 @@ pub struct SegmentPart {
     pub rows: Range<usize>,
     /// Position of the first row.
     pub position: usize,
+    /// [`SegmentTokens::one_by_one`].
+    pub one_by_one: bool,
+}
+
+impl<'a> SegmentTokens<'a> {
+    /// Tokens of a prompt, which recurrent layers read in chunks of 64 positions.
+    pub fn prompt(tokens: &'a [u32], position: usize) -> SegmentTokens<'a> {
+        SegmentTokens {
+            tokens,
+            position,
+            one_by_one: false,
+        }
+    }
+
+    /// Tokens that are generated: one, or several of a draft that are verified at once and get the bits that each of them gets
+    /// in a batch of its own.
+    pub fn generated(tokens: &'a [u32], position: usize) -> SegmentTokens<'a> {
+        SegmentTokens {
+            tokens,
+            position,
+            one_by_one: true,
+        }
+    }
 }
 
 impl Batch {
-    /// A batch of segments, each the tokens and the position of the first of them.
+    /// A batch of segments.
     ///
     /// # Errors
     /// [`ModelError::EmptyBatch`] without segments, [`ModelError::EmptySegment`] for one without tokens,
     /// [`ModelError::PositionTooLarge`] where positions cannot be counted.
-    pub fn new<'a>(parts: impl IntoIterator<Item = (&'a [u32], usize)>) -> Result<Batch, ModelError> {
+    pub fn new<'a>(parts: impl IntoIterator<Item = SegmentTokens<'a>>) -> Result<Batch, ModelError> {
         let mut batch = Batch {
             tokens: Vec::new(),
             segments: Vec::new(),
         };
-        for (tokens, position) in parts {
+        for SegmentTokens {
+            tokens,
+            position,
+            one_by_one,
+        } in parts
+        {
             let (segment, first) = (batch.segments.len(), batch.tokens.len());
             if tokens.is_empty() {
                 return Err(ModelError::EmptySegment { segment });
@@ -66,6 +108,7 @@ impl Batch {
             batch.segments.push(Segment {
                 rows: first..batch.tokens.len(),
                 position,
+                one_by_one,
             });
         }
         match batch.segments.is_empty() {
@@ -74,12 +117,12 @@ impl Batch {
         }
     }
 
-    /// A batch of one segment.
+    /// A batch of one segment of a prompt, or of one token that is generated.
     ///
     /// # Errors
     /// As [`Batch::new`].
     pub fn of_one(tokens: &[u32], position: usize) -> Result<Batch, ModelError> {
-        Batch::new([(tokens, position)])
+        Batch::new([SegmentTokens::prompt(tokens, position)])
     }
 
     /// The tokens of all segments, `[rows]`.
@@ -166,6 +209,7 @@ impl Batch {
                     segment: number,
                     position: segment.position + (part.start - segment.rows.start),
                     rows: part,
+                    one_by_one: segment.one_by_one,
                 }
             })
     }
@@ -183,6 +227,7 @@ impl CutGrid {
     fn next(self, segment: &Segment, row: usize) -> usize {
         let behind = row - segment.rows.start;
         match self {
+            _ if segment.one_by_one => row + 1,
             Self::Positions(step) => row + step - (segment.position + behind) % step,
             Self::Rows(step) => row + step - behind % step,
         }
@@ -195,13 +240,16 @@ mod tests {
 
     fn batch(lengths: &[(usize, usize)]) -> Batch {
         let tokens = vec![0; 4000];
-        Batch::new(lengths.iter().map(|&(rows, position)| (&tokens[..rows], position))).unwrap()
+        let segments = lengths.iter();
+        Batch::new(segments.map(|&(rows, position)| SegmentTokens::prompt(&tokens[..rows], position))).unwrap()
     }
 
     #[test]
     fn batches_without_tokens_or_countable_positions_are_refused() {
         assert!(matches!(Batch::new([]), Err(ModelError::EmptyBatch)));
-        let error = Batch::new([(&[1][..], 0), (&[], 3)]).unwrap_err();
+        let error =
+            Batch::new([(&[1][..], 0), (&[], 3)].map(|(tokens, position)| SegmentTokens::prompt(tokens, position)));
+        let error = error.unwrap_err();
         assert!(matches!(error, ModelError::EmptySegment { segment: 1 }), "{error}");
         let error = Batch::of_one(&[1, 2], usize::MAX - 1).unwrap_err();
         assert!(
@@ -262,7 +310,23 @@ mod tests {
             segment,
             rows,
             position,
+            one_by_one: false,
         });
         assert_eq!(parts, expected);
+    }
+
+    #[test]
+    fn segments_that_are_read_one_by_one_are_cut_anywhere() {
+        let tokens = [0; 200];
+        let segments = [
+            SegmentTokens::prompt(&tokens[..60], 7),
+            SegmentTokens::generated(&tokens[..9], 100),
+            SegmentTokens::prompt(&tokens[..100], 0),
+        ];
+        let batch = Batch::new(segments).unwrap();
+        let blocks = batch.row_blocks(0..batch.rows(), 64, CutGrid::Positions(64));
+        assert_eq!(blocks, [0..64, 64..69, 69..133, 133..169]);
+        let cut: Vec<bool> = batch.parts(60..80).map(|part| part.one_by_one).collect();
+        assert_eq!(cut, [true, false]);
     }
 }

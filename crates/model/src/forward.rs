@@ -17,9 +17,13 @@ use crate::{Batch, Decoder, LayerProgress, ModelError, RecurrentState};
 /// can do other work in between. A block may be finished before the next is projected. Cuts change no bit.
 ///
 /// Results of a segment are the same to the bit for every number of threads and whatever other segments are in the batch, and
-/// for every split of a text into batches, as far as the caller's attention is. Recurrent layers read chunks of 64 tokens at a time:
-/// with them, splits elsewhere than at multiples of 64 tokens change results by rounding. A device rounds products of many rows
-/// otherwise than those of few.
+/// for every split of a text into batches, as far as the caller's attention is. Recurrent layers read a prompt in chunks of 64 tokens:
+/// with them, splits elsewhere than at multiples of 64 tokens change results by rounding. Tokens that are generated are read
+/// one by one ([`SegmentTokens::generated`](crate::SegmentTokens::generated)), so several that are verified at once get the bits that each
+/// gets alone.
+///
+/// A device rounds products of more than eight rows otherwise than those of few: there, rows have the bits that they have alone in
+/// batches of up to eight rows.
 pub trait Forward: Send {
     /// The longest batch there is memory for, in rows.
     fn batch_tokens(&self) -> usize;

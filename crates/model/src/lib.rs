@@ -12,11 +12,11 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
-//! use riffle_model::{Batch, Forward, HostForward, RecurrentState, load};
+//! use riffle_model::{Batch, Forward, HostForward, RecurrentState, SegmentTokens, load};
 //!
 //! let model = Arc::new(load("path/to/model")?.model);
-//! // Two sequences: one begins with three tokens, the other has read 17 tokens and reads its next.
-//! let batch = Batch::new([(&[1, 2, 3][..], 0), (&[4], 17)])?;
+//! // Two sequences: one begins with three tokens, the other has read 17 tokens and reads the one it generated.
+//! let batch = Batch::new([SegmentTokens::prompt(&[1, 2, 3], 0), SegmentTokens::generated(&[4], 17)])?;
 //! let mut states = [0; 2].map(|_| RecurrentState::new(&model.config));
 //! let mut forward = HostForward::new(&model, batch.rows(), 1024);
 //! forward.embed(&batch)?;
@@ -69,7 +69,7 @@ mod tokenizer;
 mod weights;
 mod workspace;
 
-pub use batch::{Batch, CutGrid, Segment, SegmentPart};
+pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{Activation, Attention, GatedDeltaNet, Mlp, Norm, Projection, Rotary};
 pub use chat::{ChatMessage, ChatTemplate, TemplateLimit};
 pub use config::ModelConfig;

@@ -2,10 +2,12 @@
 
 mod testing;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use riffle_model::{Activations, Batch, Forward, HostForward, LoadOptions, RecurrentState, load, load_with};
+use riffle_model::{
+    Activations, Batch, Forward, HostForward, LoadOptions, RecurrentState, SegmentTokens, load, load_with,
+};
 use safetensors::SafeTensors;
 use testing::{
     Cuts, Expected, Reader, Sequence, WHOLE, cases, fixtures, largest_difference, load_model, logits_of,
@@ -363,7 +365,12 @@ fn blocks_of_rows_are_about_as_long_as_is_asked_and_few_rows_are_one() {
     let mut forward = HostForward::new(&model, 300, 1024);
     let mut blocks = |lengths: &[usize], most| {
         let tokens = [1; 300];
-        let batch = Batch::new(lengths.iter().map(|&tokens_of_one| (&tokens[..tokens_of_one], 0))).unwrap();
+        let batch = Batch::new(
+            lengths
+                .iter()
+                .map(|&length| SegmentTokens::prompt(&tokens[..length], 0)),
+        )
+        .unwrap();
         forward.embed(&batch).unwrap();
         forward.row_blocks(most)
     };
@@ -383,12 +390,80 @@ fn joined_sequences_have_the_bits_of_each_alone_in_every_family_wherever_layers_
 
 #[test]
 fn joined_sequences_have_the_bits_of_each_alone_with_every_kind_of_weights_wherever_layers_are_cut() {
-    for case in ["group8-dim128-bf16", "group2-dim64-linear-bf16"] {
-        check_joined(&fixtures().join("vectors").join(case));
+    weights_of_every_kind().iter().for_each(|case| check_joined(case));
+}
+
+/// Models in f32, bf16 and the formats of GGUF files, the shipped ones among them.
+fn weights_of_every_kind() -> Vec<PathBuf> {
+    let floats = ["group8-dim128-bf16", "group2-dim64-linear-bf16"].map(|case| fixtures().join("vectors").join(case));
+    let blocks = ["plain", "k", "hybrid", "hybrid-k"];
+    let blocks = blocks.map(|case| vectors().join("quantised").join(format!("{case}.gguf")));
+    let shipped = ["model", "model-hybrid"].map(|name| fixtures().join(name));
+    floats.into_iter().chain(blocks).chain(shipped).collect()
+}
+
+/// Verifies 1 to 9 tokens behind a prompt at once, alone and beside other sequences, and reads them in steps of one.
+fn check_verified(path: &Path) {
+    // The verified tokens go over the end of a recurrent layer's chunk.
+    const PROMPT: usize = 60;
+    const MOST: usize = 9;
+    let model = load_model(path);
+    let config = &model.config;
+    let text: Vec<u32> = (0..PROMPT + MOST)
+        .map(|at| ((at * 31 + at * at % 7) % config.vocab_size) as u32)
+        .collect();
+    let (prompt, draft) = text.split_at(PROMPT);
+    let mut forward = HostForward::new(&model, 200, 1024);
+    let mut steps = Reader::new(&model, 200, 1024);
+    steps.read(prompt);
+    let before = steps.sequence.recurrent.clone();
+    let mut expected = Vec::new();
+    let mut verified = Reader::new(&model, 200, 1024);
+    verified.read(prompt);
+    verified.sequence.generates = true;
+    let mut beside = Reader::new(&model, 200, 1024);
+    let of_prompt = beside.read(prompt);
+    for count in 1..=MOST {
+        expected.extend(steps.read(&draft[count - 1..count]));
+        let what = format!("{}: {count} tokens", path.display());
+        let check = |found: &[f32], sequence: &Sequence, how: &str| {
+            assert!(found == expected, "{what} {how}");
+            assert!(sequence.recurrent == steps.sequence.recurrent, "{what} {how}: states");
+        };
+        let found = verified.read(&draft[..count]);
+        check(&found, &verified.sequence, "alone");
+        verified.sequence.go_back(PROMPT, &before);
+        for cuts in CUTS {
+            // A prompt, the draft, another draft: layers are cut inside of the first draft.
+            let mut other = Sequence::new(config);
+            let mut third = Sequence::new(config);
+            third.generates = true;
+            let mut work = [
+                (&mut other, prompt),
+                (&mut verified.sequence, &draft[..count]),
+                (&mut third, &draft[..3]),
+            ];
+            let found = read_in_blocks(&mut forward, config, &mut work, cuts);
+            let (first, rest) = found.split_at(of_prompt.len());
+            assert!(first == of_prompt, "{what}: the prompt beside, {cuts:?}");
+            check(
+                &rest[..expected.len()],
+                &verified.sequence,
+                &format!("beside others, {cuts:?}"),
+            );
+            verified.sequence.go_back(PROMPT, &before);
+        }
     }
-    for case in ["plain", "k", "hybrid", "hybrid-k"] {
-        check_joined(&vectors().join("quantised").join(format!("{case}.gguf")));
-    }
-    check_joined(&fixtures().join("model"));
-    check_joined(&fixtures().join("model-hybrid"));
+}
+
+#[test]
+fn tokens_verified_at_once_have_the_bits_of_single_steps_in_every_family() {
+    let cases = cases(&vectors(), "");
+    assert!(cases.len() >= 15, "only {} models were compared", cases.len());
+    cases.iter().for_each(|case| check_verified(case));
+}
+
+#[test]
+fn tokens_verified_at_once_have_the_bits_of_single_steps_with_every_kind_of_weights() {
+    weights_of_every_kind().iter().for_each(|case| check_verified(case));
 }

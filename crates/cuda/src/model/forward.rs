@@ -31,6 +31,9 @@ const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 /// Products round otherwise by their number of rows. Linear work is therefore always done in the same blocks of up to 1024 rows, and
 /// [`Forward::row_blocks`] are some of these blocks side by side: `most` is raised to the longest of them, and a batch of up
 /// to 1024 rows is one block.
+///
+/// For the same reason tokens that are verified at once have the bits of tokens generated one by one where their batch has up to
+/// eight rows, those of other segments included. In a longer one they differ by rounding.
 pub struct DeviceForward {
     model: Arc<DeviceModel>,
     stream: Arc<Stream>,
@@ -309,7 +312,7 @@ impl DeviceForward {
             if part.rows.start == whole.start {
                 recurrence.begin(&self.stream, layer, state)?;
             }
-            recurrence.read(&self.stream, layer, mixer, &rows, &part.rows)?;
+            recurrence.read(&self.stream, layer, mixer, &rows, &part)?;
             if part.rows.end == whole.end {
                 recurrence.end(&self.stream, layer, state, whole.len())?;
             }

@@ -3,9 +3,7 @@
 //! with it. A state that is still on the device, in the version that main memory
 //! holds, is not copied again.
 
-use std::ops::Range;
-
-use riffle_model::{GatedDeltaNet, ModelConfig, RecurrentLayer};
+use riffle_model::{GatedDeltaNet, ModelConfig, RecurrentLayer, SegmentPart};
 
 use super::weights::{DeviceNorm, DeviceProjection, Upload};
 use crate::ops::{self, DeltaShape, DeltaTokens};
@@ -201,14 +199,14 @@ impl Recurrence {
         layer: usize,
         mixer: &DeviceMixer,
         rows: &MixerRows<'_>,
-        part: &Range<usize>,
+        part: &SegmentPart,
     ) -> Result<(), CudaError> {
         let Some(Some(kept)) = self.layers.get(layer) else {
             return Ok(());
         };
-        let (shape, count) = (&mixer.shape, part.len());
+        let (shape, count) = (&mixer.shape, part.rows.len());
         let of = |buffer, width: usize| {
-            let first = part.start - rows.first;
+            let first = part.rows.start - rows.first;
             DeviceBuffer::region(buffer, 4 * first * width..4 * (first + count) * width)
         };
         let (raw, mixed) = (of(&self.raw, shape.channels()), of(&self.mixed, shape.channels()));
@@ -216,6 +214,7 @@ impl Recurrence {
         ops::convolve(stream, mixed, raw, before, taps, mixer.kernel, shape.channels(), count)?;
         let tokens = DeltaTokens {
             rows: count,
+            one_by_one: part.one_by_one,
             mixed,
             strength: of(&self.strength, shape.value_heads),
             decay: of(&self.decay, shape.value_heads),

@@ -5,7 +5,7 @@ use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 
 /// Tokens that are read at once.
 const CHUNK: usize = 64;
-/// Fewer tokens than these are read one by one.
+/// Fewer tokens of a prompt than these are read one by one.
 const FEW: usize = 16;
 
 /// The sizes of the heads of a recurrent layer.
@@ -28,6 +28,8 @@ pub struct DeltaShape {
 pub struct DeltaTokens<'a> {
     /// Tokens.
     pub rows: usize,
+    /// They are read one by one, however many they are: with the bits that each has in a call of its own.
+    pub one_by_one: bool,
     /// f32 `[rows, channels]`: queries and keys of every key head, values of every value head.
     pub mixed: Region<'a>,
     /// f32 `[rows, value_heads]`, how much of a value is written.
@@ -226,7 +228,7 @@ pub fn delta_rule(
         &arguments,
     )?;
     let (strength, decay) = (tokens.strength.into(), tokens.decay.into());
-    if rows < FEW {
+    if rows < FEW || tokens.one_by_one {
         let grid = Grid::of([shape.value_dim.div_ceil(16), shape.value_heads, 1], 128);
         let arguments = [
             read.into(),

@@ -163,13 +163,19 @@ fn chunks_and_single_tokens_equal_the_recurrence() {
                 [&case.mixed, &case.strength, &case.decay].map(|values| gpu.upload(values).unwrap());
             let (channels, heads) = (case.shape.channels(), case.shape.value_heads);
             let width = heads * case.shape.value_dim;
-            for piece in [case.rows, 64, 17, 7] {
+            let mut bits_of_few = None;
+            for (piece, one_by_one) in [case.rows, 64, 17, 7]
+                .map(|piece| (piece, false))
+                .into_iter()
+                .chain([(case.rows, true)])
+            {
                 let memory = gpu.upload(&vec![0.0f32; case.shape.memory_values()]).unwrap();
                 let read = gpu.allocate(4 * case.rows * width).unwrap();
                 let scratch = gpu.allocate(delta_scratch_bytes(&case.shape, piece)).unwrap();
                 for first in (0..case.rows).step_by(piece) {
                     let rows = piece.min(case.rows - first);
                     let tokens = DeltaTokens {
+                        one_by_one,
                         rows,
                         mixed: mixed.region(4 * first * channels..4 * (first + rows) * channels),
                         strength: strength.region(4 * first * heads..4 * (first + rows) * heads),
@@ -179,8 +185,14 @@ fn chunks_and_single_tokens_equal_the_recurrence() {
                     delta_rule(stream, &case.shape, part, memory.all(), &tokens, scratch.all()).unwrap();
                 }
                 let what = format!("{:?} in {piece}", case.shape);
-                assert_near(&gpu.download(read.all(), stream).unwrap(), &reads, 5e-6, &what);
-                assert_near(&gpu.download(memory.all(), stream).unwrap(), &memories, 5e-6, &what);
+                let found = [&read, &memory].map(|buffer| gpu.download::<f32>(buffer.all(), stream).unwrap());
+                assert_near(&found[0], &reads, 5e-6, &what);
+                assert_near(&found[1], &memories, 5e-6, &what);
+                match (piece, one_by_one) {
+                    (7, _) => bits_of_few = Some(found),
+                    (_, true) => assert!(bits_of_few.as_ref() == Some(&found), "{what}, one by one"),
+                    _ => {}
+                }
             }
         }
     });

@@ -3,7 +3,7 @@
 use std::ops::{ControlFlow, Range};
 
 use riffle_attention::Partial;
-use riffle_model::{Batch, RecurrentState};
+use riffle_model::{Batch, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::pass::attention_step::SequenceAttention;
@@ -106,7 +106,11 @@ impl Runner {
         }
         let parts = work.iter().map(|work| {
             let Position(position) = work.sequence.placement.position(work.sequence.tokens().len());
-            (work.tokens, position)
+            SegmentTokens {
+                tokens: work.tokens,
+                position,
+                one_by_one: work.phase == Phase::Decode,
+            }
         });
         let batch = Batch::new(parts)?;
         let config = self.engine.model().config();

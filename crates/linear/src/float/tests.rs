@@ -113,6 +113,28 @@ fn every_instruction_set_computes_the_same_bits() {
 }
 
 #[test]
+fn a_token_gets_the_same_bits_among_any_few_tokens_in_every_format() {
+    for isa in Isa::available() {
+        for way in WAYS {
+            let (outputs, inputs, most) = (75, 261, 33);
+            let packed = matrix_of(way, outputs, inputs);
+            let input = values(most * inputs, 5);
+            let alone: Vec<u32> = input
+                .chunks(inputs)
+                .flat_map(|row| bits(&product(isa, &packed, row)))
+                .collect();
+            for tokens in 2..=most {
+                let together = bits(&product(isa, &packed, &input[..tokens * inputs]));
+                assert!(
+                    together == alone[..tokens * outputs],
+                    "{isa:?} {way:?}: {tokens} tokens"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_token_gets_the_same_bits_alone_as_among_512_and_on_any_thread_count() {
     for way in WAYS {
         let (outputs, inputs, tokens) = (144, 261, 512);

@@ -255,6 +255,28 @@ fn extreme_bytes_of_q8_0_do_not_overflow() {
 }
 
 #[test]
+fn a_token_gets_the_same_bits_among_any_few_tokens_in_every_format() {
+    for isa in Isa::available() {
+        for format in formats() {
+            let (outputs, inputs, most) = (75, 512, 17);
+            let (packed, _) = matrix(format, outputs, inputs);
+            let input = values(most * inputs, 5);
+            let alone: Vec<u32> = input
+                .chunks(inputs)
+                .flat_map(|row| bits(&product(isa, &packed, row)))
+                .collect();
+            for tokens in 2..=most {
+                let together = bits(&product(isa, &packed, &input[..tokens * inputs]));
+                assert!(
+                    together == alone[..tokens * outputs],
+                    "{isa:?} {format}: {tokens} tokens"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_token_gets_the_same_bits_alone_as_among_512_and_on_any_thread_count() {
     for isa in Isa::available().into_iter().filter(|&isa| isa != Isa::SCALAR) {
         for format in [WeightFormat::Q8_0, WeightFormat::Q4K, WeightFormat::Q6K] {

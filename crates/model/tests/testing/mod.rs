@@ -6,7 +6,9 @@ pub(crate) mod gguf;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use riffle_model::{Batch, Decoder, Forward, HostForward, ModelConfig, ModelError, Projected, RecurrentState, load};
+use riffle_model::{
+    Batch, Decoder, Forward, HostForward, ModelConfig, ModelError, Projected, RecurrentState, SegmentTokens, load,
+};
 use safetensors::{Dtype, SafeTensors};
 
 /// Tokens and the logits the reference computes for them.
@@ -222,6 +224,8 @@ pub(crate) struct Sequence {
     attention: DenseAttention,
     pub(crate) recurrent: RecurrentState,
     tokens: usize,
+    /// Its next tokens are generated ones, and not those of a prompt.
+    pub(crate) generates: bool,
 }
 
 impl Sequence {
@@ -230,6 +234,7 @@ impl Sequence {
             attention: DenseAttention::new(config),
             recurrent: RecurrentState::new(config),
             tokens: 0,
+            generates: false,
         }
     }
 
@@ -275,7 +280,11 @@ pub(crate) fn read_in_blocks(
     work: &mut [(&mut Sequence, &[u32])],
     cuts: Cuts,
 ) -> Vec<f32> {
-    let batch = Batch::new(work.iter().map(|(sequence, tokens)| (*tokens, sequence.tokens))).unwrap();
+    let segments = work.iter().map(|(sequence, tokens)| match sequence.generates {
+        true => SegmentTokens::generated(tokens, sequence.tokens),
+        false => SegmentTokens::prompt(tokens, sequence.tokens),
+    });
+    let batch = Batch::new(segments).unwrap();
     forward.embed(&batch).unwrap();
     let blocks = forward.row_blocks(cuts.most);
     let groups = match cuts.in_turn {

@@ -151,6 +151,7 @@ impl GatedDeltaNet {
                 .apply(&mut state.convolution, &raw[at(channels)], mixed);
             let tokens = HeadTokens {
                 start_position: part.position,
+                one_by_one: part.one_by_one,
                 rows: part.rows.len(),
                 mixed,
                 strength: &strength[at(heads)],

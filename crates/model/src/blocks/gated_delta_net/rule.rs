@@ -7,7 +7,7 @@
 //! read = Sᵀ query
 //! ```
 //!
-//! One token is read so. Many are read in chunks, where the writes of a chunk are found all at once (the WY or UT
+//! Tokens that are generated are read so, one by one. Those of a prompt are read in chunks, where the writes of a chunk are found all at once (the WY or UT
 //! transform of Yang et al., "Parallelizing Linear Transformers with the Delta Rule", 2024). With `D[i,j]` the decay
 //! from token j to token i and `D[i]` that since the chunk began, the writes `W`, `[tokens, value_dim]`, solve the unit
 //! lower triangular system
@@ -28,7 +28,7 @@ use crate::blocks::norm::lane_sum;
 
 /// Tokens read at once: chunks end at multiples of it, whatever the batch begins with.
 const CHUNK: usize = Columns::COUNT;
-/// Fewer tokens than these are read one by one.
+/// Fewer tokens of a chunk than these are read one by one.
 const FEW: usize = 4;
 /// Rows of the triangular system that are solved one by one between products.
 const SOLVE_ROWS: usize = 8;
@@ -51,6 +51,8 @@ pub(super) struct Rule {
 pub(super) struct HeadTokens<'a> {
     /// Position of the first.
     pub(super) start_position: usize,
+    /// They are read one by one, however many they are.
+    pub(super) one_by_one: bool,
     pub(super) rows: usize,
     // [rows, channels]: queries and keys of every key head, values of every value head
     pub(super) mixed: &'a [f32],
@@ -116,7 +118,7 @@ impl Rule {
                     let count = until_boundary.min(tokens.rows - first);
                     let read = &mut read[first * self.value_dim..][..count * self.value_dim];
                     self.gather(chunk, tokens, head, first, count);
-                    match count < FEW {
+                    match tokens.one_by_one || count < FEW {
                         true => self.one_by_one(chunk, tokens, head, first, memory, read),
                         false => self.at_once(chunk, tokens, head, first, memory, read),
                     }

@@ -51,9 +51,15 @@ impl Case {
 
     /// Reads tokens `first..first + rows` as if the first stood at its index; `[value_head, rows, value_dim]`.
     fn read(&self, memory: &mut [Columns], first: usize, rows: usize) -> Vec<f32> {
+        self.read_as(memory, first, rows, false)
+    }
+
+    /// As [`Self::read`], in chunks or one by one.
+    fn read_as(&self, memory: &mut [Columns], first: usize, rows: usize, one_by_one: bool) -> Vec<f32> {
         let heads = self.shape.value_heads;
         let tokens = HeadTokens {
             start_position: first,
+            one_by_one,
             rows,
             mixed: &self.mixed[first * self.shape.channels()..],
             strength: &self.strength[first * heads..],
@@ -166,11 +172,27 @@ fn pieces_of_whole_chunks_and_any_number_of_threads_give_the_same_bits() {
 }
 
 #[test]
+fn tokens_read_one_by_one_have_the_bits_of_tokens_that_come_alone() {
+    for case in cases() {
+        let (alone, memory_alone) = case.read_in_pieces(1);
+        let mut memory = case.memory();
+        let together = case.read_as(&mut memory, 0, case.rows, true);
+        assert!(together == alone && memory == memory_alone, "{:?}", case.shape);
+        let in_chunks = case.read_in_pieces(case.rows);
+        assert!(
+            case.rows < 64 || in_chunks != (alone, memory_alone),
+            "chunks are another way"
+        );
+    }
+}
+
+#[test]
 fn tiled_heads_read_the_keys_of_another_head() {
     // Value heads 0 and 2 then share key head 0, as 0 and 1 do otherwise.
     let case = Case::new(2, 4, 8, 8, 70, 0.2);
     let tokens = HeadTokens {
         start_position: 0,
+        one_by_one: false,
         rows: case.rows,
         mixed: &case.mixed,
         strength: &case.strength,
