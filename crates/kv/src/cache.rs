@@ -3,7 +3,7 @@ use std::sync::Arc;
 use riffle_attention::{PageView, PlaneMut, Span, write_keys, write_values};
 
 use crate::offload;
-use crate::pool::{Kind, PageId, PageStore, Pool};
+use crate::pool::{Kind, PageId, PageStore, PageVersion, Pool};
 use crate::reader::{SequencePages, plane_id};
 use crate::table::PageTable;
 use crate::{CacheShape, KvError, KvTiers, PagePool};
@@ -152,6 +152,11 @@ impl KvCache {
         }
     }
 
+    /// As [`SequencePages::page_versions`](crate::SequencePages::page_versions), for callers without a reader.
+    pub fn page_versions(&self, layer: usize) -> Vec<Vec<PageVersion>> {
+        self.pages_in(&self.pool.read()).page_versions(layer)
+    }
+
     /// Whether all pages of a layer lie near.
     pub fn is_near(&self, layer: usize) -> bool {
         self.pages_in(&self.pool.read()).are_near(layer)
@@ -203,9 +208,7 @@ impl KvCache {
     /// Forgets everything after the first `tokens` tokens, in every layer; freed pages go back to the operating
     /// system. Heads that have let tokens go count those that they still hold.
     pub fn truncate(&mut self, tokens: usize) {
-        for held in &mut self.tokens {
-            *held = tokens.min(*held);
-        }
+        (0..self.tables.len()).for_each(|table| self.lower_tokens(table, tokens));
         self.drain_pages(
             0..self.tables.len(),
             tokens.div_ceil(self.shape().page_tokens),
@@ -216,7 +219,7 @@ impl KvCache {
     /// Forgets everything after the first `tokens` tokens of one (layer, KV head) that exists.
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
         let table = layer * self.shape().kv_heads + kv_head;
-        self.tokens[table] = tokens.min(self.tokens[table]);
+        self.lower_tokens(table, tokens);
         self.drain_pages(table..table + 1, tokens.div_ceil(self.shape().page_tokens), usize::MAX);
     }
 
@@ -268,6 +271,14 @@ impl KvCache {
         store.let_go(&drained);
         let rows = self.tables.iter().map(PageTable::rows).max();
         self.rows.truncate(rows.unwrap_or(0));
+    }
+
+    /// Counts at most `tokens` tokens of a table; the others may lie in its last page still.
+    fn lower_tokens(&mut self, table: usize, tokens: usize) {
+        if tokens < self.tokens[table] {
+            self.tokens[table] = tokens;
+            self.tables[table].set_cut(!tokens.is_multiple_of(self.pool.shape.page_tokens));
+        }
     }
 
     /// Sets how many tokens a table holds: its pages are full up to there.

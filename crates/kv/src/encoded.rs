@@ -4,13 +4,22 @@ use std::sync::Arc;
 
 use riffle_attention::{AttendError, LANES, PageView, copy_keys, copy_values};
 
-use crate::pool::{Kind, PageStore};
+use crate::pool::{Kind, PageStore, PageVersion};
 use crate::{KvCache, KvError};
+
+/// A KV head that tokens are about to be appended to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadGrowth {
+    /// Tokens that it holds.
+    pub held: usize,
+    /// Versions of the pages that the new tokens go to: the first is the one that the last page has when it is not full.
+    pub pages: Vec<PageVersion>,
+}
 
 impl KvCache {
     /// Appends `added` tokens to a layer as [`append`](Self::append) does, in planes of the cache's formats. `encode` is called
-    /// when there is room for them, with the tokens that each KV head holds, and gives for each KV head a view that begins at
-    /// the multiple of 16 at or below these and holds the new tokens behind them; what it says of others is not read.
+    /// when there is room for them, with what each KV head holds, and gives for each KV head a view that begins at
+    /// the multiple of 16 at or below its tokens and holds the new ones behind them; what it says of others is not read.
     ///
     /// # Errors
     /// As [`append`](Self::append), [`KvError::Planes`] for planes of another shape, and those of `encode`; the cache holds what
@@ -19,7 +28,7 @@ impl KvCache {
         &mut self,
         layer: usize,
         added: usize,
-        encode: impl FnOnce(&[usize]) -> Result<Vec<PageView<'e>>, E>,
+        encode: impl FnOnce(&[HeadGrowth]) -> Result<Vec<PageView<'e>>, E>,
     ) -> Result<(), E> {
         self.check_layer(layer)?;
         let heads = self.shape().kv_heads;
@@ -28,7 +37,15 @@ impl KvCache {
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();
         self.take_pages(store, layer, added)?;
-        let copied = encode(&held).and_then(|encoded| {
+        let growth = tables.clone().zip(&held).map(|(table, held)| {
+            let pages = &self.tables[table].pages()[held / pool.shape.page_tokens..];
+            HeadGrowth {
+                held: *held,
+                pages: pages.iter().map(|page| store.version(*page)).collect(),
+            }
+        });
+        let growth: Vec<HeadGrowth> = growth.collect();
+        let copied = encode(&growth).and_then(|encoded| {
             let fits = encoded.len() == heads
                 && encoded
                     .iter()
@@ -48,6 +65,7 @@ impl KvCache {
                 Ok(()) => self.set_tokens(store, table, held + added),
                 Err(_) => {
                     let first = held.div_ceil(pool.shape.page_tokens);
+                    self.tables[table].set_cut(!held.is_multiple_of(pool.shape.page_tokens));
                     self.drain_pages_in(store, table..table + 1, first, usize::MAX);
                 }
             }

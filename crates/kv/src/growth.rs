@@ -87,7 +87,11 @@ impl KvCache {
         }
         store.make_room(planes)?;
         for table in partial {
-            self.make_writable(store, table, self.tables[table].pages().len() - 1)?;
+            let last = self.tables[table].pages().len() - 1;
+            self.make_writable(store, table, last)?;
+            if self.tables[table].set_cut(false) {
+                store.renew(self.tables[table].pages()[last]);
+            }
         }
         for (table, pages) in tables.zip(new_pages) {
             self.push_pages(store, table, pages);

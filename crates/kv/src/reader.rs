@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLockReadGuard};
 use riffle_attention::{PageView, Plane, Span};
 
 use crate::disk::PlaneId;
-use crate::pool::{Kind, PageId, PageStore, PlaneBytes};
+use crate::pool::{Kind, PageId, PageStore, PageVersion, PlaneBytes};
 use crate::table::PageTable;
 use crate::{CacheShape, KvCache, KvError};
 
@@ -61,6 +61,11 @@ impl PageReader<'_> {
         self.sequence().near_page(layer, kv_head, page)
     }
 
+    /// As [`SequencePages::page_versions`] of the sequence that the reader was asked of.
+    pub fn page_versions(&self, layer: usize) -> Vec<Vec<PageVersion>> {
+        self.sequence().page_versions(layer)
+    }
+
     /// The pages of another sequence; `None` for one of another pool.
     pub fn of<'r>(&'r self, other: &'r KvCache) -> Option<SequencePages<'r>> {
         Arc::ptr_eq(&self.cache.pool, &other.pool).then(|| other.pages_in(&self.store))
@@ -102,6 +107,13 @@ impl<'a> SequencePages<'a> {
             self.store.near_plane(id, Kind::Values)?,
         );
         Some(self.page_view(table, page, keys, values))
+    }
+
+    /// The versions of a layer's pages, by KV head in the order of the pages; no KV heads for a layer that does not exist.
+    pub fn page_versions(&self, layer: usize) -> Vec<Vec<PageVersion>> {
+        let tables = (0..self.shape().kv_heads).map_while(|kv_head| self.table_of(layer, kv_head));
+        let versions = |table| self.page_ids(table).iter().map(|page| self.store.version(*page));
+        tables.map(|table| versions(table).collect()).collect()
     }
 
     pub(crate) fn shape(&self) -> &'a CacheShape {

@@ -11,6 +11,8 @@ pub(crate) struct PageTable {
     /// Pages from this one on are wanted near.
     near_from: usize,
     wants_first: bool,
+    /// Whether the last page holds tokens behind those that the sequence counts: the next append writes over them.
+    is_cut: bool,
 }
 
 impl PageTable {
@@ -20,11 +22,17 @@ impl PageTable {
             removed: 0,
             near_from: 0,
             wants_first: true,
+            is_cut: false,
         }
     }
 
     pub(crate) fn pages(&self) -> &[PageId] {
         &self.pages
+    }
+
+    /// Notes whether the last page holds tokens behind those that the sequence counts, and returns what was noted before.
+    pub(crate) fn set_cut(&mut self, is_cut: bool) -> bool {
+        std::mem::replace(&mut self.is_cut, is_cut)
     }
 
     /// The row of the page with this number.

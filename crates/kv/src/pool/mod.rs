@@ -24,7 +24,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::ledger::Ledger;
 use crate::{CacheShape, KvCache, KvError, KvTiers};
-pub use page::PageId;
+pub use page::{PageId, PageVersion};
 pub(crate) use page::{Kind, Place};
 use planes::Ledgers;
 pub(crate) use planes::{PlaneBytes, Source};

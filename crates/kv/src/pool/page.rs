@@ -1,5 +1,7 @@
 //! Records of pages: who holds them and where their planes lie.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::arena::Slot;
 use crate::slots::SlotMap;
 
@@ -7,6 +9,23 @@ use crate::slots::SlotMap;
 /// page, its id may name another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(u32);
+
+/// Names what a page holds: whoever has copied its first tokens under a version finds them there, to the bit, while the page has
+/// that version. Tokens that are appended behind them leave it as it is. It changes when bytes that were there are written
+/// over and when an id names another page; no two pages of a process ever have the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageVersion([u16; 3]);
+
+impl PageVersion {
+    /// A version that no page has had.
+    pub fn unused() -> Self {
+        // One counter for all pools: what copies pages may serve several.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        assert!(number < 1 << 48, "at a million versions a second these last nine years");
+        Self([32, 16, 0].map(|shift| (number >> shift) as u16))
+    }
+}
 
 /// The planes of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,9 +63,10 @@ pub(crate) struct PageRecords {
     count: usize,
 }
 
-/// 16 bytes: small pages are many.
+/// 20 bytes: small pages are many.
 #[derive(Debug, Clone, Copy)]
 struct Record {
+    version: PageVersion,
     /// Page tables that name the page; 0 for an id that is free.
     holders: u32,
     /// A slot or a place on disk, of keys and of values.
@@ -78,6 +98,7 @@ impl PageRecords {
         let index = self.used.lowest_free();
         self.used.take(index);
         let record = Record {
+            version: PageVersion::unused(),
             holders: 1,
             numbers: slots.map(Slot::number),
             tiers: [Tier::Near; 2],
@@ -104,6 +125,15 @@ impl PageRecords {
         if self.records.is_empty() {
             *self = Self::default();
         }
+    }
+
+    pub(crate) fn version(&self, id: PageId) -> PageVersion {
+        self.records[id.index()].version
+    }
+
+    /// Gives a page another version.
+    pub(crate) fn renew(&mut self, id: PageId) {
+        self.records[id.index()].version = PageVersion::unused();
     }
 
     pub(crate) fn holders(&self, id: PageId) -> u32 {
@@ -164,12 +194,14 @@ mod tests {
         assert_eq!(records.place(first, Kind::Keys), Place::Near(slot(1)));
         assert_eq!(records.place(first, Kind::Values), Place::Disk(u32::MAX));
         assert_eq!(records.place(second, Kind::Keys), Place::Ram(slot(9)));
+        let version = records.version(first);
         records.free(first);
         assert_eq!((records.count(), records.ids().collect::<Vec<_>>()), (1, vec![second]));
         assert_eq!(records.take([slot(5), slot(6)]), first);
+        assert_ne!(records.version(first), version);
         records.free(first);
         records.free(second);
         assert_eq!((records.count(), records.bookkeeping_bytes()), (0, 0));
-        assert_eq!(size_of::<Record>(), 16);
+        assert_eq!(size_of::<Record>(), 20);
     }
 }

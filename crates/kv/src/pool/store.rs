@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use riffle_attention::{Plane, PlaneMut};
 
 use super::order::LeaveOrder;
-use super::page::{Kind, PageId, PageRecords, Place};
+use super::page::{Kind, PageId, PageRecords, PageVersion, Place};
 use super::planes::{Ledgers, PlaneBytes, PlaneStore, Source};
 use super::prefixes::KnownRows;
 use crate::arena::Slot;
@@ -95,6 +95,15 @@ impl PageStore {
 
     pub(crate) fn place(&self, page: PageId, kind: Kind) -> Place {
         self.records.place(page, kind)
+    }
+
+    pub(crate) fn version(&self, page: PageId) -> PageVersion {
+        self.records.version(page)
+    }
+
+    /// Notes that bytes of a page which were there are about to be written over.
+    pub(crate) fn renew(&mut self, page: PageId) {
+        self.records.renew(page);
     }
 
     pub(crate) fn is_near(&self, page: PageId) -> bool {
@@ -304,6 +313,7 @@ impl PageStore {
     ) -> Result<(), KvError> {
         assert!(!self.is_shared(page), "a page is written while one sequence holds it");
         self.forget_contents(page);
+        self.renew(page);
         let place = self.place(page, kind);
         self.planes[kind as usize].change(place, id, change)
     }
