@@ -9,8 +9,8 @@
 //!   planes and gathered embeddings are equal to the CPU's to the bit; attention and products of many rows round to 16 or 8
 //!   bits on the way into the tensor cores.
 //! - A [`DeviceModel`] is a decoder whose weights lie on the device, a [`DeviceForward`] takes batches through it; recurrent
-//!   layers bring the state of each segment from main memory and take it back. A [`PagePool`] keeps within a budget what it can of a cache that
-//!   lies whole in [`PinnedMemory`], a [`PagedCall`] attends to pages wherever they are, a [`KeyScan`] estimates over keys.
+//!   layers bring the state of each segment from main memory and take it back. A [`DeviceRoom`] keeps within a budget what it can of caches that
+//!   lie whole in [`PinnedMemory`], a [`PagedCall`] attends to pages wherever they are, a [`KeyScan`] estimates over keys.
 //! - Kernels are compiled at first use, by NVRTC or g++, and kept in a [`KernelCache`]. `scripts/check-kernels` compiles all
 //!   of `kernels/variants.txt` without a GPU.
 //!
@@ -38,6 +38,6 @@ pub use driver::{
 pub use error::CudaError;
 pub use model::{DeviceForward, DeviceModel, DeviceRows, HostRows, forward_bytes};
 pub use pages::{
-    CallRows, KeyScan, PagePool, PagePoolOptions, PagedCall, PagedMass, PagedTile, PinnedMemory, SummaryKind,
-    TransferCount,
+    AppendedTokens, CallRows, DeviceRoom, KeyScan, LayerPages, PagedCall, PagedMass, PagedTile, PinnedMemory,
+    RoomOptions, SequenceId, SummaryKind, TransferCount,
 };

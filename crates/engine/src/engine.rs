@@ -8,6 +8,7 @@ use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, Model
 
 use crate::error::factor;
 use crate::pass::compute::Compute;
+use crate::pass::device::SharedRoom;
 use crate::plan::{available_memory_bytes, cache_shape, policy_shape, session_tiers};
 use crate::{EngineError, EngineOptions, MemoryPlan};
 
@@ -18,6 +19,7 @@ pub struct Engine {
     options: EngineOptions,
     plan: MemoryPlan,
     fingerprint: OnceLock<u128>,
+    device_room: SharedRoom,
 }
 
 /// What does not depend on the options but the device.
@@ -61,6 +63,7 @@ impl Engine {
             options,
             plan,
             fingerprint: OnceLock::new(),
+            device_room: SharedRoom::default(),
         }))
     }
 
@@ -101,6 +104,7 @@ impl Engine {
             options,
             plan,
             fingerprint: self.fingerprint.clone(),
+            device_room: SharedRoom::default(),
         }))
     }
 
@@ -124,6 +128,10 @@ impl Engine {
     /// The model's sizes, and how its keys carry positions.
     pub fn model(&self) -> &ModelOutline {
         &self.loaded.outline
+    }
+
+    pub(crate) fn device_room(&self) -> &SharedRoom {
+        &self.device_room
     }
 
     pub(crate) fn compute(&self) -> &Compute {

@@ -1,4 +1,4 @@
-//! One layer in a pool of pages on a device: what calls cost by where its pages lie, and under policies with their selection
+//! One layer in a room for pages on a device: what calls cost by where its pages lie, and under policies with their selection
 //! included.
 
 use std::sync::Arc;
@@ -8,10 +8,11 @@ use rayon::prelude::*;
 use riffle_attention::{AttendOptions, PageView, Partial, QueryTile, Selection, Span};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{
-    CallRows, CudaError, DeviceBuffer, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream, SummaryKind,
+    CallRows, CudaError, DeviceBuffer, DeviceRoom, LayerPages, PagedTile, PinnedMemory, RoomOptions, SequenceId,
+    Stream, SummaryKind,
 };
 use riffle_engine::EngineError;
-use riffle_kv::{CacheShape, KvCache, KvTiers};
+use riffle_kv::{CacheShape, KvCache, KvTiers, PageVersion};
 use riffle_policy::{Estimate, Estimated, Phase, Policy, PolicySpec, SelectContext, build};
 use serde::{Deserialize, Serialize};
 
@@ -138,23 +139,23 @@ pub(crate) fn offload(
 ) -> Result<OffloadRate, EvalError> {
     let mut layer = Layer::new(stream, case)?;
     let everything = vec![Selection::full(case.tokens); layer.tiles().len()];
-    let mut run = |budget: fn(&PagePoolOptions, usize) -> u64| -> Result<_, EvalError> {
-        let mut pool = layer.pool(budget)?;
+    let mut run = |budget: fn(&RoomOptions, usize) -> u64| -> Result<_, EvalError> {
+        let mut room = layer.room(budget)?;
         let (start, end) = (event(&layer.stream)?, event(&layer.stream)?);
         let (mut times_ms, mut partials) = (Vec::new(), Vec::new());
         for repeat in 0..=repeats {
             layer.stream.record(&start).map_err(failed)?;
-            partials = layer.attend(&mut pool, 0, &everything)?;
+            partials = layer.attend(&mut room, 0, &everything)?;
             layer.stream.record(&end).map_err(failed)?;
             layer.stream.synchronize().map_err(failed)?;
             if repeat > 0 {
                 times_ms.push(f64::from(end.elapsed_ms_since(&start).map_err(failed)?));
             }
         }
-        let bytes = pool.transferred().bytes as f64 / (repeats + 1) as f64;
+        let bytes = room.pages.transferred().bytes as f64 / (repeats + 1) as f64;
         Ok((median(times_ms), partials, bytes))
     };
-    let (resident_ms, resident, _) = run(PagePoolOptions::bytes_for)?;
+    let (resident_ms, resident, _) = run(RoomOptions::bytes_for)?;
     let (median_ms, far, bytes) = run(|options, _| options.least_bytes())?;
     let gigabytes_per_s = bytes / median_ms / 1e6;
     let copy_ms = bytes / upload_gigabytes_per_s / 1e6;
@@ -197,15 +198,15 @@ pub(crate) fn ahead(
     let (from, to) = (buffer()?, buffer()?);
     let work = || stream.copy_on_device(to.all(), from.all()).map_err(failed);
     let mut run = |is_ahead: bool| -> Result<_, EvalError> {
-        let mut pool = layer.pool(|options, _| options.least_bytes())?;
+        let mut room = layer.room(|options, _| options.least_bytes())?;
         let (start, end) = (event(stream)?, event(stream)?);
         let (mut times_ms, mut partials) = (Vec::new(), Vec::new());
         for repeat in 0..=repeats {
             stream.record(&start).map_err(failed)?;
             for number in 0..LAYERS {
-                layer.queue(&mut pool, number, &everything)?;
+                layer.queue(&mut room, number, &everything)?;
                 if is_ahead {
-                    layer.read_ahead(&mut pool, (number + 1) % LAYERS)?;
+                    layer.read_ahead(&mut room, (number + 1) % LAYERS)?;
                 }
                 work()?;
             }
@@ -216,9 +217,9 @@ pub(crate) fn ahead(
             }
         }
         for number in 0..LAYERS {
-            partials.push(layer.attend(&mut pool, number, &everything)?);
+            partials.push(layer.attend(&mut room, number, &everything)?);
         }
-        Ok((median(times_ms), partials, pool.transferred()))
+        Ok((median(times_ms), partials, room.pages.transferred()))
     };
     let (without_ms, expected, _) = run(false)?;
     let (median_ms, found, came) = run(true)?;
@@ -256,19 +257,19 @@ pub(crate) fn policy(
     let phase = if case.rows == 1 { Phase::Decode } else { Phase::Prefill };
     let mut layer = Layer::new(stream, case)?;
     let everything = vec![Selection::full(case.tokens); layer.tiles().len()];
-    let mut run = |budget: fn(&PagePoolOptions, usize) -> u64, is_sparse: bool| -> Result<_, EvalError> {
-        let mut pool = layer.pool(budget)?;
+    let mut run = |budget: fn(&RoomOptions, usize) -> u64, is_sparse: bool| -> Result<_, EvalError> {
+        let mut room = layer.room(budget)?;
         let policies = (0..case.kv_heads).map(|_| build(&spec, phase).map_err(EngineError::from));
         let mut policies = policies.collect::<Result<Vec<_>, _>>()?;
         let (mut times_ms, mut select_ms, mut last) = (Vec::new(), Vec::new(), None);
         for repeat in 0..=repeats {
             let start = Instant::now();
             let selections = match is_sparse {
-                true => layer.select(&mut pool, &mut policies, phase)?,
+                true => layer.select(&mut room, &mut policies, phase)?,
                 false => everything.clone(),
             };
             let selected = start.elapsed();
-            let partials = layer.attend(&mut pool, 0, &selections)?;
+            let partials = layer.attend(&mut room, 0, &selections)?;
             if repeat > 0 {
                 times_ms.push(start.elapsed().as_secs_f64() * 1e3);
                 select_ms.push(selected.as_secs_f64() * 1e3);
@@ -277,8 +278,8 @@ pub(crate) fn policy(
         }
         Ok((median(times_ms), median(select_ms), last))
     };
-    let (dense_ms, _, _) = run(PagePoolOptions::bytes_for, false)?;
-    let (median_ms, select_ms, resident) = run(PagePoolOptions::bytes_for, true)?;
+    let (dense_ms, _, _) = run(RoomOptions::bytes_for, false)?;
+    let (median_ms, select_ms, resident) = run(RoomOptions::bytes_for, true)?;
     let (offloaded_ms, _, far) = run(|options, _| options.least_bytes(), true)?;
     let tiles = layer.tiles();
     let pairs = |selections: &[Selection]| -> usize {
@@ -350,8 +351,8 @@ impl Layer {
         })
     }
 
-    fn pool(&self, budget: fn(&PagePoolOptions, usize) -> u64) -> Result<PagePool, EvalError> {
-        let mut options = PagePoolOptions {
+    fn room(&self, budget: fn(&RoomOptions, usize) -> u64) -> Result<Room, EvalError> {
+        let mut options = RoomOptions {
             shape: *self.cache.shape(),
             heads: self.case.heads,
             budget_bytes: 0,
@@ -361,7 +362,11 @@ impl Layer {
             mean_bytes: 0,
         };
         options.budget_bytes = budget(&options, self.case.tokens);
-        PagePool::new(&self.stream, options).map_err(failed)
+        let mut pages = DeviceRoom::new(&self.stream, options).map_err(failed)?;
+        Ok(Room {
+            sequence: pages.begin_sequence(),
+            pages,
+        })
     }
 
     fn start(&self) -> usize {
@@ -403,19 +408,15 @@ impl Layer {
         (0..self.case.kv_heads).flat_map(of_head).collect()
     }
 
-    fn attend(
-        &mut self,
-        pool: &mut PagePool,
-        layer: usize,
-        selections: &[Selection],
-    ) -> Result<Vec<Partial>, EvalError> {
-        self.queue(pool, layer, selections)?;
+    fn attend(&mut self, room: &mut Room, layer: usize, selections: &[Selection]) -> Result<Vec<Partial>, EvalError> {
+        self.queue(room, layer, selections)?;
         let mut partials = Vec::new();
         for (_, queries) in self.tiles() {
             partials.push(Partial::new(queries.rows, queries.group, queries.head_dim));
         }
         let tiles = self.paged_tiles(selections);
-        pool.bring_partials(&tiles, &self.rows.call(&self.case), &mut partials)
+        room.pages
+            .bring_partials(&tiles, &self.rows.call(&self.case), &mut partials)
             .map_err(failed)?;
         Ok(partials)
     }
@@ -434,7 +435,7 @@ impl Layer {
     }
 
     /// Attends; what is returned lies on the device when that has run.
-    fn queue(&mut self, pool: &mut PagePool, layer: usize, selections: &[Selection]) -> Result<(), EvalError> {
+    fn queue(&mut self, room: &mut Room, layer: usize, selections: &[Selection]) -> Result<(), EvalError> {
         let page_tokens = self.cache.shape().page_tokens;
         let mut wanted = vec![Vec::new(); self.case.kv_heads];
         for ((kv_head, queries), selection) in self.tiles().into_iter().zip(selections) {
@@ -450,8 +451,11 @@ impl Layer {
         let options = AttendOptions::new(self.scale());
         let tiles = self.paged_tiles(selections);
         let rows = self.rows.call(&self.case);
-        let mut call = pool
-            .begin(layer, &tiles, rows, self.case.tokens, &options)
+        let versions = self.cache.page_versions(layer);
+        let of = room.layer(layer, &versions);
+        let mut call = room
+            .pages
+            .begin(of, &tiles, rows, self.case.tokens, &options)
             .map_err(failed)?;
         self.cache
             .stream::<EngineError>(layer, Some(&wanted), None, &mut |pages| Ok(call.attend(pages)?))?;
@@ -459,11 +463,13 @@ impl Layer {
     }
 
     /// Begins to copy what a layer is expected to read first.
-    fn read_ahead(&self, pool: &mut PagePool, layer: usize) -> Result<(), EvalError> {
-        let expected = pool.expected(layer).into_iter();
+    fn read_ahead(&self, room: &mut Room, layer: usize) -> Result<(), EvalError> {
         let reader = self.cache.read();
+        let versions = reader.page_versions(layer);
+        let of = room.layer(layer, &versions);
+        let expected = room.pages.expected(of).into_iter();
         let shown = expected.filter_map(|(kv_head, page)| Some((kv_head, reader.near_page(layer, kv_head, page)?)));
-        pool.read_ahead(layer, &shown.collect::<Vec<_>>()).map_err(failed)
+        room.pages.read_ahead(of, &shown.collect::<Vec<_>>()).map_err(failed)
     }
 
     fn scale(&self) -> f32 {
@@ -471,7 +477,7 @@ impl Layer {
     }
 
     /// As the engine selects: estimates where the keys lie, choices on the CPU.
-    fn select(&self, pool: &mut PagePool, policies: &mut [Policy], phase: Phase) -> Result<Vec<Selection>, EvalError> {
+    fn select(&self, room: &mut Room, policies: &mut [Policy], phase: Phase) -> Result<Vec<Selection>, EvalError> {
         let (case, start) = (&self.case, self.start());
         let reader = self.cache.read();
         let shown: Vec<Vec<PageView<'_>>> = (0..case.kv_heads).map(|head| reader.pages(0, head).collect()).collect();
@@ -491,7 +497,8 @@ impl Layer {
         };
         let contexts: Vec<SelectContext<'_>> = (0..case.kv_heads).map(context).collect();
         let chunk = |kv_head: usize| self.tile(kv_head, 0, case.rows);
-        let estimated = self.estimate(pool, &shown, policies[0].estimate(&chunk(0), &contexts[0]))?;
+        let versions = reader.page_versions(0);
+        let estimated = self.estimate(room, &versions, &shown, policies[0].estimate(&chunk(0), &contexts[0]))?;
         let prepared = policies.par_iter_mut().zip(estimated).zip(&contexts);
         prepared.for_each(|((policy, estimated), context)| {
             let chunk = chunk(context.kv_head);
@@ -509,33 +516,37 @@ impl Layer {
 
     fn estimate(
         &self,
-        pool: &mut PagePool,
+        room: &mut Room,
+        versions: &[Vec<PageVersion>],
         shown: &[Vec<PageView<'_>>],
         asked: Option<Estimate>,
     ) -> Result<Vec<Option<Estimated>>, EvalError> {
         let (case, start, scale) = (&self.case, self.start(), self.scale());
+        let of = room.layer(0, versions);
         let nothing = || Ok((0..case.kv_heads).map(|_| None).collect());
         match asked {
             None => nothing(),
             Some(Estimate::Bounds { block }) => {
-                let Some(known) = pool.summaries_known(SummaryKind::Bounds, 0, block, case.tokens) else {
+                let known = room.pages.summaries_known(SummaryKind::Bounds, of, block, case.tokens);
+                let Some(known) = known.map_err(failed)? else {
                     return nothing();
                 };
                 let lacking = shown.iter().zip(&known).map(|(pages, known)| {
                     let pages = pages.iter().filter(|page| page.start + page.tokens > *known);
                     pages.copied().collect()
                 });
-                pool.extend_summaries(SummaryKind::Bounds, 0, &lacking.collect::<Vec<_>>())
+                room.pages
+                    .extend_summaries(SummaryKind::Bounds, of, &lacking.collect::<Vec<_>>())
                     .map_err(failed)?;
                 let tokens = vec![case.tokens; case.kv_heads];
-                let scores = pool.bound_scores(0, self.on_device(), &tokens).map_err(failed)?;
+                let scores = room.pages.bound_scores(of, self.on_device(), &tokens).map_err(failed)?;
                 Ok(scores
                     .into_iter()
                     .map(|scores| Some(Estimated::Bounds(scores)))
                     .collect())
             }
             Some(asked) => {
-                let Some(mut scan) = pool.scan_keys(0, shown, self.on_device()).map_err(failed)? else {
+                let Some(mut scan) = room.pages.scan_keys(of, shown, self.on_device()).map_err(failed)? else {
                     return nothing();
                 };
                 let of_head = |kv_head: usize| {
@@ -552,6 +563,22 @@ impl Layer {
                 let found: Result<Vec<_>, CudaError> = (0..case.kv_heads).map(of_head).collect();
                 found.map_err(failed)
             }
+        }
+    }
+}
+
+/// A room with one sequence in it.
+struct Room {
+    pages: DeviceRoom,
+    sequence: SequenceId,
+}
+
+impl Room {
+    fn layer<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
+        LayerPages {
+            sequence: self.sequence,
+            layer,
+            versions,
         }
     }
 }

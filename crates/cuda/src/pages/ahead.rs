@@ -2,63 +2,70 @@
 //! copied from main memory.
 
 use riffle_attention::PageView;
+use riffle_kv::PageVersion;
 
-use super::pool::PagePool;
-use super::staging::{PageKey, Staged};
+use super::residence::Residence;
+use super::sequence::LayerPages;
+use super::staging::{PageKey, Staged, Staging};
 use super::transfer::bytes_of;
 use crate::{CudaError, Region};
 
-impl PagePool {
-    /// The first pages, as (KV head, page) in the order of reading, that the next call on a layer is expected to bring: what its
-    /// latest call read and what has no place here. As many as may be on their way at a time.
-    pub fn expected(&self, layer: usize) -> Vec<(usize, usize)> {
-        let visited = self.visited.get(layer).into_iter().flatten();
-        let is_away = |(kv_head, page): &(usize, usize)| self.residence.find(layer, *kv_head, *page).is_none();
+impl Staging {
+    /// Notes a page that a call reads without its staying.
+    pub(super) fn note_visit(&mut self, of: &LayerPages<'_>, kv_head: usize, page: usize) {
+        let most = self.pages();
+        let visited = self.visited.entry((of.sequence, of.layer)).or_default();
+        if visited.len() < most {
+            visited.push((kv_head, page));
+        }
+    }
+
+    /// The first pages, as (KV head, page) in the order of reading, that the next call on a layer is expected to bring.
+    pub(super) fn expected(&self, residence: &Residence, of: &LayerPages<'_>) -> Vec<(usize, usize)> {
+        let visited = self.visited.get(&(of.sequence, of.layer)).into_iter().flatten();
+        let is_away = |(kv_head, page): &(usize, usize)| {
+            let version = of.version(*kv_head, *page);
+            version.is_ok_and(|version| residence.find(version).is_none())
+        };
         visited.copied().filter(is_away).collect()
     }
 
-    /// Begins to copy pages of a KV head each that the next call on a layer is expected to read, and returns at once. Copies run behind
-    /// what is queued; memory of [`PinnedMemory`](super::PinnedMemory) waits for them before it changes, pages in other memory are left
-    /// where they are. Only whole pages come ahead: others are about to grow. Those that came ahead before and were not read are
-    /// forgotten, and so are these if they turn out not to be wanted.
-    ///
-    /// # Errors
-    /// A lost device: the pool has forgotten every page then.
-    pub fn read_ahead(&mut self, layer: usize, shown: &[(usize, PageView<'_>)]) -> Result<(), CudaError> {
-        self.staging.keep_ahead(|_| false);
-        let begun = self.begin_ahead(layer, shown);
-        if begun.is_err() {
-            self.clear();
+    /// Begins to copy pages of a KV head each.
+    pub(super) fn begin_ahead(
+        &mut self,
+        residence: &Residence,
+        of: &LayerPages<'_>,
+        shown: &[(usize, PageView<'_>)],
+    ) -> Result<(), CudaError> {
+        let page_tokens = self.shape.page_tokens;
+        let mut whole: Vec<(PageKey, PageVersion, &PageView<'_>)> = Vec::new();
+        for (kv_head, view) in shown {
+            let (page, kv_head) = (view.start / page_tokens, *kv_head);
+            let version = of.version(kv_head, page)?;
+            if view.tokens == page_tokens && residence.find(version).is_none() && whole.len() < self.pages() {
+                let key = PageKey {
+                    sequence: of.sequence,
+                    layer: of.layer,
+                    page,
+                    kv_head,
+                };
+                whole.push((key, version, view));
+            }
         }
-        begun
-    }
-
-    fn begin_ahead(&mut self, layer: usize, shown: &[(usize, PageView<'_>)]) -> Result<(), CudaError> {
-        let page_tokens = self.options.shape.page_tokens;
-        let key = |(kv_head, view): &(usize, PageView<'_>)| PageKey {
-            layer,
-            page: view.start / page_tokens,
-            kv_head: *kv_head,
-        };
-        let whole = shown.iter().filter(|shown| {
-            let PageKey { page, kv_head, .. } = key(shown);
-            shown.1.tokens == page_tokens && self.residence.find(layer, kv_head, page).is_none()
-        });
-        let whole: Vec<_> = whole.take(self.staging.pages()).collect();
-        for (number, pages) in whole.chunks(self.staging.half_pages()).enumerate() {
-            let half = self.staging.half_in_turn(number);
-            self.staging.wait_for(&self.copy, half)?;
-            let copies = pages.iter().enumerate().flat_map(|(number, (_, view))| {
+        for (number, pages) in whole.chunks(self.half_pages()).enumerate() {
+            let half = self.half_in_turn(number);
+            self.wait_for(half)?;
+            let copies = pages.iter().enumerate().flat_map(|(number, (_, _, view))| {
                 let planes = self.planes(view, 0);
                 self.staged_planes(Staged { half, number }, planes)
             });
             let copies: Vec<(Region<'_>, &[u8])> = copies.collect();
-            if !self.copy.upload_behind(&copies, self.staging.copied(half))? {
+            if !self.copy.upload_behind(&copies, self.copied(half))? {
                 return Ok(());
             }
             let bytes = bytes_of(&copies);
             self.transferred.count(pages.len(), bytes);
-            self.staging.put_ahead(half, pages.iter().map(|shown| key(shown)));
+            self.put_ahead(half, pages.iter().map(|(key, version, _)| (*key, *version)));
         }
         Ok(())
     }

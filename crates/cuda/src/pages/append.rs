@@ -3,134 +3,153 @@
 use std::ops::Range;
 
 use riffle_attention::{Format, LANES, PageView, Plane};
+use riffle_kv::{CacheShape, HeadGrowth};
 
 use super::list::DeviceList;
-use super::pool::{PagePool, Place};
+use super::memory::{PageLayout, Place};
+use super::residence::Residence;
+use super::sequence::SequenceId;
 use crate::ops::{self, AppendTargets, NewTokens};
-use crate::{CudaError, DeviceBuffer, DeviceRows, Gpu, PinnedBuffer};
+use crate::{CudaError, DeviceBuffer, DeviceRows, Gpu, PinnedBuffer, Stream};
+
+/// Tokens of a batch that are appended to a layer of a sequence.
+#[derive(Clone, Copy)]
+pub struct AppendedTokens<'a> {
+    /// Whose layer it is.
+    pub sequence: SequenceId,
+    /// Its number in the cache.
+    pub layer: usize,
+    /// Where keys and values lie.
+    pub rows: &'a DeviceRows,
+    /// Whether keys and values are rotated on the way.
+    pub rotated: [bool; 2],
+}
 
 /// Memory of new tokens on their way to main memory.
 pub(super) struct AppendMemory {
+    gpu: Gpu,
+    shape: CacheShape,
     targets: DeviceList,
     stripes: DeviceBuffer,
     host: PinnedBuffer,
 }
 
+/// Where new tokens of all KV heads go.
+struct Targets {
+    /// For each KV head the tokens it holds, then of each page where keys, then where values go; 0 for a page that does not lie on
+    /// the device.
+    list: Vec<u64>,
+    pages: usize,
+    stripes: usize,
+}
+
 impl AppendMemory {
-    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+    pub(super) fn new(gpu: &Gpu, shape: &CacheShape) -> Result<Self, CudaError> {
         Ok(Self {
+            gpu: gpu.clone(),
+            shape: *shape,
             targets: DeviceList::new(gpu)?,
             stripes: gpu.allocate(0)?,
             host: gpu.allocate_host(0)?,
         })
     }
-}
 
-impl PagePool {
-    /// Appends tokens `tokens` of a batch to a layer whose KV heads hold `held` tokens: to pages that lie here with all
-    /// tokens before them, and to pages that they begin and that find a place. Returns them by KV head as main memory keeps them,
-    /// as [`riffle_kv::KvCache::append_encoded`] takes them. `rotated` says whether keys and values are rotated on the way.
-    ///
-    /// # Errors
-    /// A lost device, too little memory: the pool has forgotten every page then.
-    pub fn append(
+    /// Appends tokens `tokens` of a batch, as [`DeviceRoom::append`](super::DeviceRoom::append) says.
+    pub(super) fn append(
         &mut self,
-        layer: usize,
-        rows: &DeviceRows,
+        residence: &mut Residence,
+        stream: &Stream,
+        new: &AppendedTokens<'_>,
         tokens: Range<usize>,
-        held: &[usize],
-        rotated: [bool; 2],
+        heads: &[HeadGrowth],
     ) -> Result<Vec<PageView<'_>>, CudaError> {
-        let stripes = held.iter().map(|held| (held % LANES + tokens.len()).div_ceil(LANES));
-        let stripes = stripes.max().unwrap_or(0);
-        if let Err(error) = self.append_stripes(layer, rows, tokens.clone(), held, rotated, stripes) {
-            self.clear();
-            return Err(error);
-        }
-        let shape = &self.options.shape;
+        let added = tokens.len();
+        let targets = self.targets_of(residence, new, added, heads)?;
+        let stripes = targets.stripes;
+        self.encode(stream, new, tokens, &targets)?;
+        let shape = &self.shape;
         let plane_bytes = |format: Format| format.plane_bytes(LANES * stripes, shape.head_dim);
         let (key_bytes, value_bytes) = (plane_bytes(shape.key_format), plane_bytes(shape.value_format));
-        let bytes = self.append.host.bytes();
-        let (keys, values) = bytes.split_at(shape.kv_heads * key_bytes);
-        let of_head = |(kv_head, held): (usize, &usize)| PageView {
-            start: held / LANES * LANES,
-            tokens: held % LANES + tokens.len(),
+        let (keys, values) = self.host.bytes().split_at(shape.kv_heads * key_bytes);
+        let of_head = |(kv_head, head): (usize, &HeadGrowth)| PageView {
+            start: head.held / LANES * LANES,
+            tokens: head.held % LANES + added,
             keys: plane(shape.key_format, &keys[kv_head * key_bytes..][..key_bytes]),
             values: plane(shape.value_format, &values[kv_head * value_bytes..][..value_bytes]),
         };
-        Ok(held.iter().enumerate().map(of_head).collect())
+        Ok(heads.iter().enumerate().map(of_head).collect())
     }
 
-    fn append_stripes(
-        &mut self,
-        layer: usize,
-        rows: &DeviceRows,
-        tokens: Range<usize>,
-        held: &[usize],
-        rotated: [bool; 2],
-        stripes: usize,
-    ) -> Result<(), CudaError> {
-        let (shape, added) = (self.options.shape, tokens.len());
-        let pages_of = |held: &usize| held / shape.page_tokens..(held + added).div_ceil(shape.page_tokens);
-        let pages = held.iter().map(|held| pages_of(held).len()).max().unwrap_or(0);
+    /// The pages on the device that `added` tokens go to: those that lie there with all tokens before them, and those that they
+    /// begin and that find a place.
+    fn targets_of(
+        &self,
+        residence: &mut Residence,
+        new: &AppendedTokens<'_>,
+        added: usize,
+        heads: &[HeadGrowth],
+    ) -> Result<Targets, CudaError> {
+        let page_tokens = self.shape.page_tokens;
+        let values_at = PageLayout::new(&self.shape).values_at as u64;
+        let pages = heads.iter().map(|head| head.pages.len()).max().unwrap_or(0);
         let width = 1 + 2 * pages;
-        let mut list = vec![0u64; held.len() * width];
-        for ((kv_head, held), target) in held.iter().enumerate().zip(list.chunks_exact_mut(width)) {
-            target[0] = *held as u64;
-            for (number, page) in pages_of(held).enumerate() {
-                let start = page * shape.page_tokens;
-                let (before, end) = (held.saturating_sub(start), held + added - start);
-                let Some(slot) = self.slot_behind(layer, kv_head, page, before)? else {
-                    continue;
+        let mut list = vec![0u64; heads.len() * width];
+        for ((kv_head, head), target) in heads.iter().enumerate().zip(list.chunks_exact_mut(width)) {
+            let first = head.held / page_tokens;
+            residence.enter_head(new.sequence, new.layer, kv_head, first, &head.pages);
+            target[0] = head.held as u64;
+            for (number, version) in head.pages.iter().enumerate() {
+                let start = (first + number) * page_tokens;
+                let (before, end) = (head.held.saturating_sub(start), head.held + added - start);
+                let slot = match residence.find(*version) {
+                    Some(held) => (held.tokens == before).then_some(held.slot),
+                    None if before > 0 => None,
+                    None => residence.place(new.sequence, new.layer, kv_head, first + number, *version)?,
                 };
-                let address = self.store.at(Place::Slot(slot)).address();
-                (target[1 + number], target[1 + pages + number]) = (address, address + self.layout.values_at as u64);
-                self.residence.extend(layer, kv_head, page, end.min(shape.page_tokens));
+                let Some(slot) = slot else { continue };
+                let address = residence.at(Place::Slot(slot)).address();
+                (target[1 + number], target[1 + pages + number]) = (address, address + values_at);
+                residence.extend(*version, end.min(page_tokens));
             }
         }
-        let [keys, values] = rows.keys_and_values(tokens);
+        let stripes = heads.iter().map(|head| (head.held % LANES + added).div_ceil(LANES));
+        Ok(Targets {
+            list,
+            pages,
+            stripes: stripes.max().unwrap_or(0),
+        })
+    }
+
+    /// Encodes tokens into pages on the device and into main memory, and waits for that.
+    fn encode(
+        &mut self,
+        stream: &Stream,
+        new: &AppendedTokens<'_>,
+        tokens: Range<usize>,
+        targets: &Targets,
+    ) -> Result<(), CudaError> {
+        let [keys, values] = new.rows.keys_and_values(tokens);
         let new = NewTokens {
             keys,
             values,
-            formats: [shape.key_format, shape.value_format],
-            rotated,
+            formats: [self.shape.key_format, self.shape.value_format],
+            rotated: new.rotated,
         };
-        let (bytes, memory) = (new.stripe_bytes(stripes), &mut self.append);
-        if memory.stripes.bytes() < bytes {
-            memory.host = self.gpu.allocate_host(bytes)?;
-            memory.stripes = self.gpu.allocate(bytes)?;
+        let bytes = new.stripe_bytes(targets.stripes);
+        if self.stripes.bytes() < bytes {
+            self.host = self.gpu.allocate_host(bytes)?;
+            self.stripes = self.gpu.allocate(bytes)?;
         }
         let targets = AppendTargets {
-            list: memory.targets.set(&self.compute, &list)?,
-            pages,
-            page_tokens: shape.page_tokens,
-            stripes,
+            list: self.targets.set(stream, &targets.list)?,
+            pages: targets.pages,
+            page_tokens: self.shape.page_tokens,
+            stripes: targets.stripes,
         };
-        let to = memory.stripes.region(0..bytes);
-        ops::append(&self.compute, to, &targets, &new)?;
-        self.compute.from_device(&mut memory.host, 0, to)?;
-        self.compute.synchronize()
-    }
-
-    /// The slot of a page that holds its first `before` tokens here and no more, where there is or can be one.
-    fn slot_behind(
-        &mut self,
-        layer: usize,
-        kv_head: usize,
-        page: usize,
-        before: usize,
-    ) -> Result<Option<usize>, CudaError> {
-        if let Some(resident) = self.residence.find(layer, kv_head, page) {
-            return Ok((resident.tokens == before).then_some(resident.slot));
-        }
-        if before > 0 {
-            return Ok(None);
-        }
-        let slot = self.residence.place(layer, kv_head, page, |other, _, _| other == layer);
-        if let Some(slot) = slot {
-            self.store.make(&self.gpu, slot)?;
-        }
-        Ok(slot)
+        let to = self.stripes.region(0..bytes);
+        ops::append(stream, to, &targets, &new)?;
+        stream.from_device(&mut self.host, 0, to)?;
+        stream.synchronize()
     }
 }
 

@@ -1,13 +1,14 @@
 //! Scores of blocks by the bounds of their keys.
 
-use super::pool::PagePool;
-use super::summaries::Summaries;
+use super::sequence::LayerPages;
+use super::summaries::{Summaries, SummaryKind};
 use crate::ops::{self, Queries};
-use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
+use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
 
 /// The bounds of every layer.
 pub(super) struct KeyBounds {
     pub(super) summaries: Summaries,
+    gpu: Gpu,
     // f32 [kv_heads, blocks]
     scores: DeviceBuffer,
     host_scores: PinnedBuffer,
@@ -16,45 +17,24 @@ pub(super) struct KeyBounds {
 impl KeyBounds {
     pub(super) fn new(gpu: &Gpu, shape: &riffle_kv::CacheShape, bytes: u64) -> Result<Self, CudaError> {
         Ok(Self {
-            summaries: Summaries::new(gpu, shape, bytes)?,
+            summaries: Summaries::new(gpu, SummaryKind::Bounds, shape, bytes)?,
             scores: gpu.allocate(0)?,
             host_scores: gpu.allocate_host(0)?,
+            gpu: gpu.clone(),
         })
     }
-}
 
-impl PagePool {
-    /// Of every KV head the bound of each block of its first `tokens` tokens, all of them
-    /// [known](Self::summaries_known), summed over `queries` and the heads of the group; equal to the CPU's to the bit.
-    ///
-    /// # Errors
-    /// A lost device, too little memory: the pool has forgotten every page then.
-    pub fn bound_scores(
+    /// Of every KV head the bound of each block of its first `tokens` tokens, summed over `queries` and the `group` heads.
+    pub(super) fn score(
         &mut self,
-        layer: usize,
-        queries: Queries<'_>,
+        stream: &Stream,
+        of: &LayerPages<'_>,
+        queries: &Queries<'_>,
+        group: usize,
         tokens: &[usize],
     ) -> Result<Vec<Vec<f32>>, CudaError> {
-        let scored = self.score_bounds(layer, queries, tokens);
-        if scored.is_err() {
-            self.clear();
-        }
-        scored
-    }
-
-    fn score_bounds(
-        &mut self,
-        layer: usize,
-        queries: Queries<'_>,
-        tokens: &[usize],
-    ) -> Result<Vec<Vec<f32>>, CudaError> {
-        let shape = self.options.shape;
-        let KeyBounds {
-            summaries,
-            scores,
-            host_scores,
-        } = &mut self.bounds;
-        let Some(bounds) = summaries.of_layer(layer) else {
+        let shape = self.summaries.shape();
+        let Some(bounds) = self.summaries.of_layer(of) else {
             return Ok(vec![Vec::new(); tokens.len()]);
         };
         let blocks_of = |tokens: &usize| tokens.div_ceil(bounds.block_tokens);
@@ -63,16 +43,23 @@ impl PagePool {
             return Ok(vec![Vec::new(); tokens.len()]);
         }
         let bytes = 4 * shape.kv_heads * blocks;
-        if scores.bytes() < bytes {
-            *host_scores = self.gpu.allocate_host(bytes.next_power_of_two())?;
-            *scores = self.gpu.allocate(bytes.next_power_of_two())?;
+        if self.scores.bytes() < bytes {
+            self.host_scores = self.gpu.allocate_host(bytes.next_power_of_two())?;
+            self.scores = self.gpu.allocate(bytes.next_power_of_two())?;
         }
-        let to = scores.region(0..bytes);
-        let (heads, group) = ((shape.kv_heads, shape.head_dim), self.options.heads / shape.kv_heads);
-        ops::bound_scores(&self.compute, to, &bounds, &queries, heads, group, blocks)?;
-        self.compute.from_device(host_scores, 0, to)?;
-        self.compute.synchronize()?;
-        let found: &[f32] = bytemuck::cast_slice(&host_scores.bytes()[..bytes]);
+        let to = self.scores.region(0..bytes);
+        ops::bound_scores(
+            stream,
+            to,
+            &bounds,
+            queries,
+            (shape.kv_heads, shape.head_dim),
+            group,
+            blocks,
+        )?;
+        stream.from_device(&mut self.host_scores, 0, to)?;
+        stream.synchronize()?;
+        let found: &[f32] = bytemuck::cast_slice(&self.host_scores.bytes()[..bytes]);
         let of_head = |(found, tokens): (&[f32], &usize)| found[..blocks_of(tokens)].to_vec();
         Ok(found.chunks_exact(blocks).zip(tokens).map(of_head).collect())
     }

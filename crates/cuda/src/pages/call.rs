@@ -6,12 +6,16 @@
 //! what the whole call reads.
 
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
+use riffle_kv::CacheShape;
 
-use super::pool::{PagePool, PagedTile, Place, tile_reads};
-use super::staging::PageKey;
-use super::transfer::{Waiting, in_order};
-use crate::ops::{self, AttentionOptions, Outputs, Pages, PrefillState, Queries};
-use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region};
+use super::list::DeviceList;
+use super::means::{BlockMeans, MeansCall};
+use super::memory::Place;
+use super::room::{PagedTile, tile_reads};
+use super::traffic::{Shown, Traffic};
+use super::transfer::Waiting;
+use crate::ops::{self, AttentionOptions, Outputs, Pages, PrefillState, Queries, Reads};
+use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
 /// Packed rows (queries times heads of a group) up to which a call is split over its keys.
 const FEW_PACKED_ROWS: usize = 16;
@@ -27,10 +31,17 @@ pub struct CallRows<'a> {
     pub log_sum_exp: Region<'a>,
 }
 
+/// What a call works with.
+pub(super) struct CallParts<'p> {
+    pub(super) traffic: Traffic<'p>,
+    pub(super) memory: &'p mut CallMemory,
+    pub(super) lists: &'p mut CallLists,
+    pub(super) means: &'p mut BlockMeans,
+}
+
 /// A call under way.
 pub struct PagedCall<'p> {
-    pool: &'p mut PagePool,
-    layer: usize,
+    parts: CallParts<'p>,
     tiles: &'p [PagedTile<'p>],
     rows: CallRows<'p>,
     options: AttentionOptions<'static>,
@@ -58,8 +69,17 @@ struct Visiting {
     visitor: usize,
 }
 
+/// What kernels of one call are told, set anew for each.
+pub(super) struct CallLists {
+    pub(super) reads: Reads,
+    /// Addresses of keys and of values.
+    pub(super) tables: [DeviceList; 2],
+}
+
 /// Memory of a call, as long as the longest so far.
 pub(super) struct CallMemory {
+    gpu: Gpu,
+    heads: usize,
     // state of a prefill, or partials of a decode
     sums: DeviceBuffer,
     outputs: DeviceBuffer,
@@ -70,8 +90,10 @@ pub(super) struct CallMemory {
 }
 
 impl CallMemory {
-    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+    pub(super) fn new(gpu: &Gpu, heads: usize) -> Result<Self, CudaError> {
         Ok(Self {
+            gpu: gpu.clone(),
+            heads,
             sums: gpu.allocate(0)?,
             outputs: gpu.allocate(0)?,
             workspace: gpu.allocate(0)?,
@@ -80,20 +102,27 @@ impl CallMemory {
         })
     }
 
-    fn reserve(&mut self, gpu: &Gpu, rows: usize, heads: usize, head_dim: usize) -> Result<(), CudaError> {
-        let (sums, outputs) = PrefillState::bytes(rows, heads, head_dim);
+    fn reserve(&mut self, rows: usize, head_dim: usize) -> Result<(), CudaError> {
+        let (sums, outputs) = PrefillState::bytes(rows, self.heads, head_dim);
         if self.outputs.bytes() < outputs {
-            self.sums = gpu.allocate(sums)?;
+            self.sums = self.gpu.allocate(sums)?;
             // Last: by its size both are judged, also after a failure half way.
-            self.outputs = gpu.allocate(outputs)?;
+            self.outputs = self.gpu.allocate(outputs)?;
         }
         Ok(())
     }
 
-    fn reserve_host(&mut self, gpu: &Gpu, attended: usize, sums: usize) -> Result<(), CudaError> {
+    fn reserve_host(&mut self, attended: usize, sums: usize) -> Result<(), CudaError> {
         if self.host_attended.bytes().len() < attended {
-            self.host_log_sum_exp = gpu.allocate_host(sums)?;
-            self.host_attended = gpu.allocate_host(attended)?;
+            self.host_log_sum_exp = self.gpu.allocate_host(sums)?;
+            self.host_attended = self.gpu.allocate_host(attended)?;
+        }
+        Ok(())
+    }
+
+    fn reserve_workspace(&mut self, bytes: usize) -> Result<(), CudaError> {
+        if self.workspace.bytes() < bytes {
+            self.workspace = self.gpu.allocate(bytes.next_power_of_two())?;
         }
         Ok(())
     }
@@ -106,27 +135,28 @@ pub(super) fn call_bytes(rows: usize, heads: usize, head_dim: usize) -> u64 {
 }
 
 impl<'p> PagedCall<'p> {
+    /// A call over pages of which those who keep them [know](super::residence::Residence::enter).
     pub(super) fn new(
-        pool: &'p mut PagePool,
-        layer: usize,
+        parts: CallParts<'p>,
         tiles: &'p [PagedTile<'p>],
         rows: CallRows<'p>,
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<Self, CudaError> {
-        let (shape, heads) = (pool.options.shape, pool.options.heads);
+        let mut parts = parts;
+        let CallParts {
+            traffic, memory, lists, ..
+        } = &mut parts;
+        let shape = traffic.staging.shape;
         let count = rows.queries.rows;
-        pool.memory.reserve(&pool.gpu, count, heads, shape.head_dim)?;
-        let work = match count * heads / shape.kv_heads <= FEW_PACKED_ROWS {
+        memory.reserve(count, shape.head_dim)?;
+        let work = match count * memory.heads / shape.kv_heads <= FEW_PACKED_ROWS {
             true => {
                 let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
-                pool.reads.set(&pool.compute, &reads, None)?;
-                let bytes = ops::decode_workspace_bytes(&pool.reads);
-                if pool.memory.workspace.bytes() < bytes {
-                    pool.memory.workspace = pool.gpu.allocate(bytes.next_power_of_two())?;
-                }
+                lists.reads.set(traffic.compute, &reads, None)?;
+                memory.reserve_workspace(ops::decode_workspace_bytes(&lists.reads))?;
                 Work::Parts {
-                    left: pool.reads.tile_parts().to_vec(),
+                    left: lists.reads.tile_parts().to_vec(),
                 }
             }
             false => Work::Rows {
@@ -134,10 +164,10 @@ impl<'p> PagedCall<'p> {
                 resume: false,
             },
         };
-        pool.visited[layer].clear();
+        let of = traffic.of;
+        traffic.staging.visited.remove(&(of.sequence, of.layer));
         let pages = end.div_ceil(shape.page_tokens);
         Ok(Self {
-            layer,
             tiles,
             rows,
             options: AttentionOptions {
@@ -147,16 +177,16 @@ impl<'p> PagedCall<'p> {
             },
             pages,
             table: vec![[0; 2]; shape.kv_heads * pages],
-            free_visitors: (0..pool.options.visitors()).rev().collect(),
+            free_visitors: (0..traffic.residence.visitors()).rev().collect(),
             visiting: Vec::new(),
             work,
             reads_means: false,
-            pool,
+            parts,
         })
     }
 
-    /// The call that also reads the block means which selections name; the pool knows those of the layer's tokens
-    /// ([`PagePool::extend_summaries`]).
+    /// The call that also reads the block means which selections name; those of the layer's tokens are known
+    /// ([`DeviceRoom::extend_summaries`](super::DeviceRoom::extend_summaries)).
     pub fn with_means(mut self) -> Self {
         self.reads_means = true;
         self
@@ -166,57 +196,41 @@ impl<'p> PagedCall<'p> {
     /// returns, or have been copied.
     ///
     /// # Errors
-    /// A lost device, too little memory: the pool has forgotten every page then, whether it came or not.
+    /// A lost device, too little memory, a page without a version: every page is forgotten then, whether it came or not.
     pub fn attend(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let taken = self.take_in(shown);
-        self.pool.reading = None;
+        self.parts.traffic.reading = None;
         if taken.is_err() {
-            self.pool.clear();
+            self.parts.traffic.forget();
         }
         taken
     }
 
     fn take_in(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
-        let page_tokens = self.pool.options.shape.page_tokens;
         let mut waiting = Vec::new();
-        for (page, kv_head, view) in in_order(shown, page_tokens) {
-            let layer = self.layer;
-            self.pool.reading = Some(PageKey { layer, page, kv_head });
-            let place = self.place(page, kv_head, &view, &mut waiting)?;
-            let keys = self.pool.store.at(place).address();
-            self.table[kv_head * self.pages + page] = [keys, keys + self.pool.layout.values_at as u64];
+        for shown in self.parts.traffic.in_order(shown)? {
+            self.parts.traffic.reading = Some(self.parts.traffic.key(&shown));
+            let place = self.place(&shown, &mut waiting)?;
+            self.table[shown.kv_head * self.pages + shown.page] = self.parts.traffic.addresses(place);
         }
-        self.pool.transfer(&mut waiting)
+        self.parts.traffic.transfer(&mut waiting)
     }
 
     /// Where a page is read from: a place it stays in, or a visitor's. What it lacks there joins `waiting`.
-    fn place<'a>(
-        &mut self,
-        page: usize,
-        kv_head: usize,
-        view: &PageView<'a>,
-        waiting: &mut Vec<Waiting<'a>>,
-    ) -> Result<Place, CudaError> {
-        match self.pool.settle(self.layer, page, kv_head, view, waiting)? {
-            Some(place) => Ok(place),
-            None => {
-                let place = Place::Visitor(self.visitor(page, kv_head, waiting)?);
-                let layer = self.layer;
-                let visited = &mut self.pool.visited[layer];
-                if visited.len() < self.pool.staging.pages() {
-                    visited.push((kv_head, page));
-                }
-                let key = PageKey { layer, page, kv_head };
-                self.pool.bring(key, place, 0, view, waiting)?;
-                Ok(place)
-            }
+    fn place<'a>(&mut self, shown: &Shown<'a>, waiting: &mut Vec<Waiting<'a>>) -> Result<Place, CudaError> {
+        if let Some(place) = self.parts.traffic.settle(shown, waiting)? {
+            return Ok(place);
         }
+        let visitor = self.visitor(shown.page, shown.kv_head, waiting)?;
+        let traffic = &mut self.parts.traffic;
+        traffic.staging.note_visit(&traffic.of, shown.kv_head, shown.page);
+        traffic.visit(shown, visitor, waiting)
     }
 
     /// A place for a page that does not stay.
     fn visitor(&mut self, page: usize, kv_head: usize, waiting: &mut Vec<Waiting<'_>>) -> Result<usize, CudaError> {
         if self.free_visitors.is_empty() {
-            self.pool.transfer(waiting)?;
+            self.parts.traffic.transfer(waiting)?;
             self.read(Some(page))?;
         }
         let visitor = self.free_visitors.pop();
@@ -227,14 +241,15 @@ impl<'p> PagedCall<'p> {
 
     /// Queues what can be read now: everything before page `until`, or all of it; visitors that are done with leave.
     fn read(&mut self, until: Option<usize>) -> Result<(), CudaError> {
-        let pool = &mut *self.pool;
-        let shape = pool.options.shape;
+        let CallParts {
+            traffic, memory, lists, ..
+        } = &mut self.parts;
+        let (shape, compute) = (traffic.staging.shape, traffic.compute);
         let addresses = |which: usize| self.table.iter().map(move |planes| planes[which]).collect::<Vec<u64>>();
-        let (keys, values) = (addresses(0), addresses(1));
-        let [key_table, value_table] = &mut pool.tables;
+        let [key_table, value_table] = &mut lists.tables;
         let pages = Pages {
-            keys: key_table.set(&pool.compute, &keys)?,
-            values: value_table.set(&pool.compute, &values)?,
+            keys: key_table.set(compute, &addresses(0))?,
+            values: value_table.set(compute, &addresses(1))?,
             kv_heads: shape.kv_heads,
             pages_per_head: self.pages,
             page_tokens: shape.page_tokens,
@@ -242,7 +257,6 @@ impl<'p> PagedCall<'p> {
             key_format: shape.key_format,
             value_format: shape.value_format,
         };
-        let memory = &pool.memory;
         let queries = self.rows.queries;
         let outputs = Outputs {
             data: self.rows.attended,
@@ -259,22 +273,22 @@ impl<'p> PagedCall<'p> {
                 let end = until.map(|page| page * shape.page_tokens);
                 let within = Span::new(*before, end.unwrap_or(self.pages * shape.page_tokens));
                 let reads: Vec<_> = self.tiles.iter().map(tile_reads).collect();
-                pool.reads.set(&pool.compute, &reads, Some(within))?;
+                lists.reads.set(compute, &reads, Some(within))?;
                 let state = PrefillState {
                     sums: memory.sums.all(),
                     outputs: memory.outputs.all(),
                     resume: *resume,
                     finish: until.is_none(),
                 };
-                let (reads, options) = (&pool.reads, &self.options);
-                ops::prefill(&pool.compute, &outputs, &queries, &pages, reads, options, Some(&state))?;
+                let (reads, options) = (&lists.reads, &self.options);
+                ops::prefill(compute, &outputs, &queries, &pages, reads, options, Some(&state))?;
                 *resume = true;
                 *before = within.end;
                 read_until.fill(within.end);
             }
             Work::Parts { left } => {
                 let workspace = memory.workspace.all();
-                let (reads, options) = (&pool.reads, &self.options);
+                let (reads, options) = (&lists.reads, &self.options);
                 for (tile, left) in self.tiles.iter().zip(left.iter_mut()) {
                     let ready = left.clone().take_while(|part| {
                         until.is_none_or(|page| reads.part_keys(*part).end <= page * shape.page_tokens)
@@ -286,11 +300,11 @@ impl<'p> PagedCall<'p> {
                         read_until[tile.kv_head] = read_until[tile.kv_head].min(first);
                     }
                     if !parts.is_empty() {
-                        ops::decode_parts(&pool.compute, workspace, &queries, &pages, reads, parts, options)?;
+                        ops::decode_parts(compute, workspace, &queries, &pages, reads, parts, options)?;
                     }
                 }
                 if until.is_none() {
-                    ops::decode_merge(&pool.compute, &outputs, workspace, &queries, &pages, reads, options)?;
+                    ops::decode_merge(compute, &outputs, workspace, &queries, &pages, reads, options)?;
                 }
             }
         }
@@ -307,38 +321,42 @@ impl<'p> PagedCall<'p> {
 
     /// Adds means of blocks to what has been read, when that is everything.
     fn read_means(&mut self) -> Result<(), CudaError> {
-        let pool = &mut *self.pool;
-        let (shape, heads) = (pool.options.shape, pool.options.heads);
-        let CallRows {
-            queries,
-            attended,
-            log_sum_exp,
-        } = self.rows;
+        let CallParts {
+            traffic,
+            memory,
+            lists,
+            means,
+        } = &mut self.parts;
+        let shape = traffic.staging.shape;
+        let queries = self.rows.queries;
         let parts = match self.work {
             Work::Rows { .. } => 1,
-            Work::Parts { .. } => pool.means.parts(self.layer, self.tiles),
+            Work::Parts { .. } => means.parts(&traffic.of, self.tiles),
         };
-        let (sums, outputs) = ops::means_workspace_bytes(queries.rows, heads, shape.head_dim, parts);
+        let (sums, outputs) = ops::means_workspace_bytes(queries.rows, memory.heads, shape.head_dim, parts);
         let sums = sums.next_multiple_of(16);
-        if parts > 1 && pool.memory.workspace.bytes() < sums + outputs {
-            pool.memory.workspace = pool.gpu.allocate((sums + outputs).next_power_of_two())?;
+        if parts > 1 {
+            memory.reserve_workspace(sums + outputs)?;
         }
-        let memory = &pool.memory;
         // What a prefill has finished with is as long as one part's.
         let workspace = match parts {
             1 => [memory.sums.all(), memory.outputs.all()],
             _ => [0..sums, sums..sums + outputs].map(|part| memory.workspace.region(part)),
         };
-        let read = Outputs {
-            data: attended,
+        let outputs = Outputs {
+            data: self.rows.attended,
             row_stride: queries.row_stride,
-            log_sum_exp: Some(log_sum_exp),
+            log_sum_exp: Some(self.rows.log_sum_exp),
         };
-        let (stream, reads) = (&pool.compute, &pool.reads);
-        let (layer, tiles, options) = (self.layer, self.tiles, &self.options);
-        pool.means.attend(
-            stream, layer, tiles, &read, workspace, &queries, reads, &shape, parts, options,
-        )
+        let read = MeansCall {
+            tiles: self.tiles,
+            outputs,
+            queries,
+            reads: &lists.reads,
+            workspace,
+            parts,
+        };
+        means.attend(traffic.compute, &traffic.of, &read, &self.options)
     }
 
     /// Queues the reading of the rest: what the call returns lies in its rows when that has run.
@@ -357,29 +375,26 @@ impl<'p> PagedCall<'p> {
     }
 }
 
-impl PagePool {
-    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile.
-    ///
-    /// # Errors
-    /// A lost device; the partials are as they were.
-    pub fn bring_partials(
+impl CallMemory {
+    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile; returns the
+    /// bytes that came.
+    pub(super) fn bring_partials(
         &mut self,
+        stream: &Stream,
+        shape: &CacheShape,
         tiles: &[PagedTile<'_>],
         rows: &CallRows<'_>,
         partials: &mut [Partial],
-    ) -> Result<(), CudaError> {
-        let (shape, heads) = (self.options.shape, self.options.heads);
-        let (stream, memory) = (&self.compute, &mut self.memory);
-        let count = rows.queries.rows;
+    ) -> Result<u64, CudaError> {
+        let (heads, count) = (self.heads, rows.queries.rows);
         let (values, sums) = (4 * count * heads * shape.head_dim, 4 * count * heads);
-        memory.reserve_host(&self.gpu, values, sums)?;
-        stream.from_device(&mut memory.host_attended, 0, rows.attended.part(0..values))?;
-        stream.from_device(&mut memory.host_log_sum_exp, 0, rows.log_sum_exp.part(0..sums))?;
+        self.reserve_host(values, sums)?;
+        stream.from_device(&mut self.host_attended, 0, rows.attended.part(0..values))?;
+        stream.from_device(&mut self.host_log_sum_exp, 0, rows.log_sum_exp.part(0..sums))?;
         stream.synchronize()?;
-        self.transferred.returned_bytes += (values + sums) as u64;
         // [rows, heads, head_dim] and [rows, heads]
-        let attended: &[f32] = bytemuck::cast_slice(&memory.host_attended.bytes()[..values]);
-        let log_sum_exp: &[f32] = bytemuck::cast_slice(&memory.host_log_sum_exp.bytes()[..sums]);
+        let attended: &[f32] = bytemuck::cast_slice(&self.host_attended.bytes()[..values]);
+        let log_sum_exp: &[f32] = bytemuck::cast_slice(&self.host_log_sum_exp.bytes()[..sums]);
         for (tile, partial) in tiles.iter().zip(partials) {
             let (rows, group) = (tile.rows, heads / shape.kv_heads);
             let mut read = Partial::new(rows, group, shape.head_dim);
@@ -405,6 +420,6 @@ impl PagePool {
                     .map_err(|error| CudaError::driver("merging", error))?,
             }
         }
-        Ok(())
+        Ok((values + sums) as u64)
     }
 }

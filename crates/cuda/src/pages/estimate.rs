@@ -4,19 +4,26 @@ use std::ops::Range;
 
 use riffle_attention::PageView;
 
-use super::pool::PagePool;
+use super::call::CallLists;
+use super::traffic::{Shown, Traffic};
 use crate::ops::{self, Estimate, LineSums, Pages, Queries};
-use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
+use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
 /// Queries of a chunk beside the keys of a layer that all lie on the device.
 pub struct KeyScan<'p> {
-    pool: &'p mut PagePool,
+    traffic: Traffic<'p>,
+    memory: &'p mut EstimateMemory,
+    /// Addresses of the keys of all pages, `[kv_heads, pages]`.
+    table: Region<'p>,
     queries: Queries<'p>,
+    group: usize,
     pages: usize,
 }
 
-/// Memory of estimates: as much as they needed so far, within [`PagePoolOptions::estimate_bytes`](super::PagePoolOptions).
+/// Memory of estimates: as much as they needed so far, within [`RoomOptions::estimate_bytes`](super::RoomOptions).
 pub(super) struct EstimateMemory {
+    gpu: Gpu,
+    most_bytes: u64,
     scratch: DeviceBuffer,
     // f32 [query blocks, blocks] or [2, tokens]
     sums: DeviceBuffer,
@@ -24,102 +31,96 @@ pub(super) struct EstimateMemory {
 }
 
 impl EstimateMemory {
-    pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
+    pub(super) fn new(gpu: &Gpu, most_bytes: u64) -> Result<Self, CudaError> {
         Ok(Self {
+            gpu: gpu.clone(),
+            most_bytes,
             scratch: gpu.allocate(0)?,
             sums: gpu.allocate(0)?,
             host_sums: gpu.allocate_host(0)?,
         })
     }
-}
-
-impl PagePool {
-    /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, to lie beside
-    /// `queries`, rows of all query heads. `None` where pages would have to leave, or estimates have no memory: then keys are
-    /// looked at where they are.
-    ///
-    /// # Errors
-    /// A lost device, too little memory: the pool has forgotten every page then.
-    pub fn scan_keys<'p>(
-        &'p mut self,
-        layer: usize,
-        shown: &[Vec<PageView<'_>>],
-        queries: Queries<'p>,
-    ) -> Result<Option<KeyScan<'p>>, CudaError> {
-        let shape = self.options.shape;
-        let pages = shown.iter().map(Vec::len).max().unwrap_or(0);
-        let lacking = shown.iter().enumerate().flat_map(|(kv_head, shown)| {
-            let of_head = shown.iter().map(move |page| (kv_head, page.start / shape.page_tokens));
-            of_head.filter(|(kv_head, page)| self.residence.find(layer, *kv_head, *page).is_none())
-        });
-        if lacking.count() > self.residence.free() || self.options.estimate_bytes == 0 {
-            return Ok(None);
-        }
-        match self.bring_all(layer, shown, pages) {
-            Ok(true) => Ok(Some(KeyScan {
-                pool: self,
-                queries,
-                pages,
-            })),
-            Ok(false) => Ok(None),
-            Err(error) => {
-                self.clear();
-                Err(error)
-            }
-        }
-    }
-
-    fn bring_all(&mut self, layer: usize, shown: &[Vec<PageView<'_>>], pages: usize) -> Result<bool, CudaError> {
-        let page_tokens = self.options.shape.page_tokens;
-        // [kv_heads, pages]
-        let mut table = vec![0u64; shown.len() * pages];
-        let mut waiting = Vec::new();
-        for (kv_head, shown) in shown.iter().enumerate() {
-            for view in shown {
-                let page = view.start / page_tokens;
-                let Some(place) = self.settle(layer, page, kv_head, view, &mut waiting)? else {
-                    self.transfer(&mut waiting)?;
-                    return Ok(false);
-                };
-                if let Some(entry) = table.get_mut(kv_head * pages + page) {
-                    *entry = self.store.at(place).address();
-                }
-            }
-        }
-        self.transfer(&mut waiting)?;
-        self.tables[0].set(&self.compute, &table)?;
-        Ok(true)
-    }
 
     /// Memory for scratch and sums of an estimate; false where there is none.
-    fn reserve_estimate(&mut self, scratch: usize, sums: usize) -> Result<bool, CudaError> {
-        let memory = &mut self.estimates;
-        let most = self.options.estimate_bytes as usize;
+    fn reserve(&mut self, scratch: usize, sums: usize) -> Result<bool, CudaError> {
+        let most = usize::try_from(self.most_bytes).unwrap_or(usize::MAX);
         if scratch + sums > most {
             return Ok(false);
         }
-        if scratch.max(memory.scratch.bytes()) + sums.max(memory.sums.bytes()) > most {
-            memory.scratch = self.gpu.allocate(0)?;
-            memory.sums = self.gpu.allocate(0)?;
+        if scratch.max(self.scratch.bytes()) + sums.max(self.sums.bytes()) > most {
+            self.scratch = self.gpu.allocate(0)?;
+            self.sums = self.gpu.allocate(0)?;
         }
-        if memory.scratch.bytes() < scratch {
-            memory.scratch = self.gpu.allocate(scratch)?;
+        if self.scratch.bytes() < scratch {
+            self.scratch = self.gpu.allocate(scratch)?;
         }
-        if memory.sums.bytes() < sums {
-            memory.host_sums = self.gpu.allocate_host(sums)?;
-            memory.sums = self.gpu.allocate(sums)?;
+        if self.sums.bytes() < sums {
+            self.host_sums = self.gpu.allocate_host(sums)?;
+            self.sums = self.gpu.allocate(sums)?;
         }
         Ok(true)
     }
 
     /// f32 of the sums, when what was queued has run.
-    fn download_sums(&mut self, count: usize) -> Result<Vec<f32>, CudaError> {
-        let memory = &mut self.estimates;
-        self.compute
-            .from_device(&mut memory.host_sums, 0, memory.sums.region(0..4 * count))?;
-        self.compute.synchronize()?;
-        Ok(bytemuck::pod_collect_to_vec(&memory.host_sums.bytes()[..4 * count]))
+    fn download_sums(&mut self, stream: &Stream, count: usize) -> Result<Vec<f32>, CudaError> {
+        stream.from_device(&mut self.host_sums, 0, self.sums.region(0..4 * count))?;
+        stream.synchronize()?;
+        Ok(bytemuck::pod_collect_to_vec(&self.host_sums.bytes()[..4 * count]))
     }
+}
+
+impl<'p> KeyScan<'p> {
+    /// Brings the pages of a layer to places they stay in; `None` where one would have to leave for it.
+    pub(super) fn new(
+        mut traffic: Traffic<'p>,
+        lists: &'p mut CallLists,
+        memory: &'p mut EstimateMemory,
+        shown: &[Vec<PageView<'_>>],
+        queries: Queries<'p>,
+        group: usize,
+    ) -> Result<Option<Self>, CudaError> {
+        let pages = shown.iter().map(Vec::len).max().unwrap_or(0);
+        let shown = traffic.in_order(shown)?;
+        let lacking = shown
+            .iter()
+            .filter(|shown| traffic.residence.find(shown.version).is_none());
+        if lacking.count() > traffic.residence.free() || memory.most_bytes == 0 {
+            return Ok(None);
+        }
+        let table = match bring_all(&mut traffic, &shown, pages) {
+            Ok(Some(table)) => table,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                traffic.forget();
+                return Err(error);
+            }
+        };
+        Ok(Some(Self {
+            table: lists.tables[0].set(traffic.compute, &table)?,
+            traffic,
+            memory,
+            queries,
+            group,
+            pages,
+        }))
+    }
+}
+
+/// The addresses of the keys of all pages, `[kv_heads, pages]`, each in a place it stays in.
+fn bring_all(traffic: &mut Traffic<'_>, shown: &[Shown<'_>], pages: usize) -> Result<Option<Vec<u64>>, CudaError> {
+    let mut table = vec![0u64; traffic.staging.shape.kv_heads * pages];
+    let mut waiting = Vec::new();
+    for shown in shown {
+        let Some(place) = traffic.settle(shown, &mut waiting)? else {
+            traffic.transfer(&mut waiting)?;
+            return Ok(None);
+        };
+        if let Some(entry) = table.get_mut(shown.kv_head * pages + shown.page) {
+            [*entry, _] = traffic.addresses(place);
+        }
+    }
+    traffic.transfer(&mut waiting)?;
+    Ok(Some(table))
 }
 
 impl KeyScan<'_> {
@@ -137,7 +138,7 @@ impl KeyScan<'_> {
         stride: usize,
         block: usize,
     ) -> Result<Option<Vec<Vec<f32>>>, CudaError> {
-        let group = self.pool.options.heads / self.pool.options.shape.kv_heads;
+        let (group, compute) = (self.group, self.traffic.compute);
         let blocks = tokens.div_ceil(block);
         let (end, mut from) = (start + self.queries.rows, start);
         let mut scores: Vec<Vec<f32>> = Vec::new();
@@ -146,7 +147,7 @@ impl KeyScan<'_> {
             let mut until = end;
             let sums = |until: usize| 4 * (until.div_ceil(block) - from / block) * blocks;
             let scratch = |until: usize| ops::xattention_scratch_bytes(from, until - from, tokens, group, stride);
-            while !self.pool.reserve_estimate(scratch(until), sums(until))? {
+            while !self.memory.reserve(scratch(until), sums(until))? {
                 let held = until.div_ceil(block) - from / block;
                 if held <= 1 {
                     return Ok(None);
@@ -154,11 +155,11 @@ impl KeyScan<'_> {
                 until = (from / block + held / 2) * block;
             }
             let (sums, scratch) = (sums(until), scratch(until));
-            let memory = &self.pool.estimates;
+            let memory = &*self.memory;
             let (to, scratch) = (memory.sums.region(0..sums), memory.scratch.region(0..scratch));
             let estimate = self.of(kv_head, start, from - start..until - start, tokens, scale);
-            ops::xattention_scores(&self.pool.compute, to, scratch, &estimate, stride, block)?;
-            let found = self.pool.download_sums(sums / 4)?;
+            ops::xattention_scores(compute, to, scratch, &estimate, stride, block)?;
+            let found = self.memory.download_sums(compute, sums / 4)?;
             let numbered = found.chunks_exact(blocks).zip(from / block..);
             scores.extend(numbered.map(|(row, number)| row[..(number + 1).min(blocks)].to_vec()));
             from = until;
@@ -179,20 +180,20 @@ impl KeyScan<'_> {
         scale: f32,
         queries: usize,
     ) -> Result<Option<[Vec<f32>; 2]>, CudaError> {
-        let group = self.pool.options.heads / self.pool.options.shape.kv_heads;
+        let (group, compute) = (self.group, self.traffic.compute);
         let rows = self.queries.rows;
         let mut from = rows - queries.min(rows);
         let mut continues = false;
         while from < rows {
             let mut until = rows;
             let scratch = |until: usize| ops::line_mass_scratch_bytes(until - from, tokens, group);
-            while !self.pool.reserve_estimate(scratch(until), 8 * tokens)? {
+            while !self.memory.reserve(scratch(until), 8 * tokens)? {
                 if until - from <= 1 {
                     return Ok(None);
                 }
                 until = from + (until - from) / 2;
             }
-            let memory = &self.pool.estimates;
+            let memory = &*self.memory;
             let sums = LineSums {
                 columns: memory.sums.region(0..4 * tokens),
                 distances: memory.sums.region(4 * tokens..8 * tokens),
@@ -200,25 +201,24 @@ impl KeyScan<'_> {
             };
             let scratch = memory.scratch.region(0..scratch(until));
             let estimate = self.of(kv_head, start, from..until, tokens, scale);
-            ops::line_mass(&self.pool.compute, &sums, scratch, &estimate)?;
+            ops::line_mass(compute, &sums, scratch, &estimate)?;
             continues = true;
             from = until;
         }
         if !continues {
             return Ok(None);
         }
-        let mut columns = self.pool.download_sums(2 * tokens)?;
+        let mut columns = self.memory.download_sums(compute, 2 * tokens)?;
         let distances = columns.split_off(tokens);
         Ok(Some([columns, distances]))
     }
 
     /// Rows of the chunk, which begins at position `start`, beside the keys of a KV head.
     fn of(&self, kv_head: usize, start: usize, rows: Range<usize>, tokens: usize, scale: f32) -> Estimate<'_> {
-        let (shape, heads) = (self.pool.options.shape, self.pool.options.heads);
+        let shape = self.traffic.staging.shape;
         let all = &self.queries;
         let at = |row: usize| 4 * row * all.row_stride;
         let end = at(rows.end).min(all.data.bytes());
-        let table = self.pool.tables[0].region(8 * shape.kv_heads * self.pages);
         Estimate {
             queries: Queries {
                 data: all.data.part(at(rows.start)..end),
@@ -227,11 +227,11 @@ impl KeyScan<'_> {
             },
             start: start + rows.start,
             kv_head,
-            group: heads / shape.kv_heads,
+            group: self.group,
             pages: Pages {
-                keys: table,
+                keys: self.table,
                 // Values are not read.
-                values: table,
+                values: self.table,
                 kv_heads: shape.kv_heads,
                 pages_per_head: self.pages,
                 page_tokens: shape.page_tokens,

@@ -24,11 +24,6 @@ impl DeviceList {
         })
     }
 
-    /// What was set last, of so many bytes.
-    pub(crate) fn region(&self, bytes: usize) -> Region<'_> {
-        self.device.region(0..bytes)
-    }
-
     /// Queues the list's way to the device: kernels queued on `stream` before still read the one before, those after it
     /// read this.
     pub(crate) fn set<T: Pod>(&mut self, stream: &Stream, elements: &[T]) -> Result<Region<'_>, CudaError> {

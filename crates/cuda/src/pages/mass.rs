@@ -2,17 +2,17 @@
 
 use riffle_attention::{AttendOptions, PageView};
 
-use super::call::CallRows;
-use super::pool::{PagePool, PagedTile, Place, tile_reads};
-use super::staging::PageKey;
-use super::transfer::in_order;
+use super::call::{CallLists, CallRows};
+use super::room::{PagedTile, tile_reads};
+use super::traffic::Traffic;
 use crate::ops::{self, AttentionOptions, Pages};
-use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer};
+use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
 
 /// A pass over pages under way. A key's mass does not depend on the others', so neither does it on how pages come.
 pub struct PagedMass<'p> {
-    pool: &'p mut PagePool,
-    layer: usize,
+    traffic: Traffic<'p>,
+    lists: &'p mut CallLists,
+    memory: &'p mut MassMemory,
     rows: CallRows<'p>,
     options: AttentionOptions<'static>,
     /// Keys there are.
@@ -28,6 +28,7 @@ pub struct PagedMass<'p> {
 
 /// Memory of masses, as long as the longest so far.
 pub(super) struct MassMemory {
+    gpu: Gpu,
     // f32 [kv_heads, keys]
     mass: DeviceBuffer,
     host_log_sum_exp: PinnedBuffer,
@@ -37,18 +38,19 @@ pub(super) struct MassMemory {
 impl MassMemory {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         Ok(Self {
+            gpu: gpu.clone(),
             mass: gpu.allocate(0)?,
             host_log_sum_exp: gpu.allocate_host(0)?,
             host_mass: gpu.allocate_host(0)?,
         })
     }
 
-    fn reserve(&mut self, gpu: &Gpu, masses: usize) -> Result<(), CudaError> {
+    fn reserve(&mut self, masses: usize) -> Result<(), CudaError> {
         if self.mass.bytes() < masses {
             // A little more, lest every token that is appended takes new memory.
             let masses = masses + masses / 8;
-            self.host_mass = gpu.allocate_host(masses)?;
-            self.mass = gpu.allocate(masses)?;
+            self.host_mass = self.gpu.allocate_host(masses)?;
+            self.mass = self.gpu.allocate(masses)?;
         }
         Ok(())
     }
@@ -60,13 +62,14 @@ pub(super) fn mass_bytes(kv_heads: usize, tokens: usize) -> u64 {
     (masses + masses / 8) as u64
 }
 
-impl PagePool {
-    /// Puts the log-sum-exp of all that each row and head of a call read, `[rows, heads]`, in its rows: for calls whose partials
-    /// were [brought](Self::bring_partials) and merged with others.
-    ///
-    /// # Errors
-    /// A lost device, too little memory, more sums than rows and heads.
-    pub fn set_log_sum_exp(&mut self, rows: &CallRows<'_>, log_sum_exp: &[f32]) -> Result<(), CudaError> {
+impl MassMemory {
+    /// Puts the log-sum-exp of rows and heads where a call's rows have theirs.
+    pub(super) fn set_log_sum_exp(
+        &mut self,
+        stream: &Stream,
+        rows: &CallRows<'_>,
+        log_sum_exp: &[f32],
+    ) -> Result<(), CudaError> {
         let sums: &[u8] = bytemuck::cast_slice(log_sum_exp);
         if sums.len() > rows.log_sum_exp.bytes() {
             return Err(CudaError::Mismatch {
@@ -75,34 +78,32 @@ impl PagePool {
                 found: sums.len(),
             });
         }
-        let host = &mut self.masses.host_log_sum_exp;
+        let host = &mut self.host_log_sum_exp;
         if host.bytes().len() < sums.len() {
             *host = self.gpu.allocate_host(sums.len())?;
         }
         // The copy before this one has run: the masses under it were waited for.
         host.bytes_mut()[..sums.len()].copy_from_slice(sums);
-        self.compute.to_device(rows.log_sum_exp.part(0..sums.len()), host, 0)
+        stream.to_device(rows.log_sum_exp.part(0..sums.len()), host, 0)
     }
+}
 
-    /// Begins to sum the mass that keys before `end` receive from tiles of a layer's rows, whose log-sum-exp lies with them. The
-    /// pages come to the call in order.
-    ///
-    /// # Errors
-    /// A lost device, too little memory.
-    pub fn begin_mass<'p>(
-        &'p mut self,
-        layer: usize,
+impl<'p> PagedMass<'p> {
+    /// A pass over pages of which those who keep them [know](super::residence::Residence::enter).
+    pub(super) fn new(
+        traffic: Traffic<'p>,
+        lists: &'p mut CallLists,
+        memory: &'p mut MassMemory,
         tiles: &[PagedTile<'_>],
         rows: CallRows<'p>,
         end: usize,
         options: &AttendOptions<'_>,
-    ) -> Result<PagedMass<'p>, CudaError> {
-        let shape = self.options.shape;
-        self.masses.reserve(&self.gpu, 4 * shape.kv_heads * end)?;
+    ) -> Result<Self, CudaError> {
+        let shape = traffic.staging.shape;
+        memory.reserve(4 * shape.kv_heads * end)?;
         let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
-        self.reads.set(&self.compute, &reads, None)?;
-        Ok(PagedMass {
-            layer,
+        lists.reads.set(traffic.compute, &reads, None)?;
+        Ok(Self {
             rows,
             options: AttentionOptions {
                 scale: options.scale,
@@ -114,63 +115,58 @@ impl PagePool {
             table: vec![0; shape.kv_heads * end.div_ceil(shape.page_tokens)],
             visitors: 0,
             last_page: 0,
-            pool: self,
+            traffic,
+            lists,
+            memory,
         })
     }
-}
 
-impl PagedMass<'_> {
     /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head).
     ///
     /// # Errors
-    /// A lost device, too little memory: the pool has forgotten every page then.
+    /// A lost device, too little memory, a page without a version: every page is forgotten then.
     pub fn add(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let taken = self.take_in(shown);
         if taken.is_err() {
-            self.pool.clear();
+            self.traffic.forget();
         }
         taken
     }
 
     fn take_in(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
-        let page_tokens = self.pool.options.shape.page_tokens;
-        let pages = self.end.div_ceil(page_tokens);
+        let shape = self.traffic.staging.shape;
+        let pages = self.end.div_ceil(shape.page_tokens);
         let mut waiting = Vec::new();
-        for (page, kv_head, view) in in_order(shown, page_tokens) {
+        for shown in self.traffic.in_order(shown)? {
+            let page = shown.page;
             // A page of every head visits at a time: none leaves before all of them have been read.
-            let full = self.visitors + self.pool.options.shape.kv_heads > self.pool.options.visitors();
+            let full = self.visitors + shape.kv_heads > self.traffic.residence.visitors();
             if page > self.last_page && full {
-                self.pool.transfer(&mut waiting)?;
-                self.sum(page * page_tokens)?;
+                self.traffic.transfer(&mut waiting)?;
+                self.sum(page * shape.page_tokens)?;
             }
             self.last_page = page;
-            let place = match self.pool.settle(self.layer, page, kv_head, &view, &mut waiting)? {
+            let place = match self.traffic.settle(&shown, &mut waiting)? {
                 Some(place) => place,
                 None => {
-                    let place = Place::Visitor(self.visitors);
                     self.visitors += 1;
-                    let key = PageKey {
-                        layer: self.layer,
-                        page,
-                        kv_head,
-                    };
-                    self.pool.bring(key, place, 0, &view, &mut waiting)?;
-                    place
+                    self.traffic.visit(&shown, self.visitors - 1, &mut waiting)?
                 }
             };
-            self.table[kv_head * pages + page] = self.pool.store.at(place).address();
+            let [keys, _] = self.traffic.addresses(place);
+            self.table[shown.kv_head * pages + page] = keys;
         }
-        self.pool.transfer(&mut waiting)
+        self.traffic.transfer(&mut waiting)
     }
 
     /// Queues the masses of keys before `until`; no page before it is read again, so visitors leave.
     fn sum(&mut self, until: usize) -> Result<(), CudaError> {
-        let (shape, pool) = (self.pool.options.shape, &mut *self.pool);
+        let (shape, compute) = (self.traffic.staging.shape, self.traffic.compute);
         let keys = self.done..until;
         if keys.is_empty() {
             return Ok(());
         }
-        let table = pool.tables[0].set(&pool.compute, &self.table)?;
+        let table = self.lists.tables[0].set(compute, &self.table)?;
         let pages = Pages {
             keys: table,
             // Values are not read.
@@ -182,17 +178,18 @@ impl PagedMass<'_> {
             key_format: shape.key_format,
             value_format: shape.value_format,
         };
-        let mass = pool.masses.mass.region(4 * keys.start..pool.masses.mass.bytes());
+        let mass = &self.memory.mass;
+        let mass = mass.region(4 * keys.start..mass.bytes());
         let (sums, queries, options) = (self.rows.log_sum_exp, &self.rows.queries, &self.options);
         ops::column_mass(
-            &pool.compute,
+            compute,
             mass,
             self.end,
             keys,
             sums,
             queries,
             &pages,
-            &pool.reads,
+            &self.lists.reads,
             options,
         )?;
         (self.done, self.visitors) = (until, 0);
@@ -205,12 +202,11 @@ impl PagedMass<'_> {
     /// A lost device.
     pub fn finish(mut self) -> Result<Vec<Vec<f32>>, CudaError> {
         self.sum(self.end)?;
-        let (pool, end) = (self.pool, self.end);
-        let bytes = 4 * pool.options.shape.kv_heads * end;
-        let memory = &mut pool.masses;
-        pool.compute
-            .from_device(&mut memory.host_mass, 0, memory.mass.region(0..bytes))?;
-        pool.compute.synchronize()?;
+        let (compute, end) = (self.traffic.compute, self.end);
+        let bytes = 4 * self.traffic.staging.shape.kv_heads * end;
+        let memory = self.memory;
+        compute.from_device(&mut memory.host_mass, 0, memory.mass.region(0..bytes))?;
+        compute.synchronize()?;
         let masses: &[f32] = bytemuck::cast_slice(&memory.host_mass.bytes()[..bytes]);
         Ok(masses.chunks_exact(end.max(1)).map(<[f32]>::to_vec).collect())
     }

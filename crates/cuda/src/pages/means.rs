@@ -4,8 +4,9 @@ use riffle_attention::{Selection, Span};
 use riffle_kv::CacheShape;
 
 use super::list::DeviceList;
-use super::pool::PagedTile;
-use super::summaries::Summaries;
+use super::room::PagedTile;
+use super::sequence::LayerPages;
+use super::summaries::{Summaries, SummaryKind};
 use crate::ops::{self, AttentionOptions, MeanReads, Outputs, Queries, Reads};
 use crate::{CudaError, Gpu, Region, Stream};
 
@@ -25,7 +26,7 @@ pub(super) struct BlockMeans {
 impl BlockMeans {
     pub(super) fn new(gpu: &Gpu, shape: &CacheShape, bytes: u64) -> Result<Self, CudaError> {
         Ok(Self {
-            summaries: Summaries::new(gpu, shape, bytes)?,
+            summaries: Summaries::new(gpu, SummaryKind::Means, shape, bytes)?,
             named: DeviceList::new(gpu)?,
         })
     }
@@ -37,35 +38,42 @@ fn words_of(tiles: &[PagedTile<'_>], block: usize) -> usize {
     (ends.max().unwrap_or(0) / block.max(1)).div_ceil(WORD)
 }
 
+/// A call that reads means of blocks.
+pub(super) struct MeansCall<'a> {
+    pub(super) tiles: &'a [PagedTile<'a>],
+    /// What it adds to.
+    pub(super) outputs: Outputs<'a>,
+    pub(super) queries: Queries<'a>,
+    /// Those of the tiles.
+    pub(super) reads: &'a Reads,
+    /// For so many parts.
+    pub(super) workspace: [Region<'a>; 2],
+    pub(super) parts: usize,
+}
+
 impl BlockMeans {
     /// Into how many parts a call of few rows cuts the means of a layer, each for a block of the device.
-    pub(super) fn parts(&self, layer: usize, tiles: &[PagedTile<'_>]) -> usize {
-        let block = self.summaries.of_layer(layer).map_or(0, |means| means.block_tokens);
+    pub(super) fn parts(&self, of: &LayerPages<'_>, tiles: &[PagedTile<'_>]) -> usize {
+        let block = self.summaries.of_layer(of).map_or(0, |means| means.block_tokens);
         words_of(tiles, block).div_ceil(PART_WORDS).clamp(1, MOST_PARTS)
     }
 
-    /// Adds to `outputs` the means that the selections of tiles name, whose tokens are all known. `reads` are those of the tiles; the
-    /// workspace is for `parts` parts.
+    /// Adds the means that the selections of tiles name, whose tokens are all known.
     pub(super) fn attend(
         &mut self,
         stream: &Stream,
-        layer: usize,
-        tiles: &[PagedTile<'_>],
-        outputs: &Outputs<'_>,
-        workspace: [Region<'_>; 2],
-        queries: &Queries<'_>,
-        reads: &Reads,
-        shape: &CacheShape,
-        parts: usize,
+        of: &LayerPages<'_>,
+        call: &MeansCall<'_>,
         options: &AttentionOptions<'_>,
     ) -> Result<(), CudaError> {
-        let Some(means) = self.summaries.of_layer(layer) else {
+        let Some(means) = self.summaries.of_layer(of) else {
             return Ok(());
         };
+        let (tiles, shape) = (call.tiles, self.summaries.shape());
         let words = words_of(tiles, means.block_tokens);
         let mut bits = Vec::with_capacity(tiles.len() * words);
         for tile in tiles {
-            let (known, end) = (self.summaries.known(layer)[tile.kv_head], tile.start + tile.rows);
+            let (known, end) = (self.summaries.known(of)[tile.kv_head], tile.start + tile.rows);
             if !tile.selection.summaries().is_empty() && known < end {
                 return Err(CudaError::Mismatch {
                     what: "tokens in means of blocks",
@@ -84,9 +92,16 @@ impl BlockMeans {
             formats: [shape.key_format, shape.value_format],
             named: self.named.set(stream, &bits)?,
             words,
-            splits: parts,
+            splits: call.parts,
         };
-        ops::attend_means(stream, outputs, workspace, queries, reads, &read, options)
+        let MeansCall {
+            outputs,
+            queries,
+            reads,
+            workspace,
+            ..
+        } = call;
+        ops::attend_means(stream, outputs, *workspace, queries, reads, &read, options)
     }
 }
 

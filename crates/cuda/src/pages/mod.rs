@@ -1,9 +1,14 @@
 //! Pages of a KV cache on a device.
 //!
-//! The cache lies in main memory whole, as on a CPU, in pinned memory ([`PinnedMemory`]); a [`PagePool`] keeps on the device
-//! what a hard budget has room for, and brings the rest through a ring when it is read. So nothing is written back when a
+//! The cache lies in main memory whole, as on a CPU, in pinned memory ([`PinnedMemory`]); a [`DeviceRoom`] keeps on the device
+//! what a hard budget has room for, of all sequences, and brings the rest through a ring when it is read. So nothing is written back when a
 //! page leaves the device, sessions are saved from main memory, policies choose by the keys the CPU would choose by, and
 //! a lost device takes no token with it.
+//!
+//! - `Residence`: which pages lie on the device, and where, by the versions that say what they hold.
+//! - `Staging`: the ring through which pages come, some ahead of the call that asks for them.
+//! - `Summaries`: means and bounds of blocks of whole sequences.
+//! - Calls ([`PagedCall`], [`PagedMass`], [`KeyScan`]) take the parts that they work with; none knows the room that owns them.
 
 mod ahead;
 mod append;
@@ -13,17 +18,23 @@ mod estimate;
 mod list;
 mod mass;
 mod means;
+mod memory;
 mod pinned;
-mod pool;
 mod residence;
+mod room;
+mod sequence;
 mod staging;
 mod summaries;
+mod traffic;
 mod transfer;
 
+pub use append::AppendedTokens;
 pub use call::{CallRows, PagedCall};
 pub use estimate::KeyScan;
 pub(crate) use list::DeviceList;
 pub use mass::PagedMass;
 pub use pinned::PinnedMemory;
-pub use pool::{PagePool, PagePoolOptions, PagedTile, TransferCount};
+pub use room::{DeviceRoom, PagedTile, RoomOptions};
+pub use sequence::{LayerPages, SequenceId};
 pub use summaries::SummaryKind;
+pub use transfer::TransferCount;

@@ -8,8 +8,8 @@ use riffle_kv::{Device, DeviceMemory};
 use crate::driver::GuardedBuffer;
 use crate::{CudaError, Gpu};
 
-/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`PagePool`](crate::PagePool) stands. What the
-/// pool [reads ahead](crate::PagePool::read_ahead) is waited for before the cache writes to it or lets it go.
+/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`DeviceRoom`](crate::DeviceRoom) stands. What the
+/// room [reads ahead](crate::DeviceRoom::read_ahead) is waited for before the cache writes to it or lets it go.
 #[derive(Clone)]
 pub struct PinnedMemory {
     gpu: Gpu,

@@ -1,38 +1,74 @@
-//! Which pages lie on the device, and where.
+//! Which pages lie on the device, and where: never more than a budget.
 
-use riffle_kv::CacheShape;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-/// A page of one (layer, KV head) on the device.
+use riffle_kv::{CacheShape, PageVersion};
+
+use super::memory::{PageMemory, Place};
+use super::sequence::{LayerPages, SequenceId};
+use crate::{CudaError, Region};
+
+/// The pages of all sequences that lie in a fixed number of slots, by the versions that say what they hold: a page of several
+/// sequences lies there once, and what was written over or freed is never found. The first page and the newest of each (layer, KV
+/// head) of a sequence stay; where there is no room, the oldest of those between leave, first those of fewest sequences: whoever
+/// reads everything would gain nothing from another order, and what is chosen rarely is chosen again comes through the ring.
+pub(super) struct Residence {
+    kv_heads: usize,
+    memory: PageMemory,
+    resident: HashMap<PageVersion, Resident>,
+    /// What may leave, in the order in which it does: all but first pages.
+    order: BTreeSet<Rank>,
+    sequences: BTreeMap<SequenceId, Tables>,
+    free: Vec<usize>,
+}
+
+/// By (layer, KV head), the versions of a sequence's pages as they were shown last; `None` for those that never were.
+type Tables = Vec<Vec<Option<PageVersion>>>;
+
+/// What lies on the device of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Resident {
+pub(super) struct Held {
     pub(super) slot: usize,
     /// Tokens that have been brought.
     pub(super) tokens: usize,
 }
 
-/// The pages of every (layer, KV head) that lie in a fixed number of slots. The first page and the newest of each stay;
-/// where there is no room, the oldest of those between leave for good, as in the tiers of a cache: whoever reads
-/// everything would gain nothing from another order, and what is chosen rarely is chosen again comes through the ring.
-#[derive(Debug)]
-pub(super) struct Residence {
-    kv_heads: usize,
-    // [layers, kv_heads][pages]
-    tables: Vec<Vec<Option<Resident>>>,
-    // for each table the first page behind page 0 that may lie on the device
-    frontiers: Vec<usize>,
-    free: Vec<usize>,
-    slots: usize,
+struct Resident {
+    held: Held,
+    table: usize,
+    page: usize,
+    holders: Vec<SequenceId>,
+}
+
+/// What leaves first is least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    holders: usize,
+    page: usize,
+    table: usize,
+    version: PageVersion,
+}
+
+impl Resident {
+    fn rank(&self, version: PageVersion) -> Rank {
+        Rank {
+            holders: self.holders.len(),
+            page: self.page,
+            table: self.table,
+            version,
+        }
+    }
 }
 
 impl Residence {
-    pub(super) fn new(shape: &CacheShape, slots: usize) -> Self {
-        let tables = shape.layers * shape.kv_heads;
+    pub(super) fn new(shape: &CacheShape, memory: PageMemory) -> Self {
         Self {
             kv_heads: shape.kv_heads,
-            tables: vec![Vec::new(); tables],
-            frontiers: vec![1; tables],
-            free: (0..slots).rev().collect(),
-            slots,
+            resident: HashMap::new(),
+            order: BTreeSet::new(),
+            sequences: BTreeMap::new(),
+            free: (0..memory.slots()).rev().collect(),
+            memory,
         }
     }
 
@@ -41,90 +77,218 @@ impl Residence {
         self.free.len()
     }
 
-    /// Slots in use.
-    pub(super) fn used(&self) -> usize {
-        self.slots - self.free.len()
+    /// Bytes of pages that lie in slots.
+    pub(super) fn used_bytes(&self) -> u64 {
+        ((self.memory.slots() - self.free.len()) * self.memory.page_bytes()) as u64
     }
 
-    pub(super) fn find(&self, layer: usize, kv_head: usize, page: usize) -> Option<Resident> {
-        *self.tables[layer * self.kv_heads + kv_head].get(page)?
+    /// Bytes of the pages of a sequence that lie in slots, those that it shares included.
+    pub(super) fn bytes_of(&self, sequence: SequenceId) -> u64 {
+        let tables = self.sequences.get(&sequence).into_iter().flatten();
+        let pages = tables.flatten().flatten();
+        let resident = pages.filter(|version| self.resident.contains_key(version));
+        (resident.count() * self.memory.page_bytes()) as u64
+    }
+
+    /// Bytes of memory that are taken.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// Pages that may visit at a time.
+    pub(super) fn visitors(&self) -> usize {
+        self.memory.visitors()
+    }
+
+    pub(super) fn at(&self, place: Place) -> Region<'_> {
+        self.memory.at(place)
+    }
+
+    pub(super) fn find(&self, version: PageVersion) -> Option<Held> {
+        self.resident.get(&version).map(|resident| resident.held)
     }
 
     /// Notes that a resident page holds this many tokens now.
-    pub(super) fn extend(&mut self, layer: usize, kv_head: usize, page: usize, tokens: usize) {
-        let table = &mut self.tables[layer * self.kv_heads + kv_head];
-        if let Some(Some(resident)) = table.get_mut(page) {
-            resident.tokens = tokens;
+    pub(super) fn extend(&mut self, version: PageVersion, tokens: usize) {
+        if let Some(resident) = self.resident.get_mut(&version) {
+            resident.held.tokens = tokens;
         }
     }
 
-    /// A slot for a page that is to stay, or `None` where it has no place. `keep` says of a page whether it is being read,
-    /// which keeps its slot from another's hands.
+    /// Takes note of the pages that a layer of a sequence has: those that it had and has no more leave, unless others have them.
+    pub(super) fn enter(&mut self, of: LayerPages<'_>) {
+        for (kv_head, versions) in of.versions.iter().enumerate() {
+            self.enter_head(of.sequence, of.layer, kv_head, 0, versions);
+        }
+    }
+
+    /// As [`enter`](Self::enter), of the pages of one KV head from page `first` on.
+    pub(super) fn enter_head(
+        &mut self,
+        sequence: SequenceId,
+        layer: usize,
+        kv_head: usize,
+        first: usize,
+        versions: &[PageVersion],
+    ) {
+        let number = layer * self.kv_heads + kv_head;
+        let tables = self.sequences.entry(sequence).or_default();
+        tables.resize(tables.len().max(number + 1), Vec::new());
+        let table = &mut tables[number];
+        table.resize(table.len().max(first), None);
+        let pairs = table[first..].iter().zip(versions);
+        let same = pairs.take_while(|(before, now)| **before == Some(**now)).count();
+        let before = table.split_off(first + same);
+        let now = &versions[same..];
+        table.extend(now.iter().map(|version| Some(*version)));
+        let stay: HashSet<PageVersion> = now.iter().copied().collect();
+        for version in before.into_iter().flatten().filter(|version| !stay.contains(version)) {
+            self.release(sequence, version);
+        }
+        for (version, page) in now.iter().zip(first + same..) {
+            self.hold(sequence, *version, number, page);
+        }
+    }
+
+    /// A slot for a page of a layer that is to stay, or `None` where it has no place. Pages of the layer, which are being read, keep
+    /// theirs.
     pub(super) fn place(
         &mut self,
+        sequence: SequenceId,
         layer: usize,
         kv_head: usize,
         page: usize,
-        keep: impl Fn(usize, usize, usize) -> bool,
-    ) -> Option<usize> {
-        let number = layer * self.kv_heads + kv_head;
-        if page > 0 && page < self.frontiers[number] {
-            return None;
-        }
-        if self.free.is_empty() {
-            self.send_away(number, page, keep)?;
-        }
-        let slot = self.free.pop()?;
-        let table = &mut self.tables[number];
-        table.resize(table.len().max(page + 1), None);
-        table[page] = Some(Resident { slot, tokens: 0 });
-        Some(slot)
-    }
-
-    /// Frees the slot of the oldest page behind a frontier, older than `page` of table `newer`.
-    fn send_away(&mut self, newer: usize, page: usize, keep: impl Fn(usize, usize, usize) -> bool) -> Option<()> {
-        let oldest = |table: &Vec<Option<Resident>>, frontier: usize| {
-            (frontier..table.len()).find(|page| table[*page].is_some())
+        version: PageVersion,
+    ) -> Result<Option<usize>, CudaError> {
+        let placed = Resident {
+            held: Held { slot: 0, tokens: 0 },
+            table: layer * self.kv_heads + kv_head,
+            page,
+            holders: vec![sequence],
         };
-        let candidates = self.tables.iter().zip(&self.frontiers).enumerate();
-        let candidates = candidates.filter_map(|(number, (table, frontier))| {
-            let found = oldest(table, *frontier)?;
-            // The newest page of a table is written to.
-            let free = found + 1 < table.len() && !keep(number / self.kv_heads, number % self.kv_heads, found);
-            free.then_some((found, number))
-        });
-        let (found, number) = candidates.min()?;
-        if (found, number) >= (page, newer) {
-            return None;
+        if self.free.is_empty() && !self.send_away(&placed, placed.rank(version), layer) {
+            return Ok(None);
         }
-        let resident = self.tables[number][found].take()?;
-        self.frontiers[number] = found + 1;
-        self.free.push(resident.slot);
-        Some(())
+        let Some(slot) = self.free.last().copied() else {
+            return Ok(None);
+        };
+        self.memory.make(slot)?;
+        self.free.pop();
+        self.insert(
+            version,
+            Resident {
+                held: Held { slot, tokens: 0 },
+                ..placed
+            },
+        );
+        Ok(Some(slot))
     }
 
-    /// Forgets what lies behind the first `tokens` tokens of every table.
-    pub(super) fn truncate(&mut self, tokens: usize, page_tokens: usize) {
-        for number in 0..self.tables.len() {
-            self.cut(number, tokens, page_tokens);
+    /// Frees the slot of the page that is to leave first, for another that is to stay longer.
+    fn send_away(&mut self, newer: &Resident, rank: Rank, layer: usize) -> bool {
+        let sequence = newer.holders[0];
+        let stays = newer.page == 0 || self.is_newest(newer);
+        let candidates = self.order.iter().take_while(|candidate| stays || **candidate < rank);
+        let leaves = |candidate: &&Rank| {
+            let resident = &self.resident[&candidate.version];
+            let is_read = resident.table / self.kv_heads == layer && resident.holders.contains(&sequence);
+            !is_read && !self.is_newest(resident)
+        };
+        let Some(version) = candidates.into_iter().find(leaves).map(|found| found.version) else {
+            return false;
+        };
+        if let Some(resident) = self.remove(version) {
+            self.free.push(resident.held.slot);
+        }
+        true
+    }
+
+    /// Whether it is the last page of one of its holders, which is written to.
+    fn is_newest(&self, resident: &Resident) -> bool {
+        resident.holders.iter().any(|holder| {
+            let table = self.sequences.get(holder).and_then(|tables| tables.get(resident.table));
+            table.is_some_and(|table| resident.page + 1 >= table.len())
+        })
+    }
+
+    fn insert(&mut self, version: PageVersion, resident: Resident) {
+        if resident.page > 0 {
+            self.order.insert(resident.rank(version));
+        }
+        self.resident.insert(version, resident);
+    }
+
+    fn remove(&mut self, version: PageVersion) -> Option<Resident> {
+        let resident = self.resident.remove(&version)?;
+        self.order.remove(&resident.rank(version));
+        Some(resident)
+    }
+
+    fn hold(&mut self, sequence: SequenceId, version: PageVersion, table: usize, page: usize) {
+        if let Some(mut resident) = self.remove(version) {
+            if !resident.holders.contains(&sequence) {
+                resident.holders.push(sequence);
+            }
+            (resident.table, resident.page) = (table, page);
+            self.insert(version, resident);
         }
     }
 
-    /// Forgets what lies behind the first `tokens` tokens of one (layer, KV head).
-    pub(super) fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize, page_tokens: usize) {
-        self.cut(layer * self.kv_heads + kv_head, tokens, page_tokens);
+    fn release(&mut self, sequence: SequenceId, version: PageVersion) {
+        if let Some(mut resident) = self.remove(version) {
+            resident.holders.retain(|holder| *holder != sequence);
+            match resident.holders.is_empty() {
+                true => self.free.push(resident.held.slot),
+                false => self.insert(version, resident),
+            }
+        }
     }
 
-    fn cut(&mut self, number: usize, tokens: usize, page_tokens: usize) {
-        let (table, frontier) = (&mut self.tables[number], &mut self.frontiers[number]);
-        let pages = tokens.div_ceil(page_tokens).min(table.len());
-        let cut = table.drain(pages..).flatten();
-        self.free.extend(cut.map(|resident| resident.slot));
-        if let Some(Some(last)) = table.last_mut() {
-            let start = (pages - 1) * page_tokens;
-            last.tokens = last.tokens.min(tokens - start);
+    /// Lets a sequence hold what another one holds.
+    pub(super) fn fork(&mut self, from: SequenceId, to: SequenceId) {
+        let tables = self.sequences.get(&from).cloned().unwrap_or_default();
+        for (number, table) in tables.iter().enumerate() {
+            for (page, version) in table.iter().enumerate() {
+                if let Some(version) = version {
+                    self.hold(to, *version, number, page);
+                }
+            }
         }
-        *frontier = (*frontier).min(table.len().max(1));
+        self.sequences.insert(to, tables);
+    }
+
+    /// Forgets pages behind the first `tokens` tokens of a sequence, of one (layer, KV head) or of all.
+    pub(super) fn truncate(
+        &mut self,
+        sequence: SequenceId,
+        head: Option<(usize, usize)>,
+        tokens: usize,
+        page_tokens: usize,
+    ) {
+        let kv_heads = self.kv_heads;
+        let pages = tokens.div_ceil(page_tokens);
+        let mut left = Vec::new();
+        for (number, table) in self.sequences.get_mut(&sequence).into_iter().flatten().enumerate() {
+            if head.is_none_or(|(layer, kv_head)| number == layer * kv_heads + kv_head) {
+                left.extend(table.drain(pages.min(table.len())..).flatten());
+            }
+        }
+        left.into_iter().for_each(|version| self.release(sequence, version));
+    }
+
+    /// Forgets a sequence.
+    pub(super) fn end(&mut self, sequence: SequenceId) {
+        let tables = self.sequences.remove(&sequence).unwrap_or_default();
+        let pages = tables.into_iter().flatten().flatten();
+        pages.for_each(|version| self.release(sequence, version));
+    }
+
+    /// Forgets every page.
+    pub(super) fn clear(&mut self) {
+        self.resident.clear();
+        self.order.clear();
+        self.sequences.clear();
+        self.free = (0..self.memory.slots()).rev().collect();
     }
 }
 
@@ -133,48 +297,71 @@ mod tests {
     use riffle_attention::Format;
 
     use super::*;
+    use crate::{EmulatedOptions, Gpu, KernelCache};
 
-    fn shape() -> CacheShape {
-        CacheShape {
+    const SEQUENCES: [SequenceId; 2] = [SequenceId(1), SequenceId(2)];
+
+    /// Two layers of two KV heads.
+    fn residence(slots: usize) -> Residence {
+        let shape = CacheShape {
             layers: 2,
             kv_heads: 2,
             head_dim: 32,
             page_tokens: 64,
             key_format: Format::F16,
             value_format: Format::F16,
-        }
+        };
+        let gpu = Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user()).expect("memory needs no compiler");
+        Residence::new(&shape, PageMemory::new(&gpu, 256, slots, 1).unwrap())
+    }
+
+    fn versions(pages: usize) -> Vec<PageVersion> {
+        (0..pages).map(|_| PageVersion::unused()).collect()
     }
 
     #[test]
-    fn the_first_and_the_newest_pages_stay_within_the_slots() {
-        let mut residence = Residence::new(&shape(), 10);
+    fn the_first_and_the_newest_pages_of_every_sequence_stay_within_the_slots() {
+        let mut residence = residence(18);
+        let pages: Vec<Vec<PageVersion>> = (0..8).map(|_| versions(8)).collect();
         for page in 0..8 {
-            for table in 0..4 {
-                residence.place(table / 2, table % 2, page, |_, _, _| false);
-                assert!(residence.used() <= 10);
+            for (number, versions) in pages.iter().enumerate() {
+                let (sequence, layer, kv_head) = (SEQUENCES[number / 4], number / 2 % 2, number % 2);
+                residence.enter_head(sequence, layer, kv_head, 0, &versions[..=page]);
+                residence.place(sequence, layer, kv_head, page, versions[page]).unwrap();
+                assert!(residence.used_bytes() <= 18 * 256);
             }
         }
-        for table in 0..4 {
-            let held: Vec<bool> = (0..8)
-                .map(|page| residence.find(table / 2, table % 2, page).is_some())
-                .collect();
-            assert!(held[0] && held[7], "table {table}: {held:?}");
+        for versions in &pages {
+            let held: Vec<bool> = versions.iter().map(|page| residence.find(*page).is_some()).collect();
+            assert!(held[0] && held[7], "{held:?}");
         }
+        residence.end(SEQUENCES[0]);
+        assert!(residence.bytes_of(SEQUENCES[1]) == residence.used_bytes());
+        residence.end(SEQUENCES[1]);
+        assert_eq!((residence.used_bytes(), residence.free()), (0, 18));
     }
 
     #[test]
-    fn what_is_cut_off_frees_its_slots_and_is_brought_again() {
-        let mut residence = Residence::new(&shape(), 16);
-        for page in 0..3 {
-            let slot = residence.place(1, 0, page, |_, _, _| false).unwrap();
-            residence.extend(1, 0, page, 64);
-            assert_eq!(residence.find(1, 0, page), Some(Resident { slot, tokens: 64 }));
+    fn what_is_cut_off_or_replaced_frees_its_slots_unless_another_sequence_holds_it() {
+        let mut residence = residence(16);
+        let mut pages = versions(3);
+        residence.enter_head(SEQUENCES[0], 1, 0, 0, &pages);
+        for (page, version) in pages.iter().enumerate() {
+            let slot = residence.place(SEQUENCES[0], 1, 0, page, *version).unwrap().unwrap();
+            residence.extend(*version, 64);
+            assert_eq!(residence.find(*version), Some(Held { slot, tokens: 64 }));
         }
-        residence.truncate(70, 64);
-        assert_eq!(residence.used(), 2);
-        assert_eq!(residence.find(1, 0, 1).map(|page| page.tokens), Some(6));
-        assert_eq!(residence.find(1, 0, 2), None);
-        residence.truncate(0, 64);
-        assert_eq!(residence.used(), 0);
+        residence.fork(SEQUENCES[0], SEQUENCES[1]);
+        residence.truncate(SEQUENCES[0], None, 70, 64);
+        assert_eq!(
+            (residence.bytes_of(SEQUENCES[0]), residence.used_bytes()),
+            (2 * 256, 3 * 256)
+        );
+        let before = std::mem::replace(&mut pages[1], PageVersion::unused());
+        residence.enter_head(SEQUENCES[1], 1, 0, 0, &pages);
+        assert!(residence.find(before).is_some() && residence.find(pages[1]).is_none());
+        residence.truncate(SEQUENCES[0], Some((1, 0)), 0, 64);
+        assert!(residence.find(before).is_none());
+        assert_eq!(residence.used_bytes(), 2 * 256);
     }
 }

@@ -1,12 +1,20 @@
-//! Bytes as they come from main memory, before they are arranged into pages.
+//! The ring through which pages come: bytes as main memory keeps them, before they are arranged into pages.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use riffle_kv::{CacheShape, PageVersion};
+
+use super::list::DeviceList;
+use super::memory::PageLayout;
+use super::sequence::SequenceId;
+use super::transfer::TransferCount;
 use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
 
-/// A page of a (layer, KV head), in the order in which pages are read.
+/// A page of a (layer, KV head), in the order in which a call reads pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PageKey {
+    pub(super) sequence: SequenceId,
     pub(super) layer: usize,
     pub(super) page: usize,
     pub(super) kv_head: usize,
@@ -22,12 +30,33 @@ pub(super) struct Staged {
 /// Memory in two halves: one is filled while the other is arranged into pages. Between calls both may hold pages that the next
 /// is expected to read.
 pub(super) struct Staging {
-    memory: DeviceBuffer,
-    half_pages: usize,
-    page_bytes: usize,
+    pub(super) shape: CacheShape,
+    pub(super) layout: PageLayout,
+    /// Where copies are queued.
+    pub(super) copy: Stream,
+    /// Planes of keys and of values on their way to their places.
+    pub(super) moves: [DeviceList; 2],
+    pub(super) transferred: TransferCount,
+    /// By layer of a sequence the pages that its latest call read without their staying, (KV head, page): the first so many.
+    pub(super) visited: BTreeMap<(SequenceId, usize), Vec<(usize, usize)>>,
+    pub(super) ring: Ring,
     halves: Vec<Half>,
     /// The half that is filled next.
     turn: usize,
+}
+
+/// The memory of all halves.
+pub(super) struct Ring {
+    memory: DeviceBuffer,
+    half_pages: usize,
+    page_bytes: usize,
+}
+
+impl Ring {
+    pub(super) fn at(&self, staged: Staged) -> Region<'_> {
+        let at = (staged.half * self.half_pages + staged.number) * self.page_bytes;
+        self.memory.region(at..at + self.page_bytes)
+    }
 }
 
 struct Half {
@@ -37,11 +66,18 @@ struct Half {
     /// When pages that came ahead have been copied.
     copied: Arc<Event>,
     /// Pages that came ahead and have not been read, with their places in the half.
-    ahead: Vec<(PageKey, usize)>,
+    ahead: Vec<Ahead>,
+}
+
+struct Ahead {
+    key: PageKey,
+    version: PageVersion,
+    number: usize,
 }
 
 impl Staging {
-    pub(super) fn new(gpu: &Gpu, slots: usize, page_bytes: usize) -> Result<Self, CudaError> {
+    pub(super) fn new(gpu: &Gpu, shape: &CacheShape, slots: usize) -> Result<Self, CudaError> {
+        let layout = PageLayout::new(shape);
         let halves = (0..slots.min(2)).map(|_| {
             Ok(Half {
                 arranged: gpu.event()?,
@@ -51,9 +87,17 @@ impl Staging {
             })
         });
         Ok(Self {
-            memory: gpu.allocate(slots * page_bytes)?,
-            half_pages: slots / slots.clamp(1, 2),
-            page_bytes,
+            shape: *shape,
+            layout,
+            copy: gpu.stream()?,
+            moves: [DeviceList::new(gpu)?, DeviceList::new(gpu)?],
+            transferred: TransferCount::default(),
+            visited: BTreeMap::new(),
+            ring: Ring {
+                memory: gpu.allocate(slots * layout.page_bytes)?,
+                half_pages: slots / slots.clamp(1, 2),
+                page_bytes: layout.page_bytes,
+            },
             halves: halves.collect::<Result<_, CudaError>>()?,
             turn: 0,
         })
@@ -61,28 +105,25 @@ impl Staging {
 
     /// Pages of a half.
     pub(super) fn half_pages(&self) -> usize {
-        self.half_pages
+        self.ring.half_pages
     }
 
     /// Pages of all halves.
     pub(super) fn pages(&self) -> usize {
-        self.half_pages * self.halves.len()
+        self.ring.half_pages * self.halves.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.memory.bytes()
-    }
-
-    pub(super) fn at(&self, staged: Staged) -> Region<'_> {
-        let at = (staged.half * self.half_pages + staged.number) * self.page_bytes;
-        self.memory.region(at..at + self.page_bytes)
+        self.ring.memory.bytes()
     }
 
     /// The half to fill next, whose pages came ahead in vain unless they have been read. One that holds none that may still be
     /// read goes before others: a call that has come to a page reads none before it.
     pub(super) fn next_half(&mut self, reading: Option<PageKey>) -> usize {
         let mut in_turn = (0..self.halves.len()).map(|number| self.half_in_turn(number));
-        let is_behind = |(key, _): &(PageKey, usize)| reading.is_some_and(|at| key.layer == at.layer && *key < at);
+        let is_behind = |Ahead { key, .. }: &Ahead| {
+            reading.is_some_and(|at| (key.sequence, key.layer) == (at.sequence, at.layer) && *key < at)
+        };
         let spare = in_turn
             .clone()
             .find(|half| self.halves[*half].ahead.iter().all(is_behind));
@@ -97,11 +138,11 @@ impl Staging {
         (self.turn + number) % self.halves.len()
     }
 
-    /// Lets `copy` fill a half when what it held has been arranged.
-    pub(super) fn wait_for(&mut self, copy: &Stream, half: usize) -> Result<(), CudaError> {
+    /// Lets copies fill a half when what it held has been arranged.
+    pub(super) fn wait_for(&mut self, half: usize) -> Result<(), CudaError> {
         self.halves[half].ahead.clear();
         match self.halves[half].is_arranged {
-            true => copy.wait(&self.halves[half].arranged),
+            true => self.copy.wait(&self.halves[half].arranged),
             false => Ok(()),
         }
     }
@@ -118,23 +159,29 @@ impl Staging {
     }
 
     /// Notes pages that are on their way to the first places of a half.
-    pub(super) fn put_ahead(&mut self, half: usize, keys: impl Iterator<Item = PageKey>) {
-        self.halves[half].ahead = keys.zip(0..).collect();
+    pub(super) fn put_ahead(&mut self, half: usize, pages: impl Iterator<Item = (PageKey, PageVersion)>) {
+        let numbered = pages
+            .zip(0..)
+            .map(|((key, version), number)| Ahead { key, version, number });
+        self.halves[half].ahead = numbered.collect();
     }
 
     /// Where a page lies that came ahead; it is there no more afterwards.
-    pub(super) fn take_ahead(&mut self, key: PageKey) -> Option<Staged> {
+    pub(super) fn take_ahead(&mut self, version: PageVersion) -> Option<Staged> {
         self.halves.iter_mut().enumerate().find_map(|(half, state)| {
-            let found = state.ahead.iter().position(|(ahead, _)| *ahead == key)?;
-            let (_, number) = state.ahead.swap_remove(found);
+            let found = state.ahead.iter().position(|ahead| ahead.version == version)?;
+            let number = state.ahead.swap_remove(found).number;
             Some(Staged { half, number })
         })
     }
 
-    /// Keeps those pages that came ahead of which `keep` says so.
-    pub(super) fn keep_ahead(&mut self, keep: impl Fn(PageKey) -> bool) {
-        for half in &mut self.halves {
-            half.ahead.retain(|(key, _)| keep(*key));
-        }
+    /// Forgets the pages that came ahead.
+    pub(super) fn forget_ahead(&mut self) {
+        self.halves.iter_mut().for_each(|half| half.ahead.clear());
+    }
+
+    /// Forgets what a sequence was expected to read.
+    pub(super) fn end(&mut self, sequence: SequenceId) {
+        self.visited.retain(|(of, _), _| *of != sequence);
     }
 }

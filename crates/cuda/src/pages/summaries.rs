@@ -1,220 +1,277 @@
-//! A pair of vectors for each block of tokens, kept on the device of the whole sequence: pages leave it, these do not.
+//! A pair of vectors for each block of tokens, kept on the device of whole sequences: pages leave it, these do not.
+
+use std::collections::BTreeMap;
 
 use riffle_attention::PageView;
+use riffle_kv::CacheShape;
 
+use super::call::CallLists;
 use super::list::DeviceList;
-use super::pool::{PagePool, Place};
-use super::staging::PageKey;
-use super::transfer::in_order;
+use super::memory::Place;
+use super::sequence::{LayerPages, SequenceId};
+use super::traffic::Traffic;
 use crate::ops::{self, BlockSummaries, Pages};
-use crate::{CudaError, DeviceBuffer, Gpu};
+use crate::{CudaError, DeviceBuffer, Gpu, Stream};
+
+/// Blocks that there is memory for at least, once there is any.
+const LEAST_BLOCKS: usize = 16;
 
 /// What is kept of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryKind {
-    /// The smallest and the largest of keys, within [`PagePoolOptions::bound_bytes`](super::PagePoolOptions).
+    /// The smallest and the largest of keys, within [`RoomOptions::bound_bytes`](super::RoomOptions).
     Bounds,
-    /// The mean of keys and that of values, within [`PagePoolOptions::mean_bytes`](super::PagePoolOptions).
+    /// The mean of keys and that of values, within [`RoomOptions::mean_bytes`](super::RoomOptions).
     Means,
 }
 
-/// Summaries of one kind, of every layer.
+/// Summaries of one kind, of every layer of sequences, within a budget. Where another layer needs room, those of the
+/// sequence that was asked for longest ago leave: they are made again from its pages.
 pub(super) struct Summaries {
-    layers: Vec<LayerSummaries>,
+    gpu: Gpu,
+    kind: SummaryKind,
+    shape: CacheShape,
+    budget_bytes: usize,
+    layers: BTreeMap<(SequenceId, usize), LayerSummaries>,
+    /// When each sequence was asked for last, by a count of the calls.
+    asked: BTreeMap<SequenceId, u64>,
+    calls: u64,
     ranges: DeviceList,
-    /// Blocks of each KV head of each layer that there is room for.
-    capacity: usize,
 }
 
-#[derive(Default)]
 struct LayerSummaries {
     // f32 [kv_heads, capacity, 2, head_dim]
-    memory: Option<DeviceBuffer>,
+    memory: DeviceBuffer,
+    /// Blocks of each KV head that there is room for.
+    capacity: usize,
     /// Tokens in a block.
     block: usize,
     /// By KV head, the tokens that are taken in.
     known: Vec<usize>,
 }
 
+impl LayerSummaries {
+    fn blocks(&self) -> BlockSummaries<'_> {
+        BlockSummaries {
+            data: self.memory.all(),
+            capacity: self.capacity,
+            block_tokens: self.block,
+        }
+    }
+}
+
 impl Summaries {
-    pub(super) fn new(gpu: &Gpu, shape: &riffle_kv::CacheShape, bytes: u64) -> Result<Self, CudaError> {
-        let block = 8 * shape.head_dim * shape.kv_heads * shape.layers;
+    pub(super) fn new(gpu: &Gpu, kind: SummaryKind, shape: &CacheShape, bytes: u64) -> Result<Self, CudaError> {
         Ok(Self {
-            layers: (0..shape.layers).map(|_| LayerSummaries::default()).collect(),
+            kind,
+            shape: *shape,
+            budget_bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+            layers: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            calls: 0,
             ranges: DeviceList::new(gpu)?,
-            capacity: usize::try_from(bytes / block.max(1) as u64).unwrap_or(usize::MAX),
+            gpu: gpu.clone(),
         })
     }
 
-    /// Forgets tokens behind the first `tokens` of one KV head of a layer, or of all.
-    pub(super) fn truncate(&mut self, layer: Option<(usize, usize)>, tokens: usize) {
-        for (number, summaries) in self.layers.iter_mut().enumerate() {
+    pub(super) fn shape(&self) -> CacheShape {
+        self.shape
+    }
+
+    /// Bytes of a block of all KV heads of a layer.
+    fn block_bytes(&self) -> usize {
+        8 * self.shape.head_dim * self.shape.kv_heads
+    }
+
+    /// Blocks of a layer that there is room for where all layers of a sequence have as many.
+    fn most_blocks(&self) -> usize {
+        self.budget_bytes / (self.block_bytes() * self.shape.layers).max(1)
+    }
+
+    /// Whether there is room for the blocks of `block` tokens of a layer that holds `tokens` tokens.
+    pub(super) fn have_room(&self, block: usize, tokens: usize) -> bool {
+        block > 0 && tokens.div_ceil(block) <= self.most_blocks()
+    }
+
+    /// Makes room for the blocks of `block` tokens of a layer that holds `tokens` tokens; returns by KV head how many tokens are
+    /// taken in. `None` where there [is no room](Self::have_room).
+    pub(super) fn reserve(
+        &mut self,
+        stream: &Stream,
+        of: &LayerPages<'_>,
+        block: usize,
+        tokens: usize,
+    ) -> Result<Option<Vec<usize>>, CudaError> {
+        if !self.have_room(block, tokens) {
+            return Ok(None);
+        }
+        self.calls += 1;
+        self.asked.insert(of.sequence, self.calls);
+        let key = (of.sequence, of.layer);
+        let blocks = tokens.div_ceil(block);
+        let most = self.most_blocks();
+        let capacity = self.layers.get(&key).map_or(0, |layer| layer.capacity);
+        if capacity < blocks {
+            self.grow(stream, key, blocks.next_power_of_two().max(LEAST_BLOCKS).min(most))?;
+        }
+        let Some(layer) = self.layers.get_mut(&key) else {
+            // There is no token.
+            return Ok(Some(vec![0; self.shape.kv_heads]));
+        };
+        if layer.block != block {
+            (layer.block, layer.known) = (block, vec![0; self.shape.kv_heads]);
+        }
+        Ok(Some(layer.known.clone()))
+    }
+
+    /// Gives a layer memory for `capacity` blocks of each KV head; what it has goes there where both fit.
+    fn grow(&mut self, stream: &Stream, key: (SequenceId, usize), capacity: usize) -> Result<(), CudaError> {
+        let bytes = self.block_bytes() * capacity;
+        let mut before = self.layers.remove(&key);
+        let taken = before.as_ref().map_or(0, |before| before.memory.bytes());
+        if self.bytes() + taken + bytes > self.budget_bytes {
+            before = None;
+        }
+        while self.bytes() + bytes > self.budget_bytes {
+            let others = self.asked.iter().filter(|(sequence, _)| **sequence != key.0);
+            let Some((sequence, _)) = others.min_by_key(|(_, asked)| **asked) else {
+                break;
+            };
+            self.end(*sequence);
+        }
+        let mut after = LayerSummaries {
+            memory: self.gpu.allocate(bytes)?,
+            capacity,
+            block: 0,
+            known: vec![0; self.shape.kv_heads],
+        };
+        if let Some(before) = before {
+            let (from, to) = (before.memory.bytes() / self.shape.kv_heads, bytes / self.shape.kv_heads);
+            for kv_head in 0..self.shape.kv_heads {
+                let source = before.memory.region(kv_head * from..(kv_head + 1) * from);
+                stream.copy_on_device(after.memory.region(kv_head * to..kv_head * to + from), source)?;
+            }
+            (after.block, after.known) = (before.block, before.known);
+        }
+        self.layers.insert(key, after);
+        Ok(())
+    }
+
+    /// Forgets tokens behind the first `tokens` tokens of one (layer, KV head) of a sequence, or of all.
+    pub(super) fn truncate(&mut self, sequence: SequenceId, head: Option<(usize, usize)>, tokens: usize) {
+        let layers = self.layers.range_mut((sequence, 0)..=(sequence, usize::MAX));
+        for ((_, number), summaries) in layers {
             for (kv_head, known) in summaries.known.iter_mut().enumerate() {
                 // A block that is cut within is taken in again: it may hold something of tokens that are gone.
-                if layer.is_none_or(|layer| layer == (number, kv_head)) && *known > tokens {
+                if head.is_none_or(|head| head == (*number, kv_head)) && *known > tokens {
                     *known = tokens / summaries.block * summaries.block;
                 }
             }
         }
     }
 
+    /// Forgets a sequence.
+    pub(super) fn end(&mut self, sequence: SequenceId) {
+        self.asked.remove(&sequence);
+        self.layers.retain(|(of, _), _| *of != sequence);
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.asked.clear();
+        self.layers.clear();
+    }
+
     /// Bytes of device memory that are held.
     pub(super) fn bytes(&self) -> usize {
-        let layers = self.layers.iter().filter_map(|layer| layer.memory.as_ref());
-        layers.map(DeviceBuffer::bytes).sum()
+        self.layers.values().map(|layer| layer.memory.bytes()).sum()
     }
 
     /// The summaries of a layer, where there are any.
-    pub(super) fn of_layer(&self, layer: usize) -> Option<BlockSummaries<'_>> {
-        let layer = &self.layers[layer];
-        layer.memory.as_ref().map(|memory| BlockSummaries {
-            data: memory.all(),
-            capacity: self.capacity,
-            block_tokens: layer.block,
-        })
+    pub(super) fn of_layer(&self, of: &LayerPages<'_>) -> Option<BlockSummaries<'_>> {
+        let layer = self.layers.get(&(of.sequence, of.layer));
+        layer.map(LayerSummaries::blocks)
     }
 
-    /// Tokens that are taken in, by KV head.
-    pub(super) fn known(&self, layer: usize) -> &[usize] {
-        &self.layers[layer].known
-    }
-}
-
-impl PagePool {
-    fn summaries(&mut self, kind: SummaryKind) -> &mut Summaries {
-        match kind {
-            SummaryKind::Bounds => &mut self.bounds.summaries,
-            SummaryKind::Means => &mut self.means.summaries,
-        }
-    }
-
-    /// By KV head, how many tokens of a layer are in its summaries of blocks of `block` tokens; `None` where there is no room
-    /// for those of `tokens` tokens.
-    pub fn summaries_known(
-        &mut self,
-        kind: SummaryKind,
-        layer: usize,
-        block: usize,
-        tokens: usize,
-    ) -> Option<Vec<usize>> {
-        let kv_heads = self.options.shape.kv_heads;
-        let summaries = self.summaries(kind);
-        if block == 0 || tokens.div_ceil(block) > summaries.capacity {
-            return None;
-        }
-        let of_layer = &mut summaries.layers[layer];
-        if of_layer.block != block {
-            (of_layer.block, of_layer.known) = (block, vec![0; kv_heads]);
-        }
-        Some(of_layer.known.clone())
+    /// Tokens that are taken in, by KV head; none of a layer without summaries.
+    pub(super) fn known(&self, of: &LayerPages<'_>) -> &[usize] {
+        let layer = self.layers.get(&(of.sequence, of.layer));
+        layer.map_or(&[], |layer| &layer.known)
     }
 
     /// Takes the tokens of pages, shown by KV head in order from the one on that holds the first token that is not
-    /// [known](Self::summaries_known), into the summaries of a layer.
-    ///
-    /// # Errors
-    /// A lost device, too little memory: the pool has forgotten every page then.
-    pub fn extend_summaries(
+    /// known, into the summaries of a layer.
+    pub(super) fn extend(
         &mut self,
-        kind: SummaryKind,
-        layer: usize,
+        traffic: &mut Traffic<'_>,
+        lists: &mut CallLists,
         shown: &[Vec<PageView<'_>>],
     ) -> Result<(), CudaError> {
-        let taken = self.take_into_summaries(kind, layer, shown);
-        if taken.is_err() {
-            self.clear();
-        }
-        taken
-    }
-
-    fn take_into_summaries(
-        &mut self,
-        kind: SummaryKind,
-        layer: usize,
-        shown: &[Vec<PageView<'_>>],
-    ) -> Result<(), CudaError> {
-        let (shape, gpu) = (self.options.shape, self.gpu.clone());
-        let summaries = self.summaries(kind);
-        if summaries.layers[layer].memory.is_none() {
-            let bytes = 8 * shape.head_dim * shape.kv_heads * summaries.capacity;
-            summaries.layers[layer].memory = Some(gpu.allocate(bytes)?);
-        }
-        let mut ends = summaries.layers[layer].known.clone();
+        let page_tokens = self.shape.page_tokens;
+        let mut ends = self.known(&traffic.of).to_vec();
         let pages = shown.iter().filter_map(|shown| shown.last());
-        let pages = pages.map(|page| page.start / shape.page_tokens + 1).max().unwrap_or(0);
-        let mut table = vec![0u64; shown.len() * pages];
+        let pages = pages.map(|page| page.start / page_tokens + 1).max().unwrap_or(0);
+        let mut table = vec![[0; 2]; shown.len() * pages];
         let (mut waiting, mut visitors) = (Vec::new(), 0);
-        for (page, kv_head, view) in in_order(shown, shape.page_tokens) {
-            let place = match self.settle(layer, page, kv_head, &view, &mut waiting)? {
+        for shown in traffic.in_order(shown)? {
+            let place: Place = match traffic.settle(&shown, &mut waiting)? {
                 Some(place) => place,
                 None => {
-                    if visitors == self.options.visitors() {
-                        self.transfer(&mut waiting)?;
-                        self.summarise(kind, layer, &table, pages, &ends)?;
+                    if visitors == traffic.residence.visitors() {
+                        traffic.transfer(&mut waiting)?;
+                        self.take_in(traffic, lists, &table, &ends)?;
                         visitors = 0;
                     }
-                    let place = Place::Visitor(visitors);
                     visitors += 1;
-                    let key = PageKey { layer, page, kv_head };
-                    self.bring(key, place, 0, &view, &mut waiting)?;
-                    place
+                    traffic.visit(&shown, visitors - 1, &mut waiting)?
                 }
             };
-            table[kv_head * pages + page] = self.store.at(place).address();
-            ends[kv_head] = ends[kv_head].max(view.start + view.tokens);
+            table[shown.kv_head * pages + shown.page] = traffic.addresses(place);
+            let end = shown.view.start + shown.view.tokens;
+            if let Some(known) = ends.get_mut(shown.kv_head) {
+                *known = end.max(*known);
+            }
         }
-        self.transfer(&mut waiting)?;
-        self.summarise(kind, layer, &table, pages, &ends)
+        traffic.transfer(&mut waiting)?;
+        self.take_in(traffic, lists, &table, &ends)
     }
 
     /// Queues the summaries of tokens up to `ends`, whose pages are in the table.
-    fn summarise(
+    fn take_in(
         &mut self,
-        kind: SummaryKind,
-        layer: usize,
-        table: &[u64],
-        pages: usize,
+        traffic: &Traffic<'_>,
+        lists: &mut CallLists,
+        table: &[[u64; 2]],
         ends: &[usize],
     ) -> Result<(), CudaError> {
-        let shape = self.options.shape;
-        let values: Vec<u64> = match kind {
-            SummaryKind::Means => table.iter().map(|keys| keys + self.layout.values_at as u64).collect(),
-            // They are not read.
-            SummaryKind::Bounds => table.to_vec(),
+        let (shape, compute) = (self.shape, traffic.compute);
+        let Some(layer) = self.layers.get_mut(&(traffic.of.sequence, traffic.of.layer)) else {
+            return Ok(());
         };
-        let [key_table, value_table] = &mut self.tables;
+        let spans = || layer.known.iter().zip(ends);
+        let Some(longest @ 1..) = spans().map(|(known, end)| end - known).max() else {
+            return Ok(());
+        };
+        let ranges: Vec<u32> = spans().flat_map(|(known, end)| [*known as u32, *end as u32]).collect();
+        let ranges = self.ranges.set(compute, &ranges)?;
+        let addresses = |which: usize| table.iter().map(move |planes| planes[which]).collect::<Vec<u64>>();
+        let [key_table, value_table] = &mut lists.tables;
         let pages = Pages {
-            keys: key_table.set(&self.compute, table)?,
-            values: value_table.set(&self.compute, &values)?,
+            keys: key_table.set(compute, &addresses(0))?,
+            // Bounds do not read them.
+            values: value_table.set(compute, &addresses(1))?,
             kv_heads: shape.kv_heads,
-            pages_per_head: pages,
+            pages_per_head: table.len() / shape.kv_heads,
             page_tokens: shape.page_tokens,
             head_dim: shape.head_dim,
             key_format: shape.key_format,
             value_format: shape.value_format,
         };
-        let summaries = match kind {
-            SummaryKind::Bounds => &mut self.bounds.summaries,
-            SummaryKind::Means => &mut self.means.summaries,
-        };
-        let of_layer = &summaries.layers[layer];
-        let spans = || of_layer.known.iter().zip(ends);
-        let longest = spans().map(|(known, end)| end - known).max();
-        let ranges: Vec<u32> = spans().flat_map(|(known, end)| [*known as u32, *end as u32]).collect();
-        let ranges = summaries.ranges.set(&self.compute, &ranges)?;
-        let (Some(longest @ 1..), Some(memory)) = (longest, &of_layer.memory) else {
-            return Ok(());
-        };
-        let blocks = BlockSummaries {
-            data: memory.all(),
-            capacity: summaries.capacity,
-            block_tokens: of_layer.block,
-        };
-        match kind {
-            SummaryKind::Bounds => ops::key_bounds(&self.compute, &blocks, &pages, ranges, longest)?,
-            SummaryKind::Means => ops::block_means(&self.compute, &blocks, &pages, ranges, longest)?,
+        match self.kind {
+            SummaryKind::Bounds => ops::key_bounds(compute, &layer.blocks(), &pages, ranges, longest)?,
+            SummaryKind::Means => ops::block_means(compute, &layer.blocks(), &pages, ranges, longest)?,
         }
-        summaries.layers[layer].known.copy_from_slice(ends);
+        layer.known.copy_from_slice(ends);
         Ok(())
     }
 }

@@ -1,22 +1,25 @@
 //! Pages on their way from main memory to the device.
 
 use riffle_attention::{Format, LANES, PageView, Plane};
+use riffle_kv::PageVersion;
 
-use super::pool::{PagePool, Place, TransferCount};
-use super::staging::{PageKey, Staged};
+use super::memory::Place;
+use super::residence::Residence;
+use super::staging::{PageKey, Staged, Staging};
 use crate::ops::{PlaneKind, PlaneMove, arrange_planes};
-use crate::{CudaError, Region};
+use crate::{CudaError, Region, Stream};
 
-/// Pages shown by KV head as (page, KV head, what it holds), in this order.
-pub(super) fn in_order<'a>(shown: &[Vec<PageView<'a>>], page_tokens: usize) -> Vec<(usize, usize, PageView<'a>)> {
-    let heads = shown.iter().enumerate();
-    let pages = heads.flat_map(|(kv_head, pages)| {
-        let pages = pages.iter();
-        pages.map(move |page| (page.start / page_tokens, kv_head, *page))
-    });
-    let mut pages: Vec<_> = pages.collect();
-    pages.sort_unstable_by_key(|(page, kv_head, _)| (*page, *kv_head));
-    pages
+/// What has travelled to the device and back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TransferCount {
+    /// Pages or parts of pages brought.
+    pub pages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of the pages those that were [read ahead](super::DeviceRoom::read_ahead) and then asked for.
+    pub pages_ahead: u64,
+    /// Bytes of what calls returned that came to main memory.
+    pub returned_bytes: u64,
 }
 
 /// Tokens that have to be brought to a page.
@@ -45,47 +48,21 @@ struct Arrival {
     value_bytes: usize,
 }
 
-impl PagePool {
-    /// The place that a page stays in, if it has one or one can be made; what it lacks there joins `waiting`.
-    pub(super) fn settle<'a>(
-        &mut self,
-        layer: usize,
-        page: usize,
-        kv_head: usize,
-        view: &PageView<'a>,
-        waiting: &mut Vec<Waiting<'a>>,
-    ) -> Result<Option<Place>, CudaError> {
-        let (slot, has) = match self.residence.find(layer, kv_head, page) {
-            Some(resident) => (resident.slot, resident.tokens),
-            None => match self.residence.place(layer, kv_head, page, |other, _, _| other == layer) {
-                Some(slot) => {
-                    self.store.make(&self.gpu, slot)?;
-                    (slot, 0)
-                }
-                None => return Ok(None),
-            },
-        };
-        if has < view.tokens {
-            self.residence.extend(layer, kv_head, page, view.tokens);
-        }
-        let key = PageKey { layer, page, kv_head };
-        self.bring(key, Place::Slot(slot), has, view, waiting)?;
-        Ok(Some(Place::Slot(slot)))
-    }
-
-    /// Lets what a page has beyond its first `has` tokens join `waiting`, and sends that off when there is enough of it.
+impl Staging {
+    /// Lets what a page has beyond its first `has` tokens join `waiting`; that is to be sent off when it is
+    /// [full](Self::half_pages).
     pub(super) fn bring<'a>(
         &mut self,
-        key: PageKey,
+        version: PageVersion,
         place: Place,
         has: usize,
         view: &PageView<'a>,
         waiting: &mut Vec<Waiting<'a>>,
-    ) -> Result<(), CudaError> {
+    ) {
         if has >= view.tokens {
-            return Ok(());
+            return;
         }
-        let ahead = self.staging.take_ahead(key).filter(|_| has == 0);
+        let ahead = if has == 0 { self.take_ahead(version) } else { None };
         let source = match ahead {
             Some(staged) => {
                 self.transferred.pages_ahead += 1;
@@ -102,15 +79,11 @@ impl PagePool {
             }
         };
         waiting.push(Waiting { place, source });
-        match waiting.len() == self.staging.half_pages() {
-            true => self.transfer(waiting),
-            false => Ok(()),
-        }
     }
 
     /// Bytes of keys and of values of a page from a token on.
     pub(super) fn planes<'a>(&self, view: &PageView<'a>, first_token: usize) -> [&'a [u8]; 2] {
-        let shape = &self.options.shape;
+        let shape = &self.shape;
         let until = view.tokens.next_multiple_of(LANES);
         let part = |plane: &Plane<'a>, format: Format| {
             let at = |tokens: usize| format.plane_bytes(tokens, shape.head_dim);
@@ -122,20 +95,31 @@ impl PagePool {
         ]
     }
 
-    /// Copies what waits to the device and arranges it there. The copies run while kernels queued before read other
-    /// pages.
-    pub(super) fn transfer(&mut self, waiting: &mut Vec<Waiting<'_>>) -> Result<(), CudaError> {
+    /// Copies what waits to the device and arranges it there, behind what is queued on `compute`. The copies run while kernels
+    /// queued before read other pages. `reading` is the page that a call in order has come to.
+    pub(super) fn transfer(
+        &mut self,
+        residence: &Residence,
+        compute: &Stream,
+        reading: Option<PageKey>,
+        waiting: &mut Vec<Waiting<'_>>,
+    ) -> Result<(), CudaError> {
         if waiting.is_empty() {
             return Ok(());
         }
         // What came ahead leaves its half before that may be filled again.
-        self.arrange_ahead(waiting)?;
-        self.copy_and_arrange(waiting)?;
+        self.arrange_ahead(residence, compute, waiting)?;
+        self.copy_and_arrange(residence, compute, reading, waiting)?;
         waiting.clear();
         Ok(())
     }
 
-    fn arrange_ahead(&mut self, waiting: &[Waiting<'_>]) -> Result<(), CudaError> {
+    fn arrange_ahead(
+        &mut self,
+        residence: &Residence,
+        compute: &Stream,
+        waiting: &[Waiting<'_>],
+    ) -> Result<(), CudaError> {
         let layout = self.layout;
         let arrivals = waiting.iter().filter_map(|waiting| match waiting.source {
             Source::Ahead(staged) => Some(Arrival {
@@ -152,14 +136,20 @@ impl PagePool {
         halves.sort_unstable();
         halves.dedup();
         for half in &halves {
-            self.compute.wait(self.staging.copied(*half))?;
+            compute.wait(self.copied(*half))?;
         }
-        self.arrange(&arrivals)?;
+        self.arrange(residence, compute, &arrivals)?;
         let mut halves = halves.into_iter();
-        halves.try_for_each(|half| self.staging.arranged(&self.compute, half))
+        halves.try_for_each(|half| self.arranged(compute, half))
     }
 
-    fn copy_and_arrange(&mut self, waiting: &[Waiting<'_>]) -> Result<(), CudaError> {
+    fn copy_and_arrange(
+        &mut self,
+        residence: &Residence,
+        compute: &Stream,
+        reading: Option<PageKey>,
+        waiting: &[Waiting<'_>],
+    ) -> Result<(), CudaError> {
         let from_main = waiting.iter().filter_map(|waiting| match &waiting.source {
             Source::Main {
                 first_token,
@@ -172,8 +162,8 @@ impl PagePool {
         if from_main.is_empty() {
             return Ok(());
         }
-        let half = self.staging.next_half(self.reading);
-        self.staging.wait_for(&self.copy, half)?;
+        let half = self.next_half(reading);
+        self.wait_for(half)?;
         let (mut copies, mut arrivals) = (Vec::new(), Vec::new());
         for (number, (place, first_token, keys, values)) in from_main.into_iter().enumerate() {
             let staged = Staged { half, number };
@@ -189,8 +179,8 @@ impl PagePool {
         self.copy.upload_all(&copies)?;
         let bytes = bytes_of(&copies);
         self.transferred.count(arrivals.len(), bytes);
-        self.arrange(&arrivals)?;
-        self.staging.arranged(&self.compute, half)
+        self.arrange(residence, compute, &arrivals)?;
+        self.arranged(compute, half)
     }
 
     /// Where planes go among the staged ones, with the planes.
@@ -199,7 +189,7 @@ impl PagePool {
         staged: Staged,
         [keys, values]: [&'a [u8]; 2],
     ) -> [(Region<'_>, &'a [u8]); 2] {
-        let (at, values_at) = (self.staging.at(staged), self.layout.values_at);
+        let (at, values_at) = (self.ring.at(staged), self.layout.values_at);
         [
             (at.part(0..keys.len()), keys),
             (at.part(values_at..values_at + values.len()), values),
@@ -207,11 +197,11 @@ impl PagePool {
     }
 
     /// Queues what brings staged pages to their places.
-    fn arrange(&mut self, arrivals: &[Arrival]) -> Result<(), CudaError> {
-        let (layout, shape) = (self.layout, self.options.shape);
+    fn arrange(&mut self, residence: &Residence, compute: &Stream, arrivals: &[Arrival]) -> Result<(), CudaError> {
+        let (layout, shape) = (self.layout, self.shape);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for arrival in arrivals {
-            let (from, to) = (self.staging.at(arrival.staged), self.store.at(arrival.place));
+            let (from, to) = (self.ring.at(arrival.staged), residence.at(arrival.place));
             let first_token = arrival.first_token;
             keys.push(PlaneMove {
                 to: to.part(0..layout.key_bytes),
@@ -231,7 +221,7 @@ impl PagePool {
         ];
         both.into_iter().try_for_each(|(list, kind, format, moves)| {
             let (head_dim, page_tokens) = (shape.head_dim, shape.page_tokens);
-            arrange_planes(&self.compute, list, kind, format, head_dim, page_tokens, &moves)
+            arrange_planes(compute, list, kind, format, head_dim, page_tokens, &moves)
         })
     }
 }

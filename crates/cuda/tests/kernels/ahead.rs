@@ -5,9 +5,10 @@ use std::sync::Arc;
 use riffle_attention::{AttendOptions, Format, PageView, Selection};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{
-    CallRows, DeviceBuffer, EmulatedOptions, Gpu, PagePool, PagePoolOptions, PagedTile, PinnedMemory, Stream,
+    CallRows, DeviceBuffer, DeviceRoom, EmulatedOptions, Gpu, LayerPages, PagedTile, PinnedMemory, RoomOptions,
+    SequenceId, Stream,
 };
-use riffle_kv::{CacheShape, KvCache, KvTiers};
+use riffle_kv::{CacheShape, KvCache, KvTiers, PageVersion};
 
 use crate::testing::{emulated, noise, on_every_device};
 
@@ -23,10 +24,11 @@ const SHAPE: CacheShape = CacheShape {
     value_format: Format::Q8_0,
 };
 
-/// Two layers in main memory of the device's, and a pool in which no page stays.
+/// Two layers in main memory of the device's, and a room in which no page stays.
 struct Bench {
     stream: Arc<Stream>,
-    pool: PagePool,
+    room: DeviceRoom,
+    sequence: SequenceId,
     queries: DeviceBuffer,
     attended: DeviceBuffer,
     log_sum_exp: DeviceBuffer,
@@ -35,7 +37,7 @@ struct Bench {
 impl Bench {
     fn new(gpu: &Gpu, slots: usize) -> Self {
         let stream = Arc::new(gpu.stream().unwrap());
-        let mut options = PagePoolOptions {
+        let mut options = RoomOptions {
             shape: SHAPE,
             heads: HEADS,
             budget_bytes: 0,
@@ -46,8 +48,10 @@ impl Bench {
         };
         options.budget_bytes = options.least_bytes();
         let width = HEADS * SHAPE.head_dim;
+        let mut room = DeviceRoom::new(&stream, options).unwrap();
         Self {
-            pool: PagePool::new(&stream, options).unwrap(),
+            sequence: room.begin_sequence(),
+            room,
             queries: gpu.upload(&noise(width, 3)).unwrap(),
             attended: gpu.allocate(4 * width).unwrap(),
             log_sum_exp: gpu.allocate(4 * HEADS).unwrap(),
@@ -78,26 +82,38 @@ impl Bench {
             log_sum_exp: self.log_sum_exp.all(),
         };
         let reader = cache.read();
+        let versions = reader.page_versions(layer);
         let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.kv_heads)
             .map(|head| reader.pages(layer, head).collect())
             .collect();
+        let of = self.of(layer, &versions);
         let mut call = self
-            .pool
-            .begin(layer, &tiles, rows, end, &AttendOptions::new(0.3))
+            .room
+            .begin(of, &tiles, rows, end, &AttendOptions::new(0.3))
             .unwrap();
         call.attend(&shown).unwrap();
         call.finish().unwrap();
         self.stream.gpu().download(self.attended.all(), &self.stream).unwrap()
     }
 
+    fn of<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
+        LayerPages {
+            sequence: self.sequence,
+            layer,
+            versions,
+        }
+    }
+
     /// Begins to copy what the layer is expected to read; how many pages that is.
     fn read_ahead(&mut self, cache: &KvCache, layer: usize) -> usize {
-        let expected = self.pool.expected(layer).into_iter();
         let reader = cache.read();
+        let versions = reader.page_versions(layer);
+        let of = self.of(layer, &versions);
+        let expected = self.room.expected(of).into_iter();
         let shown: Vec<(usize, PageView<'_>)> = expected
             .map(|(kv_head, page)| (kv_head, reader.near_page(layer, kv_head, page).unwrap()))
             .collect();
-        self.pool.read_ahead(layer, &shown).unwrap();
+        self.room.read_ahead(of, &shown).unwrap();
         shown.len()
     }
 }
@@ -142,14 +158,14 @@ fn calls_whose_pages_were_read_ahead_give_the_bits_of_calls_that_bring_them() {
             let cache = cache(gpu, 1);
             let mut bench = Bench::new(gpu, slots);
             let expected = [0, 1].map(|layer| bench.attend(&cache, layer));
-            let (mut ahead, before) = (0, bench.pool.transferred().pages);
+            let (mut ahead, before) = (0, bench.room.transferred().pages);
             for _ in 0..3 {
                 for layer in [0, 1] {
                     ahead += bench.read_ahead(&cache, layer);
                     assert_eq!(bench.attend(&cache, layer), expected[layer], "{slots} slots");
                 }
             }
-            let found = bench.pool.transferred();
+            let found = bench.room.transferred();
             assert_eq!(found.pages_ahead, ahead as u64, "{slots} slots");
             assert_eq!(ahead, 6 * (slots / slots.min(2) * slots.min(2)));
             // None came twice.
@@ -180,7 +196,7 @@ fn memory_that_is_read_ahead_changes_or_goes_only_when_it_has_been_copied() {
         let mut bench = Bench::new(gpu, 4);
         let expected = [0, 1].map(|layer| bench.attend(&elsewhere, layer));
         for goes in [false, true] {
-            let before = bench.pool.transferred().pages_ahead;
+            let before = bench.room.transferred().pages_ahead;
             for layer in [1, 0] {
                 let mut here = cache(gpu, 1);
                 assert!(bench.read_ahead(&here, layer) > 0);
@@ -193,7 +209,7 @@ fn memory_that_is_read_ahead_changes_or_goes_only_when_it_has_been_copied() {
                 }
                 assert_eq!(bench.attend(&elsewhere, layer), expected[layer], "{goes}");
             }
-            assert!(bench.pool.transferred().pages_ahead > before);
+            assert!(bench.room.transferred().pages_ahead > before);
         }
     });
 }
@@ -205,20 +221,23 @@ fn pages_that_were_forgotten_are_not_read_where_they_came_ahead() {
         let mut bench = Bench::new(gpu, 8);
         let old = bench.attend(&here, 1);
         bench.read_ahead(&here, 1);
-        bench.pool.truncate(2 * PAGE_TOKENS);
+        bench.room.truncate(bench.sequence, 2 * PAGE_TOKENS);
         here.truncate(2 * PAGE_TOKENS);
         append(&mut here, TOKENS - 2 * PAGE_TOKENS, 7);
         let found = bench.attend(&here, 1);
         assert_ne!(found, old);
         // What lies before came ahead all the same.
-        let ahead = bench.pool.transferred().pages_ahead;
+        let ahead = bench.room.transferred().pages_ahead;
         assert_eq!(ahead, 4);
         assert_eq!(found, Bench::new(gpu, 8).attend(&here, 1));
-        // One head's pages alone.
+        // The first page of both heads is written over, and nobody says so.
         bench.read_ahead(&here, 1);
-        bench.pool.truncate_head(1, 0, 0);
-        assert_eq!(bench.attend(&here, 1), found);
-        assert_eq!(bench.pool.transferred().pages_ahead, ahead + 4);
+        let keys = noise(PAGE_TOKENS * SHAPE.kv_heads * SHAPE.head_dim, 99);
+        here.replace_keys(1, 0, &keys).unwrap();
+        let other = bench.attend(&here, 1);
+        assert_ne!(other, found);
+        assert_eq!(other, Bench::new(gpu, 8).attend(&here, 1));
+        assert_eq!(bench.room.transferred().pages_ahead, ahead + 6);
     });
 }
 
@@ -231,6 +250,6 @@ fn memory_that_nobody_guards_is_not_read_ahead() {
         let expected = bench.attend(&plain, 0);
         assert!(bench.read_ahead(&plain, 0) > 0);
         assert_eq!(bench.attend(&plain, 0), expected);
-        assert_eq!(bench.pool.transferred().pages_ahead, 0);
+        assert_eq!(bench.room.transferred().pages_ahead, 0);
     });
 }

@@ -1,10 +1,10 @@
-//! Estimates over pages that a pool brings to the device.
+//! Estimates over pages that a room brings to the device.
 
 use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{CallRows, PagePool, PagePoolOptions, PagedTile, SummaryKind};
+use riffle_cuda::{CallRows, DeviceRoom, PagedTile, RoomOptions, SummaryKind};
 use riffle_kv::CacheShape;
 
 use crate::paged::Cache;
@@ -24,8 +24,8 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
             rows,
             row_stride: queries.len() / rows,
         };
-        let run = |estimate_bytes: u64, budget: fn(&PagePoolOptions, usize) -> u64| {
-            let mut options = PagePoolOptions {
+        let run = |estimate_bytes: u64, budget: fn(&RoomOptions, usize) -> u64| {
+            let mut options = RoomOptions {
                 shape: CacheShape {
                     layers: 1,
                     kv_heads,
@@ -42,19 +42,20 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
                 mean_bytes: 0,
             };
             options.budget_bytes = budget(&options, tokens);
-            let mut pool = PagePool::new(&stream, options).unwrap();
-            let mut scan = pool.scan_keys(0, &shown, beside).unwrap()?;
+            let mut room = DeviceRoom::new(&stream, options).unwrap();
+            let of = cache.layer(room.begin_sequence());
+            let mut scan = room.scan_keys(of, &shown, beside).unwrap()?;
             let start = tokens - rows;
             let blocks = scan.blocks(1, start, tokens, 0.3, 1, 16).unwrap()?;
             Some((blocks, scan.lines(1, start, tokens, 0.3, 20).unwrap()?))
         };
-        let whole = run(1 << 20, PagePoolOptions::bytes_for).unwrap();
+        let whole = run(1 << 20, RoomOptions::bytes_for).unwrap();
         assert_eq!(whole.0.iter().map(Vec::len).collect::<Vec<_>>(), [9, 10, 11, 12, 13]);
         let mass: f32 = whole.1[0].iter().sum();
         assert!((mass - 20.0 * group as f32).abs() < 1e-3, "{mass}");
         // Room for one block of queries, or for some rows.
-        assert_eq!(run(40_000, PagePoolOptions::bytes_for), Some(whole));
-        assert_eq!(run(500, PagePoolOptions::bytes_for), None);
+        assert_eq!(run(40_000, RoomOptions::bytes_for), Some(whole));
+        assert_eq!(run(500, RoomOptions::bytes_for), None);
         assert_eq!(run(1 << 20, |options, _| options.least_bytes()), None);
     });
 }
@@ -88,8 +89,8 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
                 selection: &everything,
             })
             .collect();
-        let run = |budget: fn(&PagePoolOptions, usize) -> u64| {
-            let mut options = PagePoolOptions {
+        let run = |budget: fn(&RoomOptions, usize) -> u64| {
+            let mut options = RoomOptions {
                 shape: CacheShape {
                     layers: 1,
                     kv_heads,
@@ -106,17 +107,18 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
                 mean_bytes: 0,
             };
             options.budget_bytes = budget(&options, tokens);
-            let mut pool = PagePool::new(&stream, options).unwrap();
+            let mut room = DeviceRoom::new(&stream, options).unwrap();
+            let of = cache.layer(room.begin_sequence());
             assert_eq!(
-                pool.summaries_known(SummaryKind::Bounds, 0, 48, tokens),
+                room.summaries_known(SummaryKind::Bounds, of, 48, tokens).unwrap(),
                 Some(vec![0, 0])
             );
-            pool.extend_summaries(SummaryKind::Bounds, 0, &shown).unwrap();
+            room.extend_summaries(SummaryKind::Bounds, of, &shown).unwrap();
             assert_eq!(
-                pool.summaries_known(SummaryKind::Bounds, 0, 48, tokens),
+                room.summaries_known(SummaryKind::Bounds, of, 48, tokens).unwrap(),
                 Some(vec![tokens; 2])
             );
-            let scores = pool.bound_scores(0, beside, &[tokens, 100]).unwrap();
+            let scores = room.bound_scores(of, beside, &[tokens, 100]).unwrap();
             let sums = vec![5.0; rows * kv_heads * group];
             let scale = AttendOptions::new(0.3);
             let rows = CallRows {
@@ -124,12 +126,12 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
                 attended: attended.all(),
                 log_sum_exp: sums_there.all(),
             };
-            pool.set_log_sum_exp(&rows, &sums).unwrap();
-            let mut pass = pool.begin_mass(0, &tiles, rows, tokens, &scale).unwrap();
+            room.set_log_sum_exp(&rows, &sums).unwrap();
+            let mut pass = room.begin_mass(of, &tiles, rows, tokens, &scale).unwrap();
             pass.add(&shown).unwrap();
             (scores, pass.finish().unwrap())
         };
-        let resident = run(PagePoolOptions::bytes_for);
+        let resident = run(RoomOptions::bytes_for);
         assert_eq!(
             resident.0.iter().map(Vec::len).collect::<Vec<_>>(),
             [tokens.div_ceil(48), 3]

@@ -9,6 +9,7 @@ mod estimates;
 mod linear;
 mod means;
 mod paged;
+mod room;
 mod rows;
 mod scoring;
 mod testing;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use riffle_attention::reference::{self, ReferenceSummary};
 use riffle_attention::{AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span};
 use riffle_cuda::ops::{BlockSummaries, Queries, block_means};
-use riffle_cuda::{CallRows, Gpu, PagePool, PagePoolOptions, PagedTile, SummaryKind};
+use riffle_cuda::{CallRows, DeviceRoom, Gpu, PagedTile, RoomOptions, SummaryKind};
 use riffle_kv::CacheShape;
 
 use crate::paged::Cache;
@@ -125,11 +125,11 @@ impl Case {
         ]
     }
 
-    fn run(&self, gpu: &Gpu, budget: fn(&PagePoolOptions, usize) -> u64) -> Vec<Partial> {
+    fn run(&self, gpu: &Gpu, budget: fn(&RoomOptions, usize) -> u64) -> Vec<Partial> {
         let stream = Arc::new(gpu.stream().unwrap());
         let cache = &self.cache;
         let (kv_heads, head_dim) = (cache.kv_heads, cache.head_dim);
-        let mut options = PagePoolOptions {
+        let mut options = RoomOptions {
             shape: CacheShape {
                 layers: 1,
                 kv_heads,
@@ -146,24 +146,30 @@ impl Case {
             mean_bytes: (8 * kv_heads * head_dim * cache.tokens.div_ceil(self.block)) as u64,
         };
         options.budget_bytes = budget(&options, cache.tokens);
-        let mut pool = PagePool::new(&stream, options).unwrap();
+        let mut room = DeviceRoom::new(&stream, options).unwrap();
+        let sequence = room.begin_sequence();
+        let of = cache.layer(sequence);
         let shown: Vec<_> = (0..kv_heads).map(|head| cache.views(head)).collect();
-        let known = pool.summaries_known(SummaryKind::Means, 0, self.block, cache.tokens);
+        let known = room
+            .summaries_known(SummaryKind::Means, of, self.block, cache.tokens)
+            .unwrap();
         assert_eq!(known, Some(vec![0; kv_heads]));
         assert_eq!(
-            pool.summaries_known(SummaryKind::Means, 0, self.block, cache.tokens + self.block),
+            room.summaries_known(SummaryKind::Means, of, self.block, cache.tokens + self.block)
+                .unwrap(),
             None
         );
-        pool.extend_summaries(SummaryKind::Means, 0, &shown).unwrap();
+        room.extend_summaries(SummaryKind::Means, of, &shown).unwrap();
         // Back to within a block, and on.
-        pool.truncate(cache.tokens - self.block - 1);
-        let known = pool
-            .summaries_known(SummaryKind::Means, 0, self.block, cache.tokens)
+        room.truncate(sequence, cache.tokens - self.block - 1);
+        let known = room
+            .summaries_known(SummaryKind::Means, of, self.block, cache.tokens)
+            .unwrap()
             .unwrap();
         assert!(known[0] < cache.tokens - self.block && known[0].is_multiple_of(self.block));
         let page = known[0] / cache.page_tokens;
         let lacking: Vec<_> = shown.iter().map(|shown| shown[page..].to_vec()).collect();
-        pool.extend_summaries(SummaryKind::Means, 0, &lacking).unwrap();
+        room.extend_summaries(SummaryKind::Means, of, &lacking).unwrap();
 
         let queries = gpu.upload(&self.queries()).unwrap();
         let attended = gpu.allocate(4 * self.rows * self.width()).unwrap();
@@ -179,8 +185,8 @@ impl Case {
         };
         let selections = self.selections();
         let tiles: Vec<_> = self.tiles(&selections).collect();
-        let mut call = pool
-            .begin(0, &tiles, rows, cache.tokens, &self.options())
+        let mut call = room
+            .begin(of, &tiles, rows, cache.tokens, &self.options())
             .unwrap()
             .with_means();
         // As an engine does: pages of which something is read.
@@ -198,7 +204,7 @@ impl Case {
             .map(|tile| Partial::new(tile.rows, self.group, head_dim))
             .collect();
         call.finish().unwrap();
-        pool.bring_partials(&tiles, &rows, &mut partials).unwrap();
+        room.bring_partials(&tiles, &rows, &mut partials).unwrap();
         partials
     }
 
@@ -277,7 +283,7 @@ fn attention_to_means_equals_the_reference_wherever_pages_lie() {
                 soft_cap,
             };
             let what = format!("{head_dim} wide, {rows} rows, blocks of {block}, {formats:?}");
-            let resident = case.run(gpu, PagePoolOptions::bytes_for);
+            let resident = case.run(gpu, RoomOptions::bytes_for);
             case.check(&resident, &what);
             assert!(case.run(gpu, |options, _| options.least_bytes()) == resident, "{what}");
         }

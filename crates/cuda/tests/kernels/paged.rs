@@ -2,7 +2,8 @@
 
 use riffle_attention::{Format, PageView, Plane, PlaneMut, write_keys, write_values};
 use riffle_cuda::ops::{Pages, PlaneKind, plane_to_device};
-use riffle_cuda::{DeviceBuffer, Gpu};
+use riffle_cuda::{DeviceBuffer, Gpu, LayerPages, SequenceId};
+use riffle_kv::PageVersion;
 
 use crate::testing::noise;
 
@@ -15,6 +16,7 @@ pub(crate) struct Cache {
     pub(crate) formats: [Format; 2],
     /// The CPU's planes, bytes by [kind, head, page].
     pub(crate) planes: Vec<Vec<u16>>,
+    versions: Vec<Vec<PageVersion>>,
     buffers: Vec<DeviceBuffer>,
     tables: [DeviceBuffer; 2],
 }
@@ -89,8 +91,20 @@ impl Cache {
             page_tokens,
             formats,
             planes,
+            versions: (0..kv_heads)
+                .map(|_| (0..pages).map(|_| PageVersion::unused()).collect())
+                .collect(),
             buffers,
             tables,
+        }
+    }
+
+    /// The cache as the only layer of a sequence.
+    pub(crate) fn layer(&self, sequence: SequenceId) -> LayerPages<'_> {
+        LayerPages {
+            sequence,
+            layer: 0,
+            versions: &self.versions,
         }
     }
 

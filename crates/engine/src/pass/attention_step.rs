@@ -407,7 +407,7 @@ impl<'a> SequenceAttention<'a> {
         let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
         let Slot(tokens) = input.slot.after(input.tokens);
         // An audit compares what is read without means.
-        match self.statistics.audit.is_none() && device::keeps_means(pages, input.cache_layer, &blocks, tokens) {
+        match self.statistics.audit.is_none() && device::keeps_means(pages, &blocks, tokens) {
             true => blocks,
             false => Vec::new(),
         }

@@ -84,7 +84,8 @@ impl SequenceAttention<'_> {
                     .map(|(policy, context)| policy.estimate(&queries(context), context))
                     .collect();
                 let rows = rows.queries(chunk.batch_rows.clone());
-                device::estimate(device, input.cache_layer, rows, &pages, &chunk.contexts, &asked)?
+                let (layer, versions) = (input.cache_layer, reader.page_versions(input.cache_layer));
+                device::estimate(device, layer, rows, &pages, &versions, &chunk.contexts, &asked)?
             }
             _ => policies.iter().map(|_| None).collect(),
         };

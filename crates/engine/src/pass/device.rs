@@ -1,88 +1,88 @@
 //! Attention on a device: the cache lies in main memory whole, the device keeps the pages it has room for.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use riffle_attention::{AttendOptions, PageView, Partial, Selection, Span};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{DeviceRows, Event, PagePool, PagedTile, Stream, SummaryKind, TransferCount};
-use riffle_kv::KvCache;
+use riffle_cuda::{
+    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, SequenceId, Stream, SummaryKind,
+    TransferCount,
+};
+use riffle_kv::{KvCache, PageVersion};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
 
 use crate::pass::chunk::Chunk;
 use crate::pass::compute::Compute;
 use crate::pass::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
 use crate::pass::rotation::Rotation;
-use crate::plan::pool_options;
+use crate::plan::room_options;
 use crate::{Engine, EngineError};
 
-/// The pages of a session on a device. Sessions that share pages in main memory share this room as well, so that all of
-/// them keep to one budget, and take turns in it: what lies there is of the one that read last.
+/// The room on an engine's device that all its sequences share, while there are any.
+#[derive(Default)]
+pub(crate) struct SharedRoom(Mutex<Weak<Mutex<DeviceRoom>>>);
+
+/// One sequence in the room on the device, whose pages leave it when this is dropped.
 pub(crate) struct DevicePages {
-    room: Arc<Mutex<Room>>,
-    session: u64,
+    room: Arc<Mutex<DeviceRoom>>,
+    sequence: SequenceId,
     stream: Arc<Stream>,
     /// Around the latest call whose result stays on the device, until its time is [taken](Self::attended_ms).
     call: Option<[Event; 2]>,
 }
 
-struct Room {
-    pool: PagePool,
-    /// The session whose pages lie here, or [`NOBODY`].
-    holder: u64,
-    sessions: u64,
+impl SharedRoom {
+    /// The engine's room; the first who asks makes it.
+    fn open(&self, engine: &Engine, stream: &Arc<Stream>) -> Result<Arc<Mutex<DeviceRoom>>, EngineError> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(room) = shared.upgrade() {
+            return Ok(room);
+        }
+        let (config, options) = (engine.model().config(), engine.options());
+        let budget_bytes = engine.plan().device.as_ref().map_or(0, |plan| plan.kv_budget_bytes);
+        let room = room_options(config, options, engine.plan().context_tokens, budget_bytes);
+        let room = Arc::new(Mutex::new(DeviceRoom::new(stream, room)?));
+        *shared = Arc::downgrade(&room);
+        Ok(room)
+    }
 }
 
-const NOBODY: u64 = 0;
-
 impl DevicePages {
-    /// Room for a new session on the engine's device, if it computes on one.
+    /// A new sequence on the engine's device, if it computes on one.
     pub(crate) fn new(engine: &Engine) -> Result<Option<Self>, EngineError> {
         let Compute::Device(device) = engine.compute() else {
             return Ok(None);
         };
-        let (config, options) = (engine.model().config(), engine.options());
-        let budget_bytes = engine.plan().device.as_ref().map_or(0, |plan| plan.kv_budget_bytes);
-        let pool = pool_options(config, options, engine.plan().context_tokens, budget_bytes);
-        let room = Room {
-            pool: PagePool::new(&device.stream, pool)?,
-            holder: NOBODY,
-            sessions: 0,
-        };
-        let room = Arc::new(Mutex::new(room));
-        Ok(Some(Self::of(&room, &device.stream)))
+        let room = engine.device_room().open(engine, &device.stream)?;
+        let sequence = lock(&room).begin_sequence();
+        Ok(Some(Self::of(&room, sequence, &device.stream)))
     }
 
-    /// The same room for another session, none of whose pages lie there.
+    /// Another sequence in the same room, none of whose pages lie there.
     pub(crate) fn beside(&self) -> Self {
-        Self::of(&self.room, &self.stream)
+        let sequence = lock(&self.room).begin_sequence();
+        Self::of(&self.room, sequence, &self.stream)
     }
 
-    /// The same room for a session that goes on from where this one is: it takes over what lies there.
+    /// Another sequence that goes on from where this one is: both hold what lies there.
     pub(crate) fn fork(&mut self) -> Self {
-        let fork = self.beside();
-        let mut room = lock(&self.room);
-        if room.holder == self.session {
-            room.holder = fork.session;
-        }
-        drop(room);
-        fork
+        let sequence = lock(&self.room).fork(self.sequence);
+        Self::of(&self.room, sequence, &self.stream)
     }
 
-    fn of(room: &Arc<Mutex<Room>>, stream: &Arc<Stream>) -> Self {
-        let mut locked = lock(room);
-        locked.sessions += 1;
+    fn of(room: &Arc<Mutex<DeviceRoom>>, sequence: SequenceId, stream: &Arc<Stream>) -> Self {
         Self {
-            session: locked.sessions,
             room: Arc::clone(room),
+            sequence,
             stream: Arc::clone(stream),
             call: None,
         }
     }
 
-    /// What has travelled between main memory and the device for all sessions of the room.
+    /// What has travelled between main memory and the device for all sequences of the room.
     pub(crate) fn transferred(&self) -> TransferCount {
-        lock(&self.room).pool.transferred()
+        lock(&self.room).transferred()
     }
 
     /// Milliseconds on the device of a call whose result stayed there, when it has run; 0 without one since this was asked
@@ -97,48 +97,41 @@ impl DevicePages {
 
     /// Forgets what lies behind the first `tokens` tokens.
     pub(crate) fn truncate(&mut self, tokens: usize) {
-        self.change(|pool| pool.truncate(tokens));
+        lock(&self.room).truncate(self.sequence, tokens);
     }
 
     /// Forgets what lies behind the first `tokens` tokens of a (layer, KV head).
     pub(crate) fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
-        self.change(|pool| pool.truncate_head(layer, kv_head, tokens));
+        lock(&self.room).truncate_head(self.sequence, layer, kv_head, tokens);
     }
 
-    /// Bytes of the session's pages that lie on the device.
+    /// Bytes of the sequence's pages that lie on the device, those that it shares included.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        let room = lock(&self.room);
-        if room.holder == self.session {
-            room.pool.resident_bytes()
-        } else {
-            0
-        }
+        lock(&self.room).resident_bytes_of(self.sequence)
     }
 
-    fn change(&mut self, change: impl FnOnce(&mut PagePool)) {
-        let mut room = lock(&self.room);
-        if room.holder == self.session {
-            change(&mut room.pool);
+    fn layer<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
+        LayerPages {
+            sequence: self.sequence,
+            layer,
+            versions,
         }
     }
+}
 
-    /// Enters the room to read: pages of another session leave it.
-    fn enter(&mut self) -> MutexGuard<'_, Room> {
-        let mut room = lock(&self.room);
-        if room.holder != self.session {
-            room.pool.clear();
-            room.holder = self.session;
-        }
-        room
+impl Drop for DevicePages {
+    fn drop(&mut self) {
+        lock(&self.room).end_sequence(self.sequence);
     }
 }
 
 /// After a panic within nobody knows what lies there.
-fn lock(room: &Mutex<Room>) -> MutexGuard<'_, Room> {
+fn lock(room: &Mutex<DeviceRoom>) -> MutexGuard<'_, DeviceRoom> {
     room.lock().unwrap_or_else(|poisoned| {
-        let mut room = poisoned.into_inner();
-        room.holder = NOBODY;
-        room
+        let mut locked = poisoned.into_inner();
+        locked.clear();
+        room.clear_poison();
+        locked
     })
 }
 
@@ -151,11 +144,14 @@ pub(crate) fn append(
     tokens: Range<usize>,
     rotation: Rotation,
 ) -> Result<(), EngineError> {
-    let mut room = pages.enter();
-    let rotated = [rotation.keys, rotation.values];
-    cache.append_encoded(layer, tokens.len(), |held| {
-        Ok(room.pool.append(layer, rows, tokens, held, rotated)?)
-    })
+    let new = AppendedTokens {
+        sequence: pages.sequence,
+        layer,
+        rows,
+        rotated: [rotation.keys, rotation.values],
+    };
+    let mut room = lock(&pages.room);
+    cache.append_encoded(layer, tokens.len(), |heads| Ok(room.append(&new, tokens, heads)?))
 }
 
 /// [`reading::attend`](crate::pass::reading::attend) on a device; `partials` that hold something are added to. Without partials the
@@ -195,15 +191,17 @@ pub(crate) fn attend(
     };
     let stream = Arc::clone(&pages.stream);
     let record = |which: usize| around.as_ref().map_or(Ok(()), |around| stream.record(&around[which]));
-    let mut room = pages.enter();
+    let versions = cache.page_versions(chunk.layer);
+    let of = pages.layer(chunk.layer, &versions);
+    let mut room = lock(&pages.room);
     let means = same_block(blocks);
     if let Some(block) = means {
         let reads = |kv_head: usize| blocks[kv_head].is_some();
-        extend_summaries(&mut room, cache, SummaryKind::Means, chunk.layer, block, reads)?;
+        extend_summaries(&mut room, cache, SummaryKind::Means, of, block, reads)?;
     }
     let rows = rows.call(chunk.batch_rows.clone());
     record(0)?;
-    let mut call = room.pool.begin(chunk.layer, &tiles, rows, end, options)?;
+    let mut call = room.begin(of, &tiles, rows, end, options)?;
     if means.is_some() {
         call = call.with_means();
     }
@@ -213,44 +211,44 @@ pub(crate) fn attend(
     call.finish()?;
     record(1)?;
     if let Some(partials) = partials {
-        room.pool.bring_partials(&tiles, &rows, partials)?;
+        room.bring_partials(&tiles, &rows, partials)?;
     }
     drop(room);
     pages.call = around;
     Ok(())
 }
 
-/// Begins to bring the pages that the layer `next` is expected to read and that lie in main memory, up to the first that does not.
+/// Begins to bring the pages that the layer `next` is expected to read and that lie in main memory, up to the first that does not:
+/// for the sequence whose call is the next one.
 pub(crate) fn read_ahead(pages: &mut DevicePages, cache: &KvCache, next: usize) -> Result<(), EngineError> {
     let mut room = lock(&pages.room);
-    // Another session has entered meanwhile.
-    if room.holder != pages.session {
-        return Ok(());
-    }
-    let expected = room.pool.expected(next).into_iter();
     let reader = cache.read();
+    let versions = reader.page_versions(next);
+    let of = pages.layer(next, &versions);
+    let expected = room.expected(of).into_iter();
     let shown = expected.map_while(|(kv_head, page)| Some((kv_head, reader.near_page(next, kv_head, page)?)));
     let shown: Vec<(usize, PageView<'_>)> = shown.collect();
-    Ok(room.pool.read_ahead(next, &shown)?)
+    Ok(room.read_ahead(of, &shown)?)
 }
 
 /// What policies ask for of a layer, by KV head, computed where the keys lie; `None` where that cannot be, so that the policy
-/// looks at keys in main memory. `queries` are those of the chunk, `shown` the pages up to its end.
+/// looks at keys in main memory. `queries` are those of the chunk, `shown` the pages up to its end, `versions` those of all pages.
 pub(crate) fn estimate(
     pages: &mut DevicePages,
     layer: usize,
     queries: Queries<'_>,
     shown: &[Vec<PageView<'_>>],
+    versions: &[Vec<PageVersion>],
     contexts: &[SelectContext<'_>],
     asked: &[Option<Estimate>],
 ) -> Result<Vec<Option<Estimated>>, EngineError> {
-    let mut room = pages.enter();
+    let mut room = lock(&pages.room);
     let nothing = || asked.iter().map(|_| None).collect();
     let scans = |asked: &Option<Estimate>| matches!(asked, Some(Estimate::Blocks { .. } | Estimate::Lines { .. }));
     if !asked.iter().any(scans) {
         return Ok(nothing());
     }
-    let Some(mut scan) = room.pool.scan_keys(layer, shown, queries)? else {
+    let Some(mut scan) = room.scan_keys(pages.layer(layer, versions), shown, queries)? else {
         return Ok(nothing());
     };
     let of_head = |(context, asked): (&SelectContext<'_>, &Option<Estimate>)| {
@@ -270,10 +268,9 @@ pub(crate) fn estimate(
 
 /// Whether the device keeps the means of a layer's blocks, of which each KV head reads some of so many tokens or none: where there is
 /// room for those of `tokens` tokens, and KV heads agree.
-pub(crate) fn keeps_means(pages: &mut DevicePages, layer: usize, blocks: &[Option<usize>], tokens: usize) -> bool {
-    let mut room = pages.enter();
-    let mut known = |block| room.pool.summaries_known(SummaryKind::Means, layer, block, tokens);
-    same_block(blocks).is_some_and(|block| known(block).is_some())
+pub(crate) fn keeps_means(pages: &mut DevicePages, blocks: &[Option<usize>], tokens: usize) -> bool {
+    let room = lock(&pages.room);
+    same_block(blocks).is_some_and(|block| room.have_summaries_room(SummaryKind::Means, block, tokens))
 }
 
 /// The tokens in the blocks of all KV heads that read any.
@@ -290,19 +287,22 @@ pub(crate) fn extend_bounds(
     layer: usize,
     block: usize,
 ) -> Result<bool, EngineError> {
-    extend_summaries(&mut pages.enter(), cache, SummaryKind::Bounds, layer, block, |_| true)
+    let versions = cache.page_versions(layer);
+    let of = pages.layer(layer, &versions);
+    extend_summaries(&mut lock(&pages.room), cache, SummaryKind::Bounds, of, block, |_| true)
 }
 
 /// Takes the tokens that the summaries of some KV heads of a layer lack into them; false where there is no room.
 fn extend_summaries(
-    room: &mut Room,
+    room: &mut DeviceRoom,
     cache: &mut KvCache,
     kind: SummaryKind,
-    layer: usize,
+    of: LayerPages<'_>,
     block: usize,
     of_head: impl Fn(usize) -> bool,
 ) -> Result<bool, EngineError> {
-    let Some(known) = room.pool.summaries_known(kind, layer, block, cache.tokens(layer)) else {
+    let layer = of.layer;
+    let Some(known) = room.summaries_known(kind, of, block, cache.tokens(layer))? else {
         return Ok(false);
     };
     let page_tokens = cache.shape().page_tokens;
@@ -316,7 +316,7 @@ fn extend_summaries(
     let lacking: Vec<Vec<Span>> = lacking.collect();
     if lacking.iter().any(|pages| !pages.is_empty()) {
         cache.stream::<EngineError>(layer, Some(&lacking), None, &mut |shown| {
-            Ok(room.pool.extend_summaries(kind, layer, shown)?)
+            Ok(room.extend_summaries(kind, of, shown)?)
         })?;
     }
     Ok(true)
@@ -331,13 +331,15 @@ pub(crate) fn bound_scores(
     queries: Queries<'_>,
     block: usize,
 ) -> Result<Option<Vec<Estimated>>, EngineError> {
-    let mut room = pages.enter();
-    if !extend_summaries(&mut room, cache, SummaryKind::Bounds, layer, block, |_| true)? {
+    let versions = cache.page_versions(layer);
+    let of = pages.layer(layer, &versions);
+    let mut room = lock(&pages.room);
+    if !extend_summaries(&mut room, cache, SummaryKind::Bounds, of, block, |_| true)? {
         return Ok(None);
     }
     let heads = 0..cache.shape().kv_heads;
     let tokens: Vec<usize> = heads.map(|kv_head| cache.head_tokens(layer, kv_head)).collect();
-    let scores = room.pool.bound_scores(layer, queries, &tokens)?;
+    let scores = room.bound_scores(of, queries, &tokens)?;
     Ok(Some(scores.into_iter().map(Estimated::Bounds).collect()))
 }
 
@@ -378,11 +380,13 @@ pub(crate) fn observe(
             }));
         }
     }
-    let (mut room, rows) = (pages.enter(), rows.call(chunk.batch_rows.clone()));
+    let versions = cache.page_versions(chunk.layer);
+    let of = pages.layer(chunk.layer, &versions);
+    let (mut room, rows) = (lock(&pages.room), rows.call(chunk.batch_rows.clone()));
     if partials.is_some() {
-        room.pool.set_log_sum_exp(&rows, &log_sum_exp)?;
+        room.set_log_sum_exp(&rows, &log_sum_exp)?;
     }
-    let mut pass = room.pool.begin_mass(chunk.layer, &tiles, rows, chunk.end(), options)?;
+    let mut pass = room.begin_mass(of, &tiles, rows, chunk.end(), options)?;
     cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
         Ok(pass.add(&cut(pages, chunk))?)
     })?;

@@ -1,7 +1,7 @@
 //! What a run needs of a device's memory.
 
 use riffle_cuda::ops::PrefillChoice;
-use riffle_cuda::{Gpu, PagePoolOptions};
+use riffle_cuda::{Gpu, RoomOptions};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicySpec;
 use serde::Serialize;
@@ -45,11 +45,11 @@ impl DevicePlan {
         has_weights: bool,
     ) -> Result<Self, EngineError> {
         let batch = options.batch_tokens.min(context);
-        let pool = pool_options(config, options, context, 0);
+        let room = room_options(config, options, context, 0);
         // Norms and biases are f32 there, whatever they are in the file.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
-        let scratch_bytes = riffle_cuda::forward_bytes(config, batch).saturating_add(pool.call_bytes(
+        let scratch_bytes = riffle_cuda::forward_bytes(config, batch).saturating_add(room.call_bytes(
             options.chunk_tokens.min(batch),
             options.append_tokens().min(batch),
             context,
@@ -58,7 +58,7 @@ impl DevicePlan {
         let left = available_bytes.saturating_sub(weights_bytes.saturating_add(scratch_bytes));
         // Some is left to the driver: compiled kernels, and what falls between allocations.
         let left = left - left / 32;
-        let whole = pool.bytes_for(context);
+        let whole = room.bytes_for(context);
         let kv_budget_bytes = match options.kv_tiers.device_budget_bytes {
             0 => left.min(whole),
             budget => budget.min(whole),
@@ -71,7 +71,7 @@ impl DevicePlan {
             scratch_bytes,
             kv_bytes: kv_budget_bytes,
             kv_budget_bytes,
-            least_kv_bytes: pool.least_bytes(),
+            least_kv_bytes: room.least_bytes(),
             total_bytes: weights_bytes
                 .saturating_add(scratch_bytes)
                 .saturating_add(kv_budget_bytes),
@@ -111,17 +111,17 @@ impl DevicePlan {
     }
 }
 
-/// What a session's pool of pages on a device is made for.
-pub(crate) fn pool_options(
+/// What the room on a device is made for that all sequences share.
+pub(crate) fn room_options(
     config: &ModelConfig,
     options: &EngineOptions,
     context: usize,
     budget_bytes: u64,
-) -> PagePoolOptions {
+) -> RoomOptions {
     // Enough for the queries of a chunk and for some rows of weights; longer estimates are made in pieces.
     const ESTIMATE_BYTES: u64 = 64 << 20;
     let policy_shape = policy_shape(config, options);
-    PagePoolOptions {
+    RoomOptions {
         shape: cache_shape(config, options),
         heads: config.heads,
         budget_bytes,

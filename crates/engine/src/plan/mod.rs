@@ -17,7 +17,7 @@ use crate::{EngineError, EngineOptions};
 
 pub use bytes::{available_memory_bytes, human_bytes};
 pub use device::DevicePlan;
-pub(crate) use device::pool_options;
+pub(crate) use device::room_options;
 pub use process::{ProcessPlan, PromptText, largest_text_bytes};
 pub use tiers::TierPlan;
 use tiers::planned_tiers;

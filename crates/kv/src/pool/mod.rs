@@ -24,8 +24,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::ledger::Ledger;
 use crate::{CacheShape, KvCache, KvError, KvTiers};
-pub use page::{PageId, PageVersion};
 pub(crate) use page::{Kind, Place};
+pub use page::{PageId, PageVersion};
 use planes::Ledgers;
 pub(crate) use planes::{PlaneBytes, Source};
 pub(crate) use store::PageStore;

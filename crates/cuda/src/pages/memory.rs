@@ -1,0 +1,106 @@
+//! Where pages lie in a device's memory.
+
+use riffle_attention::Format;
+use riffle_kv::CacheShape;
+
+use crate::{CudaError, DeviceBuffer, Gpu, Region};
+
+/// Bytes of a slab of pages; slabs are allocated as pages arrive.
+const SLAB_BYTES: usize = 64 << 20;
+/// Where planes begin.
+const ALIGNMENT: usize = 256;
+
+/// Where keys and values lie in a page's slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PageLayout {
+    pub(super) key_bytes: usize,
+    pub(super) values_at: usize,
+    pub(super) value_bytes: usize,
+    pub(super) page_bytes: usize,
+}
+
+impl PageLayout {
+    pub(super) fn new(shape: &CacheShape) -> Self {
+        let bytes = |format: Format| format.plane_bytes(shape.page_tokens, shape.head_dim);
+        let (key_bytes, value_bytes) = (bytes(shape.key_format), bytes(shape.value_format));
+        let values_at = key_bytes.next_multiple_of(ALIGNMENT);
+        Self {
+            key_bytes,
+            values_at,
+            value_bytes,
+            page_bytes: values_at + value_bytes.next_multiple_of(ALIGNMENT),
+        }
+    }
+}
+
+/// Where a page lies on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Where it stays.
+    Slot(usize),
+    /// Where it is read without staying.
+    Visitor(usize),
+}
+
+/// Memory of pages that stay, in slabs that are allocated when they are first needed, and of pages that visit.
+pub(super) struct PageMemory {
+    gpu: Gpu,
+    slabs: Vec<DeviceBuffer>,
+    slots: usize,
+    slab_pages: usize,
+    page_bytes: usize,
+    visitors: DeviceBuffer,
+}
+
+impl PageMemory {
+    pub(super) fn new(gpu: &Gpu, page_bytes: usize, slots: usize, visitors: usize) -> Result<Self, CudaError> {
+        Ok(Self {
+            gpu: gpu.clone(),
+            slabs: Vec::new(),
+            slots,
+            slab_pages: (SLAB_BYTES / page_bytes).max(1),
+            page_bytes,
+            visitors: gpu.allocate(visitors * page_bytes)?,
+        })
+    }
+
+    /// Sees to it that there is memory for a slot.
+    pub(super) fn make(&mut self, slot: usize) -> Result<(), CudaError> {
+        while self.slabs.len() * self.slab_pages <= slot {
+            let left = self.slots - self.slabs.len() * self.slab_pages;
+            self.slabs
+                .push(self.gpu.allocate(self.slab_pages.min(left) * self.page_bytes)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn at(&self, place: Place) -> Region<'_> {
+        let bytes = self.page_bytes;
+        match place {
+            Place::Slot(slot) => {
+                let within = slot % self.slab_pages * bytes;
+                self.slabs[slot / self.slab_pages].region(within..within + bytes)
+            }
+            Place::Visitor(visitor) => self.visitors.region(visitor * bytes..(visitor + 1) * bytes),
+        }
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Pages that may visit at a time.
+    pub(super) fn visitors(&self) -> usize {
+        self.visitors.bytes() / self.page_bytes
+    }
+
+    /// Bytes that are held.
+    pub(super) fn bytes(&self) -> usize {
+        let slabs: usize = self.slabs.iter().map(DeviceBuffer::bytes).sum();
+        slabs + self.visitors.bytes()
+    }
+}

@@ -1,0 +1,455 @@
+//! The room that the pages of several sequences share on a device: it owns the parts, and hands them to calls.
+
+use std::sync::Arc;
+
+use riffle_attention::{AttendOptions, PageView, Partial, Selection};
+use riffle_kv::{CacheShape, HeadGrowth};
+
+use super::append::{AppendMemory, AppendedTokens, append_bytes};
+use super::bounds::KeyBounds;
+use super::call::{CallLists, CallMemory, CallParts, CallRows, PagedCall};
+use super::estimate::{EstimateMemory, KeyScan};
+use super::list::DeviceList;
+use super::mass::{MassMemory, PagedMass, mass_bytes};
+use super::means::BlockMeans;
+use super::memory::{PageLayout, PageMemory};
+use super::residence::Residence;
+use super::sequence::{LayerPages, SequenceId};
+use super::staging::Staging;
+use super::summaries::{Summaries, SummaryKind};
+use super::traffic::Traffic;
+use super::transfer::TransferCount;
+use crate::ops::{KEY_BLOCK, Queries, Reads, TileReads};
+use crate::{CudaError, Stream};
+
+/// Pages of one part of a decode lie on the device together: a part is eight blocks of keys.
+const PART_PAGES: usize = 8;
+/// Room for what flattened selections take.
+const LIST_BYTES: u64 = 16 << 20;
+
+/// What a room is made for.
+#[derive(Debug, Clone, Copy)]
+pub struct RoomOptions {
+    /// The shape of the caches of all sequences.
+    pub shape: CacheShape,
+    /// Query heads.
+    pub heads: usize,
+    /// Bytes of device memory for pages, those on their way included: never exceeded.
+    pub budget_bytes: u64,
+    /// Pages that may be on their way at a time.
+    pub slots: usize,
+    /// Bytes of device memory beside the budget for estimates over keys ([`DeviceRoom::scan_keys`]); 0 for none.
+    pub estimate_bytes: u64,
+    /// Bytes of device memory beside the budget for bounds of blocks ([`DeviceRoom::extend_summaries`]); 0 for none.
+    pub bound_bytes: u64,
+    /// Bytes of device memory beside the budget for means of blocks, likewise.
+    pub mean_bytes: u64,
+}
+
+/// A tile of queries and what it reads.
+#[derive(Debug, Clone, Copy)]
+pub struct PagedTile<'a> {
+    /// Its KV head.
+    pub kv_head: usize,
+    /// Its first row among the queries of the call.
+    pub first_row: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Position of the first.
+    pub start: usize,
+    /// What they read.
+    pub selection: &'a Selection,
+}
+
+/// The pages of the caches of several sequences on a device, within one budget.
+pub struct DeviceRoom {
+    options: RoomOptions,
+    compute: Arc<Stream>,
+    residence: Residence,
+    staging: Staging,
+    lists: CallLists,
+    append: AppendMemory,
+    call: CallMemory,
+    masses: MassMemory,
+    estimates: EstimateMemory,
+    bounds: KeyBounds,
+    means: BlockMeans,
+    sequences: u64,
+}
+
+impl RoomOptions {
+    /// Bytes that a room needs at least: of pages that are read without staying and of pages on their way.
+    pub fn least_bytes(&self) -> u64 {
+        ((self.visitors() + self.slots) * PageLayout::new(&self.shape).page_bytes) as u64
+    }
+
+    /// Bytes that hold every page of a context, those of the ring included.
+    pub fn bytes_for(&self, tokens: usize) -> u64 {
+        let page = PageLayout::new(&self.shape).page_bytes as u64;
+        self.least_bytes() + self.shape.pages_for(tokens) as u64 * page
+    }
+
+    /// Bytes beside the budget that calls of up to `rows` rows and appending up to `added` tokens take in a context of `tokens`:
+    /// rows, and a few lists.
+    pub fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64 {
+        let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
+        let call = super::call::call_bytes(rows, self.heads, self.shape.head_dim) + append_bytes(added, &self.shape);
+        let call = call + mass_bytes(self.shape.kv_heads, tokens);
+        call + 2 * tables + LIST_BYTES + self.estimate_bytes + self.bound_bytes + self.mean_bytes
+    }
+
+    /// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
+    fn visitors(&self) -> usize {
+        (PART_PAGES * self.shape.kv_heads).max(self.slots / 2)
+    }
+
+    /// Pages that may stay within the budget.
+    fn resident_pages(&self) -> usize {
+        let left = self.budget_bytes.saturating_sub(self.least_bytes());
+        let pages = left / PageLayout::new(&self.shape).page_bytes as u64;
+        usize::try_from(pages).unwrap_or(usize::MAX).min(u32::MAX as usize)
+    }
+}
+
+impl DeviceRoom {
+    /// An empty room; work on pages is queued on `compute`, copies on a stream of the room's own.
+    ///
+    /// # Errors
+    /// [`CudaError::PageBudget`] for a budget that is too small, [`CudaError::Unsupported`] for pages no kernel reads,
+    /// [`CudaError::OutOfMemory`], a lost device.
+    pub fn new(compute: &Arc<Stream>, options: RoomOptions) -> Result<Self, CudaError> {
+        let (gpu, shape) = (compute.gpu(), &options.shape);
+        if !shape.page_tokens.is_multiple_of(KEY_BLOCK) {
+            return Err(CudaError::Unsupported {
+                what: "--page-tokens",
+                value: shape.page_tokens,
+                requirement: "a multiple of 64",
+            });
+        }
+        if options.budget_bytes < options.least_bytes() {
+            return Err(CudaError::PageBudget {
+                budget_bytes: options.budget_bytes,
+                least_bytes: options.least_bytes(),
+            });
+        }
+        let page_bytes = PageLayout::new(shape).page_bytes;
+        let memory = PageMemory::new(gpu, page_bytes, options.resident_pages(), options.visitors())?;
+        Ok(Self {
+            compute: Arc::clone(compute),
+            residence: Residence::new(shape, memory),
+            staging: Staging::new(gpu, shape, options.slots)?,
+            lists: CallLists {
+                reads: Reads::new(gpu, shape.head_dim, options.heads / shape.kv_heads)?,
+                tables: [DeviceList::new(gpu)?, DeviceList::new(gpu)?],
+            },
+            append: AppendMemory::new(gpu, shape)?,
+            call: CallMemory::new(gpu, options.heads)?,
+            masses: MassMemory::new(gpu)?,
+            estimates: EstimateMemory::new(gpu, options.estimate_bytes)?,
+            bounds: KeyBounds::new(gpu, shape, options.bound_bytes)?,
+            means: BlockMeans::new(gpu, shape, options.mean_bytes)?,
+            sequences: 0,
+            options,
+        })
+    }
+
+    /// The shape of the caches.
+    pub fn shape(&self) -> &CacheShape {
+        &self.options.shape
+    }
+
+    /// A new sequence, none of whose pages lie here.
+    pub fn begin_sequence(&mut self) -> SequenceId {
+        self.sequences += 1;
+        SequenceId(self.sequences)
+    }
+
+    /// A new sequence that holds the pages of another: they lie here once for both.
+    pub fn fork(&mut self, sequence: SequenceId) -> SequenceId {
+        let fork = self.begin_sequence();
+        self.residence.fork(sequence, fork);
+        fork
+    }
+
+    /// Forgets a sequence; pages that others hold stay.
+    pub fn end_sequence(&mut self, sequence: SequenceId) {
+        self.residence.end(sequence);
+        self.staging.end(sequence);
+        self.bounds.summaries.end(sequence);
+        self.means.summaries.end(sequence);
+    }
+
+    /// Forgets what lies behind the first `tokens` tokens of a sequence.
+    pub fn truncate(&mut self, sequence: SequenceId, tokens: usize) {
+        self.cut(sequence, None, tokens);
+    }
+
+    /// Forgets what lies behind the first `tokens` tokens of a (layer, KV head) of a sequence; with 0, all of it: those in main
+    /// memory have moved.
+    pub fn truncate_head(&mut self, sequence: SequenceId, layer: usize, kv_head: usize, tokens: usize) {
+        self.cut(sequence, Some((layer, kv_head)), tokens);
+    }
+
+    fn cut(&mut self, sequence: SequenceId, head: Option<(usize, usize)>, tokens: usize) {
+        let page_tokens = self.options.shape.page_tokens;
+        self.residence.truncate(sequence, head, tokens, page_tokens);
+        self.bounds.summaries.truncate(sequence, head, tokens);
+        self.means.summaries.truncate(sequence, head, tokens);
+    }
+
+    /// Forgets everything that lies here, of all sequences.
+    pub fn clear(&mut self) {
+        self.residence.clear();
+        self.staging.forget_ahead();
+        self.bounds.summaries.clear();
+        self.means.summaries.clear();
+    }
+
+    /// Bytes of device memory that the room holds.
+    pub fn device_bytes(&self) -> u64 {
+        let summaries = self.bounds.summaries.bytes() + self.means.summaries.bytes();
+        (self.residence.memory_bytes() + self.staging.bytes() + summaries) as u64
+    }
+
+    /// Bytes of pages that lie on the device, shared ones once.
+    pub fn resident_bytes(&self) -> u64 {
+        self.residence.used_bytes()
+    }
+
+    /// Bytes of the pages of a sequence that lie on the device, shared ones included.
+    pub fn resident_bytes_of(&self, sequence: SequenceId) -> u64 {
+        self.residence.bytes_of(sequence)
+    }
+
+    /// What has travelled so far, for all sequences.
+    pub fn transferred(&self) -> TransferCount {
+        self.staging.transferred
+    }
+
+    /// Appends tokens `tokens` of a batch to a layer whose KV heads grow by them as `heads` says: to pages that lie here with all
+    /// tokens before them, and to pages that they begin and that find a place. Returns them by KV head as main memory keeps them,
+    /// as [`riffle_kv::KvCache::append_encoded`] takes them.
+    ///
+    /// # Errors
+    /// A lost device, too little memory: the room has forgotten every page then.
+    pub fn append(
+        &mut self,
+        new: &AppendedTokens<'_>,
+        tokens: std::ops::Range<usize>,
+        heads: &[HeadGrowth],
+    ) -> Result<Vec<PageView<'_>>, CudaError> {
+        let appended = self
+            .append
+            .append(&mut self.residence, &self.compute, new, tokens, heads);
+        if appended.is_err() {
+            self.residence.clear();
+            self.staging.forget_ahead();
+        }
+        appended
+    }
+
+    /// Begins to attend tiles of a layer's rows to their keys before `end`; the pages come to the call in order.
+    ///
+    /// # Errors
+    /// A lost device, too little memory for the call's rows.
+    pub fn begin<'p>(
+        &'p mut self,
+        of: LayerPages<'p>,
+        tiles: &'p [PagedTile<'p>],
+        rows: CallRows<'p>,
+        end: usize,
+        options: &AttendOptions<'_>,
+    ) -> Result<PagedCall<'p>, CudaError> {
+        let parts = CallParts {
+            traffic: traffic(&mut self.residence, &mut self.staging, &self.compute, of),
+            memory: &mut self.call,
+            lists: &mut self.lists,
+            means: &mut self.means,
+        };
+        PagedCall::new(parts, tiles, rows, end, options)
+    }
+
+    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile.
+    ///
+    /// # Errors
+    /// A lost device; the partials are as they were.
+    pub fn bring_partials(
+        &mut self,
+        tiles: &[PagedTile<'_>],
+        rows: &CallRows<'_>,
+        partials: &mut [Partial],
+    ) -> Result<(), CudaError> {
+        let shape = self.options.shape;
+        let bytes = self.call.bring_partials(&self.compute, &shape, tiles, rows, partials)?;
+        self.staging.transferred.returned_bytes += bytes;
+        Ok(())
+    }
+
+    /// Puts the log-sum-exp of all that each row and head of a call read, `[rows, heads]`, in its rows: for calls whose partials
+    /// were [brought](Self::bring_partials) and merged with others.
+    ///
+    /// # Errors
+    /// A lost device, too little memory, more sums than rows and heads.
+    pub fn set_log_sum_exp(&mut self, rows: &CallRows<'_>, log_sum_exp: &[f32]) -> Result<(), CudaError> {
+        self.masses.set_log_sum_exp(&self.compute, rows, log_sum_exp)
+    }
+
+    /// Begins to sum the mass that keys before `end` receive from tiles of a layer's rows, whose log-sum-exp lies with them. The
+    /// pages come to the call in order.
+    ///
+    /// # Errors
+    /// A lost device, too little memory.
+    pub fn begin_mass<'p>(
+        &'p mut self,
+        of: LayerPages<'p>,
+        tiles: &[PagedTile<'_>],
+        rows: CallRows<'p>,
+        end: usize,
+        options: &AttendOptions<'_>,
+    ) -> Result<PagedMass<'p>, CudaError> {
+        let traffic = traffic(&mut self.residence, &mut self.staging, &self.compute, of);
+        PagedMass::new(traffic, &mut self.lists, &mut self.masses, tiles, rows, end, options)
+    }
+
+    /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, to lie beside
+    /// `queries`, rows of all query heads. `None` where pages would have to leave, or estimates have no memory: then keys are
+    /// looked at where they are.
+    ///
+    /// # Errors
+    /// A lost device, too little memory: the room has forgotten every page then.
+    pub fn scan_keys<'p>(
+        &'p mut self,
+        of: LayerPages<'p>,
+        shown: &[Vec<PageView<'_>>],
+        queries: Queries<'p>,
+    ) -> Result<Option<KeyScan<'p>>, CudaError> {
+        let group = self.options.heads / self.options.shape.kv_heads;
+        let traffic = traffic(&mut self.residence, &mut self.staging, &self.compute, of);
+        KeyScan::new(traffic, &mut self.lists, &mut self.estimates, shown, queries, group)
+    }
+
+    /// Whether there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
+    pub fn have_summaries_room(&self, kind: SummaryKind, block: usize, tokens: usize) -> bool {
+        let summaries = match kind {
+            SummaryKind::Bounds => &self.bounds.summaries,
+            SummaryKind::Means => &self.means.summaries,
+        };
+        summaries.have_room(block, tokens)
+    }
+
+    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens; those of sequences that were asked
+    /// for longest ago may leave for it. Returns by KV head how many tokens are in them; `None` where there
+    /// [is no room](Self::have_summaries_room).
+    ///
+    /// # Errors
+    /// A lost device, too little memory: everything is forgotten then.
+    pub fn summaries_known(
+        &mut self,
+        kind: SummaryKind,
+        of: LayerPages<'_>,
+        block: usize,
+        tokens: usize,
+    ) -> Result<Option<Vec<usize>>, CudaError> {
+        let compute = Arc::clone(&self.compute);
+        let known = self.summaries(kind).reserve(&compute, &of, block, tokens);
+        self.or_clear(known)
+    }
+
+    /// Takes the tokens of pages, shown by KV head in order from the one on that holds the first token that is not
+    /// [known](Self::summaries_known), into the summaries of a layer.
+    ///
+    /// # Errors
+    /// A lost device, too little memory: everything is forgotten then.
+    pub fn extend_summaries(
+        &mut self,
+        kind: SummaryKind,
+        of: LayerPages<'_>,
+        shown: &[Vec<PageView<'_>>],
+    ) -> Result<(), CudaError> {
+        let summaries = match kind {
+            SummaryKind::Bounds => &mut self.bounds.summaries,
+            SummaryKind::Means => &mut self.means.summaries,
+        };
+        let mut traffic = traffic(&mut self.residence, &mut self.staging, &self.compute, of);
+        let taken = summaries.extend(&mut traffic, &mut self.lists, shown);
+        self.or_clear(taken)
+    }
+
+    /// Of every KV head the bound of each block of its first `tokens` tokens, all of them
+    /// [known](Self::summaries_known), summed over `queries` and the heads of the group; equal to the CPU's to the bit.
+    ///
+    /// # Errors
+    /// A lost device, too little memory: everything is forgotten then.
+    pub fn bound_scores(
+        &mut self,
+        of: LayerPages<'_>,
+        queries: Queries<'_>,
+        tokens: &[usize],
+    ) -> Result<Vec<Vec<f32>>, CudaError> {
+        let group = self.options.heads / self.options.shape.kv_heads;
+        let scored = self.bounds.score(&self.compute, &of, &queries, group, tokens);
+        self.or_clear(scored)
+    }
+
+    /// The first pages, as (KV head, page) in the order of reading, that the next call on a layer is expected to bring: what its
+    /// latest call read and what has no place here. As many as may be on their way at a time.
+    pub fn expected(&self, of: LayerPages<'_>) -> Vec<(usize, usize)> {
+        self.staging.expected(&self.residence, &of)
+    }
+
+    /// Begins to copy pages of a KV head each that the next call, of any sequence, is expected to read, and returns at once. Copies run
+    /// behind what is queued; memory of [`PinnedMemory`](super::PinnedMemory) waits for them before it changes, pages in other memory
+    /// are left where they are. Only whole pages come ahead: others are about to grow. Those that came ahead before and were not read
+    /// are forgotten, and so are these if they turn out not to be wanted.
+    ///
+    /// # Errors
+    /// A lost device, a page without a version: the room has forgotten every page then.
+    pub fn read_ahead(&mut self, of: LayerPages<'_>, shown: &[(usize, PageView<'_>)]) -> Result<(), CudaError> {
+        self.staging.forget_ahead();
+        let begun = self.staging.begin_ahead(&self.residence, &of, shown);
+        self.or_clear(begun)
+    }
+
+    fn summaries(&mut self, kind: SummaryKind) -> &mut Summaries {
+        match kind {
+            SummaryKind::Bounds => &mut self.bounds.summaries,
+            SummaryKind::Means => &mut self.means.summaries,
+        }
+    }
+
+    /// After a failure nobody knows what lies here.
+    fn or_clear<T>(&mut self, result: Result<T, CudaError>) -> Result<T, CudaError> {
+        if result.is_err() {
+            self.clear();
+        }
+        result
+    }
+}
+
+/// What a call on a layer needs of those who keep pages and bring them, who take note of the pages that the layer has.
+fn traffic<'p>(
+    residence: &'p mut Residence,
+    staging: &'p mut Staging,
+    compute: &'p Stream,
+    of: LayerPages<'p>,
+) -> Traffic<'p> {
+    residence.enter(of);
+    Traffic {
+        residence,
+        staging,
+        compute,
+        of,
+        reading: None,
+    }
+}
+
+/// A tile as kernels are told of it.
+pub(super) fn tile_reads<'a>(tile: &PagedTile<'a>) -> TileReads<'a> {
+    TileReads {
+        kv_head: tile.kv_head,
+        start: tile.start,
+        row: tile.first_row,
+        rows: tile.rows,
+        selection: tile.selection,
+    }
+}

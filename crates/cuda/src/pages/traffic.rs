@@ -1,0 +1,131 @@
+//! Pages of a layer as they come to a call: to a place they stay in, or to a visitor's.
+
+use riffle_attention::PageView;
+use riffle_kv::PageVersion;
+
+use super::memory::Place;
+use super::residence::Residence;
+use super::sequence::LayerPages;
+use super::staging::{PageKey, Staging};
+use super::transfer::Waiting;
+use crate::{CudaError, Stream};
+
+/// What a call on a layer of a sequence needs of those who keep pages and bring them.
+pub(super) struct Traffic<'p> {
+    pub(super) residence: &'p mut Residence,
+    pub(super) staging: &'p mut Staging,
+    pub(super) compute: &'p Stream,
+    pub(super) of: LayerPages<'p>,
+    /// The page that a call in order has come to.
+    pub(super) reading: Option<PageKey>,
+}
+
+/// A page as it is shown to a call.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    pub(super) page: usize,
+    pub(super) kv_head: usize,
+    pub(super) version: PageVersion,
+    pub(super) view: PageView<'a>,
+}
+
+impl Traffic<'_> {
+    /// Pages shown by KV head in the order of (page, KV head).
+    pub(super) fn in_order<'a>(&self, shown: &[Vec<PageView<'a>>]) -> Result<Vec<Shown<'a>>, CudaError> {
+        let page_tokens = self.staging.shape.page_tokens;
+        let heads = shown.iter().enumerate();
+        let pages = heads.flat_map(|(kv_head, pages)| pages.iter().map(move |view| (kv_head, *view)));
+        let pages = pages.map(|(kv_head, view)| {
+            let page = view.start / page_tokens;
+            let version = self.of.version(kv_head, page)?;
+            Ok(Shown {
+                page,
+                kv_head,
+                version,
+                view,
+            })
+        });
+        let mut pages = pages.collect::<Result<Vec<_>, CudaError>>()?;
+        pages.sort_unstable_by_key(|shown| (shown.page, shown.kv_head));
+        Ok(pages)
+    }
+
+    pub(super) fn key(&self, shown: &Shown<'_>) -> PageKey {
+        PageKey {
+            sequence: self.of.sequence,
+            layer: self.of.layer,
+            page: shown.page,
+            kv_head: shown.kv_head,
+        }
+    }
+
+    /// The place that a page stays in, if it has one or one can be made; what it lacks there joins `waiting`.
+    pub(super) fn settle<'a>(
+        &mut self,
+        shown: &Shown<'a>,
+        waiting: &mut Vec<Waiting<'a>>,
+    ) -> Result<Option<Place>, CudaError> {
+        let LayerPages { sequence, layer, .. } = self.of;
+        let Shown {
+            page,
+            kv_head,
+            version,
+            view,
+        } = shown;
+        let (slot, has) = match self.residence.find(*version) {
+            Some(held) => (held.slot, held.tokens),
+            None => match self.residence.place(sequence, layer, *kv_head, *page, *version)? {
+                Some(slot) => (slot, 0),
+                None => return Ok(None),
+            },
+        };
+        if has < view.tokens {
+            self.residence.extend(*version, view.tokens);
+        }
+        self.bring(shown, Place::Slot(slot), has, waiting)?;
+        Ok(Some(Place::Slot(slot)))
+    }
+
+    /// Brings a page to a visitor's place.
+    pub(super) fn visit<'a>(
+        &mut self,
+        shown: &Shown<'a>,
+        visitor: usize,
+        waiting: &mut Vec<Waiting<'a>>,
+    ) -> Result<Place, CudaError> {
+        self.bring(shown, Place::Visitor(visitor), 0, waiting)?;
+        Ok(Place::Visitor(visitor))
+    }
+
+    fn bring<'a>(
+        &mut self,
+        shown: &Shown<'a>,
+        place: Place,
+        has: usize,
+        waiting: &mut Vec<Waiting<'a>>,
+    ) -> Result<(), CudaError> {
+        self.staging.bring(shown.version, place, has, &shown.view, waiting);
+        match waiting.len() == self.staging.half_pages() {
+            true => self.transfer(waiting),
+            false => Ok(()),
+        }
+    }
+
+    /// Sends off what waits.
+    pub(super) fn transfer(&mut self, waiting: &mut Vec<Waiting<'_>>) -> Result<(), CudaError> {
+        self.staging
+            .transfer(self.residence, self.compute, self.reading, waiting)
+    }
+
+    /// Where the keys and the values of a place lie.
+    pub(super) fn addresses(&self, place: Place) -> [u64; 2] {
+        let keys = self.residence.at(place).address();
+        [keys, keys + self.staging.layout.values_at as u64]
+    }
+
+    /// Forgets every page: nobody knows what came.
+    pub(super) fn forget(&mut self) {
+        self.residence.clear();
+        self.staging.forget_ahead();
+    }
+}
