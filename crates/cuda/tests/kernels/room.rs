@@ -55,7 +55,7 @@ impl Bench {
         Self {
             room: DeviceRoom::new(&stream, options).unwrap(),
             queries: gpu.upload(&noise(BATCH * WIDTH, 3)).unwrap(),
-            attended: gpu.allocate(4 * BATCH * WIDTH).unwrap(),
+            attended: gpu.upload(&[7.0f32; BATCH * WIDTH]).unwrap(),
             log_sum_exp: gpu.allocate(4 * BATCH * HEADS).unwrap(),
             options,
             stream,
@@ -207,10 +207,7 @@ fn forks_hold_pages_on_the_device_once_and_what_one_writes_the_other_does_not_re
         bench.check(gpu, fork, &answer, "an answer");
         append(&mut book, 4, 6);
         bench.check(gpu, reader, &book, "the book goes on");
-        assert_eq!(
-            bench.pages(),
-            came + 2 * ROW - ROW * u64::from(book.page_ids(0, 0)[2] == answer.page_ids(0, 0)[2])
-        );
+        assert_eq!(bench.pages(), came + 2 * ROW);
         bench.room.end_sequence(reader);
         drop(book);
         bench.check(gpu, fork, &answer, "the book is closed");
@@ -361,8 +358,9 @@ fn rows_that_begin_within_a_batch_read_what_they_read_at_its_beginning() {
                 let mut bench = Bench::new(gpu, pages);
                 let sequence = bench.room.begin_sequence();
                 let within = bench.attend(sequence, &cache, 1, first..first + count);
-                let untouched = bench.attended.region(0..4 * first * WIDTH);
-                let before: Vec<f32> = gpu.download(untouched, &bench.stream).unwrap();
+                let all: Vec<f32> = gpu.download(bench.attended.all(), &bench.stream).unwrap();
+                let (before, after) = (&all[..first * WIDTH], &all[(first + count) * WIDTH..]);
+                assert!(before.iter().chain(after).all(|x| *x == 7.0));
                 let mut moved = Bench::new(gpu, pages);
                 moved.queries = gpu.upload(&rows[first * WIDTH..]).unwrap();
                 let sequence = moved.room.begin_sequence();
@@ -376,7 +374,6 @@ fn rows_that_begin_within_a_batch_read_what_they_read_at_its_beginning() {
                     gpu.download(sums, &bench.stream).unwrap()
                 };
                 assert_eq!(sums(&moved, 0), sums(&bench, first));
-                assert!(before.iter().all(|x| *x == before[0] || x.is_nan()));
             }
         }
     });
