@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work};
+use riffle_engine::{Engine, EngineOptions, Gpu, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work};
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
 use testing::{fixture, go_on, prompt};
@@ -96,6 +96,11 @@ fn options(format: Format, setting: usize) -> EngineOptions {
     }
 }
 
+/// Devices read pages of whole steps of 64 tokens.
+fn page_tokens(device: &Option<Gpu>) -> usize {
+    if device.is_some() { 64 } else { 32 }
+}
+
 fn bits(logits: &[f32]) -> Bits {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
@@ -106,6 +111,7 @@ struct Group {
     format: Format,
     pool: PagePool,
     runner: Runner,
+    device: Option<Gpu>,
     members: Vec<Member>,
     random: StdRng,
 }
@@ -169,7 +175,7 @@ impl Group {
                 kept: None,
             };
         }
-        let verifies = follow && self.random.random_bool(0.4);
+        let verifies = follow && self.device.is_none() && self.random.random_bool(0.4);
         let tokens = if verifies { text } else { text[..1].to_vec() };
         Move {
             member: at,
@@ -185,6 +191,12 @@ impl Group {
         chosen.shuffle(&mut self.random);
         chosen.truncate(self.random.random_range(1..=chosen.len()));
         chosen.sort_unstable();
+        if self.device.is_some() {
+            // A device multiplies many rows otherwise than few: prompts go by themselves, and generated rows.
+            let reads = |at: usize| !self.members[at].unread.is_empty();
+            let first = reads(chosen[0]);
+            chosen.retain(|at| reads(*at) == first);
+        }
         let moves: Vec<Move> = chosen.into_iter().map(|at| self.next(at)).collect();
         let mut checkpoints = Vec::new();
         let mut work = Vec::new();
@@ -278,7 +290,12 @@ impl Group {
 
     /// Reads what a member has read alone, and compares.
     fn check(&self, member: &Member) {
-        let alone = Engine::load(self.engine.path(), options(self.format, member.setting)).unwrap();
+        let options = EngineOptions {
+            device: self.device.clone(),
+            page_tokens: page_tokens(&self.device),
+            ..options(self.format, member.setting)
+        };
+        let alone = Engine::load(self.engine.path(), options).unwrap();
         let mut session = Session::new(&alone).unwrap();
         let tokens = member.sequence.tokens();
         let mut prompts = member.prompts.iter();
@@ -329,9 +346,21 @@ impl Member {
 }
 
 fn check(model: PathBuf, formats: &[Format], folder: Option<&Path>, seeds: std::ops::Range<u64>) {
+    check_on(None, model, formats, folder, seeds);
+}
+
+fn check_on(
+    device: Option<Gpu>,
+    model: PathBuf,
+    formats: &[Format],
+    folder: Option<&Path>,
+    seeds: std::ops::Range<u64>,
+) {
     for format in formats {
         for seed in seeds.clone() {
             let mut options = options(*format, 0);
+            options.device = device.clone();
+            options.page_tokens = page_tokens(&device);
             if let Some(folder) = folder {
                 options.kv_tiers.disk = Some(DiskTier {
                     folder: folder.to_owned(),
@@ -352,10 +381,11 @@ fn check(model: PathBuf, formats: &[Format], folder: Option<&Path>, seeds: std::
                 runner: Runner::new(&engine),
                 members: Vec::new(),
                 random: StdRng::seed_from_u64(seed),
+                device: device.clone(),
                 format: *format,
                 engine,
             };
-            group.run(40);
+            group.run(if device.is_some() { 12 } else { 40 });
         }
     }
 }
@@ -383,4 +413,10 @@ fn sequences_of_a_disk_tier_have_the_bits_of_each_alone_in_memory() {
 fn sequences_of_a_hybrid_model_have_the_bits_of_each_alone() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
     check(model, &[Format::F16, Format::Q8_0], None, 20..23);
+}
+
+#[test]
+fn sequences_on_a_device_have_the_bits_of_each_alone() {
+    let model = fixture(testing::device::MODEL);
+    check_on(Some(testing::device::any_device()), model, &[Format::F16], None, 30..31);
 }
