@@ -26,7 +26,18 @@ fn without_a_command_the_shipped_model_answers_about_the_shipped_book() {
     let answer = text.lines().find(|line| line.starts_with("answer")).expect("an answer");
     assert_eq!(answer.trim_start_matches("answer").trim(), stated);
     let summary = stderr(&output);
-    for part in ["tokens/s", "first token after", "pages of", "RAM", "disk"] {
+    for part in [
+        "book      ",
+        "tokens/s",
+        "first token after",
+        "pages of",
+        "RAM",
+        "disk",
+        "prefill xattention:stride=16",
+        "check     right: line 298 of 984",
+        "s in all",
+        "run --model",
+    ] {
         assert!(summary.contains(part), "no {part:?} in {summary}");
     }
 }

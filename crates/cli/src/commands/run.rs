@@ -46,7 +46,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             prefix_cache: prefix_cache.clone(),
         };
         if arguments.question.is_empty() {
-            return answer(&engine, &request, "", arguments.json);
+            answer(&engine, &request, "", arguments.json)?;
+            return Ok(());
         }
         let text = request.prompt.clone().unwrap_or_default();
         let questions = arguments.question.iter();
@@ -119,7 +120,7 @@ pub(super) fn answer(
     request: &RunRequest,
     label: &str,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<RunReport, Failure> {
     let interrupt = Interrupt::install()?;
     let mut display = PrefillDisplay::new();
     let mut output_failure = None;
@@ -155,7 +156,7 @@ pub(super) fn answer(
             report.generated_tokens
         )));
     }
-    Ok(())
+    Ok(report)
 }
 
 /// Tells the plan what will be read, and how its pages will be used.
