@@ -1,0 +1,425 @@
+//! `attend` against the f64 reference, and the algebra of partials.
+
+use crate::testing::*;
+use proptest::prelude::*;
+use riffle_attention::*;
+
+/// Single precision; where quantised planes meet small tiles, queries and weights carry 15 bits instead of 24.
+fn tolerance(shape: &Shape) -> f64 {
+    let quantised = |format| matches!(format, Format::Q8_0 | Format::Q4_0);
+    if quantised(shape.formats.0) || quantised(shape.formats.1) {
+        2e-4
+    } else {
+        3e-5
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn attend_equals_the_reference(shape in shape()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let mut partial = shape.partial();
+        attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut partial).unwrap();
+        let exact =
+            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
+        assert_matches(&partial, &exact, tolerance(&shape));
+    }
+
+    #[test]
+    fn page_by_page_gives_the_same_bits_as_one_call(shape in shape()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let (mut whole, mut paged) = (shape.partial(), shape.partial());
+        attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut whole).unwrap();
+        for page in &views {
+            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
+            attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut paged).unwrap();
+        }
+        prop_assert_eq!(whole, paged);
+    }
+
+    #[test]
+    fn partials_merge_the_same_in_any_order(shape in shape(), order in any::<u64>()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let mut parts = vec![shape.partial()];
+        for page in &views {
+            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
+            let mut part = shape.partial();
+            attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut part).unwrap();
+            parts.push(part);
+        }
+        let mut state = order | 1;
+        let mut merged = shape.partial();
+        while !parts.is_empty() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let part = parts.swap_remove((state >> 33) as usize % parts.len());
+            merged.merge(&part).unwrap();
+        }
+        let exact =
+            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
+        assert_matches(&merged, &exact, tolerance(&shape));
+    }
+
+    #[test]
+    fn a_later_token_never_changes_an_earlier_row(shape in shape(), from in 0usize..600) {
+        prop_assume!(shape.causal);
+        let (mut pages, queries) = (shape.pages(), shape.queries());
+        let run = |pages: &[Page]| {
+            let views: Vec<_> = pages.iter().map(Page::view).collect();
+            let kv = KvView { head_dim: shape.head_dim, pages: &views };
+            let (tile, options) = (shape.tile(&queries), shape.options());
+            let mut partials = [shape.partial(), shape.partial()];
+            attend(&tile, &kv, &shape.selection, &options, &mut partials[0]).unwrap();
+            let job = AttendJob { queries: tile, kv, selection: &shape.selection };
+            attend_batch(&[job], &options, &mut partials[1..]).unwrap();
+            partials
+        };
+        let before = run(&pages);
+        let mut noise = Noise::new(shape.seed ^ 77);
+        for page in &mut pages {
+            for slot in 0..page.tokens {
+                if page.start + slot >= from {
+                    let (key, value) = (noise.values(shape.head_dim), noise.values(shape.head_dim));
+                    write_keys(&mut page.keys.plane_mut(), shape.head_dim, slot, 1, &key, shape.head_dim).unwrap();
+                    write_values(&mut page.values.plane_mut(), shape.head_dim, slot, 1, &value, shape.head_dim).unwrap();
+                }
+            }
+        }
+        let after = run(&pages);
+        let rows = from.saturating_sub(shape.start).min(shape.rows) * shape.group;
+        for (before, after) in before.iter().zip(&after) {
+            prop_assert_eq!(&before.m[..rows], &after.m[..rows]);
+            prop_assert_eq!(&before.l[..rows], &after.l[..rows]);
+            prop_assert_eq!(&before.o[..rows * shape.head_dim], &after.o[..rows * shape.head_dim]);
+        }
+    }
+
+    #[test]
+    fn a_batch_equals_its_jobs(shape in shape()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let job = AttendJob { queries: shape.tile(&queries), kv, selection: &shape.selection };
+        let mut partials = [shape.partial(), shape.partial(), shape.partial()];
+        attend_batch(&[job; 3], &shape.options(), &mut partials).unwrap();
+        let exact =
+            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
+        for partial in &partials {
+            assert_matches(partial, &exact, tolerance(&shape));
+        }
+    }
+
+    #[test]
+    fn planes_round_trip(format in format(), head_dim in prop_oneof![Just(16usize), Just(80), Just(96), Just(128)], seed in any::<u64>(), first in 0usize..20) {
+        let source = Noise::new(seed).values(9 * head_dim);
+        let mut buffer = Buffer::new(format, 32, head_dim);
+        let mut out = vec![0.0; 9 * head_dim];
+        let tolerance = match format {
+            Format::F32 => 0.0,
+            Format::F16 => 5e-4,
+            Format::Bf16 => 4e-3,
+            Format::Q8_0 => 0.5 / 127.0 + 5e-4,
+            Format::Q4_0 => 0.125 + 1e-3,
+        };
+        for keys in [true, false] {
+            if keys {
+                write_keys(&mut buffer.plane_mut(), head_dim, first, 9, &source, head_dim).unwrap();
+                read_keys(&buffer.plane(), head_dim, first, 9, &mut out, head_dim).unwrap();
+            } else {
+                write_values(&mut buffer.plane_mut(), head_dim, first, 9, &source, head_dim).unwrap();
+                read_values(&buffer.plane(), head_dim, first, 9, &mut out, head_dim).unwrap();
+            }
+            for (a, b) in source.iter().zip(&out) {
+                prop_assert!((a - b).abs() <= tolerance, "{} became {}", a, b);
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_shapes_are_refused_and_nothing_is_written() {
+    let data = [0.0f32; 16 * 64];
+    let page = PageView {
+        start: 0,
+        tokens: 16,
+        keys: Plane::F32(&data),
+        values: Plane::F32(&data),
+    };
+    let tile = QueryTile {
+        data: &data,
+        rows: 2,
+        row_stride: 64,
+        group: 1,
+        head_dim: 64,
+        start: 0,
+    };
+    let options = AttendOptions::new(1.0);
+    let selection = Selection::full(16);
+    let check = |tile: QueryTile, head_dim: usize, pages: &[PageView], options: &AttendOptions| {
+        let mut partial = Partial::new(2, 1, 64);
+        let result = attend(&tile, &KvView { head_dim, pages }, &selection, options, &mut partial);
+        if result.is_err() {
+            assert_eq!(partial, Partial::new(2, 1, 64));
+        }
+        result
+    };
+    assert_eq!(check(tile, 64, &[page], &options), Ok(()));
+    assert!(matches!(
+        check(tile, 60, &[page], &options),
+        Err(AttendError::HeadDim { .. })
+    ));
+    assert!(matches!(
+        check(tile, 48, &[page], &options),
+        Err(AttendError::Mismatch { .. })
+    ));
+    assert!(matches!(
+        check(QueryTile { rows: 20, ..tile }, 64, &[page], &options),
+        Err(AttendError::Short { .. })
+    ));
+    assert!(matches!(
+        check(QueryTile { row_stride: 8, ..tile }, 64, &[page], &options),
+        Err(AttendError::Mismatch { .. })
+    ));
+    assert!(matches!(
+        check(tile, 64, &[PageView { tokens: 17, ..page }], &options),
+        Err(AttendError::Short { .. })
+    ));
+    assert!(matches!(
+        check(tile, 64, &[page, page], &options),
+        Err(AttendError::PageOrder { .. })
+    ));
+    assert!(matches!(
+        check(tile, 64, &[page], &AttendOptions::new(f32::NAN)),
+        Err(AttendError::NotFinite { .. })
+    ));
+    let huge = PageView {
+        tokens: usize::MAX,
+        ..page
+    };
+    assert!(check(tile, 64, &[huge], &options).is_err());
+    assert!(
+        check(
+            QueryTile {
+                rows: usize::MAX,
+                ..tile
+            },
+            64,
+            &[page],
+            &options
+        )
+        .is_err()
+    );
+    assert!(
+        check(
+            QueryTile {
+                row_stride: usize::MAX,
+                ..tile
+            },
+            64,
+            &[page],
+            &options
+        )
+        .is_err()
+    );
+    assert!(write_keys(&mut PlaneMut::F32(&mut [0.0; 256]), 16, 10, 7, &data, 16).is_err());
+    assert!(write_keys(&mut PlaneMut::F32(&mut [0.0; 256]), 16, usize::MAX, 7, &data, 16).is_err());
+    assert!(write_values(&mut PlaneMut::Q8_0(&mut [0; 256]), 16, 0, 16, &data, 16).is_err());
+    assert!(read_keys(&Plane::F32(&data), 64, 0, 16, &mut [0.0; 64], 64).is_err());
+}
+
+#[test]
+fn a_long_tail_beside_one_heavy_key_keeps_its_mass() {
+    // 127 weights below half a unit of the heavy one's integer scale: all would round to nothing.
+    let (head_dim, tokens) = (32, 128);
+    for format in [Format::Q8_0, Format::Q4_0] {
+        let mut page = Page {
+            start: 0,
+            tokens,
+            keys: Buffer::new(Format::F32, tokens, head_dim),
+            values: Buffer::new(format, tokens, head_dim),
+        };
+        let mut keys = vec![0.0; tokens * head_dim];
+        keys[0] = 11.0;
+        write_keys(&mut page.keys.plane_mut(), head_dim, 0, tokens, &keys, head_dim).unwrap();
+        let mut values = vec![1.0; tokens * head_dim];
+        values[..head_dim].fill(0.0);
+        write_values(&mut page.values.plane_mut(), head_dim, 0, tokens, &values, head_dim).unwrap();
+        let mut query = vec![0.0; head_dim];
+        query[0] = 1.0;
+        let tile = QueryTile {
+            data: &query,
+            rows: 1,
+            row_stride: head_dim,
+            group: 1,
+            head_dim,
+            start: tokens - 1,
+        };
+        let views = [page.view()];
+        let kv = KvView {
+            head_dim,
+            pages: &views,
+        };
+        let mut partial = Partial::new(1, 1, head_dim);
+        let (selection, options) = (Selection::full(tokens), AttendOptions::new(1.0));
+        attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
+        let mut out = vec![0.0; head_dim];
+        partial.finish_into(&mut out, head_dim, None).unwrap();
+        let tail = 127.0 * (-11.0f64).exp();
+        let share = tail / (1.0 + tail);
+        for x in out {
+            assert!(
+                (f64::from(x) - share).abs() < 0.02 * share,
+                "{format:?}: {x} for {share}"
+            );
+        }
+    }
+}
+
+#[test]
+fn sinks_match_the_reference() {
+    let mut noise = Noise::new(5);
+    let pages = pages(&mut noise, 32, 16, &[16, 3], (Format::F32, Format::F32));
+    let views: Vec<_> = pages.iter().map(Page::view).collect();
+    let kv = KvView {
+        head_dim: 32,
+        pages: &views,
+    };
+    let data = noise.values(3 * 64);
+    let tile = QueryTile {
+        data: &data,
+        rows: 3,
+        row_stride: 64,
+        group: 2,
+        head_dim: 32,
+        start: 16,
+    };
+    let (options, selection, sinks) = (AttendOptions::new(0.5), Selection::full(19), [0.7, -2.0]);
+    let mut partial = Partial::new(3, 2, 32);
+    attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
+    let mut out = vec![0.0; 3 * 64];
+    partial.finish_into(&mut out, 64, Some(&sinks)).unwrap();
+    let exact = reference::attend(&tile, &kv, &selection, &options, Some(&sinks)).unwrap();
+    for (a, b) in out.iter().zip(&exact.output) {
+        assert!((f64::from(*a) - b).abs() < 1e-6);
+    }
+}
+
+/// Block means of 16 tokens each over the first `blocks` blocks of a cache in pages of f32.
+fn means(pages: &[Page], head_dim: usize, blocks: usize) -> Vec<reference::ReferenceSummary> {
+    let row = |position: usize, keys: bool| {
+        let page = pages
+            .iter()
+            .find(|page| (page.start..page.start + page.tokens).contains(&position))
+            .unwrap();
+        let mut row = vec![0.0; head_dim];
+        let slot = position - page.start;
+        if keys {
+            read_keys(&page.keys.plane(), head_dim, slot, 1, &mut row, head_dim).unwrap();
+        } else {
+            read_values(&page.values.plane(), head_dim, slot, 1, &mut row, head_dim).unwrap();
+        }
+        row
+    };
+    let mean = |block: Span, keys: bool| {
+        let mut sum = vec![0.0; head_dim];
+        for position in block.range() {
+            for (sum, x) in sum.iter_mut().zip(row(position, keys)) {
+                *sum += x / block.len() as f32;
+            }
+        }
+        sum
+    };
+    let blocks = (0..blocks).map(|b| Span::new(b * 16, b * 16 + 16));
+    blocks
+        .map(|block| reference::ReferenceSummary {
+            block,
+            key: mean(block, true),
+            value: mean(block, false),
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn summaries_equal_the_reference(
+        seed in any::<u64>(),
+        rows in 1usize..20,
+        start in 0usize..300,
+        causal in any::<bool>(),
+        selection in selection(256, 100, 20),
+        named in proptest::collection::vec(any::<bool>(), 16),
+    ) {
+        let mut noise = Noise::new(seed);
+        let pages = pages(&mut noise, 32, 64, &[64; 4], (Format::F32, Format::F32));
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: 32, pages: &views };
+        let summaries = means(&pages, 32, 16);
+        let blocks: Vec<Span> = summaries.iter().map(|summary| summary.block).collect();
+        let chosen = blocks.iter().zip(&named).filter(|(_, named)| **named).map(|(block, _)| *block);
+        let selection = selection.with_summaries(chosen);
+        let (mut keys, mut values) = (vec![0.0; 512], vec![0.0; 512]);
+        for (slot, summary) in summaries.iter().enumerate() {
+            write_keys(&mut PlaneMut::F32(&mut keys), 32, slot, 1, &summary.key, 32).unwrap();
+            write_values(&mut PlaneMut::F32(&mut values), 32, slot, 1, &summary.value, 32).unwrap();
+        }
+        let view =
+            SummaryView { head_dim: 32, blocks: &blocks, keys: Plane::F32(&keys), values: Plane::F32(&values) };
+        let data = noise.values(rows * 64);
+        let tile = QueryTile { data: &data, rows, row_stride: 64, group: 2, head_dim: 32, start };
+        let options = AttendOptions::new(0.5).with_causal(causal);
+        let mut partial = Partial::new(rows, 2, 32);
+        attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
+        attend_summaries(&tile, &view, &selection, &options, &mut partial).unwrap();
+        let exact =
+            reference::attend_with_summaries(&tile, &kv, &selection, &summaries, &options, None).unwrap();
+        assert_matches(&partial, &exact, 3e-5);
+        if causal {
+            // Summaries that end after a row's position may hold anything.
+            let seen = blocks.partition_point(|block| block.end <= start);
+            let mut changed = (keys.clone(), values.clone());
+            for (number, summary) in summaries.iter().enumerate().skip(seen) {
+                let other: Vec<f32> = summary.key.iter().map(|x| 3.0 - x).collect();
+                write_keys(&mut PlaneMut::F32(&mut changed.0), 32, number, 1, &other, 32).unwrap();
+                write_values(&mut PlaneMut::F32(&mut changed.1), 32, number, 1, &other, 32).unwrap();
+            }
+            let view = SummaryView { keys: Plane::F32(&changed.0), values: Plane::F32(&changed.1), ..view };
+            let mut again = Partial::new(rows, 2, 32);
+            attend(&tile, &kv, &selection, &options, &mut again).unwrap();
+            attend_summaries(&tile, &view, &selection, &options, &mut again).unwrap();
+            prop_assert_eq!(&again.o[..64], &partial.o[..64]);
+        }
+    }
+
+    #[test]
+    fn column_mass_equals_the_reference_part_by_part(shape in shape()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let mut partial = shape.partial();
+        let (tile, options) = (shape.tile(&queries), shape.options());
+        attend(&tile, &kv, &shape.selection, &options, &mut partial).unwrap();
+        let total: Vec<f32> = (0..shape.rows * shape.group)
+            .map(|at| partial.log_sum_exp(at / shape.group, at % shape.group))
+            .collect();
+        let exact = reference::attend(&tile, &kv, &shape.selection, &options, None).unwrap();
+        let mut expected = exact.column_mass.iter();
+        for page in &views {
+            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
+            let mut mass = vec![0.0; page.tokens];
+            add_column_mass(&tile, &kv, &shape.selection, &options, &total, page.start, &mut mass).unwrap();
+            for (mass, expected) in mass.iter().zip(expected.by_ref()) {
+                let allowed = tolerance(&shape) * (1.0 + expected);
+                prop_assert!((f64::from(*mass) - expected).abs() < allowed, "{} for {}", mass, expected);
+            }
+        }
+    }
+}

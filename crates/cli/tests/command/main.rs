@@ -1,0 +1,15 @@
+//! What the command prints, reads, keeps and refuses.
+
+mod bad_input;
+mod commands;
+mod laboratory;
+mod measure;
+mod numbers;
+#[cfg(target_os = "linux")]
+mod output;
+mod policies;
+mod sessions;
+mod strangers;
+#[path = "../testing/mod.rs"]
+mod testing;
+mod tokenize;

@@ -1,0 +1,102 @@
+//! Means of blocks on a device, emulated on the CPU unless RIFFLE_TEST_GPU names a GPU.
+
+use std::sync::Arc;
+
+use crate::testing::device::{MODEL, any_device, difference, far, load, logits, options};
+use crate::testing::{fixture, go_on, prompt};
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, Session};
+
+fn with(options: EngineOptions, prefill: &str, decode: &str) -> Arc<Engine> {
+    let options = EngineOptions {
+        prefill: prefill.parse().unwrap(),
+        decode: decode.parse().unwrap(),
+        ..options
+    };
+    load(&fixture(MODEL), options)
+}
+
+#[test]
+fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
+    let device = any_device();
+    let tokens = prompt(190);
+    for (prefill, decode, formats) in [
+        // Blocks within pages, over their ends, and others for the answer.
+        (
+            "log-stride:window=8,block=8",
+            "log-stride:window=8,block=8",
+            [Format::F16; 2],
+        ),
+        (
+            "log-stride:window=5,block=24,globals=0+70",
+            "log-stride:window=3,block=5",
+            [Format::Q8_0, Format::Q4_0],
+        ),
+        ("full", "log-stride:window=16,block=30", [Format::Q4_0, Format::F16]),
+    ] {
+        let of = |options: EngineOptions| {
+            let [key_format, value_format] = formats;
+            let options = EngineOptions {
+                key_format,
+                value_format,
+                ..options
+            };
+            with(options, prefill, decode)
+        };
+        let resident = logits(&of(options(Some(device.clone()))), &tokens);
+        let cpu = logits(&of(options(None)), &tokens);
+        let found = difference(&resident, &cpu);
+        assert!(found <= 1e-2, "{prefill}, {decode}: {found}");
+        assert!(
+            logits(&of(far(&device, 2, 3)), &tokens) == resident,
+            "{prefill}, {decode}"
+        );
+        // An audit has the CPU keep and read them: the same but for roundings.
+        let audited = EngineOptions {
+            audit: true,
+            ..options(Some(device.clone()))
+        };
+        let audited = logits(&of(audited), &tokens);
+        let found = difference(&audited, &resident);
+        assert!(found > 0.0 && found <= 1e-2, "{prefill}, {decode}: {found}");
+    }
+}
+
+#[test]
+fn means_on_the_device_follow_a_session_that_goes_back_forks_and_is_restored() {
+    let device = any_device();
+    let tokens = prompt(180);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    for options in [options(Some(device.clone())), far(&device, 2, 3)] {
+        let engine = with(options, "log-stride:window=8,block=12", "log-stride:window=8,block=12");
+        let mut straight = Session::new(&engine).unwrap();
+        straight.prefill(&tokens[..128], &mut go_on).unwrap();
+        straight.prefill(&tokens[128..], &mut go_on).unwrap();
+        let expected = straight.logits().to_vec();
+        // Elsewhere for a while, back to within a block.
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&tokens[..128], &mut go_on).unwrap();
+        let mut fork = session.fork().unwrap();
+        session.prefill(&prompt(230)[190..], &mut go_on).unwrap();
+        session.truncate(128).unwrap();
+        fork.prefill(&tokens[100..150], &mut go_on).unwrap();
+        session.prefill(&tokens[128..], &mut go_on).unwrap();
+        assert_eq!(session.logits(), expected);
+        fork.truncate(128).unwrap();
+        fork.prefill(&tokens[128..], &mut go_on).unwrap();
+        assert_eq!(fork.logits(), expected);
+        // Nothing of what was read, means included, came to main memory.
+        assert_eq!(session.device_transfers().returned_bytes, 0);
+        session.save(&path).unwrap();
+        let mut restored = Session::restore(&engine, &path).unwrap();
+        for token in [7, 11, 13] {
+            for reader in [&mut session, &mut fork, &mut restored, &mut straight] {
+                reader.advance(token).unwrap();
+            }
+            for reader in [&session, &fork, &restored] {
+                assert_eq!(reader.logits(), straight.logits(), "token {token}");
+            }
+        }
+    }
+}

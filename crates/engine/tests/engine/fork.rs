@@ -1,0 +1,130 @@
+//! Sessions that hold pages in common answer as if each had read everything itself.
+
+use std::sync::Arc;
+
+use crate::testing::{fixture, go_on, hybrid_engine, hybrid_prompt, prompt};
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, Session};
+
+fn engine(prefill: &str, decode: &str, format: Format) -> Arc<Engine> {
+    let options = EngineOptions {
+        context_tokens: Some(512),
+        batch_tokens: 64,
+        chunk_tokens: 32,
+        page_tokens: 32,
+        key_format: format,
+        value_format: format,
+        prefill: prefill.parse().unwrap(),
+        decode: decode.parse().unwrap(),
+        ..Default::default()
+    };
+    Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).unwrap()
+}
+
+/// Bits of the logits after a question and after each of some tokens.
+fn ask(session: &mut Session, question: &[u32]) -> Vec<Vec<u32>> {
+    let bits = |session: &Session| session.logits().iter().map(|x| x.to_bits()).collect();
+    session.prefill(question, &mut go_on).unwrap();
+    let mut found = vec![bits(session)];
+    for token in 0..8 {
+        session.advance(token).unwrap();
+        found.push(bits(session));
+    }
+    found
+}
+
+#[test]
+fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
+    for (prefill, decode) in [
+        ("full", "full"),
+        ("streaming:sinks=4,window=40", "h2o:budget=60,recent=16,observed=8"),
+        ("h2o-chunk:from=0,local=4,heavy=8", "snapkv:budget=60,window=8"),
+        (
+            "xattention:from=0,block=16,stride=4,tail=16",
+            "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
+        ),
+        (
+            "log-stride:window=16,landmarks=1,block=24",
+            "log-stride:window=16,landmarks=1,block=24",
+        ),
+    ] {
+        for format in [Format::F16, Format::Q4_0] {
+            let engine = engine(prefill, decode, format);
+            // Ends within a page.
+            let book = prompt(100);
+            let questions = [prompt(17), prompt(40), vec![3, 1, 4, 1, 5]];
+            let mut reader = Session::new(&engine).unwrap();
+            reader.prefill(&book, &mut go_on).unwrap();
+            let mut forks: Vec<Session> = (0..3).map(|_| reader.fork().unwrap()).collect();
+            for (fork, question) in forks.iter_mut().zip(&questions) {
+                let mut alone = Session::new(&engine).unwrap();
+                alone.prefill(&book, &mut go_on).unwrap();
+                assert_eq!(
+                    ask(fork, question),
+                    ask(&mut alone, question),
+                    "{prefill} {decode} {format:?}"
+                );
+            }
+            // The book is there once, and each question has its own pages.
+            assert!(forks[0].usage().shared_bytes > 0 || decode.starts_with("h2o") || decode.starts_with("snapkv"));
+            let mut alone = Session::new(&engine).unwrap();
+            alone.prefill(&book, &mut go_on).unwrap();
+            assert_eq!(ask(&mut reader, &questions[1]), ask(&mut alone, &questions[1]));
+        }
+    }
+}
+
+#[test]
+fn forks_of_a_hybrid_model_carry_their_own_state() {
+    let engine = hybrid_engine(EngineOptions::default());
+    let mut reader = Session::new(&engine).unwrap();
+    reader.prefill(&hybrid_prompt(120), &mut go_on).unwrap();
+    let mut fork = reader.fork().unwrap();
+    let mut alone = Session::new(&engine).unwrap();
+    alone.prefill(&hybrid_prompt(120), &mut go_on).unwrap();
+    let mut second = alone.fork().unwrap();
+    assert_eq!(ask(&mut fork, &[1, 2, 3]), ask(&mut alone, &[1, 2, 3]));
+    assert_eq!(ask(&mut reader, &[7]), ask(&mut second, &[7]));
+}
+
+#[test]
+fn a_session_beside_another_takes_the_beginning_that_it_shares() {
+    let engine = engine("full", "full", Format::F16);
+    let mut first = Session::new(&engine).unwrap();
+    first.prefill(&prompt(200), &mut go_on).unwrap();
+    let tokens = [&prompt(180)[..], &[9, 9, 9, 9]].concat();
+    let mut second = first.beside().unwrap();
+    assert_eq!(second.adopt_prefix(&tokens).unwrap(), 0);
+    assert_eq!(first.share_prefix().unwrap(), 192);
+    assert_eq!(second.adopt_prefix(&tokens).unwrap(), 160);
+    assert!(second.usage().shared_bytes > 0);
+    let mut alone = Session::new(&engine).unwrap();
+    alone.prefill(&tokens[..160], &mut go_on).unwrap();
+    assert_eq!(ask(&mut second, &tokens[160..]), ask(&mut alone, &tokens[160..]));
+    // Everything but the last token, where all of it is known.
+    let mut third = first.beside().unwrap();
+    assert_eq!(third.adopt_prefix(&prompt(192)).unwrap(), 160);
+}
+
+#[test]
+fn forks_keep_to_the_budget_of_one_session_and_say_so() {
+    let options = EngineOptions {
+        context_tokens: Some(320),
+        page_tokens: 32,
+        ..Default::default()
+    };
+    let engine = Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).unwrap();
+    let mut reader = Session::new(&engine).unwrap();
+    reader.prefill(&prompt(224), &mut go_on).unwrap();
+    let mut forks = vec![reader.fork().unwrap(), reader.fork().unwrap()];
+    for fork in &mut forks {
+        fork.prefill(&prompt(20), &mut go_on).unwrap();
+    }
+    let error = forks[0].prefill(&prompt(60), &mut go_on).unwrap_err().to_string();
+    assert!(error.contains("KV budget"), "{error}");
+    // What did not fit changed nothing; when another goes, it fits.
+    assert_eq!(forks[0].tokens().len(), 244);
+    forks.truncate(1);
+    drop(reader);
+    forks[0].prefill(&prompt(60), &mut go_on).unwrap();
+}

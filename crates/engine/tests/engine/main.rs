@@ -1,0 +1,21 @@
+//! Sessions of an engine: what they read, keep, share, evict and give back.
+
+mod device;
+mod device_flow;
+mod device_summaries;
+mod eviction;
+mod fork;
+mod hybrid;
+mod plan;
+mod policies;
+mod prefix;
+mod questions;
+mod rotation;
+mod saved;
+mod session;
+mod sliding;
+#[path = "../testing/mod.rs"]
+mod testing;
+mod tiers;
+#[path = "../../../kv/tests/testing/unhurried.rs"]
+mod unhurried;

@@ -1,0 +1,150 @@
+//! Beginnings that were read before: the answer is the same to the bit, and a policy finds only its own pages.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::testing::{fixture, go_on, prompt};
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, GenerateOptions, Session, StreamWindow};
+use riffle_kv::PrefixCache;
+
+fn engine(prefill: &str, decode: &str, change: impl FnOnce(&mut EngineOptions)) -> Arc<Engine> {
+    let mut options = EngineOptions {
+        context_tokens: Some(4096),
+        page_tokens: 32,
+        batch_tokens: 192,
+        chunk_tokens: 48,
+        prefill: prefill.parse().unwrap(),
+        decode: decode.parse().unwrap(),
+        ..Default::default()
+    };
+    change(&mut options);
+    Engine::load(fixture("model"), options).expect("the shipped model")
+}
+
+/// Tokens found, logits after the prompt to the bit, and the answer.
+fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> (usize, Vec<u32>, Vec<u32>) {
+    let mut session = Session::new(engine).unwrap();
+    if let Some(cache) = cache {
+        session.fill_prefix(cache, tokens).unwrap();
+    }
+    let found = session.tokens().len();
+    session.prefill(&tokens[found..], &mut go_on).unwrap();
+    let logits = session.logits().iter().map(|logit| logit.to_bits()).collect();
+    let options = GenerateOptions {
+        max_tokens: 12,
+        ..Default::default()
+    };
+    let generation = session.generate(&options, &mut |_| ControlFlow::Continue(())).unwrap();
+    if let Some(cache) = cache {
+        session.store_prefix(cache).unwrap();
+    }
+    (found, logits, generation.tokens)
+}
+
+#[test]
+fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_alike() {
+    let book = prompt(700);
+    for (prefill, decode) in [
+        ("full", "full"),
+        ("full", "quest:block=32,topk=2,threshold=0,from=0"),
+        ("xattention:block=64,tail=0,from=0", "full"),
+    ] {
+        for kv in [Format::F16, Format::Q8_0] {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+            let engine = engine(prefill, decode, |options| options.key_format = kv);
+            let first = [&book[..], &[5, 6, 7]].concat();
+            let second = [&book[..], &[9, 8, 7, 6, 5]].concat();
+            let expected = [&first, &second].map(|tokens| answer(&engine, None, tokens));
+            let got = [&first, &second, &first].map(|tokens| answer(&engine, Some(&cache), tokens));
+            // Pages of 32 in chunks of 48.
+            assert_eq!([got[0].0, got[1].0, got[2].0], [0, 672, 672]);
+            for (got, expected) in got.iter().zip([&expected[0], &expected[1], &expected[0]]) {
+                assert_eq!(
+                    (&got.1, &got.2),
+                    (&expected.1, &expected.2),
+                    "{prefill} {decode} {kv:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_of_another_policy_format_or_chunk_are_never_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let tokens = prompt(400);
+    let found = |engine: Arc<Engine>| answer(&engine, Some(&cache), &tokens).0;
+    assert_eq!(found(engine("tri-shape", "full", |_| ())), 0);
+    assert_eq!(found(engine("full", "full", |_| ())), 0);
+    assert_eq!(
+        found(engine("full", "full", |options| options.value_format = Format::Q4_0)),
+        0
+    );
+    assert_eq!(found(engine("tri-shape:sinks=64", "full", |_| ())), 0);
+    assert_eq!(
+        found(engine("tri-shape", "full", |options| options.chunk_tokens = 64)),
+        0
+    );
+    // Full attention does not depend on chunks, nor pages on the decode policy.
+    assert_eq!(
+        found(engine("full", "certified", |options| options.chunk_tokens = 64)),
+        384
+    );
+    assert_eq!(found(engine("tri-shape", "full", |_| ())), 384);
+}
+
+#[test]
+fn generated_tokens_are_not_kept_as_prompt() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let engine = engine("full", "streaming:sinks=4,window=16", |_| ());
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&prompt(64), &mut go_on).unwrap();
+    for token in 0..64 {
+        session.advance(token).unwrap();
+    }
+    session.prefill(&prompt(64), &mut go_on).unwrap();
+    assert_eq!(session.store_prefix(&cache).unwrap().0, 64);
+}
+
+#[test]
+fn a_window_begins_with_what_is_read_before_it_moves() {
+    let window = StreamWindow {
+        window_tokens: 200,
+        sink_tokens: 20,
+    };
+    let options = EngineOptions {
+        page_tokens: 32,
+        chunk_tokens: 48,
+        batch_tokens: 96,
+        ..Default::default()
+    };
+    let engine = Engine::load(fixture("model"), options.with_window(window).unwrap()).unwrap();
+    let book = prompt(700);
+    // The window moves at 263 tokens: whole pages in whole chunks are 192 before.
+    for (length, on_the_way, again) in [(700, true, 192), (150, false, 96)] {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+        let tokens = &book[..length];
+        let expected = answer(&engine, None, tokens);
+        let mut first = Session::new(&engine).unwrap();
+        let cuts = first.prefix_cuts(length);
+        assert_eq!(cuts.is_empty(), !on_the_way);
+        for cut in cuts {
+            first.prefill(&tokens[..cut], &mut go_on).unwrap();
+            assert_eq!(first.store_prefix(&cache).unwrap().0, cut);
+        }
+        first.prefill(&tokens[first.tokens().len()..], &mut go_on).unwrap();
+        let kept = first.store_prefix(&cache).unwrap().0;
+        assert_eq!(
+            kept,
+            if on_the_way { 0 } else { 128 },
+            "a window that moved keeps nothing"
+        );
+        let found = answer(&engine, Some(&cache), tokens);
+        assert_eq!((found.0, &found.1, &found.2), (again, &expected.1, &expected.2));
+    }
+}

@@ -1,0 +1,148 @@
+//! Several questions about one text: it is read once, within the plan.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::testing::fixture;
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineError, EngineOptions, GenerateOptions, RunEvent, RunRequest, run, run_questions};
+use riffle_kv::{DiskTier, KvTiers};
+
+const CONTEXT: usize = 1024;
+
+fn options(format: Format, page_tokens: usize) -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(CONTEXT),
+        batch_tokens: 256,
+        chunk_tokens: 64,
+        page_tokens,
+        key_format: format,
+        value_format: format,
+        sequences: 2,
+        ..Default::default()
+    }
+}
+
+fn request(prompt: Option<String>) -> RunRequest {
+    RunRequest {
+        prompt,
+        system: None,
+        chat: false,
+        generate: GenerateOptions {
+            max_tokens: 8,
+            ..Default::default()
+        },
+        session: None,
+        prefix_cache: None,
+    }
+}
+
+/// A text that leaves some 70 tokens of the context to a question and its answer.
+fn text(engine: &Engine) -> String {
+    let book = std::fs::read_to_string(fixture("text/prophets.txt")).unwrap();
+    let tokenizer = engine.tokenizer().unwrap();
+    let ids = tokenizer.encode(&book[..12_000], false).unwrap();
+    tokenizer.decode(&ids[..CONTEXT - 70]).unwrap()
+}
+
+fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, bool), EngineError> {
+    let (mut found, mut has_read) = (Vec::new(), false);
+    let result = run_questions(
+        engine,
+        &request(None),
+        prompts,
+        &mut |_, event| {
+            has_read |= matches!(event, RunEvent::Prefill(_));
+            ControlFlow::Continue(())
+        },
+        &mut |report| {
+            assert!(report.kv.shared_bytes > 0, "the text's pages are shared");
+            found.push(report.text);
+            ControlFlow::Continue(())
+        },
+    );
+    assert!(result.is_ok() || !has_read, "{result:?} after reading");
+    result.map(|()| (found, has_read))
+}
+
+#[test]
+fn a_text_that_fills_the_context_is_shared_by_questions_in_every_format_and_tier() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("model");
+    let info = riffle_model::inspect(&model).unwrap();
+    for (format, page_tokens) in [
+        (Format::F16, 256),
+        (Format::F16, 48),
+        (Format::Q8_0, 64),
+        (Format::Q4_0, 16),
+    ] {
+        let memory = options(format, page_tokens);
+        let mut disk = memory.clone();
+        disk.kv_tiers = KvTiers {
+            disk: Some(DiskTier {
+                folder: folder.path().to_owned(),
+                budget_bytes: None,
+            }),
+            ram_budget_bytes: Some(0),
+            slots: 4,
+            ..disk.kv_tiers
+        };
+        // The least that the plan accepts.
+        let plan = riffle_engine::plan(&info, &disk).unwrap();
+        disk.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
+        let alone = Engine::load(
+            &model,
+            EngineOptions {
+                sequences: 1,
+                ..memory.clone()
+            },
+        )
+        .unwrap();
+        let text = text(&alone);
+        let prompts = [
+            "Who spoke?",
+            "What shall come to pass in that day?",
+            "Where is the temple?",
+        ];
+        let prompts: Vec<String> = prompts.iter().map(|question| format!("{text}\n{question}")).collect();
+        let expected: Vec<String> = prompts
+            .iter()
+            .map(|prompt| {
+                let request = request(Some(prompt.clone()));
+                run(&alone, &request, &mut |_| ControlFlow::Continue(())).unwrap().text
+            })
+            .collect();
+        for options in [memory, disk] {
+            let engine = Engine::load(&model, options).unwrap();
+            let (found, has_read) = answers(&engine, &prompts).unwrap();
+            assert!(has_read);
+            assert_eq!(found, expected, "{format:?} in pages of {page_tokens}");
+        }
+    }
+}
+
+#[test]
+fn a_budget_that_cannot_hold_questions_is_refused_before_anything_is_read() {
+    let mut small = options(Format::F16, 64);
+    let info = riffle_model::inspect(fixture("model")).unwrap();
+    let needed = riffle_engine::plan(&info, &small).unwrap().kv_tiers.least_near_bytes;
+    small.kv_tiers.ram_budget_bytes = Some(needed - 1);
+    let message = match Engine::load(fixture("model"), small.clone()) {
+        Err(error @ EngineError::TierTooSmall { .. }) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("it fits"),
+    };
+    assert!(message.contains("--kv-ram-budget "), "{message}");
+    // Without questions the same budget is enough.
+    small.sequences = 1;
+    assert!(Engine::load(fixture("model"), small).is_ok());
+}
+
+#[test]
+fn a_question_that_does_not_fit_is_refused_before_the_text_is_read() {
+    let engine = Engine::load(fixture("model"), options(Format::F16, 64)).unwrap();
+    let text = text(&engine);
+    let prompts = [format!("{text}\nWho?"), format!("{text}\n{}", "and who? ".repeat(60))];
+    let error = answers(&engine, &prompts).unwrap_err();
+    assert!(matches!(error, EngineError::ContextExceeded { .. }), "{error}");
+}

@@ -1,0 +1,16 @@
+//! One cache and several: what is held, moved, shared, saved and given back.
+
+mod cache;
+mod evict;
+#[cfg(unix)]
+mod kinds;
+mod memory;
+#[cfg(unix)]
+mod output;
+mod pool;
+mod prefix;
+mod sharing;
+mod snapshot;
+mod streaming;
+#[path = "../testing/mod.rs"]
+mod testing;

@@ -1,0 +1,276 @@
+//! Beginnings kept on disk: found again to the bit, never wrong, never more than the budget.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::testing::{all_contents, append_all, shape};
+use riffle_attention::Format;
+use riffle_kv::{CacheShape, KvCache, KvError, PrefixCache};
+
+const ALL: u64 = u64::MAX;
+
+fn text(salt: u32, length: usize) -> Vec<u32> {
+    (0..length as u32).map(|i| (i * 7919 + salt) % 1000).collect()
+}
+
+fn cache(shape: CacheShape, salt: u64, tokens: usize) -> KvCache {
+    let mut cache = KvCache::new(shape, None).unwrap();
+    append_all(&mut cache, salt, tokens);
+    cache
+}
+
+fn found(store: &PrefixCache, shape: CacheShape, identity: &[u8], tokens: &[u32]) -> (KvCache, usize, usize) {
+    let mut cache = KvCache::new(shape, None).unwrap();
+    let found = store.fill(&mut cache, identity, tokens).unwrap();
+    (cache, found.tokens, found.damaged_blocks)
+}
+
+fn blocks(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut blocks: Vec<_> = entries
+        .filter(|path| path.extension().is_some_and(|e| e == "block"))
+        .collect();
+    blocks.sort();
+    blocks
+}
+
+fn bytes(folder: &Path) -> u64 {
+    blocks(folder)
+        .iter()
+        .map(|path| fs::metadata(path).unwrap().len())
+        .sum()
+}
+
+#[test]
+fn a_beginning_is_found_again_to_the_bit_by_what_made_it_alone() {
+    for (key_format, value_format) in [(Format::F32, Format::F16), (Format::Q8_0, Format::Q4_0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let shape = CacheShape {
+            key_format,
+            value_format,
+            ..shape(32, Format::F32)
+        };
+        let store = PrefixCache::open(folder.path(), ALL).unwrap();
+        let tokens = text(1, 140);
+        let original = cache(shape, 3, 140);
+        let kept = store.store(&original, b"model", &tokens).unwrap();
+        assert_eq!((kept.tokens, kept.new_blocks), (128, 4));
+        assert_eq!(kept.bytes, bytes(folder.path()));
+        assert_eq!(store.store(&original, b"model", &tokens).unwrap().new_blocks, 0);
+
+        let mut expected = cache(shape, 3, 140);
+        expected.truncate(128);
+        let (filled, ..) = found(&store, shape, b"model", &tokens);
+        assert_eq!(all_contents(&filled), all_contents(&expected));
+        // Another text shares the pages before the first that differs.
+        for differs_at in [0, 31, 32, 127, 128] {
+            let mut other = tokens.clone();
+            other[differs_at] += 1;
+            let (filled, kept, _) = found(&store, shape, b"model", &other);
+            assert_eq!(kept, differs_at.min(128) / 32 * 32);
+            assert_eq!(filled.tokens(1), kept);
+        }
+        assert_eq!(found(&store, shape, b"other model", &tokens).1, 0);
+        assert_eq!(found(&store, shape, b"model", &tokens[..95]).1, 64);
+        let other_pages = CacheShape {
+            page_tokens: 16,
+            ..shape
+        };
+        assert_eq!(found(&store, other_pages, b"model", &tokens).1, 0);
+    }
+}
+
+#[test]
+fn the_budget_holds_and_what_was_used_longest_ago_goes_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(16, Format::F16);
+    let one = {
+        let store = PrefixCache::open(folder.path(), ALL).unwrap();
+        store.store(&cache(shape, 9, 16), b"", &text(9, 16)).unwrap().bytes
+    };
+    let store = PrefixCache::open(folder.path(), 6 * one).unwrap();
+    for salt in [1, 2] {
+        store
+            .store(&cache(shape, u64::from(salt), 48), b"", &text(salt, 48))
+            .unwrap();
+    }
+    assert_eq!(bytes(folder.path()), 6 * one);
+    // The first text is used again, so the second makes room, from its end.
+    assert_eq!(found(&store, shape, b"", &text(1, 48)).1, 48);
+    let kept = store.store(&cache(shape, 3, 32), b"", &text(3, 32)).unwrap();
+    assert_eq!((kept.new_blocks, kept.removed_blocks, kept.bytes), (2, 2, 6 * one));
+    let tokens_of = |salt| found(&store, shape, b"", &text(salt, 48)).1;
+    assert_eq!(
+        [tokens_of(9), tokens_of(1), tokens_of(2), tokens_of(3)],
+        [0, 48, 16, 32]
+    );
+    // More than the budget: its beginning is kept, and nothing is written beyond.
+    let kept = store.store(&cache(shape, 4, 160), b"", &text(4, 160)).unwrap();
+    assert_eq!((kept.tokens, bytes(folder.path())), (96, 6 * one));
+    // A smaller budget holds from the next store on.
+    let small = PrefixCache::open(folder.path(), one).unwrap();
+    small.store(&cache(shape, 5, 16), b"", &text(5, 16)).unwrap();
+    assert_eq!(
+        (bytes(folder.path()), found(&small, shape, b"", &text(5, 16)).1),
+        (one, 16)
+    );
+}
+
+#[test]
+fn a_damaged_block_is_removed_and_never_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(16, Format::Q8_0);
+    let tokens = text(1, 64);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    let original = cache(shape, 1, 64);
+    for damage in 0..40 {
+        store.store(&original, b"", &tokens).unwrap();
+        let all = blocks(folder.path());
+        assert_eq!(all.len(), 4);
+        let path = &all[damage % 4];
+        let mut content = fs::read(path).unwrap();
+        match damage % 5 {
+            0 => content.truncate(content.len() * damage / 40),
+            1 => content.push(0),
+            // A whole block of another place.
+            2 => content = fs::read(&all[(damage + 1) % 4]).unwrap(),
+            _ => {
+                let at = content.len() * damage / 40;
+                content[at] ^= 1 << (damage % 8);
+            }
+        }
+        fs::write(path, &content).unwrap();
+        let (filled, kept, damaged) = found(&store, shape, b"", &tokens);
+        assert!(kept < 64 && damaged == 1, "damage {damage}: {kept}");
+        let mut expected = cache(shape, 1, 64);
+        expected.truncate(kept);
+        assert_eq!(all_contents(&filled), all_contents(&expected));
+        assert_eq!(found(&store, shape, b"", &tokens).2, 0);
+    }
+    // A block that is gone, a block that no index names, and a file of somebody else that has the name of one.
+    store.store(&original, b"", &tokens).unwrap();
+    fs::remove_file(&blocks(folder.path())[0]).unwrap();
+    assert!(found(&store, shape, b"", &tokens).1 < 64);
+    let left_behind = folder.path().join(format!("{:032x}.block", 7));
+    fs::write(&left_behind, b"RIFFLEPB left behind").unwrap();
+    let foreign = folder.path().join(format!("{:032x}.block", 8));
+    fs::write(&foreign, b"a diary").unwrap();
+    store.store(&original, b"", &tokens).unwrap();
+    assert!(!left_behind.exists());
+    assert_eq!(fs::read(&foreign).unwrap(), b"a diary");
+    fs::remove_file(&foreign).unwrap();
+    assert_eq!(
+        (blocks(folder.path()).len(), found(&store, shape, b"", &tokens).1),
+        (4, 64)
+    );
+}
+
+#[test]
+fn a_damaged_index_is_an_error_or_a_miss() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(16, Format::Q8_0);
+    let tokens = text(1, 64);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    store.store(&cache(shape, 1, 64), b"", &tokens).unwrap();
+    let path = folder.path().join("index.redb");
+    let whole = fs::read(&path).unwrap();
+    for at in (0..whole.len()).step_by(1 + whole.len() / 60).chain(0..64) {
+        for cut in [false, true] {
+            let mut content = whole.clone();
+            match cut {
+                true => content.truncate(at),
+                false => content[at] ^= 0xff,
+            }
+            fs::write(&path, &content).unwrap();
+            let mut filled = KvCache::new(shape, None).unwrap();
+            match store.fill(&mut filled, b"", &tokens) {
+                Ok(found) => {
+                    let mut expected = cache(shape, 1, 64);
+                    expected.truncate(found.tokens);
+                    assert_eq!(all_contents(&filled), all_contents(&expected));
+                }
+                Err(error) => assert!(matches!(error, KvError::Index { .. }), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn another_programs_file_in_place_of_the_index_is_left_alone_and_nobody_is_told_to_delete_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("index.redb");
+    fs::write(&path, "a diary").unwrap();
+    let shape = shape(16, Format::F16);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    let error = store.store(&cache(shape, 1, 64), b"", &text(1, 64)).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.contains("index.redb there is no index") && message.contains("use another folder"),
+        "{message}"
+    );
+    assert!(!message.contains("delete") && !message.contains("remove"), "{message}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "a diary");
+}
+
+#[test]
+fn what_does_not_fit_the_cache_is_refused_and_leaves_it_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(16, Format::F16);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    store.store(&cache(shape, 1, 64), b"", &text(1, 64)).unwrap();
+    let mut small = KvCache::new(shape, Some(shape.bytes_for(48))).unwrap();
+    let result = store.fill(&mut small, b"", &text(1, 64));
+    assert!(matches!(result, Err(KvError::Budget { .. })), "{result:?}");
+    assert_eq!((small.tokens(0), small.usage().pages), (0, 0));
+}
+
+#[test]
+fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(32, Format::F16);
+    let tokens = text(1, 140);
+    let original = cache(shape, 3, 140);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    store.store(&original, b"model", &tokens).unwrap();
+    let find = |tokens: &[u32]| {
+        let mut cache = KvCache::new(shape, None).unwrap();
+        let (found, note) = store.fill_with_note(&mut cache, b"model", tokens).unwrap();
+        assert_eq!(cache.tokens(0), found.tokens);
+        (found.tokens, note)
+    };
+    assert_eq!(find(&tokens), (0, None), "pages without a note are not enough");
+    let kept = store
+        .store_with_note(&original, b"model", &tokens[..64], b"state after two")
+        .unwrap();
+    assert_eq!((kept.tokens, kept.new_blocks), (64, 0));
+    assert_eq!(kept.bytes, bytes(folder.path()));
+    // Not whole pages: the note belongs nowhere.
+    store
+        .store_with_note(&original, b"model", &tokens[..100], b"state")
+        .unwrap();
+    assert_eq!(find(&tokens), (64, Some(b"state after two".to_vec())));
+    assert_eq!(find(&text(2, 140)), (0, None));
+    store
+        .store_with_note(&original, b"model", &tokens[..128], b"state after four")
+        .unwrap();
+    assert_eq!(find(&tokens), (128, Some(b"state after four".to_vec())));
+    // A note that has changed is removed, and an earlier one serves.
+    for path in blocks(folder.path()) {
+        let mut content = fs::read(&path).unwrap();
+        if content.windows(16).any(|window| window == b"state after four") {
+            content[50] ^= 1;
+            fs::write(&path, content).unwrap();
+        }
+    }
+    assert_eq!(find(&tokens), (64, Some(b"state after two".to_vec())));
+    assert_eq!(found(&store, shape, b"model", &tokens).1, 128);
+
+    // A budget that holds the pages and not the note.
+    let tight = tempfile::tempdir().unwrap();
+    let all = bytes(folder.path());
+    let store = PrefixCache::open(tight.path(), all / 2).unwrap();
+    store
+        .store_with_note(&original, b"model", &tokens[..64], &vec![1; all as usize])
+        .unwrap();
+    assert!(bytes(tight.path()) <= all / 2);
+}

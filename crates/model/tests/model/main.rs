@@ -1,0 +1,17 @@
+//! Files of models: what is read, refused and computed.
+
+mod errors;
+mod fingerprint;
+mod gguf;
+mod gguf_settings;
+mod gguf_tokenizers;
+mod hostile_templates;
+mod logits;
+mod memory;
+mod rope_scaling;
+mod safetensors;
+mod settings;
+#[path = "../testing/mod.rs"]
+mod testing;
+mod text;
+mod tokenizers;

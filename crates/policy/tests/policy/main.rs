@@ -1,0 +1,12 @@
+//! What each policy selects, against definitions by brute force.
+
+mod blocks;
+mod estimates;
+mod evicting;
+mod h2o_chunk;
+mod lines;
+mod policies;
+mod scans;
+mod state;
+#[path = "../testing/mod.rs"]
+mod testing;
