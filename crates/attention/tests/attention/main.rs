@@ -2,5 +2,6 @@
 
 mod attend;
 mod rows;
+mod shared_pages;
 #[path = "../testing/mod.rs"]
 mod testing;
