@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use riffle_model::{
-    Batch, ChatMessage, Forward, HostForward, LoadedModel, ModelError, RecurrentState, SegmentTokens, inspect, load,
+    Batch, ChatMessage, Forward, HostForward, LoadedModel, ModelError, RecurrentState, SegmentTokens, StreamDecoder,
+    inspect, load,
 };
 
 /// A recurrent state may be larger than the weights it belongs to.
@@ -28,11 +29,11 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
                 continue;
             };
             let _ = tokenizer.decode(&ids);
-            let mut stream = tokenizer.stream();
+            let mut stream = StreamDecoder::default();
             for id in ids {
-                let _ = stream.push(id);
+                let _ = stream.push(tokenizer, id);
             }
-            let _ = stream.finish();
+            let _ = stream.finish(tokenizer);
         }
     }
     if let Some(template) = chat_template {

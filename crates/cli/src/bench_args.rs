@@ -24,6 +24,8 @@ pub(crate) enum BenchSubject {
     Kv(BenchKvArguments),
     /// A model's prompt and answer rates at several depths of context
     Model(Box<BenchModelArguments>),
+    /// Many sequences in one pass: tokens a second of all, and how long an answer waits while a prompt is read
+    Batch(Box<BenchBatchArguments>),
     /// Time to the first token, answer speed at depth and peak memory by part, over lengths of context; a text that is too
     /// short begins again
     #[command(
@@ -77,6 +79,34 @@ pub(crate) struct BenchModelArguments {
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, default_value = "0,4096,16384")]
     pub(crate) depth: Vec<usize>,
     /// Runs at each depth; the fastest counts
+    #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "3")]
+    pub(crate) repeats: usize,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchBatchArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Numbers of sequences that answer together
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "1,2,4,8,16")]
+    pub(crate) parallel: Vec<usize>,
+    /// Tokens of each prompt
+    #[arg(short = 'p', long = "prompt-tokens", value_name = "N", value_parser = numbers::tokens, default_value = "512")]
+    pub(crate) prompt_tokens: usize,
+    /// Tokens that all prompts begin with alike: they are read once
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, default_value = "0")]
+    pub(crate) shared: usize,
+    /// Tokens of each answer
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "64")]
+    pub(crate) tokens: usize,
+    /// Tokens of a prompt that is read while the answers go on; 0 measures no waiting
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, default_value = "0")]
+    pub(crate) beside: usize,
+    /// Runs of each number of sequences; the fastest counts
     #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "3")]
     pub(crate) repeats: usize,
     #[command(flatten)]

@@ -47,6 +47,7 @@
 mod attention_rates;
 mod audit;
 mod baselines;
+mod batch_rates;
 mod calibrate;
 mod cells;
 mod choice;
@@ -81,6 +82,7 @@ pub use attention_rates::{
 };
 pub use audit::{AttentionMap, AuditOptions, AuditTable, AuditedHead, AuditedRows, audit};
 pub use baselines::{baselines, parse_policy};
+pub use batch_rates::{BatchRateOptions, BatchRow, BatchTable, Waiting, measure_batch};
 pub use calibrate::{CalibrateOptions, Calibration, Keep, calibrate};
 pub use cells::{Step, StepWatch};
 pub use choice::PolicyChoice;

@@ -1,8 +1,8 @@
 //! Jobs that hold the same pages are attended to together over them, and each keeps the bits that it has alone.
 
+use crate::testing::*;
 use proptest::prelude::*;
 use riffle_attention::*;
-use crate::testing::*;
 
 /// Several sequences with the beginning of one document in common.
 #[derive(Debug, Clone)]

@@ -4,8 +4,9 @@ mod context;
 
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{
-    AttentionCase, DeviceCeilings, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results, attention_cases,
-    device_cases, measure_attention, measure_device, measure_kv, measure_model, measure_policies,
+    AttentionCase, BatchRateOptions, DeviceCeilings, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results,
+    attention_cases, device_cases, measure_attention, measure_batch, measure_device, measure_kv, measure_model,
+    measure_policies,
 };
 use riffle_policy::{PolicySpec, catalogue};
 use serde_json::json;
@@ -13,8 +14,8 @@ use serde_json::json;
 use super::eval::run::Measured;
 use super::{engine_options, heads};
 use crate::bench_args::{
-    BenchArguments, BenchAttentionArguments, BenchKvArguments, BenchModelArguments, BenchPoliciesArguments,
-    BenchSubject, MachineArguments,
+    BenchArguments, BenchAttentionArguments, BenchBatchArguments, BenchKvArguments, BenchModelArguments,
+    BenchPoliciesArguments, BenchSubject, MachineArguments,
 };
 use crate::failure::Failure;
 
@@ -23,6 +24,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         BenchSubject::Attention(arguments) => attention(arguments),
         BenchSubject::Kv(arguments) => kv(arguments),
         BenchSubject::Model(arguments) => model(arguments),
+        BenchSubject::Batch(arguments) => batch(arguments),
         BenchSubject::Context(arguments) => context::context(arguments),
         BenchSubject::Policies(arguments) => policies(arguments),
     }
@@ -159,5 +161,35 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
         let mut journal = measured.journal(Some(&engine), about)?;
         let rates = measure_model(&engine, &options, &mut journal, watch)?;
         Ok((Results::Model(rates), Some(engine)))
+    })
+}
+
+fn batch(arguments: &BenchBatchArguments) -> Result<(), Failure> {
+    let options = BatchRateOptions {
+        sequences: arguments.parallel.clone(),
+        prompt_tokens: arguments.prompt_tokens,
+        shared_tokens: arguments.shared,
+        generated_tokens: arguments.tokens,
+        beside_tokens: arguments.beside,
+        repeats: arguments.repeats,
+    };
+    let engine_options = options.with_room(engine_options(&arguments.engine)?);
+    let measured = Measured::new(
+        ("batch", 0),
+        Some(&engine_options),
+        arguments.engine.threads,
+        &arguments.output,
+    );
+    measured.keep(|watch| {
+        let engine = Engine::load(&arguments.model.model, engine_options)?;
+        let about = json!({
+            "prompt_tokens": options.prompt_tokens,
+            "shared_tokens": options.shared_tokens,
+            "generated_tokens": options.generated_tokens,
+            "repeats": options.repeats,
+        });
+        let mut journal = measured.journal(Some(&engine), about)?;
+        let table = measure_batch(&engine, &options, &mut journal, watch)?;
+        Ok((Results::Batch(table), Some(engine)))
     })
 }

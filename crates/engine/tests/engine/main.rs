@@ -6,12 +6,14 @@ mod device_summaries;
 mod eviction;
 mod fork;
 mod hybrid;
+mod joined;
 mod plan;
 mod policies;
 mod prefix;
 mod questions;
 mod rotation;
 mod saved;
+mod scheduler;
 mod session;
 mod sliding;
 #[path = "../testing/mod.rs"]

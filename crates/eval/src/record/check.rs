@@ -2,7 +2,7 @@
 
 use super::{ComparisonTable, NeedleTable, PerplexityTable, Record, Results, RulerTable};
 use crate::statistics::Interval;
-use crate::{AuditTable, ContextTable};
+use crate::{AuditTable, BatchTable, ContextTable};
 
 /// Depths of needles: each is a row of a picture.
 pub(crate) const MOST_DEPTHS: usize = 512;
@@ -33,6 +33,7 @@ impl Record {
             Results::Comparison(table) => comparison(table),
             Results::Audit(table) => audit(table),
             Results::Context(table) => context(table),
+            Results::Batch(table) => batch(table),
             Results::Model(table) => table.rates.iter().try_for_each(|rate| count("depth", rate.depth)),
             // Their numbers are shown one by one, and any can be shown.
             Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_) => Ok(()),
@@ -159,6 +160,22 @@ fn context(table: &ContextTable) -> Checked {
             bytes(name, part)?;
         }
         bytes("peak_resident_bytes", row.peak_resident_bytes.unwrap_or(0))?;
+    }
+    Ok(())
+}
+
+fn batch(table: &BatchTable) -> Checked {
+    for row in &table.rows {
+        count("sequences", row.sequences)?;
+        not_negative("prefill_tokens_per_s", row.prefill_tokens_per_s)?;
+        not_negative("decode_tokens_per_s", row.decode_tokens_per_s)?;
+        bytes("kv_bytes", row.kv_bytes)?;
+        if let Some(waiting) = &row.waiting {
+            count("waiting.prompt_tokens", waiting.prompt_tokens)?;
+            not_negative("waiting.longest_gap_ms", waiting.longest_gap_ms)?;
+            not_negative("waiting.median_gap_ms", waiting.median_gap_ms)?;
+            not_negative("waiting.longest_piece_ms", waiting.longest_piece_ms)?;
+        }
     }
     Ok(())
 }

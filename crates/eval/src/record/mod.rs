@@ -21,7 +21,8 @@ pub use tables::{
 
 use crate::files::{RECORD, check_file, write_file};
 use crate::{
-    AttentionReport, AuditTable, ContextTable, DeviceReport, EvalError, KvRates, ModelRates, PolicyRates, Table, to_csv,
+    AttentionReport, AuditTable, BatchTable, ContextTable, DeviceReport, EvalError, KvRates, ModelRates, PolicyRates,
+    Table, to_csv,
 };
 
 /// Most bytes of a record that is read.
@@ -55,6 +56,8 @@ pub enum Results {
     Audit(AuditTable),
     /// `riffle bench context`.
     Context(ContextTable),
+    /// `riffle bench batch`.
+    Batch(BatchTable),
     /// `riffle bench model`.
     Model(ModelRates),
     /// `riffle bench policies`.
@@ -90,7 +93,7 @@ impl Record {
     }
 
     /// Its rows as CSV: questions, prompts, policies and positions, policies and tasks, heads,
-    /// policies and lengths, depths, or cases.
+    /// policies and lengths, numbers of sequences, depths, or cases.
     ///
     /// # Errors
     /// As [`to_csv`].
@@ -102,6 +105,7 @@ impl Record {
             Results::Comparison(table) => to_csv(&table.rows),
             Results::Audit(table) => to_csv(&table.heads),
             Results::Context(table) => to_csv(&table.rows),
+            Results::Batch(table) => to_csv(&table.rows),
             Results::Model(table) => to_csv(&table.rates),
             Results::Policies(table) => to_csv(&table.rates),
             Results::Attention(table) => to_csv(&table.rates),

@@ -24,6 +24,7 @@ impl Results {
             Self::Comparison(_) => "Policies compared",
             Self::Audit(_) => "Audit of attention",
             Self::Context(_) => "Cost of context",
+            Self::Batch(_) => "Sequences in one pass",
             Self::Model(_) => "Rates of a model",
             Self::Policies(_) => "Cost of policies",
             Self::Attention(_) => "Attention kernels",

@@ -2,7 +2,9 @@
 
 use super::label;
 use crate::numbers::{milliseconds, percent, short, tokens};
-use crate::{AttentionReport, ContextTable, DeviceReport, KeyKind, KvRates, ModelRates, PolicyRates, Table};
+use crate::{
+    AttentionReport, BatchTable, ContextTable, DeviceReport, KeyKind, KvRates, ModelRates, PolicyRates, Table,
+};
 
 pub(super) fn speeds(table: &ContextTable) -> Table {
     let caption = match table.repeats {
@@ -79,6 +81,67 @@ pub(super) fn memory(table: &ContextTable) -> Table {
         })
         .collect();
     rows
+}
+
+pub(super) fn batch(table: &BatchTable) -> Vec<Table> {
+    let shared = match table.shared_tokens {
+        0 => String::new(),
+        shared => format!(", {shared} of them shared"),
+    };
+    let title = format!(
+        "Sequences in one pass, {}: prompts of {} tokens{shared}, answers of {}, best of {}",
+        label(&table.settings),
+        table.prompt_tokens,
+        table.generated_tokens,
+        table.repeats
+    );
+    let mut together = Table::new(
+        title,
+        &[
+            "sequences",
+            "prompts, tokens/s",
+            "answers, tokens/s",
+            "each, tokens/s",
+            "KV",
+        ],
+    );
+    let mut waiting = Table::new(
+        "Answers while a prompt is read".to_owned(),
+        &[
+            "answers",
+            "prompt tokens",
+            "prompt, tokens/s",
+            "answers, tokens/s",
+            "longest gap",
+            "median gap",
+            "longest piece of the prompt",
+        ],
+    );
+    for row in &table.rows {
+        let (prefill, decode) = (
+            format!("{:.1}", row.prefill_tokens_per_s),
+            format!("{:.1}", row.decode_tokens_per_s),
+        );
+        let sequences = row.sequences.to_string();
+        match &row.waiting {
+            None => {
+                let each = format!("{:.1}", row.decode_tokens_per_s / row.sequences.max(1) as f64);
+                let kv = riffle_engine::human_bytes(row.kv_bytes);
+                together.rows.push(vec![sequences, prefill, decode, each, kv]);
+            }
+            Some(row) => waiting.rows.push(vec![
+                sequences,
+                tokens(row.prompt_tokens as f64),
+                prefill,
+                decode,
+                milliseconds(row.longest_gap_ms),
+                milliseconds(row.median_gap_ms),
+                milliseconds(row.longest_piece_ms),
+            ]),
+        }
+    }
+    let tables = [together, waiting].into_iter();
+    tables.filter(|table| !table.rows.is_empty()).collect()
 }
 
 pub(super) fn model(rates: &ModelRates) -> Table {

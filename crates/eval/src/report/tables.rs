@@ -16,6 +16,7 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
         Results::Comparison(comparison) => vec![self::comparison(comparison)],
         Results::Audit(audit) => vec![self::audit(audit), self::audited_heads(audit)],
         Results::Context(context) => vec![speed_tables::speeds(context), speed_tables::memory(context)],
+        Results::Batch(table) => speed_tables::batch(table),
         Results::Model(rates) => vec![speed_tables::model(rates)],
         Results::Policies(rates) => vec![speed_tables::policies(rates)],
         Results::Attention(report) => vec![speed_tables::attention(report)],

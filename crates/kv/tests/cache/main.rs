@@ -14,3 +14,4 @@ mod snapshot;
 mod streaming;
 #[path = "../testing/mod.rs"]
 mod testing;
+mod versions;

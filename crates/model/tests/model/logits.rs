@@ -12,7 +12,6 @@ use crate::testing::{
     Cuts, Expected, Reader, Sequence, WHOLE, cases, fixtures, largest_difference, load_model, logits_of,
     read_in_blocks, read_together, vectors,
 };
-use safetensors::SafeTensors;
 
 /// Largest difference to the reference, over all positions and kept columns.
 const TOLERANCE: f32 = 2e-4;

@@ -1,18 +1,16 @@
 //! What a scheduler promises to those who ask.
 
-mod testing;
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::testing::{fixture, go_on};
 use riffle_attention::Format;
 use riffle_engine::{
     Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, Request, RequestId, SamplingOptions,
     Scheduler, SchedulerOptions, Session,
 };
 use riffle_kv::DiskTier;
-use testing::{fixture, go_on};
 
 fn options() -> EngineOptions {
     EngineOptions {

@@ -1,17 +1,15 @@
 //! Versions of pages: what was copied under a version is what the page holds, whatever happened in between.
 
-mod testing;
-
 use std::collections::HashMap;
 
+use crate::testing::tokens;
 use riffle_attention::{Format, read_keys, read_values};
 use riffle_kv::{CacheShape, KvCache, KvError, KvTiers, PagePool, PageVersion};
-use testing::tokens;
 
 const PAGE_TOKENS: usize = 16;
 
 fn shape() -> CacheShape {
-    testing::shape(PAGE_TOKENS, Format::F16)
+    crate::testing::shape(PAGE_TOKENS, Format::F16)
 }
 
 /// Copies of pages, as a device holds them: the first tokens that were seen under each version.

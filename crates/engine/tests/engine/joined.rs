@@ -1,12 +1,11 @@
 //! Sequences that go through the layers together have the bits that each has alone.
 
-mod testing;
-
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::testing::{fixture, go_on, prompt};
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
@@ -14,7 +13,6 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Gpu, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work};
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
-use testing::{fixture, go_on, prompt};
 
 /// What sequences run under: policies for reading and writing, and an endless window.
 const SETTINGS: [(&str, &str, bool); 9] = [
@@ -417,6 +415,12 @@ fn sequences_of_a_hybrid_model_have_the_bits_of_each_alone() {
 
 #[test]
 fn sequences_on_a_device_have_the_bits_of_each_alone() {
-    let model = fixture(testing::device::MODEL);
-    check_on(Some(testing::device::any_device()), model, &[Format::F16], None, 30..31);
+    let model = fixture(crate::testing::device::MODEL);
+    check_on(
+        Some(crate::testing::device::any_device()),
+        model,
+        &[Format::F16],
+        None,
+        30..31,
+    );
 }

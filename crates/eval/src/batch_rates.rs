@@ -1,0 +1,359 @@
+//! Rates of many sequences on one engine: their answers in one pass through the weights, and how long an answer waits while a
+//! prompt is read.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use riffle_engine::{
+    Engine, EngineError, EngineOptions, Event, GenerateOptions, Request, Runner, Scheduler, SchedulerOptions, Sequence,
+    SequenceOptions, Work,
+};
+use riffle_policy::Phase;
+use serde::{Deserialize, Serialize};
+
+use crate::cells::{Cell, StepWatch, run_cells};
+use crate::journal::Journal;
+use crate::tasks::Watch;
+use crate::{EvalError, RunSettings};
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchRateOptions {
+    /// Numbers of sequences.
+    pub sequences: Vec<usize>,
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens that all prompts begin with alike, read once.
+    pub shared_tokens: usize,
+    /// Tokens that each sequence generates.
+    pub generated_tokens: usize,
+    /// Tokens of the prompt that is read beside an answer; 0 measures no waiting.
+    pub beside_tokens: usize,
+    /// Runs of each number of sequences; the fastest counts.
+    pub repeats: usize,
+}
+
+/// `riffle bench batch`: a row for each number of sequences, and what a long prompt does to an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchTable {
+    /// How the model was run.
+    pub settings: RunSettings,
+    /// Tokens of each prompt.
+    pub prompt_tokens: usize,
+    /// Tokens that all prompts begin with alike.
+    pub shared_tokens: usize,
+    /// Tokens that each sequence generated.
+    pub generated_tokens: usize,
+    /// Runs of each number of sequences; the fastest counts.
+    pub repeats: usize,
+    /// The rows.
+    pub rows: Vec<BatchRow>,
+}
+
+/// One number of sequences.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchRow {
+    /// Sequences that answer together. With [`Self::waiting`] their answers go on while a long prompt is read.
+    pub sequences: usize,
+    /// Prompt tokens read a second, shared ones counted once.
+    pub prefill_tokens_per_s: f64,
+    /// Tokens generated a second by all sequences together.
+    pub decode_tokens_per_s: f64,
+    /// Bytes of KV pages that all sequences hold, shared ones counted once.
+    pub kv_bytes: u64,
+    /// Where a prompt is read beside the answers: how they wait.
+    pub waiting: Option<Waiting>,
+}
+
+/// Answers beside a prompt that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// The longest time between two tokens of one answer, in milliseconds.
+    pub longest_gap_ms: f64,
+    /// The median time between two tokens, in milliseconds.
+    pub median_gap_ms: f64,
+    /// The longest piece of the prompt's pass, in milliseconds.
+    pub longest_piece_ms: f64,
+}
+
+/// What a cell measures.
+#[derive(Clone, Copy)]
+struct Task {
+    sequences: usize,
+    beside_tokens: usize,
+}
+
+impl BatchRateOptions {
+    /// The engine's options with room for the sequences.
+    pub fn with_room(&self, options: EngineOptions) -> EngineOptions {
+        let most = self.sequences.iter().copied().max().unwrap_or(1);
+        let answers = 2 * self.generated_tokens + self.beside_tokens;
+        let longest = (self.prompt_tokens + self.generated_tokens)
+            .max(self.beside_tokens + 1)
+            .max(answers);
+        let own =
+            self.prompt_tokens.saturating_sub(self.shared_tokens) + self.generated_tokens + 2 * options.page_tokens;
+        let pool = (self.shared_tokens + most * own).max(self.beside_tokens + most * answers);
+        EngineOptions {
+            context_tokens: options.context_tokens.or(Some(longest)),
+            sequences: most + 1,
+            pool_tokens: Some(pool),
+            ..options
+        }
+    }
+}
+
+/// Measures every number of sequences on random tokens. Finished rows come from the journal and go there.
+///
+/// # Errors
+/// [`EvalError::Option`] for nothing to measure; [`EvalError::Engine`] where the sequences do not fit;
+/// [`EvalError::Interrupted`].
+pub fn measure_batch(
+    engine: &Arc<Engine>,
+    options: &BatchRateOptions,
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<BatchTable, EvalError> {
+    let counts = [options.prompt_tokens, options.generated_tokens, options.repeats];
+    if options.sequences.is_empty() || options.sequences.contains(&0) || counts.contains(&0) {
+        return Err(EvalError::Option(
+            "--parallel, -p, -n and --repeats must be at least 1".to_owned(),
+        ));
+    }
+    if options.shared_tokens >= options.prompt_tokens {
+        return Err(EvalError::Option(format!(
+            "--shared is {}, but each prompt has a token of its own: give fewer than -p {}",
+            options.shared_tokens, options.prompt_tokens
+        )));
+    }
+    let cell = |sequences: usize, beside_tokens: usize| Cell {
+        name: match beside_tokens {
+            0 => format!("{sequences} sequences"),
+            tokens => format!("{sequences} answers beside a prompt of {tokens} tokens"),
+        },
+        tokens: beside_tokens + options.repeats * sequences * (options.prompt_tokens + options.generated_tokens),
+        task: Task {
+            sequences,
+            beside_tokens,
+        },
+    };
+    let mut cells: Vec<Cell<Task>> = options.sequences.iter().map(|sequences| cell(*sequences, 0)).collect();
+    if options.beside_tokens > 0 {
+        cells.extend(
+            options
+                .sequences
+                .iter()
+                .map(|sequences| cell(*sequences, options.beside_tokens)),
+        );
+    }
+    let rows = run_cells(&cells, journal, watch, &mut |task, watch| match task.beside_tokens {
+        0 => {
+            let mut best: Option<BatchRow> = None;
+            for _ in 0..options.repeats {
+                let row = together(engine, options, task.sequences, watch)?;
+                best = Some(best.map_or(row.clone(), |best| faster(best, &row)));
+            }
+            best.ok_or_else(|| EvalError::Option("nothing was measured".to_owned()))
+        }
+        tokens => beside(engine, task.sequences, tokens, watch),
+    })?;
+    Ok(BatchTable {
+        settings: RunSettings::of(engine),
+        prompt_tokens: options.prompt_tokens,
+        shared_tokens: options.shared_tokens,
+        generated_tokens: options.generated_tokens,
+        repeats: options.repeats,
+        rows,
+    })
+}
+
+fn faster(best: BatchRow, row: &BatchRow) -> BatchRow {
+    BatchRow {
+        prefill_tokens_per_s: best.prefill_tokens_per_s.max(row.prefill_tokens_per_s),
+        decode_tokens_per_s: best.decode_tokens_per_s.max(row.decode_tokens_per_s),
+        ..best
+    }
+}
+
+fn random_tokens(engine: &Engine, seed: u64, count: usize) -> Vec<u32> {
+    let vocab = engine.model().config().vocab_size as u32;
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    (0..count).map(|_| random.random_range(0..vocab)).collect()
+}
+
+/// Prompts one after the other, then answers in joined passes.
+fn together(
+    engine: &Arc<Engine>,
+    options: &BatchRateOptions,
+    count: usize,
+    watch: &mut Watch<'_>,
+) -> Result<BatchRow, EvalError> {
+    let (pool, mut runner) = (engine.page_pool()?, Runner::new(engine));
+    let mut reader = Sequence::new(engine, &pool, SequenceOptions::of(engine.options()))?;
+    let began = Instant::now();
+    read(
+        &mut runner,
+        &mut reader,
+        &random_tokens(engine, 0, options.shared_tokens),
+        watch,
+    )?;
+    let own = options.prompt_tokens - options.shared_tokens;
+    let mut sequences = Vec::with_capacity(count);
+    for number in 0..count {
+        let mut sequence = reader.fork()?;
+        read(
+            &mut runner,
+            &mut sequence,
+            &random_tokens(engine, 1 + number as u64, own),
+            watch,
+        )?;
+        sequences.push(sequence);
+    }
+    let prefill_s = began.elapsed().as_secs_f64();
+    let answers = random_tokens(engine, u64::MAX, options.generated_tokens * count);
+    let began = Instant::now();
+    for step in answers.chunks_exact(count) {
+        let work = sequences
+            .iter_mut()
+            .zip(step.chunks_exact(1))
+            .map(|(sequence, token)| Work {
+                goal: sequence.tokens().len() + 1,
+                sequence,
+                tokens: token,
+                phase: Phase::Decode,
+            });
+        pass(&mut runner, &mut work.collect::<Vec<_>>())?;
+        runner.logits(0..count, &mut Vec::new())?;
+    }
+    let decode_s = began.elapsed().as_secs_f64();
+    Ok(BatchRow {
+        sequences: count,
+        prefill_tokens_per_s: (options.shared_tokens + count * own) as f64 / prefill_s,
+        decode_tokens_per_s: answers.len() as f64 / decode_s,
+        kv_bytes: pool.pages() as u64 * pool.shape().page_bytes(),
+        waiting: None,
+    })
+}
+
+fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], watch: &mut Watch<'_>) -> Result<(), EvalError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    sequence.begin_prompt(tokens)?;
+    let goal = sequence.tokens().len() + tokens.len();
+    for batch in tokens.chunks(sequence.batch_tokens()) {
+        let work = Work {
+            sequence,
+            tokens: batch,
+            phase: Phase::Prefill,
+            goal,
+        };
+        pass(runner, &mut [work])?;
+        if watch(0.0).is_break() {
+            return Err(interrupted());
+        }
+    }
+    Ok(())
+}
+
+fn interrupted() -> EvalError {
+    EngineError::Interrupted { tokens: 0, total: 0 }.into()
+}
+
+fn pass(runner: &mut Runner, work: &mut [Work<'_>]) -> Result<(), EvalError> {
+    let outcomes = runner.pass(work, &mut |_| ControlFlow::Continue(()))?;
+    match outcomes.into_iter().flatten().next() {
+        Some(failure) => Err(failure.error.into()),
+        None => Ok(()),
+    }
+}
+
+/// Answers of a scheduler while it reads a long prompt.
+fn beside(
+    engine: &Arc<Engine>,
+    count: usize,
+    prompt_tokens: usize,
+    watch: &mut Watch<'_>,
+) -> Result<BatchRow, EvalError> {
+    let options = SchedulerOptions {
+        most_running: count + 1,
+        ..SchedulerOptions::default()
+    };
+    let mut scheduler = Scheduler::new(engine, options)?;
+    // Long enough to go on while the prompt is read, and cancelled then.
+    let request = |seed: u64, tokens: usize, max_tokens: usize| Request {
+        tokens: random_tokens(engine, seed, tokens),
+        generate: GenerateOptions {
+            max_tokens,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    };
+    let most_tokens = engine.plan().context_tokens.saturating_sub(64);
+    let mut answers = Vec::new();
+    for number in 0..count {
+        answers.push(scheduler.submit(request(number as u64, 16, most_tokens))?);
+    }
+    let mut begun = BTreeSet::new();
+    while begun.len() < count {
+        let more = scheduler.step(&mut |event| {
+            if let Event::Token(id, ..) = event {
+                begun.insert(id);
+            }
+        })?;
+        if !more {
+            break;
+        }
+    }
+    let long = scheduler.submit(request(u64::MAX, prompt_tokens, 1))?;
+    let began = Instant::now();
+    let mut latest = vec![began; count];
+    let (mut gaps, mut longest_piece_ms, mut written, mut done) = (Vec::new(), 0.0f64, 0usize, false);
+    while !done {
+        let step = Instant::now();
+        let mut piece = false;
+        let more = scheduler.step(&mut |event| match event {
+            Event::Token(id, ..) if id == long => done = true,
+            Event::Token(id, ..) => {
+                let now = Instant::now();
+                if let Some(place) = answers.iter().position(|answer| *answer == id) {
+                    gaps.push((now - latest[place]).as_secs_f64() * 1e3);
+                    latest[place] = now;
+                    written += 1;
+                }
+            }
+            Event::Reading(..) => piece = true,
+            Event::Finished(..) | Event::Failed(..) => {}
+        })?;
+        if piece {
+            longest_piece_ms = longest_piece_ms.max(step.elapsed().as_secs_f64() * 1e3);
+        }
+        if !more {
+            break;
+        }
+        if watch(0.0).is_break() {
+            return Err(interrupted());
+        }
+    }
+    let elapsed_s = began.elapsed().as_secs_f64();
+    gaps.sort_by(f64::total_cmp);
+    let pool = scheduler.pool();
+    Ok(BatchRow {
+        sequences: count,
+        prefill_tokens_per_s: prompt_tokens as f64 / elapsed_s,
+        decode_tokens_per_s: written as f64 / elapsed_s,
+        kv_bytes: pool.pages() as u64 * pool.shape().page_bytes(),
+        waiting: Some(Waiting {
+            prompt_tokens,
+            longest_gap_ms: gaps.last().copied().unwrap_or(0.0),
+            median_gap_ms: gaps.get(gaps.len() / 2).copied().unwrap_or(0.0),
+            longest_piece_ms,
+        }),
+    })
+}
