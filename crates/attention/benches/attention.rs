@@ -102,7 +102,8 @@ fn noise(len: usize) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Times `rows` queries at the end of `tokens` keys, 32 query heads on 8 KV heads, 64 rows to a tile.
+/// Times `rows` queries at the end of `tokens` keys, 32 query heads on 8 KV heads, 64 rows to a tile, in the arithmetic of a
+/// prompt where there are more than eight.
 fn attend_case(criterion: &mut Criterion, name: &str, cache: &Cache, rows: usize, choose: impl Fn(usize) -> Selection) {
     let (head_dim, tokens) = (cache.head_dim, cache.tokens);
     let pages: Vec<_> = (0..KV_HEADS).map(|head| cache.pages(head)).collect();
@@ -130,7 +131,12 @@ fn attend_case(criterion: &mut Criterion, name: &str, cache: &Cache, rows: usize
         .iter()
         .map(|job| job.selection.pair_count(job.queries.start, job.queries.rows));
     let operations = pairs.sum::<usize>() * GROUP * head_dim * 4;
-    let options = AttendOptions::new(1.0 / (head_dim as f32).sqrt());
+    let arithmetic = if rows > 8 {
+        Arithmetic::Expanded
+    } else {
+        Arithmetic::Fused
+    };
+    let options = AttendOptions::for_head_dim(head_dim).with_arithmetic(arithmetic);
     let partials: Vec<_> = jobs
         .iter()
         .map(|job| Partial::new(job.queries.rows, GROUP, head_dim))
@@ -181,5 +187,16 @@ fn decode(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, prefill, block_sparse, decode);
+/// Drafts of several tokens that are verified at once.
+fn verification(criterion: &mut Criterion) {
+    for format in Format::ALL {
+        let cache = Cache::new(KV_HEADS, 4096, 128, format);
+        for rows in [2, 4, 8] {
+            let name = format!("verify/{}/{rows}x4096/d128", format.name());
+            attend_case(criterion, &name, &cache, rows, |_| Selection::full(4096));
+        }
+    }
+}
+
+criterion_group!(benches, prefill, block_sparse, decode, verification);
 criterion_main!(benches);

@@ -10,8 +10,8 @@ pub(crate) struct Block<'a> {
     pub(crate) span: Span,
     pub(crate) keys: Plane<'a>,
     pub(crate) values: Plane<'a>,
-    /// Keys of the block that comes next.
-    pub(crate) next_keys: Option<Plane<'a>>,
+    /// Keys and values of the block that comes next.
+    pub(crate) next: Option<(Plane<'a>, Plane<'a>)>,
 }
 
 /// The stripes that hold any of the bits.
@@ -43,7 +43,7 @@ pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, head_dim: usize) -
         span: Span::new(page.start + first, page.start + first + tokens),
         keys: stripes_of(page.keys, first, tokens, head_dim),
         values: stripes_of(page.values, first, tokens, head_dim),
-        next_keys: None,
+        next: None,
     }
 }
 

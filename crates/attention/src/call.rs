@@ -6,7 +6,7 @@ use crate::parts::Parts;
 use crate::simd::Level;
 use crate::visible::Visible;
 use crate::workspace::Workspace;
-use crate::{Arithmetic, AttendOptions, Format, KvView, Plane, QueryTile, Span};
+use crate::{Arithmetic, AttendOptions, Format, KvView, QueryTile, Span};
 
 /// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
 pub(crate) const BLOCK_ROWS: usize = 240;
@@ -41,6 +41,8 @@ pub(crate) struct Call<'a, V: Visible> {
     pub(crate) level: Level,
     pub(crate) queries: QueryTile<'a>,
     pub(crate) kv: KvView<'a>,
+    /// Whether any of its planes holds integers.
+    pub(crate) quantised: bool,
     pub(crate) visible: &'a V,
     pub(crate) options: &'a AttendOptions<'a>,
     /// Only keys in this range.
@@ -62,16 +64,21 @@ impl<V: Visible> Call<'_, V> {
         self.options.arithmetic == Arithmetic::Fused
     }
 
-    /// Whether `total` rows read planes of floats as they lie, which costs no more than widening them for so few. The same
-    /// floats are multiplied either way.
-    pub(crate) fn in_place(&self, total: usize) -> bool {
+    /// Whether each byte that `total` rows read is likely to come from memory, so that it is asked for ahead of its use.
+    pub(crate) fn looks_ahead(&self, total: usize) -> bool {
         self.fused() || total <= LONE_ROWS
+    }
+
+    /// Whether `total` rows read planes of floats as they lie, which costs no more than widening them for so few, and in
+    /// [`Arithmetic::Fused`] for any number where wider tiles do not make up for it. The same floats are multiplied either way.
+    fn reads_floats_in_place(&self, total: usize) -> bool {
+        total <= LONE_ROWS || self.fused() && !self.level.widens_for_many_rows()
     }
 
     pub(crate) fn reads_keys_in_place(&self, format: Format, total: usize) -> bool {
         match format {
             Format::F32 => true,
-            Format::F16 | Format::Bf16 => self.in_place(total),
+            Format::F16 | Format::Bf16 => self.reads_floats_in_place(total),
             Format::Q8_0 | Format::Q4_0 => self.fused() && self.level.int8_dot(),
         }
     }
@@ -79,7 +86,7 @@ impl<V: Visible> Call<'_, V> {
     pub(crate) fn reads_values_in_place(&self, format: Format, total: usize) -> bool {
         match format {
             Format::F32 => true,
-            Format::F16 | Format::Bf16 => self.in_place(total),
+            Format::F16 | Format::Bf16 => self.reads_floats_in_place(total),
             Format::Q8_0 | Format::Q4_0 => self.fused(),
         }
     }
@@ -110,12 +117,7 @@ impl<V: Visible> Call<'_, V> {
             }
             at += tile.rows;
         }
-        let quantised = self
-            .kv
-            .pages
-            .iter()
-            .any(|page| matches!(page.keys, Plane::Q8_0(_) | Plane::Q4_0(_)));
-        if quantised && self.fused() && self.level.int8_dot() {
+        if self.quantised && self.fused() && self.level.int8_dot() {
             let Workspace { int8, queries, .. } = workspace;
             int8.clear();
             let (mut at, mut rest) = (0, &queries[..]);
@@ -131,7 +133,11 @@ impl<V: Visible> Call<'_, V> {
     /// The tile whose first row is row `first` of `total`.
     pub(crate) fn tile(&self, first: usize, total: usize) -> Tile {
         let widest = self.level.tile_rows();
-        let most = if self.in_place(total) { LONE_ROWS } else { widest };
+        let most = match self.fused() && self.quantised {
+            true => self.level.integer_rows(),
+            false if self.reads_floats_in_place(total) => LONE_ROWS,
+            false => widest,
+        };
         let rows = (total - first).min(most);
         let width = tile_width(rows, widest);
         Tile { first, rows, width }

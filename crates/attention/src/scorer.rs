@@ -4,7 +4,7 @@ use crate::block::{aligned, stripes_of};
 use crate::format::check_head_dim;
 use crate::kernel::{
     Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score,
-    tile_width,
+    tile_width, with_lead,
 };
 use crate::simd::Level;
 use crate::{Arithmetic, AttendError, LANES, Plane};
@@ -91,8 +91,9 @@ impl Scorer {
         let mut first = 0;
         self.int8.clear();
         let integers = self.in_integers(level);
-        let most = match rows.len() > LONE_ROWS && !integers {
-            true => level.tile_rows(),
+        let most = match integers {
+            true => level.integer_rows(),
+            false if rows.len() > LONE_ROWS => level.tile_rows(),
             false => LONE_ROWS,
         };
         for rows in rows.chunks(most) {
@@ -224,7 +225,10 @@ impl Scorer {
     ) {
         let integers = self.in_integers(level);
         let ahead = match pack.first == 0 {
-            true => Ahead::new(block, ahead, level.lead_bytes()),
+            true => Ahead::new(
+                Some(with_lead(level, block)),
+                ahead.map(|plane| with_lead(level, plane)),
+            ),
             false => Ahead::default(),
         };
         let head_dim = self.head_dim;

@@ -76,6 +76,7 @@ pub fn attend_summaries(
             level: Level::best(),
             queries: *queries,
             kv,
+            quantised: kv.is_quantised(),
             visible: &visible,
             options,
             range,

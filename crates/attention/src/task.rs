@@ -54,6 +54,7 @@ impl Piece<'_, '_> {
             level: Level::best(),
             queries: self.queries,
             kv: self.job.kv,
+            quantised: self.job.kv.is_quantised(),
             visible: &visible,
             options,
             range: Span::new(0, usize::MAX),

@@ -7,7 +7,7 @@ use crate::call::{Call, Output, Tile};
 use crate::gathered::Gathered;
 use crate::kernel::{
     Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, QuantisedTile,
-    STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, score,
+    STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, score, with_lead,
 };
 use crate::partial::Sums;
 use crate::simd::Level;
@@ -52,7 +52,7 @@ impl<V: Visible> Call<'_, V> {
         self.widen(workspace, block, &slots[..slots_len], total, keys_only);
         // By what each row sees, which later tokens of the block cannot change.
         let uniform = uniform || workspace.bits.iter().all(|bits| *bits == union);
-        if !uniform || self.in_place(total) || biased || !Gathered::pays(union, slots_len) {
+        if !uniform || self.looks_ahead(total) || biased || !Gathered::pays(union, slots_len) {
             let part = Part {
                 first,
                 rows,
@@ -87,7 +87,7 @@ impl<V: Visible> Call<'_, V> {
             span: Span::new(block.span.start, block.span.start + places.len()),
             keys: Plane::F32(keys),
             values: Plane::F32(values),
-            next_keys: None,
+            next: None,
         };
         self.tiles(workspace, &block, &part, output);
         workspace.gathered = gathered;
@@ -105,6 +105,7 @@ impl<V: Visible> Call<'_, V> {
         } = *part;
         let group = self.queries.group;
         let total = rows * group;
+        let keys_only = matches!(output, Output::Mass { .. });
         let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
         let values_in_place = self.reads_values_in_place(block.values.format(), total);
         let mut bias = [0.0; KEY_BLOCK];
@@ -143,7 +144,10 @@ impl<V: Visible> Call<'_, V> {
                     bias: biased.then_some(&bias),
                     keys_in_place,
                     values_in_place,
-                    looks_ahead: at == 0 && self.in_place(total),
+                    ahead: match self.looks_ahead(total) {
+                        true => self.ahead(block, slots, &tile, total, keys_only),
+                        false => Default::default(),
+                    },
                     places,
                 };
                 match tile.width {
@@ -183,21 +187,53 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// What is asked for beside scoring the block's keys, and beside accumulating its values.
-    fn ahead<'b>(&self, block: &Block<'b>, slots: &[Slot], keys_only: bool) -> (Ahead<'b>, Ahead<'b>) {
-        let (Some(first), Some(last)) = (slots.first(), slots.last()) else {
+    /// What a tile asks for beside scoring the block's keys, and beside accumulating its values.
+    ///
+    /// Planes that are read as they lie come from memory while the first tile reads them. Those that are widened did so
+    /// before, so that the tiles, at their rows of `total`, ask for the next block between them.
+    fn ahead<'b>(
+        &self,
+        block: &Block<'b>,
+        slots: &[Slot],
+        tile: &Tile,
+        total: usize,
+        keys_only: bool,
+    ) -> (Ahead<'b>, Ahead<'b>) {
+        let (Some(begin), Some(end)) = (slots.first(), slots.last()) else {
             return Default::default();
         };
-        let (head_dim, lead_bytes) = (self.kv.head_dim, self.level.lead_bytes());
-        let tokens = (last.stripe - first.stripe) * LANES + last.tokens;
-        let read = |plane| stripes_of(plane, first.stripe * LANES, tokens, head_dim);
-        let (keys, values) = (read(block.keys), (!keys_only).then(|| read(block.values)));
-        (
-            Ahead::new(keys, values.or(block.next_keys), lead_bytes),
-            values.map_or(Ahead::default(), |values| {
-                Ahead::new(values, block.next_keys, lead_bytes)
-            }),
-        )
+        let tokens = (end.stripe - begin.stripe) * LANES + end.tokens;
+        let read = |plane| stripes_of(plane, begin.stripe * LANES, tokens, self.kv.head_dim);
+        let lead = |plane: Plane<'b>, in_place: bool| match in_place {
+            true => with_lead(self.level, plane),
+            false => (plane, usize::MAX),
+        };
+        let keys_lead = |keys: Plane<'b>| lead(keys, self.reads_keys_in_place(keys.format(), total));
+        let values_lead = |values: Plane<'b>| lead(values, self.reads_values_in_place(values.format(), total));
+        let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
+        let values_in_place = self.reads_values_in_place(block.values.format(), total);
+        let next_keys = block.next.map(|(keys, _)| keys_lead(keys));
+        let next_values = block.next.map(|(_, values)| values_lead(values)).filter(|_| !keys_only);
+        let (keys, values) = (keys_lead(read(block.keys)), values_lead(read(block.values)));
+        let own_keys = Some(keys).filter(|_| keys_in_place);
+        let first = |ahead: Ahead<'b>| if tile.first == 0 { ahead } else { Ahead::default() };
+        if keys_only {
+            return (first(Ahead::new(own_keys, next_keys)), Ahead::default());
+        }
+        match (keys_in_place, values_in_place) {
+            (false, false) => {
+                let share = |next| Ahead::new(None, next).share(tile.first..tile.first + tile.rows, total);
+                (share(next_keys), share(next_values))
+            }
+            (true, false) => (
+                first(Ahead::new(own_keys, next_values)),
+                first(Ahead::new(None, next_keys)),
+            ),
+            (_, true) => (
+                first(Ahead::new(own_keys, Some(values))),
+                first(Ahead::new(Some(values), next_keys)),
+            ),
+        }
     }
 
     fn tile_block<const R: usize>(
@@ -225,11 +261,7 @@ impl<V: Visible> Call<'_, V> {
         };
         let slots = work.slots;
 
-        let keys_only = matches!(output, Output::Mass { .. });
-        let (beside_keys, beside_values) = match work.looks_ahead {
-            true => self.ahead(block, slots, keys_only),
-            false => Default::default(),
-        };
+        let (beside_keys, beside_values) = work.ahead;
         match block.keys {
             Plane::F32(data) => score::<F32, R>(level, queries, data, beside_keys, slots, scores),
             Plane::F16(data) if work.keys_in_place && R <= 8 => {
@@ -262,7 +294,7 @@ impl<V: Visible> Call<'_, V> {
                 level,
                 queries,
                 aligned(keys, KEY_BLOCK * head_dim),
-                Ahead::default(),
+                beside_keys,
                 slots,
                 scores,
             ),
@@ -324,7 +356,7 @@ impl<V: Visible> Call<'_, V> {
                 }
                 _ => {
                     let data = aligned(values, KEY_BLOCK * head_dim);
-                    accumulate::<F32, R>(level, weights, data, Ahead::default(), slots, keep, o, head_dim);
+                    accumulate::<F32, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
                 }
             }
         } else if let Output::Mass {
@@ -386,8 +418,8 @@ struct TileWork<'a> {
     /// Whether the planes are read as they lie, rather than widened.
     keys_in_place: bool,
     values_in_place: bool,
-    /// Whether the tile asks for the memory that comes next.
-    looks_ahead: bool,
+    /// What the tile asks for beside scoring keys, and beside accumulating values.
+    ahead: (Ahead<'a>, Ahead<'a>),
     places: Option<&'a [usize]>,
 }
 

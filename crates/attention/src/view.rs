@@ -79,6 +79,14 @@ impl<'a> QueryTile<'a> {
 }
 
 impl KvView<'_> {
+    /// Whether any plane holds integers.
+    pub(crate) fn is_quantised(&self) -> bool {
+        let quantised = |plane: &Plane| matches!(plane, Plane::Q8_0(_) | Plane::Q4_0(_));
+        self.pages
+            .iter()
+            .any(|page| quantised(&page.keys) || quantised(&page.values))
+    }
+
     pub(crate) fn check(&self) -> Result<(), AttendError> {
         self.check_keys()?;
         for page in self.pages {

@@ -122,25 +122,26 @@ impl<V: Visible> Call<'_, V> {
                     *packed = true;
                 }
                 let mut current = block_of(page, block, self.kv.head_dim);
-                if self.in_place(rows * self.queries.group) {
-                    current.next_keys = self.next_keys(index, block + 1, end);
+                if self.looks_ahead(rows * self.queries.group) {
+                    current.next = self.next_block(index, block + 1, end);
                 }
                 self.block(workspace, first, rows, &current, output);
             }
         }
     }
 
-    /// Keys of the block after `block - 1` of page `index`, if the need goes on there.
-    fn next_keys(&self, index: usize, block: usize, need_end: usize) -> Option<Plane<'_>> {
+    /// Keys and values of the block after `block - 1` of page `index`, if the need goes on there.
+    fn next_block(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
         let page = self.kv.pages.get(index)?;
         if block * KEY_BLOCK < page.tokens {
             let block = block_of(page, block, self.kv.head_dim);
-            return (block.span.start < need_end).then_some(block.keys);
+            return (block.span.start < need_end).then_some((block.keys, block.values));
         }
         let next = self.kv.pages.get(index + 1)?;
         if next.tokens == 0 || next.start >= need_end {
             return None;
         }
-        Some(block_of(next, 0, self.kv.head_dim).keys)
+        let block = block_of(next, 0, self.kv.head_dim);
+        Some((block.keys, block.values))
     }
 }

@@ -81,26 +81,53 @@ fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
         };
         let o = &mut tile.o[part * head_dim..];
         let mut sums = load_sums::<S, P, N>(simd, o, head_dim, rows - part, column, &keep);
+        let Some(weights) = tile.weights[part..].first_chunk::<P>() else {
+            break;
+        };
         for slot in slots.clone() {
             let place = tile.slots[slot];
-            let first = place.stripe * 16 * head_dim;
-            let values = &tile.values[first..first + place.tokens.min(16) * head_dim];
-            let weights: [&[f32; 16]; P] = core::array::from_fn(|p| &tile.weights[part + p].as_chunks().0[slot]);
-            for (j, row) in values.chunks_exact(head_dim).enumerate().take(16) {
-                if part == 0 && j % 4 == 0 {
+            let (tokens, lane) = (place.tokens.min(16), slot % STRIPES * 16);
+            let values = &tile.values[place.stripe * 16 * head_dim + column..];
+            if tokens < 16 {
+                for j in 0..tokens {
+                    token::<S, E, P, N>(simd, &values[j * head_dim..], weights, lane + j, &mut sums);
+                }
+                continue;
+            }
+            for first in [0, 4, 8, 12] {
+                if part == 0 {
                     fetch.step(simd, N);
                 }
-                let row = &row[column..column + 16 * N].as_chunks::<16>().0[..N];
-                let value: [S::V; N] = core::array::from_fn(|n| E::load(simd, &row[n]));
-                for p in 0..P {
-                    let weight = simd.splat(weights[p][j]);
-                    for n in 0..N {
-                        sums[p][n] = simd.fma(weight, value[n], sums[p][n]);
-                    }
+                // Four tokens without a branch between them.
+                let values = &values[first * head_dim..][..3 * head_dim + 16 * N];
+                for j in 0..4 {
+                    token::<S, E, P, N>(simd, &values[j * head_dim..], weights, lane + first + j, &mut sums);
                 }
             }
         }
         store_sums(simd, o, head_dim, rows - part, column, &sums);
+    }
+}
+
+/// Adds the value of one token, which begins at its `16·N` columns, times its weights.
+#[inline(always)]
+fn token<S: Simd, E: Element, const P: usize, const N: usize>(
+    simd: S,
+    value: &[E::Raw],
+    weights: &[[f32; KEY_BLOCK]; P],
+    lane: usize,
+    sums: &mut [[S::V; N]; P],
+) {
+    let value = &value[..16 * N].as_chunks::<16>().0[..N];
+    let mut loaded = [simd.splat(0.0); N];
+    for n in 0..N {
+        loaded[n] = E::load(simd, &value[n]);
+    }
+    for p in 0..P {
+        let weight = simd.splat(weights[p][lane]);
+        for n in 0..N {
+            sums[p][n] = simd.fma(weight, loaded[n], sums[p][n]);
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 use core::marker::PhantomData;
+use core::ops::Range;
 
 use crate::Plane;
-use crate::simd::Simd;
+use crate::simd::{Level, Simd};
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -13,6 +14,15 @@ pub(crate) struct Ahead<'a> {
     first: Lines,
     second: Lines,
     planes: PhantomData<&'a [u8]>,
+}
+
+/// A plane that is read as it lies, and how many of its bytes are asked for before the first is read: all where it is
+/// quantised.
+pub(crate) fn with_lead(level: Level, plane: Plane) -> (Plane, usize) {
+    match plane {
+        Plane::Q8_0(_) | Plane::Q4_0(_) => (plane, usize::MAX),
+        _ => (plane, level.lead_bytes()),
+    }
 }
 
 /// Lines that lie beside one another. The address only ever serves as a hint.
@@ -50,21 +60,24 @@ impl Lines {
 }
 
 impl<'a> Ahead<'a> {
-    /// Prefetches `now` after its first `lead_bytes`, which were prefetched before, and then the first `lead_bytes` of
-    /// `next`. Quantised planes are asked for as a whole before any of their bytes is read.
-    pub(crate) fn new(now: Plane<'a>, next: Option<Plane<'a>>, lead_bytes: usize) -> Self {
-        let lead = |plane: Plane| match plane {
-            Plane::Q8_0(_) | Plane::Q4_0(_) => usize::MAX,
-            _ => lead_bytes,
-        };
+    /// Prefetches `now` after its lead, so many bytes that were prefetched before, and then the lead of `next`.
+    pub(crate) fn new(now: Option<(Plane<'a>, usize)>, next: Option<(Plane<'a>, usize)>) -> Self {
         Self {
-            first: match lead(now) {
-                usize::MAX => Lines::default(),
-                lead => Lines::of_plane(now, lead, usize::MAX),
-            },
-            second: next.map_or(Lines::default(), |next| Lines::of_plane(next, 0, lead(next))),
+            first: now.map_or(Lines::default(), |(now, lead)| Lines::of_plane(now, lead, usize::MAX)),
+            second: next.map_or(Lines::default(), |(next, lead)| Lines::of_plane(next, 0, lead)),
             planes: PhantomData,
         }
+    }
+
+    /// Of what comes next, as much as these rows' share of `total`.
+    pub(crate) fn share(mut self, rows: Range<usize>, total: usize) -> Self {
+        let (from, to) = (
+            self.second.count * rows.start / total,
+            self.second.count * rows.end / total,
+        );
+        self.second.start = self.second.start.wrapping_add(LINE * from);
+        self.second.count = to - from;
+        self
     }
 
     pub(crate) fn is_empty(&self) -> bool {

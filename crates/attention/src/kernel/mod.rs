@@ -17,7 +17,7 @@ mod weigh;
 mod widen;
 
 pub(crate) use accumulate::Accumulate;
-pub(crate) use ahead::Ahead;
+pub(crate) use ahead::{Ahead, with_lead};
 pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
@@ -38,7 +38,7 @@ pub(crate) const KEY_BLOCK: usize = 128;
 /// Stripes of a block.
 pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
 
-/// Rows of the widest tile that reads planes as they lie.
+/// Rows of the widest tile that reads planes as they lie, and the most that read planes of floats so.
 pub(crate) const LONE_ROWS: usize = 8;
 
 /// Magnitude of the integers that queries and weights are rounded to: with one more, two signed bytes hold them.

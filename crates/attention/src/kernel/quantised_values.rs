@@ -216,7 +216,7 @@ fn round_weights<S: Simd, const R: usize, const FOUR_BITS: bool>(
     let words = scratch.words.iter_mut().zip(&scratch.scaled);
     for ((words, scaled), place) in words.zip(tile.slots) {
         // By the token's own place, so that the stripes which rows beside see change none of a row's bits.
-        let dither = simd.load(&DITHER[place.stripe]);
+        let dither = simd.load(&DITHER[place.stripe % STRIPES]);
         for r in 0..R {
             let whole = simd.to_i32(simd.fma(simd.load(&scaled[r]), inverse[r], dither));
             totals[r] = simd.add_i32(totals[r], whole);

@@ -174,6 +174,27 @@ impl Level {
         }
     }
 
+    /// Rows of the widest tile that multiplies quantised planes as they lie.
+    #[inline]
+    pub(crate) fn integer_rows(self) -> usize {
+        match self.0 {
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx2 => 4,
+            _ => crate::kernel::LONE_ROWS,
+        }
+    }
+
+    /// Whether many rows that are generated or verified read floats faster from a widened copy, in tiles of
+    /// [`tile_rows`](Self::tile_rows).
+    #[inline]
+    pub(crate) fn widens_for_many_rows(self) -> bool {
+        match self.0 {
+            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
+            Kind::Avx512 => true,
+            _ => false,
+        }
+    }
+
     /// How far ahead of its use a plane of floats is asked for: a whole block of it where several stripes are read side by
     /// side, otherwise what the nearest cache has room for.
     #[inline]
