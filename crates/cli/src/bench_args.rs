@@ -92,8 +92,8 @@ pub(crate) struct BenchBatchArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     /// Numbers of sequences that answer together
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "1,2,4,8,16")]
-    pub(crate) parallel: Vec<usize>,
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::sequences, default_value = "1,2,4,8,16")]
+    pub(crate) sequences: Vec<usize>,
     /// Tokens of each prompt
     #[arg(short = 'p', long = "prompt-tokens", value_name = "N", value_parser = numbers::tokens, default_value = "512")]
     pub(crate) prompt_tokens: usize,

@@ -46,6 +46,11 @@ pub(crate) fn repeats(text: &str) -> Result<usize, String> {
     whole(text, 1..=1000)
 }
 
+/// Sequences that answer together.
+pub(crate) fn sequences(text: &str) -> Result<usize, String> {
+    whole(text, 1..=1024)
+}
+
 /// Layers of a model that is not there.
 pub(crate) fn layers(text: &str) -> Result<usize, String> {
     whole(text, 1..=1024)

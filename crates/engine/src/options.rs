@@ -122,7 +122,7 @@ impl EngineOptions {
             ));
         }
         if self.sequences == 0 {
-            return Err(EngineError::option("--parallel", 0, "it must be at least 1 request"));
+            return Err(EngineError::option("--sequences", 0, "it must be at least 1 sequence"));
         }
         if self.kv_tiers.slots == 0 {
             return Err(EngineError::option(

@@ -93,13 +93,18 @@ impl BatchRateOptions {
     /// The engine's options with room for the sequences.
     pub fn with_room(&self, options: EngineOptions) -> EngineOptions {
         let most = self.sequences.iter().copied().max().unwrap_or(1);
-        let answers = 2 * self.generated_tokens + self.beside_tokens;
-        let longest = (self.prompt_tokens + self.generated_tokens)
-            .max(self.beside_tokens + 1)
-            .max(answers);
-        let own =
-            self.prompt_tokens.saturating_sub(self.shared_tokens) + self.generated_tokens + 2 * options.page_tokens;
-        let pool = (self.shared_tokens + most * own).max(self.beside_tokens + most * answers);
+        let each = self.prompt_tokens.saturating_add(self.generated_tokens);
+        let longest = each.max(self.beside_tokens.saturating_add(1));
+        let own = each
+            .saturating_sub(self.shared_tokens)
+            .saturating_add(2 * options.page_tokens);
+        let together = self.shared_tokens.saturating_add(own.saturating_mul(most));
+        // Answers beside a prompt are as long as the context lets them be.
+        let beside = match self.beside_tokens {
+            0 => 0,
+            _ => longest.saturating_mul(most + 1),
+        };
+        let pool = together.max(beside);
         EngineOptions {
             context_tokens: options.context_tokens.or(Some(longest)),
             sequences: most + 1,
@@ -123,7 +128,7 @@ pub fn measure_batch(
     let counts = [options.prompt_tokens, options.generated_tokens, options.repeats];
     if options.sequences.is_empty() || options.sequences.contains(&0) || counts.contains(&0) {
         return Err(EvalError::Option(
-            "--parallel, -p, -n and --repeats must be at least 1".to_owned(),
+            "--sequences, -p, -n and --repeats must be at least 1".to_owned(),
         ));
     }
     if options.shared_tokens >= options.prompt_tokens {
@@ -286,7 +291,6 @@ fn beside(
         ..SchedulerOptions::default()
     };
     let mut scheduler = Scheduler::new(engine, options)?;
-    // Long enough to go on while the prompt is read, and cancelled then.
     let request = |seed: u64, tokens: usize, max_tokens: usize| Request {
         tokens: random_tokens(engine, seed, tokens),
         generate: GenerateOptions {
@@ -313,24 +317,32 @@ fn beside(
     }
     let long = scheduler.submit(request(u64::MAX, prompt_tokens, 1))?;
     let began = Instant::now();
-    let mut latest = vec![began; count];
+    // When each answer drew its latest token, once it has begun.
+    let mut latest = vec![Some(began); count];
     let (mut gaps, mut longest_piece_ms, mut written, mut done) = (Vec::new(), 0.0f64, 0usize, false);
     while !done {
         let step = Instant::now();
-        let mut piece = false;
+        let (mut piece, mut ended) = (false, Vec::new());
         let more = scheduler.step(&mut |event| match event {
             Event::Token(id, ..) if id == long => done = true,
             Event::Token(id, ..) => {
                 let now = Instant::now();
                 if let Some(place) = answers.iter().position(|answer| *answer == id) {
-                    gaps.push((now - latest[place]).as_secs_f64() * 1e3);
-                    latest[place] = now;
+                    let before = latest[place].replace(now);
+                    gaps.extend(before.map(|before| (now - before).as_secs_f64() * 1e3));
                     written += 1;
                 }
             }
             Event::Reading(..) => piece = true,
-            Event::Finished(..) | Event::Failed(..) => {}
+            Event::Finished(id, _) | Event::Failed(id, _) => ended.push(id),
         })?;
+        // An answer that the model ended is followed by another.
+        for id in ended {
+            if let Some(place) = answers.iter().position(|answer| *answer == id) {
+                answers[place] = scheduler.submit(request(place as u64, 16, most_tokens))?;
+                latest[place] = None;
+            }
+        }
         if piece {
             longest_piece_ms = longest_piece_ms.max(step.elapsed().as_secs_f64() * 1e3);
         }

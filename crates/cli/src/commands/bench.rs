@@ -166,7 +166,7 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
 
 fn batch(arguments: &BenchBatchArguments) -> Result<(), Failure> {
     let options = BatchRateOptions {
-        sequences: arguments.parallel.clone(),
+        sequences: arguments.sequences.clone(),
         prompt_tokens: arguments.prompt_tokens,
         shared_tokens: arguments.shared,
         generated_tokens: arguments.tokens,

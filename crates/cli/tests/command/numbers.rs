@@ -140,6 +140,13 @@ impl Place {
                 given("--depth", "0"),
                 given("--repeats", "1"),
             ],
+            "bench batch" => vec![
+                model,
+                given("--sequences", "2"),
+                given("--prompt-tokens", "16"),
+                given("--tokens", "2"),
+                given("--repeats", "1"),
+            ],
             "bench context" => vec![model, text, given("--lengths", "64"), given("--tokens", "2")],
             "bench policies" => vec![
                 given("--tokens", "512"),

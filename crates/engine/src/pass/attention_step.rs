@@ -4,9 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use riffle_attention::{
-    AttendError, AttendJob, AttendOptions, Partial, Selection, Span, attend_batch, attend_summaries,
-};
+use riffle_attention::{AttendJob, AttendOptions, Partial, Selection, attend_batch};
 use riffle_kv::KvCache;
 use riffle_policy::{LentScan, Phase, Policy, PolicySet};
 
@@ -17,6 +15,7 @@ use crate::pass::chunk::{Chunk, Step, pages};
 use crate::pass::compute::NewKeys;
 use crate::pass::device::{self, DevicePages};
 use crate::pass::layer_rows::LayerRows;
+use crate::pass::means::{attend_means, extend_means};
 use crate::pass::reading;
 use crate::pass::rotation::{Rotation, rotate};
 use crate::pass::tiles::{Heads, Tile};
@@ -476,39 +475,4 @@ fn summarize_new_pages(
             }
         }
     }
-}
-
-/// Takes in the blocks that have filled, of heads whose policies read block means.
-fn extend_means(
-    cache: &mut KvCache,
-    means: &mut BlockMeans,
-    policies: &[Policy],
-    chunk: &Chunk<'_>,
-) -> Result<(), EngineError> {
-    for (context, policy) in chunk.contexts.iter().zip(policies) {
-        let Some(block) = policy.summary_tokens() else { continue };
-        let head = means.of(chunk.layer, context.kv_head, block, chunk.head_dim);
-        let wanted = Span::new(head.tokens(), context.tokens);
-        reading::show(cache, context, wanted, |pages| Ok(head.extend(pages, context.tokens)?))?;
-    }
-    Ok(())
-}
-
-/// Reads the block means that selections name.
-fn attend_means(
-    means: &BlockMeans,
-    policies: &[Policy],
-    chunk: &Chunk<'_>,
-    selections: &[Selection],
-    options: &AttendOptions<'_>,
-    partials: &mut [Partial],
-) -> Result<(), AttendError> {
-    let tiles = chunk.tiles.par_iter().zip(selections).zip(partials);
-    tiles.try_for_each(|((tile, selection), partial)| {
-        let block = policies[tile.kv_head].summary_tokens();
-        match block.and_then(|block| means.get(chunk.layer, tile.kv_head, block)) {
-            Some(means) => attend_summaries(&tile.queries, &means.view(), selection, options, partial),
-            None => Ok(()),
-        }
-    })
 }

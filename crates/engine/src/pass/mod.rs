@@ -16,6 +16,7 @@ pub(crate) mod compute;
 pub(crate) mod device;
 mod job;
 pub(crate) mod layer_rows;
+mod means;
 pub(crate) mod reading;
 pub(crate) mod rotation;
 mod round;

@@ -122,7 +122,11 @@ impl Scheduler {
     /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] when the disk tier's folder cannot be written to.
     pub fn new(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Self, EngineError> {
         if options.most_running == 0 {
-            return Err(EngineError::option("--parallel", 0, "it must be at least 1 request"));
+            return Err(EngineError::option(
+                "--sequences",
+                0,
+                "at least 1 request must be able to run",
+            ));
         }
         let share = options.prompt_share;
         if !(share > 0.0 && share < 1.0) {
