@@ -19,7 +19,6 @@ mod request;
 mod step;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use riffle_kv::PagePool;
 
@@ -64,8 +63,8 @@ pub struct Scheduler {
     prompts: Runner,
     answers: Runner,
     prompt_pass: Option<PromptPass>,
-    /// Time that prompts may still take before the answers go on.
-    prompt_time: Duration,
+    /// Seconds that prompts may still take before answers go on; negative where they took more than their share.
+    prompt_credit_s: f64,
     submitted: u64,
     /// Whether the first waiting request has no room until something ends.
     is_blocked: bool,
@@ -144,7 +143,7 @@ impl Scheduler {
             prompts: Runner::new(engine),
             answers: Runner::new(engine),
             prompt_pass: None,
-            prompt_time: Duration::ZERO,
+            prompt_credit_s: 0.0,
             submitted: 0,
             is_blocked: false,
             logits: Vec::new(),

@@ -1,7 +1,7 @@
 //! One bounded piece of work: a token of every answer, or a piece of a prompt pass.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use riffle_policy::Phase;
 
@@ -26,9 +26,16 @@ impl Scheduler {
         let reads = self.prompt_pass.is_some() || self.running.iter().any(reads);
         match (answers, reads) {
             (false, false) => return Ok(false),
-            (true, true) if self.prompt_time.is_zero() => self.answer(tell)?,
-            (true, false) => self.answer(tell)?,
-            (_, true) => self.read(tell)?,
+            (true, true) if self.prompt_credit_s > 0.0 => self.read(tell)?,
+            (false, true) => {
+                self.read(tell)?;
+                self.prompt_credit_s = 0.0;
+            }
+            (true, true) => self.answer(tell)?,
+            (true, false) => {
+                self.answer(tell)?;
+                self.prompt_credit_s = 0.0;
+            }
         }
         Ok(true)
     }
@@ -77,10 +84,8 @@ impl Scheduler {
             }
         }
         self.end(ended, tell);
-        // At least one piece of a prompt follows.
         let share = self.options.prompt_share;
-        let time = began.elapsed().mul_f64(share / (1.0 - share));
-        self.prompt_time = time.max(Duration::from_nanos(1));
+        self.prompt_credit_s += began.elapsed().as_secs_f64() * share / (1.0 - share);
         Ok(())
     }
 
@@ -111,7 +116,7 @@ impl Scheduler {
                 return Err(error);
             }
         }
-        self.prompt_time = self.prompt_time.saturating_sub(began.elapsed());
+        self.prompt_credit_s -= began.elapsed().as_secs_f64();
         Ok(())
     }
 
