@@ -40,7 +40,7 @@ pub struct EngineOptions {
     /// Tokens that all sequences together may hold, shared ones counted once; `None` is one context full.
     pub pool_tokens: Option<usize>,
     /// Keep every page of layers with a sliding window, so that whole beginnings can be kept for other sequences: set for
-    /// [`Session::store_prefix`](crate::Session::store_prefix) and [`Session::share_prefix`](crate::Session::share_prefix).
+    /// [`Sequence::store_prefix`](crate::Sequence::store_prefix) and [`Sequence::share_prefix`](crate::Sequence::share_prefix).
     /// Otherwise these layers hold their windows alone.
     pub keeps_beginnings: bool,
     /// Policies that choose what prompt tokens read.
@@ -49,7 +49,7 @@ pub struct EngineOptions {
     pub decode: PolicyRules,
     /// What attention and estimates cost on this machine, for the guards of short prompts.
     pub cost: CostModel,
-    /// Compare sampled queries with exact attention ([`Session::audit`](crate::Session::audit)).
+    /// Compare sampled queries with exact attention ([`Sequence::audit`](crate::Sequence::audit)).
     pub audit: bool,
     /// Move every KV head, while the prompt is read, to the cheapest of `streaming`, `vertical-slash`, `xattention` and
     /// `full` with which all but one in a hundred sampled queries keep this share of their mass; in place of `prefill`.

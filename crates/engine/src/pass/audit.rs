@@ -61,7 +61,7 @@ pub struct HeadAudit {
     pub density: f64,
 }
 
-/// One sampled query of one head beside exact attention, as [`Session::observe_audit`](crate::Session::observe_audit)
+/// One sampled query of one head beside exact attention, as [`Sequence::observe_audit`](crate::Sequence::observe_audit)
 /// shows it.
 #[derive(Debug, Clone, Copy)]
 pub struct AuditedQuery<'a> {
