@@ -189,8 +189,8 @@ pub(crate) struct RunArguments {
     #[arg(short = 'f', long, value_name = "F")]
     pub(crate) file: Option<PathBuf>,
     /// A question about the prompt's text, which is put before it; may be given several times: the text is read once, and
-    /// each question is answered by itself
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with_all = ["session", "prefix_cache"])]
+    /// the questions are answered together
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "session")]
     pub(crate) question: Vec<String>,
     /// Instructions for the model, where its chat template takes them
     #[arg(

@@ -66,11 +66,11 @@ pub use plan::{
 pub use profile::Profile;
 pub use riffle_cuda::{Gpu, TransferCount};
 pub use rounding::{activations_note, described_activations};
-pub use run::questions::run_questions;
+pub use run::questions::{plan_questions, run_questions};
 pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
-pub use scheduler::{Event, Request, RequestId, RequestReport, Scheduler, SchedulerOptions};
+pub use scheduler::{Event, Request, RequestId, RequestReport, RequestTimes, Scheduler, SchedulerOptions};
 pub use sequence::prefix::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;

@@ -288,7 +288,7 @@ fn beside(
 ) -> Result<BatchRow, EvalError> {
     let options = SchedulerOptions {
         most_running: count + 1,
-        ..SchedulerOptions::default()
+        ..SchedulerOptions::of(engine.options())
     };
     let mut scheduler = Scheduler::new(engine, options)?;
     let request = |seed: u64, tokens: usize, max_tokens: usize| Request {
@@ -334,7 +334,8 @@ fn beside(
                 }
             }
             Event::Reading(..) => piece = true,
-            Event::Finished(id, _) | Event::Failed(id, _) => ended.push(id),
+            Event::Finished(id, ..) | Event::Failed(id, _) => ended.push(id),
+            Event::PrefixCacheLost(_) => {}
         })?;
         // An answer that the model ended is followed by another.
         for id in ended {

@@ -73,7 +73,7 @@ pub use error::KvError;
 pub use lock::PathLock;
 pub use output::{FileKind, OutputError, OutputFile, OutputWriter};
 pub use pool::{PageId, PagePool, PageVersion};
-pub use prefix::{PrefixCache, PrefixFound, PrefixStored};
+pub use prefix::{NoteFound, PrefixCache, PrefixFound, PrefixStored};
 pub use reader::{PageReader, SequencePages};
 pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS, largest};
 pub use tiers::{DEFAULT_SLOTS, DiskTier, KvTiers, Outlook};

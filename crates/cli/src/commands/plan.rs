@@ -17,12 +17,12 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             arguments.prefix_cache,
         ),
         None => {
-            options.sequences = if arguments.question.is_empty() { 1 } else { 2 };
+            options.sequences = arguments.question.len().clamp(1, 2);
             options.keeps_beginnings = arguments.prefix_cache;
         }
     }
     let info = riffle_model::inspect_scaled(&arguments.model.model, options.rope_scaling.as_ref())?;
-    let plan = riffle_engine::plan(&info, &options)?;
+    let plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
     note_activations(&arguments.engine, &info.config, plan.device.is_some());
     if arguments.json {
         let printed = print_json(&plan);

@@ -166,7 +166,7 @@ pub(super) fn plan_text(options: &mut EngineOptions, text_bytes: u64, questions:
         bytes: text_bytes + longest.unwrap_or(0),
         prompts: questions.len().max(1),
     });
-    options.sequences = if questions.is_empty() { 1 } else { 2 };
+    options.sequences = questions.len().clamp(1, 2);
     options.keeps_beginnings = prefix_cache;
 }
 

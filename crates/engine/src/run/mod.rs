@@ -17,8 +17,8 @@ use crate::plan::policy_shape;
 use crate::run::session_file::SessionFile;
 use crate::sequence::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
 use crate::{
-    AttentionTime, AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress, Session,
-    SessionReport, StopReason, described_activations,
+    AttentionTime, AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress,
+    Sequence, Session, SessionReport, StopReason, described_activations,
 };
 
 /// A prompt and how to answer it.
@@ -126,15 +126,15 @@ pub struct KvReport {
 }
 
 impl KvReport {
-    fn new(session: &Session) -> Self {
-        let (engine, usage) = (session.engine(), session.usage());
+    fn new(sequence: &Sequence) -> Self {
+        let (engine, usage) = (sequence.engine(), sequence.usage());
         let options = engine.options();
         Self {
             tokens: usage.tokens,
             pages: usage.pages,
             page_tokens: options.page_tokens,
             format: format!("{}:{}", options.key_format.name(), options.value_format.name()),
-            device_bytes: usage.bytes_by_tier.device + session.device_page_bytes(),
+            device_bytes: usage.bytes_by_tier.device + sequence.device_page_bytes(),
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
             shared_bytes: usage.shared_bytes,
@@ -260,11 +260,11 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    pub(crate) fn report(self, session: &Session) -> RunReport {
+    pub(crate) fn report(self, sequence: &Sequence) -> RunReport {
         // The first token costs no forward pass beyond the prefill; every later one costs one.
-        let decoded = session.tokens().len() - self.prompt_tokens;
+        let decoded = sequence.tokens().len() - self.prompt_tokens;
         let read = self.prompt_tokens - self.reused_tokens;
-        let engine = session.engine();
+        let engine = sequence.engine();
         let options = engine.options();
         let shape = policy_shape(engine.model().config(), options);
         RunReport {
@@ -284,9 +284,9 @@ impl Finished {
                 0 => 0.0,
                 decoded => decoded as f64 / self.decode_s,
             },
-            density: session.density(),
-            prefill_attention: session.attention_time(Phase::Prefill),
-            decode_attention: session.attention_time(Phase::Decode),
+            density: sequence.density(),
+            prefill_attention: sequence.attention_time(Phase::Prefill),
+            decode_attention: sequence.attention_time(Phase::Decode),
             prefill_policy: match options.auto_target {
                 Some(target) => format!("auto to {target}"),
                 None => options.prefill.to_string(),
@@ -294,9 +294,9 @@ impl Finished {
             decode_policy: options.decode.to_string(),
             prefill_dense_below: dense_below(&options.prefill.base, Phase::Prefill, &shape, &options.cost),
             decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),
-            audit: session.audit(),
+            audit: sequence.audit(),
             chat_template_applied: self.chat_template_applied,
-            kv: KvReport::new(session),
+            kv: KvReport::new(sequence),
             session: None,
             prefix_cache: None,
             activations: described_activations(engine.model().config(), options.activations, options.device.is_some()),

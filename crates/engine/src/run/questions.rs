@@ -1,23 +1,54 @@
-//! Several prompts that begin alike, answered one after the other.
+//! Several prompts that begin alike: read once, answered together.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+
+use riffle_model::ModelInfo;
 
 use crate::run::{Finished, prompt_tokens};
-use crate::sequence::prefix::grid;
-use crate::{Engine, EngineError, RunEvent, RunReport, RunRequest, Session};
+use crate::{
+    Engine, EngineError, EngineOptions, Event, GenerateOptions, MemoryPlan, PrefillProgress, Request, RequestId,
+    RequestReport, RunEvent, RunReport, RunRequest, Scheduler, SchedulerOptions, Sequence, StopReason, plan,
+};
 
-/// Reads once what all prompts begin with alike, and answers each in a session of its own that shares these pages.
-/// `request` says everything but the prompt; `observe` is told the number of the prompt with every event, and `done` each
-/// report.
+/// Questions that are answered at a time at most: beyond it a pass costs nearly as much more as it answers more.
+const MOST_AT_ONCE: usize = 8;
+
+/// The most questions that can be answered at a time, of more than two; `fits` tells whether a plan has room for so many.
+fn questions_at_once(questions: usize, fits: impl FnMut(&usize) -> bool) -> Option<usize> {
+    (3..=questions.min(MOST_AT_ONCE)).rev().find(fits)
+}
+
+/// The plan of a run that answers so many questions about one text: for as many at a time as there is room for.
+///
+/// # Errors
+/// As [`MemoryPlan::new`].
+pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usize) -> Result<MemoryPlan, EngineError> {
+    let least = plan(info, options)?;
+    let mut wider = None;
+    questions_at_once(questions, |sequences| {
+        let options = EngineOptions {
+            sequences: *sequences,
+            context_tokens: Some(least.context_tokens),
+            ..options.clone()
+        };
+        wider = plan(info, &options).ok().filter(MemoryPlan::fits);
+        wider.is_some()
+    });
+    Ok(wider.unwrap_or(least))
+}
+
+/// Reads what prompts begin with alike once, and answers them together, as many at a time as memory allows. `request` says
+/// everything but the prompt; `observe` is told the number of the prompt with every event, and `done` each report, in the order of
+/// the prompts: what is known of a later one is told when those before it are done.
 ///
 /// Answers are those of runs on their own to the bit where the prefill policy's choices do not depend on where a prompt
-/// ends; other policies see the beginning and the rest as two prompts of one session.
+/// ends; other policies see the beginning and the rest as two prompts of one session. A break of `observe` ends the answer that
+/// is told, and the others without a report.
 ///
 /// # Errors
 /// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for the pages that
-/// each question writes: [`EngineOptions::sequences`](crate::EngineOptions::sequences) plans for it.
+/// each question writes: [`EngineOptions::sequences`] plans for it.
 pub fn run_questions(
     engine: &Arc<Engine>,
     request: &RunRequest,
@@ -31,54 +62,199 @@ pub fn run_questions(
         .enumerate()
         .map(|(number, prompt)| prompt_tokens(engine, request, prompt, &mut || observe(number, RunEvent::Waiting)));
     let prompts: Vec<(Vec<u32>, bool)> = prompts.collect::<Result<_, _>>()?;
-    let Some((first, _)) = prompts.first() else {
-        return Err(EngineError::EmptyPrompt);
-    };
-    let longest = prompts.iter().map(|(tokens, _)| tokens.len()).max().unwrap_or(0);
-    engine.check_context("the prompt", longest)?;
-    // At least one token of each prompt is left to be read, and what is read on is cut into the same chunks.
-    let alike = |tokens: &[u32]| {
-        first
-            .iter()
-            .zip(&tokens[..tokens.len() - 1])
-            .take_while(|(a, b)| a == b)
-            .count()
-    };
-    let common = prompts.iter().map(|(tokens, _)| alike(tokens)).min().unwrap_or(0);
-    let common = common / grid(engine.options()) * grid(engine.options());
+    let longest = prompts.iter().map(|(tokens, _)| tokens.len()).max();
+    engine.check_context("the prompt", longest.ok_or(EngineError::EmptyPrompt)?)?;
 
-    let mut start = Instant::now();
-    let mut reader = Session::new(engine)?;
-    if common > 0 {
-        reader.prefill(&first[..common], &mut |progress| {
-            observe(0, RunEvent::Prefill(progress))
-        })?;
-    }
-    for (number, (tokens, chat_template_applied)) in prompts.into_iter().enumerate() {
-        let opened_s = if number == 0 {
-            0.0
-        } else {
-            start.elapsed().as_secs_f64()
-        };
-        let mut session = reader.fork()?;
-        session.prefill(&tokens[common..], &mut |progress| {
-            observe(number, RunEvent::Prefill(progress))
-        })?;
-        let first_s = start.elapsed().as_secs_f64();
-        let generation = session.generate(&request.generate, &mut |text| observe(number, RunEvent::Text(text)))?;
-        let finished = Finished {
-            generation,
-            prompt_tokens: tokens.len(),
-            reused_tokens: if number == 0 { 0 } else { common },
-            opened_s,
-            first_s,
-            decode_s: start.elapsed().as_secs_f64() - first_s,
+    let engine = with_room_for(engine, prompts.len());
+    let options = SchedulerOptions {
+        prefix_cache: request.prefix_cache.clone(),
+        ..SchedulerOptions::of(engine.options())
+    };
+    let mut scheduler = Scheduler::new(&engine, options)?;
+    let mut questions = Vec::with_capacity(prompts.len());
+    for (tokens, chat_template_applied) in prompts {
+        questions.push(Question::submit(
+            &mut scheduler,
+            tokens,
             chat_template_applied,
-        };
-        if done(finished.report(&session)).is_break() {
-            break;
-        }
-        start = Instant::now();
+            &request.generate,
+        )?);
     }
-    Ok(())
+    let mut asked = Asked {
+        scheduler,
+        questions,
+        lost: None,
+    };
+    for number in 0..asked.questions.len() {
+        if asked.answer(number, observe, done)?.is_break() {
+            return Ok(());
+        }
+    }
+    asked.lost.map_or(Ok(()), Err)
+}
+
+/// Questions that are being answered.
+struct Asked {
+    scheduler: Scheduler,
+    questions: Vec<Question>,
+    /// Why the prefix cache cannot be used any more.
+    lost: Option<EngineError>,
+}
+
+impl Asked {
+    /// Works until one question has been answered, and tells what comes of it.
+    fn answer(
+        &mut self,
+        number: usize,
+        observe: &mut dyn FnMut(usize, RunEvent<'_>) -> ControlFlow<()>,
+        done: &mut dyn FnMut(RunReport) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, EngineError> {
+        let (id, mut told) = (self.questions[number].id, 0);
+        let mut flow = ControlFlow::Continue(());
+        loop {
+            let question = &mut self.questions[number];
+            if told < question.text.len() {
+                flow = observe(number, RunEvent::Text(&question.text[told..]));
+                told = question.text.len();
+            }
+            if let Some(outcome) = question.outcome.take() {
+                let mut report = outcome?;
+                if number + 1 == self.questions.len() && flow.is_continue() {
+                    // Nothing is left but to keep what has been read.
+                    while self.step(id)?.0 {}
+                }
+                report.prefix_cache = self.scheduler.prefix_report().cloned();
+                if flow.is_break() {
+                    report.stop = StopReason::Interrupted;
+                }
+                return Ok(match done(report) {
+                    ControlFlow::Continue(()) => flow,
+                    broken => broken,
+                });
+            }
+            if flow.is_break() {
+                if !self.stop(id) {
+                    return Err(EngineError::Interrupted { tokens: 0, total: 0 });
+                }
+                continue;
+            }
+            if let (_, Some(progress)) = self.step(id)?
+                && observe(number, RunEvent::Prefill(progress)).is_break()
+            {
+                return Err(EngineError::Interrupted {
+                    tokens: progress.tokens_done as usize,
+                    total: progress.tokens,
+                });
+            }
+        }
+    }
+
+    /// Goes on by one step; whether there is more to do, and how far the prompt of one question has been read if it was.
+    fn step(&mut self, id: RequestId) -> Result<(bool, Option<PrefillProgress>), EngineError> {
+        let mut progress = None;
+        let (questions, lost) = (&mut self.questions, &mut self.lost);
+        let more = self.scheduler.step(&mut |event| match event {
+            Event::Reading(read, reading) if read == id => progress = Some(reading),
+            Event::PrefixCacheLost(error) => *lost = Some(error),
+            event => take(questions, event),
+        })?;
+        Ok((more, progress))
+    }
+
+    /// Ends an answer where it stands; false where it is not being written.
+    fn stop(&mut self, id: RequestId) -> bool {
+        let questions = &mut self.questions;
+        self.scheduler.stop(id, &mut |event| take(questions, event))
+    }
+}
+
+/// A prompt that was submitted, and what has come of it.
+struct Question {
+    id: RequestId,
+    chat_template_applied: bool,
+    /// Whether the context, not the options, limits the answer's length.
+    is_cut: bool,
+    text: String,
+    outcome: Option<Result<RunReport, EngineError>>,
+}
+
+impl Question {
+    fn submit(
+        scheduler: &mut Scheduler,
+        tokens: Vec<u32>,
+        chat_template_applied: bool,
+        generate: &GenerateOptions,
+    ) -> Result<Self, EngineError> {
+        // The last token of an answer is drawn and not read.
+        let room = match scheduler.engine().options().window {
+            Some(_) => usize::MAX,
+            None => scheduler.engine().plan().context_tokens - tokens.len() + 1,
+        };
+        let is_cut = room < generate.max_tokens;
+        let generate = GenerateOptions {
+            max_tokens: generate.max_tokens.min(room),
+            ..generate.clone()
+        };
+        let id = scheduler.submit(Request {
+            tokens,
+            generate,
+            ..Request::default()
+        })?;
+        Ok(Self {
+            id,
+            chat_template_applied,
+            is_cut,
+            text: String::new(),
+            outcome: None,
+        })
+    }
+
+    fn report(&self, mut report: RequestReport, sequence: &Sequence) -> RunReport {
+        if self.is_cut && report.generation.stop == StopReason::MaxTokens {
+            report.generation.stop = StopReason::ContextFull;
+        }
+        let times = report.times;
+        let finished = Finished {
+            generation: report.generation,
+            prompt_tokens: report.prompt_tokens,
+            reused_tokens: report.reused_tokens,
+            opened_s: times.waited_s,
+            first_s: times.waited_s + times.read_s,
+            decode_s: times.answered_s,
+            chat_template_applied: self.chat_template_applied,
+        };
+        finished.report(sequence)
+    }
+}
+
+/// Takes in an event of one of `questions`.
+fn take(questions: &mut [Question], event: Event<'_>) {
+    let (Event::Token(id, ..) | Event::Finished(id, ..) | Event::Failed(id, ..)) = &event else {
+        return;
+    };
+    let Some(question) = questions.iter_mut().find(|question| question.id == *id) else {
+        return;
+    };
+    match event {
+        Event::Token(_, _, text) => question.text.push_str(text),
+        Event::Finished(_, report, sequence) => question.outcome = Some(Ok(question.report(report, sequence))),
+        Event::Failed(_, error) => question.outcome = Some(Err(error)),
+        Event::Reading(..) | Event::PrefixCacheLost(_) => {}
+    }
+}
+
+/// The engine, planned for as many answers at a time as fit.
+fn with_room_for(engine: &Arc<Engine>, questions: usize) -> Arc<Engine> {
+    let mut wider = None;
+    questions_at_once(questions, |sequences| {
+        let options = EngineOptions {
+            sequences: *sequences,
+            context_tokens: Some(engine.plan().context_tokens),
+            ..engine.options().clone()
+        };
+        let is_wider = *sequences > engine.options().sequences;
+        wider = is_wider.then(|| engine.with_options(options).ok()).flatten();
+        wider.is_some()
+    });
+    wider.unwrap_or_else(|| Arc::clone(engine))
 }

@@ -1,12 +1,14 @@
 //! Who gets a place, and room for pages.
 
+use std::time::Instant;
+
 use crate::plan::{cache_shape, session_tiers};
-use crate::scheduler::{Running, Scheduler, Stage, Waiting};
+use crate::scheduler::{Lookup, Request, Running, Scheduler, Stage, Waiting};
 use crate::{EngineError, Sequence};
 
 impl Scheduler {
     /// Gives places to waiting requests in their order, as far as there are places and room. Nobody overtakes a request that
-    /// waits for room.
+    /// waits for room, unless nothing runs that could make room for it.
     pub(super) fn admit(&mut self) -> Result<(), EngineError> {
         let mut place = 0;
         while place < self.waiting.len() && !self.is_blocked {
@@ -24,7 +26,8 @@ impl Scheduler {
                 None => {}
                 Some(waiting) => {
                     self.waiting.insert(place, waiting);
-                    self.is_blocked = true;
+                    self.is_blocked = !self.running.is_empty();
+                    place += 1;
                 }
             }
         }
@@ -44,8 +47,11 @@ impl Scheduler {
             })
     }
 
-    /// Parks the answer of the lowest priority below `priority`; false where there is none.
+    /// Parks the answer of the lowest priority below `priority`; false where there is none, or no room for a further sequence.
     fn make_place(&mut self, priority: i32) -> Result<bool, EngineError> {
+        if self.alive() - self.idle.len() >= self.engine.options().sequences {
+            return Ok(false);
+        }
         let answers = self.running.iter().enumerate().rev();
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
         let lowest = answers.min_by_key(|(_, running)| running.request.priority);
@@ -60,6 +66,7 @@ impl Scheduler {
         let Waiting {
             id,
             request,
+            mut clock,
             parked,
             is_held,
         } = waiting;
@@ -68,7 +75,12 @@ impl Scheduler {
             None => {
                 let sequence = self.sequence_for(&request)?;
                 let reused_tokens = sequence.tokens().len();
-                (sequence, Stage::Reading { reused_tokens })
+                let lookup = match sequence.can_share() {
+                    true => Lookup::Ahead,
+                    false => Lookup::Done,
+                };
+                clock.admitted = Instant::now();
+                (sequence, Stage::Reading { reused_tokens, lookup })
             }
         };
         let started = Running {
@@ -76,13 +88,16 @@ impl Scheduler {
             request,
             sequence,
             stage,
+            clock,
+            turn: 0,
+            stored_tokens: 0,
             is_cancelled: false,
         };
         loop {
             let promised: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
             let used = self.pool.pages() as u64 * self.pool.shape().page_bytes();
             let needed = used + promised + self.growth_bytes(&started);
-            if needed <= self.capacity_bytes() {
+            if needed <= self.capacity_bytes() && self.alive() < self.engine.options().sequences {
                 self.running.push(started);
                 return Ok(None);
             }
@@ -97,32 +112,51 @@ impl Scheduler {
         Ok(Some(Waiting {
             id,
             request: started.request,
+            clock,
             parked,
             is_held,
         }))
     }
 
     /// An empty sequence for a request, or one that holds what others have read of its prompt.
-    fn sequence_for(&mut self, request: &super::Request) -> Result<Sequence, EngineError> {
+    fn sequence_for(&mut self, request: &Request) -> Result<Sequence, EngineError> {
         let options = request.sequence_options(&self.engine);
         let mut sequence = Sequence::new(&self.engine, &self.pool, options)?;
         if !sequence.can_share() {
             return Ok(sequence);
         }
-        if sequence.is_recurrent() {
-            // The state of recurrent layers is known where a sequence has kept it.
-            if let Some(idle) = self.idle.longest_shared(&request.tokens)
-                && idle.options().makes_the_same_pages(sequence.options())
-            {
-                let shared = idle.shared_prompt(&request.tokens).min(request.tokens.len() - 1);
-                sequence = idle.fork()?;
-                // What cannot be gone back to is read again as part of the prompt.
-                drop(sequence.truncate(shared)?);
-            }
+        if !sequence.is_recurrent() {
+            sequence.adopt_prefix(&request.tokens)?;
             return Ok(sequence);
         }
-        sequence.adopt_prefix(&request.tokens)?;
+        // The state of recurrent layers is known where a sequence has kept it.
+        if let Some((idle, shared)) = self.idle.longest_shared(&request.tokens)
+            && idle.options().makes_the_same_pages(sequence.options())
+        {
+            sequence = idle.fork()?;
+            let again = sequence.truncate(shared)?;
+            debug_assert!(again.is_empty(), "the state at {shared} tokens is known");
+        }
         Ok(sequence)
+    }
+
+    /// Keeps the state of a sequence with recurrent layers for others that go on from its tokens, where there is room.
+    pub(super) fn keep_state(&mut self, place: usize) -> Result<(), EngineError> {
+        while self.alive() >= self.engine.options().sequences {
+            if !self.idle.drop_oldest() {
+                return Ok(());
+            }
+        }
+        let running = &mut self.running[place];
+        let copy = running.sequence.fork()?;
+        self.idle.keep(copy, running.stored_tokens);
+        Ok(())
+    }
+
+    /// Sequences that read, answer, are parked or idle.
+    fn alive(&self) -> usize {
+        let parked = self.waiting.iter().filter(|waiting| waiting.parked.is_some());
+        self.running.len() + parked.count() + self.idle.len()
     }
 
     /// Bytes of pages that a request may still take.

@@ -4,34 +4,38 @@ use crate::Sequence;
 
 /// Sequences that nobody reads or writes, the one used last at the end. Their pages serve whoever asks for the same beginning,
 /// and go when their room is needed.
+#[derive(Default)]
 pub(super) struct Idle {
-    sequences: Vec<Sequence>,
-    most: usize,
+    sequences: Vec<IdleSequence>,
+}
+
+/// A sequence without an owner.
+pub(super) struct IdleSequence {
+    pub(super) sequence: Sequence,
+    /// Leading tokens that the prefix cache on disk has been given.
+    pub(super) stored_tokens: usize,
 }
 
 impl Idle {
-    pub(super) fn new(most: usize) -> Self {
-        Self {
-            sequences: Vec::new(),
-            most,
-        }
-    }
-
     pub(super) fn len(&self) -> usize {
         self.sequences.len()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut IdleSequence> {
+        self.sequences.iter_mut()
+    }
+
     /// Keeps a sequence, if others could go on from what it has read.
-    pub(super) fn keep(&mut self, mut sequence: Sequence) {
-        if self.most == 0 || !sequence.serves_others() {
+    pub(super) fn keep(&mut self, mut sequence: Sequence, stored_tokens: usize) {
+        if !sequence.serves_others() {
             return;
         }
         // Pages that cannot be parked stay where they are until their room is needed.
         drop(sequence.park());
-        if self.sequences.len() == self.most {
-            self.sequences.remove(0);
-        }
-        self.sequences.push(sequence);
+        self.sequences.push(IdleSequence {
+            sequence,
+            stored_tokens,
+        });
     }
 
     /// Drops the sequence that was used longest ago; false where there is none.
@@ -43,15 +47,20 @@ impl Idle {
         any
     }
 
-    /// The idle sequence that goes on longest as `tokens` do, counting what was read as prompt alone.
-    pub(super) fn longest_shared(&mut self, tokens: &[u32]) -> Option<&mut Sequence> {
-        let shared = |sequence: &Sequence| sequence.shared_prompt(tokens);
+    /// The idle sequence that can go back to the longest beginning of `tokens` that it has read as prompt, and that beginning's
+    /// length.
+    pub(super) fn longest_shared(&mut self, tokens: &[u32]) -> Option<(&mut Sequence, usize)> {
+        let shared = |idle: &IdleSequence| {
+            let sequence = &idle.sequence;
+            sequence.latest_known(sequence.shared_prompt(tokens).min(tokens.len() - 1))
+        };
         let best = (0..self.sequences.len()).max_by_key(|place| shared(&self.sequences[*place]))?;
-        if shared(&self.sequences[best]) == 0 {
+        let tokens = shared(&self.sequences[best]);
+        if tokens == 0 {
             return None;
         }
-        let sequence = self.sequences.remove(best);
-        self.sequences.push(sequence);
-        self.sequences.last_mut()
+        let idle = self.sequences.remove(best);
+        self.sequences.push(idle);
+        self.sequences.last_mut().map(|idle| (&mut idle.sequence, tokens))
     }
 }

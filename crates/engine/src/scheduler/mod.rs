@@ -10,41 +10,50 @@
 //!   then first come, first served. Whoever was admitted has pages for its whole prompt and answer.
 //! - Prompts get a fixed share of the time while answers are written, so neither side starves.
 //! - What was read of a prompt stays when its owner goes: the sequence becomes idle, and serves whoever asks next until its pages
-//!   are needed. Two requests with one prompt read it once.
+//!   or its place are needed. Two requests with one prompt read it once. With a prefix cache on disk it outlives the process.
+//! - Sequences that read, answer, are parked or idle are together at most those that the engine's plan has room for.
 //! - An answer has the bits that it has alone.
 
 mod admission;
+mod answers;
+mod disk;
 mod idle;
+mod prompts;
 mod request;
 mod step;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use riffle_kv::PagePool;
 
 use crate::answer::Answer;
 use crate::pass::{Pass, Runner};
-use crate::{Engine, EngineError, Sequence};
+use crate::{Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport, Sequence, StopReason};
+use disk::{DiskPrefixes, Lookup};
 use idle::Idle;
-pub use request::{Event, Request, RequestId, RequestReport};
+pub use request::{Event, Request, RequestId, RequestReport, RequestTimes};
+use step::Tell;
 
 /// How a scheduler shares an engine.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct SchedulerOptions {
-    /// Requests that read or answer at a time, at most. Others wait.
+    /// Requests that read or answer at a time, at most. Others wait. At most [`EngineOptions::sequences`]: what is left of these
+    /// are parked answers and sequences whose owners have gone.
     pub most_running: usize,
     /// Share of the time that prompts get while answers are written, above 0 and below 1.
     pub prompt_share: f64,
-    /// Sequences whose owners have gone that are kept for others, at most.
-    pub most_idle: usize,
+    /// Beginnings on disk that prompts are looked up in and kept in.
+    pub prefix_cache: Option<PrefixCacheOptions>,
 }
 
-impl Default for SchedulerOptions {
-    fn default() -> Self {
+impl SchedulerOptions {
+    /// As many requests at a time as the engine has sequences, half of the time for prompts, nothing on disk.
+    pub fn of(options: &EngineOptions) -> Self {
         Self {
-            most_running: 16,
+            most_running: options.sequences,
             prompt_share: 0.5,
-            most_idle: 16,
+            prefix_cache: None,
         }
     }
 }
@@ -59,6 +68,8 @@ pub struct Scheduler {
     /// In order of admission.
     running: Vec<Running>,
     idle: Idle,
+    /// Beginnings on disk, as long as they can be used.
+    disk: Option<DiskPrefixes>,
     /// Scratch of prompt passes, which may be under way, and of answers.
     prompts: Runner,
     answers: Runner,
@@ -66,6 +77,8 @@ pub struct Scheduler {
     /// Seconds that prompts may still take before answers go on; negative where they took more than their share.
     prompt_credit_s: f64,
     submitted: u64,
+    /// Passes of answers so far.
+    turn: u64,
     /// Whether the first waiting request has no room until something ends.
     is_blocked: bool,
     // [rows, vocab]
@@ -76,6 +89,7 @@ pub struct Scheduler {
 struct Waiting {
     id: RequestId,
     request: Request,
+    clock: Clock,
     /// The sequence and the answer of a request that was parked.
     parked: Option<(Sequence, Stage)>,
     /// Whether it waits until [`Scheduler::resume`] is called.
@@ -88,6 +102,11 @@ struct Running {
     request: Request,
     sequence: Sequence,
     stage: Stage,
+    clock: Clock,
+    /// The latest pass of answers that it was part of.
+    turn: u64,
+    /// Leading tokens that the prefix cache on disk has been given.
+    stored_tokens: usize,
     /// Its owner has gone; it leaves when the pass it is part of ends.
     is_cancelled: bool,
 }
@@ -96,8 +115,10 @@ struct Running {
 enum Stage {
     /// Reads the rest of its prompt.
     Reading {
-        /// Tokens of the prompt that were there when it was admitted.
+        /// Tokens of the prompt that were there when it began to be read.
         reused_tokens: usize,
+        /// What is looked up on disk before.
+        lookup: Lookup,
     },
     /// Writes the answer; its next token has been drawn.
     Answering {
@@ -107,24 +128,53 @@ enum Stage {
     },
 }
 
+/// When what happened to a request.
+#[derive(Debug, Clone, Copy)]
+struct Clock {
+    submitted: Instant,
+    /// When it got its place; the submission until then.
+    admitted: Instant,
+    /// When its first token was drawn; the admission until then.
+    begun: Instant,
+}
+
 /// A pass of prompts under way.
 struct PromptPass {
     pass: Pass,
-    /// Requests that have work in it, in the order of the running ones, and the tokens that each reads.
-    parts: Vec<(RequestId, Vec<u32>)>,
+    /// In the order of the running requests.
+    parts: Vec<Part>,
+}
+
+/// What a request reads in a pass of prompts.
+struct Part {
+    id: RequestId,
+    tokens: Vec<u32>,
+    /// Whether the recurrent state after these tokens is kept for others.
+    keeps_state: bool,
 }
 
 impl Scheduler {
     /// A scheduler without requests; memory of passes and pages is taken as they come, within the engine's plan.
     ///
     /// # Errors
-    /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] when the disk tier's folder cannot be written to.
+    /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] when the folder of the disk tier or of the prefix
+    /// cache cannot be written to.
     pub fn new(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Self, EngineError> {
         if options.most_running == 0 {
             return Err(EngineError::option(
                 "--sequences",
                 0,
                 "at least 1 request must be able to run",
+            ));
+        }
+        if options.most_running > engine.options().sequences {
+            return Err(EngineError::option(
+                "--sequences",
+                engine.options().sequences,
+                format!(
+                    "{} requests are to run at a time: plan for as many sequences",
+                    options.most_running
+                ),
             ));
         }
         let share = options.prompt_share;
@@ -135,16 +185,22 @@ impl Scheduler {
                 "it must be above 0 and below 1",
             ));
         }
+        if options.prefix_cache.is_some() {
+            // Beginnings are found by it, and the weights are read for it once.
+            engine.fingerprint()?;
+        }
         Ok(Self {
             pool: engine.page_pool()?,
             waiting: Vec::new(),
             running: Vec::new(),
-            idle: Idle::new(options.most_idle),
+            idle: Idle::default(),
+            disk: options.prefix_cache.as_ref().map(DiskPrefixes::open).transpose()?,
             prompts: Runner::new(engine),
             answers: Runner::new(engine),
             prompt_pass: None,
             prompt_credit_s: 0.0,
             submitted: 0,
+            turn: 0,
             is_blocked: false,
             logits: Vec::new(),
             options,
@@ -177,6 +233,11 @@ impl Scheduler {
         self.idle.len()
     }
 
+    /// What the prefix cache on disk has been used for, where there is one.
+    pub fn prefix_report(&self) -> Option<&PrefixReport> {
+        self.disk.as_ref().map(DiskPrefixes::report)
+    }
+
     /// The sequence of a request that reads, answers or is parked.
     pub fn sequence(&self, id: RequestId) -> Option<&Sequence> {
         let running = self.running.iter().find(|running| running.id == id);
@@ -197,9 +258,15 @@ impl Scheduler {
         Answer::new(&empty, request.generate.clone())?;
         self.submitted += 1;
         let id = RequestId(self.submitted);
+        let now = Instant::now();
         self.enqueue(Waiting {
             id,
             request,
+            clock: Clock {
+                submitted: now,
+                admitted: now,
+                begun: now,
+            },
             parked: None,
             is_held: false,
         });
@@ -212,7 +279,7 @@ impl Scheduler {
         if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
             self.is_blocked = false;
             if let Some((sequence, _)) = self.waiting.remove(place).parked {
-                self.idle.keep(sequence);
+                self.idle.keep(sequence, 0);
             }
             return true;
         }
@@ -222,12 +289,21 @@ impl Scheduler {
         match self.is_in_pass(id) {
             false => {
                 self.is_blocked = false;
-                let Running { sequence, .. } = self.running.remove(place);
-                self.idle.keep(sequence);
+                let ended = self.running.remove(place);
+                self.idle.keep(ended.sequence, ended.stored_tokens);
             }
             true => self.leave_pass(place),
         }
         true
+    }
+
+    /// Ends an answer with what has been written: [`Event::Finished`] with [`StopReason::Interrupted`] is told at once. False for a
+    /// request that is not being answered; [`cancel`](Self::cancel) takes it back.
+    pub fn stop(&mut self, id: RequestId, tell: &mut Tell<'_>) -> bool {
+        let Some(place) = self.running.iter().position(|running| running.id == id) else {
+            return false;
+        };
+        self.stop_answer(place, StopReason::Interrupted, tell)
     }
 
     /// Moves the pages of a request to farther tiers and gives its place to others, until [`resume`](Self::resume) is called.
@@ -260,11 +336,13 @@ impl Scheduler {
             request,
             sequence,
             stage,
+            clock,
             ..
         } = self.running.remove(place);
         self.enqueue(Waiting {
             id,
             request,
+            clock,
             parked: Some((sequence, stage)),
             is_held,
         });
@@ -280,6 +358,6 @@ impl Scheduler {
 
     fn is_in_pass(&self, id: RequestId) -> bool {
         let parts = self.prompt_pass.iter().flat_map(|pass| &pass.parts);
-        parts.into_iter().any(|(part, _)| *part == id)
+        parts.into_iter().any(|part| part.id == id)
     }
 }

@@ -1,6 +1,6 @@
 //! What is asked of a scheduler, and what it tells.
 
-use crate::{Engine, EngineError, GenerateOptions, Generation, PrefillProgress, SequenceOptions};
+use crate::{Engine, EngineError, GenerateOptions, Generation, PrefillProgress, Sequence, SequenceOptions};
 
 /// A prompt and how to answer it.
 #[derive(Debug, Clone, Default)]
@@ -26,21 +26,36 @@ pub enum Event<'a> {
     Reading(RequestId, PrefillProgress),
     /// A token was drawn, with the text that is certain now, often empty.
     Token(RequestId, u32, &'a str),
-    /// The answer is complete.
-    Finished(RequestId, RequestReport),
+    /// The answer is complete; what was read stays for others. The sequence holds the prompt and the answer.
+    Finished(RequestId, RequestReport, &'a Sequence),
     /// The answer cannot go on; what was read stays for others.
     Failed(RequestId, EngineError),
+    /// The prefix cache on disk could not be read or written and is not used any more. Requests go on without it.
+    PrefixCacheLost(EngineError),
 }
 
 /// A finished request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct RequestReport {
     /// What was generated.
     pub generation: Generation,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// How many of them others had read before.
+    /// How many of them had been read before, by others or by another process.
     pub reused_tokens: usize,
+    /// Where its time went.
+    pub times: RequestTimes,
+}
+
+/// Where the time of a request went.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RequestTimes {
+    /// Seconds from its submission until it had a place.
+    pub waited_s: f64,
+    /// Seconds from then until its first token.
+    pub read_s: f64,
+    /// Seconds from then until its end, parked ones included.
+    pub answered_s: f64,
 }
 
 impl Request {

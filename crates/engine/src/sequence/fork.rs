@@ -89,6 +89,11 @@ impl Sequence {
         self.shared_with(tokens).min(self.prefilled)
     }
 
+    /// The latest position up to `tokens` at which the state of recurrent layers is known; `tokens` for other models.
+    pub(crate) fn latest_known(&self, tokens: usize) -> usize {
+        self.recurrence.latest_known(tokens)
+    }
+
     /// Whether layers of the model hold a recurrent state in place of keys and values.
     pub(crate) fn is_recurrent(&self) -> bool {
         !self.recurrence.state.is_empty()

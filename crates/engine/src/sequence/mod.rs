@@ -12,6 +12,7 @@ pub(crate) mod sliding;
 pub(crate) mod statistics;
 pub(crate) mod window;
 
+use std::fmt;
 use std::sync::Arc;
 
 use riffle_cuda::TransferCount;
@@ -61,6 +62,16 @@ pub struct Sequence {
     /// After the last token, `[vocab]`; empty where none were asked for.
     pub(crate) logits: Vec<f32>,
     pub(crate) statistics: Statistics,
+}
+
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sequence")
+            .field("options", &self.options)
+            .field("tokens", &self.tokens.len())
+            .field("prefilled", &self.prefilled)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Where the answer of a sequence stands.

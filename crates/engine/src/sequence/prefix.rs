@@ -48,6 +48,17 @@ pub struct PrefixReport {
     pub bytes: u64,
 }
 
+/// A beginning that a prefix cache keeps and a sequence is being filled with.
+pub(crate) struct PrefixSearch {
+    identity: Vec<u8>,
+    /// Tokens that the sequence will hold.
+    tokens: usize,
+    /// The recurrent layers' state after these.
+    state: Option<Vec<u8>>,
+    /// Blocks and notes that had changed on disk and were removed.
+    pub(crate) damaged_blocks: usize,
+}
+
 /// The prefix cache of a run.
 pub(crate) struct RunPrefix {
     cache: PrefixCache,
@@ -105,43 +116,102 @@ impl Sequence {
     /// # Errors
     /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::Kv`].
     pub fn fill_prefix(&mut self, cache: &PrefixCache, tokens: &[u32]) -> Result<usize, EngineError> {
-        let identity = self.prefix_identity()?;
+        self.prefix_identity()?;
         self.forget_all();
-        let options = self.engine.options();
-        let grid = grid(options);
-        let most = tokens.len().saturating_sub(1).min(self.servable_tokens()) / grid * grid;
-        if !self.recurrence.state.is_empty() {
-            return self.fill_recurrent(cache, &identity, &tokens[..most]);
-        }
-        let looked_at = most.next_multiple_of(options.page_tokens).min(tokens.len());
-        let looked_at = looked_at.min(self.servable_tokens());
-        let found = cache.fill(&mut self.cache, &identity, &tokens[..looked_at])?;
-        let kept = found.tokens.min(most) / grid * grid;
-        self.cache.truncate(kept);
-        self.tokens.extend_from_slice(&tokens[..kept]);
-        self.prefilled = kept;
-        Ok(found.damaged_blocks)
+        let mut search = self.find_prefix(cache, tokens)?;
+        while self.fill_next(cache, tokens, &mut search, usize::MAX)? {}
+        Ok(search.damaged_blocks)
     }
 
-    /// [`Sequence::fill_prefix`] of a model with recurrent layers: up to where their state is known.
-    fn fill_recurrent(&mut self, cache: &PrefixCache, identity: &[u8], tokens: &[u32]) -> Result<usize, EngineError> {
-        let (mut found, note) = cache.fill_with_note(&mut self.cache, identity, tokens)?;
-        let Some(note) = note else {
-            return Ok(found.damaged_blocks);
+    /// What the prefix cache keeps of `tokens`. Reads no page.
+    pub(crate) fn find_prefix(&self, cache: &PrefixCache, tokens: &[u32]) -> Result<PrefixSearch, EngineError> {
+        let identity = self.prefix_identity()?;
+        let (shape, page) = (*self.cache.shape(), self.engine.options().page_tokens);
+        let grid = grid(self.engine.options());
+        let most = tokens.len().saturating_sub(1).min(self.servable_tokens()) / grid * grid;
+        let mut search = PrefixSearch {
+            identity,
+            tokens: 0,
+            state: None,
+            damaged_blocks: 0,
         };
-        let state = RecurrentState::from_bytes(self.engine.model().config(), &note);
-        match state {
-            Ok(state) if state.tokens() == Some(found.tokens) => {
-                self.recurrence.resume(state)?;
-                self.tokens.extend_from_slice(&tokens[..found.tokens]);
-                self.prefilled = found.tokens;
+        match self.is_recurrent() {
+            true => {
+                let found = cache.note(&shape, &search.identity, &tokens[..most])?;
+                search.damaged_blocks = found.damaged;
+                search.tokens = found.tokens;
+                search.state = found.note;
             }
-            _ => {
-                self.cache.clear();
-                found.damaged_blocks += 1;
+            false => {
+                let looked_at = most
+                    .next_multiple_of(page)
+                    .min(tokens.len())
+                    .min(self.servable_tokens());
+                let known = cache.known_tokens(&shape, &search.identity, &tokens[..looked_at])?;
+                search.tokens = known.min(most) / grid * grid;
             }
         }
-        Ok(found.damaged_blocks)
+        Ok(search)
+    }
+
+    /// Fills in up to `step_tokens` more tokens of what a search has found, beyond those that the sequence holds, which are the first
+    /// of `tokens`. False when there is no more to fill in; the sequence holds whole chunks of `tokens` after every step.
+    pub(crate) fn fill_next(
+        &mut self,
+        cache: &PrefixCache,
+        tokens: &[u32],
+        search: &mut PrefixSearch,
+        step_tokens: usize,
+    ) -> Result<bool, EngineError> {
+        if search.tokens <= self.tokens.len() {
+            return Ok(false);
+        }
+        let (page, grid) = (self.engine.options().page_tokens, grid(self.engine.options()));
+        let step = lcm(page, grid);
+        // A page that is held in part is filled anew.
+        let held = self.tokens.len() / step * step;
+        self.cut_prompt(held);
+        let to = held.saturating_add((step_tokens / step).max(1).saturating_mul(step));
+        let end = match to < search.tokens {
+            true => to,
+            false => search.tokens.next_multiple_of(page).min(tokens.len()),
+        };
+        let found = cache.fill(&mut self.cache, &search.identity, &tokens[..end])?;
+        search.damaged_blocks += found.damaged_blocks;
+        let kept = match (found.tokens.min(search.tokens), &search.state) {
+            (kept, Some(_)) => kept,
+            (kept, None) => kept / grid * grid,
+        };
+        self.cache.truncate(kept);
+        self.tokens.extend_from_slice(&tokens[held..kept]);
+        self.prefilled = kept;
+        if kept < to.min(search.tokens) {
+            // A page was damaged: what lies before it is all there is.
+            if search.state.is_some() {
+                self.forget_all();
+            }
+            return Ok(false);
+        }
+        if kept < search.tokens {
+            return Ok(true);
+        }
+        if let Some(note) = search.state.take() {
+            match RecurrentState::from_bytes(self.engine.model().config(), &note) {
+                Ok(state) if state.tokens() == Some(kept) => self.recurrence.resume(state)?,
+                _ => {
+                    self.forget_all();
+                    search.damaged_blocks += 1;
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Forgets what was read as prompt beyond `tokens`, where nothing else has been read.
+    fn cut_prompt(&mut self, tokens: usize) {
+        self.cache.truncate(tokens);
+        self.tokens.truncate(tokens);
+        self.prefilled = tokens;
     }
 
     /// Keeps the whole pages of what was read as prompt. Returns the tokens kept and the bytes that all pages of the
@@ -154,19 +224,33 @@ impl Sequence {
     /// # Errors
     /// As [`Sequence::fill_prefix`].
     pub fn store_prefix(&self, cache: &PrefixCache) -> Result<(usize, u64), EngineError> {
+        self.store_prefix_up_to(cache, usize::MAX)
+    }
+
+    /// [`Sequence::store_prefix`] of the first `most_tokens` tokens, so that a long beginning can be kept in steps.
+    pub(crate) fn store_prefix_up_to(
+        &self,
+        cache: &PrefixCache,
+        most_tokens: usize,
+    ) -> Result<(usize, u64), EngineError> {
         let identity = self.prefix_identity()?;
-        let read = &self.tokens[..self.prefilled];
-        let stored = match self.recurrence.state.is_empty() {
-            _ if !self.placement.rolling.is_whole() || !self.placement.evicted.is_empty() => {
-                cache.store(&self.cache, &identity, &[])?
+        let read = &self.tokens[..self.prefilled.min(most_tokens)];
+        let is_whole = self.placement.rolling.is_whole() && self.placement.evicted.is_empty();
+        let stored = match &self.recurrence.state {
+            _ if !is_whole => cache.store(&self.cache, &identity, &[])?,
+            state if state.is_empty() => cache.store(&self.cache, &identity, read)?,
+            state if self.keeps_state() && read.len() == self.prefilled => {
+                cache.store_with_note(&self.cache, &identity, read, &state.to_bytes())?
             }
-            true => cache.store(&self.cache, &identity, read)?,
-            false if self.recurrence.state.tokens() == Some(read.len()) && self.is_at_page() => {
-                cache.store_with_note(&self.cache, &identity, read, &self.recurrence.state.to_bytes())?
-            }
-            false => cache.store(&self.cache, &identity, &[])?,
+            _ if self.keeps_state() => cache.store(&self.cache, &identity, read)?,
+            _ => cache.store(&self.cache, &identity, &[])?,
         };
         Ok((stored.tokens, stored.bytes))
+    }
+
+    /// Whether the recurrent state is that after the whole pages of what was read as prompt.
+    fn keeps_state(&self) -> bool {
+        self.recurrence.state.tokens() == Some(self.prefilled) && self.is_at_page()
     }
 
     /// Lengths of a prompt of `tokens` tokens at which it is worth keeping what was read: before a window moves on, and the
@@ -179,9 +263,7 @@ impl Sequence {
             let cut = whole / lcm(page, grid) * lcm(page, grid);
             return Vec::from_iter((cut > self.tokens.len() && whole < tokens).then_some(cut));
         }
-        let (page, grid) = (self.engine.options().page_tokens, grid(self.engine.options()));
-        // Whole pages, whole chunks, and whole steps of the recurrent layers' own.
-        let step = [page, grid, RECURRENT_STEP].into_iter().fold(1, lcm);
+        let step = self.state_step();
         let last = tokens.saturating_sub(1) / step;
         let near_end = [3, 1, 0].map(|before: usize| last.saturating_sub(before) * step);
         let on_the_way = (1..).map(|number| (number * STATE_TOKENS).next_multiple_of(step));
@@ -192,6 +274,14 @@ impl Sequence {
             .collect();
         cuts.dedup();
         cuts
+    }
+
+    /// The state of recurrent layers is worth keeping at multiples of so many tokens: whole pages, whole chunks, and whole steps of
+    /// these layers' own.
+    pub(crate) fn state_step(&self) -> usize {
+        let options = self.engine.options();
+        let steps = [options.page_tokens, grid(options), RECURRENT_STEP];
+        steps.into_iter().fold(1, lcm)
     }
 
     /// Tokens that a beginning may have.

@@ -66,8 +66,17 @@ impl Recurrence {
 
     /// Whether the state at a position is known; always for models without recurrent layers.
     pub(crate) fn knows(&self, tokens: usize) -> bool {
+        self.latest_known(tokens) == tokens
+    }
+
+    /// The latest position up to `tokens` at which the state is known; `tokens` itself for models without recurrent layers.
+    pub(crate) fn latest_known(&self, tokens: usize) -> usize {
+        if self.state.is_empty() {
+            return tokens;
+        }
         let states = [&self.state, &self.before_prompt, &self.boundary, &self.checkpoint];
-        self.state.is_empty() || tokens == 0 || states.into_iter().any(|state| state.tokens() == Some(tokens))
+        let known = states.into_iter().map(position).filter(|position| *position <= tokens);
+        known.max().unwrap_or(0)
     }
 
     /// Takes the state back to the latest position up to `tokens` at which it is known, and returns that position:

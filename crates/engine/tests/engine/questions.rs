@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::testing::fixture;
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineError, EngineOptions, GenerateOptions, RunEvent, RunRequest, run, run_questions};
+use riffle_engine::{
+    Engine, EngineError, EngineOptions, GenerateOptions, RunEvent, RunRequest, StopReason, run, run_questions,
+};
 use riffle_kv::{DiskTier, KvTiers};
 
 const CONTEXT: usize = 1024;
@@ -46,6 +48,9 @@ fn text(engine: &Engine) -> String {
 }
 
 fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, bool), EngineError> {
+    // Whole pages and chunks of the text come from the first prompt.
+    let page_tokens = engine.options().page_tokens;
+    let shared = (CONTEXT - 70) / page_tokens * page_tokens / 64 * 64;
     let (mut found, mut has_read) = (Vec::new(), false);
     let result = run_questions(
         engine,
@@ -56,7 +61,7 @@ fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, boo
             ControlFlow::Continue(())
         },
         &mut |report| {
-            assert!(report.kv.shared_bytes > 0, "the text's pages are shared");
+            assert_eq!(report.reused_tokens, if found.is_empty() { 0 } else { shared });
             found.push(report.text);
             ControlFlow::Continue(())
         },
@@ -145,4 +150,105 @@ fn a_question_that_does_not_fit_is_refused_before_the_text_is_read() {
     let prompts = [format!("{text}\nWho?"), format!("{text}\n{}", "and who? ".repeat(60))];
     let error = answers(&engine, &prompts).unwrap_err();
     assert!(matches!(error, EngineError::ContextExceeded { .. }), "{error}");
+}
+
+#[test]
+fn questions_with_room_are_answered_together_and_told_in_their_order() {
+    for (model, disk) in [("model", false), ("model", true), ("model-hybrid", false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut few = options(Format::F16, 64);
+        few.kv_tiers.disk = disk.then(|| DiskTier {
+            folder: folder.path().to_owned(),
+            budget_bytes: None,
+        });
+        let engine = Engine::load(fixture(model), few).unwrap();
+        let tokenizer = engine.tokenizer().unwrap();
+        let book = std::fs::read_to_string(fixture("text/prophets.txt")).unwrap();
+        let ids = tokenizer.encode(&book[..6_000], false).unwrap();
+        let text = tokenizer.decode(&ids[..400]).unwrap();
+        let questions = ["Who spoke?", "What shall come?", "Where is the temple?", "Why?"];
+        let prompts = questions.map(|question| format!("{text}\n{question}"));
+        let expected = prompts.clone().map(|prompt| {
+            let report = run(&engine, &request(Some(prompt)), &mut |_| ControlFlow::Continue(()));
+            report.unwrap().text
+        });
+        let (mut told, mut reports) = (vec![String::new(); 4], Vec::new());
+        let (mut latest, mut done) = (0, 0);
+        run_questions(
+            &engine,
+            &request(None),
+            &prompts,
+            &mut |number, event| {
+                assert!(number >= latest);
+                latest = number;
+                if let RunEvent::Text(text) = event {
+                    told[number].push_str(text);
+                }
+                ControlFlow::Continue(())
+            },
+            &mut |report| {
+                done += 1;
+                reports.push(report);
+                ControlFlow::Continue(())
+            },
+        )
+        .unwrap();
+        assert_eq!(done, 4);
+        assert_eq!(told, expected);
+        for (number, report) in reports.iter().enumerate() {
+            assert_eq!(report.text, expected[number]);
+            assert!(
+                report.kv.shared_bytes > 0,
+                "{model}: pages of question {number} are shared"
+            );
+            assert_eq!(
+                report.reused_tokens >= 320,
+                number > 0,
+                "{model}: {}",
+                report.reused_tokens
+            );
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_ends_the_answer_that_is_told_with_its_report_and_the_others_without() {
+    let engine = Engine::load(fixture("model"), options(Format::F16, 64)).unwrap();
+    let prompts = ["And it came to pass", "In the beginning"].map(str::to_owned);
+    let mut reports = Vec::new();
+    let mut told = 0;
+    run_questions(
+        &engine,
+        &request(None),
+        &prompts,
+        &mut |_, event| {
+            told += usize::from(matches!(event, RunEvent::Text(_)));
+            match told {
+                3.. => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        },
+        &mut |report| {
+            reports.push(report);
+            ControlFlow::Continue(())
+        },
+    )
+    .unwrap();
+    assert_eq!(reports.len(), 1);
+    assert_eq!(reports[0].stop, StopReason::Interrupted);
+    assert!(reports[0].generated_tokens < 8, "{}", reports[0].generated_tokens);
+    let interrupted = run_questions(
+        &engine,
+        &request(None),
+        &prompts,
+        &mut |_, event| match event {
+            RunEvent::Prefill(_) => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        },
+        &mut |_| panic!("nothing was answered"),
+    );
+    assert!(
+        matches!(interrupted, Err(EngineError::Interrupted { .. })),
+        "{interrupted:?}"
+    );
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::testing::{fixture, go_on};
 use riffle_attention::Format;
 use riffle_engine::{
-    Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, Request, RequestId, SamplingOptions,
-    Scheduler, SchedulerOptions, Session,
+    Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, PrefixCacheOptions, Request, RequestId,
+    SamplingOptions, Scheduler, SchedulerOptions, Session, StopReason,
 };
 use riffle_kv::DiskTier;
 
@@ -31,7 +31,7 @@ fn engine(options: EngineOptions) -> Arc<Engine> {
 fn scheduler(engine: &Arc<Engine>, most_running: usize) -> Scheduler {
     let options = SchedulerOptions {
         most_running,
-        ..SchedulerOptions::default()
+        ..SchedulerOptions::of(engine.options())
     };
     Scheduler::new(engine, options).unwrap()
 }
@@ -81,11 +81,11 @@ fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Generation, usize)>
     scheduler
         .run(&mut |event| match event {
             Event::Token(id, _, text) => texts.entry(id).or_default().push_str(text),
-            Event::Finished(id, report) => {
+            Event::Finished(id, report, _) => {
                 ended.insert(id, (report.generation, report.reused_tokens));
             }
             Event::Failed(id, error) => panic!("{id:?}: {error}"),
-            Event::Reading(..) => {}
+            Event::Reading(..) | Event::PrefixCacheLost(_) => {}
         })
         .unwrap();
     for (id, (generation, _)) in &ended {
@@ -252,7 +252,7 @@ fn a_higher_priority_takes_a_place_and_the_parked_answer_goes_on_unchanged() {
         let mut generations = BTreeMap::new();
         scheduler
             .run(&mut |event| {
-                if let Event::Finished(id, report) = event {
+                if let Event::Finished(id, report, _) = event {
                     order.push(id);
                     generations.insert(id, report.generation);
                 }
@@ -286,7 +286,7 @@ fn a_parked_answer_waits_until_it_is_resumed() {
 fn finish_texts(scheduler: &mut Scheduler) -> BTreeMap<RequestId, Generation> {
     let mut ended = BTreeMap::new();
     let run = scheduler.run(&mut |event| {
-        if let Event::Finished(id, report) = event {
+        if let Event::Finished(id, report, _) = event {
             ended.insert(id, report.generation);
         }
     });
@@ -322,7 +322,7 @@ fn requests_that_never_fit_are_refused_and_those_that_fit_later_wait() {
     let mut generations = BTreeMap::new();
     loop {
         let more = scheduler.step(&mut |event| match event {
-            Event::Finished(id, report) => drop(generations.insert(id, report.generation)),
+            Event::Finished(id, report, _) => drop(generations.insert(id, report.generation)),
             Event::Failed(id, error) => panic!("{id:?}: {error}"),
             _ => {}
         });
@@ -353,6 +353,274 @@ fn formats_and_budgets_hold_for_many_requests_at_once() {
             scheduler.submit(wanted).unwrap();
         }
         assert_eq!(finish(&mut scheduler).len(), 12);
-        assert_eq!(scheduler.idle(), 12);
+        assert_eq!(scheduler.idle(), 8, "as many as the plan has room for");
+    }
+}
+
+/// What is asked about a long text: its tokens, and four questions with a few tokens each.
+fn questions(engine: &Engine) -> Vec<Request> {
+    let book = tokens(engine, "In the beginning was the word, and the word was long. ", 700);
+    let ask = |question: &str| {
+        let question = engine.tokenizer().unwrap().encode(question, false).unwrap();
+        request([&book[..], &question].concat(), 6)
+    };
+    ["Who was it?", "Where?", "When was that?", "Why?"].map(ask).to_vec()
+}
+
+#[test]
+fn questions_about_one_text_share_the_state_of_recurrent_layers() {
+    let hybrid = |options| Engine::load(fixture("model-hybrid"), options).unwrap();
+    let engine = hybrid(options());
+    let mut scheduler = scheduler(&engine, 4);
+    let requests = questions(&engine);
+    let together: Vec<RequestId> = requests[..3]
+        .iter()
+        .map(|request| scheduler.submit(request.clone()).unwrap())
+        .collect();
+    let mut found = finish(&mut scheduler);
+    let later = scheduler.submit(requests[3].clone()).unwrap();
+    found.extend(finish(&mut scheduler));
+    for (number, (id, request)) in together.iter().chain([&later]).zip(&requests).enumerate() {
+        let mut session = Session::new(&hybrid(options())).unwrap();
+        session.prefill(&request.tokens, &mut go_on).unwrap();
+        let alone = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
+        assert_eq!(found[id].0, alone.unwrap(), "question {number}");
+        let reused = found[id].1;
+        // Whole pages, chunks and steps of 64 of the 700 tokens that all share.
+        assert_eq!(reused, if number == 0 { 0 } else { 640 }, "question {number}");
+    }
+}
+
+fn with_disk(engine: &Arc<Engine>, folder: &std::path::Path) -> Scheduler {
+    let options = SchedulerOptions {
+        prefix_cache: Some(PrefixCacheOptions {
+            folder: folder.to_owned(),
+            budget_bytes: u64::MAX,
+        }),
+        ..SchedulerOptions::of(engine.options())
+    };
+    Scheduler::new(engine, options).unwrap()
+}
+
+#[test]
+fn beginnings_outlive_the_process_in_the_prefix_cache_on_disk() {
+    for model in ["model", "model-hybrid"] {
+        let folder = tempfile::tempdir().unwrap();
+        let load = || Engine::load(fixture(model), options()).unwrap();
+        let requests = questions(&load());
+        let (mut alone, mut reused) = (Vec::new(), Vec::new());
+        for request in &requests[..3] {
+            let mut session = Session::new(&load()).unwrap();
+            session.prefill(&request.tokens, &mut go_on).unwrap();
+            let generation = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
+            alone.push(generation.unwrap());
+        }
+        for number in 0..3 {
+            // Another process, as far as memory goes.
+            let mut scheduler = with_disk(&load(), folder.path());
+            let id = scheduler.submit(requests[number].clone()).unwrap();
+            let found = finish(&mut scheduler);
+            assert_eq!(found[&id].0, alone[number], "{model}, question {number}");
+            reused.push(found[&id].1);
+            let report = scheduler.prefix_report().unwrap();
+            assert_eq!((report.found_tokens, report.damaged_blocks), (reused[number], 0));
+            assert!(
+                number > 0 || report.kept_tokens >= 640,
+                "{model}: {} kept",
+                report.kept_tokens
+            );
+            // Two at once, of which the disk knows one beginning.
+            if number == 2 {
+                let ids = [0, 1].map(|other| scheduler.submit(requests[other].clone()).unwrap());
+                let found = finish(&mut scheduler);
+                assert_eq!([&found[&ids[0]].0, &found[&ids[1]].0], [&alone[0], &alone[1]]);
+            }
+        }
+        assert_eq!(reused[0], 0);
+        assert!(reused[1..].iter().all(|reused| *reused >= 640), "{model}: {reused:?}");
+    }
+}
+
+#[test]
+fn what_memory_holds_is_continued_from_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine(options());
+    let requests = questions(&engine);
+    let mut first = with_disk(&engine, folder.path());
+    first.submit(requests[0].clone()).unwrap();
+    finish(&mut first);
+    let mut second = with_disk(&engine, folder.path());
+    // Memory knows the first 256 tokens after this, and the disk more.
+    second.submit(request(requests[0].tokens[..300].to_vec(), 2)).unwrap();
+    finish(&mut second);
+    let id = second.submit(requests[1].clone()).unwrap();
+    let found = finish(&mut second);
+    assert_eq!(found[&id], (alone(&requests[1]), 640));
+}
+
+#[test]
+fn an_answer_goes_on_between_the_steps_of_the_prefix_cache_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine(EngineOptions {
+        page_tokens: 64,
+        ..options()
+    });
+    let requests = questions(&engine);
+    let mut scheduler = with_disk(&engine, folder.path());
+    let id = scheduler.submit(requests[0].clone()).unwrap();
+    let mut kept_before_the_end = 0;
+    let mut ended = false;
+    while !ended {
+        let more = scheduler.step(&mut |event| ended |= matches!(event, Event::Finished(..)));
+        assert!(more.unwrap());
+        kept_before_the_end = scheduler.prefix_report().unwrap().kept_tokens;
+    }
+    assert!(kept_before_the_end > 0, "{id:?} was kept only after it had ended");
+}
+
+#[test]
+fn a_prefix_cache_that_fails_is_told_and_requests_go_on_without_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = engine(options());
+    let requests = questions(&engine);
+    let mut scheduler = with_disk(&engine, folder.path());
+    // A folder in place of the index can be neither read nor written.
+    std::fs::create_dir(folder.path().join("index.redb")).unwrap();
+    let id = scheduler.submit(requests[0].clone()).unwrap();
+    let (mut lost, mut generation) = (Vec::new(), None);
+    scheduler
+        .run(&mut |event| match event {
+            Event::PrefixCacheLost(error) => lost.push(error.to_string()),
+            Event::Finished(finished, report, _) if finished == id => generation = Some(report.generation),
+            Event::Failed(_, error) => panic!("{error}"),
+            _ => {}
+        })
+        .unwrap();
+    assert_eq!(lost.len(), 1);
+    assert!(lost[0].contains("index.redb"), "{lost:?}");
+    assert_eq!(generation.unwrap(), alone(&requests[0]));
+}
+
+#[test]
+fn as_many_sequences_are_alive_as_the_plan_has_room_for() {
+    let engine = engine(EngineOptions {
+        sequences: 2,
+        ..options()
+    });
+    let refused = Scheduler::new(
+        &engine,
+        SchedulerOptions {
+            most_running: 3,
+            ..SchedulerOptions::of(engine.options())
+        },
+    );
+    let error = refused.err().unwrap().to_string();
+    assert!(error.contains("--sequences"), "{error}");
+    let mut scheduler = scheduler(&engine, 2);
+    for number in 0..6 {
+        let text = ["In the beginning ", "Then said he ", "And it came to pass "][number % 3];
+        let priority = number as i32;
+        scheduler
+            .submit(Request {
+                priority,
+                ..request(tokens(&engine, text, 80 + 40 * number), 5)
+            })
+            .unwrap();
+    }
+    let mut finished = 0;
+    while scheduler
+        .step(&mut |event| finished += usize::from(matches!(event, Event::Finished(..))))
+        .unwrap()
+    {
+        assert!(scheduler.running() + scheduler.idle() <= 2);
+    }
+    assert_eq!(finished, 6);
+}
+
+#[test]
+fn a_request_without_room_for_a_further_sequence_does_not_stop_the_one_that_runs() {
+    let engine = engine(EngineOptions {
+        sequences: 1,
+        ..options()
+    });
+    let mut scheduler = scheduler(&engine, 1);
+    let slow = request(tokens(&engine, "In the beginning ", 100), 20);
+    let urgent = Request {
+        priority: 1,
+        ..request(tokens(&engine, "Then said he ", 50), 3)
+    };
+    let first = scheduler.submit(slow.clone()).unwrap();
+    let mut written = 0;
+    while written < 3 {
+        scheduler
+            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
+            .unwrap();
+    }
+    let second = scheduler.submit(urgent.clone()).unwrap();
+    let found = finish_texts(&mut scheduler);
+    assert_eq!(found[&first], alone(&slow));
+    assert_eq!(found[&second], alone(&urgent));
+}
+
+#[test]
+fn an_answer_that_is_stopped_reports_what_was_written() {
+    let engine = engine(options());
+    let mut scheduler = scheduler(&engine, 2);
+    let wanted = request(tokens(&engine, "In the beginning ", 100), 12);
+    let id = scheduler.submit(wanted.clone()).unwrap();
+    assert!(!scheduler.stop(id, &mut |_| panic!("nothing is written yet")));
+    let mut written = 0;
+    while written < 4 {
+        scheduler
+            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
+            .unwrap();
+    }
+    let mut report = None;
+    assert!(scheduler.stop(id, &mut |event| match event {
+        Event::Finished(ended, finished, sequence) if ended == id => {
+            assert_eq!(sequence.tokens().len(), 103);
+            report = Some(finished);
+        }
+        event => panic!("{event:?}"),
+    }));
+    let report = report.unwrap();
+    assert_eq!(report.generation.stop, StopReason::Interrupted);
+    assert_eq!(report.generation.tokens, alone(&wanted).tokens[..4]);
+    assert!(report.times.read_s > 0.0 && report.times.answered_s > 0.0);
+    assert_eq!((scheduler.running(), scheduler.idle()), (0, 1));
+}
+
+#[test]
+fn more_answers_than_a_device_multiplies_alike_take_turns() {
+    let device = crate::testing::device::any_device();
+    let options = EngineOptions {
+        sequences: 10,
+        page_tokens: 64,
+        device: Some(device),
+        ..options()
+    };
+    let engine = engine(options.clone());
+    let mut scheduler = scheduler(&engine, 10);
+    let requests: Vec<Request> = (0..10)
+        .map(|number| request(tokens(&engine, "And it came to pass ", 5 + number), 4))
+        .collect();
+    let ids: Vec<RequestId> = requests
+        .iter()
+        .map(|request| scheduler.submit(request.clone()).unwrap())
+        .collect();
+    let found = finish(&mut scheduler);
+    let lonely = Engine::load(
+        fixture("model"),
+        EngineOptions {
+            sequences: 1,
+            ..options
+        },
+    )
+    .unwrap();
+    for (id, request) in ids.iter().zip(&requests) {
+        let mut session = Session::new(&lonely).unwrap();
+        session.prefill(&request.tokens, &mut go_on).unwrap();
+        let alone = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
+        assert_eq!(found[id].0, alone.unwrap());
     }
 }

@@ -43,6 +43,17 @@ pub struct PrefixFound {
     pub damaged_blocks: usize,
 }
 
+/// A beginning with a note.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NoteFound {
+    /// Tokens of the beginning; 0 where none has a note.
+    pub tokens: usize,
+    /// The note.
+    pub note: Option<Vec<u8>>,
+    /// Notes that had changed on disk and were removed.
+    pub damaged: usize,
+}
+
 /// What became of a beginning that was to be kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PrefixStored {
@@ -67,64 +78,49 @@ impl PrefixCache {
         Ok(Self { folder, budget_bytes })
     }
 
-    /// Fills an empty cache with the longest beginning of `tokens` that is kept, in whole pages.
+    /// Tokens of the longest beginning of `tokens` that is kept, in whole pages. Reads no page.
     ///
     /// `identity` names what makes the keys and values; blocks of another identity are never found.
     ///
     /// # Errors
-    /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`]; [`KvError::Budget`] and what else an append can meet.
-    /// The cache is empty then.
-    pub fn fill(&self, cache: &mut KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixFound, KvError> {
-        Ok(self.find(cache, identity, tokens, false)?.0)
-    }
-
-    /// Fills an empty cache with the longest beginning of `tokens` that is kept and has a note, and returns the note: what
-    /// [`store_with_note`](Self::store_with_note) was given when exactly these tokens had been read.
-    ///
-    /// # Errors
-    /// As [`fill`](Self::fill).
-    pub fn fill_with_note(
-        &self,
-        cache: &mut KvCache,
-        identity: &[u8],
-        tokens: &[u32],
-    ) -> Result<(PrefixFound, Option<Vec<u8>>), KvError> {
-        self.find(cache, identity, tokens, true)
-    }
-
-    fn find(
-        &self,
-        cache: &mut KvCache,
-        identity: &[u8],
-        tokens: &[u32],
-        noted: bool,
-    ) -> Result<(PrefixFound, Option<Vec<u8>>), KvError> {
+    /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`].
+    pub fn known_tokens(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Result<usize, KvError> {
         let _lock = self.lock()?;
-        let mut index = Index::open(&self.folder.join(INDEX_FILE))?;
-        let mut found = PrefixFound::default();
-        let mut blocks = Vec::new();
-        for block in Block::chain(cache.shape(), identity, tokens) {
+        let index = self.index()?;
+        let mut blocks = 0;
+        for block in Block::chain(shape, identity, tokens) {
             if index.get(block.key)?.is_none() {
                 break;
             }
-            blocks.push(block);
+            blocks += 1;
         }
-        let mut note = None;
-        while let (true, Some(last), None) = (noted, blocks.last(), &note) {
-            let key = note_key(last.key);
-            if index.get(key)?.is_some() {
-                note = Note::read(&self.path_of(key), last.key)?;
-                if note.is_none() {
-                    found.damaged_blocks += 1;
-                    self.forget(&mut index, key)?;
-                }
-            }
-            if note.is_none() {
-                blocks.pop();
-            }
-        }
+        Ok(blocks * shape.page_tokens)
+    }
+
+    /// Fills a cache with the longest beginning of `tokens` that is kept, in whole pages. What the cache holds of them already
+    /// stays: whole pages of the first tokens, or nothing.
+    ///
+    /// # Errors
+    /// As [`known_tokens`](Self::known_tokens); [`KvError::Budget`] and what else an append can meet. The cache holds what it held
+    /// before then.
+    pub fn fill(&self, cache: &mut KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixFound, KvError> {
+        let _lock = self.lock()?;
+        let mut index = self.index()?;
+        let page_tokens = cache.shape().page_tokens;
+        let held = cache.tokens(0) / page_tokens;
+        let mut found = PrefixFound {
+            tokens: held * page_tokens,
+            damaged_blocks: 0,
+        };
         let mut used = Vec::new();
-        for block in &blocks {
+        for (number, block) in Block::chain(cache.shape(), identity, tokens).enumerate() {
+            if number < held {
+                used.push(block.key);
+                continue;
+            }
+            if index.get(block.key)?.is_none() {
+                break;
+            }
             let whole = block.read_into(&self.path_of(block.key), cache);
             if !matches!(whole, Ok(true)) {
                 cache.truncate(found.tokens);
@@ -132,7 +128,7 @@ impl PrefixCache {
             match whole {
                 Ok(true) => {
                     used.push(block.key);
-                    found.tokens += block.tokens.len();
+                    found.tokens += page_tokens;
                 }
                 Ok(false) => {
                     found.damaged_blocks += 1;
@@ -140,21 +136,47 @@ impl PrefixCache {
                     break;
                 }
                 Err(error) => {
-                    cache.clear();
+                    cache.truncate(held * page_tokens);
                     return Err(error);
                 }
             }
         }
-        if noted && used.len() < blocks.len() {
-            // The note is of more tokens than came back whole.
-            cache.clear();
-            (found.tokens, note) = (0, None);
-        }
-        if let (Some(_), Some(last)) = (&note, used.last()) {
-            used.push(note_key(*last));
-        }
         index.touch(&used)?;
-        Ok((found, note))
+        Ok(found)
+    }
+
+    /// The longest beginning of `tokens` that is kept and has a note: its tokens, and what
+    /// [`store_with_note`](Self::store_with_note) was given when exactly these had been read. Reads no page. Damaged notes are
+    /// removed.
+    ///
+    /// # Errors
+    /// As [`known_tokens`](Self::known_tokens).
+    pub fn note(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Result<NoteFound, KvError> {
+        let _lock = self.lock()?;
+        let mut index = self.index()?;
+        let mut blocks = Vec::new();
+        for block in Block::chain(shape, identity, tokens) {
+            if index.get(block.key)?.is_none() {
+                break;
+            }
+            blocks.push(block);
+        }
+        let mut found = NoteFound::default();
+        for (before, block) in blocks.iter().enumerate().rev() {
+            let key = note_key(block.key);
+            if index.get(key)?.is_none() {
+                continue;
+            }
+            if let Some(bytes) = Note::read(&self.path_of(key), block.key)? {
+                index.touch(&[key])?;
+                found.tokens = (before + 1) * shape.page_tokens;
+                found.note = Some(bytes);
+                break;
+            }
+            found.damaged += 1;
+            self.forget(&mut index, key)?;
+        }
+        Ok(found)
     }
 
     /// Removes what has changed on disk.
@@ -197,81 +219,85 @@ impl PrefixCache {
         tokens: &[u32],
         note: Option<&[u8]>,
     ) -> Result<PrefixStored, KvError> {
-        let held = (0..cache.shape().layers)
-            .map(|layer| cache.tokens(layer))
-            .min()
-            .unwrap_or(0);
+        let shape = cache.shape();
+        let held = (0..shape.layers).map(|layer| cache.tokens(layer)).min().unwrap_or(0);
         let tokens = &tokens[..tokens.len().min(held)];
         let _lock = self.lock()?;
-        let mut index = Index::open(&self.folder.join(INDEX_FILE))?;
+        let mut index = self.index()?;
         self.sweep(&index)?;
-        let mut stored = PrefixStored::default();
-        let (mut known, mut new) = (Vec::new(), Vec::new());
-        let block_bytes = Block::file_bytes(cache.shape());
-        let pages = tokens.len() / cache.shape().page_tokens;
-        let whole = pages * cache.shape().page_tokens == tokens.len();
-        let last = Block::chain(cache.shape(), identity, tokens).last();
-        let note = last.filter(|_| whole).zip(note);
-        let note = note.map(|(block, bytes)| Note::new(block.key, bytes));
-        let note_bytes = note.as_ref().map_or(0, Note::file_bytes);
-        let note = note.filter(|_| pages as u64 * block_bytes + note_bytes <= self.budget_bytes);
-        for (number, block) in Block::chain(cache.shape(), identity, tokens).enumerate() {
-            let fits = (number as u64 + 1).saturating_mul(block_bytes) <= self.budget_bytes;
-            if index.get(block.key)?.is_some() {
-                known.push(block.key);
-            } else if fits {
-                new.push((number, block));
-            } else {
-                break;
-            }
-        }
-        stored.tokens = (known.len() + new.len()) * cache.shape().page_tokens;
-        let mut note = note;
+        let (mut known, new) = self.known_and_new(&index, shape, identity, tokens)?;
+        let mut stored = PrefixStored {
+            tokens: (known.len() + new.len()) * shape.page_tokens,
+            ..PrefixStored::default()
+        };
+        let last = Block::chain(shape, identity, tokens).last();
+        let note = note.filter(|_| tokens.len().is_multiple_of(shape.page_tokens));
+        let mut note = last.zip(note).map(|(block, bytes)| Note::new(block.key, bytes));
+        let pages_bytes = (tokens.len() / shape.page_tokens) as u64 * Block::file_bytes(shape);
+        note.take_if(|note| pages_bytes + note.file_bytes() > self.budget_bytes);
         if let Some(there) = note.take_if(|note| matches!(index.get(note.key), Ok(Some(_)))) {
             known.push(there.key);
         }
         // What is used now goes last.
         index.touch(&known)?;
-        let note_bytes = note.as_ref().map_or(0, Note::file_bytes);
-        let room = self
-            .budget_bytes
-            .saturating_sub(new.len() as u64 * block_bytes + note_bytes);
-        let removed = index.oldest_beyond(room)?;
-        index.remove(&removed)?;
-        for key in &removed {
-            self.remove_block(*key)?;
-        }
-        stored.removed_blocks = removed.len();
-        for (number, block) in &new {
-            let path = self.path_of(block.key);
+        let mut entries: Vec<(u128, Entry)> = new.iter().map(|(block, entry)| (block.key, *entry)).collect();
+        entries.extend(note.iter().map(|note| {
+            let entry = Entry {
+                depth: (tokens.len() / shape.page_tokens) as u32,
+                bytes: note.file_bytes(),
+            };
+            (note.key, entry)
+        }));
+        stored.removed_blocks = self.make_room(&mut index, entries.iter().map(|(_, entry)| entry.bytes).sum())?;
+        for (block, entry) in &new {
             // Where this fails, the next sweep removes the blocks that were written before.
-            block.write(&path, cache, *number)?;
+            block.write(&self.path_of(block.key), cache, entry.depth as usize)?;
         }
         if let Some(note) = &note {
             note.write(&self.path_of(note.key))?;
         }
         sync_folder(&self.folder).map_err(|source| failed("write", &self.folder, source))?;
-        let noted = note.iter().map(|note| {
-            let entry = Entry {
-                depth: pages as u32,
-                bytes: note.file_bytes(),
-            };
-            (note.key, entry)
-        });
-        index.insert(
-            new.iter()
-                .map(|(number, block)| {
-                    let entry = Entry {
-                        depth: *number as u32,
-                        bytes: block_bytes,
-                    };
-                    (block.key, entry)
-                })
-                .chain(noted),
-        )?;
+        index.insert(entries.into_iter())?;
         stored.new_blocks = new.len();
         stored.bytes = index.bytes()?;
         Ok(stored)
+    }
+
+    /// Keys of the blocks of `tokens` that the index names, and the first others, as many as the budget allows.
+    fn known_and_new<'a>(
+        &self,
+        index: &Index,
+        shape: &CacheShape,
+        identity: &[u8],
+        tokens: &'a [u32],
+    ) -> Result<(Vec<u128>, Vec<(Block<'a>, Entry)>), KvError> {
+        let bytes = Block::file_bytes(shape);
+        let (mut known, mut new) = (Vec::new(), Vec::new());
+        for (number, block) in Block::chain(shape, identity, tokens).enumerate() {
+            let depth = number as u32;
+            if index.get(block.key)?.is_some() {
+                known.push(block.key);
+            } else if (number as u64 + 1).saturating_mul(bytes) <= self.budget_bytes {
+                new.push((block, Entry { depth, bytes }));
+            } else {
+                break;
+            }
+        }
+        Ok((known, new))
+    }
+
+    /// Removes the blocks used longest ago until `bytes` more fit; returns how many.
+    fn make_room(&self, index: &mut Index, bytes: u64) -> Result<usize, KvError> {
+        let removed = index.oldest_beyond(self.budget_bytes.saturating_sub(bytes))?;
+        index.remove(&removed)?;
+        for key in &removed {
+            self.remove_block(*key)?;
+        }
+        Ok(removed.len())
+    }
+
+    fn index(&self) -> Result<Index, KvError> {
+        Index::open(&self.folder.join(INDEX_FILE))
     }
 
     fn lock(&self) -> Result<PathLock, KvError> {

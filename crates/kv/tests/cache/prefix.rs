@@ -233,10 +233,8 @@ fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_bud
     let store = PrefixCache::open(folder.path(), ALL).unwrap();
     store.store(&original, b"model", &tokens).unwrap();
     let find = |tokens: &[u32]| {
-        let mut cache = KvCache::new(shape, None).unwrap();
-        let (found, note) = store.fill_with_note(&mut cache, b"model", tokens).unwrap();
-        assert_eq!(cache.tokens(0), found.tokens);
-        (found.tokens, note)
+        let found = store.note(&shape, b"model", tokens).unwrap();
+        (found.tokens, found.note)
     };
     assert_eq!(find(&tokens), (0, None), "pages without a note are not enough");
     let kept = store
@@ -273,4 +271,35 @@ fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_bud
         .store_with_note(&original, b"model", &tokens[..64], &vec![1; all as usize])
         .unwrap();
     assert!(bytes(tight.path()) <= all / 2);
+}
+
+#[test]
+fn a_cache_that_holds_first_pages_is_filled_with_those_after_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(32, Format::F16);
+    let tokens = text(1, 140);
+    let original = cache(shape, 3, 140);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    store.store(&original, b"model", &tokens).unwrap();
+    assert_eq!(store.known_tokens(&shape, b"model", &tokens).unwrap(), 128);
+    assert_eq!(store.known_tokens(&shape, b"model", &tokens[..95]).unwrap(), 64);
+    assert_eq!(store.known_tokens(&shape, b"other", &tokens).unwrap(), 0);
+    let mut whole = KvCache::new(shape, None).unwrap();
+    store.fill(&mut whole, b"model", &tokens).unwrap();
+    let mut stepwise = KvCache::new(shape, None).unwrap();
+    for (asked, held) in [(64, 64), (70, 64), (100, 96), (140, 128), (140, 128)] {
+        let found = store.fill(&mut stepwise, b"model", &tokens[..asked]).unwrap();
+        assert_eq!((found.tokens, stepwise.tokens(0)), (held, held));
+    }
+    assert_eq!(all_contents(&stepwise), all_contents(&whole));
+    // First pages that are not kept are no reason to look no further.
+    fs::remove_file(&blocks(folder.path())[0]).unwrap();
+    let mut first = KvCache::new(shape, None).unwrap();
+    let found = store.fill(&mut first, b"model", &tokens).unwrap();
+    assert_eq!(found.damaged_blocks, 1);
+    let held = found.tokens;
+    let mut ahead = cache(shape, 3, 140);
+    ahead.truncate(held + 32);
+    assert_eq!(store.fill(&mut ahead, b"model", &tokens).unwrap().tokens, 128);
+    assert_eq!(all_contents(&ahead), all_contents(&whole));
 }

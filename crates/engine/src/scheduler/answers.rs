@@ -1,0 +1,229 @@
+//! Answers: one token of each in a pass, until they end.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use riffle_policy::Phase;
+
+use crate::answer::{Answer, Drawn};
+use crate::pass::{Failure, Work};
+use crate::scheduler::step::Tell;
+use crate::scheduler::{Event, Lookup, RequestReport, RequestTimes, Running, Scheduler, Stage};
+use crate::{EngineError, StopReason};
+
+/// Rows that a device multiplies in one way. Answers beside more would have other bits than alone.
+const DEVICE_ROWS: usize = 8;
+
+/// How a request ends.
+pub(super) enum End {
+    Finished(Box<RequestReport>),
+    Failed(EngineError),
+    Cancelled,
+}
+
+impl Scheduler {
+    /// Reads the latest token of every answer in one pass, and draws the next. On a device as many answers as have the bits that
+    /// they have alone take turns.
+    pub(super) fn answer(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
+        let began = Instant::now();
+        self.turn += 1;
+        let places = self.answers_next();
+        let mut tokens = Vec::with_capacity(places.len());
+        for place in &places {
+            let running = &mut self.running[*place];
+            running.turn = self.turn;
+            if let Stage::Answering { token, .. } = running.stage {
+                tokens.push([token]);
+            }
+        }
+        let turn = self.turn;
+        let answering = self.running.iter_mut().filter(|running| running.turn == turn);
+        let work = answering.zip(&tokens).map(|(running, token)| Work {
+            goal: running.sequence.tokens().len() + 1,
+            sequence: &mut running.sequence,
+            tokens: token,
+            phase: Phase::Decode,
+        });
+        let mut work: Vec<Work<'_>> = work.collect();
+        let outcomes = self.answers.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
+        drop(work);
+        let rows: Vec<usize> = (0..places.len()).collect();
+        let mut ended = self.take_logits(false, &rows, &places, outcomes)?;
+        for place in places {
+            if ended.iter().any(|(failed, _)| *failed == place) {
+                continue;
+            }
+            self.running[place].sequence.answer.pending = None;
+            if let Some(end) = self.draw(place, tell) {
+                ended.push((place, end));
+            }
+        }
+        self.end(ended, tell);
+        let share = self.options.prompt_share;
+        self.prompt_credit_s += began.elapsed().as_secs_f64() * share / (1.0 - share);
+        Ok(())
+    }
+
+    /// The answers that take part in the next pass, in the order of the running requests.
+    fn answers_next(&self) -> Vec<usize> {
+        let answers = self.running.iter().enumerate();
+        let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
+        let mut places: Vec<usize> = answers.map(|(place, _)| place).collect();
+        if self.engine.options().device.is_some() && places.len() > DEVICE_ROWS {
+            places.sort_by_key(|place| self.running[*place].turn);
+            places.truncate(DEVICE_ROWS);
+            places.sort_unstable();
+        }
+        places
+    }
+
+    /// Hands out the logits of rows of the latest pass of prompts or of answers; returns the requests that failed.
+    pub(super) fn take_logits(
+        &mut self,
+        of_prompts: bool,
+        rows: &[usize],
+        places: &[usize],
+        outcomes: Vec<Option<Failure>>,
+    ) -> Result<Vec<(usize, End)>, EngineError> {
+        let runner = if of_prompts {
+            &mut self.prompts
+        } else {
+            &mut self.answers
+        };
+        runner.logits_of(rows, &mut self.logits)?;
+        let vocab_size = self.logits.len() / rows.len().max(1);
+        let mut failed = Vec::new();
+        for ((place, outcome), logits) in places.iter().zip(outcomes).zip(self.logits.chunks(vocab_size.max(1))) {
+            let sequence = &mut self.running[*place].sequence;
+            sequence.logits.clear();
+            sequence.logits.extend_from_slice(logits);
+            let outcome = outcome.map(|failure| failure.error);
+            if let Some(error) = outcome.or_else(|| sequence.check_logits().err()) {
+                failed.push((*place, End::Failed(error)));
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Draws the first token of an answer whose prompt has been read.
+    pub(super) fn begin_answer(&mut self, place: usize, tell: &mut Tell<'_>) -> Option<End> {
+        let running = &mut self.running[place];
+        let Stage::Reading { reused_tokens, .. } = running.stage else {
+            return None;
+        };
+        let answer = match Answer::new(&running.sequence, running.request.generate.clone()) {
+            Ok(answer) => Box::new(answer),
+            Err(error) => return Some(End::Failed(error)),
+        };
+        running.clock.begun = Instant::now();
+        match answer.is_full() {
+            true => Some(End::Finished(running.report(
+                reused_tokens,
+                answer,
+                StopReason::MaxTokens,
+            ))),
+            false => self.draw_for(place, reused_tokens, answer, tell),
+        }
+    }
+
+    /// Draws the next token of an answer.
+    fn draw(&mut self, place: usize, tell: &mut Tell<'_>) -> Option<End> {
+        let (reused_tokens, answer) = self.running[place].take_answer()?;
+        self.draw_for(place, reused_tokens, answer, tell)
+    }
+
+    /// Draws a token and tells it; the answer goes on with it, or ends.
+    fn draw_for(
+        &mut self,
+        place: usize,
+        reused_tokens: usize,
+        mut answer: Box<Answer>,
+        tell: &mut Tell<'_>,
+    ) -> Option<End> {
+        let running = &mut self.running[place];
+        let Drawn { token, mut text, stop } = match answer.draw(&mut running.sequence) {
+            Ok(drawn) => drawn,
+            Err(error) => return Some(End::Failed(error)),
+        };
+        if stop.is_some() {
+            match answer.finish() {
+                Ok(tail) => text.push_str(&tail),
+                Err(error) => return Some(End::Failed(error)),
+            }
+        }
+        tell(Event::Token(running.id, token, &text));
+        match stop {
+            Some(stop) => Some(End::Finished(running.report(reused_tokens, answer, stop))),
+            None => {
+                running.stage = Stage::Answering {
+                    reused_tokens,
+                    answer,
+                    token,
+                };
+                None
+            }
+        }
+    }
+
+    /// Ends an answer where it stands; false where there is none.
+    pub(super) fn stop_answer(&mut self, place: usize, stop: StopReason, tell: &mut Tell<'_>) -> bool {
+        let running = &mut self.running[place];
+        let Some((reused_tokens, answer)) = running.take_answer() else {
+            return false;
+        };
+        let report = running.report(reused_tokens, answer, stop);
+        self.end(vec![(place, End::Finished(report))], tell);
+        true
+    }
+
+    /// Removes requests that have ended; their sequences serve others.
+    pub(super) fn end(&mut self, mut ended: Vec<(usize, End)>, tell: &mut Tell<'_>) {
+        ended.sort_by_key(|(place, _)| *place);
+        self.is_blocked &= ended.is_empty();
+        for (place, end) in &mut ended {
+            let Running { id, sequence, .. } = &self.running[*place];
+            match std::mem::replace(end, End::Cancelled) {
+                End::Finished(report) => tell(Event::Finished(*id, *report, sequence)),
+                End::Failed(error) => tell(Event::Failed(*id, error)),
+                End::Cancelled => {}
+            }
+        }
+        for (place, _) in ended.into_iter().rev() {
+            let ended = self.running.remove(place);
+            self.idle.keep(ended.sequence, ended.stored_tokens);
+        }
+    }
+}
+
+impl Running {
+    /// Takes the answer out, if there is one; the request has to end or to get it back.
+    fn take_answer(&mut self) -> Option<(usize, Box<Answer>)> {
+        let ending = Stage::Reading {
+            reused_tokens: 0,
+            lookup: Lookup::Done,
+        };
+        match std::mem::replace(&mut self.stage, ending) {
+            Stage::Answering {
+                reused_tokens, answer, ..
+            } => Some((reused_tokens, answer)),
+            reading => {
+                self.stage = reading;
+                None
+            }
+        }
+    }
+
+    fn report(&self, reused_tokens: usize, answer: Box<Answer>, stop: StopReason) -> Box<RequestReport> {
+        let clock = self.clock;
+        Box::new(RequestReport {
+            generation: answer.end(stop),
+            prompt_tokens: self.request.tokens.len(),
+            reused_tokens,
+            times: RequestTimes {
+                waited_s: (clock.admitted - clock.submitted).as_secs_f64(),
+                read_s: (clock.begun - clock.admitted).as_secs_f64(),
+                answered_s: clock.begun.elapsed().as_secs_f64(),
+            },
+        })
+    }
+}

@@ -1,0 +1,165 @@
+//! Beginnings on disk: looked up and kept in bounded steps.
+
+use std::time::Instant;
+
+use riffle_kv::PrefixCache;
+
+use crate::scheduler::step::Tell;
+use crate::scheduler::{Event, Scheduler, Stage};
+use crate::sequence::prefix::PrefixSearch;
+use crate::{EngineError, PrefixCacheOptions, PrefixReport, Sequence};
+
+/// Bytes of pages that are read or written in a step at most, apart from the first page.
+const STEP_BYTES: u64 = 32 << 20;
+
+/// The prefix cache of a scheduler.
+pub(super) struct DiskPrefixes {
+    cache: PrefixCache,
+    report: PrefixReport,
+}
+
+/// How far the search for a prompt's beginning is.
+pub(super) enum Lookup {
+    Ahead,
+    Filling(Box<PrefixSearch>),
+    Done,
+}
+
+impl DiskPrefixes {
+    pub(super) fn open(options: &PrefixCacheOptions) -> Result<Self, EngineError> {
+        Ok(Self {
+            cache: PrefixCache::open(&options.folder, options.budget_bytes)?,
+            report: PrefixReport {
+                folder: options.folder.display().to_string(),
+                ..PrefixReport::default()
+            },
+        })
+    }
+
+    pub(super) fn report(&self) -> &PrefixReport {
+        &self.report
+    }
+
+    /// Takes one step of a search: looks what there is, or fills some pages in.
+    pub(super) fn look_up(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        lookup: Lookup,
+    ) -> Result<Lookup, EngineError> {
+        let began = Instant::now();
+        let before = sequence.tokens().len();
+        let (next, damaged_blocks) = match lookup {
+            Lookup::Done => (Lookup::Done, 0),
+            Lookup::Ahead => (Lookup::Filling(Box::new(sequence.find_prefix(&self.cache, prompt)?)), 0),
+            Lookup::Filling(mut search) => {
+                let more = sequence.fill_next(&self.cache, prompt, &mut search, step_tokens(sequence))?;
+                match more {
+                    true => (Lookup::Filling(search), 0),
+                    false => (Lookup::Done, search.damaged_blocks),
+                }
+            }
+        };
+        self.report.found_tokens += sequence.tokens().len().saturating_sub(before);
+        self.report.damaged_blocks += damaged_blocks;
+        self.report.load_ms += began.elapsed().as_secs_f64() * 1e3;
+        Ok(next)
+    }
+
+    /// Keeps some more of what a sequence has read as prompt; returns the tokens that need not be offered again.
+    pub(super) fn keep(&mut self, sequence: &Sequence, stored_tokens: usize) -> Result<usize, EngineError> {
+        let began = Instant::now();
+        let asked = stored_tokens
+            .saturating_add(step_tokens(sequence))
+            .min(sequence.prefilled);
+        let (kept, bytes) = sequence.store_prefix_up_to(&self.cache, asked)?;
+        self.report.kept_tokens = self.report.kept_tokens.max(kept);
+        self.report.bytes = bytes;
+        self.report.store_ms += began.elapsed().as_secs_f64() * 1e3;
+        let page = sequence.engine().options().page_tokens;
+        Ok(match kept + page <= asked {
+            // The budget is used up, or this sequence cannot be kept.
+            true => sequence.prefilled,
+            false => asked,
+        })
+    }
+}
+
+impl Scheduler {
+    /// Takes one step of filling a prompt's beginning in from disk. False where no request has one ahead of it.
+    pub(super) fn look_up_on_disk(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
+        for running in &mut self.running {
+            let Stage::Reading { reused_tokens, lookup } = &mut running.stage else {
+                continue;
+            };
+            let (Some(disk), false) = (&mut self.disk, matches!(lookup, Lookup::Done)) else {
+                continue;
+            };
+            let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
+            match disk.look_up(sequence, prompt, std::mem::replace(lookup, Lookup::Done)) {
+                Ok(next) => *lookup = next,
+                Err(error) => {
+                    self.disk = None;
+                    tell(Event::PrefixCacheLost(error));
+                }
+            }
+            *reused_tokens = sequence.tokens().len();
+            if !sequence.is_recurrent() {
+                sequence.share_prefix()?;
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Whether the prefix cache on disk is to be given more of what has been read.
+    pub(super) fn has_more_to_keep(&mut self) -> bool {
+        self.disk.is_some() && self.next_to_keep().is_some()
+    }
+
+    /// The next sequence with a beginning that the disk has not been given, and how much it has been given.
+    fn next_to_keep(&mut self) -> Option<(&mut Sequence, &mut usize)> {
+        let running = self.running.iter_mut().filter(|running| !running.is_cancelled);
+        let running = running.map(|running| (&mut running.sequence, &mut running.stored_tokens));
+        let idle = self
+            .idle
+            .iter_mut()
+            .map(|idle| (&mut idle.sequence, &mut idle.stored_tokens));
+        running
+            .chain(idle)
+            .find(|(sequence, stored)| is_worth_keeping(sequence, **stored))
+    }
+
+    /// Writes some pages of a beginning to the prefix cache on disk.
+    pub(super) fn keep_on_disk(&mut self, tell: &mut Tell<'_>) {
+        let Some(mut disk) = self.disk.take() else {
+            return;
+        };
+        let mut kept = Ok(());
+        if let Some((sequence, stored_tokens)) = self.next_to_keep() {
+            kept = disk
+                .keep(sequence, *stored_tokens)
+                .map(|stored| *stored_tokens = stored);
+        }
+        match kept {
+            Ok(()) => self.disk = Some(disk),
+            Err(error) => tell(Event::PrefixCacheLost(error)),
+        }
+    }
+}
+
+/// Whether a sequence has read more of a prompt than has been offered to the disk.
+fn is_worth_keeping(sequence: &Sequence, stored_tokens: usize) -> bool {
+    let page = sequence.engine().options().page_tokens;
+    stored_tokens / page < sequence.prefilled / page && sequence.can_share()
+}
+
+/// Tokens of whole pages that are read or written in a step.
+fn step_tokens(sequence: &Sequence) -> usize {
+    let (shape, page) = (
+        sequence.pool().shape().bytes_per_token(),
+        sequence.engine().options().page_tokens,
+    );
+    let pages = STEP_BYTES / (shape * page as u64).max(1);
+    page * usize::try_from(pages.max(1)).unwrap_or(1)
+}

@@ -1,0 +1,203 @@
+//! Prompts: read in passes of their own, which can wait between two pieces.
+
+use std::ops::ControlFlow;
+
+use riffle_policy::Phase;
+
+use crate::pass::{Failure, Work};
+use crate::scheduler::answers::End;
+use crate::scheduler::step::Tell;
+use crate::scheduler::{Event, Part, PromptPass, Running, Scheduler, Stage, Waiting};
+use crate::{EngineError, PrefillProgress, Sequence};
+
+impl Scheduler {
+    /// Does the next piece of a prompt pass, of a new one if there is none.
+    pub(super) fn read(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
+        let mut under_way = match self.prompt_pass.take() {
+            Some(under_way) => under_way,
+            None if self.look_up_on_disk(tell)? => return Ok(()),
+            None => match self.begin_reading(tell)? {
+                Some(begun) => begun,
+                None => return Ok(()),
+            },
+        };
+        let mut work = work_of(&mut self.running, &under_way.parts);
+        match self.prompts.advance(&mut under_way.pass, &mut work) {
+            Ok(ControlFlow::Break(())) => {
+                let outcomes = self.prompts.complete(under_way.pass, &mut work);
+                drop(work);
+                self.end_reading(under_way.parts, outcomes, tell)?;
+            }
+            Ok(ControlFlow::Continue(())) => {
+                drop(work);
+                self.tell_progress(&under_way, tell);
+                self.prompt_pass = Some(under_way);
+            }
+            Err(error) => {
+                self.prompts.abandon(under_way.pass, &mut work);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a pass with the next logical batch of the prompt that was admitted first, and with those of others that fit in beside
+    /// it. A prompt is cut where it would be cut alone.
+    fn begin_reading(&mut self, tell: &mut Tell<'_>) -> Result<Option<PromptPass>, EngineError> {
+        let most = self.engine.options().batch_tokens;
+        let (mut parts, mut rows, mut refused) = (Vec::new(), 0, Vec::new());
+        for (place, running) in self.running.iter_mut().enumerate() {
+            let Stage::Reading { reused_tokens, .. } = running.stage else {
+                continue;
+            };
+            let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
+            let known = sequence.tokens().len();
+            let cut = next_cut(sequence, prompt, &self.waiting);
+            let end = cut.unwrap_or(prompt.len());
+            let count = sequence.batch_tokens().min(end - known);
+            if rows > 0 && rows + count > most {
+                continue;
+            }
+            if known == reused_tokens
+                && let Err(error) = sequence.begin_prompt(&prompt[known..])
+            {
+                refused.push((place, End::Failed(error)));
+                continue;
+            }
+            parts.push(Part {
+                id: running.id,
+                tokens: prompt[known..known + count].to_vec(),
+                keeps_state: cut == Some(known + count),
+            });
+            rows += count;
+        }
+        self.end(refused, tell);
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        let pass = self.prompts.begin(&mut work_of(&mut self.running, &parts))?;
+        Ok(Some(PromptPass { pass, parts }))
+    }
+
+    /// Takes in what came of a prompt pass; prompts that were read to the end go on with their answers.
+    fn end_reading(
+        &mut self,
+        parts: Vec<Part>,
+        outcomes: Vec<Option<Failure>>,
+        tell: &mut Tell<'_>,
+    ) -> Result<(), EngineError> {
+        self.is_blocked = false;
+        let (mut places, mut rows, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ended, mut row) = (Vec::new(), 0);
+        for (part, outcome) in parts.into_iter().zip(outcomes) {
+            row += part.tokens.len();
+            let Some(place) = self.running.iter().position(|running| running.id == part.id) else {
+                continue;
+            };
+            let running = &mut self.running[place];
+            // Others may go on from here; a policy that does not allow it shares nothing.
+            drop(running.sequence.share_prefix());
+            let is_read = running.sequence.tokens().len() == running.request.tokens.len();
+            match outcome {
+                _ if running.is_cancelled => ended.push((place, End::Cancelled)),
+                Some(failure) => ended.push((place, End::Failed(failure.error))),
+                None if is_read => {
+                    places.push(place);
+                    rows.push(row - 1);
+                    kept.push(None);
+                }
+                None if part.keeps_state => self.keep_state(place)?,
+                None => {}
+            }
+        }
+        if !rows.is_empty() {
+            ended.extend(self.take_logits(true, &rows, &places, kept)?);
+        }
+        for place in places {
+            if ended.iter().any(|(other, _)| *other == place) {
+                continue;
+            }
+            if let Some(end) = self.begin_answer(place, tell) {
+                ended.push((place, end));
+            }
+        }
+        self.end(ended, tell);
+        Ok(())
+    }
+
+    /// Takes a request out of the prompt pass it is part of.
+    pub(super) fn leave_pass(&mut self, place: usize) {
+        let Some(mut under_way) = self.prompt_pass.take() else {
+            return;
+        };
+        self.is_blocked = false;
+        let id = self.running[place].id;
+        if under_way.parts.len() == 1 {
+            let mut work = work_of(&mut self.running, &under_way.parts);
+            self.prompts.abandon(under_way.pass, &mut work);
+            drop(work);
+            let ended = self.running.remove(place);
+            self.idle.keep(ended.sequence, ended.stored_tokens);
+            return;
+        }
+        // Its rows go on without attention.
+        self.running[place].is_cancelled = true;
+        if let Some(part) = under_way.parts.iter().position(|part| part.id == id) {
+            under_way
+                .pass
+                .give_up(part, EngineError::Interrupted { tokens: 0, total: 0 });
+        }
+        self.prompt_pass = Some(under_way);
+    }
+
+    fn tell_progress(&self, under_way: &PromptPass, tell: &mut Tell<'_>) {
+        let share = under_way.pass.share_done();
+        for Part { id, tokens, .. } in &under_way.parts {
+            let Some(running) = self
+                .running
+                .iter()
+                .find(|running| running.id == *id && !running.is_cancelled)
+            else {
+                continue;
+            };
+            let progress = PrefillProgress {
+                tokens_done: running.sequence.tokens().len() as f64 + share * tokens.len() as f64,
+                tokens: running.request.tokens.len(),
+            };
+            tell(Event::Reading(*id, progress));
+        }
+    }
+}
+
+/// Where a prompt of a model with recurrent layers is cut next, so that their state can be kept for others: where those that wait
+/// part from it, shortly before its end, and now and then on the way.
+fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<usize> {
+    if !sequence.is_recurrent() || !sequence.can_share() {
+        return None;
+    }
+    let (known, step) = (sequence.tokens().len(), sequence.state_step());
+    let shared = waiting
+        .iter()
+        .filter(|waiting| waiting.parked.is_none())
+        .map(|waiting| {
+            let mut alike = prompt.iter().zip(&waiting.request.tokens);
+            let alike = alike.by_ref().take_while(|(a, b)| a == b).count();
+            alike.min(waiting.request.tokens.len() - 1) / step * step
+        });
+    let cuts = shared.chain(sequence.prefix_cuts(prompt.len()));
+    cuts.filter(|cut| *cut > known && *cut < prompt.len()).min()
+}
+
+/// The work of requests in a prompt pass, in the order of its parts.
+fn work_of<'a>(running: &'a mut [Running], parts: &'a [Part]) -> Vec<Work<'a>> {
+    let work = running.iter_mut().filter_map(|running| {
+        let part = parts.iter().find(|part| part.id == running.id)?;
+        Some(Work {
+            goal: running.request.tokens.len(),
+            sequence: &mut running.sequence,
+            tokens: &part.tokens,
+            phase: Phase::Prefill,
+        })
+    });
+    work.collect()
+}
