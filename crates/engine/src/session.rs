@@ -56,7 +56,7 @@ impl Session {
     /// # Errors
     /// As [`Sequence::restore`].
     pub fn restore(engine: &Arc<Engine>, path: impl AsRef<Path>) -> Result<Self, EngineError> {
-        Ok(Self::of(Sequence::restore(engine, path)?))
+        Ok(Self::of(Sequence::restore(engine, &engine.page_pool()?, path)?))
     }
 
     /// A session that goes on from where this one is: both hold the same pages until one of them writes into a copy, and

@@ -22,7 +22,7 @@ use crate::arena::as_plane_mut;
 use crate::output::{FileKind, OutputFile};
 use crate::pool::Kind;
 use crate::reader::PagePlanes;
-use crate::{CacheShape, KvCache, KvError, KvTiers};
+use crate::{CacheShape, KvCache, KvError, KvTiers, PagePool};
 
 const MAGIC: &[u8; 8] = b"RIFFLEKV";
 const VERSION: u32 = 3;
@@ -87,55 +87,7 @@ impl KvCache {
         identity: &[u8],
         budget_bytes: Option<u64>,
     ) -> Result<(Self, Vec<u8>), KvError> {
-        Self::restore_with_tiers(path, shape, identity, KvTiers::memory(budget_bytes))
-    }
-
-    /// [`restore`](Self::restore) over several tiers: the oldest pages go to the farther ones as they are read.
-    ///
-    /// # Errors
-    /// As [`restore`](Self::restore), and what writing to the disk tier can meet.
-    pub fn restore_with_tiers(
-        path: impl AsRef<Path>,
-        shape: &CacheShape,
-        identity: &[u8],
-        tiers: KvTiers,
-    ) -> Result<(Self, Vec<u8>), KvError> {
-        let path = path.as_ref();
-        let mut reader = Reader::open(path)?;
-        let mut cache = Self::with_tiers(*shape, tiers)?;
-        let head = reader.head()?;
-        let tokens = reader.check(&head, shape, identity)?;
-        cache.check_fits(&tokens)?;
-        let mut all_hashes = XxHash3_128::new();
-        all_hashes.write(&head.hash);
-        for (table, tokens) in tokens.into_iter().enumerate() {
-            for page in 0..cache.page_count(tokens) {
-                let tokens = shape.page_tokens.min(tokens - page * shape.page_tokens);
-                let mut expected = PageHash::new(tokens);
-                let stripes = tokens.next_multiple_of(LANES);
-                cache.push_page(table, tokens, |kind, bytes| {
-                    let format = match kind {
-                        Kind::Keys => shape.key_format,
-                        Kind::Values => shape.value_format,
-                    };
-                    let bytes = &mut bytes[..format.plane_bytes(stripes, shape.head_dim)];
-                    reader.fill(bytes)?;
-                    expected.write(bytes);
-                    Ok::<(), KvError>(())
-                })?;
-                let hash = reader.hash()?;
-                if hash != expected.finish() {
-                    let (layer, kv_head) = (table / shape.kv_heads, table % shape.kv_heads);
-                    let what = format!("page {page} of layer {layer}, KV head {kv_head}, has changed");
-                    return Err(reader.damaged(what));
-                }
-                all_hashes.write(&hash);
-            }
-        }
-        if reader.hash()? != all_hashes.finish_128().to_le_bytes() {
-            return Err(reader.damaged("its pages are not in their places"));
-        }
-        Ok((cache, head.attachment))
+        PagePool::new(*shape, KvTiers::memory(budget_bytes))?.restore(path, identity)
     }
 
     /// The identity that a file was [saved](Self::save) with, to say what differs where it is another's.
@@ -217,6 +169,52 @@ impl KvCache {
             &mut both,
         );
         hash.finish()
+    }
+}
+
+impl PagePool {
+    /// Reads a cache that [`KvCache::save`] wrote into pages of this pool, and the attachment it was given: the oldest pages go to
+    /// farther tiers as they are read.
+    ///
+    /// # Errors
+    /// As [`KvCache::restore`], and what writing to the disk tier can meet.
+    pub fn restore(&self, path: impl AsRef<Path>, identity: &[u8]) -> Result<(KvCache, Vec<u8>), KvError> {
+        let path = path.as_ref();
+        let mut reader = Reader::open(path)?;
+        let (mut cache, shape) = (self.cache(), self.shape());
+        let head = reader.head()?;
+        let tokens = reader.check(&head, shape, identity)?;
+        cache.check_fits(&tokens)?;
+        let mut all_hashes = XxHash3_128::new();
+        all_hashes.write(&head.hash);
+        for (table, tokens) in tokens.into_iter().enumerate() {
+            for page in 0..cache.page_count(tokens) {
+                let tokens = shape.page_tokens.min(tokens - page * shape.page_tokens);
+                let mut expected = PageHash::new(tokens);
+                let stripes = tokens.next_multiple_of(LANES);
+                cache.push_page(table, tokens, |kind, bytes| {
+                    let format = match kind {
+                        Kind::Keys => shape.key_format,
+                        Kind::Values => shape.value_format,
+                    };
+                    let bytes = &mut bytes[..format.plane_bytes(stripes, shape.head_dim)];
+                    reader.fill(bytes)?;
+                    expected.write(bytes);
+                    Ok::<(), KvError>(())
+                })?;
+                let hash = reader.hash()?;
+                if hash != expected.finish() {
+                    let (layer, kv_head) = (table / shape.kv_heads, table % shape.kv_heads);
+                    let what = format!("page {page} of layer {layer}, KV head {kv_head}, has changed");
+                    return Err(reader.damaged(what));
+                }
+                all_hashes.write(&hash);
+            }
+        }
+        if reader.hash()? != all_hashes.finish_128().to_le_bytes() {
+            return Err(reader.damaged("its pages are not in their places"));
+        }
+        Ok((cache, head.attachment))
     }
 }
 

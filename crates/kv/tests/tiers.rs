@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use riffle_attention::{Format, PageView, Span, read_keys, read_values};
-use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook};
+use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook, PagePool};
 use testing::{append_all, shape, tokens};
 use unhurried::Unhurried;
 
@@ -371,7 +371,7 @@ fn a_cache_over_tiers_is_saved_and_restored_as_one_in_memory() {
     cache.save(&a, b"model", b"tokens").unwrap();
     resident.save(&b, b"model", b"tokens").unwrap();
     assert!(std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap());
-    let (mut restored, attachment) = KvCache::restore_with_tiers(&b, &shape, b"model", tiers).unwrap();
+    let (mut restored, attachment) = PagePool::new(shape, tiers).unwrap().restore(&b, b"model").unwrap();
     assert_eq!(attachment, b"tokens");
     assert!(restored.usage().bytes_by_tier.disk > 0);
     append_all(&mut restored, 1, 20);

@@ -122,8 +122,8 @@ impl Asked {
                 if number + 1 == self.questions.len() && flow.is_continue() {
                     // Nothing is left but to keep what has been read.
                     while self.step(id)?.0 {}
+                    report.prefix_cache = self.scheduler.prefix_report().cloned();
                 }
-                report.prefix_cache = self.scheduler.prefix_report().cloned();
                 if flow.is_break() {
                     report.stop = StopReason::Interrupted;
                 }

@@ -142,15 +142,23 @@ impl Scheduler {
 
     /// Keeps the state of a sequence with recurrent layers for others that go on from its tokens, where there is room.
     pub(super) fn keep_state(&mut self, place: usize) -> Result<(), EngineError> {
-        while self.alive() >= self.engine.options().sequences {
-            if !self.idle.drop_oldest() {
-                return Ok(());
-            }
+        if !self.make_room_for_one() {
+            return Ok(());
         }
         let running = &mut self.running[place];
         let copy = running.sequence.fork()?;
         self.idle.keep(copy, running.stored_tokens);
         Ok(())
+    }
+
+    /// Drops idle sequences until there is room for one; false where the others take it all.
+    pub(super) fn make_room_for_one(&mut self) -> bool {
+        while self.alive() >= self.engine.options().sequences {
+            if !self.idle.drop_oldest() {
+                return false;
+            }
+        }
+        true
     }
 
     /// Sequences that read, answer, are parked or idle.

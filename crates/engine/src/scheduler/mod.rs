@@ -233,6 +233,19 @@ impl Scheduler {
         self.idle.len()
     }
 
+    /// Takes in a sequence of the [pool](Self::pool) without an owner, such as one [restored](Sequence::restore) from a file: it is
+    /// idle from now on, and what it has read as prompt serves whoever asks next. An idle sequence makes room for it where there is
+    /// none; false where it can serve nobody or none makes room.
+    pub fn adopt(&mut self, mut sequence: Sequence) -> bool {
+        if !sequence.serves_others() || !self.make_room_for_one() {
+            return false;
+        }
+        // Models with recurrent layers are found by their idle sequences alone.
+        drop(sequence.share_prefix());
+        self.idle.keep(sequence, 0);
+        true
+    }
+
     /// What the prefix cache on disk has been used for, where there is one.
     pub fn prefix_report(&self) -> Option<&PrefixReport> {
         self.disk.as_ref().map(DiskPrefixes::report)

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use riffle_kv::{KvCache, KvError};
+use riffle_kv::{KvCache, KvError, PagePool};
 use riffle_model::RecurrentState;
 use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,6 @@ use crate::answer::sampler::SamplerState;
 use crate::origin::Origin;
 use crate::pass::audit::HeadSums;
 use crate::pass::auto::{Auto, AutoState};
-use crate::plan::{cache_shape, session_tiers};
 use crate::sequence::AnswerUnderWay;
 use crate::sequence::eviction::Evicted;
 use crate::sequence::statistics::PairCount;
@@ -78,12 +77,12 @@ impl Sequence {
             .save(path, &origin(&self.engine, &self.options)?.to_bytes(), &record)?)
     }
 
-    /// The sequence that [`Sequence::save`] wrote, made by the same model under the same options.
+    /// The sequence that [`Sequence::save`] wrote, made by the same model under the same options, in pages of `pool`.
     ///
     /// # Errors
     /// [`EngineError::ForeignSession`] when another model or other options made it; [`EngineError::ContextExceeded`];
-    /// [`EngineError::Kv`] when the file cannot be read or is damaged.
-    pub fn restore(engine: &Arc<Engine>, path: impl AsRef<Path>) -> Result<Self, EngineError> {
+    /// [`EngineError::Kv`] when the file cannot be read or is damaged, or the pool has no room.
+    pub fn restore(engine: &Arc<Engine>, pool: &PagePool, path: impl AsRef<Path>) -> Result<Self, EngineError> {
         let path = path.as_ref();
         let options = SequenceOptions::of(engine.options());
         let origin = origin(engine, &options)?;
@@ -96,57 +95,66 @@ impl Sequence {
                 now,
             });
         }
-        let mut sequence = Self::new(engine, &engine.page_pool()?, options)?;
-        let shape = cache_shape(engine.model().config(), engine.options());
-        let context = engine.plan().context_tokens;
+        let mut sequence = Self::new(engine, pool, options)?;
         let too_long = |tokens: usize| engine.context_exceeded("the saved session", tokens);
-        let tiers = session_tiers(engine.model().config(), engine.options(), engine.plan());
-        let (cache, record) =
-            KvCache::restore_with_tiers(path, &shape, &origin.to_bytes(), tiers).map_err(|error| match error {
-                KvError::Budget { wanted_tokens, .. } => too_long(wanted_tokens),
-                error => error.into(),
-            })?;
+        let (cache, record) = pool.restore(path, &origin.to_bytes()).map_err(|error| match error {
+            KvError::Budget { wanted_tokens, .. } => too_long(wanted_tokens),
+            error => error.into(),
+        })?;
         let record: Record = postcard::from_bytes(&record).map_err(|_| unreadable(path))?;
-        if record.tokens.len() > context && engine.options().window.is_none() {
+        if record.tokens.len() > engine.plan().context_tokens && engine.options().window.is_none() {
             return Err(too_long(record.tokens.len()));
         }
-        if let (Some(auto), Some(state)) = (&mut sequence.statistics.auto, &record.auto)
-            && !auto.resume(state, &mut sequence.prefill)?
+        sequence.cache = cache;
+        match sequence.take_record(record)? {
+            true => Ok(sequence),
+            false => Err(unreadable(path)),
+        }
+    }
+
+    /// Takes in what a file says beside the pages, which are there; false where it contradicts them or itself.
+    fn take_record(&mut self, record: Record) -> Result<bool, EngineError> {
+        if let (Some(auto), Some(state)) = (&mut self.statistics.auto, &record.auto)
+            && !auto.resume(state, &mut self.prefill)?
         {
-            return Err(unreadable(path));
+            return Ok(false);
         }
         // Whether a run audits is no part of what made the session.
-        if let (Some(audit), Some(sums)) = (&mut sequence.statistics.audit, record.audit)
+        if let (Some(audit), Some(sums)) = (&mut self.statistics.audit, record.audit)
             && !audit.resume(sums)
         {
-            return Err(unreadable(path));
+            return Ok(false);
         }
-        restore_states(&mut sequence.prefill, record.prefill, path)?;
-        restore_states(&mut sequence.decode, record.decode, path)?;
-        let recurrent = RecurrentState::from_bytes(engine.model().config(), &record.recurrent)?;
-        if recurrent.tokens().is_some_and(|tokens| tokens != record.tokens.len()) {
-            return Err(unreadable(path));
+        let policies = [(&mut self.prefill, record.prefill), (&mut self.decode, record.decode)];
+        for (policies, states) in policies {
+            if !restore_states(policies, states)? {
+                return Ok(false);
+            }
         }
+        let tokens = record.tokens.len();
+        let recurrent = RecurrentState::from_bytes(self.engine.model().config(), &record.recurrent)?;
+        if recurrent.tokens().is_some_and(|after| after != tokens) {
+            return Ok(false);
+        }
+        let shape = self.cache.shape();
         let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
-        let held: Vec<usize> = heads
-            .map(|(layer, kv_head)| cache.head_tokens(layer, kv_head))
-            .collect();
-        if engine.options().window.is_none() && !record.evicted.leaves(record.tokens.len(), &held) {
-            return Err(unreadable(path));
+        let held = heads.map(|(layer, kv_head)| self.cache.head_tokens(layer, kv_head));
+        let held: Vec<usize> = held.collect();
+        if self.options.window.is_none() && !record.evicted.leaves(tokens, &held) {
+            return Ok(false);
         }
-        sequence.recurrence.resume(recurrent)?;
-        sequence.cache = cache;
-        sequence.placement.rolling = record.rolling;
-        sequence.placement.evicted = record.evicted;
-        sequence.tokens = record.tokens;
-        sequence.prefilled = record.prefilled;
-        sequence.answer = AnswerUnderWay {
+        self.recurrence.resume(recurrent)?;
+        self.placement.rolling = record.rolling;
+        self.placement.evicted = record.evicted;
+        self.tokens = record.tokens;
+        self.prefilled = record.prefilled;
+        self.answer = AnswerUnderWay {
             pending: record.pending,
             sampler: record.sampler,
         };
-        sequence.logits = record.logits;
-        sequence.statistics.pairs = record.pairs;
-        Ok(sequence)
+        self.logits = record.logits;
+        self.statistics.pairs = record.pairs;
+        Ok(true)
     }
 }
 
@@ -156,12 +164,16 @@ fn origin(engine: &Engine, options: &SequenceOptions) -> Result<Origin, EngineEr
     Ok(origin)
 }
 
-fn restore_states(policies: &mut PolicySet, states: Vec<Vec<u8>>, path: &Path) -> Result<(), EngineError> {
+/// Gives each policy its state; false where there are not as many states as policies.
+fn restore_states(policies: &mut PolicySet, states: Vec<Vec<u8>>) -> Result<bool, EngineError> {
     let mut states = states.into_iter();
     for policy in policies.iter_mut() {
-        policy.restore_state(&states.next().ok_or_else(|| unreadable(path))?)?;
+        let Some(state) = states.next() else {
+            return Ok(false);
+        };
+        policy.restore_state(&state)?;
     }
-    states.next().map_or(Ok(()), |_| Err(unreadable(path)))
+    Ok(states.next().is_none())
 }
 
 fn unreadable(path: &Path) -> EngineError {

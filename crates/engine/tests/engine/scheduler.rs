@@ -8,7 +8,7 @@ use crate::testing::{fixture, go_on};
 use riffle_attention::Format;
 use riffle_engine::{
     Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, PrefixCacheOptions, Request, RequestId,
-    SamplingOptions, Scheduler, SchedulerOptions, Session, StopReason,
+    SamplingOptions, Scheduler, SchedulerOptions, Sequence, Session, StopReason,
 };
 use riffle_kv::DiskTier;
 
@@ -622,5 +622,29 @@ fn more_answers_than_a_device_multiplies_alike_take_turns() {
         session.prefill(&request.tokens, &mut go_on).unwrap();
         let alone = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
         assert_eq!(found[id].0, alone.unwrap());
+    }
+}
+
+#[test]
+fn a_sequence_from_a_file_serves_requests_from_the_one_pool() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    for model in ["model", "model-hybrid"] {
+        let engine = Engine::load(fixture(model), options()).unwrap();
+        let requests = questions(&engine);
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&requests[0].tokens[..640], &mut go_on).unwrap();
+        session.save(&path).unwrap();
+        drop(session);
+        let mut scheduler = scheduler(&engine, 2);
+        let restored = Sequence::restore(&engine, scheduler.pool(), &path).unwrap();
+        assert!(scheduler.pool().near_bytes() > 0, "its pages are the pool's");
+        assert!(scheduler.adopt(restored));
+        let id = scheduler.submit(requests[1].clone()).unwrap();
+        let found = finish(&mut scheduler);
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&requests[1].tokens, &mut go_on).unwrap();
+        let alone = session.generate(&requests[1].generate, &mut |_| ControlFlow::Continue(()));
+        assert_eq!(found[&id], (alone.unwrap(), 640), "{model}");
     }
 }
