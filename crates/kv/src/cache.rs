@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use riffle_attention::{PageView, PlaneMut, Span, write_keys, write_values};
 
-use crate::offload;
+use crate::offload::{self, LayerRead, stream_together};
 use crate::pool::{Kind, PageId, PageStore, PageVersion, Pool};
 use crate::reader::{SequencePages, plane_id};
 use crate::table::PageTable;
@@ -23,7 +23,7 @@ pub struct KvCache {
     /// When each row of pages was begun, by the pool's count.
     pub(crate) rows: Vec<u64>,
     /// What was read of each layer last: `[layers, kv_heads]`, spans of pages; empty for layers that lie near.
-    last_read: Vec<Vec<Vec<Span>>>,
+    pub(crate) last_read: Vec<Vec<Vec<Span>>>,
     pub(crate) is_parked: bool,
 }
 
@@ -75,6 +75,11 @@ impl KvCache {
     /// Where its pages come from, for sequences that are to share some of them.
     pub fn pool(&self) -> PagePool {
         PagePool(Arc::clone(&self.pool))
+    }
+
+    /// Whether the pages of another sequence come from the same pool.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pool, &other.pool)
     }
 
     /// Tokens in a layer, in the KV head that holds most; 0 for a layer that does not exist.
@@ -176,15 +181,8 @@ impl KvCache {
         next: Option<usize>,
         each: &mut ShowPages<'_, E>,
     ) -> Result<(), E> {
-        self.check_layer(layer)?;
-        next.map_or(Ok(()), |next| self.check_layer(next))?;
-        let store = self.pool.read();
-        let pages = SequencePages {
-            store: &store,
-            tables: &self.tables,
-            tokens: &self.tokens,
-        };
-        offload::stream(pages, &mut self.last_read, layer, wanted, next, each)
+        let read = LayerRead { sequence: 0, wanted };
+        stream_together(&mut [self], &[read], layer, next, &mut |reads| each(&reads[0]))
     }
 
     /// Shows the pages of a (layer, KV head) from the one that holds `from_token` on, all at once and without values:

@@ -71,6 +71,7 @@ pub use disk::forget_cached;
 pub use encoded::HeadGrowth;
 pub use error::KvError;
 pub use lock::PathLock;
+pub use offload::{LayerRead, ShowReads, stream_together};
 pub use output::{FileKind, OutputError, OutputFile, OutputWriter};
 pub use pool::{PageId, PagePool, PageVersion};
 pub use prefix::{NoteFound, PrefixCache, PrefixFound, PrefixStored};

@@ -288,7 +288,10 @@ impl<'a> SequenceAttention<'a> {
                     partials,
                 )
             }
-            _ => reading::attend(self.cache, &chosen.reads(), Some(chosen.next), &self.options, partials),
+            _ => {
+                let reads = [(0, chosen.reads())];
+                reading::attend(&mut [self.cache], &reads, Some(chosen.next), &self.options, partials)
+            }
         }
     }
 

@@ -3,9 +3,9 @@
 use rayon::prelude::*;
 use riffle_attention::{
     AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Scan, Selection, Span,
-    add_column_mass, attend_batch, attend_scanned,
+    add_column_mass, attend_scanned,
 };
-use riffle_kv::KvCache;
+use riffle_kv::{KvCache, LayerRead, stream_together};
 use riffle_policy::{ColumnMass, KeyUse, LentScan, Policy, PolicySet, SelectContext};
 
 use crate::EngineError;
@@ -78,56 +78,43 @@ impl<'r> Reads<'r> {
     }
 }
 
-/// Attends each tile of a chunk to its selection. `next` is the layer whose pages are loaded ahead.
+/// Attends each tile of some chunks to its selection: of one sequence, or of several of one pool, where pages that they share are
+/// loaded and read once. A chunk comes with the number of its sequence. `next` is the layer whose pages are loaded ahead;
+/// `partials` are those of all tiles, chunk by chunk.
 pub(crate) fn attend(
-    cache: &mut KvCache,
-    reads: &Reads<'_>,
+    caches: &mut [&mut KvCache],
+    chunks: &[(usize, Reads<'_>)],
     next: Option<usize>,
     options: &AttendOptions<'_>,
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
-    let chunk = reads.chunk;
-    let wanted = reads.wanted(cache);
-    let mut stream = BatchStream::new(chunk.tiles.iter().map(|tile| &tile.queries), options);
-    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), next, &mut |pages| {
-        let pages = cut(pages, chunk);
-        stream.attend(&reads.jobs(&pages).collect::<Vec<_>>(), options, partials)?;
-        reads.attend_scanned(&pages, partials)
-    })?;
-    Ok(stream.finish(partials)?)
-}
-
-/// Attends chunks of several sequences of one pool, whose pages all lie near, in one call: pages that they share are read once.
-/// `partials` are those of all tiles, chunk by chunk.
-pub(crate) fn attend_near(
-    chunks: &[(&KvCache, Reads<'_>)],
-    options: &AttendOptions<'_>,
-    partials: &mut [Partial],
-) -> Result<(), EngineError> {
-    let Some((first, _)) = chunks.first() else {
+    let Some((_, first)) = chunks.first() else {
         return Ok(());
     };
-    let reader = first.read();
-    let shown = chunks.iter().map(|(cache, reads)| {
-        let wanted = reads.wanted(cache);
-        let pages = reader
-            .of(cache)
-            .map(|pages| pages.near_views(reads.chunk.layer, wanted.as_deref()));
-        cut(&pages.unwrap_or_default(), reads.chunk)
+    let wanted = chunks.iter().map(|(sequence, reads)| reads.wanted(caches[*sequence]));
+    let wanted: Vec<Option<Vec<Vec<Span>>>> = wanted.collect();
+    let reads = chunks.iter().zip(&wanted).map(|((sequence, _), wanted)| LayerRead {
+        sequence: *sequence,
+        wanted: wanted.as_deref(),
     });
-    let shown: Vec<Vec<Vec<PageView<'_>>>> = shown.collect();
-    let jobs = chunks
-        .iter()
-        .zip(&shown)
-        .flat_map(|((_, reads), pages)| reads.jobs(pages));
-    attend_batch(&jobs.collect::<Vec<_>>(), options, partials)?;
-    let mut rest = partials;
-    for ((_, reads), pages) in chunks.iter().zip(&shown) {
-        let (here, later) = rest.split_at_mut(reads.chunk.tiles.len());
-        reads.attend_scanned(pages, here)?;
-        rest = later;
-    }
-    Ok(())
+    let reads: Vec<LayerRead<'_>> = reads.collect();
+    let tiles = chunks.iter().flat_map(|(_, reads)| &reads.chunk.tiles);
+    let mut stream = BatchStream::new(tiles.map(|tile| &tile.queries), options);
+    stream_together::<EngineError>(caches, &reads, first.chunk.layer, next, &mut |pages| {
+        let chunks = chunks.iter().map(|(_, reads)| reads);
+        let shown = pages.iter().zip(chunks.clone());
+        let shown: Vec<_> = shown.map(|(pages, reads)| cut(pages, reads.chunk)).collect();
+        let jobs = chunks.clone().zip(&shown).flat_map(|(reads, pages)| reads.jobs(pages));
+        stream.attend(&jobs.collect::<Vec<_>>(), options, partials)?;
+        let mut rest = &mut *partials;
+        for (reads, pages) in chunks.zip(&shown) {
+            let (here, later) = rest.split_at_mut(reads.chunk.tiles.len());
+            reads.attend_scanned(pages, here)?;
+            rest = later;
+        }
+        Ok(())
+    })?;
+    Ok(stream.finish(partials)?)
 }
 
 /// Attends queries of KV heads of a chunk to everything before them.

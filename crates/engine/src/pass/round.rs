@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use riffle_attention::Partial;
+use riffle_kv::KvCache;
 use riffle_policy::Phase;
 
 use crate::EngineError;
@@ -28,6 +29,8 @@ pub(crate) struct Part<'a> {
 /// A chunk of a part, and where its partials lie.
 struct Piece<'q> {
     part: usize,
+    /// The first part whose pages come from the same pool.
+    pool: Option<usize>,
     chosen: Chosen<'q>,
     /// In the partials of the round; in [`Part::own`] where those go on.
     partials: Range<usize>,
@@ -40,7 +43,7 @@ pub(crate) fn attend_round(
     parts: &mut [Part<'_>],
     partials: &mut Vec<Partial>,
     output: &mut [f32],
-) -> Result<Vec<Range<usize>>, EngineError> {
+) -> Vec<Range<usize>> {
     let mut chosen = Vec::new();
     for (number, part) in parts.iter_mut().enumerate() {
         match part.choose() {
@@ -55,15 +58,14 @@ pub(crate) fn attend_round(
         .map(|piece| piece.partials.end);
     let count = ends.max().unwrap_or(0);
     partials.resize_with(partials.len().max(count), || Partial::new(0, 0, 0));
-    for piece in pieces.iter().filter(|piece| !piece.goes_on) {
-        let own = partials[piece.partials.clone()].iter_mut();
-        for (partial, tile) in own.zip(&piece.chosen.chunk.tiles) {
-            partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
+    for together in pieces.chunk_by(|a, b| a.pool == b.pool) {
+        if attend_together(parts, together, partials) {
+            continue;
         }
-    }
-    let together = attend_together(parts, &pieces, partials)?;
-    for piece in &pieces[together..] {
-        piece.attend(&mut parts[piece.part], partials);
+        for piece in together {
+            piece.begin(partials);
+            piece.attend(&mut parts[piece.part], partials);
+        }
     }
     let mut in_output = Vec::new();
     for piece in &pieces {
@@ -79,50 +81,45 @@ pub(crate) fn attend_round(
             Err(error) => *part.failure = Some(error),
         }
     }
-    Ok(in_output)
+    in_output
 }
 
-/// Attends the first pieces, those whose pages all lie in main memory near, in one call, so that pages they share are read once.
-/// Returns how many these are.
-fn attend_together(
-    parts: &mut [Part<'_>],
-    pieces: &[Piece<'_>],
-    partials: &mut [Partial],
-) -> Result<usize, EngineError> {
-    let near = |piece: &&Piece<'_>| {
-        let part = &parts[piece.part];
-        part.input.on_device().is_none() && !piece.goes_on && part.attention.cache.is_near(part.input.cache_layer)
-    };
-    let together = pieces.iter().take_while(near).count();
-    // One alone is read as its cache streams it.
-    if together < 2 {
-        return Ok(0);
+/// Attends pieces of sequences of one pool in one call, so that pages they share are loaded and read once. Returns whether that was
+/// done; where a page cannot be loaded, it shows whose it is when each attends by itself.
+fn attend_together(parts: &mut [Part<'_>], pieces: &[Piece<'_>], partials: &mut [Partial]) -> bool {
+    let on_device = |piece: &Piece<'_>| parts[piece.part].input.on_device().is_some();
+    if pieces.len() < 2 || pieces.iter().any(|piece| piece.goes_on || on_device(piece)) {
+        return false;
     }
     let began = Instant::now();
-    let (end, options) = (
-        pieces[together - 1].partials.end,
-        parts[pieces[0].part].attention.options,
-    );
-    let chunks = pieces[..together].iter();
-    let chunks: Vec<_> = chunks
-        .map(|piece| (&*parts[piece.part].attention.cache, piece.chosen.reads()))
-        .collect();
-    reading::attend_near(&chunks, &options, &mut partials[..end])?;
-    drop(chunks);
-    for piece in &pieces[..together] {
-        parts[piece.part].attention.add_attend_time(began, together);
+    pieces.iter().for_each(|piece| piece.begin(partials));
+    let (first, last) = (&pieces[0], &pieces[pieces.len() - 1]);
+    let (options, next) = (parts[first.part].attention.options, first.chosen.next);
+    let mut numbers: Vec<usize> = pieces.iter().map(|piece| piece.part).collect();
+    numbers.dedup();
+    let caches = parts.iter_mut().enumerate().filter(|(part, _)| numbers.contains(part));
+    let mut caches: Vec<&mut KvCache> = caches.map(|(_, part)| &mut *part.attention.cache).collect();
+    let chunks = pieces.iter().map(|piece| {
+        let sequence = numbers.partition_point(|part| *part < piece.part);
+        (sequence, piece.chosen.reads())
+    });
+    let chunks: Vec<_> = chunks.collect();
+    let partials = &mut partials[first.partials.start..last.partials.end];
+    let attended = reading::attend(&mut caches, &chunks, Some(next), &options, partials);
+    for piece in pieces.iter().filter(|_| attended.is_ok()) {
+        parts[piece.part].attention.add_attend_time(began, pieces.len());
     }
-    Ok(together)
+    attended.is_ok()
 }
 
-/// Gives every chunk its partials; chunks of sequences whose layer lies near come first.
-fn placed<'q>(parts: &[Part<'_>], chosen: Vec<(usize, Chosen<'q>)>) -> Vec<Piece<'q>> {
-    let is_near = |part: &Part<'_>| part.attention.cache.is_near(part.input.cache_layer);
-    let near: Vec<bool> = parts.iter().map(is_near).collect();
+/// Gives every chunk its partials; chunks of sequences of one pool lie beside one another.
+fn placed<'q>(parts: &[Part<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> Vec<Piece<'q>> {
+    let first_beside = |part: &Part<'_>| parts.iter().position(|other| other.is_beside(part));
+    let pools: Vec<Option<usize>> = parts.iter().map(first_beside).collect();
+    chosen.sort_by_key(|(part, _)| pools[*part]);
     let mut next = 0;
     let mut pieces: Vec<Piece<'q>> = Vec::with_capacity(chosen.len());
-    let (first, later): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|(part, _)| near[*part]);
-    for (part, chosen) in first.into_iter().chain(later) {
+    for (part, chosen) in chosen {
         let tiles = chosen.chunk.tiles.len();
         let goes_on = !parts[part].own.is_empty();
         let partials = match goes_on {
@@ -135,6 +132,7 @@ fn placed<'q>(parts: &[Part<'_>], chosen: Vec<(usize, Chosen<'q>)>) -> Vec<Piece
         next = if goes_on { next } else { partials.end };
         pieces.push(Piece {
             part,
+            pool: pools[part],
             chosen,
             partials,
             goes_on,
@@ -144,6 +142,11 @@ fn placed<'q>(parts: &[Part<'_>], chosen: Vec<(usize, Chosen<'q>)>) -> Vec<Piece
 }
 
 impl<'a> Part<'a> {
+    /// Whether another's pages come from the same pool.
+    fn is_beside(&self, other: &Self) -> bool {
+        self.attention.cache.is_beside(other.attention.cache)
+    }
+
     /// Tiles of the chunks before a row.
     fn own_tiles_before(&self, row: usize) -> usize {
         let heads = self.attention.step.heads;
@@ -167,6 +170,16 @@ impl<'a> Part<'a> {
 }
 
 impl Piece<'_> {
+    /// Empties its partials, unless they go on from what was read.
+    fn begin(&self, partials: &mut [Partial]) {
+        if self.goes_on {
+            return;
+        }
+        for (partial, tile) in partials[self.partials.clone()].iter_mut().zip(&self.chosen.chunk.tiles) {
+            partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
+        }
+    }
+
     fn attend(&self, part: &mut Part<'_>, partials: &mut [Partial]) {
         if part.failure.is_some() {
             return;

@@ -1,9 +1,14 @@
 //! Sessions of an engine: what they read, keep, share, evict and give back.
 
+#[path = "../../../kv/tests/testing/counted.rs"]
+mod counted;
 mod device;
 mod device_flow;
 mod device_summaries;
 mod eviction;
+mod far;
+#[cfg(target_os = "linux")]
+mod faults;
 mod fork;
 mod hybrid;
 mod joined;

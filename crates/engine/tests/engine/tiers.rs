@@ -1,16 +1,14 @@
 //! A session whose pages lie in farther tiers gives the bits of one that holds them all.
 
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::counted::Counted;
 use crate::testing::{fixture, go_on, prompt};
 use crate::unhurried::Unhurried;
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineError, EngineOptions, Session};
-use riffle_kv::{CpuDevice, Device, DeviceMemory, DiskTier, KvError, KvTiers};
+use riffle_kv::{CpuDevice, DiskTier, KvError, KvTiers};
 use riffle_policy::Phase;
 
 /// Policies for reading and for writing, with sizes that leave something out of a short text.
@@ -161,40 +159,6 @@ fn the_timing_of_the_loads_changes_no_bit() {
     }
 }
 
-/// Main memory that counts what is brought into it.
-#[derive(Debug)]
-struct Counted(Arc<AtomicU64>);
-
-struct CountedMemory(Box<dyn DeviceMemory>, Arc<AtomicU64>);
-
-impl Device for Counted {
-    fn reads_main_memory(&self) -> bool {
-        true
-    }
-
-    fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
-        Ok(Box::new(CountedMemory(
-            CpuDevice::new().allocate(bytes)?,
-            Arc::clone(&self.0),
-        )))
-    }
-}
-
-impl DeviceMemory for CountedMemory {
-    fn bytes(&self) -> &[u8] {
-        self.0.bytes()
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.bytes_mut()
-    }
-
-    fn loaded(&mut self, bytes: Range<usize>) {
-        self.1.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.0.loaded(bytes);
-    }
-}
-
 #[test]
 fn a_sparse_prefill_moves_fewer_bytes_than_a_dense_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -211,14 +175,14 @@ fn a_sparse_prefill_moves_fewer_bytes_than_a_dense_one() {
                 ..options((policy, "full"), Format::F16, Format::F16, 64)
             };
             let mut options = far(&options, &model, folder.path(), 16, spare);
-            let bytes = Arc::new(AtomicU64::new(0));
-            options.kv_tiers.device = Arc::new(Counted(Arc::clone(&bytes)));
+            let device = Counted::over(CpuDevice::new());
+            options.kv_tiers.device = device.clone();
             let engine = Engine::load(&model, options).unwrap();
             let tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
             let mut session = Session::new(&engine).unwrap();
             session.prefill(&tokens[..4096], &mut go_on).unwrap();
             assert!(session.usage().bytes_by_tier.disk > 0);
-            bytes.load(Ordering::Relaxed)
+            device.bytes()
         };
         let dense = moved("full");
         for policy in ["xattention:from=0,block=64", "streaming:sinks=64,window=256"] {

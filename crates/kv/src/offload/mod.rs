@@ -1,12 +1,14 @@
 //! The offload engine: pages that lie far come to a ring of slots while others are read.
 //!
-//! Pages are read in ascending order, a group of at most half the ring at a time. While one group is read, threads
+//! Pages are read in ascending order, a group of at most half the ring at a time, by rows of one sequence or of several; a page
+//! that several read comes once for all of them. While one group is read, threads
 //! load the next ones into the slots that are free, and behind the last group the first pages of what is read next:
 //! of the same layer for the next chunk of a prompt, of the next layer while a token is written. What those will be is
 //! known only when they are selected; until then it is taken to be what was read of that layer last. Pages that turn
 //! out not to be wanted are dropped, those that were missed are loaded then, so a guess costs time and never a bit.
 
 mod loader;
+mod plan;
 mod ring;
 
 use std::sync::Arc;
@@ -14,18 +16,12 @@ use std::sync::Arc;
 use riffle_attention::{Format, PageView, Plane, Span};
 
 use crate::arena::as_plane;
-use crate::cache::ShowPages;
-use crate::pool::{Kind, PageId};
+use crate::pool::{Kind, PageId, PageStore};
 use crate::reader::{SequencePages, plane_id};
 use crate::tiers::{Layout, SlotLayout, scan_stride};
-use crate::{CacheShape, Device, DeviceMemory, KvError, KvTiers};
-use loader::LoadPlane;
-use ring::{Planes, Ring};
-
-const ALL: Span = Span {
-    start: 0,
-    end: usize::MAX,
-};
+use crate::{CacheShape, Device, DeviceMemory, KvCache, KvError, KvTiers};
+use plan::{ALL, FarPage, Plan};
+use ring::Ring;
 
 pub(crate) struct OffloadEngine {
     device: Arc<dyn Device>,
@@ -34,54 +30,109 @@ pub(crate) struct OffloadEngine {
     scan_budget_bytes: u64,
 }
 
-/// A page of a layer that is read, in the order in which pages are read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Item {
-    number: usize,
-    kv_head: usize,
-    id: PageId,
-    /// Planes that have to be loaded.
-    far: Planes,
+/// What some rows of one of several sequences read of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerRead<'a> {
+    /// Which of the sequences.
+    pub sequence: usize,
+    /// The pages of each KV head, as spans of page numbers; `None` is all.
+    pub wanted: Option<&'a [Vec<Span>]>,
 }
 
-/// Shows the wanted pages of a layer (all for `None`), some at a time: to each call, for each KV head, pages that
-/// come after those of earlier calls. Goes on to load what `next` is expected to read. `last_read` is what was read of each
-/// layer last, `[layers, kv_heads]`, spans of pages; empty for layers that lie near.
-pub(crate) fn stream<E: From<KvError>>(
-    pages: SequencePages<'_>,
-    last_read: &mut [Vec<Vec<Span>>],
+/// Takes pages of each KV head, by read.
+pub type ShowReads<'a, E> = dyn FnMut(&[Vec<Vec<PageView<'_>>>]) -> Result<(), E> + 'a;
+
+/// As [`KvCache::stream`] for rows of several sequences of one pool: a page that several of them read is loaded once, and shown to
+/// all of them in one call where they hold it at the same place. Each read is shown its pages in the order in which it would
+/// be shown them alone.
+///
+/// # Errors
+/// As [`KvCache::stream`]: the first failure ends the stream of all reads.
+///
+/// # Panics
+/// For sequences of different pools, and reads of sequences that are not there.
+pub fn stream_together<E: From<KvError>>(
+    sequences: &mut [&mut KvCache],
+    reads: &[LayerRead<'_>],
     layer: usize,
-    wanted: Option<&[Vec<Span>]>,
     next: Option<usize>,
-    each: &mut ShowPages<'_, E>,
+    each: &mut ShowReads<'_, E>,
 ) -> Result<(), E> {
-    let expected = |last_read: &[Vec<Vec<Span>>]| {
-        let next = next.filter(|next| !last_read[*next].is_empty());
-        next.map_or(Vec::new(), |next| pages.items(next, Some(&last_read[next])))
-    };
-    if pages.are_near(layer) {
-        last_read[layer].clear();
-        each(&pages.near_views(layer, wanted))?;
-    } else {
-        let items = pages.items(layer, wanted);
-        if items.iter().all(|item| !item.far.any()) {
-            last_read[layer].clear();
-            each(&pages.views(layer, &items, None))?;
-        } else {
-            let mut offload = pages.store.offload();
-            offload.stream(pages, layer, &items, || expected(last_read), next, each)?;
-            drop(offload);
-            last_read[layer] = match wanted {
-                Some(wanted) => wanted.to_vec(),
-                None => vec![vec![ALL]; pages.shape().kv_heads],
-            };
-        }
+    let Some(first) = sequences.first() else { return Ok(()) };
+    first.check_layer(layer)?;
+    next.map_or(Ok(()), |next| first.check_layer(next))?;
+    let pool = Arc::clone(&first.pool);
+    assert!(
+        sequences.iter().all(|sequence| Arc::ptr_eq(&sequence.pool, &pool)),
+        "sequences that are read together are of one pool"
+    );
+    let store = &*pool.read();
+    let far = show(store, sequences, reads, layer, next, each)?;
+    for (number, sequence) in sequences.iter_mut().enumerate() {
+        let reads = || reads.iter().filter(|read| read.sequence == number);
+        sequence.last_read[layer] = match far[number] {
+            false => Vec::new(),
+            true if reads().any(|read| read.wanted.is_none()) => vec![vec![ALL]; pool.shape.kv_heads],
+            true => {
+                let wanted = |kv_head: usize| reads().filter_map(move |read| Some(&read.wanted?[kv_head]));
+                let heads = 0..pool.shape.kv_heads;
+                heads
+                    .map(|kv_head| wanted(kv_head).flatten().copied().collect())
+                    .collect()
+            }
+        };
     }
-    let expected = expected(last_read);
-    if let Some(next) = next.filter(|_| expected.iter().any(|item| item.far.any())) {
-        pages.store.offload().expect(pages, next, &expected)?;
+    let expected = expected(store, sequences, next);
+    if !expected.is_empty() {
+        store.offload().expect(&expected)?;
     }
     Ok(())
+}
+
+/// Shows what is read, and says of each sequence whether it has read pages that are far.
+fn show<E: From<KvError>>(
+    store: &PageStore,
+    sequences: &[&mut KvCache],
+    reads: &[LayerRead<'_>],
+    layer: usize,
+    next: Option<usize>,
+    each: &mut ShowReads<'_, E>,
+) -> Result<Vec<bool>, E> {
+    let mut far = vec![false; sequences.len()];
+    let pages: Vec<SequencePages<'_>> = sequences.iter().map(|sequence| sequence.pages_in(store)).collect();
+    let reads_of = || reads.iter().map(|read| (pages[read.sequence], read.wanted));
+    if pages.iter().all(|pages| pages.are_near(layer)) {
+        let views: Vec<_> = reads_of()
+            .map(|(pages, wanted)| pages.near_views(layer, wanted))
+            .collect();
+        each(&views)?;
+        return Ok(far);
+    }
+    let mut plan = Plan::new(layer, reads_of());
+    for (number, read) in reads.iter().enumerate() {
+        far[read.sequence] |= plan.is_far(number);
+    }
+    match plan.far.is_empty() {
+        true => each(&plan.next_views(0, None))?,
+        false => {
+            let expected = expected(store, sequences, next);
+            store.offload().stream(&mut plan, &expected, each)?;
+        }
+    }
+    Ok(far)
+}
+
+/// The far pages of a layer that sequences read last: what they are expected to read of it.
+fn expected<'a>(store: &'a PageStore, sequences: &'a [&mut KvCache], layer: Option<usize>) -> Vec<FarPage<'a>> {
+    let Some(layer) = layer else { return Vec::new() };
+    let read = sequences
+        .iter()
+        .filter(|sequence| !sequence.last_read[layer].is_empty());
+    Plan::new(
+        layer,
+        read.map(|sequence| (sequence.pages_in(store), Some(&sequence.last_read[layer][..]))),
+    )
+    .far
 }
 
 /// Shows the keys of a (layer, KV head) from a token on, all at once; their pages have no values.
@@ -125,27 +176,20 @@ impl OffloadEngine {
         }
     }
 
-    /// Shows the pages of a layer to `each`, and loads those that are far. `expected` lists the pages of layer `next` that are
-    /// loaded ahead.
+    /// Shows the pages of a plan to `each`, and loads those that are far; then those that are `expected` to be read next.
     fn stream<E: From<KvError>>(
         &mut self,
-        pages: SequencePages<'_>,
-        layer: usize,
-        items: &[Item],
-        expected: impl Fn() -> Vec<Item>,
-        next: Option<usize>,
-        each: &mut ShowPages<'_, E>,
+        plan: &mut Plan<'_>,
+        expected: &[FarPage<'_>],
+        each: &mut ShowReads<'_, E>,
     ) -> Result<(), E> {
-        // Indices of the items that have to be loaded.
-        let far: Vec<usize> = (0..items.len()).filter(|index| items[*index].far.any()).collect();
-        self.ring
-            .begin(far.iter().map(|index| (items[*index].id, items[*index].far)));
-        let group = self.ring.slots().div_ceil(2);
-        let (mut first, mut asked) = (0, 0);
-        for start in (0..far.len()).step_by(group) {
-            let end = (start + group).min(far.len());
-            while asked < far.len() {
-                if self.ask(pages, layer, &items[far[asked]], asked)? {
+        self.ring.begin(plan.far.iter().map(|page| (page.id(), page.planes)));
+        let (count, group) = (plan.far.len(), self.ring.slots().div_ceil(2));
+        let mut asked = 0;
+        for start in (0..count).step_by(group) {
+            let end = (start + group).min(count);
+            while asked < count {
+                if self.ask(&plan.far[asked], asked)? {
                     asked += 1;
                 } else if asked < end {
                     self.ring.yield_slot(end - 1);
@@ -153,17 +197,15 @@ impl OffloadEngine {
                     break;
                 }
             }
-            if let Some(next) = next.filter(|_| asked == far.len()) {
-                self.expect(pages, next, &expected())?;
+            if asked == count {
+                self.expect(expected)?;
             }
             self.ring.send();
-            self.ring.wait(far[start..end].iter().map(|index| items[*index].id))?;
-            let until = far.get(end).copied().unwrap_or(items.len());
-            each(&pages.views(layer, &items[first..until], Some(&self.ring)))?;
-            for index in &far[start..end] {
-                self.ring.drop_page(items[*index].id);
+            self.ring.wait(plan.far[start..end].iter().map(FarPage::id))?;
+            each(&plan.next_views(end, Some(&self.ring)))?;
+            for page in &plan.far[start..end] {
+                self.ring.drop_read(page.id(), end);
             }
-            first = until;
         }
         Ok(())
     }
@@ -217,91 +259,21 @@ impl OffloadEngine {
     }
 
     /// Asks for a page, the `due`th that is read from now on, and says whether it is on its way.
-    fn ask(&mut self, pages: SequencePages<'_>, layer: usize, item: &Item, due: usize) -> Result<bool, KvError> {
-        self.ring
-            .ask(item.id, item.far, due, |slots| pages.load_planes(layer, item, slots))
+    fn ask(&mut self, page: &FarPage<'_>, due: usize) -> Result<bool, KvError> {
+        self.ring.ask(page.id(), page.planes, due, |slots| page.load(slots))
     }
 
-    /// Loads what a layer is expected to read, as far as slots are free.
-    fn expect(&mut self, pages: SequencePages<'_>, layer: usize, items: &[Item]) -> Result<(), KvError> {
-        for (place, item) in items.iter().filter(|item| item.far.any()).enumerate() {
+    /// Loads what is expected to be read next, as far as slots are free.
+    fn expect(&mut self, expected: &[FarPage<'_>]) -> Result<(), KvError> {
+        for (place, page) in expected.iter().enumerate() {
             // After everything that is read of the layer under way.
             let due = usize::MAX / 2 + place;
-            if !self.ring.holds(item.id, item.far) && !self.ask(pages, layer, item, due)? {
+            if !self.ring.holds(page.id(), page.planes) && !self.ask(page, due)? {
                 break;
             }
         }
         self.ring.send();
         Ok(())
-    }
-}
-
-impl<'a> SequencePages<'a> {
-    /// The wanted pages that exist, in the order in which they are read.
-    fn items(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Item> {
-        let mut items = Vec::new();
-        for kv_head in 0..self.shape().kv_heads {
-            let ids = self.page_ids(layer * self.shape().kv_heads + kv_head);
-            let spans = wanted.map_or(&[ALL][..], |wanted| &wanted[kv_head]);
-            for span in spans {
-                let numbers = span.start.min(ids.len())..span.end.min(ids.len());
-                items.extend(numbers.map(|number| Item {
-                    number,
-                    kv_head,
-                    id: ids[number],
-                    far: self.far(ids[number]),
-                }));
-            }
-        }
-        items.sort_unstable_by_key(|item| (item.number, item.kv_head));
-        items.dedup();
-        items
-    }
-
-    fn far(&self, page: PageId) -> Planes {
-        let is_far = |kind| !self.store.place(page, kind).is_near();
-        Planes {
-            keys: is_far(Kind::Keys),
-            values: is_far(Kind::Values),
-        }
-    }
-
-    /// Pages of a layer that lie near or in the ring, by KV head.
-    fn views<'r>(&self, layer: usize, items: &[Item], ring: Option<&'r Ring>) -> Vec<Vec<PageView<'r>>>
-    where
-        'a: 'r,
-    {
-        let shape = self.shape();
-        let mut views: Vec<Vec<PageView<'r>>> = vec![Vec::new(); shape.kv_heads];
-        for item in items {
-            let slot: &'r [u8] = ring.filter(|_| item.far.any()).map_or(&[], |ring| ring.bytes(item.id));
-            let near = |kind| self.store.near_plane(item.id, kind);
-            let keys = near(Kind::Keys)
-                .unwrap_or_else(|| as_plane(shape.key_format, &slot[..shape.key_plane_bytes() as usize]));
-            let values = near(Kind::Values).unwrap_or_else(|| {
-                let values = &slot[SlotLayout::new(shape).values_at..];
-                as_plane(shape.value_format, &values[..shape.value_plane_bytes() as usize])
-            });
-            let table = layer * shape.kv_heads + item.kv_head;
-            views[item.kv_head].push(self.page_view(table, item.number, keys, values));
-        }
-        views
-    }
-
-    fn load_planes(&self, layer: usize, item: &Item, slots: SlotLayout) -> [Option<LoadPlane>; 2] {
-        let table = layer * self.shape().kv_heads + item.kv_head;
-        Kind::BOTH.map(|kind| {
-            let planes = self.store.planes(kind);
-            Some(LoadPlane {
-                id: plane_id(self.shape(), planes.what, table, item.number),
-                source: self.store.source(item.id, kind)?,
-                at: match kind {
-                    Kind::Keys => 0,
-                    Kind::Values => slots.values_at,
-                },
-                bytes: planes.plane_bytes,
-            })
-        })
     }
 }
 

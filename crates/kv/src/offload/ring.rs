@@ -33,10 +33,19 @@ const PARTS: usize = 4;
 
 struct Held {
     planes: Planes,
-    /// Its place among the pages that are read from now on.
+    /// Its first place among the pages that are read from now on.
     due: Option<usize>,
+    /// The last of its places that it was asked for.
+    asked: usize,
     /// `None` while it is being loaded.
     loaded: Option<Result<Box<dyn DeviceMemory>, KvError>>,
+}
+
+impl Held {
+    fn ask(&mut self, due: usize) {
+        self.due = Some(self.due.map_or(due, |first| first.min(due)));
+        self.asked = due;
+    }
 }
 
 pub(super) struct Ring {
@@ -87,11 +96,18 @@ impl Ring {
         self.held.values_mut().for_each(|held| held.due = None);
         for (due, (page, planes)) in pages.enumerate() {
             if let Some(held) = self.held.get_mut(&page).filter(|held| held.planes.cover(planes)) {
-                held.due = Some(due);
+                held.ask(due);
             }
         }
         let failed = |held: &Held| held.due.is_none() && matches!(held.loaded, Some(Err(_)));
         self.held.retain(|_, held| !failed(held));
+    }
+
+    /// Frees the slot of a page that was read, unless it was asked for at a place from `next` on as well.
+    pub(super) fn drop_read(&mut self, page: PageId, next: usize) {
+        if self.held.get(&page).is_some_and(|held| held.asked < next) {
+            self.drop_page(page);
+        }
     }
 
     /// Frees a page's slot, now or when it comes back and another page needs it.
@@ -118,7 +134,7 @@ impl Ring {
     ) -> Result<bool, KvError> {
         if let Some(held) = self.held.get_mut(&page) {
             if held.planes.cover(planes) {
-                held.due = Some(due);
+                held.ask(due);
                 return Ok(true);
             }
             if held.loaded.is_none() {
@@ -147,6 +163,7 @@ impl Ring {
         let held = Held {
             planes,
             due: Some(due),
+            asked: due,
             loaded: None,
         };
         self.held.insert(page, held);

@@ -1,6 +1,8 @@
 //! One cache and several: what is held, moved, shared, saved and given back.
 
 mod cache;
+#[path = "../testing/counted.rs"]
+mod counted;
 mod evict;
 #[cfg(unix)]
 mod kinds;
@@ -14,4 +16,5 @@ mod snapshot;
 mod streaming;
 #[path = "../testing/mod.rs"]
 mod testing;
+mod together;
 mod versions;

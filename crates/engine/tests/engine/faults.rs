@@ -1,0 +1,508 @@
+//! Sequences of one engine whose memory and disk fail at random: budgets hold, who fails holds what it held before, and all others
+//! have the bits of a sequence alone without faults.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::testing::{fixture, prompt};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use riffle_attention::Format;
+use riffle_engine::{Checkpoint, Engine, EngineError, EngineOptions, Runner, Sequence, SequenceOptions, Work};
+use riffle_kv::{CpuDevice, Device, DeviceMemory, DiskTier, KvError, KvTiers, Outlook, PagePool};
+use riffle_policy::Phase;
+
+const MOST_MEMBERS: usize = 8;
+const MOST_TOKENS: usize = 300;
+const STEPS: usize = 60;
+
+/// Policies for reading and writing that follow from keys, and whether they let tokens go.
+const SETTINGS: [(&str, &str, bool); 4] = [
+    ("full", "full", false),
+    ("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0", false),
+    (
+        "log-stride:window=16,landmarks=1,block=24",
+        "log-stride:window=16,landmarks=1,block=24",
+        false,
+    ),
+    ("full", "streaming:sinks=4,window=40", true),
+];
+
+/// Main memory that is refused after so many more allocations.
+#[derive(Debug)]
+struct Refusing {
+    left: AtomicU32,
+}
+
+const NEVER: u32 = u32::MAX;
+
+impl Device for Refusing {
+    fn reads_main_memory(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
+        let count = |left: u32| match left {
+            NEVER | 0 => None,
+            left => Some(left - 1),
+        };
+        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) {
+            Err(0) => Err(io::ErrorKind::OutOfMemory.into()),
+            _ => CpuDevice::new().allocate(bytes),
+        }
+    }
+}
+
+/// Bytes on disk that were changed, so that what reads them fails.
+struct Damage<'f> {
+    file: &'f File,
+    at: u64,
+    before: [u8; 32],
+}
+
+impl<'f> Damage<'f> {
+    fn new(file: &'f File, at: u64) -> Option<Self> {
+        let mut before = [0; 32];
+        file.read_exact_at(&mut before, at).ok()?;
+        file.write_all_at(&before.map(|byte| !byte), at).unwrap();
+        Some(Self { file, at, before })
+    }
+
+    /// Mends what was not written over meanwhile.
+    fn mend(&self) {
+        let mut now = [0; 32];
+        let read = self.file.read_exact_at(&mut now, self.at);
+        if read.is_ok() && now == self.before.map(|byte| !byte) {
+            self.file.write_all_at(&self.before, self.at).unwrap();
+        }
+    }
+}
+
+/// The files of a folder that this process has open; they have no names.
+fn open_files(folder: &Path) -> Vec<File> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    // All paths before any is opened: a file opened meanwhile would be listed again under its new number.
+    let paths = open.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_ours = |path: &Path| {
+        let target = std::fs::read_link(path).ok();
+        target.is_some_and(|target| target.starts_with(folder))
+    };
+    let paths: Vec<_> = paths.filter(|path| is_ours(path)).collect();
+    let open = paths
+        .iter()
+        .map(|path| OpenOptions::new().read(true).write(true).open(path));
+    open.map(Result::unwrap).collect()
+}
+
+/// A sequence of the engine with faults, and one that does the same alone in memory.
+struct Member {
+    sequence: Sequence,
+    alone: Sequence,
+    /// Tokens of the prompt that are still to be read, and where it ends.
+    unread: Vec<u32>,
+    goal: usize,
+    evicts: bool,
+}
+
+/// What a member does in a pass.
+struct Move {
+    member: usize,
+    tokens: Vec<u32>,
+    phase: Phase,
+    /// Where it goes back to, and how many tokens stay.
+    draft: Option<(Checkpoint, usize)>,
+}
+
+struct Group {
+    engine: Arc<Engine>,
+    pool: PagePool,
+    runner: Runner,
+    alone: (Arc<Engine>, PagePool, Runner),
+    memory: Arc<Refusing>,
+    files: Vec<File>,
+    members: Vec<Member>,
+    random: StdRng,
+    /// Failures, by kind.
+    seen: BTreeMap<&'static str, usize>,
+    /// Rows that were compared.
+    compared: usize,
+}
+
+fn kind(error: &EngineError) -> &'static str {
+    match error {
+        EngineError::Kv(KvError::Memory { .. }) => "memory refused",
+        EngineError::Kv(KvError::Budget { .. } | KvError::NearBudget { .. }) => "budget used up",
+        EngineError::Kv(KvError::DiskBudget { .. }) => "disk full",
+        EngineError::Kv(KvError::DamagedPage { .. }) => "page damaged",
+        error => panic!("{error}"),
+    }
+}
+
+fn options(format: Format) -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(512),
+        sequences: MOST_MEMBERS,
+        pool_tokens: Some(MOST_MEMBERS * 512),
+        batch_tokens: 64,
+        chunk_tokens: 24,
+        page_tokens: 16,
+        key_format: format,
+        value_format: format,
+        ..Default::default()
+    }
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Reads tokens without faults and returns the logits of each.
+fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], phase: Phase, goal: usize) -> Vec<Vec<u32>> {
+    let work = Work {
+        sequence,
+        tokens,
+        phase,
+        goal,
+    };
+    let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(outcomes[0].is_none(), "{outcomes:?}");
+    let mut logits = Vec::new();
+    runner.logits(0..tokens.len(), &mut logits).unwrap();
+    logits.chunks(logits.len() / tokens.len()).map(bits).collect()
+}
+
+impl Group {
+    fn new(model: &Path, format: Format, folder: &Path, seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let engine = Engine::load(model, options(format)).unwrap();
+        let memory = Arc::new(Refusing {
+            left: AtomicU32::new(NEVER),
+        });
+        let shape = *engine.page_pool().unwrap().shape();
+        let mut tiers = KvTiers {
+            device: memory.clone(),
+            disk: Some(DiskTier {
+                folder: folder.to_owned(),
+                budget_bytes: Some(shape.bytes_for(random.random_range(200..1200))),
+            }),
+            slots: random.random_range(1..7),
+            outlook: Outlook {
+                context_tokens: MOST_TOKENS,
+                append_tokens: 64,
+                sequences: random.random_range(3..=MOST_MEMBERS),
+                ..Outlook::default()
+            },
+            ..KvTiers::memory(Some(0))
+        };
+        tiers.ram_budget_bytes = Some(tiers.least_near_bytes(&shape) + shape.bytes_for(random.random_range(0..200)));
+        let pool = PagePool::new(shape, tiers).unwrap();
+        let alone = Engine::load(model, options(format)).unwrap();
+        Self {
+            pool,
+            runner: Runner::new(&engine),
+            alone: (alone.clone(), alone.page_pool().unwrap(), Runner::new(&alone)),
+            memory,
+            files: open_files(folder),
+            members: Vec::new(),
+            engine,
+            random,
+            seen: BTreeMap::new(),
+            compared: 0,
+        }
+    }
+
+    fn text(&mut self, most: usize) -> Vec<u32> {
+        let (skipped, length) = (self.random.random_range(0..40), self.random.random_range(1..=most));
+        prompt(skipped + length)[skipped..]
+            .iter()
+            .map(|token| token % 31)
+            .collect()
+    }
+
+    fn join(&mut self) {
+        let (prefill, decode, evicts) = SETTINGS[self.random.random_range(0..SETTINGS.len())];
+        let options = SequenceOptions {
+            prefill: prefill.parse().unwrap(),
+            decode: decode.parse().unwrap(),
+            window: None,
+        };
+        self.members.push(Member {
+            sequence: Sequence::new(&self.engine, &self.pool, options.clone()).unwrap(),
+            alone: Sequence::new(&self.alone.0, &self.alone.1, options).unwrap(),
+            unread: Vec::new(),
+            goal: 0,
+            evicts,
+        });
+        self.begin_prompt(self.members.len() - 1);
+    }
+
+    fn begin_prompt(&mut self, at: usize) {
+        let tokens = self.text(150);
+        let member = &mut self.members[at];
+        let held = member.sequence.tokens().len();
+        if !member.unread.is_empty() || held + tokens.len() > MOST_TOKENS {
+            return;
+        }
+        match member.sequence.begin_prompt(&tokens) {
+            Ok(()) => {
+                member.alone.begin_prompt(&tokens).unwrap();
+                (member.goal, member.unread) = (held + tokens.len(), tokens);
+            }
+            Err(error) => {
+                *self.seen.entry(kind(&error)).or_default() += 1;
+                // What it had evicted in part is forgotten as a whole.
+                assert!([0, held].contains(&member.sequence.tokens().len()), "{error}");
+                let kept = member.sequence.tokens().len();
+                member.cut(kept);
+            }
+        }
+    }
+
+    fn fork(&mut self, at: usize) {
+        let member = &mut self.members[at];
+        if !member.unread.is_empty() {
+            return;
+        }
+        let fork = Member {
+            sequence: member.sequence.fork().unwrap(),
+            alone: member.alone.fork().unwrap(),
+            unread: Vec::new(),
+            goal: 0,
+            evicts: member.evicts,
+        };
+        self.members.push(fork);
+        self.begin_prompt(self.members.len() - 1);
+    }
+
+    /// What a member reads next; nothing where it is full.
+    fn next(&mut self, at: usize) -> Option<Move> {
+        let drafts = self.text(5);
+        let drafts = if self.random.random_bool(0.4) {
+            &drafts[..]
+        } else {
+            &drafts[..1]
+        };
+        let kept = self.random.random_range(0..=drafts.len());
+        let member = &mut self.members[at];
+        if !member.unread.is_empty() {
+            let count = member.sequence.batch_tokens().min(member.unread.len());
+            return Some(Move {
+                member: at,
+                tokens: member.unread[..count].to_vec(),
+                phase: Phase::Prefill,
+                draft: None,
+            });
+        }
+        let held = member.sequence.tokens().len();
+        let count = if member.evicts { 1 } else { drafts.len() };
+        (held > 0 && held + count <= MOST_TOKENS).then(|| Move {
+            member: at,
+            tokens: drafts[..count].to_vec(),
+            phase: Phase::Decode,
+            draft: (count > 1).then(|| (member.sequence.checkpoint().unwrap(), kept)),
+        })
+    }
+
+    /// Some members go through the layers together.
+    fn pass(&mut self) {
+        let mut chosen: Vec<usize> = (0..self.members.len()).collect();
+        chosen.shuffle(&mut self.random);
+        chosen.truncate(self.random.random_range(1..=chosen.len()));
+        chosen.sort_unstable();
+        let moves: Vec<Move> = chosen.into_iter().filter_map(|at| self.next(at)).collect();
+        if moves.is_empty() {
+            return;
+        }
+        let held: Vec<Vec<u32>> = moves
+            .iter()
+            .map(|now| self.members[now.member].sequence.tokens().to_vec())
+            .collect();
+        let mut members = self.members.iter_mut().enumerate();
+        let mut work = Vec::new();
+        for now in &moves {
+            let (_, member) = members.find(|(at, _)| *at == now.member).unwrap();
+            work.push(Work {
+                goal: member.goal_of(now),
+                sequence: &mut member.sequence,
+                tokens: &now.tokens,
+                phase: now.phase,
+            });
+        }
+        let outcomes = self.runner.pass(&mut work, &mut |_| ControlFlow::Continue(())).unwrap();
+        self.memory.left.store(NEVER, Ordering::Relaxed);
+        let mut logits = Vec::new();
+        self.runner.logits(0..self.runner.rows(), &mut logits).unwrap();
+        let mut rows = logits.chunks(logits.len() / self.runner.rows());
+        for ((now, outcome), held) in moves.into_iter().zip(outcomes).zip(held) {
+            let found: Vec<Vec<u32>> = rows.by_ref().take(now.tokens.len()).map(bits).collect();
+            let member = &mut self.members[now.member];
+            match outcome {
+                None => self.compared += member.follow(&now, &found, &mut self.alone.2),
+                Some(failure) => {
+                    *self.seen.entry(kind(&failure.error)).or_default() += 1;
+                    let again = [member.sequence.tokens(), &failure.again].concat();
+                    assert!(again == held, "{} of {} tokens", again.len(), held.len());
+                    let kept = member.sequence.tokens().len();
+                    if kept < held.len() {
+                        // Tokens that were let go cannot be gone back to.
+                        assert!(member.evicts, "{} of {} tokens", kept, held.len());
+                        member.cut(kept);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Breaks something for one step.
+    fn break_something(&mut self) -> Option<(usize, u64)> {
+        match self.random.random_range(0..6) {
+            0 => {
+                let left = self.random.random_range(0..12);
+                self.memory.left.store(left, Ordering::Relaxed);
+                None
+            }
+            1 if !self.files.is_empty() => {
+                let file = self.random.random_range(0..self.files.len());
+                let length = self.files[file].metadata().unwrap().len();
+                (length > 32).then(|| (file, self.random.random_range(0..length - 32)))
+            }
+            _ => None,
+        }
+    }
+
+    fn step(&mut self) {
+        let broken = self.break_something();
+        let files = std::mem::take(&mut self.files);
+        let damage = broken.and_then(|(file, at)| Damage::new(&files[file], at));
+        let at = match self.members.len() {
+            0 => 0,
+            count => self.random.random_range(0..count),
+        };
+        let is_there = !self.members.is_empty();
+        match self.random.random_range(0..12) {
+            0..=2 if self.members.len() < MOST_MEMBERS => self.join(),
+            3 if is_there && self.members.len() < MOST_MEMBERS => self.fork(at),
+            4 if self.members.len() > 3 => drop(self.members.remove(at)),
+            5 if is_there => {
+                if let Err(error) = self.members[at].sequence.park() {
+                    *self.seen.entry(kind(&error)).or_default() += 1;
+                }
+            }
+            6 if is_there => self.begin_prompt(at),
+            7 if is_there => {
+                let tokens = self.random.random_range(0..MOST_TOKENS);
+                self.members[at].cut(tokens);
+            }
+            _ => {}
+        }
+        if !self.members.is_empty() {
+            self.pass();
+        }
+        self.memory.left.store(NEVER, Ordering::Relaxed);
+        damage.iter().for_each(Damage::mend);
+        drop(damage);
+        self.files = files;
+
+        let probe = self.pool.cache();
+        assert!(self.pool.near_bytes() <= probe.tiers().ram_budget_bytes.unwrap());
+        assert!(probe.mapped_bytes() <= probe.tiers().ram_budget_bytes.unwrap());
+        assert!(self.pool.file_bytes() <= probe.tiers().disk.as_ref().unwrap().budget_bytes.unwrap());
+        for member in &self.members {
+            assert_eq!(member.sequence.tokens(), member.alone.tokens());
+        }
+    }
+}
+
+impl Member {
+    fn goal_of(&self, now: &Move) -> usize {
+        match now.phase {
+            Phase::Prefill => self.goal,
+            Phase::Decode => self.sequence.tokens().len() + now.tokens.len(),
+        }
+    }
+
+    /// The sequence alone reads what was read, with the same logits; drafts are taken back. Returns how many were compared.
+    fn follow(&mut self, now: &Move, found: &[Vec<u32>], runner: &mut Runner) -> usize {
+        let start = self.alone.tokens().len();
+        match now.phase {
+            Phase::Prefill => {
+                let expected = read(runner, &mut self.alone, &now.tokens, now.phase, self.goal);
+                assert!(expected == found, "a prompt from token {start}");
+                self.unread.drain(..now.tokens.len());
+                found.len()
+            }
+            Phase::Decode => {
+                let kept = now.draft.as_ref().map_or(found.len(), |(_, kept)| *kept);
+                for (number, (token, found)) in now.tokens.iter().zip(found).take(kept).enumerate() {
+                    let at = start + number;
+                    let expected = read(runner, &mut self.alone, &[*token], now.phase, at + 1);
+                    assert!(
+                        expected[0] == *found,
+                        "token {at}, {number} of {} drafts",
+                        now.tokens.len()
+                    );
+                }
+                if let Some((checkpoint, kept)) = &now.draft {
+                    let again = self.sequence.roll_back(checkpoint, *kept).unwrap();
+                    assert!(again.is_empty());
+                }
+                kept
+            }
+        }
+    }
+
+    /// Both go back to the first tokens, or where tokens were let go to none.
+    fn cut(&mut self, tokens: usize) {
+        self.unread.clear();
+        let tokens = tokens.min(self.alone.tokens().len());
+        for sequence in [&mut self.sequence, &mut self.alone] {
+            // What has to be read again is left.
+            drop(sequence.truncate(tokens).unwrap());
+        }
+        if self.sequence.tokens().len() != self.alone.tokens().len() {
+            for sequence in [&mut self.sequence, &mut self.alone] {
+                assert!(sequence.truncate(0).unwrap().is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn who_fails_holds_what_it_held_and_others_have_the_bits_of_each_alone() {
+    let model = fixture("vectors/group2-dim64-linear-bf16");
+    let (mut seen, mut compared) = (BTreeMap::new(), 0);
+    for seed in 0..24 {
+        let folder = tempfile::tempdir().unwrap();
+        let format = [Format::F16, Format::Q8_0, Format::F32][seed as usize % 3];
+        let mut group = Group::new(&model, format, folder.path(), seed);
+        for _ in 0..STEPS {
+            group.step();
+        }
+        for (kind, count) in &group.seen {
+            *seen.entry(*kind).or_insert(0) += count;
+        }
+        compared += group.compared;
+        let Group { pool, members, .. } = group;
+        drop(members);
+        assert_eq!(
+            (pool.near_bytes(), pool.file_bytes(), pool.pages()),
+            (0, 0, 0),
+            "seed {seed}"
+        );
+    }
+    println!("{compared} rows compared, {seen:?}");
+    for kind in ["memory refused", "budget used up", "disk full", "page damaged"] {
+        assert!(
+            seen.get(kind).is_some_and(|count| *count >= 5),
+            "{kind} was hardly met: {seen:?}"
+        );
+    }
+    assert!(compared > 1000, "{compared} rows compared, {seen:?}");
+}

@@ -1,0 +1,188 @@
+//! Which pages of a layer rows of one or more sequences read, and when.
+//!
+//! Whatever others read, a row reads the pages of a KV head in ascending order. Pages that are far are loaded in the order of
+//! their rows of pages, which is each sequence's own, so one that several sequences hold comes once for all of them.
+
+use riffle_attention::{PageView, Span};
+
+use super::loader::LoadPlane;
+use super::ring::{Planes, Ring};
+use crate::arena::as_plane;
+use crate::pool::{Kind, PageId};
+use crate::reader::{SequencePages, plane_id};
+use crate::tiers::SlotLayout;
+
+/// All pages.
+pub(super) const ALL: Span = Span {
+    start: 0,
+    end: usize::MAX,
+};
+
+/// What all rows read.
+pub(super) struct Plan<'a> {
+    layer: usize,
+    reads: Vec<PlannedRead<'a>>,
+    /// What has to be loaded, in order.
+    pub(super) far: Vec<FarPage<'a>>,
+}
+
+/// What some rows of a sequence read, in order.
+struct PlannedRead<'a> {
+    pages: SequencePages<'a>,
+    items: Vec<Item>,
+    /// Items that were shown.
+    shown: usize,
+}
+
+/// A page that is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Item {
+    turn: Turn,
+    number: usize,
+    /// Planes that have to be loaded.
+    far: Planes,
+}
+
+/// When a page is read.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    row: usize,
+    kv_head: usize,
+    id: PageId,
+}
+
+/// A page that does not lie near, as one of the sequences that read it names it.
+pub(super) struct FarPage<'a> {
+    turn: Turn,
+    pub(super) planes: Planes,
+    pages: SequencePages<'a>,
+    table: usize,
+    number: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// `wanted` are pages of each KV head, as spans of page numbers; all for `None`.
+    pub(super) fn new<'w>(
+        layer: usize,
+        reads: impl Iterator<Item = (SequencePages<'a>, Option<&'w [Vec<Span>]>)>,
+    ) -> Self {
+        let reads = reads.map(|(pages, wanted)| PlannedRead {
+            pages,
+            items: items(pages, layer, wanted),
+            shown: 0,
+        });
+        let reads: Vec<PlannedRead<'a>> = reads.collect();
+        let far = reads.iter().flat_map(|read| {
+            let items = read.items.iter().filter(|item| item.far.any());
+            items.map(|item| FarPage {
+                turn: item.turn,
+                planes: item.far,
+                pages: read.pages,
+                table: layer * read.pages.shape().kv_heads + item.turn.kv_head,
+                number: item.number,
+            })
+        });
+        let mut far: Vec<FarPage<'a>> = far.collect();
+        far.sort_unstable_by_key(|page| page.turn);
+        far.dedup_by_key(|page| page.turn);
+        Self { layer, reads, far }
+    }
+
+    /// Whether a read has pages that have to be loaded.
+    pub(super) fn is_far(&self, read: usize) -> bool {
+        self.reads[read].items.iter().any(|item| item.far.any())
+    }
+
+    /// By read and KV head, the pages that come after those shown before and before the `end`th of the far ones; with `ring`
+    /// holding the far ones among them.
+    pub(super) fn next_views<'r>(&mut self, end: usize, ring: Option<&'r Ring>) -> Vec<Vec<Vec<PageView<'r>>>>
+    where
+        'a: 'r,
+    {
+        let end = self.far.get(end).map(|page| page.turn);
+        let views = self.reads.iter_mut().map(|read| {
+            let rest = &read.items[read.shown..];
+            let is_later = |item: &Item| item.far.any() && end.is_some_and(|end| item.turn >= end);
+            let count = rest.iter().position(is_later).unwrap_or(rest.len());
+            read.shown += count;
+            views(read.pages, self.layer, &rest[..count], ring)
+        });
+        views.collect()
+    }
+}
+
+impl FarPage<'_> {
+    pub(super) fn id(&self) -> PageId {
+        self.turn.id
+    }
+
+    /// Where its planes come from.
+    pub(super) fn load(&self, slots: SlotLayout) -> [Option<LoadPlane>; 2] {
+        let SequencePages { store, .. } = self.pages;
+        Kind::BOTH.map(|kind| {
+            let planes = store.planes(kind);
+            Some(LoadPlane {
+                id: plane_id(self.pages.shape(), planes.what, self.table, self.number),
+                source: store.source(self.turn.id, kind)?,
+                at: match kind {
+                    Kind::Keys => 0,
+                    Kind::Values => slots.values_at,
+                },
+                bytes: planes.plane_bytes,
+            })
+        })
+    }
+}
+
+/// The wanted pages that exist, in the order in which they are read.
+fn items(pages: SequencePages<'_>, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Item> {
+    let mut items = Vec::new();
+    for kv_head in 0..pages.shape().kv_heads {
+        let table = layer * pages.shape().kv_heads + kv_head;
+        let ids = pages.page_ids(table);
+        let spans = wanted.map_or(&[ALL][..], |wanted| &wanted[kv_head]);
+        for span in spans {
+            let numbers = span.start.min(ids.len())..span.end.min(ids.len());
+            items.extend(numbers.map(|number| Item {
+                turn: Turn {
+                    row: pages.tables[table].row(number),
+                    kv_head,
+                    id: ids[number],
+                },
+                number,
+                far: far_planes(pages, ids[number]),
+            }));
+        }
+    }
+    items.sort_unstable_by_key(|item| item.turn);
+    items.dedup();
+    items
+}
+
+fn far_planes(pages: SequencePages<'_>, page: PageId) -> Planes {
+    let is_far = |kind| !pages.store.place(page, kind).is_near();
+    Planes {
+        keys: is_far(Kind::Keys),
+        values: is_far(Kind::Values),
+    }
+}
+
+/// Pages of a layer that lie near or in the ring, by KV head.
+fn views<'r>(pages: SequencePages<'r>, layer: usize, items: &[Item], ring: Option<&'r Ring>) -> Vec<Vec<PageView<'r>>> {
+    let shape = pages.shape();
+    let mut views: Vec<Vec<PageView<'r>>> = vec![Vec::new(); shape.kv_heads];
+    for item in items {
+        let id = item.turn.id;
+        let slot: &'r [u8] = ring.filter(|_| item.far.any()).map_or(&[], |ring| ring.bytes(id));
+        let near = |kind| pages.store.near_plane(id, kind);
+        let keys =
+            near(Kind::Keys).unwrap_or_else(|| as_plane(shape.key_format, &slot[..shape.key_plane_bytes() as usize]));
+        let values = near(Kind::Values).unwrap_or_else(|| {
+            let values = &slot[SlotLayout::new(shape).values_at..];
+            as_plane(shape.value_format, &values[..shape.value_plane_bytes() as usize])
+        });
+        let table = layer * shape.kv_heads + item.turn.kv_head;
+        views[item.turn.kv_head].push(pages.page_view(table, item.number, keys, values));
+    }
+    views
+}

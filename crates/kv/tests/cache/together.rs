@@ -1,0 +1,349 @@
+//! Rows of several sequences that read their pages together: each is shown what it would be shown alone, in that order, and what
+//! several of them read of farther tiers is loaded once.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::counted::Counted;
+use crate::testing::{append_all, shape, tokens};
+use proptest::prelude::*;
+use riffle_attention::{
+    Arithmetic, AttendJob, AttendOptions, BatchStream, Format, KvView, PageView, Partial, QueryTile, Selection, Span,
+    read_keys, read_values,
+};
+use riffle_kv::stream_together;
+use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, LayerRead, Outlook, PageId, PagePool};
+
+const SEQUENCES: usize = 4;
+const MOST_TOKENS: usize = 300;
+
+/// Where a page begins, and the bits of its keys and values.
+type Shown = (usize, Vec<u32>, Vec<u32>);
+
+/// What rows of a sequence read: all pages, or some of each KV head.
+#[derive(Debug, Clone)]
+struct Wanted {
+    sequence: usize,
+    pages: Option<Vec<Vec<Span>>>,
+}
+
+/// What reads were shown, `[reads, kv_heads]`, and the attention of two rows a KV head over it.
+#[derive(PartialEq)]
+struct Read {
+    pages: Vec<Vec<Vec<Shown>>>,
+    partials: Vec<Partial>,
+}
+
+fn tiers(folder: &Path, shape: &CacheShape, tier: usize, spare_pages: u64, slots: usize) -> (KvTiers, Arc<Counted>) {
+    let device = Counted::over(if tier == 2 {
+        CpuDevice::apart()
+    } else {
+        CpuDevice::new()
+    });
+    let mut tiers = KvTiers {
+        device: device.clone(),
+        disk: (tier > 0).then(|| DiskTier {
+            folder: folder.to_owned(),
+            budget_bytes: None,
+        }),
+        slots,
+        outlook: Outlook {
+            context_tokens: MOST_TOKENS,
+            append_tokens: 40,
+            sequences: SEQUENCES,
+            ..Outlook::default()
+        },
+        ..KvTiers::memory(None)
+    };
+    let near = tiers.least_near_bytes(shape) + spare_pages * shape.page_bytes();
+    match tier {
+        0 => {}
+        1 => tiers.ram_budget_bytes = Some(near),
+        _ => (tiers.ram_budget_bytes, tiers.device_budget_bytes) = (Some(9 * shape.page_bytes()), near),
+    }
+    (tiers, device)
+}
+
+fn shown(shape: &CacheShape, page: &PageView<'_>) -> Shown {
+    let d = shape.head_dim;
+    let mut rows = [vec![0.0; page.tokens * d], vec![0.0; page.tokens * d]];
+    read_keys(&page.keys, d, 0, page.tokens, &mut rows[0], d).unwrap();
+    read_values(&page.values, d, 0, page.tokens, &mut rows[1], d).unwrap();
+    let [keys, values] = rows.map(|row| row.iter().map(|x| x.to_bits()).collect());
+    (page.start, keys, values)
+}
+
+/// Streams reads of some sequences in one go.
+fn read(sequences: &mut [&mut KvCache], reads: &[Wanted], layer: usize, next: Option<usize>) -> Read {
+    let shape = *sequences[0].shape();
+    let (heads, head_dim) = (shape.kv_heads, shape.head_dim);
+    let queries = tokens(&shape, 77, 0, 2);
+    let options = AttendOptions::new(0.2).with_arithmetic(Arithmetic::Fused);
+    let selection = Selection::full(MOST_TOKENS);
+    let tiles: Vec<QueryTile<'_>> = (0..reads.len() * heads)
+        .map(|at| QueryTile {
+            data: &queries[at % heads * head_dim..],
+            rows: 1,
+            row_stride: heads * head_dim,
+            group: 2,
+            head_dim,
+            start: MOST_TOKENS,
+        })
+        .collect();
+    let mut partials = vec![Partial::new(1, 2, head_dim); tiles.len()];
+    let mut attention = BatchStream::new(&tiles, &options);
+    let mut pages = vec![vec![Vec::new(); heads]; reads.len()];
+    let named: Vec<LayerRead<'_>> = reads
+        .iter()
+        .map(|read| LayerRead {
+            sequence: read.sequence,
+            wanted: read.pages.as_deref(),
+        })
+        .collect();
+    stream_together::<KvError>(sequences, &named, layer, next, &mut |views| {
+        assert_eq!(views.len(), reads.len());
+        for (pages, views) in pages.iter_mut().flatten().zip(views.iter().flatten()) {
+            pages.extend(views.iter().map(|page| shown(&shape, page)));
+        }
+        let jobs = tiles
+            .iter()
+            .zip(views.iter().flatten())
+            .map(|(queries, pages)| AttendJob {
+                queries: *queries,
+                kv: KvView { head_dim, pages },
+                selection: &selection,
+            });
+        attention
+            .attend(&jobs.collect::<Vec<_>>(), &options, &mut partials)
+            .unwrap();
+        Ok(())
+    })
+    .unwrap();
+    attention.finish(&mut partials).unwrap();
+    Read { pages, partials }
+}
+
+/// The reads one after the other.
+fn read_apart(sequences: &mut [KvCache], reads: &[Wanted], layer: usize) -> Read {
+    let mut all = Read {
+        pages: Vec::new(),
+        partials: Vec::new(),
+    };
+    for wanted in reads {
+        let alone = Wanted {
+            sequence: 0,
+            ..wanted.clone()
+        };
+        let found = read(&mut [&mut sequences[wanted.sequence]], &[alone], layer, None);
+        all.pages.extend(found.pages);
+        all.partials.extend(found.partials);
+    }
+    all
+}
+
+/// Far pages that are read, each with a sequence, KV head and number that names it.
+fn far_pages(sequences: &[KvCache], reads: &[Wanted], layer: usize) -> BTreeMap<PageId, (usize, usize, usize)> {
+    let mut far = BTreeMap::new();
+    for wanted in reads {
+        let sequence = &sequences[wanted.sequence];
+        let reader = sequence.read();
+        for kv_head in 0..sequence.shape().kv_heads {
+            for (number, id) in sequence.page_ids(layer, kv_head).iter().enumerate() {
+                let spans = wanted.pages.as_ref().map(|pages| &pages[kv_head]);
+                let is_read = spans.is_none_or(|spans| spans.iter().any(|span| span.range().contains(&number)));
+                if is_read && reader.near_page(layer, kv_head, number).is_none() {
+                    far.insert(*id, (wanted.sequence, kv_head, number));
+                }
+            }
+        }
+    }
+    far
+}
+
+/// Planes that are loaded when each page is loaded once.
+fn planes_of(
+    sequences: &mut [KvCache],
+    pages: &BTreeMap<PageId, (usize, usize, usize)>,
+    layer: usize,
+    device: &Counted,
+) -> u64 {
+    let before = device.planes();
+    for (sequence, kv_head, number) in pages.values() {
+        let sequence = &mut sequences[*sequence];
+        let mut wanted = vec![Vec::new(); sequence.shape().kv_heads];
+        wanted[*kv_head].push(Span::new(*number, number + 1));
+        sequence
+            .stream::<KvError>(layer, Some(&wanted), None, &mut |_| Ok(()))
+            .unwrap();
+    }
+    device.planes() - before
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Append(usize, usize),
+    Truncate(usize, usize),
+    Remove(usize, usize),
+    Fork(usize, usize),
+    Park(usize),
+    Share(usize),
+    Read(Vec<Wanted>, usize, bool),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let who = 0..SEQUENCES;
+    let spans = proptest::collection::vec(
+        (0usize..20, 0usize..9).prop_map(|(from, pages)| Span::new(from, from + pages)),
+        0..3,
+    );
+    let pages = proptest::option::of(proptest::collection::vec(spans, 3));
+    let wanted = (who.clone(), pages).prop_map(|(sequence, pages)| Wanted { sequence, pages });
+    let step = prop_oneof![
+        5 => (who.clone(), 1usize..40).prop_map(|(who, count)| Step::Append(who, count)),
+        1 => (who.clone(), 0usize..200).prop_map(|(who, keep)| Step::Truncate(who, keep)),
+        1 => (who.clone(), 0usize..4).prop_map(|(who, first)| Step::Remove(who, first)),
+        3 => (who.clone(), who.clone()).prop_map(|(from, to)| Step::Fork(from, to)),
+        2 => who.clone().prop_map(Step::Park),
+        2 => who.prop_map(Step::Share),
+        6 => (proptest::collection::vec(wanted, 1..6), 0usize..2, proptest::bool::ANY)
+            .prop_map(|(reads, layer, ahead)| Step::Read(reads, layer, ahead)),
+    ];
+    proptest::collection::vec(step, 1..40)
+}
+
+/// Grows a sequence by tokens of the one text, unless it holds something else or there is no room for them.
+fn append(sequence: &mut KvCache, count: usize) {
+    let shape = *sequence.shape();
+    for layer in 0..shape.layers {
+        let first = sequence.tokens(layer);
+        if first + count > MOST_TOKENS {
+            return;
+        }
+        let (keys, values) = (tokens(&shape, 4, first, count), tokens(&shape, 5, first, count));
+        match sequence.append(layer, &keys, &values) {
+            Ok(()) | Err(KvError::NearBudget { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn rows_of_several_sequences_read_what_each_reads_alone_and_far_pages_come_once(
+        steps in steps(),
+        page_stripes in 1usize..3,
+        key_format in 0usize..5,
+        value_format in 0usize..5,
+        tier in 0usize..3,
+        spare_pages in 0u64..20,
+        slots in 1usize..7,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let shape = CacheShape {
+            key_format: Format::ALL[key_format],
+            value_format: Format::ALL[value_format],
+            ..shape(16 * page_stripes, Format::F32)
+        };
+        let (tiers, device) = tiers(folder.path(), &shape, tier, spare_pages, slots);
+        let budgets = tiers.device_budget_bytes.saturating_add(tiers.ram_budget_bytes.unwrap_or(u64::MAX));
+        let pool = PagePool::new(shape, tiers).unwrap();
+        let mut sequences: Vec<KvCache> = (0..SEQUENCES).map(|_| pool.cache()).collect();
+        // What tokens a sequence holds follows from their number while none was taken from its middle.
+        let mut whole = [true; SEQUENCES];
+        for step in &steps {
+            match step {
+                Step::Append(who, count) => append(&mut sequences[*who], *count),
+                Step::Truncate(who, keep) => sequences[*who].truncate(*keep),
+                Step::Remove(who, first) => {
+                    sequences[*who].remove_pages(*first, 1);
+                    whole[*who] = false;
+                }
+                Step::Fork(from, to) if from != to => {
+                    sequences[*to] = sequences[*from].fork();
+                    whole[*to] = whole[*from];
+                }
+                Step::Fork(..) => {}
+                Step::Park(who) => {
+                    sequences[*who].park().unwrap();
+                }
+                Step::Share(who) if whole[*who] => {
+                    let held = (0..shape.layers).map(|layer| sequences[*who].tokens(layer)).min().unwrap();
+                    let text: Vec<u32> = (0..held as u32).collect();
+                    sequences[*who].share(b"text", &text);
+                }
+                Step::Share(_) => {}
+                Step::Read(reads, layer, ahead) => {
+                    let apart = read_apart(&mut sequences, reads, *layer);
+                    let far = far_pages(&sequences, reads, *layer);
+                    let once = planes_of(&mut sequences, &far, *layer, &device);
+                    let before = device.planes();
+                    let all: &mut Vec<&mut KvCache> = &mut sequences.iter_mut().collect();
+                    prop_assert!(read(all, reads, *layer, None) == apart);
+                    let loaded = device.planes() - before;
+                    // Only a page that stands at two places may come twice.
+                    prop_assert!(loaded == once || loaded > once && whole.contains(&false), "{} for {}", loaded, once);
+                    prop_assert!(read(all, reads, *layer, ahead.then_some(1 - *layer)) == apart);
+                    prop_assert!(sequences[0].mapped_bytes() <= budgets);
+                }
+            }
+        }
+        drop(sequences);
+        prop_assert_eq!((pool.near_bytes(), pool.file_bytes()), (0, 0));
+    }
+}
+
+/// Eight sequences that read a document which lies on disk, all of it, each with some tokens of its own.
+fn readers_of_a_document(pool: &PagePool) -> Vec<KvCache> {
+    let mut book = pool.cache();
+    for _ in 0..20 {
+        append_all(&mut book, 1, 16);
+    }
+    let mut readers: Vec<KvCache> = (0..8).map(|_| book.fork()).collect();
+    drop(book);
+    for (salt, reader) in readers.iter_mut().enumerate() {
+        append_all(reader, 10 * salt as u64, 5);
+    }
+    readers
+}
+
+#[test]
+fn pages_of_the_next_layer_are_loaded_ahead_once_for_all_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(16, Format::F16);
+    let (mut tiers, device) = tiers(folder.path(), &shape, 1, 0, 6);
+    tiers.outlook.sequences = 8;
+    tiers.ram_budget_bytes = Some(tiers.least_near_bytes(&shape));
+    let ring = 2 * tiers.slots as u64;
+    let pool = PagePool::new(shape, tiers).unwrap();
+    let mut readers = readers_of_a_document(&pool);
+    let reads: Vec<Wanted> = (0..8).map(|sequence| Wanted { sequence, pages: None }).collect();
+    let expected: Vec<Read> = (0..2).map(|layer| read_apart(&mut readers, &reads, layer)).collect();
+    let once = [0, 1].map(|layer| {
+        let far = far_pages(&readers, &reads, layer);
+        assert!(far.len() >= 30, "{}", far.len());
+        planes_of(&mut readers, &far, layer, &device)
+    });
+    let mut all: Vec<&mut KvCache> = readers.iter_mut().collect();
+    // What is read of a layer next is taken to be what was read of it last.
+    for layer in 0..2 {
+        read(&mut all, &reads, layer, None);
+    }
+    let mut needed = device.planes();
+    for layer in [0, 1, 0, 1] {
+        assert!(read(&mut all, &reads, layer, Some(1 - layer)) == expected[layer]);
+        needed += once[layer];
+        let began = Instant::now();
+        while device.planes() < needed + ring && began.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        assert_eq!(
+            device.planes(),
+            needed + ring,
+            "a ring of pages is there ahead, and no page came twice"
+        );
+    }
+}
