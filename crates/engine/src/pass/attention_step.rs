@@ -6,14 +6,14 @@ use std::time::Instant;
 use rayon::prelude::*;
 use riffle_attention::{AttendJob, AttendOptions, Partial, Selection, attend_batch};
 use riffle_kv::KvCache;
-use riffle_policy::{LentScan, Phase, Policy, PolicySet};
+use riffle_policy::{Phase, Policy, PolicySet};
 
 use crate::pass::attention_time::add_since;
 use crate::pass::audit::SampledReads;
 use crate::pass::choice::bounds_block;
-use crate::pass::chunk::{Chunk, Step, pages};
+use crate::pass::chunk::{Chosen, Chunk, Step, pages};
 use crate::pass::compute::NewKeys;
-use crate::pass::device::{self, DevicePages};
+use crate::pass::device::{self, DevicePages, OnDevice};
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::means::{attend_means, extend_means};
 use crate::pass::reading;
@@ -48,25 +48,6 @@ pub(crate) struct LayerTraits {
     pub(crate) two_phases: bool,
     /// Whether what is selected for a row does not depend on what rows before it read.
     pub(crate) follow_from_keys: bool,
-}
-
-/// A chunk and what its tiles read.
-pub(crate) struct Chosen<'q> {
-    pub(crate) chunk: Chunk<'q>,
-    /// By tile.
-    pub(crate) selections: Vec<Selection>,
-    /// What the first of two phases has read, by tile; empty where there is one.
-    own: Vec<Selection>,
-    /// Key scores that policies computed, by KV head.
-    pub(crate) scans: Vec<Option<LentScan>>,
-    /// By KV head.
-    counts: Vec<PairCount>,
-    /// The layer of the cache that is attended to after this chunk.
-    pub(crate) next: usize,
-    /// Tokens in the blocks whose means the device reads, by KV head; empty where it reads none.
-    device_means: Vec<Option<usize>>,
-    /// Whether the result stays on the device that attends.
-    pub(crate) stays_on_device: bool,
 }
 
 impl<'a> SequenceAttention<'a> {
@@ -271,22 +252,16 @@ impl<'a> SequenceAttention<'a> {
         chosen: &Chosen<'_>,
         partials: &mut [Partial],
     ) -> Result<(), EngineError> {
-        let Chosen { chunk, selections, .. } = chosen;
         match (&mut self.device, input.on_device()) {
             // Keys lie where the kernels read them: scans of policies in main memory are not used again.
             (Some(pages), Some(rows)) => {
                 let partials = (!chosen.stays_on_device).then_some(partials);
-                device::attend(
+                let mut there = OnDevice {
                     pages,
-                    self.cache,
+                    cache: self.cache,
                     rows,
-                    chunk,
-                    selections,
-                    chosen.next,
-                    &chosen.device_means,
-                    &self.options,
-                    partials,
-                )
+                };
+                there.attend(chosen, &self.options, partials)
             }
             _ => {
                 let reads = [(0, chosen.reads())];
@@ -363,20 +338,11 @@ impl<'a> SequenceAttention<'a> {
     ) -> Result<(), EngineError> {
         let Statistics { audit, auto, .. } = &mut *self.statistics;
         let Some(audit) = audit else { return Ok(()) };
-        let (chunk, read) = (&chosen.chunk, [&chosen.own[..], &chosen.selections[..]]);
-        let samples = audit.compare(
-            self.cache,
-            chunk,
-            sampled_reads,
-            &chosen.counts,
-            read,
-            &self.options,
-            output,
-        )?;
+        let samples = audit.compare(self.cache, chosen, sampled_reads, &self.options, output)?;
         for (kv_head, (seen, missed)) in samples.into_iter().enumerate() {
             let auto = auto.as_mut().filter(|_| self.step.phase == Phase::Prefill);
-            if let Some(spec) = auto.and_then(|auto| auto.learn(chunk.layer, kv_head, seen, missed)) {
-                self.policies.replace(chunk.layer, kv_head, spec)?;
+            if let Some(spec) = auto.and_then(|auto| auto.learn(chosen.chunk.layer, kv_head, seen, missed)) {
+                self.policies.replace(chosen.chunk.layer, kv_head, spec)?;
             }
         }
         Ok(())
@@ -438,25 +404,24 @@ impl<'a> SequenceAttention<'a> {
         if self.window.is_some() {
             return Ok(());
         }
-        let (options, chunk) = (&self.options, &chosen.chunk);
-        let read = [&chosen.own[..], &chosen.selections[..]];
+        let options = &self.options;
         for policies in std::iter::once(&mut *self.policies).chain(self.observers.as_deref_mut()) {
             match (&mut self.device, input.on_device(), partials) {
                 (Some(pages), Some(rows), _) => {
-                    device::observe(pages, self.cache, rows, policies, chunk, read, partials, options)?;
+                    let mut there = OnDevice {
+                        pages,
+                        cache: self.cache,
+                        rows,
+                    };
+                    there.observe(policies, chosen, partials, options)?;
                 }
-                (.., Some(partials)) => reading::observe(self.cache, policies, chunk, read, partials, options)?,
+                (.., Some(partials)) => {
+                    reading::observe(self.cache, policies, &chosen.chunk, chosen.phases(), partials, options)?
+                }
                 (.., None) => unreachable!("results stay on devices alone"),
             }
         }
         Ok(())
-    }
-}
-
-impl Chosen<'_> {
-    /// What its tiles read of keys, where scans of policies do not give it.
-    pub(crate) fn reads(&self) -> reading::Reads<'_> {
-        reading::Reads::new(&self.chunk, &self.selections, &self.scans)
     }
 }
 

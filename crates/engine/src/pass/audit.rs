@@ -5,7 +5,7 @@ use riffle_kv::KvCache;
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
-use crate::pass::chunk::Chunk;
+use crate::pass::chunk::{Chosen, Chunk};
 use crate::pass::reading;
 use crate::pass::tiles::{Heads, Tile};
 use crate::sequence::statistics::PairCount;
@@ -119,6 +119,34 @@ struct Run {
     log_sum_exp: Vec<f32>,
 }
 
+/// The sampled queries of a run, and what they read exactly.
+struct Compared<'a> {
+    run: &'a Run,
+    queries: QueryTile<'a>,
+    exact: &'a Partial,
+}
+
+impl Run {
+    /// Its KV head and its queries.
+    fn queries<'a>(&self, tiles: &[Tile<'a>]) -> (usize, QueryTile<'a>) {
+        let tile = &tiles[self.tile];
+        let queries = QueryTile {
+            data: &tile.queries.data[self.first_row * tile.queries.row_stride..],
+            rows: self.rows,
+            start: tile.queries.start + self.first_row,
+            ..tile.queries
+        };
+        (tile.kv_head, queries)
+    }
+}
+
+impl Compared<'_> {
+    /// The share of the true mass that a query has kept: of row `at / group`, head `at % group`.
+    fn kept_mass(&self, at: usize, group: usize) -> f64 {
+        f64::from(self.run.log_sum_exp[at] - self.exact.log_sum_exp(at / group, at % group)).exp()
+    }
+}
+
 impl Audit {
     pub(crate) fn new(layers: usize, heads: Heads, target: f64) -> Self {
         Self {
@@ -180,64 +208,36 @@ impl Audit {
     }
 
     /// Attends exactly for the sampled queries of a chunk, whose pages are read wherever they lie, and takes the comparison
-    /// in. `read` is what each tile read, in one phase or two; `output` is the chunk's, `[tokens, heads, head_dim]`.
+    /// in. `output` is the chunk's, `[tokens, heads, head_dim]`.
     /// Returns, by KV head, how many samples there were and how many missed the target.
     pub(crate) fn compare(
         &mut self,
         cache: &mut KvCache,
-        chunk: &Chunk<'_>,
+        chosen: &Chosen<'_>,
         sampled_reads: &SampledReads,
-        counts: &[PairCount],
-        read: [&[Selection]; 2],
         options: &AttendOptions<'_>,
         output: &[f32],
     ) -> Result<Vec<(u64, u64)>, EngineError> {
         let mut samples = vec![(0, 0); self.heads.kv_heads];
-        let (layer, tiles) = (chunk.layer, &chunk.tiles);
         let Heads { group, head_dim, .. } = self.heads;
-        let sampled = sampled_reads.runs.iter().map(|run| {
-            let tile = &tiles[run.tile];
-            let queries = QueryTile {
-                data: &tile.queries.data[run.first_row * tile.queries.row_stride..],
-                rows: run.rows,
-                start: tile.queries.start + run.first_row,
-                ..tile.queries
-            };
-            (tile.kv_head, queries)
-        });
+        let sampled = sampled_reads.runs.iter().map(|run| run.queries(&chosen.chunk.tiles));
         let sampled: Vec<(usize, QueryTile<'_>)> = sampled.collect();
         let exact = sampled_reads
             .runs
             .iter()
             .map(|run| Partial::new(run.rows, group, head_dim));
         let mut exact: Vec<Partial> = exact.collect();
-        reading::attend_everything(cache, chunk, &sampled, options, &mut exact)?;
-        let width = self.heads.width();
-        let mut expected = Vec::new();
-        for ((run, exact), (_, queries)) in sampled_reads.runs.iter().zip(&exact).zip(&sampled) {
-            let tile = &tiles[run.tile];
-            self.show(cache, chunk, queries, run, exact, read, options)?;
-            expected.resize(run.rows * group * head_dim, 0.0);
-            exact.finish_into(&mut expected, group * head_dim, None)?;
-            for row in 0..run.rows {
-                for head in 0..group {
-                    let mass = f64::from(run.log_sum_exp[row * group + head] - exact.log_sum_exp(row, head)).exp();
-                    let at = (tile.first_row + run.first_row + row) * width + (tile.kv_head * group + head) * head_dim;
-                    let error = relative_error(
-                        &output[at..at + head_dim],
-                        &expected[(row * group + head) * head_dim..][..head_dim],
-                    );
-                    let (seen, missed) = &mut samples[tile.kv_head];
-                    *seen += 1;
-                    *missed += u64::from(mass < self.target);
-                    self.sums_of(layer, tile.kv_head * group + head)
-                        .add(mass.min(1.0), error);
-                }
-            }
+        reading::attend_everything(cache, &chosen.chunk, &sampled, options, &mut exact)?;
+        for ((run, exact), (kv_head, queries)) in sampled_reads.runs.iter().zip(&exact).zip(sampled) {
+            let compared = Compared { run, queries, exact };
+            self.show(cache, chosen, &compared, options)?;
+            let (seen, missed) = self.take_in(&chosen.chunk, &compared, output)?;
+            samples[kv_head].0 += seen;
+            samples[kv_head].1 += missed;
         }
-        for (kv_head, count) in counts.iter().enumerate() {
+        for (kv_head, count) in chosen.counts.iter().enumerate() {
             for head in 0..group {
-                let pairs = &mut self.sums_of(layer, kv_head * group + head).pairs;
+                let pairs = &mut self.sums_of(chosen.chunk.layer, kv_head * group + head).pairs;
                 pairs.read += count.read;
                 pairs.causal += count.causal;
             }
@@ -245,34 +245,57 @@ impl Audit {
         Ok(samples)
     }
 
+    /// Takes the comparison of a run in; returns how many samples there were and how many missed the target.
+    fn take_in(
+        &mut self,
+        chunk: &Chunk<'_>,
+        compared: &Compared<'_>,
+        output: &[f32],
+    ) -> Result<(u64, u64), EngineError> {
+        let Compared { run, exact, .. } = compared;
+        let Heads { group, head_dim, .. } = self.heads;
+        let (tile, width) = (&chunk.tiles[run.tile], self.heads.width());
+        // [rows, group, head_dim]
+        let mut expected = vec![0.0; run.rows * group * head_dim];
+        exact.finish_into(&mut expected, group * head_dim, None)?;
+        let mut missed = 0;
+        for (at, expected) in expected.chunks_exact(head_dim).enumerate() {
+            let (row, head) = (at / group, tile.kv_head * group + at % group);
+            let mass = compared.kept_mass(at, group);
+            let first = (tile.first_row + run.first_row + row) * width + head * head_dim;
+            let error = relative_error(&output[first..first + head_dim], expected);
+            missed += u64::from(mass < self.target);
+            self.sums_of(chunk.layer, head).add(mass.min(1.0), error);
+        }
+        Ok(((run.rows * group) as u64, missed))
+    }
+
     /// Shows the queries of a run to the observer, where there is one.
     fn show(
         &mut self,
         cache: &mut KvCache,
-        chunk: &Chunk<'_>,
-        queries: &QueryTile<'_>,
-        run: &Run,
-        exact: &Partial,
-        read: [&[Selection]; 2],
+        chosen: &Chosen<'_>,
+        compared: &Compared<'_>,
         options: &AttendOptions<'_>,
     ) -> Result<(), EngineError> {
         let Some(observer) = &mut self.observer else {
             return Ok(());
         };
-        let (group, kv_head) = (self.heads.group, chunk.tiles[run.tile].kv_head);
-        let masses = reading::mass_of_everything(cache, chunk, kv_head, queries, exact, options)?;
+        let Compared { run, queries, exact } = compared;
+        let (group, kv_head) = (self.heads.group, chosen.chunk.tiles[run.tile].kv_head);
+        let masses = reading::mass_of_everything(cache, &chosen.chunk, kv_head, queries, exact, options)?;
         for (at, mass) in masses.iter().enumerate() {
             let (row, head) = (at / group, at % group);
             let position = queries.start + row;
-            let named = read.iter().filter_map(|selections| selections.get(run.tile));
+            let named = chosen.phases().into_iter();
+            let named = named.filter_map(|selections| selections.get(run.tile));
             let spans = Selection::from_spans(named.flat_map(|selection| selection.reads(position, 1)));
-            let kept = f64::from(run.log_sum_exp[row * group + head] - exact.log_sum_exp(row, head)).exp();
             observer(&AuditedQuery {
-                layer: chunk.layer,
+                layer: chosen.chunk.layer,
                 kv_head,
                 head: kv_head * group + head,
                 position,
-                kept_mass: kept.min(1.0),
+                kept_mass: compared.kept_mass(at, group).min(1.0),
                 mass,
                 read: spans.spans(),
             });

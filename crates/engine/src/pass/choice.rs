@@ -84,8 +84,12 @@ impl SequenceAttention<'_> {
                     .map(|(policy, context)| policy.estimate(&queries(context), context))
                     .collect();
                 let rows = rows.queries(chunk.batch_rows.clone());
-                let (layer, versions) = (input.cache_layer, reader.page_versions(input.cache_layer));
-                device::estimate(device, layer, rows, &pages, &versions, &chunk.contexts, &asked)?
+                let keys = device::ShownKeys {
+                    layer: input.cache_layer,
+                    pages: &pages,
+                    versions: &reader.page_versions(input.cache_layer),
+                };
+                device::estimate(device, &keys, rows, &chunk.contexts, &asked)?
             }
             _ => policies.iter().map(|_| None).collect(),
         };

@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use riffle_attention::{AttendJob, KvView, PageView, QueryTile, Selection};
 use riffle_kv::PageReader;
-use riffle_policy::{Phase, SelectContext};
+use riffle_policy::{LentScan, Phase, SelectContext};
 
 use crate::pass::layer_rows::LayerRows;
+use crate::pass::reading;
 use crate::pass::tiles::{Heads, Tile};
 use crate::sequence::eviction::Evicted;
 use crate::sequence::placement::HeadSlot;
+use crate::sequence::statistics::PairCount;
 
 /// What the chunks of a sequence share in one pass.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +66,37 @@ pub(crate) struct Chunk<'a> {
     pub(crate) contexts: Vec<SelectContext<'a>>,
     /// KV head by KV head.
     pub(crate) tiles: Vec<Tile<'a>>,
+}
+
+/// A chunk and what its tiles read.
+pub(crate) struct Chosen<'q> {
+    pub(crate) chunk: Chunk<'q>,
+    /// By tile.
+    pub(crate) selections: Vec<Selection>,
+    /// What the first of two phases has read, by tile; empty where there is one.
+    pub(crate) own: Vec<Selection>,
+    /// Key scores that policies computed, by KV head.
+    pub(crate) scans: Vec<Option<LentScan>>,
+    /// By KV head.
+    pub(crate) counts: Vec<PairCount>,
+    /// The layer of the cache that is attended to after this chunk.
+    pub(crate) next: usize,
+    /// Tokens in the blocks whose means the device reads, by KV head; empty where it reads none.
+    pub(crate) device_means: Vec<Option<usize>>,
+    /// Whether the result stays on the device that attends.
+    pub(crate) stays_on_device: bool,
+}
+
+impl Chosen<'_> {
+    /// What the tiles read in one phase or two.
+    pub(crate) fn phases(&self) -> [&[Selection]; 2] {
+        [&self.own, &self.selections]
+    }
+
+    /// What its tiles read of keys, where scans of policies do not give it.
+    pub(crate) fn reads(&self) -> reading::Reads<'_> {
+        reading::Reads::new(&self.chunk, &self.selections, &self.scans)
+    }
 }
 
 impl<'a> Chunk<'a> {

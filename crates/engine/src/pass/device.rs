@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use riffle_attention::{AttendOptions, PageView, Partial, Selection, Span};
+use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{
     AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, SequenceId, Stream, SummaryKind,
@@ -12,7 +12,7 @@ use riffle_cuda::{
 use riffle_kv::{KvCache, PageVersion};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
 
-use crate::pass::chunk::Chunk;
+use crate::pass::chunk::Chosen;
 use crate::pass::compute::Compute;
 use crate::pass::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
 use crate::pass::rotation::Rotation;
@@ -154,68 +154,124 @@ pub(crate) fn append(
     cache.append_encoded(layer, tokens.len(), |heads| Ok(room.append(&new, tokens, heads)?))
 }
 
-/// [`reading::attend`](crate::pass::reading::attend) on a device; `partials` that hold something are added to. Without partials the
-/// result stays in the rows on the device. `blocks` are the tokens in the blocks whose means are read as well, by KV head, or
-/// nothing.
-pub(crate) fn attend(
-    pages: &mut DevicePages,
-    cache: &mut KvCache,
-    rows: &DeviceRows,
-    chunk: &Chunk<'_>,
-    selections: &[Selection],
-    next: usize,
-    blocks: &[Option<usize>],
-    options: &AttendOptions<'_>,
-    partials: Option<&mut [Partial]>,
-) -> Result<(), EngineError> {
-    let end = chunk.end();
-    let wanted = wanted_pages(cache, chunk, || {
-        let tiles = chunk.tiles.iter().zip(selections);
-        tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
-    });
-    let tiles: Vec<PagedTile<'_>> = chunk
-        .tiles
-        .iter()
-        .zip(selections)
-        .map(|(tile, selection)| PagedTile {
+/// A sequence on its device: its pages there, the cache that holds them all, and the rows that attend to them.
+pub(crate) struct OnDevice<'a> {
+    pub(crate) pages: &'a mut DevicePages,
+    pub(crate) cache: &'a mut KvCache,
+    pub(crate) rows: &'a DeviceRows,
+}
+
+impl OnDevice<'_> {
+    /// [`reading::attend`](crate::pass::reading::attend) on a device; `partials` that hold something are added to. Without partials the
+    /// result stays in the rows on the device.
+    pub(crate) fn attend(
+        &mut self,
+        chosen: &Chosen<'_>,
+        options: &AttendOptions<'_>,
+        partials: Option<&mut [Partial]>,
+    ) -> Result<(), EngineError> {
+        let Self { pages, cache, rows } = self;
+        let Chosen { chunk, selections, .. } = chosen;
+        let end = chunk.end();
+        let wanted = wanted_pages(cache, chunk, || {
+            let tiles = chunk.tiles.iter().zip(selections);
+            tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
+        });
+        let tiles = chunk.tiles.iter().zip(selections).map(|(tile, selection)| PagedTile {
             kv_head: tile.kv_head,
             first_row: tile.first_row,
             rows: tile.queries.rows,
             start: tile.queries.start,
             selection,
-        })
-        .collect();
-    let around = match partials {
-        Some(_) => None,
-        None => Some([pages.stream.gpu().event()?, pages.stream.gpu().event()?]),
-    };
-    let stream = Arc::clone(&pages.stream);
-    let record = |which: usize| around.as_ref().map_or(Ok(()), |around| stream.record(&around[which]));
-    let versions = cache.page_versions(chunk.layer);
-    let of = pages.layer(chunk.layer, &versions);
-    let mut room = lock(&pages.room);
-    let means = same_block(blocks);
-    if let Some(block) = means {
-        let reads = |kv_head: usize| blocks[kv_head].is_some();
-        extend_summaries(&mut room, cache, SummaryKind::Means, of, block, reads)?;
+        });
+        let tiles: Vec<PagedTile<'_>> = tiles.collect();
+        let around = match partials {
+            Some(_) => None,
+            None => Some([pages.stream.gpu().event()?, pages.stream.gpu().event()?]),
+        };
+        let stream = Arc::clone(&pages.stream);
+        let record = |which: usize| around.as_ref().map_or(Ok(()), |around| stream.record(&around[which]));
+        let versions = cache.page_versions(chunk.layer);
+        let of = pages.layer(chunk.layer, &versions);
+        let mut room = lock(&pages.room);
+        let means = same_block(&chosen.device_means);
+        if let Some(block) = means {
+            let reads = |kv_head: usize| chosen.device_means[kv_head].is_some();
+            extend_summaries(&mut room, cache, SummaryKind::Means, of, block, reads)?;
+        }
+        let rows = rows.call(chunk.batch_rows.clone());
+        record(0)?;
+        let mut call = room.begin(of, &tiles, rows, end, options)?;
+        if means.is_some() {
+            call = call.with_means();
+        }
+        cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(chosen.next), &mut |pages| {
+            Ok(call.attend(&cut(pages, chunk))?)
+        })?;
+        call.finish()?;
+        record(1)?;
+        if let Some(partials) = partials {
+            room.bring_partials(&tiles, &rows, partials)?;
+        }
+        drop(room);
+        pages.call = around;
+        Ok(())
     }
-    let rows = rows.call(chunk.batch_rows.clone());
-    record(0)?;
-    let mut call = room.begin(of, &tiles, rows, end, options)?;
-    if means.is_some() {
-        call = call.with_means();
+
+    /// [`reading::observe`](crate::pass::reading::observe) where a device attended: the mass of keys of 16 bits on either side, as its
+    /// attention weighs them. Without `partials` the log-sum-exp of what was read lies in the rows.
+    pub(crate) fn observe(
+        &mut self,
+        policies: &mut PolicySet,
+        chosen: &Chosen<'_>,
+        partials: Option<&[Partial]>,
+        options: &AttendOptions<'_>,
+    ) -> Result<(), EngineError> {
+        let Self { pages, cache, rows } = self;
+        let (chunk, selections) = (&chosen.chunk, chosen.phases());
+        let mut heads = observed(policies, chunk, partials);
+        if heads.is_empty() {
+            return Ok(());
+        }
+        let wanted = wanted_by(cache, chunk, &heads, selections);
+        let query_heads = chunk.group * cache.shape().kv_heads;
+        // [rows, heads]
+        let mut log_sum_exp = vec![0.0; chunk.tokens.len() * query_heads];
+        let mut tiles = Vec::new();
+        for head in &heads {
+            for rows in &head.rows {
+                let first_row = rows.queries.start - chunk.contexts[head.kv_head].chunk_start;
+                for (row, sums) in rows.log_sum_exp.chunks_exact(chunk.group).enumerate() {
+                    let at = (first_row + row) * query_heads + head.kv_head * chunk.group;
+                    log_sum_exp[at..at + chunk.group].copy_from_slice(sums);
+                }
+                tiles.extend(named(selections, rows.place).map(|selection| PagedTile {
+                    kv_head: head.kv_head,
+                    first_row,
+                    rows: rows.queries.rows,
+                    start: rows.queries.start,
+                    selection,
+                }));
+            }
+        }
+        let versions = cache.page_versions(chunk.layer);
+        let of = pages.layer(chunk.layer, &versions);
+        let (mut room, rows) = (lock(&pages.room), rows.call(chunk.batch_rows.clone()));
+        if partials.is_some() {
+            room.set_log_sum_exp(&rows, &log_sum_exp)?;
+        }
+        let mut pass = room.begin_mass(of, &tiles, rows, chunk.end(), options)?;
+        cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
+            Ok(pass.add(&cut(pages, chunk))?)
+        })?;
+        let masses = pass.finish()?;
+        for head in &mut heads {
+            let tokens = head.mass.len();
+            head.mass.copy_from_slice(&masses[head.kv_head][..tokens]);
+        }
+        tell(policies, chunk, &heads);
+        Ok(())
     }
-    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(next), &mut |pages| {
-        Ok(call.attend(&cut(pages, chunk))?)
-    })?;
-    call.finish()?;
-    record(1)?;
-    if let Some(partials) = partials {
-        room.bring_partials(&tiles, &rows, partials)?;
-    }
-    drop(room);
-    pages.call = around;
-    Ok(())
 }
 
 /// Begins to bring the pages that the layer `next` is expected to read and that lie in main memory, up to the first that does not:
@@ -231,14 +287,21 @@ pub(crate) fn read_ahead(pages: &mut DevicePages, cache: &KvCache, next: usize) 
     Ok(room.read_ahead(of, &shown)?)
 }
 
+/// The keys of a layer as they lie in main memory.
+pub(crate) struct ShownKeys<'a> {
+    pub(crate) layer: usize,
+    /// Up to the end of the chunk that looks at them, by KV head.
+    pub(crate) pages: &'a [Vec<PageView<'a>>],
+    /// Of all pages, by KV head.
+    pub(crate) versions: &'a [Vec<PageVersion>],
+}
+
 /// What policies ask for of a layer, by KV head, computed where the keys lie; `None` where that cannot be, so that the policy
-/// looks at keys in main memory. `queries` are those of the chunk, `shown` the pages up to its end, `versions` those of all pages.
+/// looks at keys in main memory. `queries` are those of the chunk.
 pub(crate) fn estimate(
     pages: &mut DevicePages,
-    layer: usize,
+    keys: &ShownKeys<'_>,
     queries: Queries<'_>,
-    shown: &[Vec<PageView<'_>>],
-    versions: &[Vec<PageVersion>],
     contexts: &[SelectContext<'_>],
     asked: &[Option<Estimate>],
 ) -> Result<Vec<Option<Estimated>>, EngineError> {
@@ -248,7 +311,7 @@ pub(crate) fn estimate(
     if !asked.iter().any(scans) {
         return Ok(nothing());
     }
-    let Some(mut scan) = room.scan_keys(pages.layer(layer, versions), shown, queries)? else {
+    let Some(mut scan) = room.scan_keys(pages.layer(keys.layer, keys.versions), keys.pages, queries)? else {
         return Ok(nothing());
     };
     let of_head = |(context, asked): (&SelectContext<'_>, &Option<Estimate>)| {
@@ -341,60 +404,4 @@ pub(crate) fn bound_scores(
     let tokens: Vec<usize> = heads.map(|kv_head| cache.head_tokens(layer, kv_head)).collect();
     let scores = room.bound_scores(of, queries, &tokens)?;
     Ok(Some(scores.into_iter().map(Estimated::Bounds).collect()))
-}
-
-/// [`reading::observe`](crate::pass::reading::observe) where a device attended: the mass of keys of 16 bits on either side, as its
-/// attention weighs them. Without `partials` the log-sum-exp of what was read lies in the rows.
-pub(crate) fn observe(
-    pages: &mut DevicePages,
-    cache: &mut KvCache,
-    rows: &DeviceRows,
-    policies: &mut PolicySet,
-    chunk: &Chunk<'_>,
-    selections: [&[Selection]; 2],
-    partials: Option<&[Partial]>,
-    options: &AttendOptions<'_>,
-) -> Result<(), EngineError> {
-    let mut heads = observed(policies, chunk, partials);
-    if heads.is_empty() {
-        return Ok(());
-    }
-    let wanted = wanted_by(cache, chunk, &heads, selections);
-    let query_heads = chunk.group * cache.shape().kv_heads;
-    // [rows, heads]
-    let mut log_sum_exp = vec![0.0; chunk.tokens.len() * query_heads];
-    let mut tiles = Vec::new();
-    for head in &heads {
-        for rows in &head.rows {
-            let first_row = rows.queries.start - chunk.contexts[head.kv_head].chunk_start;
-            for (row, sums) in rows.log_sum_exp.chunks_exact(chunk.group).enumerate() {
-                let at = (first_row + row) * query_heads + head.kv_head * chunk.group;
-                log_sum_exp[at..at + chunk.group].copy_from_slice(sums);
-            }
-            tiles.extend(named(selections, rows.place).map(|selection| PagedTile {
-                kv_head: head.kv_head,
-                first_row,
-                rows: rows.queries.rows,
-                start: rows.queries.start,
-                selection,
-            }));
-        }
-    }
-    let versions = cache.page_versions(chunk.layer);
-    let of = pages.layer(chunk.layer, &versions);
-    let (mut room, rows) = (lock(&pages.room), rows.call(chunk.batch_rows.clone()));
-    if partials.is_some() {
-        room.set_log_sum_exp(&rows, &log_sum_exp)?;
-    }
-    let mut pass = room.begin_mass(of, &tiles, rows, chunk.end(), options)?;
-    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
-        Ok(pass.add(&cut(pages, chunk))?)
-    })?;
-    let masses = pass.finish()?;
-    for head in &mut heads {
-        let tokens = head.mass.len();
-        head.mass.copy_from_slice(&masses[head.kv_head][..tokens]);
-    }
-    tell(policies, chunk, &heads);
-    Ok(())
 }

@@ -79,10 +79,6 @@ impl Pass {
     pub(crate) fn give_up(&mut self, work: usize, error: EngineError) {
         self.segments[work].failure.get_or_insert(error);
     }
-
-    fn is_live(&self, segment: usize) -> bool {
-        self.segments[segment].failure.is_none()
-    }
 }
 
 impl Runner {
@@ -234,63 +230,35 @@ impl Runner {
         let Some(cache_layer) = config.cache_layer(pass.layer) else {
             return Ok(());
         };
-        let Some(ProjectedLayer {
-            queries,
-            new_keys,
-            output,
-        }) = forward.projected()
-        else {
+        let Some(projected) = forward.projected() else {
             return Ok(());
         };
-        let (query_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        let rows_of = |segment: &Segment| LayerRows {
-            cache_layer,
-            slot: segment.slot,
-            first_row: segment.rows.start,
-            tokens: segment.rows.len(),
-            queries: &queries[segment.rows.start * query_width..segment.rows.end * query_width],
-            new_keys: new_keys.rows(&segment.rows, kv_width),
-        };
+        let widths = [config.heads * config.head_dim, config.kv_heads * config.head_dim];
+        let chunk_tokens = engine.options().chunk_tokens;
         let taken = match pass.rounds[round].clone() {
             Round::Own(number) => {
-                if pass.is_live(number) {
-                    let segment = &mut pass.segments[number];
-                    let input = rows_of(segment);
-                    let mut attention =
-                        SequenceAttention::new(work[number].sequence, pass.layer, segment.phase, segment.goal);
-                    let attended = attention.attend_own(&input, engine.options().chunk_tokens, &mut segment.own);
-                    if let Err(error) = attended {
-                        pass.give_up(number, error);
-                    }
+                let segment = &mut pass.segments[number];
+                if segment.failure.is_none() {
+                    let input = segment.layer_rows(&projected, cache_layer, widths);
+                    let sequence = &mut *work[number].sequence;
+                    let mut attention = SequenceAttention::new(sequence, pass.layer, segment.phase, segment.goal);
+                    let attended = attention.attend_own(&input, chunk_tokens, &mut segment.own);
+                    segment.failure = attended.err();
                 }
                 Vec::new()
             }
             Round::Rows(named) => {
-                let mut parts = Vec::with_capacity(named.len());
-                let mut segments = pass.segments.iter_mut().enumerate();
-                let mut works = work.iter_mut().enumerate();
-                for (number, rows) in named {
-                    // Both are in order of their numbers.
-                    let (Some((_, segment)), Some((_, work))) = (
-                        segments.find(|(at, _)| *at == number),
-                        works.find(|(at, _)| *at == number),
-                    ) else {
-                        unreachable!("rounds name segments in order")
-                    };
-                    if segment.failure.is_some() {
-                        continue;
-                    }
-                    let input = rows_of(segment);
-                    parts.push(Part {
-                        attention: SequenceAttention::new(work.sequence, pass.layer, segment.phase, segment.goal),
-                        input,
-                        chunk_tokens: engine.options().chunk_tokens,
-                        rows,
-                        own: &mut segment.own,
-                        failure: &mut segment.failure,
-                    });
-                }
-                attend_round(&mut parts, &mut self.partials, output)
+                let layer = pass.layer;
+                let live = parts_of(&mut pass.segments, work, named);
+                let parts = live.map(|(segment, sequence, rows)| Part {
+                    attention: SequenceAttention::new(sequence, layer, segment.phase, segment.goal),
+                    input: segment.layer_rows(&projected, cache_layer, widths),
+                    chunk_tokens,
+                    rows,
+                    own: &mut segment.own,
+                    failure: &mut segment.failure,
+                });
+                attend_round(&mut parts.collect::<Vec<_>>(), &mut self.partials, projected.output)
             }
         };
         for rows in taken {
@@ -315,6 +283,42 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+impl Segment {
+    /// Its rows of a layer; `widths` are those of a row's queries and of its keys.
+    fn layer_rows<'a>(
+        &self,
+        projected: &ProjectedLayer<'a>,
+        cache_layer: usize,
+        [query_width, kv_width]: [usize; 2],
+    ) -> LayerRows<'a> {
+        LayerRows {
+            cache_layer,
+            slot: self.slot,
+            first_row: self.rows.start,
+            tokens: self.rows.len(),
+            queries: &projected.queries[self.rows.start * query_width..self.rows.end * query_width],
+            new_keys: projected.new_keys.rows(&self.rows, kv_width),
+        }
+    }
+}
+
+/// The segments that a round names, in their order, with their sequences and rows, but for those that have failed.
+fn parts_of<'a>(
+    segments: &'a mut [Segment],
+    work: &'a mut [Work<'_>],
+    named: Vec<(usize, Range<usize>)>,
+) -> impl Iterator<Item = (&'a mut Segment, &'a mut Sequence, Range<usize>)> {
+    let mut named = named.into_iter().peekable();
+    let all = segments.iter_mut().zip(work).enumerate();
+    all.filter_map(move |(number, (segment, work))| {
+        let (_, rows) = named.next_if(|(name, _)| *name == number)?;
+        segment
+            .failure
+            .is_none()
+            .then_some((segment, &mut *work.sequence, rows))
+    })
 }
 
 /// Makes room in a sequence for what it will read.

@@ -8,7 +8,8 @@ use riffle_kv::KvCache;
 use riffle_policy::Phase;
 
 use crate::EngineError;
-use crate::pass::attention_step::{Chosen, SequenceAttention};
+use crate::pass::attention_step::SequenceAttention;
+use crate::pass::chunk::Chosen;
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::reading;
 

@@ -165,18 +165,7 @@ pub fn run(
     let mut file = request.session.as_deref().map(SessionFile::open).transpose()?;
 
     let start = Instant::now();
-    let mut session = match &mut file {
-        Some(file) => file.session(engine)?,
-        None => Session::new(engine)?,
-    };
-    let mut reused_tokens = match (&prompt, &file) {
-        (Some((tokens, _)), Some(file)) => file.keep_shared(&mut session, tokens)?,
-        (Some(_), None) => 0,
-        (None, _) => session.tokens().len(),
-    };
-    if let (Some((tokens, _)), Some(prefix), 0) = (&prompt, &mut prefix, reused_tokens) {
-        reused_tokens = prefix.fill(&mut session, tokens)?;
-    }
+    let (mut session, reused_tokens) = open_session(engine, prompt.as_ref(), file.as_mut(), prefix.as_mut())?;
     let opened_s = start.elapsed().as_secs_f64();
     if let Some((tokens, _)) = &prompt
         && reused_tokens < tokens.len()
@@ -203,7 +192,6 @@ pub fn run(
     {
         prefix.store(&session)?;
     }
-
     let finished = Finished {
         generation,
         prompt_tokens,
@@ -218,6 +206,32 @@ pub fn run(
         prefix_cache: prefix.map(|prefix| prefix.report),
         ..finished.report(&session)
     })
+}
+
+/// The session that a run goes on with, and how many tokens of its prompt need not be read: from the session's file or, where that
+/// has none of them, from the prefix cache.
+fn open_session(
+    engine: &Arc<Engine>,
+    prompt: Option<&(Vec<u32>, bool)>,
+    mut file: Option<&mut SessionFile>,
+    prefix: Option<&mut RunPrefix>,
+) -> Result<(Session, usize), EngineError> {
+    let mut session = match &mut file {
+        Some(file) => file.session(engine)?,
+        None => Session::new(engine)?,
+    };
+    let Some((tokens, _)) = prompt else {
+        let held = session.tokens().len();
+        return Ok((session, held));
+    };
+    let mut reused_tokens = match file {
+        Some(file) => file.keep_shared(&mut session, tokens)?,
+        None => 0,
+    };
+    if let (Some(prefix), 0) = (prefix, reused_tokens) {
+        reused_tokens = prefix.fill(&mut session, tokens)?;
+    }
+    Ok((session, reused_tokens))
 }
 
 /// Reads what the session does not hold of a prompt, and keeps states for others on the way where pages do not say

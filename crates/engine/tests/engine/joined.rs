@@ -10,7 +10,9 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, Gpu, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work};
+use riffle_engine::{
+    Checkpoint, Engine, EngineOptions, Gpu, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work,
+};
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
 
@@ -226,24 +228,27 @@ impl Group {
                 }
             }
             if let (Some(checkpoint), Some(kept)) = (checkpoint, now.kept) {
-                let again = member.sequence.roll_back(&checkpoint, kept).unwrap();
-                // With recurrent layers what is kept is read again.
-                if !again.is_empty() {
-                    let work = Work {
-                        goal: start + kept,
-                        sequence: &mut member.sequence,
-                        tokens: &again,
-                        phase: Phase::Decode,
-                    };
-                    let outcomes = self
-                        .runner
-                        .pass(&mut [work], &mut |_| ControlFlow::Continue(()))
-                        .unwrap();
-                    assert!(outcomes[0].is_none());
-                }
-                assert_eq!(member.sequence.tokens().len(), start + kept);
+                self.keep_of_draft(now.member, &checkpoint, kept);
             }
         }
+    }
+
+    /// Rolls a draft back to its first `kept` tokens. With recurrent layers these are read again.
+    fn keep_of_draft(&mut self, member: usize, checkpoint: &Checkpoint, kept: usize) {
+        let sequence = &mut self.members[member].sequence;
+        let again = sequence.roll_back(checkpoint, kept).unwrap();
+        if !again.is_empty() {
+            let work = Work {
+                goal: checkpoint.tokens() + kept,
+                sequence,
+                tokens: &again,
+                phase: Phase::Decode,
+            };
+            let outcomes = self.runner.pass(&mut [work], &mut |_| ControlFlow::Continue(()));
+            assert!(outcomes.unwrap()[0].is_none());
+        }
+        let held = self.members[member].sequence.tokens().len();
+        assert_eq!(held, checkpoint.tokens() + kept);
     }
 
     fn run(&mut self, passes: usize) {

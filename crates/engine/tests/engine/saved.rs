@@ -34,6 +34,61 @@ fn sampled(max_tokens: usize) -> GenerateOptions {
     }
 }
 
+/// Policies of prompts and answers, formats of keys and values.
+const POLICIES_AND_FORMATS: [(&str, &str, Format, Format); 10] = [
+    ("full", "full", Format::F16, Format::F16),
+    (
+        "streaming:sinks=16,window=128",
+        "streaming:sinks=16,window=128",
+        Format::F32,
+        Format::F32,
+    ),
+    (
+        "xattention:block=64,from=0",
+        "quest:block=32,topk=3,threshold=0,from=0",
+        Format::Q8_0,
+        Format::Q4_0,
+    ),
+    (
+        "flex:min_budget=64,block=64,from=0",
+        "certified:from=0",
+        Format::Bf16,
+        Format::Q8_0,
+    ),
+    (
+        "vertical-slash:from=0",
+        "quest:block=64,topk=2,threshold=0,from=0",
+        Format::Q4_0,
+        Format::Q4_0,
+    ),
+    // Policies that carry votes, masses, bounds or block means from one prompt to the next.
+    (
+        "h2o-chunk:from=0,local=16,heavy=32",
+        "h2o:budget=200,recent=32,observed=16",
+        Format::F16,
+        Format::F16,
+    ),
+    ("full", "snapkv:budget=200,window=16", Format::Q8_0, Format::Q8_0),
+    (
+        "log-stride:window=64,landmarks=1,block=48",
+        "log-stride:window=64,landmarks=1,block=48",
+        Format::F16,
+        Format::F16,
+    ),
+    (
+        "tri-shape:sinks=8,window=64,tail=32",
+        "twilight:from=0,least=2,block=16,dense_layers=0",
+        Format::F16,
+        Format::Q4_0,
+    ),
+    (
+        "blasst:factor=4,block=16",
+        "blasst:factor=4,block=16",
+        Format::F32,
+        Format::F32,
+    ),
+];
+
 fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
         max_tokens,
@@ -64,60 +119,7 @@ fn a_restored_session_goes_on_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let tokens = prompt(700);
-    let cases = [
-        ("full", "full", Format::F16, Format::F16),
-        (
-            "streaming:sinks=16,window=128",
-            "streaming:sinks=16,window=128",
-            Format::F32,
-            Format::F32,
-        ),
-        (
-            "xattention:block=64,from=0",
-            "quest:block=32,topk=3,threshold=0,from=0",
-            Format::Q8_0,
-            Format::Q4_0,
-        ),
-        (
-            "flex:min_budget=64,block=64,from=0",
-            "certified:from=0",
-            Format::Bf16,
-            Format::Q8_0,
-        ),
-        (
-            "vertical-slash:from=0",
-            "quest:block=64,topk=2,threshold=0,from=0",
-            Format::Q4_0,
-            Format::Q4_0,
-        ),
-        // Policies that carry votes, masses, bounds or block means from one prompt to the next.
-        (
-            "h2o-chunk:from=0,local=16,heavy=32",
-            "h2o:budget=200,recent=32,observed=16",
-            Format::F16,
-            Format::F16,
-        ),
-        ("full", "snapkv:budget=200,window=16", Format::Q8_0, Format::Q8_0),
-        (
-            "log-stride:window=64,landmarks=1,block=48",
-            "log-stride:window=64,landmarks=1,block=48",
-            Format::F16,
-            Format::F16,
-        ),
-        (
-            "tri-shape:sinks=8,window=64,tail=32",
-            "twilight:from=0,least=2,block=16,dense_layers=0",
-            Format::F16,
-            Format::Q4_0,
-        ),
-        (
-            "blasst:factor=4,block=16",
-            "blasst:factor=4,block=16",
-            Format::F32,
-            Format::F32,
-        ),
-    ];
-    for (prefill, decode, key_format, value_format) in cases {
+    for (prefill, decode, key_format, value_format) in POLICIES_AND_FORMATS {
         let engine = engine(EngineOptions {
             prefill: prefill.parse().unwrap(),
             decode: decode.parse().unwrap(),
