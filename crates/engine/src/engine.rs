@@ -9,7 +9,7 @@ use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, Model
 use crate::error::factor;
 use crate::pass::compute::Compute;
 use crate::pass::device::SharedRoom;
-use crate::plan::{available_memory_bytes, cache_shape, policy_shape, session_tiers};
+use crate::plan::{Resolved, available_memory_bytes, policy_shape};
 use crate::{EngineError, EngineOptions, MemoryPlan};
 
 /// A model in memory, its options and its plan. Sessions share it.
@@ -18,6 +18,7 @@ pub struct Engine {
     loaded: Arc<Loaded>,
     options: EngineOptions,
     plan: MemoryPlan,
+    resolved: Resolved,
     fingerprint: OnceLock<u128>,
     device_room: SharedRoom,
 }
@@ -49,8 +50,10 @@ impl Engine {
         check_text(&info, &options)?;
         let plan = plan(&info, &options)?;
         plan.check()?;
+        let resolved = Resolved::new(&info.config, &options, &plan);
         let loaded = opened.load(options.activations)?;
         Ok(Arc::new(Self {
+            resolved,
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
                 outline: loaded.model.outline(),
@@ -99,6 +102,7 @@ impl Engine {
         let plan = MemoryPlan::with_weights(config, self.vocabulary(), &options, available)?;
         plan.check()?;
         Ok(Arc::new(Self {
+            resolved: Resolved::new(config, &options, &plan),
             path: self.path.clone(),
             loaded: Arc::clone(&self.loaded),
             options,
@@ -148,14 +152,17 @@ impl Engine {
         &self.plan
     }
 
+    /// What the options come to.
+    pub(crate) fn resolved(&self) -> &Resolved {
+        &self.resolved
+    }
+
     /// A pool of pages for sequences of this engine, which together keep to the budgets of its plan.
     ///
     /// # Errors
     /// [`EngineError::Kv`] when the folder of the disk tier cannot be written to.
     pub fn page_pool(&self) -> Result<PagePool, EngineError> {
-        let config = self.model().config();
-        let tiers = session_tiers(config, &self.options, &self.plan);
-        Ok(PagePool::new(cache_shape(config, &self.options), tiers)?)
+        Ok(PagePool::new(self.resolved.cache, self.resolved.tiers.clone())?)
     }
 
     /// Refuses `tokens` tokens where the context does not hold them.

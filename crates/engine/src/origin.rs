@@ -35,7 +35,7 @@ impl Origin {
         origin.add("--page-tokens", options.page_tokens.to_string());
         let auto = options.auto_target.map(|target| format!("auto {target}"));
         origin.add("--prefill", auto.unwrap_or_else(|| rules_text(&sequence.prefill)));
-        let rotation = options.rotation();
+        let rotation = engine.resolved().rotation;
         origin.add(
             "--kv-rotate",
             format!("keys {}, values {}", on(rotation.keys), on(rotation.values)),

@@ -80,7 +80,7 @@ impl<'a> SequenceAttention<'a> {
                 (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
                 (own, _) => own,
             },
-            rotation: options.rotation(),
+            rotation: sequence.engine.resolved().rotation,
             options: AttendOptions::new(config.attention_scale)
                 .with_soft_cap(config.soft_cap)
                 .with_arithmetic(phase.arithmetic()),

@@ -16,7 +16,6 @@ use crate::pass::chunk::Chosen;
 use crate::pass::compute::Compute;
 use crate::pass::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
 use crate::pass::rotation::Rotation;
-use crate::plan::room_options;
 use crate::{Engine, EngineError};
 
 /// The room on an engine's device that all its sequences share, while there are any.
@@ -39,9 +38,9 @@ impl SharedRoom {
         if let Some(room) = shared.upgrade() {
             return Ok(room);
         }
-        let (config, options) = (engine.model().config(), engine.options());
-        let budget_bytes = engine.plan().device.as_ref().map_or(0, |plan| plan.kv_budget_bytes);
-        let room = room_options(config, options, engine.plan().context_tokens, budget_bytes);
+        let Some(room) = engine.resolved().room else {
+            unreachable!("the engine computes on a device")
+        };
         let room = Arc::new(Mutex::new(DeviceRoom::new(stream, room)?));
         *shared = Arc::downgrade(&room);
         Ok(room)

@@ -112,7 +112,7 @@ impl DevicePlan {
 }
 
 /// What the room on a device is made for that all sequences share.
-pub(crate) fn room_options(
+pub(super) fn room_options(
     config: &ModelConfig,
     options: &EngineOptions,
     context: usize,

@@ -4,6 +4,7 @@ mod advice;
 mod bytes;
 mod device;
 mod process;
+mod resolved;
 mod tiers;
 
 use riffle_kv::{CacheShape, largest};
@@ -17,11 +18,11 @@ use crate::{EngineError, EngineOptions};
 
 pub use bytes::{available_memory_bytes, human_bytes};
 pub use device::DevicePlan;
-pub(crate) use device::room_options;
+use device::room_options;
 pub use process::{ProcessPlan, PromptText, largest_text_bytes};
+pub(crate) use resolved::Resolved;
 pub use tiers::TierPlan;
 use tiers::planned_tiers;
-pub(crate) use tiers::session_tiers;
 
 /// Bytes a run needs, part by part, beside what the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -275,7 +276,7 @@ fn sequences(options: &EngineOptions) -> u64 {
 }
 
 /// The shape of the cache a model needs under these options.
-pub(crate) fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> CacheShape {
+fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> CacheShape {
     CacheShape {
         layers: config.attention_layers(),
         kv_heads: config.kv_heads,

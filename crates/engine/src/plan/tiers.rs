@@ -97,7 +97,7 @@ pub(super) fn planned_tiers(
 }
 
 /// The tiers of a session under a plan that fits.
-pub(crate) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> KvTiers {
+pub(super) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> KvTiers {
     let sliding = SlidingLayers::of(config, options, options.window);
     let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.scans_keys(), 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;

@@ -13,7 +13,6 @@ use riffle_model::{ChatMessage, LoadTimes};
 use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
-use crate::plan::policy_shape;
 use crate::run::session_file::SessionFile;
 use crate::sequence::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
 use crate::{
@@ -280,7 +279,7 @@ impl Finished {
         let read = self.prompt_tokens - self.reused_tokens;
         let engine = sequence.engine();
         let options = engine.options();
-        let shape = policy_shape(engine.model().config(), options);
+        let shape = engine.resolved().policy;
         RunReport {
             model: engine.path().display().to_string(),
             text: self.generation.text,

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use crate::plan::{cache_shape, session_tiers};
 use crate::scheduler::{Lookup, Request, Running, Scheduler, Stage, Waiting};
 use crate::{EngineError, Sequence};
 
@@ -178,11 +177,8 @@ impl Scheduler {
 
     /// Bytes of the pages of so many tokens.
     fn bytes_of(&self, tokens: usize) -> u64 {
-        let (config, options) = (self.engine.model().config(), self.engine.options());
         let tokens = tokens.min(self.engine.plan().context_tokens);
-        let mut tiers = session_tiers(config, options, self.engine.plan());
-        tiers.outlook.sequences = 1;
-        tiers.pages_bytes(&cache_shape(config, options), tokens)
+        self.engine.resolved().pages_bytes(tokens)
     }
 
     /// Bytes of pages that all sequences may take together.

@@ -22,7 +22,6 @@ use riffle_policy::{Phase, PolicyRules, PolicySet};
 use crate::answer::sampler::SamplerState;
 use crate::pass::audit::{Audit, AuditReport, AuditedQuery};
 use crate::pass::device::DevicePages;
-use crate::plan::policy_shape;
 use crate::{AttentionTime, Engine, EngineError, EngineOptions, StreamWindow};
 use block_means::BlockMeans;
 pub use checkpoint::Checkpoint;
@@ -112,7 +111,7 @@ impl Sequence {
     ) -> Result<Self, EngineError> {
         let engine_options = engine.options();
         let config = engine.model().config();
-        let shape = policy_shape(config, engine_options);
+        let shape = engine.resolved().policy;
         let policies = |rules: &PolicyRules, phase| {
             rules.check_places(&shape)?;
             PolicySet::new(rules, phase, &shape, &engine_options.cost)

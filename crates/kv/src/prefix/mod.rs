@@ -225,7 +225,7 @@ impl PrefixCache {
         let _lock = self.lock()?;
         let mut index = self.index()?;
         self.sweep(&index)?;
-        let (mut known, new) = self.known_and_new(&index, shape, identity, tokens)?;
+        let Beginning { mut known, new } = self.known_and_new(&index, shape, identity, tokens)?;
         let mut stored = PrefixStored {
             tokens: (known.len() + new.len()) * shape.page_tokens,
             ..PrefixStored::default()
@@ -270,20 +270,20 @@ impl PrefixCache {
         shape: &CacheShape,
         identity: &[u8],
         tokens: &'a [u32],
-    ) -> Result<(Vec<u128>, Vec<(Block<'a>, Entry)>), KvError> {
+    ) -> Result<Beginning<'a>, KvError> {
         let bytes = Block::file_bytes(shape);
-        let (mut known, mut new) = (Vec::new(), Vec::new());
+        let mut beginning = Beginning::default();
         for (number, block) in Block::chain(shape, identity, tokens).enumerate() {
             let depth = number as u32;
             if index.get(block.key)?.is_some() {
-                known.push(block.key);
+                beginning.known.push(block.key);
             } else if (number as u64 + 1).saturating_mul(bytes) <= self.budget_bytes {
-                new.push((block, Entry { depth, bytes }));
+                beginning.new.push((block, Entry { depth, bytes }));
             } else {
                 break;
             }
         }
-        Ok((known, new))
+        Ok(beginning)
     }
 
     /// Removes the blocks used longest ago until `bytes` more fit; returns how many.
@@ -342,6 +342,14 @@ impl PrefixCache {
         }
         remove_leftovers(&self.folder, &[KIND], |name| key_of(name).is_some()).map_err(unread)
     }
+}
+
+/// The blocks of a beginning.
+#[derive(Default)]
+struct Beginning<'a> {
+    /// Keys of those that the index names.
+    known: Vec<u128>,
+    new: Vec<(Block<'a>, Entry)>,
 }
 
 /// The key of the block whose file is called `name`.

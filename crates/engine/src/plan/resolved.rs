@@ -1,0 +1,49 @@
+//! What options come to for one model: worked out once, when an engine is made.
+
+use riffle_cuda::RoomOptions;
+use riffle_kv::{CacheShape, KvTiers};
+use riffle_model::ModelConfig;
+use riffle_policy::PolicyShape;
+
+use super::tiers::session_tiers;
+use super::{MemoryPlan, cache_shape, policy_shape, room_options};
+use crate::EngineOptions;
+use crate::pass::rotation::Rotation;
+
+/// Shapes, tiers and budgets that everything which runs on an engine takes.
+pub(crate) struct Resolved {
+    /// Of the caches of all sequences.
+    pub(crate) cache: CacheShape,
+    /// What policies are built for.
+    pub(crate) policy: PolicyShape,
+    /// Where pages may lie, with their budgets.
+    pub(crate) tiers: KvTiers,
+    /// Which planes hold rotated heads.
+    pub(crate) rotation: Rotation,
+    /// What the room on the device is made for, where one computes.
+    pub(crate) room: Option<RoomOptions>,
+}
+
+impl Resolved {
+    /// What options come to under a plan that fits.
+    pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> Self {
+        let room = plan.device.as_ref().map(|device| {
+            let context = plan.context_tokens;
+            room_options(config, options, context, device.kv_budget_bytes)
+        });
+        Self {
+            cache: cache_shape(config, options),
+            policy: policy_shape(config, options),
+            tiers: session_tiers(config, options, plan),
+            rotation: options.rotation(),
+            room,
+        }
+    }
+
+    /// Bytes of the pages of so many tokens of one sequence.
+    pub(crate) fn pages_bytes(&self, tokens: usize) -> u64 {
+        let mut tiers = self.tiers.clone();
+        tiers.outlook.sequences = 1;
+        tiers.pages_bytes(&self.cache, tokens)
+    }
+}
