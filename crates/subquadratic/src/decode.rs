@@ -2,7 +2,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use riffle_attention::{
-    AttendOptions, KvView, LANES, Partial, QueryTile, Selection, Span, add_column_mass, attend, attend_summaries,
+    AttendJob, AttendOptions, KvView, LANES, Partial, QueryTile, Selection, Span, add_column_mass, attend, attend_summaries,
 };
 
 use crate::cache::{Head, Store};
@@ -214,15 +214,12 @@ fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Te
             )?;
         }
         let totals: Vec<f32> = (0..group).map(|g| partial.log_sum_exp(0, g)).collect();
-        add_column_mass(
-            &queries,
-            &kv,
-            &edges.tokens,
-            &options,
-            &totals,
-            0,
-            &mut head.mass.borrow_mut(),
-        )?;
+        let read = AttendJob {
+            queries,
+            kv,
+            selection: &edges.tokens,
+        };
+        add_column_mass(&read, &options, &totals, 0, &mut head.mass.borrow_mut())?;
         partial.finish_into(&mut rows, group * head_dim, None)?;
         for (g, row) in rows.chunks_exact(head_dim).enumerate() {
             out.row_mut(0, index * group + g).copy_from_slice(&row[..dim]);
