@@ -39,5 +39,5 @@ pub use error::CudaError;
 pub use model::{DeviceForward, DeviceModel, DeviceRows, HostRows, forward_bytes};
 pub use pages::{
     AppendedTokens, CallRows, DeviceRoom, KeyScan, LayerPages, PagedCall, PagedMass, PagedTile, PinnedMemory,
-    RoomOptions, SequenceId, SummaryKind, TransferCount,
+    RoomOptions, ScannedHead, SequenceId, SummaryKind, TransferCount,
 };
