@@ -6,25 +6,18 @@
 //! window, globals and log-stride do not read it; a selection that names its page does, at a fraction of
 //! the cost.
 
+mod noise;
+
 use std::time::Instant;
 
 use riffle_attention::*;
+
+use noise::noise;
 
 const TOKENS: usize = 32_768;
 const DIM: usize = 64;
 const PAGE: usize = 256;
 const NEEDLE: usize = 20_011;
-
-fn noise(len: usize) -> Vec<f32> {
-    let mut state = 7u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / 8_388_608.0 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
-}
 
 fn main() -> Result<(), AttendError> {
     let mut keys = noise(TOKENS * DIM);
