@@ -3,8 +3,13 @@
 //! `cargo bench -p riffle-attention -- [FILTER]`, with `--features parallel` for all threads. `riffle bench attention`
 //! shows the same kernels beside the machine's arithmetic peak and read bandwidth.
 
+#[path = "../examples/noise/mod.rs"]
+mod noise;
+
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use riffle_attention::*;
+
+use noise::noise;
 
 const KV_HEADS: usize = 8;
 const GROUP: usize = 4;
@@ -89,17 +94,6 @@ impl Cache {
             })
             .collect()
     }
-}
-
-fn noise(len: usize) -> Vec<f32> {
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / 8_388_608.0 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
 }
 
 /// Times `rows` queries at the end of `tokens` keys, 32 query heads on 8 KV heads, 64 rows to a tile, in the arithmetic of a

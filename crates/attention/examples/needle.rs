@@ -6,25 +6,18 @@
 //! window, globals and log-stride do not read it; a selection that names its page does, at a fraction of
 //! the cost.
 
+mod noise;
+
 use std::time::Instant;
 
 use riffle_attention::*;
+
+use noise::noise;
 
 const TOKENS: usize = 32_768;
 const DIM: usize = 64;
 const PAGE: usize = 256;
 const NEEDLE: usize = 20_011;
-
-fn noise(len: usize) -> Vec<f32> {
-    let mut state = 7u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / 8_388_608.0 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
-}
 
 fn main() -> Result<(), AttendError> {
     let mut keys = noise(TOKENS * DIM);
@@ -35,32 +28,15 @@ fn main() -> Result<(), AttendError> {
         values[NEEDLE * DIM + d] = 1.0;
     }
 
-    // The cache: pages of 256 tokens, keys in half precision, values in 8 bits.
-    let (key_format, value_format) = (Format::F16, Format::Q8_0);
-    let mut planes = Vec::new();
-    for page in 0..TOKENS / PAGE {
-        let mut key_plane = vec![0u16; key_format.plane_len(PAGE, DIM)];
-        let mut value_plane = vec![0u8; value_format.plane_len(PAGE, DIM)];
-        let rows = page * PAGE * DIM..(page + 1) * PAGE * DIM;
-        write_keys(
-            &mut PlaneMut::F16(&mut key_plane),
-            DIM,
-            0,
-            PAGE,
-            &keys[rows.clone()],
-            DIM,
-        )?;
-        write_values(&mut PlaneMut::Q8_0(&mut value_plane), DIM, 0, PAGE, &values[rows], DIM)?;
-        planes.push((key_plane, value_plane));
-    }
-    let pages: Vec<PageView<'_>> = planes
+    let cache = pages(&keys, &values)?;
+    let pages: Vec<PageView<'_>> = cache
         .iter()
         .enumerate()
-        .map(|(page, (keys, values))| PageView {
-            start: page * PAGE,
+        .map(|(number, page)| PageView {
+            start: number * PAGE,
             tokens: PAGE,
-            keys: Plane::F16(keys),
-            values: Plane::Q8_0(values),
+            keys: Plane::F16(&page.keys),
+            values: Plane::Q8_0(&page.values),
         })
         .collect();
     let kv = KvView {
@@ -78,30 +54,11 @@ fn main() -> Result<(), AttendError> {
     };
     let options = AttendOptions::new(1.0 / (DIM as f32).sqrt());
 
-    let strides = (8..15).map(|k| 1usize << k);
-    let needle_page = NEEDLE / PAGE * PAGE;
-    let selections = [
-        ("dense", Selection::full(TOKENS)),
-        (
-            "4 sinks + window of 1024",
-            Selection::from_spans([Span::new(0, 4)]).with_row_window(1024),
-        ),
-        (
-            "window, global, log-stride",
-            Selection::from_spans([Span::new(0, 1)])
-                .with_row_window(129)
-                .with_diagonals(strides),
-        ),
-        (
-            "sinks, window and one chosen page",
-            Selection::from_spans([Span::new(0, 4), Span::new(needle_page, needle_page + PAGE)]).with_row_window(1024),
-        ),
-    ];
     println!(
         "{TOKENS} tokens, the needle at {NEEDLE}; instructions: {}\n",
         ceiling::instructions()
     );
-    for (name, selection) in &selections {
+    for (name, selection) in &selections() {
         let mut partial = Partial::new(1, 1, DIM);
         attend(&queries, &kv, selection, &options, &mut partial)?;
         let start = Instant::now();
@@ -119,4 +76,46 @@ fn main() -> Result<(), AttendError> {
         );
     }
     Ok(())
+}
+
+/// A page of 256 tokens: keys in half precision, values in 8 bits.
+struct Page {
+    keys: Vec<u16>,
+    values: Vec<u8>,
+}
+
+fn pages(keys: &[f32], values: &[f32]) -> Result<Vec<Page>, AttendError> {
+    let rows = keys.chunks(PAGE * DIM).zip(values.chunks(PAGE * DIM));
+    let pages = rows.map(|(keys, values)| {
+        let mut page = Page {
+            keys: vec![0; Format::F16.plane_len(PAGE, DIM)],
+            values: vec![0; Format::Q8_0.plane_len(PAGE, DIM)],
+        };
+        write_keys(&mut PlaneMut::F16(&mut page.keys), DIM, 0, PAGE, keys, DIM)?;
+        write_values(&mut PlaneMut::Q8_0(&mut page.values), DIM, 0, PAGE, values, DIM)?;
+        Ok(page)
+    });
+    pages.collect()
+}
+
+fn selections() -> [(&'static str, Selection); 4] {
+    let strides = (8..15).map(|k| 1usize << k);
+    let needle_page = NEEDLE / PAGE * PAGE;
+    [
+        ("dense", Selection::full(TOKENS)),
+        (
+            "4 sinks + window of 1024",
+            Selection::from_spans([Span::new(0, 4)]).with_row_window(1024),
+        ),
+        (
+            "window, global, log-stride",
+            Selection::from_spans([Span::new(0, 1)])
+                .with_row_window(129)
+                .with_diagonals(strides),
+        ),
+        (
+            "sinks, window and one chosen page",
+            Selection::from_spans([Span::new(0, 4), Span::new(needle_page, needle_page + PAGE)]).with_row_window(1024),
+        ),
+    ]
 }

@@ -2,9 +2,13 @@
 //!
 //! `cargo run --release -p riffle-attention --example shared_pages [--features parallel] -- [SEQUENCES] [TOKENS]`
 
+mod noise;
+
 use std::time::Instant;
 
 use riffle_attention::*;
+
+use noise::noise;
 
 const KV_HEADS: usize = 8;
 const GROUP: usize = 4;
@@ -77,17 +81,6 @@ impl Document {
             })
             .collect()
     }
-}
-
-fn noise(len: usize) -> Vec<f32> {
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / 8_388_608.0 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
 }
 
 /// The shortest time of a step, in ms; sequence `n` reads document `n`, or the last one.

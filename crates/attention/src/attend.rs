@@ -152,14 +152,13 @@ fn attend_at(
 /// # Errors
 /// As [`attend`].
 pub fn add_column_mass(
-    queries: &QueryTile,
-    kv: &KvView,
-    selection: &Selection,
+    job: &AttendJob,
     options: &AttendOptions,
     log_sum_exp: &[f32],
     origin: usize,
     mass: &mut [f32],
 ) -> Result<(), AttendError> {
+    let AttendJob { queries, kv, selection } = job;
     check_shapes(queries, kv, options)?;
     if log_sum_exp.len() != queries.rows * queries.group {
         return Err(AttendError::Mismatch {

@@ -51,6 +51,14 @@ pub(crate) struct Call<'a, V: Visible> {
     pub(crate) only_part: Option<usize>,
 }
 
+/// Neighbouring queries of a call that pass the blocks of keys together.
+#[derive(Clone, Copy)]
+pub(crate) struct QueryBlock {
+    /// Its first position within the call, and how many it has.
+    pub(crate) first: usize,
+    pub(crate) positions: usize,
+}
+
 /// Rows of a tile: its first row within the query block, how many, and the width it is computed with.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
@@ -92,9 +100,9 @@ impl<V: Visible> Call<'_, V> {
     }
 
     /// Copies the scaled queries of a block into `[head_dim, width]` per tile.
-    pub(crate) fn pack(&self, workspace: &mut Workspace, first: usize, rows: usize) {
+    pub(crate) fn pack(&self, workspace: &mut Workspace, queries: QueryBlock) {
         let (group, head_dim) = (self.queries.group, self.kv.head_dim);
-        let total = rows * group;
+        let total = queries.positions * group;
         workspace.queries.clear();
         let mut at = 0;
         while at < total {
@@ -104,7 +112,7 @@ impl<V: Visible> Call<'_, V> {
             let packed = &mut workspace.queries[begin..];
             let mut sources: [&[f32]; 12] = [&[]; 12];
             for (r, source) in sources.iter_mut().enumerate().take(tile.rows) {
-                *source = self.queries.query(first + (at + r) / group, (at + r) % group);
+                *source = self.queries.query(queries.first + (at + r) / group, (at + r) % group);
             }
             let (rows, scale) = (&sources[..tile.rows], self.options.scale);
             match tile.width {

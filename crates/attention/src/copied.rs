@@ -16,7 +16,12 @@ pub fn copy_keys(
     tokens: usize,
     head_dim: usize,
 ) -> Result<(), AttendError> {
-    copy(to, slot, from, from_slot, tokens, head_dim, true)
+    let moved = Moved {
+        slot,
+        from_slot,
+        tokens,
+    };
+    copy(to, from, moved, head_dim, Kind::Keys)
 }
 
 /// Copies values as [`copy_keys`] copies keys.
@@ -31,18 +36,35 @@ pub fn copy_values(
     tokens: usize,
     head_dim: usize,
 ) -> Result<(), AttendError> {
-    copy(to, slot, from, from_slot, tokens, head_dim, false)
+    let moved = Moved {
+        slot,
+        from_slot,
+        tokens,
+    };
+    copy(to, from, moved, head_dim, Kind::Values)
 }
 
-fn copy(
-    to: &mut PlaneMut,
+/// Neighbouring tokens and where they begin in either plane.
+#[derive(Clone, Copy)]
+struct Moved {
     slot: usize,
-    from: &Plane,
     from_slot: usize,
     tokens: usize,
-    head_dim: usize,
-    keys: bool,
-) -> Result<(), AttendError> {
+}
+
+/// Whose layout two planes have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Keys,
+    Values,
+}
+
+fn copy(to: &mut PlaneMut, from: &Plane, moved: Moved, head_dim: usize, kind: Kind) -> Result<(), AttendError> {
+    let Moved {
+        slot,
+        from_slot,
+        tokens,
+    } = moved;
     check_head_dim(head_dim)?;
     from.check("copied tokens", from_slot.saturating_add(tokens), head_dim)?;
     to.as_plane().check("a page", slot.saturating_add(tokens), head_dim)?;
@@ -53,20 +75,20 @@ fn copy(
     }
     let format = from.format();
     match (to, from) {
-        (PlaneMut::F32(to), Plane::F32(from)) => floats(to, slot, from, from_slot, tokens, head_dim, keys),
+        (PlaneMut::F32(to), Plane::F32(from)) => floats(to, from, moved, head_dim, kind),
         (PlaneMut::F16(to), Plane::F16(from)) | (PlaneMut::Bf16(to), Plane::Bf16(from)) => {
-            floats(to, slot, from, from_slot, tokens, head_dim, keys);
+            floats(to, from, moved, head_dim, kind);
         }
         (PlaneMut::Q8_0(to), Plane::Q8_0(from)) | (PlaneMut::Q4_0(to), Plane::Q4_0(from)) => {
             let len = format.plane_len(LANES, head_dim);
-            runs(slot, from_slot, tokens, |stripe, from_stripe, lanes| {
+            runs(moved, |stripe, from_stripe, lanes| {
                 let to = &mut to[stripe * len..][..lanes.stripes() * len];
                 let from = &from[from_stripe * len..][..lanes.stripes() * len];
                 match lanes {
                     Lanes::Whole(_) => to.copy_from_slice(from),
                     Lanes::Part { first, end } => {
                         for lane in first..end {
-                            quantised_lane(to, from, format, head_dim, lane, keys);
+                            quantised_lane(to, from, format, head_dim, lane, kind);
                         }
                     }
                 }
@@ -94,7 +116,12 @@ impl Lanes {
 }
 
 /// Calls `each` with the stripes on both sides, and what of them is copied.
-fn runs(slot: usize, from_slot: usize, tokens: usize, mut each: impl FnMut(usize, usize, Lanes)) {
+fn runs(moved: Moved, mut each: impl FnMut(usize, usize, Lanes)) {
+    let Moved {
+        slot,
+        from_slot,
+        tokens,
+    } = moved;
     let mut done = 0;
     while done < tokens {
         let first = (slot + done) % LANES;
@@ -114,22 +141,14 @@ fn runs(slot: usize, from_slot: usize, tokens: usize, mut each: impl FnMut(usize
     }
 }
 
-fn floats<T: Copy>(
-    to: &mut [T],
-    slot: usize,
-    from: &[T],
-    from_slot: usize,
-    tokens: usize,
-    head_dim: usize,
-    keys: bool,
-) {
-    if !keys {
-        let values = tokens * head_dim;
-        to[slot * head_dim..][..values].copy_from_slice(&from[from_slot * head_dim..][..values]);
+fn floats<T: Copy>(to: &mut [T], from: &[T], moved: Moved, head_dim: usize, kind: Kind) {
+    if kind == Kind::Values {
+        let values = moved.tokens * head_dim;
+        to[moved.slot * head_dim..][..values].copy_from_slice(&from[moved.from_slot * head_dim..][..values]);
         return;
     }
     let len = LANES * head_dim;
-    runs(slot, from_slot, tokens, |stripe, from_stripe, lanes| {
+    runs(moved, |stripe, from_stripe, lanes| {
         let to = &mut to[stripe * len..][..lanes.stripes() * len];
         let from = &from[from_stripe * len..][..lanes.stripes() * len];
         match lanes {
@@ -144,11 +163,11 @@ fn floats<T: Copy>(
 }
 
 /// One token of a quantised stripe; where its bytes lie says `layout.rs`.
-fn quantised_lane(to: &mut [u8], from: &[u8], format: Format, head_dim: usize, lane: usize, keys: bool) {
+fn quantised_lane(to: &mut [u8], from: &[u8], format: Format, head_dim: usize, lane: usize, kind: Kind) {
     let is_8_bit = format == Format::Q8_0;
     let blocks = head_dim.div_ceil(QUANT_BLOCK);
     let mut take = |at: usize, bytes: usize| to[at..at + bytes].copy_from_slice(&from[at..at + bytes]);
-    if keys {
+    if kind == Kind::Keys {
         let mut at = 0;
         for block in 0..blocks {
             let width = (head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
@@ -226,6 +245,7 @@ mod tests {
         let Case { format, keys, .. } = case;
         let rows = noise(3, SOURCE_TOKENS * HEAD_DIM);
         let write = if keys { write_keys } else { write_values };
+        let copy = if keys { copy_keys } else { copy_values };
         let mut found = vec![mark; format.plane_len(PAGE, HEAD_DIM)];
         let mut expected = found.clone();
         let mut from = vec![mark; format.plane_len(SOURCE_TOKENS, HEAD_DIM)];
@@ -234,17 +254,9 @@ mod tests {
         let rows = &rows[case.from_slot * HEAD_DIM..];
         let mut written = plane(format, &mut expected);
         write(&mut written, HEAD_DIM, case.slot, case.tokens, rows, HEAD_DIM).unwrap();
-        let (slots, mut copied) = ((case.slot, case.from_slot), plane(format, &mut found));
-        copy(
-            &mut copied,
-            slots.0,
-            &from.as_plane(),
-            slots.1,
-            case.tokens,
-            HEAD_DIM,
-            keys,
-        )
-        .unwrap();
+        let mut copied = plane(format, &mut found);
+        let from = from.as_plane();
+        copy(&mut copied, case.slot, &from, case.from_slot, case.tokens, HEAD_DIM).unwrap();
         assert_eq!(found, expected, "{case:?}");
     }
 

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use crate::block::{aligned, stripes_of};
-use crate::call::{Call, Output};
+use crate::call::{Call, Output, QueryBlock};
 use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, WidenKeys, WidenValues};
 use crate::partial::Sums;
 use crate::simd::Level;
@@ -44,24 +44,24 @@ struct Pairing {
 }
 
 impl<V: Visible> Call<'_, V> {
-    /// What rows `first..first + rows` read on diagonals of a page's part `within`, farthest behind first.
+    /// What a query block reads on diagonals of a page's part `within`, farthest behind first.
     pub(crate) fn diagonals_of_page(
         &self,
         workspace: &mut DiagonalWorkspace,
-        (first, rows): (usize, usize),
+        queries: QueryBlock,
         page: &PageView,
         within: Span,
         output: &mut Output,
     ) {
-        let start = self.queries.start + first;
+        let (start, positions) = (self.queries.start + queries.first, queries.positions);
         let readable = within.intersect(&self.range);
         // Rows are grouped so that a distance that is a multiple of 16 meets whole stripes.
         let lead = (start as isize - page.start as isize).rem_euclid(LANES as isize);
         let first_stripe = start as isize - lead;
-        let stripes = (lead as usize + rows).div_ceil(LANES);
+        let stripes = (lead as usize + positions).div_ceil(LANES);
         for stripe in 0..stripes {
             let query = first_stripe + (stripe * LANES) as isize;
-            let in_tile = lanes_within(query, Span::new(start, start + rows));
+            let in_tile = lanes_within(query, Span::new(start, start + positions));
             let behind = self.visible.diagonals().iter().rev();
             let behind = behind.map(|distance| query - *distance as isize);
             let ahead = self.visible.diagonals().iter().filter(|distance| **distance > 0);
@@ -80,7 +80,7 @@ impl<V: Visible> Call<'_, V> {
                     continue;
                 }
                 if workspace.packed != Some(lead as usize) {
-                    self.pack_diagonals(workspace, first, rows, lead as usize);
+                    self.pack_diagonals(workspace, queries, lead as usize);
                 }
                 let pairing = Pairing {
                     stripe,
@@ -94,15 +94,16 @@ impl<V: Visible> Call<'_, V> {
     }
 
     /// Copies the scaled queries into `[stripes, group, head_dim, 16]`, `lead` lanes before the first.
-    fn pack_diagonals(&self, workspace: &mut DiagonalWorkspace, first: usize, rows: usize, lead: usize) {
+    fn pack_diagonals(&self, workspace: &mut DiagonalWorkspace, queries: QueryBlock, lead: usize) {
         let (group, head_dim) = (self.queries.group, self.kv.head_dim);
-        let stripes = (lead + rows).div_ceil(LANES);
+        let QueryBlock { first, positions } = queries;
+        let stripes = (lead + positions).div_ceil(LANES);
         let packed = aligned(&mut workspace.queries, stripes * group * head_dim * LANES);
         for (at, packed) in packed.chunks_exact_mut(head_dim * LANES).enumerate() {
             let (stripe, head) = (at / group, at % group);
             // Lanes beyond the rows are masked; any row stands in for them.
             let sources: [&[f32]; LANES] = core::array::from_fn(|lane| {
-                let row = (stripe * LANES + lane).saturating_sub(lead).min(rows - 1);
+                let row = (stripe * LANES + lane).saturating_sub(lead).min(positions - 1);
                 &self.queries.query(first + row, head)[..head_dim]
             });
             self.level.run(Pack {

@@ -12,13 +12,15 @@
 //! - `q4_0` values, per stripe: as many scales, then per block `[2, width, 4]` bytes, whose low nibbles are
 //!   the first four tokens of the eight and whose high nibbles the other four, with an offset of 8.
 
+mod quantised;
+
 use alloc::vec;
 
-use crate::format::{QUANT_BLOCK, check_head_dim};
+use crate::format::check_head_dim;
 use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::kernel::{FetchRows, Pack};
 use crate::simd::Level;
-use crate::{AttendError, Format, LANES, Plane, PlaneMut};
+use crate::{AttendError, LANES, Plane, PlaneMut};
 
 /// Writes keys into a page, converting from f32.
 ///
@@ -43,87 +45,58 @@ pub fn write_keys(
         source.len(),
         source_stride,
     )?;
-    let level = Level::best();
     let mut t = 0;
     while t < tokens {
         let slot = first_token_in_page + t;
-        let (stripe, lane) = (slot / LANES, slot % LANES);
         if let PlaneMut::F32(data) = plane
-            && lane == 0
+            && slot.is_multiple_of(LANES)
             && tokens - t >= LANES
         {
-            level.run(FetchRows {
-                data: source.get((t + 2 * LANES) * source_stride..).unwrap_or_default(),
-                stride: source_stride,
-                width: head_dim,
-                rows: LANES,
-            });
-            let rows: [&[f32]; LANES] = core::array::from_fn(|lane| &source[(t + lane) * source_stride..][..head_dim]);
-            level.run(Pack {
-                rows: &rows,
-                scale: 1.0,
-                out: data[stripe * LANES * head_dim..][..LANES * head_dim]
-                    .as_chunks_mut::<LANES>()
-                    .0,
-            });
+            let stripe = &mut data[slot * head_dim..][..LANES * head_dim];
+            write_stripe(stripe, &source[t * source_stride..], source_stride);
             t += LANES;
-            continue;
-        }
-        let row = &source[t * source_stride..][..head_dim];
-        t += 1;
-        match plane {
-            PlaneMut::F32(data) => {
-                let data = &mut data[stripe * LANES * head_dim..][..LANES * head_dim];
-                for (out, value) in data.chunks_exact_mut(LANES).zip(row) {
-                    out[lane] = *value;
-                }
-            }
-            PlaneMut::F16(data) => {
-                let data = &mut data[stripe * LANES * head_dim..][..LANES * head_dim];
-                for (out, value) in data.chunks_exact_mut(LANES).zip(row) {
-                    out[lane] = f32_to_f16(*value);
-                }
-            }
-            PlaneMut::Bf16(data) => {
-                let data = &mut data[stripe * LANES * head_dim..][..LANES * head_dim];
-                for (out, value) in data.chunks_exact_mut(LANES).zip(row) {
-                    out[lane] = f32_to_bf16(*value);
-                }
-            }
-            PlaneMut::Q8_0(data) => {
-                let len = Format::Q8_0.plane_len(LANES, head_dim);
-                let mut data = &mut data[stripe * len..][..len];
-                for block in row.chunks(QUANT_BLOCK) {
-                    let (head, rest) = data.split_at_mut(2 * LANES + LANES * block.len());
-                    data = rest;
-                    let (scale, inverse) = scale_q8(block);
-                    head[2 * lane..][..2].copy_from_slice(&scale.to_le_bytes());
-                    for (d, value) in block.iter().enumerate() {
-                        let byte = (quant_q8(*value, inverse) as u8) ^ 0x80;
-                        head[2 * LANES + (d / 4) * 4 * LANES + lane * 4 + d % 4] = byte;
-                    }
-                }
-            }
-            PlaneMut::Q4_0(data) => {
-                let len = Format::Q4_0.plane_len(LANES, head_dim);
-                let mut data = &mut data[stripe * len..][..len];
-                for block in row.chunks(QUANT_BLOCK) {
-                    let (head, rest) = data.split_at_mut(2 * LANES + LANES * block.len() / 2);
-                    data = rest;
-                    let (scale, inverse) = scale_q4(block);
-                    head[2 * lane..][..2].copy_from_slice(&scale.to_le_bytes());
-                    for (g, eight) in block.chunks_exact(8).enumerate() {
-                        for b in 0..4 {
-                            let low = quant_q4(eight[b], inverse);
-                            let high = quant_q4(eight[b + 4], inverse);
-                            head[2 * LANES + g * 4 * LANES + lane * 4 + b] = low | (high << 4);
-                        }
-                    }
-                }
-            }
+        } else {
+            write_key(plane, slot, &source[t * source_stride..][..head_dim]);
+            t += 1;
         }
     }
     Ok(())
+}
+
+/// Writes 16 keys, `[16, head_dim]` with `stride` elements from one to the next, into a whole stripe of f32.
+fn write_stripe(stripe: &mut [f32], source: &[f32], stride: usize) {
+    let (level, head_dim) = (Level::best(), stripe.len() / LANES);
+    level.run(FetchRows {
+        data: source.get(2 * LANES * stride..).unwrap_or_default(),
+        stride,
+        width: head_dim,
+        rows: LANES,
+    });
+    let rows: [&[f32]; LANES] = core::array::from_fn(|lane| &source[lane * stride..][..head_dim]);
+    level.run(Pack {
+        rows: &rows,
+        scale: 1.0,
+        out: stripe.as_chunks_mut::<LANES>().0,
+    });
+}
+
+fn write_key(plane: &mut PlaneMut, slot: usize, row: &[f32]) {
+    match plane {
+        PlaneMut::F32(data) => write_lane(data, slot, row, |value| value),
+        PlaneMut::F16(data) => write_lane(data, slot, row, f32_to_f16),
+        PlaneMut::Bf16(data) => write_lane(data, slot, row, f32_to_bf16),
+        PlaneMut::Q8_0(data) => quantised::write_key_q8(data, slot, row),
+        PlaneMut::Q4_0(data) => quantised::write_key_q4(data, slot, row),
+    }
+}
+
+/// Writes a key into its lane of a stripe of floats.
+#[inline]
+fn write_lane<T>(data: &mut [T], slot: usize, row: &[f32], convert: impl Fn(f32) -> T) {
+    let (stripe, lane, len) = (slot / LANES, slot % LANES, LANES * row.len());
+    for (out, value) in data[stripe * len..][..len].chunks_exact_mut(LANES).zip(row) {
+        out[lane] = convert(*value);
+    }
 }
 
 /// Writes values into a page, converting from f32. Arguments and errors as for [`write_keys`].
@@ -156,56 +129,28 @@ pub fn write_values(
             });
         }
         let row = &source[t * source_stride..][..head_dim];
-        let slot = first_token_in_page + t;
-        let lane = slot % LANES;
-        match plane {
-            PlaneMut::F32(data) => data[slot * head_dim..][..head_dim].copy_from_slice(row),
-            PlaneMut::F16(data) => {
-                for (out, value) in data[slot * head_dim..][..head_dim].iter_mut().zip(row) {
-                    *out = f32_to_f16(*value);
-                }
-            }
-            PlaneMut::Bf16(data) => {
-                for (out, value) in data[slot * head_dim..][..head_dim].iter_mut().zip(row) {
-                    *out = f32_to_bf16(*value);
-                }
-            }
-            PlaneMut::Q8_0(data) => {
-                let (scales, mut bytes) = value_stripe_mut(data, Format::Q8_0, head_dim, slot);
-                for (b, block) in row.chunks(QUANT_BLOCK).enumerate() {
-                    let (scale, inverse) = scale_q8(block);
-                    scales[2 * (b * LANES + lane)..][..2].copy_from_slice(&scale.to_le_bytes());
-                    let (fours, rest) = bytes.split_at_mut(LANES * block.len());
-                    bytes = rest;
-                    let columns = fours[lane / 4 * 4 * block.len()..].chunks_exact_mut(4);
-                    for (column, value) in columns.zip(block) {
-                        column[lane % 4] = (quant_q8(*value, inverse) as u8) ^ 0x80;
-                    }
-                }
-            }
-            PlaneMut::Q4_0(data) => {
-                let (scales, mut bytes) = value_stripe_mut(data, Format::Q4_0, head_dim, slot);
-                let high = lane % 8 >= 4;
-                for (b, block) in row.chunks(QUANT_BLOCK).enumerate() {
-                    let (scale, inverse) = scale_q4(block);
-                    scales[2 * (b * LANES + lane)..][..2].copy_from_slice(&scale.to_le_bytes());
-                    let (eights, rest) = bytes.split_at_mut(LANES / 2 * block.len());
-                    bytes = rest;
-                    let columns = eights[lane / 8 * 4 * block.len()..].chunks_exact_mut(4);
-                    for (column, value) in columns.zip(block) {
-                        let nibble = quant_q4(*value, inverse);
-                        let byte = &mut column[lane % 4];
-                        *byte = if high {
-                            (*byte & 15) | (nibble << 4)
-                        } else {
-                            (*byte & 0xf0) | nibble
-                        };
-                    }
-                }
-            }
-        }
+        write_value(plane, first_token_in_page + t, row);
     }
     Ok(())
+}
+
+fn write_value(plane: &mut PlaneMut, slot: usize, row: &[f32]) {
+    let at = slot * row.len();
+    match plane {
+        PlaneMut::F32(data) => data[at..][..row.len()].copy_from_slice(row),
+        PlaneMut::F16(data) => {
+            for (out, value) in data[at..][..row.len()].iter_mut().zip(row) {
+                *out = f32_to_f16(*value);
+            }
+        }
+        PlaneMut::Bf16(data) => {
+            for (out, value) in data[at..][..row.len()].iter_mut().zip(row) {
+                *out = f32_to_bf16(*value);
+            }
+        }
+        PlaneMut::Q8_0(data) => quantised::write_value_q8(data, slot, row),
+        PlaneMut::Q4_0(data) => quantised::write_value_q4(data, slot, row),
+    }
 }
 
 /// Reads keys back as f32: the exact values every kernel attends to.
@@ -224,57 +169,25 @@ pub fn read_keys(
 ) -> Result<(), AttendError> {
     check_copy(plane, head_dim, first_token_in_page, tokens, out.len(), out_stride)?;
     for t in 0..tokens {
-        let row = &mut out[t * out_stride..][..head_dim];
-        let slot = first_token_in_page + t;
-        let (stripe, lane) = (slot / LANES, slot % LANES);
+        let (row, slot) = (&mut out[t * out_stride..][..head_dim], first_token_in_page + t);
         match plane {
-            Plane::F32(data) => {
-                let data = &data[stripe * LANES * head_dim..][..LANES * head_dim];
-                for (value, lanes) in row.iter_mut().zip(data.chunks_exact(LANES)) {
-                    *value = lanes[lane];
-                }
-            }
-            Plane::F16(data) => {
-                let data = &data[stripe * LANES * head_dim..][..LANES * head_dim];
-                for (value, lanes) in row.iter_mut().zip(data.chunks_exact(LANES)) {
-                    *value = f16_to_f32(lanes[lane]);
-                }
-            }
-            Plane::Bf16(data) => {
-                let data = &data[stripe * LANES * head_dim..][..LANES * head_dim];
-                for (value, lanes) in row.iter_mut().zip(data.chunks_exact(LANES)) {
-                    *value = bf16_to_f32(lanes[lane]);
-                }
-            }
-            Plane::Q8_0(data) => {
-                let len = Format::Q8_0.plane_len(LANES, head_dim);
-                let mut data = &data[stripe * len..][..len];
-                for block in row.chunks_mut(QUANT_BLOCK) {
-                    let (head, rest) = data.split_at(2 * LANES + LANES * block.len());
-                    data = rest;
-                    let scale = scale_at(head, lane);
-                    for (d, value) in block.iter_mut().enumerate() {
-                        let byte = head[2 * LANES + (d / 4) * 4 * LANES + lane * 4 + d % 4];
-                        *value = f32::from((byte ^ 0x80) as i8) * scale;
-                    }
-                }
-            }
-            Plane::Q4_0(data) => {
-                let len = Format::Q4_0.plane_len(LANES, head_dim);
-                let mut data = &data[stripe * len..][..len];
-                for block in row.chunks_mut(QUANT_BLOCK) {
-                    let (head, rest) = data.split_at(2 * LANES + LANES * block.len() / 2);
-                    data = rest;
-                    let scale = scale_at(head, lane);
-                    for (d, value) in block.iter_mut().enumerate() {
-                        let byte = head[2 * LANES + (d / 8) * 4 * LANES + lane * 4 + d % 4];
-                        *value = nibble(byte, d % 8 >= 4) * scale;
-                    }
-                }
-            }
+            Plane::F32(data) => read_lane(data, slot, row, |value| value),
+            Plane::F16(data) => read_lane(data, slot, row, f16_to_f32),
+            Plane::Bf16(data) => read_lane(data, slot, row, bf16_to_f32),
+            Plane::Q8_0(data) => quantised::read_key_q8(data, slot, row),
+            Plane::Q4_0(data) => quantised::read_key_q4(data, slot, row),
         }
     }
     Ok(())
+}
+
+/// Reads a key out of its lane of a stripe of floats.
+#[inline]
+fn read_lane<T: Copy>(data: &[T], slot: usize, row: &mut [f32], convert: impl Fn(T) -> f32) {
+    let (stripe, lane, len) = (slot / LANES, slot % LANES, LANES * row.len());
+    for (value, lanes) in row.iter_mut().zip(data[stripe * len..][..len].chunks_exact(LANES)) {
+        *value = convert(lanes[lane]);
+    }
 }
 
 /// Reads values back as f32. Arguments and errors as for [`read_keys`].
@@ -291,9 +204,7 @@ pub fn read_values(
 ) -> Result<(), AttendError> {
     check_copy(plane, head_dim, first_token_in_page, tokens, out.len(), out_stride)?;
     for t in 0..tokens {
-        let row = &mut out[t * out_stride..][..head_dim];
-        let slot = first_token_in_page + t;
-        let lane = slot % LANES;
+        let (row, slot) = (&mut out[t * out_stride..][..head_dim], first_token_in_page + t);
         match plane {
             Plane::F32(data) => row.copy_from_slice(&data[slot * head_dim..][..head_dim]),
             Plane::F16(data) => {
@@ -306,30 +217,8 @@ pub fn read_values(
                     *value = bf16_to_f32(*bits);
                 }
             }
-            Plane::Q8_0(data) => {
-                let (scales, mut bytes) = value_stripe(data, Format::Q8_0, head_dim, slot);
-                for (b, block) in row.chunks_mut(QUANT_BLOCK).enumerate() {
-                    let scale = scale_at(scales, b * LANES + lane);
-                    let (fours, rest) = bytes.split_at(LANES * block.len());
-                    bytes = rest;
-                    let columns = fours[lane / 4 * 4 * block.len()..].chunks_exact(4);
-                    for (value, column) in block.iter_mut().zip(columns) {
-                        *value = f32::from((column[lane % 4] ^ 0x80) as i8) * scale;
-                    }
-                }
-            }
-            Plane::Q4_0(data) => {
-                let (scales, mut bytes) = value_stripe(data, Format::Q4_0, head_dim, slot);
-                for (b, block) in row.chunks_mut(QUANT_BLOCK).enumerate() {
-                    let scale = scale_at(scales, b * LANES + lane);
-                    let (eights, rest) = bytes.split_at(LANES / 2 * block.len());
-                    bytes = rest;
-                    let columns = eights[lane / 8 * 4 * block.len()..].chunks_exact(4);
-                    for (value, column) in block.iter_mut().zip(columns) {
-                        *value = nibble(column[lane % 4], lane % 8 >= 4) * scale;
-                    }
-                }
-            }
+            Plane::Q8_0(data) => quantised::read_value_q8(data, slot, row),
+            Plane::Q4_0(data) => quantised::read_value_q4(data, slot, row),
         }
     }
     Ok(())
@@ -388,55 +277,4 @@ fn check_copy(
         });
     }
     Ok(())
-}
-
-/// Scales `[blocks, 16]` and bytes of the token's stripe.
-fn value_stripe(data: &[u8], format: Format, head_dim: usize, slot: usize) -> (&[u8], &[u8]) {
-    let len = format.plane_len(LANES, head_dim);
-    data[slot / LANES * len..][..len].split_at(2 * LANES * head_dim.div_ceil(QUANT_BLOCK))
-}
-
-fn value_stripe_mut(data: &mut [u8], format: Format, head_dim: usize, slot: usize) -> (&mut [u8], &mut [u8]) {
-    let len = format.plane_len(LANES, head_dim);
-    data[slot / LANES * len..][..len].split_at_mut(2 * LANES * head_dim.div_ceil(QUANT_BLOCK))
-}
-
-pub(crate) fn scale_at(scales: &[u8], index: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([scales[2 * index], scales[2 * index + 1]]))
-}
-
-fn nibble(byte: u8, high: bool) -> f32 {
-    f32::from((if high { byte >> 4 } else { byte & 15 }) as i8 - 8)
-}
-
-/// The f16 scale and the inverse of its rounded value, so that integers fit the scale as stored.
-fn scale_q8(block: &[f32]) -> (u16, f32) {
-    let largest = block.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-    finish_scale(largest / 127.0)
-}
-
-/// The element of largest magnitude maps to −8, as in GGUF's Q4_0.
-fn scale_q4(block: &[f32]) -> (u16, f32) {
-    let largest = block.iter().fold(0.0f32, |m, v| if v.abs() > m.abs() { *v } else { m });
-    finish_scale(largest / -8.0)
-}
-
-fn finish_scale(scale: f32) -> (u16, f32) {
-    let bits = f32_to_f16(scale);
-    let rounded = f16_to_f32(bits);
-    (bits, if rounded == 0.0 { 0.0 } else { 1.0 / rounded })
-}
-
-fn quant_q8(value: f32, inverse: f32) -> i8 {
-    round(value * inverse).clamp(-127.0, 127.0) as i8
-}
-
-fn quant_q4(value: f32, inverse: f32) -> u8 {
-    (round(value * inverse) + 8.0).clamp(0.0, 15.0) as u8
-}
-
-/// To nearest, ties to even, for |x| < 2^22; `f32::round` is not in `core`.
-fn round(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
-    (x + MAGIC) - MAGIC
 }

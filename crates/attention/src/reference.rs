@@ -76,11 +76,14 @@ pub fn attend_with_summaries(
         let position = queries.start + row;
         for head in 0..queries.group {
             let query = queries.query(row, head);
-            // (logit, value, column)
-            let mut read: Vec<(f64, &[f32], Option<usize>)> = Vec::new();
+            let mut read: Vec<Read> = Vec::new();
             for (column, (key_position, key, value)) in tokens.iter().enumerate() {
                 if selection.contains_with(position, *key_position, options.causal) {
-                    read.push((logit(query, key, options), value, Some(column)));
+                    read.push(Read {
+                        logit: logit(query, key, options),
+                        value,
+                        column: Some(column),
+                    });
                 }
             }
             for summary in summaries {
@@ -88,31 +91,49 @@ pub fn attend_with_summaries(
                     && selection.sees_summary(position, summary.block, options.causal)
                 {
                     let weight = ln64(summary.block.len() as f64);
-                    read.push((logit(query, &summary.key, options) + weight, &summary.value, None));
+                    read.push(Read {
+                        logit: logit(query, &summary.key, options) + weight,
+                        value: &summary.value,
+                        column: None,
+                    });
                 }
             }
-            let top = read.iter().fold(f64::NEG_INFINITY, |m, r| m.max(r.0));
             let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
-            let total: f64 = read.iter().map(|r| exp64(r.0 - top)).sum();
-            if read.is_empty() {
-                continue;
-            }
-            let at = row * queries.group + head;
-            result.log_sum_exp[at] = top + ln64(total);
-            let shift = top.max(sink);
-            let denominator = total * exp64(top - shift) + exp64(sink - shift);
-            for (logit, value, column) in read {
-                let weight = exp64(logit - shift) / denominator;
-                for (o, v) in result.output[at * d..][..d].iter_mut().zip(value) {
-                    *o += weight * f64::from(*v);
-                }
-                if let Some(column) = column {
-                    result.column_mass[column] += weight;
-                }
-            }
+            result.add(row * queries.group + head, &read, sink, d);
         }
     }
     Ok(result)
+}
+
+/// A key that a query reads.
+struct Read<'a> {
+    logit: f64,
+    value: &'a [f32],
+    /// Its column of the column mass.
+    column: Option<usize>,
+}
+
+impl ReferenceOutput {
+    /// What query `at` reads, with the logit of a sink.
+    fn add(&mut self, at: usize, read: &[Read], sink: f64, head_dim: usize) {
+        let top = read.iter().fold(f64::NEG_INFINITY, |m, r| m.max(r.logit));
+        let total: f64 = read.iter().map(|r| exp64(r.logit - top)).sum();
+        if read.is_empty() {
+            return;
+        }
+        self.log_sum_exp[at] = top + ln64(total);
+        let shift = top.max(sink);
+        let denominator = total * exp64(top - shift) + exp64(sink - shift);
+        for Read { logit, value, column } in read {
+            let weight = exp64(logit - shift) / denominator;
+            for (o, v) in self.output[at * head_dim..][..head_dim].iter_mut().zip(*value) {
+                *o += weight * f64::from(*v);
+            }
+            if let Some(column) = column {
+                self.column_mass[*column] += weight;
+            }
+        }
+    }
 }
 
 fn logit(query: &[f32], key: &[f32], options: &AttendOptions) -> f64 {

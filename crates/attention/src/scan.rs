@@ -223,6 +223,26 @@ mod tests {
     use super::*;
     use crate::testing::Problem;
 
+    /// The logits of one query, none where it sees no key.
+    fn exact_logits(problem: &Problem, query: usize, tokens: usize) -> Vec<Option<f64>> {
+        let (options, tile) = (&problem.options, problem.tile());
+        let (row, head) = (query / problem.group, query % problem.group);
+        let q = tile.query(row, head);
+        let logit = |position: usize| {
+            let mut pages = problem.pages.iter().map(|page| page.view());
+            let page = pages.find(|page| (page.start..page.start + page.tokens).contains(&position))?;
+            let key = crate::layout::key_at(&page.keys, problem.head_dim, position - page.start);
+            let dot: f64 = key.iter().zip(q).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum();
+            let logit = dot * f64::from(options.scale);
+            Some(match options.soft_cap.map(f64::from) {
+                Some(cap) => cap * (logit / cap).tanh(),
+                None => logit,
+            })
+        };
+        let seen = |token: usize| !options.causal || token <= problem.start + row;
+        (0..tokens).map(|token| logit(token).filter(|_| seen(token))).collect()
+    }
+
     #[test]
     fn weights_are_those_of_the_reference() {
         for problem in Problem::assorted() {
@@ -241,29 +261,7 @@ mod tests {
             let (mut by_key, mut by_distance) = (vec![0.0; tokens], vec![0.0; tokens]);
             for query in 0..scan.queries() {
                 let position = problem.start + query / problem.group;
-                let key = |position: usize| {
-                    let page = views.iter().find(|page| {
-                        let end = page.start + page.tokens;
-                        (page.start..end).contains(&position)
-                    })?;
-                    Some(crate::layout::key_at(
-                        &page.keys,
-                        problem.head_dim,
-                        position - page.start,
-                    ))
-                };
-                let logit = |position: usize| {
-                    let key = key(position)?;
-                    let q = tile.query(query / problem.group, query % problem.group);
-                    let dot: f64 = key.iter().zip(q).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum();
-                    let logit = dot * f64::from(options.scale);
-                    Some(match options.soft_cap.map(f64::from) {
-                        Some(cap) => cap * (logit / cap).tanh(),
-                        None => logit,
-                    })
-                };
-                let seen = |token: usize| !options.causal || token <= position;
-                let logits: Vec<Option<f64>> = (0..tokens).map(|token| logit(token).filter(|_| seen(token))).collect();
+                let logits = exact_logits(&problem, query, tokens);
                 let top = logits.iter().flatten().fold(f64::NEG_INFINITY, |top, x| top.max(*x));
                 let total: f64 = logits.iter().flatten().map(|x| (x - top).exp()).sum();
                 assert!(

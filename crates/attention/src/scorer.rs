@@ -51,6 +51,15 @@ struct Packed {
     at: usize,
 }
 
+/// A block of keys that meets all vectors.
+struct KeyBlock<'a> {
+    keys: Plane<'a>,
+    tokens: usize,
+    slots: &'a [Slot],
+    /// What the first vectors ask for beside them.
+    ahead: Ahead<'a>,
+}
+
 impl Scorer {
     /// No vectors yet, in this arithmetic.
     pub fn new(arithmetic: Arithmetic) -> Self {
@@ -179,7 +188,7 @@ impl Scorer {
         self.arithmetic == Arithmetic::Fused && level.int8_dot()
     }
 
-    fn block(&mut self, block: Plane, tokens: usize, ahead: Option<Plane>, out: &mut [f32], out_stride: usize) {
+    fn block(&mut self, keys: Plane, tokens: usize, ahead: Option<Plane>, out: &mut [f32], out_stride: usize) {
         let level = Level::best();
         let mut slots = [Slot::default(); STRIPES];
         let stripes = tokens.div_ceil(LANES);
@@ -189,11 +198,16 @@ impl Scorer {
                 tokens: (tokens - stripe * LANES).min(LANES),
             };
         }
-        let slots = &slots[..stripes];
-        if matches!(block, Plane::Q8_0(_) | Plane::Q4_0(_)) && !self.in_integers(level) {
+        let block = KeyBlock {
+            keys,
+            tokens,
+            slots: &slots[..stripes],
+            ahead: Ahead::new(Some(with_lead(level, keys)), ahead.map(|plane| with_lead(level, plane))),
+        };
+        if matches!(keys, Plane::Q8_0(_) | Plane::Q4_0(_)) && !self.in_integers(level) {
             level.run(WidenKeys {
-                keys: block,
-                slots,
+                keys,
+                slots: block.slots,
                 head_dim: self.head_dim,
                 out: aligned(&mut self.keys, KEY_BLOCK * self.head_dim),
             });
@@ -202,12 +216,12 @@ impl Scorer {
             let pack = self.packs[at];
             let out = &mut out[pack.first * out_stride..];
             match pack.width {
-                1 => self.pack_block::<1>(level, pack, block, tokens, ahead, slots, out, out_stride),
-                2 => self.pack_block::<2>(level, pack, block, tokens, ahead, slots, out, out_stride),
-                4 => self.pack_block::<4>(level, pack, block, tokens, ahead, slots, out, out_stride),
-                6 => self.pack_block::<6>(level, pack, block, tokens, ahead, slots, out, out_stride),
-                8 => self.pack_block::<8>(level, pack, block, tokens, ahead, slots, out, out_stride),
-                _ => self.pack_block::<12>(level, pack, block, tokens, ahead, slots, out, out_stride),
+                1 => self.pack_block::<1>(level, pack, &block, out, out_stride),
+                2 => self.pack_block::<2>(level, pack, &block, out, out_stride),
+                4 => self.pack_block::<4>(level, pack, &block, out, out_stride),
+                6 => self.pack_block::<6>(level, pack, &block, out, out_stride),
+                8 => self.pack_block::<8>(level, pack, &block, out, out_stride),
+                _ => self.pack_block::<12>(level, pack, &block, out, out_stride),
             }
         }
     }
@@ -216,28 +230,22 @@ impl Scorer {
         &mut self,
         level: Level,
         pack: Packed,
-        block: Plane,
-        tokens: usize,
-        ahead: Option<Plane>,
-        slots: &[Slot],
+        block: &KeyBlock,
         out: &mut [f32],
         out_stride: usize,
     ) {
         let integers = self.in_integers(level);
         let ahead = match pack.first == 0 {
-            true => Ahead::new(
-                Some(with_lead(level, block)),
-                ahead.map(|plane| with_lead(level, plane)),
-            ),
+            true => block.ahead,
             false => Ahead::default(),
         };
-        let head_dim = self.head_dim;
+        let (head_dim, slots) = (self.head_dim, block.slots);
         let vectors = &self.vectors[pack.at..pack.at + R * head_dim].as_chunks::<R>().0[..head_dim];
         let scores = aligned(&mut self.scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
         let Some(scores) = scores.first_chunk_mut::<R>() else {
             return;
         };
-        match block {
+        match block.keys {
             Plane::F32(data) => score::<F32, R>(level, vectors, data, ahead, slots, scores),
             Plane::F16(data) => score::<F16, R>(level, vectors, data, ahead, slots, scores),
             Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, ahead, slots, scores),
@@ -263,7 +271,7 @@ impl Scorer {
             }
         }
         for (row, scores) in scores.iter().enumerate().take(pack.rows) {
-            out[row * out_stride..][..tokens].copy_from_slice(&scores[..tokens]);
+            out[row * out_stride..][..block.tokens].copy_from_slice(&scores[..block.tokens]);
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Drives the kernels over one block of keys: which stripes of it, for which tile of rows.
 
-use core::marker::PhantomData;
+use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::block::{Block, active, aligned, stripes_of, whole};
-use crate::call::{Call, Output, Tile};
+use crate::call::{Call, Output, QueryBlock, Tile};
 use crate::gathered::Gathered;
 use crate::kernel::{
     Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, QuantisedTile,
-    STRIPES, ScoreInt8, Slot, Softmax, WidenKeys, WidenValues, score, with_lead,
+    STRIPES, ScoreInt8, Slot, Softmax, WeighedRows, WidenKeys, WidenValues, score, with_lead,
 };
 use crate::partial::Sums;
 use crate::simd::Level;
@@ -16,53 +17,53 @@ use crate::workspace::Workspace;
 use crate::{Format, LANES, Plane, Span};
 
 impl<V: Visible> Call<'_, V> {
-    pub(crate) fn block(
-        &self,
-        workspace: &mut Workspace,
-        first: usize,
-        rows: usize,
-        block: &Block,
-        output: &mut Output,
-    ) {
-        let (group, start) = (self.queries.group, self.queries.start + first);
-        let valid = low_bits(block.span.len());
-        let in_range = low_bits(self.range.end.saturating_sub(block.span.start))
-            & !low_bits(self.range.start.saturating_sub(block.span.start));
-        let allowed = valid & in_range;
-        let shared = self.visible.block_bits(block.span);
-        let uniform = self.visible.uniform(block.span, shared, start, rows);
-        workspace.bits.clear();
-        let mut union = shared & allowed;
-        if !uniform {
-            union = 0;
-            for query in start..start + rows {
-                let bits = self.visible.row_bits(block.span, shared, query) & allowed;
-                union |= bits;
-                workspace.bits.push(bits);
-            }
-        }
+    pub(crate) fn block(&self, workspace: &mut Workspace, queries: QueryBlock, block: &Block, output: &mut Output) {
+        let (union, uniform) = self.seen(&mut workspace.bits, queries, block.span);
         if union == 0 {
             return;
         }
-        let total = rows * group;
-        let biased = self.visible.bias(block.span.start).is_some();
+        let total = queries.positions * self.queries.group;
         let mut slots = [Slot::default(); STRIPES];
         let slots_len = active(union, block.span.len(), &mut slots);
         let keys_only = matches!(output, Output::Mass { .. });
         self.widen(workspace, block, &slots[..slots_len], total, keys_only);
-        // By what each row sees, which later tokens of the block cannot change.
-        let uniform = uniform || workspace.bits.iter().all(|bits| *bits == union);
-        if !uniform || self.looks_ahead(total) || biased || !Gathered::pays(union, slots_len) {
-            let part = Part {
-                first,
-                rows,
-                biased,
-                uniform,
-                union,
-                places: None,
-            };
-            return self.tiles(workspace, block, &part, output);
+        let part = Part {
+            queries,
+            biased: self.visible.bias(block.span.start).is_some(),
+            uniform,
+            union,
+            places: None,
+        };
+        if !uniform || self.looks_ahead(total) || part.biased || !Gathered::pays(union, slots_len) {
+            self.tiles(workspace, block, &part, output);
+        } else {
+            self.gathered_tiles(workspace, block, part, output);
         }
+    }
+
+    /// Which tokens of a block any of the queries sees, and whether all see the same. If they do not, `bits` holds what
+    /// each position sees.
+    fn seen(&self, bits: &mut Vec<u128>, queries: QueryBlock, block: Span) -> (u128, bool) {
+        let start = self.queries.start + queries.first;
+        let valid = low_bits(block.len());
+        let in_range = low_bits(self.range.end.saturating_sub(block.start))
+            & !low_bits(self.range.start.saturating_sub(block.start));
+        let allowed = valid & in_range;
+        let shared = self.visible.block_bits(block);
+        bits.clear();
+        if self.visible.uniform(block, shared, start, queries.positions) {
+            return (shared & allowed, true);
+        }
+        bits.extend(
+            (start..start + queries.positions).map(|query| self.visible.row_bits(block, shared, query) & allowed),
+        );
+        let union = bits.iter().fold(0, |union, bits| union | bits);
+        // By what each row sees, which later tokens of the block cannot change.
+        (union, bits.iter().all(|bits| *bits == union))
+    }
+
+    /// [`tiles`](Self::tiles) over the tokens that are seen, gathered side by side.
+    fn gathered_tiles(&self, workspace: &mut Workspace, block: &Block, part: Part, output: &mut Output) {
         let mut gathered = core::mem::take(&mut workspace.gathered);
         let len = KEY_BLOCK * self.kv.head_dim;
         let keys = match block.keys {
@@ -70,18 +71,15 @@ impl<V: Visible> Call<'_, V> {
             _ => &*aligned(&mut workspace.keys, len),
         };
         let values = match block.values {
-            _ if keys_only => None,
+            _ if matches!(output, Output::Mass { .. }) => None,
             Plane::F32(data) => Some(data),
             _ => Some(&*aligned(&mut workspace.values, len)),
         };
-        let (places, keys, values) = gathered.take(union, keys, values, self.kv.head_dim);
+        let (places, keys, values) = gathered.take(part.union, keys, values, self.kv.head_dim);
         let part = Part {
-            first,
-            rows,
-            biased,
-            uniform,
             union: low_bits(places.len()),
             places: Some(places),
+            ..part
         };
         let block = Block {
             span: Span::new(block.span.start, block.span.start + places.len()),
@@ -95,16 +93,8 @@ impl<V: Visible> Call<'_, V> {
 
     /// The tiles of a query block over a block whose keys and values are widened as far as they have to be.
     fn tiles(&self, workspace: &mut Workspace, block: &Block, part: &Part, output: &mut Output) {
-        let Part {
-            first,
-            rows,
-            biased,
-            uniform,
-            union,
-            places,
-        } = *part;
         let group = self.queries.group;
-        let total = rows * group;
+        let total = part.queries.positions * group;
         let keys_only = matches!(output, Output::Mass { .. });
         let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
         let values_in_place = self.reads_values_in_place(block.values.format(), total);
@@ -114,53 +104,44 @@ impl<V: Visible> Call<'_, V> {
         let mut packed = 0;
         while at < total {
             let tile = self.tile(at, total);
-            let bits = if uniform {
-                union
-            } else {
-                let positions = at / group..(at + tile.rows - 1) / group + 1;
-                workspace.bits[positions].iter().fold(0, |all, bits| all | bits)
-            };
+            let bits = part.bits_of(&tile, group, &workspace.bits);
             if bits != 0 {
                 let slots_len = active(bits, block.span.len(), &mut slots);
                 let slots = &slots[..slots_len];
-                if biased {
-                    for (bias, slot) in bias.chunks_exact_mut(LANES).zip(slots) {
-                        for (lane, bias) in bias.iter_mut().enumerate().take(slot.tokens) {
-                            *bias = self
-                                .visible
-                                .bias(block.span.start + slot.stripe * LANES + lane)
-                                .unwrap_or(0.0);
-                        }
-                    }
+                if part.biased {
+                    self.fill_bias(block.span.start, slots, &mut bias);
                 }
                 let work = TileWork {
                     group,
                     tile,
-                    first_row: first * group + at,
+                    first_row: part.queries.first * group + at,
                     queries: packed,
                     slots,
-                    bits: (!uniform || bits != whole(slots)).then_some(bits),
-                    uniform,
-                    bias: biased.then_some(&bias),
+                    bits: (!part.uniform || bits != whole(slots)).then_some(bits),
+                    uniform: part.uniform,
+                    bias: part.biased.then_some(&bias),
                     keys_in_place,
                     values_in_place,
                     ahead: match self.looks_ahead(total) {
                         true => self.ahead(block, slots, &tile, total, keys_only),
                         false => Default::default(),
                     },
-                    places,
+                    places: part.places,
                 };
-                match tile.width {
-                    1 => self.tile_block::<1>(workspace, block, &work, output),
-                    2 => self.tile_block::<2>(workspace, block, &work, output),
-                    4 => self.tile_block::<4>(workspace, block, &work, output),
-                    6 => self.tile_block::<6>(workspace, block, &work, output),
-                    8 => self.tile_block::<8>(workspace, block, &work, output),
-                    _ => self.tile_block::<12>(workspace, block, &work, output),
-                }
+                self.tile_of_any_width(workspace, block, &work, output);
             }
             packed += tile.width * self.kv.head_dim;
             at += tile.rows;
+        }
+    }
+
+    /// The bias of each token in the slots of the block that begins at `start`.
+    fn fill_bias(&self, start: usize, slots: &[Slot], bias: &mut [f32; KEY_BLOCK]) {
+        for (bias, slot) in bias.chunks_exact_mut(LANES).zip(slots) {
+            for (lane, bias) in bias.iter_mut().enumerate().take(slot.tokens) {
+                let position = start + slot.stripe * LANES + lane;
+                *bias = self.visible.bias(position).unwrap_or(0.0);
+            }
         }
     }
 
@@ -236,6 +217,17 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
+    fn tile_of_any_width(&self, workspace: &mut Workspace, block: &Block, work: &TileWork, output: &mut Output) {
+        match work.tile.width {
+            1 => self.tile_block::<1>(workspace, block, work, output),
+            2 => self.tile_block::<2>(workspace, block, work, output),
+            4 => self.tile_block::<4>(workspace, block, work, output),
+            6 => self.tile_block::<6>(workspace, block, work, output),
+            8 => self.tile_block::<8>(workspace, block, work, output),
+            _ => self.tile_block::<12>(workspace, block, work, output),
+        }
+    }
+
     fn tile_block<const R: usize>(
         &self,
         workspace: &mut Workspace,
@@ -243,145 +235,145 @@ impl<V: Visible> Call<'_, V> {
         work: &TileWork,
         output: &mut Output,
     ) {
-        let (level, head_dim) = (self.level, self.kv.head_dim);
-        let rows = work.tile.rows;
-        let Workspace {
-            queries,
-            int8,
-            scores,
-            keys,
-            values,
-            bits,
-            ..
-        } = workspace;
-        let queries = &queries[work.queries..work.queries + R * head_dim].as_chunks::<R>().0[..head_dim];
-        let scores = aligned(scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
-        let Some(scores) = scores.first_chunk_mut::<R>() else {
-            return;
-        };
-        let slots = work.slots;
-
-        let (beside_keys, beside_values) = work.ahead;
-        match block.keys {
-            Plane::F32(data) => score::<F32, R>(level, queries, data, beside_keys, slots, scores),
-            Plane::F16(data) if work.keys_in_place && R <= 8 => {
-                score::<F16, R>(level, queries, data, beside_keys, slots, scores)
-            }
-            Plane::Bf16(data) if work.keys_in_place && R <= 8 => {
-                score::<Bf16, R>(level, queries, data, beside_keys, slots, scores)
-            }
-            Plane::Q8_0(data) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, false> {
-                    queries: int8.tile(work.queries, R, head_dim),
-                    keys: data,
-                    ahead: beside_keys,
-                    slots,
-                    head_dim,
-                    scores,
-                });
-            }
-            Plane::Q4_0(data) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, true> {
-                    queries: int8.tile(work.queries, R, head_dim),
-                    keys: data,
-                    ahead: beside_keys,
-                    slots,
-                    head_dim,
-                    scores,
-                });
-            }
-            _ => score::<F32, R>(
-                level,
-                queries,
-                aligned(keys, KEY_BLOCK * head_dim),
-                beside_keys,
-                slots,
-                scores,
-            ),
-        }
-
-        let mut masks = [[0u16; STRIPES]; R];
+        self.score_tile::<R>(workspace, block.keys, work);
+        let mut masks = [[0; STRIPES]; R];
         let masks = work.bits.map(|all| {
-            for (r, mask) in masks.iter_mut().enumerate().take(rows) {
-                let row = (work.tile.first + r) / work.group;
-                let bits = if work.uniform { all } else { bits[row] };
-                for (mask, slot) in mask.iter_mut().zip(slots) {
-                    *mask = (bits >> (slot.stripe * LANES)) as u16;
-                }
-            }
+            work.fill_masks(all, &workspace.bits, &mut masks);
             &masks
         });
+        if let Some(sums) = output.sums() {
+            self.accumulate_tile(workspace, block.values, work, masks, sums);
+        } else {
+            self.add_tile_mass(workspace, block.span.start, work, masks, output);
+        }
+    }
 
-        let range = work.first_row..work.first_row + rows;
-        if let Some(Sums { m, l, o }) = output.sums() {
-            let mut keep = [1.0; R];
-            level.run(Softmax {
-                scores,
-                slots: slots.len(),
-                masks,
-                bias: work.bias,
-                soft_cap: self.options.soft_cap,
-                places: work.places,
-                m: &mut m[range.clone()],
-                l: &mut l[range.clone()],
-                keep: &mut keep,
-            });
-            let o = &mut o[range.start * head_dim..range.end * head_dim];
-            let (weights, keep) = (&*scores, &keep);
-            match block.values {
-                Plane::F32(data) => accumulate::<F32, R>(level, weights, data, beside_values, slots, keep, o, head_dim),
-                Plane::F16(data) if work.values_in_place && R <= 8 => {
-                    accumulate::<F16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
-                }
-                Plane::Bf16(data) if work.values_in_place && R <= 8 => {
-                    accumulate::<Bf16, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
-                }
-                Plane::Q8_0(values) | Plane::Q4_0(values) if work.values_in_place && R <= 8 => {
-                    let four_bits = block.values.format() == Format::Q4_0;
-                    let tile = QuantisedTile {
-                        weights,
-                        values,
-                        ahead: beside_values,
-                        slots,
-                        keep,
-                        o,
-                        head_dim,
-                    };
-                    match (level.int8_dot(), four_bits) {
-                        (true, false) => level.run(AccumulateInt8::<R, false>(tile)),
-                        (true, true) => level.run(AccumulateInt8::<R, true>(tile)),
-                        (false, false) => level.run(AccumulateQuantised::<R, false>(tile)),
-                        (false, true) => level.run(AccumulateQuantised::<R, true>(tile)),
-                    }
-                }
-                _ => {
-                    let data = aligned(values, KEY_BLOCK * head_dim);
-                    accumulate::<F32, R>(level, weights, data, beside_values, slots, keep, o, head_dim);
+    /// Writes the tile's logits with the slots' keys to the workspace.
+    fn score_tile<const R: usize>(&self, workspace: &mut Workspace, keys: Plane, work: &TileWork) {
+        let (level, head_dim, slots, ahead) = (self.level, self.kv.head_dim, work.slots, work.ahead.0);
+        let queries = &workspace.queries[work.queries..work.queries + R * head_dim];
+        let queries = &queries.as_chunks::<R>().0[..head_dim];
+        let scores = scores_of::<R>(&mut workspace.scores);
+        match keys {
+            Plane::F32(data) => score::<F32, R>(level, queries, data, ahead, slots, scores),
+            Plane::F16(data) if work.keys_in_place && R <= 8 => {
+                score::<F16, R>(level, queries, data, ahead, slots, scores);
+            }
+            Plane::Bf16(data) if work.keys_in_place && R <= 8 => {
+                score::<Bf16, R>(level, queries, data, ahead, slots, scores);
+            }
+            Plane::Q8_0(keys) if work.keys_in_place && R <= 8 => {
+                level.run(ScoreInt8::<R, false> {
+                    queries: workspace.int8.tile(work.queries, R, head_dim),
+                    keys,
+                    ahead,
+                    slots,
+                    head_dim,
+                    scores,
+                });
+            }
+            Plane::Q4_0(keys) if work.keys_in_place && R <= 8 => {
+                level.run(ScoreInt8::<R, true> {
+                    queries: workspace.int8.tile(work.queries, R, head_dim),
+                    keys,
+                    ahead,
+                    slots,
+                    head_dim,
+                    scores,
+                });
+            }
+            _ => {
+                let widened = aligned(&mut workspace.keys, KEY_BLOCK * head_dim);
+                score::<F32, R>(level, queries, widened, ahead, slots, scores);
+            }
+        }
+    }
+
+    /// Turns the workspace's logits into weights and adds the values they weigh.
+    fn accumulate_tile<const R: usize>(
+        &self,
+        workspace: &mut Workspace,
+        values: Plane,
+        work: &TileWork,
+        masks: Option<&[[u16; STRIPES]; R]>,
+        Sums { m, l, o }: Sums,
+    ) {
+        let (level, head_dim, range) = (self.level, self.kv.head_dim, work.rows());
+        let weights = scores_of::<R>(&mut workspace.scores);
+        let mut keep = [1.0; R];
+        level.run(Softmax {
+            scores: weights,
+            slots: work.slots.len(),
+            masks,
+            bias: work.bias,
+            soft_cap: self.options.soft_cap,
+            places: work.places,
+            m: &mut m[range.clone()],
+            l: &mut l[range.clone()],
+            keep: &mut keep,
+        });
+        let rows = WeighedRows {
+            weights,
+            ahead: work.ahead.1,
+            slots: work.slots,
+            keep: &keep,
+            o: &mut o[range.start * head_dim..range.end * head_dim],
+            head_dim,
+        };
+        match values {
+            Plane::F32(values) => accumulate::<F32, R>(level, rows, values),
+            Plane::F16(values) if work.values_in_place && R <= 8 => accumulate::<F16, R>(level, rows, values),
+            Plane::Bf16(values) if work.values_in_place && R <= 8 => accumulate::<Bf16, R>(level, rows, values),
+            Plane::Q8_0(data) | Plane::Q4_0(data) if work.values_in_place && R <= 8 => {
+                let four_bits = values.format() == Format::Q4_0;
+                let tile = QuantisedTile { rows, values: data };
+                match (level.int8_dot(), four_bits) {
+                    (true, false) => level.run(AccumulateInt8::<R, false>(tile)),
+                    (true, true) => level.run(AccumulateInt8::<R, true>(tile)),
+                    (false, false) => level.run(AccumulateQuantised::<R, false>(tile)),
+                    (false, true) => level.run(AccumulateQuantised::<R, true>(tile)),
                 }
             }
-        } else if let Output::Mass {
+            _ => {
+                let widened = aligned(&mut workspace.values, KEY_BLOCK * head_dim);
+                accumulate::<F32, R>(level, rows, widened);
+            }
+        }
+    }
+
+    /// Turns the workspace's logits into weights and adds them to the mass of their keys, in the block that begins at `start`.
+    fn add_tile_mass<const R: usize>(
+        &self,
+        workspace: &mut Workspace,
+        start: usize,
+        work: &TileWork,
+        masks: Option<&[[u16; STRIPES]; R]>,
+        output: &mut Output,
+    ) {
+        let Output::Mass {
             log_sum_exp,
             origin,
             mass,
         } = output
-        {
-            let mut sums = [0.0; KEY_BLOCK];
-            level.run(AddMass {
-                scores,
-                slots: slots.len(),
-                masks,
-                soft_cap: self.options.soft_cap,
-                log_sum_exp: &log_sum_exp[range],
-                mass: &mut sums,
-            });
-            for (sums, slot) in sums.chunks_exact(LANES).zip(slots) {
-                for (lane, sum) in sums.iter().enumerate().take(slot.tokens) {
-                    let place = slot.stripe * LANES + lane;
-                    let place = work.places.map_or(place, |places| places[place]);
-                    let at = (block.span.start + place).checked_sub(*origin);
-                    if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
-                        *mass += sum;
-                    }
+        else {
+            return;
+        };
+        let mut sums = [0.0; KEY_BLOCK];
+        self.level.run(AddMass {
+            scores: scores_of::<R>(&mut workspace.scores),
+            slots: work.slots.len(),
+            masks,
+            soft_cap: self.options.soft_cap,
+            log_sum_exp: &log_sum_exp[work.rows()],
+            mass: &mut sums,
+        });
+        for (sums, slot) in sums.chunks_exact(LANES).zip(work.slots) {
+            for (lane, sum) in sums.iter().enumerate().take(slot.tokens) {
+                let place = slot.stripe * LANES + lane;
+                let place = work.places.map_or(place, |places| places[place]);
+                let at = (start + place).checked_sub(*origin);
+                if let Some(mass) = at.and_then(|at| mass.get_mut(at)) {
+                    *mass += sum;
                 }
             }
         }
@@ -390,9 +382,7 @@ impl<V: Visible> Call<'_, V> {
 
 /// A query block's part of a block.
 struct Part<'a> {
-    /// The block's first position, and how many it has.
-    first: usize,
-    rows: usize,
+    queries: QueryBlock,
     biased: bool,
     /// Whether all rows see the same.
     uniform: bool,
@@ -400,6 +390,17 @@ struct Part<'a> {
     union: u128,
     /// Where tokens that were gathered stood in their block.
     places: Option<&'a [usize]>,
+}
+
+impl Part<'_> {
+    /// What any row of the tile sees, where `bits` says what each position of the query block sees unless all see the same.
+    fn bits_of(&self, tile: &Tile, group: usize, bits: &[u128]) -> u128 {
+        if self.uniform {
+            return self.union;
+        }
+        let positions = tile.first / group..(tile.first + tile.rows - 1) / group + 1;
+        bits[positions].iter().fold(0, |all, bits| all | bits)
+    }
 }
 
 /// One tile's part of a block.
@@ -423,24 +424,30 @@ struct TileWork<'a> {
     places: Option<&'a [usize]>,
 }
 
-fn accumulate<E: Element, const R: usize>(
-    level: Level,
-    weights: &[[f32; KEY_BLOCK]; R],
-    values: &[E::Raw],
-    ahead: Ahead,
-    slots: &[Slot],
-    keep: &[f32; R],
-    o: &mut [f32],
-    head_dim: usize,
-) {
-    level.run(Accumulate::<E, R> {
-        weights,
-        values,
-        ahead,
-        slots,
-        keep,
-        o,
-        head_dim,
-        element: PhantomData,
-    });
+impl TileWork<'_> {
+    /// The tile's rows within the whole call.
+    fn rows(&self) -> Range<usize> {
+        self.first_row..self.first_row + self.tile.rows
+    }
+
+    /// What each row sees of each slot: `all` where all see the same, otherwise what `bits` says of its position.
+    fn fill_masks(&self, all: u128, bits: &[u128], masks: &mut [[u16; STRIPES]]) {
+        for (r, mask) in masks.iter_mut().enumerate().take(self.tile.rows) {
+            let position = (self.tile.first + r) / self.group;
+            let bits = if self.uniform { all } else { bits[position] };
+            for (mask, slot) in mask.iter_mut().zip(self.slots) {
+                *mask = (bits >> (slot.stripe * LANES)) as u16;
+            }
+        }
+    }
+}
+
+/// The logits of a tile of `R` rows, in scratch.
+fn scores_of<const R: usize>(scores: &mut Vec<f32>) -> &mut [[f32; KEY_BLOCK]; R] {
+    let scores = aligned(scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
+    scores.first_chunk_mut::<R>().expect("as long as was asked for")
+}
+
+fn accumulate<E: Element, const R: usize>(level: Level, rows: WeighedRows<R>, values: &[E::Raw]) {
+    level.run(Accumulate::<E, R> { rows, values });
 }

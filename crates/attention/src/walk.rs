@@ -2,13 +2,28 @@
 //! over calls.
 
 use crate::block::block_of;
-use crate::call::{BLOCK_ROWS, Call, Output};
+use crate::call::{BLOCK_ROWS, Call, Output, QueryBlock};
 use crate::kernel::KEY_BLOCK;
 use crate::parts::parts_of_page;
 use crate::selection::{diagonal_spans, merge_spans};
 use crate::visible::Visible;
 use crate::workspace::Workspace;
 use crate::{Plane, Span};
+
+/// What a query block reads.
+struct Reading<'a> {
+    queries: QueryBlock,
+    needs: &'a [Span],
+    /// Whether the queries are packed, which they are once a block is read.
+    packed: bool,
+}
+
+/// A page's part: all of it, or those of its positions that lie in one part of the cache.
+#[derive(Clone, Copy)]
+struct PagePart {
+    page: usize,
+    within: Span,
+}
 
 impl<V: Visible> Call<'_, V> {
     pub(crate) fn run(&self, workspace: &mut Workspace, mut output: Output) {
@@ -19,27 +34,31 @@ impl<V: Visible> Call<'_, V> {
         let positions = (BLOCK_ROWS / group).max(1);
         let mut first = 0;
         while first < self.queries.rows {
-            let rows = positions.min(self.queries.rows - first);
-            self.query_block(workspace, first, rows, &mut output);
-            first += rows;
+            let positions = positions.min(self.queries.rows - first);
+            self.query_block(workspace, QueryBlock { first, positions }, &mut output);
+            first += positions;
         }
     }
 
-    fn query_block(&self, workspace: &mut Workspace, first: usize, rows: usize, output: &mut Output) {
-        let start = self.queries.start + first;
+    fn query_block(&self, workspace: &mut Workspace, queries: QueryBlock, output: &mut Output) {
+        let (start, positions) = (self.queries.start + queries.first, queries.positions);
         let mut needs = core::mem::take(&mut workspace.needs);
-        self.visible.needs(start, rows, &mut needs);
+        self.visible.needs(start, positions, &mut needs);
         let mut visits = core::mem::take(&mut workspace.visits);
         visits.clear();
         visits.extend_from_slice(&needs);
         for distance in self.visible.diagonals() {
-            visits.extend(diagonal_spans(start, rows, *distance, self.visible.causal()));
+            visits.extend(diagonal_spans(start, positions, *distance, self.visible.causal()));
         }
         if !self.visible.diagonals().is_empty() {
             merge_spans(&mut visits);
             workspace.diagonals.begin();
         }
-        let mut packed = false;
+        let mut reading = Reading {
+            queries,
+            needs: &needs,
+            packed: false,
+        };
         let mut next = 0;
         for visit in &visits {
             let visit = visit.intersect(&self.range);
@@ -61,11 +80,11 @@ impl<V: Visible> Call<'_, V> {
                         if let Output::Parts(parts) = output {
                             parts.turn_to(number);
                         }
-                        self.page(workspace, (first, rows), &needs, (index, within), &mut packed, output);
+                        self.page(workspace, &mut reading, PagePart { page: index, within }, output);
                     }
                 } else {
                     let within = Span::new(page.start, page.start + page.tokens);
-                    self.page(workspace, (first, rows), &needs, (index, within), &mut packed, output);
+                    self.page(workspace, &mut reading, PagePart { page: index, within }, output);
                 }
                 index += 1;
             }
@@ -74,38 +93,23 @@ impl<V: Visible> Call<'_, V> {
         (workspace.needs, workspace.visits) = (needs, visits);
     }
 
-    /// What is read of the positions `within` page `index`: blocks, then diagonals.
-    fn page(
-        &self,
-        workspace: &mut Workspace,
-        (first, rows): (usize, usize),
-        needs: &[Span],
-        (index, within): (usize, Span),
-        packed: &mut bool,
-        output: &mut Output,
-    ) {
-        self.blocks_of_page(workspace, (first, rows), needs, (index, within), packed, output);
+    /// What is read of a page's part: blocks, then diagonals.
+    fn page(&self, workspace: &mut Workspace, reading: &mut Reading, part: PagePart, output: &mut Output) {
+        self.blocks_of_page(workspace, reading, part, output);
         if !self.visible.diagonals().is_empty() {
             let mut diagonals = core::mem::take(&mut workspace.diagonals);
-            let page = &self.kv.pages[index];
-            self.diagonals_of_page(&mut diagonals, (first, rows), page, within, output);
+            let page = &self.kv.pages[part.page];
+            self.diagonals_of_page(&mut diagonals, reading.queries, page, part.within, output);
             workspace.diagonals = diagonals;
         }
     }
 
     /// The blocks of a page that hold any of the needs. Blocks are cut from the page's own start, whatever the
     /// needs, so that the same blocks are summed in the same order however pages are spread over calls.
-    fn blocks_of_page(
-        &self,
-        workspace: &mut Workspace,
-        (first, rows): (usize, usize),
-        needs: &[Span],
-        (index, within): (usize, Span),
-        packed: &mut bool,
-        output: &mut Output,
-    ) {
-        let page = &self.kv.pages[index];
-        let within = within.intersect(&self.range);
+    fn blocks_of_page(&self, workspace: &mut Workspace, reading: &mut Reading, part: PagePart, output: &mut Output) {
+        let Reading { queries, needs, packed } = reading;
+        let page = &self.kv.pages[part.page];
+        let within = part.within.intersect(&self.range);
         let mut next = 0;
         let from = needs.partition_point(|need| need.end <= within.start);
         for need in needs[from..].iter().take_while(|need| need.start < within.end) {
@@ -118,14 +122,14 @@ impl<V: Visible> Call<'_, V> {
             next = blocks.end.max(next);
             for block in blocks {
                 if !*packed {
-                    self.pack(workspace, first, rows);
+                    self.pack(workspace, *queries);
                     *packed = true;
                 }
                 let mut current = block_of(page, block, self.kv.head_dim);
-                if self.looks_ahead(rows * self.queries.group) {
-                    current.next = self.next_block(index, block + 1, end);
+                if self.looks_ahead(queries.positions * self.queries.group) {
+                    current.next = self.next_block(part.page, block + 1, end);
                 }
-                self.block(workspace, first, rows, &current, output);
+                self.block(workspace, *queries, &current, output);
             }
         }
     }

@@ -24,6 +24,7 @@
 //! assert_eq!(gpu.download::<f32>(numbers.all(), &stream)?, [1.0, 2.0, 3.0]);
 //! # Ok::<(), riffle_cuda::CudaError>(())
 //! ```
+#![warn(clippy::too_many_arguments, clippy::too_many_lines)]
 
 mod driver;
 mod error;
@@ -39,5 +40,5 @@ pub use error::CudaError;
 pub use model::{DeviceForward, DeviceModel, DeviceRows, HostRows, forward_bytes};
 pub use pages::{
     AppendedTokens, CallRows, DeviceRoom, KeyScan, LayerPages, PagedCall, PagedMass, PagedTile, PinnedMemory,
-    RoomOptions, SequenceId, SummaryKind, TransferCount,
+    RoomOptions, ScannedHead, SequenceId, SummaryKind, TransferCount,
 };

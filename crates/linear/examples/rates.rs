@@ -21,58 +21,80 @@ fn main() {
         true => Activations::Rounded,
         false => Activations::Exact,
     };
-    let peak = multiply_add_peak();
-    let mut memory = Memory::new();
+    let mut limits = Limits {
+        peak: multiply_add_peak(),
+        memory: Memory::new(),
+    };
     println!("threads {}", rayon::current_num_threads());
-    println!("multiply-add peak, f32: {peak:.0} GFLOP/s");
+    println!("multiply-add peak, f32: {:.0} GFLOP/s", limits.peak);
     println!(
         "{:>6} {:>6} {:>7} {:>9} {:>9} {:>9} {:>9}",
         "format", "size", "tokens", "µs", "GFLOP/s", "GB/s", "of limit"
     );
     for &format in WeightFormat::ALL.iter().filter(|format| all || named(format)) {
         for &size in &sizes {
-            let row_bytes = size / format.block_weights() * format.block_bytes();
-            // Small numbers in every format: the rates do not depend on the values.
-            let bytes: Vec<u8> = (0..size * row_bytes)
-                .map(|index| if index % 2 == 1 { 0x2c } else { index as u8 })
-                .collect();
-            // Copies enough that one token finds none of its weights in a cache.
-            let copies = (192 << 20) / bytes.len() + 1;
-            let matrices: Vec<PackedMatrix> = (0..copies)
-                .map(|_| PackedMatrix::pack(format, size, size, &bytes).expect("the bytes fit the shape"))
-                .map(|matrix| matrix.with_activations(activations))
-                .collect();
+            let matrices = copies(format, size, activations);
             for &tokens in &counts {
-                let input: Vec<f32> = (0..tokens * size).map(|index| (index % 17) as f32 - 8.0).collect();
-                let mut output = vec![0.0; tokens * size];
-                let mut next = 0;
-                let mut product = || {
-                    matrices[next % copies].matmul(black_box(&input), black_box(&mut output));
-                    next += 1;
-                };
-                // One token is bound by memory, whose rate changes with what else the machine does: they take turns.
-                let mut read_seconds = f64::INFINITY;
-                let seconds = best_seconds(|| {
-                    if tokens == 1 {
-                        read_seconds = read_seconds.min(seconds_of(|| memory.read_part()));
-                    }
-                    seconds_of(&mut product)
-                });
-                let rate = 2.0 * (tokens * size * size) as f64 / seconds / 1e9;
-                let bytes_rate = bytes.len() as f64 / seconds;
-                let share = match tokens {
-                    1 => bytes_rate / (PART_BYTES as f64 / read_seconds),
-                    _ => rate / peak,
-                };
-                println!(
-                    "{:>6} {size:>6} {tokens:>7} {:>9.1} {rate:>9.1} {:>9.1} {:>8.0}%",
-                    format.name(),
-                    seconds * 1e6,
-                    bytes_rate / 1e9,
-                    100.0 * share
-                );
+                limits.compare(&matrices, tokens);
             }
         }
+    }
+}
+
+/// A square matrix, in copies enough that one token finds none of its weights in a cache.
+fn copies(format: WeightFormat, size: usize, activations: Activations) -> Vec<PackedMatrix> {
+    let row_bytes = size / format.block_weights() * format.block_bytes();
+    // Small numbers in every format: the rates do not depend on the values.
+    let bytes: Vec<u8> = (0..size * row_bytes)
+        .map(|index| if index % 2 == 1 { 0x2c } else { index as u8 })
+        .collect();
+    let copies = (192 << 20) / bytes.len() + 1;
+    (0..copies)
+        .map(|_| PackedMatrix::pack(format, size, size, &bytes).expect("the bytes fit the shape"))
+        .map(|matrix| matrix.with_activations(activations))
+        .collect()
+}
+
+/// What the machine can do at best.
+struct Limits {
+    /// GFLOP/s.
+    peak: f64,
+    memory: Memory,
+}
+
+impl Limits {
+    /// Prints the rates of products of `tokens` rows beside the limit that binds them.
+    fn compare(&mut self, matrices: &[PackedMatrix], tokens: usize) {
+        let (format, size) = (matrices[0].format(), matrices[0].in_features());
+        let input: Vec<f32> = (0..tokens * size).map(|index| (index % 17) as f32 - 8.0).collect();
+        let mut output = vec![0.0; tokens * size];
+        let mut next = 0;
+        let mut product = || {
+            matrices[next % matrices.len()].matmul(black_box(&input), black_box(&mut output));
+            next += 1;
+        };
+        // One token is bound by memory, whose rate changes with what else the machine does: they take turns.
+        let mut read_seconds = f64::INFINITY;
+        let seconds = best_seconds(|| {
+            if tokens == 1 {
+                read_seconds = read_seconds.min(seconds_of(|| self.memory.read_part()));
+            }
+            seconds_of(&mut product)
+        });
+        let rate = 2.0 * (tokens * size * size) as f64 / seconds / 1e9;
+        let row_bytes = size / format.block_weights() * format.block_bytes();
+        let bytes_rate = (size * row_bytes) as f64 / seconds;
+        let share = match tokens {
+            1 => bytes_rate / (PART_BYTES as f64 / read_seconds),
+            _ => rate / self.peak,
+        };
+        println!(
+            "{:>6} {size:>6} {tokens:>7} {:>9.1} {rate:>9.1} {:>9.1} {:>8.0}%",
+            format.name(),
+            seconds * 1e6,
+            bytes_rate / 1e9,
+            100.0 * share
+        );
     }
 }
 

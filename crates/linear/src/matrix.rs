@@ -25,38 +25,11 @@ impl PackedMatrix {
         in_features: usize,
         row_major_bytes: &[u8],
     ) -> Result<PackedMatrix, LinearError> {
-        if out_features == 0 || in_features == 0 {
-            return Err(LinearError::Empty {
-                out_features,
-                in_features,
-            });
-        }
-        let block = format.block_weights();
-        if !in_features.is_multiple_of(block) {
-            return Err(LinearError::Block {
-                format,
-                in_features,
-                block,
-            });
-        }
+        let row_bytes = row_bytes(format, out_features, in_features, row_major_bytes.len())?;
         let too_large = || LinearError::TooLarge {
             out_features,
             in_features,
         };
-        let row_bytes = (in_features / block)
-            .checked_mul(format.block_bytes())
-            .ok_or_else(too_large)?;
-        let expected = row_bytes.checked_mul(out_features).ok_or_else(too_large)?;
-        if row_major_bytes.len() != expected {
-            let found = row_major_bytes.len();
-            return Err(LinearError::ByteLength {
-                format,
-                out_features,
-                in_features,
-                expected,
-                found,
-            });
-        }
         let padded = out_features.checked_next_multiple_of(LANES).ok_or_else(too_large)?;
         // bfloat16 lies in pairs of inputs.
         let padded_row_bytes = match format {
@@ -242,6 +215,47 @@ impl PackedMatrix {
     pub fn bytes(&self) -> usize {
         self.buffer.bytes().len()
     }
+}
+
+/// Bytes of a row of a file that holds `found` bytes for the matrix; an error where these are not what its sizes say.
+fn row_bytes(
+    format: WeightFormat,
+    out_features: usize,
+    in_features: usize,
+    found: usize,
+) -> Result<usize, LinearError> {
+    if out_features == 0 || in_features == 0 {
+        return Err(LinearError::Empty {
+            out_features,
+            in_features,
+        });
+    }
+    let block = format.block_weights();
+    if !in_features.is_multiple_of(block) {
+        return Err(LinearError::Block {
+            format,
+            in_features,
+            block,
+        });
+    }
+    let too_large = || LinearError::TooLarge {
+        out_features,
+        in_features,
+    };
+    let row_bytes = (in_features / block)
+        .checked_mul(format.block_bytes())
+        .ok_or_else(too_large)?;
+    let expected = row_bytes.checked_mul(out_features).ok_or_else(too_large)?;
+    if found != expected {
+        return Err(LinearError::ByteLength {
+            format,
+            out_features,
+            in_features,
+            expected,
+            found,
+        });
+    }
+    Ok(row_bytes)
 }
 
 impl fmt::Debug for PackedMatrix {

@@ -110,6 +110,22 @@ impl Head {
         Ok((key, value))
     }
 
+    /// Takes out what a slot holds.
+    fn evict(&mut self, kv_head: usize, slot: usize, dim: usize) -> Result<Evicted, SubquadraticError> {
+        let position = self.positions[slot];
+        let (key, value) = self.row(slot, dim.next_multiple_of(LANES), dim)?;
+        if let Some(landmarks) = &mut self.landmarks {
+            landmarks.remove(position, &key, &value)?;
+        }
+        self.slots.remove(&position);
+        Ok(Evicted {
+            kv_head,
+            position,
+            key,
+            value,
+        })
+    }
+
     fn put(
         &mut self,
         slot: usize,
@@ -214,18 +230,25 @@ impl Store {
             });
         }
         for token in 0..k.seq() {
-            let (slot, votes) = (self.len(), self.votes.get());
-            for (index, head) in self.heads.iter_mut().enumerate() {
-                head.put(
-                    slot,
-                    self.next_position,
-                    k.row(token, index),
-                    v.row(token, index),
-                    votes,
-                )?;
-            }
-            self.next_position += 1;
+            self.put_token(k, v, token, |_, _, slot| Ok(slot))?;
         }
+        Ok(())
+    }
+
+    /// Puts a token into the slot that `slot` gives for each head, asked with the slot behind the last.
+    fn put_token(
+        &mut self,
+        k: &Tensor3,
+        v: &Tensor3,
+        token: usize,
+        mut slot: impl FnMut(usize, &mut Head, usize) -> Result<usize, SubquadraticError>,
+    ) -> Result<(), SubquadraticError> {
+        let (behind, votes, position) = (self.len(), self.votes.get(), self.next_position);
+        for (index, head) in self.heads.iter_mut().enumerate() {
+            let slot = slot(index, head, behind)?;
+            head.put(slot, position, k.row(token, index), v.row(token, index), votes)?;
+        }
+        self.next_position += 1;
         Ok(())
     }
 
@@ -238,39 +261,18 @@ impl Store {
             });
         }
         let mut evicted = Vec::new();
-        let (dim, head_dim) = (self.dim, self.dim.next_multiple_of(LANES));
+        let (capacity, dim, sinks) = (self.capacity, self.dim, self.sinks);
         for token in 0..k.seq() {
-            let (full, slot, votes) = (self.len() == self.capacity, self.len(), self.votes.get());
-            for (index, head) in self.heads.iter_mut().enumerate() {
-                let mut slot = slot;
-                if full {
-                    slot = victim(head, self.sinks, self.next_position.saturating_sub(self.recent), votes).ok_or(
-                        SubquadraticError::AllProtected {
-                            capacity: self.capacity,
-                        },
-                    )?;
-                    let position = head.positions[slot];
-                    let (key, value) = head.row(slot, head_dim, dim)?;
-                    if let Some(landmarks) = &mut head.landmarks {
-                        landmarks.remove(position, &key, &value)?;
-                    }
-                    head.slots.remove(&position);
-                    evicted.push(Evicted {
-                        kv_head: index,
-                        position,
-                        key,
-                        value,
-                    });
+            let (votes, recent_start) = (self.votes.get(), self.next_position.saturating_sub(self.recent));
+            self.put_token(k, v, token, |kv_head, head, behind| {
+                if behind < capacity {
+                    return Ok(behind);
                 }
-                head.put(
-                    slot,
-                    self.next_position,
-                    k.row(token, index),
-                    v.row(token, index),
-                    votes,
-                )?;
-            }
-            self.next_position += 1;
+                let protected = SubquadraticError::AllProtected { capacity };
+                let slot = victim(head, sinks, recent_start, votes).ok_or(protected)?;
+                evicted.push(head.evict(kv_head, slot, dim)?);
+                Ok(slot)
+            })?;
         }
         Ok(evicted)
     }

@@ -2,13 +2,17 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use riffle_attention::{
-    AttendOptions, KvView, LANES, Partial, QueryTile, Selection, Span, add_column_mass, attend, attend_summaries,
+    AttendJob, AttendOptions, KvView, LANES, Partial, QueryTile, Selection, Span, add_column_mass, attend,
+    attend_summaries,
 };
 
 use crate::cache::{Head, Store};
 use crate::pass::check_heads;
 use crate::summaries::Summaries;
-use crate::{KvCache, KvCacheF16, SparseAttentionConfig, SubquadraticError, SubquadraticSparseAttention, Tensor3};
+use crate::{
+    IncrementalLandmarks, KvCache, KvCacheF16, SparseAttentionConfig, SubquadraticError, SubquadraticSparseAttention,
+    Tensor3,
+};
 
 impl SubquadraticSparseAttention {
     /// One new token against the cache: `q` is `[1, q_heads, dim]`, its K and V have been appended before.
@@ -142,7 +146,8 @@ fn check(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<(
     Ok(())
 }
 
-fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Tensor3, SubquadraticError> {
+/// Position of the newest token, whose query is `q`.
+fn newest(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<usize, SubquadraticError> {
     check(config, q, store)?;
     if q.seq() != 1 {
         return Err(SubquadraticError::Mismatch {
@@ -151,11 +156,13 @@ fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Te
             found: q.seq(),
         });
     }
-    let Some(position) = store.next_position.checked_sub(1) else {
-        return Err(SubquadraticError::Setting {
-            what: "append the token's K and V before decoding it",
-        });
-    };
+    store.next_position.checked_sub(1).ok_or(SubquadraticError::Setting {
+        what: "append the token's K and V before decoding it",
+    })
+}
+
+fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Tensor3, SubquadraticError> {
+    let position = newest(config, q, store)?;
     let (dim, group) = (store.dim, q.heads() / store.heads.len());
     let head_dim = dim.next_multiple_of(LANES);
     let mut out = Tensor3::try_zeros(1, q.heads(), dim)?;
@@ -188,41 +195,15 @@ fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Te
         if let Some(landmarks) = &head.landmarks
             && !edges.blocks.is_empty()
         {
-            let means: Vec<_> = edges.blocks.iter().filter_map(|block| landmarks.mean(*block)).collect();
-            let padded: Vec<_> = means
-                .iter()
-                .map(|(key, value)| (pad(key, head_dim), pad(value, head_dim)))
-                .collect();
-            summaries.gather(head_dim, padded.iter().map(|(key, value)| (&key[..], &value[..])))?;
-            // Blocks that lost tokens weigh what is left: spans of that length, one after another.
-            let mut end = 0;
-            let spans = edges.blocks.iter().map(|block| {
-                let span = Span::new(end, end + landmarks.count(*block));
-                end = span.end;
-                span
-            });
-            let spans: Vec<Span> = spans.collect();
-            let named = Selection::none().with_summaries(spans.iter().copied());
-            let after = QueryTile { start: end, ..queries };
-            let options = options.with_causal(true);
-            attend_summaries(
-                &after,
-                &summaries.view(head_dim, &spans),
-                &named,
-                &options,
-                &mut partial,
-            )?;
+            edges.attend_blocks(landmarks, &queries, &mut summaries, &options, &mut partial)?;
         }
         let totals: Vec<f32> = (0..group).map(|g| partial.log_sum_exp(0, g)).collect();
-        add_column_mass(
-            &queries,
-            &kv,
-            &edges.tokens,
-            &options,
-            &totals,
-            0,
-            &mut head.mass.borrow_mut(),
-        )?;
+        let read = AttendJob {
+            queries,
+            kv,
+            selection: &edges.tokens,
+        };
+        add_column_mass(&read, &options, &totals, 0, &mut head.mass.borrow_mut())?;
         partial.finish_into(&mut rows, group * head_dim, None)?;
         for (g, row) in rows.chunks_exact(head_dim).enumerate() {
             out.row_mut(0, index * group + g).copy_from_slice(&row[..dim]);
@@ -247,6 +228,37 @@ struct Edges {
 }
 
 impl Edges {
+    /// Adds the means of the blocks to `partial`.
+    fn attend_blocks(
+        &self,
+        landmarks: &IncrementalLandmarks,
+        queries: &QueryTile,
+        summaries: &mut Summaries,
+        options: &AttendOptions,
+        partial: &mut Partial,
+    ) -> Result<(), SubquadraticError> {
+        let head_dim = queries.head_dim;
+        let means: Vec<_> = self.blocks.iter().filter_map(|block| landmarks.mean(*block)).collect();
+        let padded: Vec<_> = means
+            .iter()
+            .map(|(key, value)| (pad(key, head_dim), pad(value, head_dim)))
+            .collect();
+        summaries.gather(head_dim, padded.iter().map(|(key, value)| (&key[..], &value[..])))?;
+        // Blocks that lost tokens weigh what is left: spans of that length, one after another.
+        let mut end = 0;
+        let spans = self.blocks.iter().map(|block| {
+            let span = Span::new(end, end + landmarks.count(*block));
+            end = span.end;
+            span
+        });
+        let spans: Vec<Span> = spans.collect();
+        let named = Selection::none().with_summaries(spans.iter().copied());
+        let after = QueryTile { start: end, ..*queries };
+        let view = summaries.view(head_dim, &spans);
+        attend_summaries(&after, &view, &named, &options.with_causal(true), partial)?;
+        Ok(())
+    }
+
     fn of(config: &SparseAttentionConfig, head: &Head, position: usize) -> Self {
         let window = position.saturating_sub(config.window)..=position;
         let strides = (0..usize::BITS)

@@ -246,6 +246,34 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
+    /// The queries of one KV head's group in a tile: where they lie, or padded in scratch. Asks for those of the next tile.
+    fn queries<'s>(&'s self, index: usize, tile: &Range<usize>, scratch: &'s mut Vec<f32>) -> QueryTile<'s> {
+        let (dim, head_dim) = (self.q.dim(), self.head_dim);
+        let width = self.q.heads() * dim;
+        let first_head = index * self.group;
+        let later = self.q.data().get(tile.end * width + first_head * dim..);
+        prefetch_rows(later.unwrap_or_default(), tile.len(), width, self.group * dim);
+        let (data, row_stride) = if dim == head_dim {
+            (&self.q.data()[tile.start * width + first_head * dim..], width)
+        } else {
+            scratch.clear();
+            scratch.resize(tile.len() * self.group * head_dim, 0.0);
+            for (at, out) in scratch.chunks_exact_mut(head_dim).enumerate() {
+                let row = self.q.row(tile.start + at / self.group, first_head + at % self.group);
+                out[..dim].copy_from_slice(row);
+            }
+            (&scratch[..], self.group * head_dim)
+        };
+        QueryTile {
+            data,
+            rows: tile.len(),
+            row_stride,
+            group: self.group,
+            head_dim,
+            start: tile.start,
+        }
+    }
+
     /// Attends one tile of one KV head's group into `partial`.
     fn tile(
         &self,
@@ -255,31 +283,9 @@ impl<'a> Pass<'a> {
         scratch: &mut TileScratch,
         partial: &mut Partial,
     ) -> Result<(), SubquadraticError> {
-        let (dim, head_dim) = (self.q.dim(), self.head_dim);
+        let head_dim = self.head_dim;
         partial.reset(tile.len(), self.group, head_dim);
-        let width = self.q.heads() * dim;
-        let first_head = index * self.group;
-        let later = self.q.data().get(tile.end * width + first_head * dim..);
-        prefetch_rows(later.unwrap_or_default(), tile.len(), width, self.group * dim);
-        let (data, row_stride) = if dim == head_dim {
-            (&self.q.data()[tile.start * width + first_head * dim..], width)
-        } else {
-            scratch.queries.clear();
-            scratch.queries.resize(tile.len() * self.group * head_dim, 0.0);
-            for (at, out) in scratch.queries.chunks_exact_mut(head_dim).enumerate() {
-                let row = self.q.row(tile.start + at / self.group, first_head + at % self.group);
-                out[..dim].copy_from_slice(row);
-            }
-            (&scratch.queries[..], self.group * head_dim)
-        };
-        let queries = QueryTile {
-            data,
-            rows: tile.len(),
-            row_stride,
-            group: self.group,
-            head_dim,
-            start: tile.start,
-        };
+        let queries = self.queries(index, &tile, &mut scratch.queries);
         let pages = [PageView {
             start: 0,
             tokens: self.seq,

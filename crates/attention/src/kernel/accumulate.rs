@@ -1,21 +1,31 @@
-use core::marker::PhantomData;
-
 use super::ahead::{Ahead, Fetch};
 use super::{Element, KEY_BLOCK, STRIPES, Slot};
 use crate::simd::{Kernel, Simd};
 
-/// o ← o·keep + weights · values, for the rows of a tile.
-pub(crate) struct Accumulate<'a, E: Element, const R: usize> {
+/// The rows of a tile and how they weigh the tokens of a block's slots.
+pub(crate) struct WeighedRows<'a, const R: usize> {
     pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
-    /// The block's values, `[tokens, head_dim]`.
-    pub(crate) values: &'a [E::Raw],
     pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
+    /// What stays of each row's sums.
     pub(crate) keep: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
     pub(crate) o: &'a mut [f32],
     pub(crate) head_dim: usize,
-    pub(crate) element: PhantomData<E>,
+}
+
+impl<const R: usize> WeighedRows<'_, R> {
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.o.len() / self.head_dim
+    }
+}
+
+/// o ← o·keep + weights · values, for the rows of a tile.
+pub(crate) struct Accumulate<'a, E: Element, const R: usize> {
+    pub(crate) rows: WeighedRows<'a, R>,
+    /// The block's values, `[tokens, head_dim]`.
+    pub(crate) values: &'a [E::Raw],
 }
 
 impl<E: Element, const R: usize> Kernel for Accumulate<'_, E, R> {
@@ -29,13 +39,17 @@ impl<E: Element, const R: usize> Kernel for Accumulate<'_, E, R> {
             (true, _) | (false, 2) => 2,
             (false, _) => 1,
         };
-        let vectors = self.head_dim / 16;
+        let vectors = self.rows.head_dim / 16;
         // Narrow columns of many tokens would read memory in short pieces far from one another: values that come from
         // memory are read two stripes at a time.
-        let chunk = if S::WIDE || self.ahead.is_empty() { STRIPES } else { 2 };
-        let mut fetch = self.ahead.over(self.slots.len() * 4 * vectors);
-        for first in (0..self.slots.len()).step_by(chunk) {
-            let slots = first..(first + chunk).min(self.slots.len());
+        let chunk = if S::WIDE || self.rows.ahead.is_empty() {
+            STRIPES
+        } else {
+            2
+        };
+        let mut fetch = self.rows.ahead.over(self.rows.slots.len() * 4 * vectors);
+        for first in (0..self.rows.slots.len()).step_by(chunk) {
+            let slots = first..(first + chunk).min(self.rows.slots.len());
             let mut at = 0;
             while together >= 8 && at + 8 <= vectors {
                 columns::<S, E, R, R, 8>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
@@ -69,23 +83,22 @@ fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
     column: usize,
     fetch: &mut Fetch,
 ) {
-    let head_dim = tile.head_dim;
-    let rows = tile.o.len() / head_dim;
+    let (head_dim, rows) = (tile.rows.head_dim, tile.rows.len());
     for part in (0..R).step_by(P) {
         if part >= rows {
             break;
         }
         let keep: [f32; P] = match slots.start {
-            0 => core::array::from_fn(|p| tile.keep[part + p]),
+            0 => core::array::from_fn(|p| tile.rows.keep[part + p]),
             _ => [1.0; P],
         };
-        let o = &mut tile.o[part * head_dim..];
+        let o = &mut tile.rows.o[part * head_dim..];
         let mut sums = load_sums::<S, P, N>(simd, o, head_dim, rows - part, column, &keep);
-        let Some(weights) = tile.weights[part..].first_chunk::<P>() else {
+        let Some(weights) = tile.rows.weights[part..].first_chunk::<P>() else {
             break;
         };
         for slot in slots.clone() {
-            let place = tile.slots[slot];
+            let place = tile.rows.slots[slot];
             let (tokens, lane) = (place.tokens.min(16), slot % STRIPES * 16);
             let values = &tile.values[place.stripe * 16 * head_dim + column..];
             if tokens < 16 {

@@ -212,59 +212,46 @@ mod tests {
     use crate::testing::noise;
     use crate::{Format, Plane, PlaneMut};
 
-    fn logits_agree<const R: usize>(head_dim: usize, four_bits: bool) {
-        let format = if four_bits { Format::Q4_0 } else { Format::Q8_0 };
+    /// Two stripes of three.
+    const SLOTS: [Slot; 2] = [Slot { stripe: 0, tokens: 16 }, Slot { stripe: 2, tokens: 16 }];
+
+    fn quantised_keys<const FOUR_BITS: bool>(head_dim: usize) -> Vec<u8> {
+        let format = if FOUR_BITS { Format::Q4_0 } else { Format::Q8_0 };
+        let plane = if FOUR_BITS { PlaneMut::Q4_0 } else { PlaneMut::Q8_0 };
         let mut keys = vec![0; format.plane_len(48, head_dim)];
-        let plane = |keys| {
-            if four_bits {
-                PlaneMut::Q4_0(keys)
-            } else {
-                PlaneMut::Q8_0(keys)
-            }
-        };
-        write_keys(
-            &mut plane(&mut keys),
-            head_dim,
-            0,
-            48,
-            &noise(3, 48 * head_dim),
-            head_dim,
-        )
-        .unwrap();
+        let source = noise(3, 48 * head_dim);
+        write_keys(&mut plane(&mut keys), head_dim, 0, 48, &source, head_dim).unwrap();
+        keys
+    }
+
+    fn logits<const R: usize, const FOUR_BITS: bool>(
+        level: Level,
+        queries: &[[f32; R]],
+        keys: &[u8],
+    ) -> [[f32; KEY_BLOCK]; R] {
+        let (mut packed, mut scores) = (Int8Queries::default(), [[0.0; KEY_BLOCK]; R]);
+        level.run(PackInt8::<R> {
+            queries,
+            out: &mut packed,
+        });
+        level.run(ScoreInt8::<R, FOUR_BITS> {
+            queries: packed.tile(0, R, queries.len()),
+            keys,
+            ahead: Ahead::default(),
+            slots: &SLOTS,
+            head_dim: queries.len(),
+            scores: &mut scores,
+        });
+        scores
+    }
+
+    fn logits_agree<const R: usize, const FOUR_BITS: bool>(head_dim: usize) {
+        let keys = quantised_keys::<FOUR_BITS>(head_dim);
         let queries = noise(7, head_dim * R);
-        let slots = [Slot { stripe: 0, tokens: 16 }, Slot { stripe: 2, tokens: 16 }];
-        let mut expected = [[0.0; KEY_BLOCK]; R];
+        let queries = queries.as_chunks().0;
+        let expected = logits::<R, FOUR_BITS>(Level::SCALAR, queries, &keys);
         for level in Level::all() {
-            let (mut packed, mut scores) = (Int8Queries::default(), [[0.0; KEY_BLOCK]; R]);
-            level.run(PackInt8::<R> {
-                queries: queries.as_chunks().0,
-                out: &mut packed,
-            });
-            let (keys, slots, scores_out) = (&keys[..], &slots[..], &mut scores);
-            let queries = packed.tile(0, R, head_dim);
-            let ahead = Ahead::default();
-            if four_bits {
-                level.run(ScoreInt8::<R, true> {
-                    queries,
-                    keys,
-                    ahead,
-                    slots,
-                    head_dim,
-                    scores: scores_out,
-                });
-            } else {
-                level.run(ScoreInt8::<R, false> {
-                    queries,
-                    keys,
-                    ahead,
-                    slots,
-                    head_dim,
-                    scores: scores_out,
-                });
-            }
-            if level == Level::SCALAR {
-                expected = scores;
-            }
+            let scores = logits::<R, FOUR_BITS>(level, queries, &keys);
             for (r, (scores, expected)) in scores.iter().zip(&expected).enumerate() {
                 for (score, expected) in scores.iter().zip(expected) {
                     let name = level.name();
@@ -275,32 +262,30 @@ mod tests {
                 }
             }
         }
-        let view = if four_bits {
-            Plane::Q4_0(&keys)
-        } else {
-            Plane::Q8_0(&keys)
-        };
+        let plane = if FOUR_BITS { Plane::Q4_0 } else { Plane::Q8_0 };
         for (at, token) in [(0, 0), (15, 15), (16, 32), (31, 47)] {
-            let key = key_at(&view, head_dim, token);
+            let key = key_at(&plane(&keys), head_dim, token);
             for r in 0..R {
-                let exact: f64 = (0..head_dim)
-                    .map(|d| f64::from(key[d]) * f64::from(queries[d * R + r]))
-                    .sum();
+                let products = key.iter().zip(queries).map(|(k, q)| f64::from(*k) * f64::from(q[r]));
+                let exact: f64 = products.sum();
                 assert!((f64::from(expected[r][at]) - exact).abs() < 1e-4 * (head_dim as f64).sqrt());
             }
         }
     }
 
+    fn logits_of_all_widths_agree<const FOUR_BITS: bool>(head_dim: usize) {
+        logits_agree::<1, FOUR_BITS>(head_dim);
+        logits_agree::<2, FOUR_BITS>(head_dim);
+        logits_agree::<4, FOUR_BITS>(head_dim);
+        logits_agree::<6, FOUR_BITS>(head_dim);
+        logits_agree::<8, FOUR_BITS>(head_dim);
+    }
+
     #[test]
     fn integer_logits_are_the_same_with_every_instruction_set_and_number_of_rows() {
         for head_dim in [16, 48, 80, 128, 256] {
-            for four_bits in [false, true] {
-                logits_agree::<1>(head_dim, four_bits);
-                logits_agree::<2>(head_dim, four_bits);
-                logits_agree::<4>(head_dim, four_bits);
-                logits_agree::<6>(head_dim, four_bits);
-                logits_agree::<8>(head_dim, four_bits);
-            }
+            logits_of_all_widths_agree::<false>(head_dim);
+            logits_of_all_widths_agree::<true>(head_dim);
         }
     }
 

@@ -16,7 +16,7 @@ mod softmax;
 mod weigh;
 mod widen;
 
-pub(crate) use accumulate::Accumulate;
+pub(crate) use accumulate::{Accumulate, WeighedRows};
 pub(crate) use ahead::{Ahead, with_lead};
 pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};

@@ -5,9 +5,9 @@
 //! relative to the largest they could be, and sums integers: exact but for that rounding, which is below
 //! 2⁻¹⁵ of the block's largest weight times its largest scale.
 
-use super::accumulate::{load_sums, store_sums};
+use super::accumulate::{WeighedRows, load_sums, store_sums};
 use super::ahead::{Ahead, Fetch};
-use super::{KEY_BLOCK, LARGEST_INTEGER, STRIPES, Slot, halves};
+use super::{KEY_BLOCK, LARGEST_INTEGER, STRIPES, halves};
 use crate::format::QUANT_BLOCK;
 use crate::simd::{Kernel, Simd};
 use crate::visible::low_bits;
@@ -19,32 +19,26 @@ pub(crate) struct AccumulateQuantised<'a, const R: usize, const FOUR_BITS: bool>
 pub(crate) struct AccumulateInt8<'a, const R: usize, const FOUR_BITS: bool>(pub(crate) QuantisedTile<'a, R>);
 
 pub(crate) struct QuantisedTile<'a, const R: usize> {
-    pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
+    pub(crate) rows: WeighedRows<'a, R>,
     /// The block's stripes in the layout of a quantised value plane.
     pub(crate) values: &'a [u8],
-    pub(crate) ahead: Ahead<'a>,
-    pub(crate) slots: &'a [Slot],
-    pub(crate) keep: &'a [f32; R],
-    /// `[rows, head_dim]`, rows ≤ R.
-    pub(crate) o: &'a mut [f32],
-    pub(crate) head_dim: usize,
 }
 
 impl<const R: usize> QuantisedTile<'_, R> {
     /// The 16 scales and the bytes of one block of columns of one stripe.
     #[inline(always)]
     fn block<const FOUR_BITS: bool>(&self, stripe: usize, block: usize) -> (&[u8; 32], &[[u8; 64]]) {
-        let scales_len = 32 * self.head_dim.div_ceil(QUANT_BLOCK);
+        let scales_len = 32 * self.rows.head_dim.div_ceil(QUANT_BLOCK);
         let bytes_per_column = if FOUR_BITS { 8 } else { 16 };
-        let len = scales_len + bytes_per_column * self.head_dim;
+        let len = scales_len + bytes_per_column * self.rows.head_dim;
         let (scales, bytes) = self.values[stripe * len..][..len].split_at(scales_len);
-        let width = (self.head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
+        let width = (self.rows.head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
         let bytes = &bytes[block * QUANT_BLOCK * bytes_per_column..][..width * bytes_per_column];
         (&scales.as_chunks().0[block], bytes.as_chunks().0)
     }
 
     fn blocks(&self) -> usize {
-        self.head_dim.div_ceil(QUANT_BLOCK)
+        self.rows.head_dim.div_ceil(QUANT_BLOCK)
     }
 }
 
@@ -63,12 +57,12 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateQuantised<'_, R
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let whole = self.0.head_dim / QUANT_BLOCK;
-        let mut fetch = self.0.ahead.over(self.0.slots.len() * self.0.blocks());
+        let whole = self.0.rows.head_dim / QUANT_BLOCK;
+        let mut fetch = self.0.rows.ahead.over(self.0.rows.slots.len() * self.0.blocks());
         for block in 0..whole {
             widened_columns::<S, R, FOUR_BITS, 2>(simd, &mut self.0, block, &mut fetch);
         }
-        if self.0.head_dim > whole * QUANT_BLOCK {
+        if self.0.rows.head_dim > whole * QUANT_BLOCK {
             widened_columns::<S, R, FOUR_BITS, 1>(simd, &mut self.0, whole, &mut fetch);
         }
     }
@@ -81,16 +75,16 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
     block: usize,
     fetch: &mut Fetch,
 ) {
-    let (head_dim, rows) = (tile.head_dim, tile.o.len() / tile.head_dim);
+    let (head_dim, rows) = (tile.rows.head_dim, tile.rows.len());
     let offset = simd.splat(if FOUR_BITS { 8.0 } else { 128.0 });
-    let mut sums: [[S::V; N]; R] = load_sums(simd, tile.o, head_dim, rows, block * QUANT_BLOCK, tile.keep);
-    for (slot, place) in tile.slots.iter().enumerate() {
+    let mut sums: [[S::V; N]; R] = load_sums(simd, tile.rows.o, head_dim, rows, block * QUANT_BLOCK, tile.rows.keep);
+    for (slot, place) in tile.rows.slots.iter().enumerate() {
         let (scales, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
         fetch.step(simd, 1);
         let scales = valid_scales(simd, scales, place.tokens);
         let mut scaled = [[0.0; 16]; R];
         for r in 0..R {
-            let weight = simd.load(&tile.weights[r].as_chunks().0[slot]);
+            let weight = simd.load(&tile.rows.weights[r].as_chunks().0[slot]);
             simd.store(simd.mul(weight, scales), &mut scaled[r]);
         }
         for four in 0..place.tokens.min(16).div_ceil(4) {
@@ -111,7 +105,7 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
             }
         }
     }
-    store_sums(simd, tile.o, head_dim, rows, block * QUANT_BLOCK, &sums);
+    store_sums(simd, tile.rows.o, head_dim, rows, block * QUANT_BLOCK, &sums);
 }
 
 /// Columns `16·n..` of a block for tokens `4·four..`, unsigned with their offset.
@@ -170,10 +164,13 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOU
             unit: [0.0; R],
             offset: [0; R],
         };
-        let mut fetch = tile.ahead.over(tile.slots.len() * 4 * (tile.head_dim / 16));
+        let mut fetch = tile
+            .rows
+            .ahead
+            .over(tile.rows.slots.len() * 4 * (tile.rows.head_dim / 16));
         for block in 0..tile.blocks() {
             round_weights::<S, R, FOUR_BITS>(simd, tile, &mut scratch, block);
-            if tile.head_dim - block * QUANT_BLOCK > 16 {
+            if tile.rows.head_dim - block * QUANT_BLOCK > 16 {
                 integer_columns::<S, R, FOUR_BITS, 2>(simd, tile, &scratch, block, &mut fetch);
             } else {
                 integer_columns::<S, R, FOUR_BITS, 1>(simd, tile, &scratch, block, &mut fetch);
@@ -192,11 +189,11 @@ fn round_weights<S: Simd, const R: usize, const FOUR_BITS: bool>(
 ) {
     // Largest over what each row sees, so that a token it does not see changes none of its bits.
     let mut largest = [simd.splat(0.0); R];
-    for ((slot, place), scaled) in tile.slots.iter().enumerate().zip(&mut scratch.scaled) {
+    for ((slot, place), scaled) in tile.rows.slots.iter().enumerate().zip(&mut scratch.scaled) {
         let (scales, _) = tile.block::<FOUR_BITS>(place.stripe, block);
         let scales = valid_scales(simd, scales, place.tokens);
         for r in 0..R {
-            let product = simd.mul(simd.load(&tile.weights[r].as_chunks().0[slot]), scales);
+            let product = simd.mul(simd.load(&tile.rows.weights[r].as_chunks().0[slot]), scales);
             largest[r] = simd.max(simd.max(product, simd.sub(simd.splat(0.0), product)), largest[r]);
             simd.store(product, &mut scaled[r]);
         }
@@ -214,7 +211,7 @@ fn round_weights<S: Simd, const R: usize, const FOUR_BITS: bool>(
     }
     let mut totals = [simd.splat_i32(0); R];
     let words = scratch.words.iter_mut().zip(&scratch.scaled);
-    for ((words, scaled), place) in words.zip(tile.slots) {
+    for ((words, scaled), place) in words.zip(tile.rows.slots) {
         // By the token's own place, so that the stripes which rows beside see change none of a row's bits.
         let dither = simd.load(&DITHER[place.stripe % STRIPES]);
         for r in 0..R {
@@ -267,10 +264,10 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
     (row, vector): (usize, usize),
     fetch: &mut Fetch,
 ) {
-    let (head_dim, rows) = (tile.head_dim, tile.o.len() / tile.head_dim);
+    let (head_dim, rows) = (tile.rows.head_dim, tile.rows.len());
     let Some(rows) = rows.checked_sub(row) else { return };
     let mut sums = [[simd.zero_sums(); M]; P];
-    for (slot, place) in tile.slots.iter().enumerate() {
+    for (slot, place) in tile.rows.slots.iter().enumerate() {
         let (_, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
         let words = &scratch.words[slot];
         for four in 0..4usize {
@@ -284,9 +281,9 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
             }
         }
     }
-    let keep: [f32; P] = core::array::from_fn(|p| tile.keep[row + p]);
+    let keep: [f32; P] = core::array::from_fn(|p| tile.rows.keep[row + p]);
     let column = block * QUANT_BLOCK + 16 * vector;
-    let o = &mut tile.o[row * head_dim..];
+    let o = &mut tile.rows.o[row * head_dim..];
     let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
     for p in 0..P {
         for m in 0..M {

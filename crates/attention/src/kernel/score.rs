@@ -1,5 +1,3 @@
-use core::marker::PhantomData;
-
 use super::ahead::{Ahead, Fetch};
 use super::{Element, KEY_BLOCK, Slot};
 use crate::simd::{Kernel, Level, Simd};
@@ -13,7 +11,6 @@ pub(crate) struct Score<'a, E: Element, const R: usize> {
     pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
-    pub(crate) element: PhantomData<E>,
 }
 
 impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
@@ -112,6 +109,5 @@ pub(crate) fn score<E: Element, const R: usize>(
         ahead,
         slots,
         scores,
-        element: PhantomData,
     });
 }

@@ -143,16 +143,20 @@ proptest! {
     }
 }
 
-#[test]
-fn bad_shapes_are_refused_and_nothing_is_written() {
+/// What is refused of a tile of two rows over a page of 16 tokens, each changed by a test.
+fn refused(
+    change: impl FnOnce(&mut QueryTile, &mut PageView, &mut AttendOptions),
+    head_dim: usize,
+    copies: usize,
+) -> Option<AttendError> {
     let data = [0.0f32; 16 * 64];
-    let page = PageView {
+    let mut page = PageView {
         start: 0,
         tokens: 16,
         keys: Plane::F32(&data),
         values: Plane::F32(&data),
     };
-    let tile = QueryTile {
+    let mut tile = QueryTile {
         data: &data,
         rows: 2,
         row_stride: 64,
@@ -160,74 +164,50 @@ fn bad_shapes_are_refused_and_nothing_is_written() {
         head_dim: 64,
         start: 0,
     };
-    let options = AttendOptions::new(1.0);
-    let selection = Selection::full(16);
-    let check = |tile: QueryTile, head_dim: usize, pages: &[PageView], options: &AttendOptions| {
-        let mut partial = Partial::new(2, 1, 64);
-        let result = attend(&tile, &KvView { head_dim, pages }, &selection, options, &mut partial);
-        if result.is_err() {
-            assert_eq!(partial, Partial::new(2, 1, 64));
-        }
-        result
+    let mut options = AttendOptions::new(1.0);
+    change(&mut tile, &mut page, &mut options);
+    let pages = vec![page; copies];
+    let kv = KvView {
+        head_dim,
+        pages: &pages,
     };
-    assert_eq!(check(tile, 64, &[page], &options), Ok(()));
+    let mut partial = Partial::new(2, 1, 64);
+    let error = attend(&tile, &kv, &Selection::full(16), &options, &mut partial).err();
+    if error.is_some() {
+        assert_eq!(partial, Partial::new(2, 1, 64), "nothing is written");
+    }
+    error
+}
+
+#[test]
+fn bad_shapes_are_refused_and_nothing_is_written() {
+    use AttendError::{HeadDim, Mismatch, NotFinite, PageOrder, Short};
+    assert_eq!(refused(|_, _, _| (), 64, 1), None);
+    assert!(matches!(refused(|_, _, _| (), 60, 1), Some(HeadDim { .. })));
+    assert!(matches!(refused(|_, _, _| (), 48, 1), Some(Mismatch { .. })));
+    assert!(matches!(refused(|_, _, _| (), 64, 2), Some(PageOrder { .. })));
     assert!(matches!(
-        check(tile, 60, &[page], &options),
-        Err(AttendError::HeadDim { .. })
+        refused(|tile, _, _| tile.rows = 20, 64, 1),
+        Some(Short { .. })
     ));
+    assert!(refused(|tile, _, _| tile.rows = usize::MAX, 64, 1).is_some());
     assert!(matches!(
-        check(tile, 48, &[page], &options),
-        Err(AttendError::Mismatch { .. })
+        refused(|tile, _, _| tile.row_stride = 8, 64, 1),
+        Some(Mismatch { .. })
     ));
+    assert!(refused(|tile, _, _| tile.row_stride = usize::MAX, 64, 1).is_some());
     assert!(matches!(
-        check(QueryTile { rows: 20, ..tile }, 64, &[page], &options),
-        Err(AttendError::Short { .. })
+        refused(|_, page, _| page.tokens = 17, 64, 1),
+        Some(Short { .. })
     ));
-    assert!(matches!(
-        check(QueryTile { row_stride: 8, ..tile }, 64, &[page], &options),
-        Err(AttendError::Mismatch { .. })
-    ));
-    assert!(matches!(
-        check(tile, 64, &[PageView { tokens: 17, ..page }], &options),
-        Err(AttendError::Short { .. })
-    ));
-    assert!(matches!(
-        check(tile, 64, &[page, page], &options),
-        Err(AttendError::PageOrder { .. })
-    ));
-    assert!(matches!(
-        check(tile, 64, &[page], &AttendOptions::new(f32::NAN)),
-        Err(AttendError::NotFinite { .. })
-    ));
-    let huge = PageView {
-        tokens: usize::MAX,
-        ..page
-    };
-    assert!(check(tile, 64, &[huge], &options).is_err());
-    assert!(
-        check(
-            QueryTile {
-                rows: usize::MAX,
-                ..tile
-            },
-            64,
-            &[page],
-            &options
-        )
-        .is_err()
-    );
-    assert!(
-        check(
-            QueryTile {
-                row_stride: usize::MAX,
-                ..tile
-            },
-            64,
-            &[page],
-            &options
-        )
-        .is_err()
-    );
+    assert!(refused(|_, page, _| page.tokens = usize::MAX, 64, 1).is_some());
+    let not_a_number = |_: &mut QueryTile, _: &mut PageView, options: &mut AttendOptions| options.scale = f32::NAN;
+    assert!(matches!(refused(not_a_number, 64, 1), Some(NotFinite { .. })));
+}
+
+#[test]
+fn tokens_beyond_a_plane_or_a_slice_are_not_copied() {
+    let data = [0.0f32; 16 * 64];
     assert!(write_keys(&mut PlaneMut::F32(&mut [0.0; 256]), 16, 10, 7, &data, 16).is_err());
     assert!(write_keys(&mut PlaneMut::F32(&mut [0.0; 256]), 16, usize::MAX, 7, &data, 16).is_err());
     assert!(write_values(&mut PlaneMut::Q8_0(&mut [0; 256]), 16, 0, 16, &data, 16).is_err());
@@ -415,7 +395,8 @@ proptest! {
         for page in &views {
             let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
             let mut mass = vec![0.0; page.tokens];
-            add_column_mass(&tile, &kv, &shape.selection, &options, &total, page.start, &mut mass).unwrap();
+            let job = AttendJob { queries: tile, kv, selection: &shape.selection };
+            add_column_mass(&job, &options, &total, page.start, &mut mass).unwrap();
             for (mass, expected) in mass.iter().zip(expected.by_ref()) {
                 let allowed = tolerance(&shape) * (1.0 + expected);
                 prop_assert!((f64::from(*mass) - expected).abs() < allowed, "{} for {}", mass, expected);

@@ -88,62 +88,16 @@ impl Sequences {
             .collect();
         let row_stride = self.group * self.head_dim + 3;
         let data = Noise::new(self.seed ^ 9).values(8 * 4 * row_stride);
-        let jobs: Vec<AttendJob> = self
-            .each
-            .iter()
-            .zip(&views)
-            .enumerate()
-            .map(|(n, (sequence, pages))| {
-                let tokens = pages.last().map_or(0, |page| page.start + page.tokens);
-                AttendJob {
-                    queries: QueryTile {
-                        data: &data[n * 4 * row_stride..],
-                        rows: sequence.rows,
-                        row_stride,
-                        group: self.group,
-                        head_dim: self.head_dim,
-                        start: tokens.saturating_sub(sequence.rows),
-                    },
-                    kv: KvView {
-                        head_dim: self.head_dim,
-                        pages,
-                    },
-                    selection: &sequence.selection,
-                }
-            })
-            .collect();
+        let jobs = self.jobs(&data, row_stride, &views);
         let options = self.options();
-        let empty = || {
-            self.each
-                .iter()
-                .map(|sequence| self.partial(sequence))
-                .collect::<Vec<_>>()
-        };
-        let mut alone = empty();
+        let mut alone = self.partials();
         for (job, partial) in jobs.iter().zip(&mut alone) {
             attend_batch(&[*job], &options, core::slice::from_mut(partial)).unwrap();
         }
         on_threads(|| {
-            let mut batch = empty();
+            let mut batch = self.partials();
             attend_batch(&jobs, &options, &mut batch).unwrap();
-            let mut streamed = empty();
-            let mut stream = BatchStream::new(jobs.iter().map(|job| &job.queries), &options);
-            let most = views.iter().map(Vec::len).max().unwrap_or(0);
-            for first in (0..most).step_by(together) {
-                let now: Vec<AttendJob> = jobs
-                    .iter()
-                    .map(|job| {
-                        let pages = job.kv.pages;
-                        let pages = &pages[first.min(pages.len())..(first + together).min(pages.len())];
-                        AttendJob {
-                            kv: KvView { pages, ..job.kv },
-                            ..*job
-                        }
-                    })
-                    .collect();
-                stream.attend(&now, &options, &mut streamed).unwrap();
-            }
-            stream.finish(&mut streamed).unwrap();
+            let streamed = self.streamed(&jobs, together);
             for (n, alone) in alone.iter().enumerate() {
                 assert_eq!(bits(&batch[n]), bits(alone), "sequence {n}, all pages at once");
                 assert_eq!(
@@ -153,6 +107,55 @@ impl Sequences {
                 );
             }
         });
+    }
+
+    fn partials(&self) -> Vec<Partial> {
+        self.each.iter().map(|sequence| self.partial(sequence)).collect()
+    }
+
+    /// The last rows of each sequence over its pages; `data` holds at least four rows of each.
+    fn jobs<'a>(&'a self, data: &'a [f32], row_stride: usize, views: &'a [Vec<PageView<'a>>]) -> Vec<AttendJob<'a>> {
+        let sequences = self.each.iter().zip(views).enumerate();
+        let jobs = sequences.map(|(n, (sequence, pages))| {
+            let tokens = pages.last().map_or(0, |page| page.start + page.tokens);
+            AttendJob {
+                queries: QueryTile {
+                    data: &data[n * 4 * row_stride..],
+                    rows: sequence.rows,
+                    row_stride,
+                    group: self.group,
+                    head_dim: self.head_dim,
+                    start: tokens.saturating_sub(sequence.rows),
+                },
+                kv: KvView {
+                    head_dim: self.head_dim,
+                    pages,
+                },
+                selection: &sequence.selection,
+            }
+        });
+        jobs.collect()
+    }
+
+    /// What the jobs read where `together` pages of each arrive at a time.
+    fn streamed(&self, jobs: &[AttendJob], together: usize) -> Vec<Partial> {
+        let (options, mut partials) = (self.options(), self.partials());
+        let mut stream = BatchStream::new(jobs.iter().map(|job| &job.queries), &options);
+        let most = jobs.iter().map(|job| job.kv.pages.len()).max().unwrap_or(0);
+        for first in (0..most).step_by(together) {
+            let now = jobs.iter().map(|job| {
+                let pages = job.kv.pages;
+                let pages = &pages[first.min(pages.len())..(first + together).min(pages.len())];
+                AttendJob {
+                    kv: KvView { pages, ..job.kv },
+                    ..*job
+                }
+            });
+            let now: Vec<AttendJob> = now.collect();
+            stream.attend(&now, &options, &mut partials).unwrap();
+        }
+        stream.finish(&mut partials).unwrap();
+        partials
     }
 
     fn own_pages(&self, number: usize, sequence: &Sequence) -> Vec<Page> {

@@ -43,11 +43,10 @@ pub(super) fn compile(
         });
     }
     let (mut major, mut minor) = (0, 0);
-    let failed = |error: nvrtc::NvrtcError| CudaError::driver("NVRTC", error);
     // SAFETY: both point to integers.
     unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }
         .result()
-        .map_err(failed)?;
+        .map_err(nvrtc_failed)?;
     let text = source.text("");
     let options = [
         format!("--gpu-architecture={}", source.architecture(capability)),
@@ -55,40 +54,7 @@ pub(super) fn compile(
     ];
     let version = format!("nvrtc {major}.{minor}");
     let path = cache.find_or_build(&[&text, &options.join(" "), &version], "cubin", |target| {
-        let code = CString::new(text.as_str()).expect("sources hold no zero byte");
-        let name = CString::new(source.name()).expect("names hold no zero byte");
-        let program = nvrtc::create_program(&code, Some(&name)).map_err(failed)?;
-        // SAFETY: the program and its texts live until it is destroyed below; the buffer has the size NVRTC gave.
-        let cubin = unsafe {
-            let compiled = nvrtc::compile_program(program, &options);
-            let cubin = match compiled {
-                Ok(()) => {
-                    let mut bytes = 0;
-                    let size = nvrtc_sys::nvrtcGetCUBINSize(program, &mut bytes)
-                        .result()
-                        .map_err(failed);
-                    size.and_then(|()| {
-                        let mut cubin = vec![0u8; bytes];
-                        nvrtc_sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast())
-                            .result()
-                            .map_err(failed)?;
-                        Ok(cubin)
-                    })
-                }
-                Err(error) => {
-                    let log = nvrtc::get_program_log(program).unwrap_or_default();
-                    let log: Vec<u8> = log.into_iter().map(|c| c as u8).filter(|c| *c != 0).collect();
-                    let log = String::from_utf8_lossy(&log);
-                    let line = log.lines().find(|line| line.contains("error")).map(str::to_owned);
-                    Err(CudaError::Compile {
-                        kernel: source.name(),
-                        line: line.unwrap_or_else(|| error.to_string()),
-                    })
-                }
-            };
-            nvrtc::destroy_program(program).ok();
-            cubin
-        }?;
+        let cubin = cubin(&source.name(), &text, &options)?;
         fs::write(target, cubin).map_err(|error| CudaError::Cache {
             path: target.display().to_string(),
             message: error.to_string(),
@@ -98,6 +64,47 @@ pub(super) fn compile(
         path: path.display().to_string(),
         message: error.to_string(),
     })
+}
+
+/// What NVRTC makes of a text.
+fn cubin(name: &str, text: &str, options: &[String; 2]) -> Result<Vec<u8>, CudaError> {
+    let code = CString::new(text).expect("sources hold no zero byte");
+    let c_name = CString::new(name).expect("names hold no zero byte");
+    let program = nvrtc::create_program(&code, Some(&c_name)).map_err(nvrtc_failed)?;
+    // SAFETY: the program and its texts live until it is destroyed below; the buffer has the size NVRTC gave.
+    unsafe {
+        let cubin = match nvrtc::compile_program(program, options) {
+            Ok(()) => {
+                let mut bytes = 0;
+                let size = nvrtc_sys::nvrtcGetCUBINSize(program, &mut bytes)
+                    .result()
+                    .map_err(nvrtc_failed);
+                size.and_then(|()| {
+                    let mut cubin = vec![0u8; bytes];
+                    nvrtc_sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast())
+                        .result()
+                        .map_err(nvrtc_failed)?;
+                    Ok(cubin)
+                })
+            }
+            Err(error) => {
+                let log = nvrtc::get_program_log(program).unwrap_or_default();
+                let log: Vec<u8> = log.into_iter().map(|c| c as u8).filter(|c| *c != 0).collect();
+                let log = String::from_utf8_lossy(&log);
+                let line = log.lines().find(|line| line.contains("error")).map(str::to_owned);
+                Err(CudaError::Compile {
+                    kernel: name.to_owned(),
+                    line: line.unwrap_or_else(|| error.to_string()),
+                })
+            }
+        };
+        nvrtc::destroy_program(program).ok();
+        cubin
+    }
+}
+
+fn nvrtc_failed(error: nvrtc::NvrtcError) -> CudaError {
+    CudaError::driver("NVRTC", error)
 }
 
 impl NvidiaDriver {

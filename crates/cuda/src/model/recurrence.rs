@@ -6,7 +6,7 @@
 use riffle_model::{GatedDeltaNet, ModelConfig, RecurrentLayer, SegmentPart};
 
 use super::weights::{DeviceNorm, DeviceProjection, Upload};
-use crate::ops::{self, DeltaShape, DeltaTokens};
+use crate::ops::{self, DeltaGates, DeltaShape, DeltaTokens, Rows};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
 /// The weights of one layer's mixer.
@@ -189,7 +189,13 @@ impl Recurrence {
         mixer.strength.apply(stream, strength, input, count, scratch)?;
         mixer.decay.apply(stream, decay, input, count, scratch)?;
         let (rates, biases) = (mixer.decay_rates.all(), mixer.decay_biases.all());
-        ops::delta_gates(stream, strength, decay, rates, biases, count, heads)
+        let gates = DeltaGates {
+            strength,
+            decay,
+            rows: count,
+            heads,
+        };
+        ops::delta_gates(stream, &gates, rates, biases)
     }
 
     /// Reads the rows `part` of the batch, which lie in a block, into the state of a layer that lies on the device.
@@ -211,7 +217,12 @@ impl Recurrence {
         };
         let (raw, mixed) = (of(&self.raw, shape.channels()), of(&self.mixed, shape.channels()));
         let (before, taps) = (kept.convolution.all(), mixer.taps.all());
-        ops::convolve(stream, mixed, raw, before, taps, mixer.kernel, shape.channels(), count)?;
+        let raw = Rows {
+            data: raw,
+            rows: count,
+            width: shape.channels(),
+        };
+        ops::convolve(stream, mixed, &raw, before, taps, mixer.kernel)?;
         let tokens = DeltaTokens {
             rows: count,
             one_by_one: part.one_by_one,

@@ -271,12 +271,15 @@ impl DeviceNorm {
         rows: usize,
         width: usize,
     ) -> Result<(), CudaError> {
+        let input = ops::Rows {
+            data: input,
+            rows,
+            width,
+        };
         match self {
-            DeviceNorm::Rms { weight, epsilon } => {
-                ops::rms_norm(stream, output, input, weight.all(), rows, width, *epsilon)
-            }
+            DeviceNorm::Rms { weight, epsilon } => ops::rms_norm(stream, output, &input, weight.all(), *epsilon),
             DeviceNorm::Layer { weight, bias, epsilon } => {
-                ops::layer_norm(stream, output, input, weight.all(), bias.all(), rows, width, *epsilon)
+                ops::layer_norm(stream, output, &input, weight.all(), bias.all(), *epsilon)
             }
         }
     }

@@ -19,6 +19,15 @@ pub(crate) struct PlaneMove<'a> {
     pub(crate) first_token: usize,
 }
 
+/// How the planes of one kind lie in pages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlaneLayout {
+    pub(crate) kind: PlaneKind,
+    pub(crate) format: Format,
+    pub(crate) head_dim: usize,
+    pub(crate) page_tokens: usize,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Move {
@@ -28,19 +37,22 @@ struct Move {
     tokens: u32,
 }
 
-/// Arranges planes of one kind and format as [`plane_to_device`](super::plane_to_device) does, all in one launch.
+/// Arranges planes as [`plane_to_device`](super::plane_to_device) does, all in one launch.
 ///
 /// # Errors
 /// f32, stripes that are not whole or lie outside of their page, a lost device.
 pub(crate) fn arrange_planes(
     stream: &Stream,
     list: &mut DeviceList,
-    kind: PlaneKind,
-    format: Format,
-    head_dim: usize,
-    page_tokens: usize,
+    layout: &PlaneLayout,
     planes: &[PlaneMove<'_>],
 ) -> Result<(), CudaError> {
+    let PlaneLayout {
+        kind,
+        format,
+        head_dim,
+        page_tokens,
+    } = *layout;
     let number = format_number(format)?;
     let plane_bytes = format.plane_bytes(page_tokens, head_dim);
     let stripe_bytes = format.plane_bytes(LANES, head_dim);
@@ -106,7 +118,13 @@ mod tests {
                         from: from.region(part),
                         first_token,
                     });
-                    arrange_planes(&stream, &mut list, kind, format, head_dim, page_tokens, &parts).unwrap();
+                    let layout = PlaneLayout {
+                        kind,
+                        format,
+                        head_dim,
+                        page_tokens,
+                    };
+                    arrange_planes(&stream, &mut list, &layout, &parts).unwrap();
                     let found: Vec<u8> = gpu.download(to.all(), &stream).unwrap();
                     assert!(found == expected, "{kind:?} {format:?} {head_dim}");
                 }

@@ -63,6 +63,19 @@ pub struct AttentionOptions<'a> {
     pub sinks: Option<Region<'a>>,
 }
 
+/// One call of attention: queries, and what they read of which pages.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionCall<'a> {
+    /// The queries.
+    pub queries: Queries<'a>,
+    /// The pages they read.
+    pub pages: Pages<'a>,
+    /// What they read of them.
+    pub reads: &'a Reads,
+    /// What all tiles share.
+    pub options: AttentionOptions<'a>,
+}
+
 /// The number kernels know a format by.
 pub(super) fn format_number(format: Format) -> Result<u32, CudaError> {
     match format {
@@ -153,13 +166,16 @@ pub fn decode_workspace_bytes(reads: &Reads) -> usize {
 pub fn decode_parts(
     stream: &Stream,
     workspace: Region<'_>,
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    reads: &Reads,
+    call: &AttentionCall<'_>,
     parts: Range<usize>,
-    options: &AttentionOptions<'_>,
 ) -> Result<(), CudaError> {
-    check(queries, pages, reads, options)?;
+    call.check()?;
+    let AttentionCall {
+        queries,
+        pages,
+        reads,
+        options,
+    } = call;
     let (sums, of_outputs) = workspace_parts(workspace, reads)?;
     if parts.end > reads.parts() || parts.start > parts.end {
         return Err(CudaError::Mismatch {
@@ -185,11 +201,7 @@ pub fn decode_parts(
         options.scale.into(),
         options.soft_cap.unwrap_or(0.0).into(),
     ];
-    stream.launch(
-        &kernel,
-        grid,
-        &[&before[..], &read_arguments(reads, pages)?, &after].concat(),
-    )
+    stream.launch(&kernel, grid, &[&before[..], &call.read_arguments()?, &after].concat())
 }
 
 /// Merges the partials of all parts in order and writes the outputs.
@@ -200,13 +212,13 @@ pub fn decode_merge(
     stream: &Stream,
     outputs: &Outputs<'_>,
     workspace: Region<'_>,
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    reads: &Reads,
-    options: &AttentionOptions<'_>,
+    call: &AttentionCall<'_>,
 ) -> Result<(), CudaError> {
-    let heads = check(queries, pages, reads, options)?;
-    check_outputs(outputs, queries, pages, heads)?;
+    let heads = call.check()?;
+    call.check_outputs(outputs, heads)?;
+    let AttentionCall {
+        pages, reads, options, ..
+    } = call;
     let (sums, of_outputs) = workspace_parts(workspace, reads)?;
     let kernel = pages.kernel(stream, "merge")?;
     let arguments = [
@@ -237,33 +249,10 @@ pub fn decode(
     stream: &Stream,
     outputs: &Outputs<'_>,
     workspace: Region<'_>,
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    reads: &Reads,
-    options: &AttentionOptions<'_>,
+    call: &AttentionCall<'_>,
 ) -> Result<(), CudaError> {
-    decode_parts(stream, workspace, queries, pages, reads, 0..reads.parts(), options)?;
-    decode_merge(stream, outputs, workspace, queries, pages, reads, options)
-}
-
-/// What kernels of attention are told of reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
-pub(super) fn read_arguments(reads: &Reads, pages: &Pages<'_>) -> Result<[Argument; 11], CudaError> {
-    let [tiles, runs, diagonals, ends, extras] = reads.arguments();
-    let [keys, pages_per_head, page_tokens, key_format] = pages.arguments(PlaneKind::Keys)?;
-    let [values, .., value_format] = pages.arguments(PlaneKind::Values)?;
-    Ok([
-        tiles,
-        runs,
-        diagonals,
-        ends,
-        extras,
-        keys,
-        values,
-        pages_per_head,
-        page_tokens,
-        key_format,
-        value_format,
-    ])
+    decode_parts(stream, workspace, call, 0..call.reads.parts())?;
+    decode_merge(stream, outputs, workspace, call)
 }
 
 fn chunks(reads: &Reads) -> usize {
@@ -281,69 +270,83 @@ fn workspace_parts<'a>(workspace: Region<'a>, reads: &Reads) -> Result<(Region<'
     ))
 }
 
-/// Checks what all calls share and gives the number of query heads.
-pub(super) fn check(
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    reads: &Reads,
-    options: &AttentionOptions<'_>,
-) -> Result<usize, CudaError> {
-    pages.check()?;
-    positive("KV heads", pages.kv_heads)?;
-    if reads.head_dim() != pages.head_dim {
-        return Err(CudaError::Mismatch {
-            what: "head_dim of reads and pages",
-            expected: pages.head_dim,
-            found: reads.head_dim(),
-        });
+impl AttentionCall<'_> {
+    /// What kernels of attention are told of reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
+    pub(super) fn read_arguments(&self) -> Result<[Argument; 11], CudaError> {
+        let [tiles, runs, diagonals, ends, extras] = self.reads.arguments();
+        let [keys, pages_per_head, page_tokens, key_format] = self.pages.arguments(PlaneKind::Keys)?;
+        let [values, .., value_format] = self.pages.arguments(PlaneKind::Values)?;
+        Ok([
+            tiles,
+            runs,
+            diagonals,
+            ends,
+            extras,
+            keys,
+            values,
+            pages_per_head,
+            page_tokens,
+            key_format,
+            value_format,
+        ])
     }
-    let heads = pages.kv_heads.saturating_mul(reads.group());
-    small("query heads", heads)?;
-    let width = heads.saturating_mul(pages.head_dim);
-    check_bytes(
-        "queries",
-        queries.data,
-        strided(queries.rows, queries.row_stride, width),
-        4,
-    )?;
-    if let Some(sinks) = options.sinks {
-        check_bytes("sinks", sinks, heads, 4)?;
-    }
-    for tile in reads.tiles() {
-        if tile.row + tile.rows > queries.rows {
-            return Err(CudaError::Mismatch {
-                what: "rows of queries",
-                expected: tile.row + tile.rows,
-                found: queries.rows,
-            });
-        }
-        if tile.kv_head >= pages.kv_heads {
-            return Err(CudaError::Mismatch {
-                what: "KV heads",
-                expected: tile.kv_head + 1,
-                found: pages.kv_heads,
-            });
-        }
-        pages.check_tokens(tile.start + tile.rows)?;
-    }
-    Ok(heads)
-}
 
-pub(super) fn check_outputs(
-    outputs: &Outputs<'_>,
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    heads: usize,
-) -> Result<(), CudaError> {
-    let width = heads * pages.head_dim;
-    check_bytes(
-        "outputs",
-        outputs.data,
-        strided(queries.rows, outputs.row_stride, width),
-        4,
-    )?;
-    match outputs.log_sum_exp {
-        Some(region) => check_bytes("log-sum-exp", region, queries.rows * heads, 4),
-        None => Ok(()),
+    /// Checks what all calls share and gives the number of query heads.
+    pub(super) fn check(&self) -> Result<usize, CudaError> {
+        let Self {
+            queries,
+            pages,
+            reads,
+            options,
+        } = self;
+        pages.check()?;
+        positive("KV heads", pages.kv_heads)?;
+        if reads.head_dim() != pages.head_dim {
+            return Err(CudaError::Mismatch {
+                what: "head_dim of reads and pages",
+                expected: pages.head_dim,
+                found: reads.head_dim(),
+            });
+        }
+        let heads = pages.kv_heads.saturating_mul(reads.group());
+        small("query heads", heads)?;
+        let width = heads.saturating_mul(pages.head_dim);
+        check_bytes(
+            "queries",
+            queries.data,
+            strided(queries.rows, queries.row_stride, width),
+            4,
+        )?;
+        if let Some(sinks) = options.sinks {
+            check_bytes("sinks", sinks, heads, 4)?;
+        }
+        for tile in reads.tiles() {
+            if tile.row + tile.rows > queries.rows {
+                return Err(CudaError::Mismatch {
+                    what: "rows of queries",
+                    expected: tile.row + tile.rows,
+                    found: queries.rows,
+                });
+            }
+            if tile.kv_head >= pages.kv_heads {
+                return Err(CudaError::Mismatch {
+                    what: "KV heads",
+                    expected: tile.kv_head + 1,
+                    found: pages.kv_heads,
+                });
+            }
+            pages.check_tokens(tile.start + tile.rows)?;
+        }
+        Ok(heads)
+    }
+
+    /// Checks where the outputs of this many query heads go.
+    pub(super) fn check_outputs(&self, outputs: &Outputs<'_>, heads: usize) -> Result<(), CudaError> {
+        let (rows, width) = (self.queries.rows, heads * self.pages.head_dim);
+        check_bytes("outputs", outputs.data, strided(rows, outputs.row_stride, width), 4)?;
+        match outputs.log_sum_exp {
+            Some(region) => check_bytes("log-sum-exp", region, rows * heads, 4),
+            None => Ok(()),
+        }
     }
 }

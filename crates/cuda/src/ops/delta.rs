@@ -1,6 +1,6 @@
 //! Gated DeltaNet: convolution, gates and the delta rule.
 
-use super::{MAP_THREADS, check_bytes, map_blocks, positive, small};
+use super::{MAP_THREADS, Rows, check_bytes, map_blocks, positive, small};
 use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 
 /// Tokens that are read at once.
@@ -84,7 +84,7 @@ fn launch(
     stream.launch(&kernel, grid, arguments)
 }
 
-/// `output[row, c] = silu(Σ taps[tap, c] · input[row + tap − (kernel − 1), c])`, both f32 `[rows, channels]`; `before`,
+/// `output[row, c] = silu(Σ taps[tap, c] · input[row + tap − (kernel − 1), c])`, both `[rows, channels]`; `before`,
 /// `[kernel − 1, channels]`, stands for the rows before the first and becomes the last rows of the input.
 ///
 /// # Errors
@@ -92,23 +92,26 @@ fn launch(
 pub fn convolve(
     stream: &Stream,
     output: Region<'_>,
-    input: Region<'_>,
+    input: &Rows<'_>,
     before: Region<'_>,
     taps: Region<'_>,
     kernel: usize,
-    channels: usize,
-    rows: usize,
 ) -> Result<(), CudaError> {
+    let Rows {
+        data,
+        rows,
+        width: channels,
+    } = *input;
     let count = rows.saturating_mul(channels);
     check_bytes("convolved rows", output, count, 4)?;
-    check_bytes("rows", input, count, 4)?;
+    check_bytes("rows", data, count, 4)?;
     check_bytes("taps", taps, kernel.saturating_mul(channels), 4)?;
     let earlier = positive("kernel", kernel)? - 1;
     let width = positive("channels", channels)?;
     check_bytes("rows before", before, (kernel - 1).saturating_mul(channels), 4)?;
     let arguments = [
         output.into(),
-        input.into(),
+        data.into(),
         before.into(),
         taps.into(),
         (kernel as u32).into(),
@@ -124,7 +127,7 @@ pub fn convolve(
     )?;
     let arguments = [
         before.into(),
-        input.into(),
+        data.into(),
         earlier.into(),
         width.into(),
         (rows as u64).into(),
@@ -133,20 +136,35 @@ pub fn convolve(
     launch(stream, None, "convolved", grid, &arguments)
 }
 
-/// `strength = sigmoid(strength)` and `decay = rate · softplus(decay + bias)`, both f32 `[rows, heads]`, with rates and
-/// biases `[heads]`.
+/// The gates of tokens, both f32 `[rows, heads]`.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaGates<'a> {
+    /// How much of a value is written.
+    pub strength: Region<'a>,
+    /// What remains of the memory.
+    pub decay: Region<'a>,
+    /// Tokens.
+    pub rows: usize,
+    /// Value heads.
+    pub heads: usize,
+}
+
+/// `strength = sigmoid(strength)` and `decay = rate · softplus(decay + bias)`, with rates and biases `[heads]`.
 ///
 /// # Errors
 /// Regions that are too short.
 pub fn delta_gates(
     stream: &Stream,
-    strength: Region<'_>,
-    decay: Region<'_>,
+    gates: &DeltaGates<'_>,
     rates: Region<'_>,
     biases: Region<'_>,
-    rows: usize,
-    heads: usize,
 ) -> Result<(), CudaError> {
+    let DeltaGates {
+        strength,
+        decay,
+        rows,
+        heads,
+    } = *gates;
     let count = rows.saturating_mul(heads);
     check_bytes("strengths", strength, count, 4)?;
     check_bytes("decays", decay, count, 4)?;
@@ -205,83 +223,125 @@ pub fn delta_rule(
     check_bytes("strengths", tokens.strength, rows.saturating_mul(shape.value_heads), 4)?;
     check_bytes("decays", tokens.decay, rows.saturating_mul(shape.value_heads), 4)?;
     check_bytes("scratch of a delta rule", scratch, delta_scratch_bytes(shape, rows), 1)?;
-    let row_count: Argument = small("rows", rows)?.into();
-    let (key_heads, value_heads): (Argument, Argument) =
-        ((shape.key_heads as u32).into(), (shape.value_heads as u32).into());
-    let (value_dim, tiled) = ((shape.value_dim as u32).into(), u32::from(shape.heads_tiled).into());
-    let key_dim = Some(shape.key_dim);
-    let unit_heads = rows * shape.key_heads * 2;
-    let units = scratch.part(0..4 * unit_heads * shape.key_dim);
-    let arguments = [
-        units.into(),
-        tokens.mixed.into(),
-        key_heads,
-        value_heads,
-        value_dim,
-        row_count,
-    ];
-    launch(
-        stream,
-        key_dim,
-        "delta_units",
-        Grid::line(unit_heads.div_ceil(4), 128),
-        &arguments,
-    )?;
-    let (strength, decay) = (tokens.strength.into(), tokens.decay.into());
+    let unit_bytes = 4 * rows * shape.key_heads * 2 * shape.key_dim;
+    let rule = DeltaRule {
+        shape,
+        tokens,
+        read,
+        memory,
+        units: scratch.part(0..unit_bytes),
+    };
+    rule.normalise(stream)?;
     if rows < FEW || tokens.one_by_one {
-        let grid = Grid::of([shape.value_dim.div_ceil(16), shape.value_heads, 1], 128);
+        return rule.read_one_by_one(stream);
+    }
+    rule.read_chunks(stream, scratch.part(unit_bytes..scratch.bytes()))
+}
+
+/// Tokens that are read by the rule.
+struct DeltaRule<'a> {
+    shape: &'a DeltaShape,
+    tokens: &'a DeltaTokens<'a>,
+    read: Region<'a>,
+    memory: Region<'a>,
+    /// Normalised queries and keys, f32 `[rows, key_heads, 2, key_dim]`.
+    units: Region<'a>,
+}
+
+impl DeltaRule<'_> {
+    fn launch(&self, stream: &Stream, name: &'static str, grid: Grid, arguments: &[Argument]) -> Result<(), CudaError> {
+        launch(stream, Some(self.shape.key_dim), name, grid, arguments)
+    }
+
+    /// Key heads and value heads.
+    fn heads(&self) -> [Argument; 2] {
+        [self.shape.key_heads, self.shape.value_heads].map(|heads| (heads as u32).into())
+    }
+
+    fn value_dim(&self) -> Argument {
+        (self.shape.value_dim as u32).into()
+    }
+
+    fn heads_tiled(&self) -> Argument {
+        u32::from(self.shape.heads_tiled).into()
+    }
+
+    fn rows(&self) -> Result<Argument, CudaError> {
+        Ok(small("rows", self.tokens.rows)?.into())
+    }
+
+    /// Queues the normalisation of queries and keys.
+    fn normalise(&self, stream: &Stream) -> Result<(), CudaError> {
+        let [key_heads, value_heads] = self.heads();
         let arguments = [
-            read.into(),
-            memory.into(),
-            units.into(),
-            tokens.mixed.into(),
-            strength,
+            self.units.into(),
+            self.tokens.mixed.into(),
+            key_heads,
+            value_heads,
+            self.value_dim(),
+            self.rows()?,
+        ];
+        let heads = self.tokens.rows * self.shape.key_heads * 2;
+        self.launch(stream, "delta_units", Grid::line(heads.div_ceil(4), 128), &arguments)
+    }
+
+    /// Queues the reading of each token after the one before.
+    fn read_one_by_one(&self, stream: &Stream) -> Result<(), CudaError> {
+        let [key_heads, value_heads] = self.heads();
+        let arguments = [
+            self.read.into(),
+            self.memory.into(),
+            self.units.into(),
+            self.tokens.mixed.into(),
+            self.tokens.strength.into(),
+            self.tokens.decay.into(),
+            key_heads,
+            value_heads,
+            self.value_dim(),
+            self.heads_tiled(),
+            self.rows()?,
+        ];
+        let grid = Grid::of([self.shape.value_dim.div_ceil(16), self.shape.value_heads, 1], 128);
+        self.launch(stream, "delta_tokens", grid, &arguments)
+    }
+
+    /// Queues the reading of a chunk of tokens at once, after the chunk before.
+    fn read_chunks(&self, stream: &Stream, scratch: Region<'_>) -> Result<(), CudaError> {
+        let shape = self.shape;
+        let chunks = self.tokens.rows.div_ceil(CHUNK);
+        let half = 4 * chunks * shape.value_heads * CHUNK * CHUNK;
+        let (scores, inverse) = (scratch.part(0..half), scratch.part(half..2 * half));
+        let [key_heads, value_heads] = self.heads();
+        let (decay, tiled, rows) = (self.tokens.decay.into(), self.heads_tiled(), self.rows()?);
+        let arguments = [
+            scores.into(),
+            inverse.into(),
+            self.units.into(),
+            self.tokens.strength.into(),
             decay,
             key_heads,
             value_heads,
-            value_dim,
             tiled,
-            row_count,
+            rows,
         ];
-        return launch(stream, key_dim, "delta_tokens", grid, &arguments);
+        let grid = Grid::of([chunks, shape.value_heads, 1], 256);
+        self.launch(stream, "delta_relations", grid, &arguments)?;
+        let shared_bytes = (shape.key_dim + 2 * CHUNK) * 32 * 4;
+        let grid = Grid::of([shape.value_dim.div_ceil(32), shape.value_heads, 1], 256).with_shared(shared_bytes);
+        let arguments = [
+            self.read.into(),
+            self.memory.into(),
+            self.units.into(),
+            self.tokens.mixed.into(),
+            scores.into(),
+            inverse.into(),
+            decay,
+            key_heads,
+            value_heads,
+            self.value_dim(),
+            tiled,
+            rows,
+        ];
+        self.launch(stream, "delta_chunks", grid, &arguments)
     }
-    let chunks = rows.div_ceil(CHUNK);
-    let half = 4 * chunks * shape.value_heads * CHUNK * CHUNK;
-    let relations = scratch.part(units.bytes()..units.bytes() + 2 * half);
-    let (scores, inverse) = (relations.part(0..half), relations.part(half..2 * half));
-    let arguments = [
-        scores.into(),
-        inverse.into(),
-        units.into(),
-        strength,
-        decay,
-        key_heads,
-        value_heads,
-        tiled,
-        row_count,
-    ];
-    launch(
-        stream,
-        key_dim,
-        "delta_relations",
-        Grid::of([chunks, shape.value_heads, 1], 256),
-        &arguments,
-    )?;
-    let shared_bytes = (shape.key_dim + 2 * CHUNK) * 32 * 4;
-    let grid = Grid::of([shape.value_dim.div_ceil(32), shape.value_heads, 1], 256).with_shared(shared_bytes);
-    let arguments = [
-        read.into(),
-        memory.into(),
-        units.into(),
-        tokens.mixed.into(),
-        scores.into(),
-        inverse.into(),
-        decay,
-        key_heads,
-        value_heads,
-        value_dim,
-        tiled,
-        row_count,
-    ];
-    launch(stream, key_dim, "delta_chunks", grid, &arguments)
 }

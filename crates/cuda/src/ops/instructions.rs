@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use riffle_attention::{Format, Selection};
 
-use super::attention::{AttentionOptions, Outputs, Pages, Queries, module};
-use super::prefill::PrefillCall;
+use super::attention::{AttentionCall, AttentionOptions, Outputs, Pages, Queries, module};
+use super::prefill::prefill_by;
 use super::reads::{Reads, TileReads};
-use crate::{CudaError, Gpu};
+use crate::{CudaError, DeviceBuffer, Gpu, Stream};
 
 /// The variable of the environment that names the instructions of prefill, for measuring.
 const VARIABLE: &str = "RIFFLE_PREFILL";
@@ -116,92 +116,11 @@ impl PrefillChoice {
     }
 }
 
-/// Compares both on a case that goes round every buffer: masks, a page that ends in mid-tile, warps without rows.
+/// Compares both on a first case.
 fn try_first_case(gpu: &Gpu, head_dim: usize, formats: [Format; 2]) -> Result<(), CudaError> {
-    const TOKENS: usize = 600;
-    const PAGE_TOKENS: usize = 80;
-    const ROWS: usize = 45;
-    const GROUP: usize = 2;
-    let page_count = TOKENS.div_ceil(PAGE_TOKENS);
-    let stream = gpu.stream()?;
-    let mut random = Random(1);
-    // Bits of 16-bit floats from 1/4 to 1, of either sign.
-    let mut planes = |format: Format| -> Vec<u16> {
-        let (least, count) = if format == Format::Bf16 {
-            (0x3e80, 0x100)
-        } else {
-            (0x3400, 0x800)
-        };
-        let numbers = 0..page_count * PAGE_TOKENS * head_dim;
-        numbers
-            .map(|_| {
-                let bits = random.next();
-                (bits >> 31) as u16 & 1 << 15 | (least + bits as u16 % count)
-            })
-            .collect()
-    };
-    let planes = [gpu.upload(&planes(formats[0]))?, gpu.upload(&planes(formats[1]))?];
-    let addresses = |plane: usize| -> Vec<u64> {
-        let bytes = (PAGE_TOKENS * head_dim * 2) as u64;
-        (0..page_count as u64)
-            .map(|page| planes[plane].all().address() + page * bytes)
-            .collect()
-    };
-    let tables = [gpu.upload(&addresses(0))?, gpu.upload(&addresses(1))?];
-    let pages = Pages {
-        keys: tables[0].all(),
-        values: tables[1].all(),
-        kv_heads: 1,
-        pages_per_head: page_count,
-        page_tokens: PAGE_TOKENS,
-        head_dim,
-        key_format: formats[0],
-        value_format: formats[1],
-    };
-    let row_stride = GROUP * head_dim;
-    let queries: Vec<f32> = (0..ROWS * row_stride)
-        .map(|_| random.next() as i32 as f32 / 2f32.powi(30))
-        .collect();
-    let queries = gpu.upload(&queries)?;
-    let queries = Queries {
-        data: queries.all(),
-        rows: ROWS,
-        row_stride,
-    };
-    let mut reads = Reads::new(gpu, head_dim, GROUP)?;
-    let tile = TileReads {
-        kv_head: 0,
-        start: TOKENS - ROWS,
-        row: 0,
-        rows: ROWS,
-        selection: &Selection::full(TOKENS),
-    };
-    reads.set(&stream, &[tile], None)?;
-    let options = AttentionOptions {
-        scale: 1.0 / (head_dim as f32).sqrt(),
-        soft_cap: None,
-        sinks: None,
-    };
-    let run = |instructions| -> Result<Vec<f32>, CudaError> {
-        let data = gpu.allocate(4 * ROWS * row_stride)?;
-        let outputs = Outputs {
-            data: data.all(),
-            row_stride,
-            log_sum_exp: None,
-        };
-        let call = PrefillCall {
-            outputs: &outputs,
-            queries: &queries,
-            pages: &pages,
-            reads: &reads,
-            options: &options,
-            state: None,
-        };
-        call.queue(&stream, instructions)?;
-        gpu.download(data.all(), &stream)
-    };
-    let expected = run(PrefillInstructions::Mma)?;
-    let found = run(PrefillInstructions::Wgmma)?;
+    let case = FirstCase::new(gpu, head_dim, formats)?;
+    let expected = case.run(PrefillInstructions::Mma)?;
+    let found = case.run(PrefillInstructions::Wgmma)?;
     // Weights are rounded to 16 bits on either way, after sums in another order.
     let tolerance = if formats.contains(&Format::Bf16) {
         1.0 / 64.0
@@ -209,6 +128,100 @@ fn try_first_case(gpu: &Gpu, head_dim: usize, formats: [Format; 2]) -> Result<()
         1.0 / 512.0
     };
     compare(&found, &expected, tolerance)
+}
+
+/// A case that goes round every buffer: masks, a page that ends in mid-tile, warps without rows.
+struct FirstCase {
+    stream: Stream,
+    head_dim: usize,
+    formats: [Format; 2],
+    /// Addresses of the keys and of the values of each page.
+    tables: [DeviceBuffer; 2],
+    /// Where these lie.
+    _planes: [DeviceBuffer; 2],
+    queries: DeviceBuffer,
+    reads: Reads,
+}
+
+impl FirstCase {
+    const TOKENS: usize = 600;
+    const PAGE_TOKENS: usize = 80;
+    const PAGES: usize = Self::TOKENS.div_ceil(Self::PAGE_TOKENS);
+    const ROWS: usize = 45;
+    const GROUP: usize = 2;
+
+    fn new(gpu: &Gpu, head_dim: usize, formats: [Format; 2]) -> Result<Self, CudaError> {
+        let stream = gpu.stream()?;
+        let mut random = Random(1);
+        let elements = Self::PAGES * Self::PAGE_TOKENS * head_dim;
+        let mut plane = |format| gpu.upload(&random.halves(format, elements));
+        let planes = [plane(formats[0])?, plane(formats[1])?];
+        let table = |plane: &DeviceBuffer| {
+            let page_bytes = (Self::PAGE_TOKENS * head_dim * 2) as u64;
+            let pages = 0..Self::PAGES as u64;
+            let addresses: Vec<u64> = pages.map(|page| plane.all().address() + page * page_bytes).collect();
+            gpu.upload(&addresses)
+        };
+        let tables = [table(&planes[0])?, table(&planes[1])?];
+        let queries: Vec<f32> = (0..Self::ROWS * Self::GROUP * head_dim)
+            .map(|_| random.next() as i32 as f32 / 2f32.powi(30))
+            .collect();
+        let queries = gpu.upload(&queries)?;
+        let mut reads = Reads::new(gpu, head_dim, Self::GROUP)?;
+        let tile = TileReads {
+            kv_head: 0,
+            start: Self::TOKENS - Self::ROWS,
+            row: 0,
+            rows: Self::ROWS,
+            selection: &Selection::full(Self::TOKENS),
+        };
+        reads.set(&stream, &[tile], None)?;
+        Ok(Self {
+            stream,
+            head_dim,
+            formats,
+            tables,
+            _planes: planes,
+            queries,
+            reads,
+        })
+    }
+
+    /// What these instructions compute.
+    fn run(&self, instructions: PrefillInstructions) -> Result<Vec<f32>, CudaError> {
+        let (gpu, row_stride) = (self.stream.gpu(), Self::GROUP * self.head_dim);
+        let call = AttentionCall {
+            queries: Queries {
+                data: self.queries.all(),
+                rows: Self::ROWS,
+                row_stride,
+            },
+            pages: Pages {
+                keys: self.tables[0].all(),
+                values: self.tables[1].all(),
+                kv_heads: 1,
+                pages_per_head: Self::PAGES,
+                page_tokens: Self::PAGE_TOKENS,
+                head_dim: self.head_dim,
+                key_format: self.formats[0],
+                value_format: self.formats[1],
+            },
+            reads: &self.reads,
+            options: AttentionOptions {
+                scale: 1.0 / (self.head_dim as f32).sqrt(),
+                soft_cap: None,
+                sinks: None,
+            },
+        };
+        let data = gpu.allocate(4 * Self::ROWS * row_stride)?;
+        let outputs = Outputs {
+            data: data.all(),
+            row_stride,
+            log_sum_exp: None,
+        };
+        prefill_by(&self.stream, instructions, &outputs, &call, None)?;
+        gpu.download(data.all(), &self.stream)
+    }
 }
 
 /// The first number that is further from the expected one than `tolerance` times the largest.
@@ -240,6 +253,20 @@ impl Random {
             .wrapping_mul(0x5851_F42D_4C95_7F2D)
             .wrapping_add(0x1405_7B7E_F767_814F);
         (self.0 >> 32) as u32
+    }
+
+    /// Bits of 16-bit floats from 1/4 to 1, of either sign.
+    fn halves(&mut self, format: Format, count: usize) -> Vec<u16> {
+        let (least, range) = if format == Format::Bf16 {
+            (0x3e80, 0x100)
+        } else {
+            (0x3400, 0x800)
+        };
+        let halves = (0..count).map(|_| {
+            let bits = self.next();
+            (bits >> 31) as u16 & 1 << 15 | (least + bits as u16 % range)
+        });
+        halves.collect()
     }
 }
 

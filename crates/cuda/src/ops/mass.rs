@@ -4,14 +4,25 @@ use std::ops::Range;
 
 use riffle_attention::Format;
 
-use super::attention::{AttentionOptions, Pages, Queries, check};
+use super::attention::AttentionCall;
 use super::layout::PlaneKind;
-use super::reads::{KEY_BLOCK, Reads};
+use super::reads::KEY_BLOCK;
 use super::{check_bytes, small, strided};
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
-/// The softmax weight that each of `keys` receives from the rows of `reads`, summed over rows and the heads of the
-/// group: f32, those of a KV head side by side in `mass`, `stride` elements from head to head. The keys begin at a multiple of 64.
+/// Where the mass of neighbouring keys goes.
+#[derive(Debug, Clone)]
+pub struct KeyMass<'a> {
+    /// f32, those of a KV head side by side, from the first key on.
+    pub data: Region<'a>,
+    /// Elements from head to head.
+    pub stride: usize,
+    /// The keys, from a multiple of 64 on.
+    pub keys: Range<usize>,
+}
+
+/// The softmax weight that each key of `mass` receives from the rows of the call, summed over rows and the heads of the
+/// group.
 ///
 /// `log_sum_exp`, f32 `[rows, heads]`, is that of the whole attention, so that parts of a cache may be visited in any order.
 ///
@@ -19,16 +30,18 @@ use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 /// Shapes that disagree, regions that are too short.
 pub fn column_mass(
     stream: &Stream,
-    mass: Region<'_>,
-    stride: usize,
-    keys: Range<usize>,
+    mass: &KeyMass<'_>,
     log_sum_exp: Region<'_>,
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    reads: &Reads,
-    options: &AttentionOptions<'_>,
+    call: &AttentionCall<'_>,
 ) -> Result<(), CudaError> {
-    let heads = check(queries, pages, reads, options)?;
+    let heads = call.check()?;
+    let AttentionCall {
+        queries,
+        pages,
+        reads,
+        options,
+    } = call;
+    let KeyMass { data, stride, keys } = mass;
     if !keys.start.is_multiple_of(KEY_BLOCK) {
         return Err(CudaError::Unsupported {
             what: "first key of a column mass",
@@ -36,7 +49,7 @@ pub fn column_mass(
             requirement: "a multiple of 64",
         });
     }
-    check_bytes("column mass", mass, strided(pages.kv_heads, stride, keys.len()), 4)?;
+    check_bytes("column mass", *data, strided(pages.kv_heads, *stride, keys.len()), 4)?;
     check_bytes("log-sum-exp", log_sum_exp, queries.rows.saturating_mul(heads), 4)?;
     let is_bf16 = u32::from(pages.key_format == Format::Bf16);
     let defines = [("HEAD_DIM", pages.head_dim as u32), ("KEY_BF16", is_bf16)];
@@ -47,8 +60,8 @@ pub fn column_mass(
     let grid = Grid::of([keys.len().div_ceil(KEY_BLOCK), pages.kv_heads, 1], 128).with_shared(shared_bytes);
     let [tiles, arrays @ ..] = reads.arguments();
     let before = [
-        mass.into(),
-        small("stride of masses", stride)?.into(),
+        (*data).into(),
+        small("stride of masses", *stride)?.into(),
         small("keys", keys.len())?.into(),
         small("first key", keys.start)?.into(),
         log_sum_exp.into(),

@@ -6,11 +6,13 @@ use super::attention::{AttentionOptions, Outputs, Queries};
 use super::reads::{Reads, Section};
 use super::scoring::{BlockSummaries, check_summaries};
 use super::{check_aligned, check_bytes, positive, small, strided};
-use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
+use crate::{CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 
 /// The means that tiles of [`Reads`] read beside their keys.
 #[derive(Debug, Clone, Copy)]
 pub struct MeanReads<'a> {
+    /// The tiles.
+    pub reads: &'a Reads,
     /// Of every KV head.
     pub means: BlockSummaries<'a>,
     /// KV heads.
@@ -42,22 +44,10 @@ pub fn attend_means(
     outputs: &Outputs<'_>,
     workspace: [Region<'_>; 2],
     queries: &Queries<'_>,
-    reads: &Reads,
     read: &MeanReads<'_>,
     options: &AttentionOptions<'_>,
 ) -> Result<(), CudaError> {
-    let (head_dim, group, rows) = (reads.head_dim(), reads.group(), queries.rows);
-    let heads = read.kv_heads.saturating_mul(group);
-    let (width, tiles) = (heads.saturating_mul(head_dim), reads.tiles().len());
-    check_summaries(&read.means, (read.kv_heads, head_dim), 0)?;
-    check_aligned("means", read.means.data, 16)?;
-    check_bytes("means that are named", read.named, tiles.saturating_mul(read.words), 8)?;
-    check_bytes("queries", queries.data, strided(rows, queries.row_stride, width), 4)?;
-    check_bytes("outputs", outputs.data, strided(rows, outputs.row_stride, width), 4)?;
-    let (sums, of_outputs) = means_workspace_bytes(rows, heads, head_dim, read.splits);
-    check_bytes("sums of means", workspace[0], sums, 1)?;
-    check_bytes("outputs of means", workspace[1], of_outputs, 1)?;
-    check_aligned("outputs of means", workspace[1], 16)?;
+    read.check(outputs, workspace, queries)?;
     let Some(log_sum_exp) = outputs.log_sum_exp.filter(|_| options.sinks.is_none()) else {
         return Err(CudaError::Unsupported {
             what: "means",
@@ -65,70 +55,122 @@ pub fn attend_means(
             requirement: "read beside a log-sum-exp and no sinks",
         });
     };
-    check_bytes("log-sum-exp", log_sum_exp, rows.saturating_mul(heads), 4)?;
-    for tile in reads.tiles() {
-        for (what, limit, found) in [
-            ("rows of queries", rows, tile.row + tile.rows),
-            ("KV heads", read.kv_heads, tile.kv_head + 1),
-        ] {
-            if found > limit {
-                return Err(CudaError::Mismatch {
-                    what,
-                    expected: found,
-                    found: limit,
-                });
+    let sums = queries.rows.saturating_mul(read.heads());
+    check_bytes("log-sum-exp", log_sum_exp, sums, 4)?;
+    read.check_tiles(queries)?;
+    read.sum(stream, workspace, queries, options)?;
+    read.merge(stream, workspace, (outputs, log_sum_exp), queries.rows)
+}
+
+impl MeanReads<'_> {
+    /// Query heads.
+    fn heads(&self) -> usize {
+        self.kv_heads.saturating_mul(self.reads.group())
+    }
+
+    fn check(&self, outputs: &Outputs<'_>, workspace: [Region<'_>; 2], queries: &Queries<'_>) -> Result<(), CudaError> {
+        let (head_dim, rows, heads) = (self.reads.head_dim(), queries.rows, self.heads());
+        let (width, tiles) = (heads.saturating_mul(head_dim), self.reads.tiles().len());
+        check_summaries(&self.means, (self.kv_heads, head_dim), 0)?;
+        check_aligned("means", self.means.data, 16)?;
+        check_bytes("means that are named", self.named, tiles.saturating_mul(self.words), 8)?;
+        check_bytes("queries", queries.data, strided(rows, queries.row_stride, width), 4)?;
+        check_bytes("outputs", outputs.data, strided(rows, outputs.row_stride, width), 4)?;
+        let (sums, of_outputs) = means_workspace_bytes(rows, heads, head_dim, self.splits);
+        check_bytes("sums of means", workspace[0], sums, 1)?;
+        check_bytes("outputs of means", workspace[1], of_outputs, 1)?;
+        check_aligned("outputs of means", workspace[1], 16)
+    }
+
+    fn check_tiles(&self, queries: &Queries<'_>) -> Result<(), CudaError> {
+        for tile in self.reads.tiles() {
+            for (what, limit, found) in [
+                ("rows of queries", queries.rows, tile.row + tile.rows),
+                ("KV heads", self.kv_heads, tile.kv_head + 1),
+            ] {
+                if found > limit {
+                    return Err(CudaError::Mismatch {
+                        what,
+                        expected: found,
+                        found: limit,
+                    });
+                }
             }
         }
+        Ok(())
     }
-    let is_bf16 = read.formats.map(|format| u32::from(format == Format::Bf16));
-    let defines = [
-        ("HEAD_DIM", head_dim as u32),
-        ("KEY_BF16", is_bf16[0]),
-        ("VALUE_BF16", is_bf16[1]),
-    ];
-    let module = ModuleSource::new("means.cu", &defines);
-    let [all_tiles, _, diagonals, ends, extras] = reads.arguments();
-    let (group_argument, heads_argument): (Argument, Argument) = ((group as u32).into(), small("heads", heads)?.into());
-    let rows_argument: Argument = small("rows", rows)?.into();
-    let arguments = [
-        workspace[0].into(),
-        workspace[1].into(),
-        queries.data.into(),
-        (queries.row_stride as u64).into(),
-        rows_argument,
-        all_tiles,
-        diagonals,
-        ends,
-        extras,
-        read.means.data.into(),
-        (read.means.capacity as u32).into(),
-        read.named.into(),
-        small("blocks that are named", read.words)?.into(),
-        positive("block", read.means.block_tokens)?.into(),
-        group_argument,
-        heads_argument,
-        options.scale.into(),
-        options.soft_cap.unwrap_or(0.0).into(),
-    ];
-    let (keys, warps) = if head_dim <= 128 { (64, 8) } else { (32, 4) };
-    let chunks = reads.packed_rows().div_ceil(16 * warps);
-    let shared_bytes = (2 * keys + 16 * warps) * (head_dim + 8) * 2;
-    let grid = Grid::of([tiles, chunks, read.splits], 32 * warps as u32).with_shared(shared_bytes);
-    stream.launch(&stream.gpu().kernel(&module, "attend_means")?, grid, &arguments)?;
-    let weight = (read.means.block_tokens as f32).log2();
-    let arguments = [
-        outputs.data.into(),
-        (outputs.row_stride as u64).into(),
-        log_sum_exp.into(),
-        workspace[0].into(),
-        workspace[1].into(),
-        small("splits", read.splits)?.into(),
-        rows_argument,
-        reads.section(Section::Tiles).into(),
-        group_argument,
-        heads_argument,
-        weight.into(),
-    ];
-    let grid = Grid::of([tiles, reads.packed_rows(), 1], 128);
-    stream.launch(&stream.gpu().kernel(&module, "merge_means")?, grid, &arguments)
+
+    fn kernel(&self, stream: &Stream, name: &'static str) -> Result<Kernel, CudaError> {
+        let is_bf16 = self.formats.map(|format| u32::from(format == Format::Bf16));
+        let defines = [
+            ("HEAD_DIM", self.reads.head_dim() as u32),
+            ("KEY_BF16", is_bf16[0]),
+            ("VALUE_BF16", is_bf16[1]),
+        ];
+        stream.gpu().kernel(&ModuleSource::new("means.cu", &defines), name)
+    }
+
+    /// Queues what each part of the words gives each row, into the workspace.
+    fn sum(
+        &self,
+        stream: &Stream,
+        workspace: [Region<'_>; 2],
+        queries: &Queries<'_>,
+        options: &AttentionOptions<'_>,
+    ) -> Result<(), CudaError> {
+        let head_dim = self.reads.head_dim();
+        let [all_tiles, _, diagonals, ends, extras] = self.reads.arguments();
+        let arguments = [
+            workspace[0].into(),
+            workspace[1].into(),
+            queries.data.into(),
+            (queries.row_stride as u64).into(),
+            small("rows", queries.rows)?.into(),
+            all_tiles,
+            diagonals,
+            ends,
+            extras,
+            self.means.data.into(),
+            (self.means.capacity as u32).into(),
+            self.named.into(),
+            small("blocks that are named", self.words)?.into(),
+            positive("block", self.means.block_tokens)?.into(),
+            (self.reads.group() as u32).into(),
+            small("heads", self.heads())?.into(),
+            options.scale.into(),
+            options.soft_cap.unwrap_or(0.0).into(),
+        ];
+        let (keys, warps) = if head_dim <= 128 { (64, 8) } else { (32, 4) };
+        let chunks = self.reads.packed_rows().div_ceil(16 * warps);
+        let shared_bytes = (2 * keys + 16 * warps) * (head_dim + 8) * 2;
+        let blocks = [self.reads.tiles().len(), chunks, self.splits];
+        let grid = Grid::of(blocks, 32 * warps as u32).with_shared(shared_bytes);
+        stream.launch(&self.kernel(stream, "attend_means")?, grid, &arguments)
+    }
+
+    /// Queues the merge of the workspace with the outputs of `rows`, beside their log-sum-exp.
+    fn merge(
+        &self,
+        stream: &Stream,
+        workspace: [Region<'_>; 2],
+        (outputs, log_sum_exp): (&Outputs<'_>, Region<'_>),
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        let weight = (self.means.block_tokens as f32).log2();
+        let arguments = [
+            outputs.data.into(),
+            (outputs.row_stride as u64).into(),
+            log_sum_exp.into(),
+            workspace[0].into(),
+            workspace[1].into(),
+            small("splits", self.splits)?.into(),
+            small("rows", rows)?.into(),
+            self.reads.section(Section::Tiles).into(),
+            (self.reads.group() as u32).into(),
+            small("heads", self.heads())?.into(),
+            weight.into(),
+        ];
+        let grid = Grid::of([self.reads.tiles().len(), self.reads.packed_rows(), 1], 128);
+        stream.launch(&self.kernel(stream, "merge_means")?, grid, &arguments)
+    }
 }

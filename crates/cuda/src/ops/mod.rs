@@ -19,25 +19,26 @@ mod scoring;
 mod weights;
 
 pub use append::{AppendTargets, NewTokens, append, rotate_heads};
-pub(crate) use arrange::{PlaneMove, arrange_planes};
+pub(crate) use arrange::{PlaneLayout, PlaneMove, arrange_planes};
 pub use attention::{
-    AttentionOptions, Outputs, Pages, Queries, decode, decode_merge, decode_parts, decode_workspace_bytes,
+    AttentionCall, AttentionOptions, Outputs, Pages, Queries, decode, decode_merge, decode_parts,
+    decode_workspace_bytes,
 };
-pub use delta::{DeltaShape, DeltaTokens, convolve, delta_gates, delta_rule, delta_scratch_bytes};
+pub use delta::{DeltaGates, DeltaShape, DeltaTokens, convolve, delta_gates, delta_rule, delta_scratch_bytes};
 pub use elementwise::{
     Activation, Columns, activate, add, add_to_rows, copy_columns, gate_product, multiply, soft_cap,
 };
 pub use instructions::{PrefillChoice, PrefillInstructions};
 pub use layout::{PlaneKind, plane_to_cpu, plane_to_device};
 pub use linear::DeviceMatrix;
-pub use mass::column_mass;
+pub use mass::{KeyMass, column_mass};
 pub use means::{MeanReads, attend_means, means_workspace_bytes};
-pub use prefill::{PrefillCall, PrefillState, prefill};
+pub use prefill::{PrefillState, prefill, prefill_by};
 pub use reads::{KEY_BLOCK, Reads, TileReads};
-pub use rows::{HeadRows, argmax, head_norm, layer_norm, rms_norm, rotary};
+pub use rows::{HeadRows, Rows, argmax, head_norm, layer_norm, rms_norm, rotary};
 pub use scoring::{
-    BlockSummaries, Estimate, LineSums, block_means, bound_scores, key_bounds, line_mass, line_mass_scratch_bytes,
-    xattention_scores, xattention_scratch_bytes,
+    BlockSummaries, Estimate, HeadShape, LineSums, block_means, bound_scores, key_bounds, line_mass,
+    line_mass_scratch_bytes, xattention_scores, xattention_scratch_bytes,
 };
 
 use crate::{CudaError, Region};

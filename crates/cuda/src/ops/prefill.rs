@@ -1,9 +1,9 @@
 //! Attention of many queries over pages on the device.
 
-use super::attention::{check, check_outputs, module, read_arguments};
+use super::attention::module;
 use super::instructions::{PrefillChoice, PrefillInstructions};
 use super::reads::Section;
-use super::{AttentionOptions, Outputs, Pages, Queries, Reads, check_aligned, check_bytes};
+use super::{AttentionCall, Outputs, Reads, check_aligned, check_bytes};
 use crate::{CudaError, Grid, Region, Stream};
 
 /// What a prefill over some of the keys leaves for one over the next, f32 in units of the kernel.
@@ -26,106 +26,82 @@ impl PrefillState<'_> {
     }
 }
 
-/// Attends many queries to what `reads` names, by the instructions of [`PrefillChoice::of`].
+/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::of`]. `state` is, of a call over some
+/// of the keys, what comes before and after; by the same instructions.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short; what [`PrefillChoice::of`] refuses.
 pub fn prefill(
     stream: &Stream,
     outputs: &Outputs<'_>,
-    queries: &Queries<'_>,
-    pages: &Pages<'_>,
-    reads: &Reads,
-    options: &AttentionOptions<'_>,
+    call: &AttentionCall<'_>,
     state: Option<&PrefillState<'_>>,
 ) -> Result<(), CudaError> {
-    let call = PrefillCall {
-        outputs,
+    let pages = &call.pages;
+    let choice = PrefillChoice::of(stream.gpu(), pages.head_dim, pages.key_format, pages.value_format)?;
+    prefill_by(stream, choice.instructions, outputs, call, state)
+}
+
+/// [`prefill`] by these instructions.
+///
+/// # Errors
+/// Shapes that disagree, regions that are too short, instructions that are not [`there`](PrefillInstructions::are_on).
+pub fn prefill_by(
+    stream: &Stream,
+    instructions: PrefillInstructions,
+    outputs: &Outputs<'_>,
+    call: &AttentionCall<'_>,
+    state: Option<&PrefillState<'_>>,
+) -> Result<(), CudaError> {
+    let heads = call.check()?;
+    call.check_outputs(outputs, heads)?;
+    let AttentionCall {
         queries,
         pages,
         reads,
         options,
-        state,
-    };
-    let choice = PrefillChoice::of(stream.gpu(), pages.head_dim, pages.key_format, pages.value_format)?;
-    call.queue(stream, choice.instructions)
-}
-
-/// The arguments of [`prefill`].
-#[derive(Debug, Clone, Copy)]
-pub struct PrefillCall<'a> {
-    /// Where outputs go.
-    pub outputs: &'a Outputs<'a>,
-    /// The queries.
-    pub queries: &'a Queries<'a>,
-    /// The pages they read.
-    pub pages: &'a Pages<'a>,
-    /// What they read of them.
-    pub reads: &'a Reads,
-    /// What all tiles share.
-    pub options: &'a AttentionOptions<'a>,
-    /// Of a call over some of the keys, what comes before and after; by the same instructions.
-    pub state: Option<&'a PrefillState<'a>>,
-}
-
-impl PrefillCall<'_> {
-    /// Queues the call by these instructions.
-    ///
-    /// # Errors
-    /// Shapes that disagree, regions that are too short, instructions that are not [`there`](PrefillInstructions::are_on).
-    pub fn queue(&self, stream: &Stream, instructions: PrefillInstructions) -> Result<(), CudaError> {
-        let Self {
-            outputs,
-            queries,
-            pages,
-            reads,
-            options,
-            state,
-        } = *self;
-        let heads = check(queries, pages, reads, options)?;
-        check_outputs(outputs, queries, pages, heads)?;
-        if !instructions.are_on(stream.gpu(), pages.head_dim) {
-            return Err(CudaError::Unsupported {
-                what: "head_dim",
-                value: pages.head_dim,
-                requirement: "64 or 128 on compute capability 9.0 for prefill by wgmma",
-            });
-        }
-        if let Some(state) = state {
-            let (sums, of_outputs) = PrefillState::bytes(queries.rows, heads, pages.head_dim);
-            check_bytes("sums of a state", state.sums, sums, 1)?;
-            check_bytes("outputs of a state", state.outputs, of_outputs, 1)?;
-            check_aligned("outputs of a state", state.outputs, 16)?;
-        }
-        let (resume, finish) = state.map_or((false, true), |state| (state.resume, state.finish));
-        let file = match instructions {
-            PrefillInstructions::Mma => "prefill.cu",
-            PrefillInstructions::Wgmma => "warpgroup_prefill.cu",
-        };
-        let module = module(file, pages.head_dim, pages.key_format, pages.value_format);
-        let kernel = stream.gpu().kernel(&module, "prefill")?;
-        let before = [
-            outputs.data.into(),
-            (outputs.row_stride as u64).into(),
-            outputs.log_sum_exp.into(),
-            queries.data.into(),
-            (queries.row_stride as u64).into(),
-            reads.section(Section::Work).into(),
-        ];
-        let after = [
-            (reads.group() as u32).into(),
-            (heads as u32).into(),
-            options.scale.into(),
-            options.soft_cap.unwrap_or(0.0).into(),
-            options.sinks.into(),
-            state.map(|state| state.sums).into(),
-            state.map(|state| state.outputs).into(),
-            u32::from(resume).into(),
-            u32::from(finish).into(),
-        ];
-        let arguments = [&before[..], &read_arguments(reads, pages)?, &after].concat();
-        stream.launch(&kernel, grid(instructions, reads), &arguments)
+    } = call;
+    if !instructions.are_on(stream.gpu(), pages.head_dim) {
+        return Err(CudaError::Unsupported {
+            what: "head_dim",
+            value: pages.head_dim,
+            requirement: "64 or 128 on compute capability 9.0 for prefill by wgmma",
+        });
     }
+    if let Some(state) = state {
+        let (sums, of_outputs) = PrefillState::bytes(queries.rows, heads, pages.head_dim);
+        check_bytes("sums of a state", state.sums, sums, 1)?;
+        check_bytes("outputs of a state", state.outputs, of_outputs, 1)?;
+        check_aligned("outputs of a state", state.outputs, 16)?;
+    }
+    let (resume, finish) = state.map_or((false, true), |state| (state.resume, state.finish));
+    let file = match instructions {
+        PrefillInstructions::Mma => "prefill.cu",
+        PrefillInstructions::Wgmma => "warpgroup_prefill.cu",
+    };
+    let module = module(file, pages.head_dim, pages.key_format, pages.value_format);
+    let kernel = stream.gpu().kernel(&module, "prefill")?;
+    let before = [
+        outputs.data.into(),
+        (outputs.row_stride as u64).into(),
+        outputs.log_sum_exp.into(),
+        queries.data.into(),
+        (queries.row_stride as u64).into(),
+        reads.section(Section::Work).into(),
+    ];
+    let after = [
+        (reads.group() as u32).into(),
+        (heads as u32).into(),
+        options.scale.into(),
+        options.soft_cap.unwrap_or(0.0).into(),
+        options.sinks.into(),
+        state.map(|state| state.sums).into(),
+        state.map(|state| state.outputs).into(),
+        u32::from(resume).into(),
+        u32::from(finish).into(),
+    ];
+    let arguments = [&before[..], &call.read_arguments()?, &after].concat();
+    stream.launch(&kernel, grid(instructions, reads), &arguments)
 }
 
 /// Blocks, threads and shared memory of a call.

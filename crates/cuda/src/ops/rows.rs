@@ -3,6 +3,17 @@
 use super::{MAP_THREADS, check_bytes, map_blocks, positive, strided};
 use crate::{Argument, CudaError, Grid, ModuleSource, Region, Stream};
 
+/// Rows of f32 one behind another, `[rows, width]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    /// The first row and those behind it.
+    pub data: Region<'a>,
+    /// Rows.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
 /// Heads side by side in rows: head `h` of row `r` begins at `data[r · stride + h · head_dim]`.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadRows<'a> {
@@ -37,26 +48,25 @@ fn launch(stream: &Stream, name: &'static str, grid: Grid, arguments: &[Argument
     stream.launch(&kernel, grid, arguments)
 }
 
-/// `output[row] = input[row] / rms(input[row]) · weight`, both `[rows, width]`; they may be the same.
+/// `output[row] = input[row] / rms(input[row]) · weight`; they may be the same.
 ///
 /// # Errors
 /// Regions that are too short.
 pub fn rms_norm(
     stream: &Stream,
     output: Region<'_>,
-    input: Region<'_>,
+    input: &Rows<'_>,
     weight: Region<'_>,
-    rows: usize,
-    width: usize,
     epsilon: f32,
 ) -> Result<(), CudaError> {
+    let Rows { data, rows, width } = *input;
     check_bytes("normalised rows", output, rows.saturating_mul(width), 4)?;
-    check_bytes("rows", input, rows.saturating_mul(width), 4)?;
+    check_bytes("rows", data, rows.saturating_mul(width), 4)?;
     check_bytes("norm weights", weight, width, 4)?;
     let (stride, width) = (width as u64, positive("row width", width)?);
     let arguments = [
         output.into(),
-        input.into(),
+        data.into(),
         weight.into(),
         width.into(),
         stride.into(),
@@ -65,28 +75,27 @@ pub fn rms_norm(
     launch(stream, "rms_norm", Grid::line(rows, MAP_THREADS), &arguments)
 }
 
-/// `output[row] = (input[row] − mean) / deviation · weight + bias`, both `[rows, width]`; they may be the same.
+/// `output[row] = (input[row] − mean) / deviation · weight + bias`; they may be the same.
 ///
 /// # Errors
 /// Regions that are too short.
 pub fn layer_norm(
     stream: &Stream,
     output: Region<'_>,
-    input: Region<'_>,
+    input: &Rows<'_>,
     weight: Region<'_>,
     bias: Region<'_>,
-    rows: usize,
-    width: usize,
     epsilon: f32,
 ) -> Result<(), CudaError> {
+    let Rows { data, rows, width } = *input;
     check_bytes("normalised rows", output, rows.saturating_mul(width), 4)?;
-    check_bytes("rows", input, rows.saturating_mul(width), 4)?;
+    check_bytes("rows", data, rows.saturating_mul(width), 4)?;
     check_bytes("norm weights", weight, width, 4)?;
     check_bytes("norm biases", bias, width, 4)?;
     let (stride, width) = (width as u64, positive("row width", width)?);
     let arguments = [
         output.into(),
-        input.into(),
+        data.into(),
         weight.into(),
         bias.into(),
         width.into(),
@@ -167,19 +176,14 @@ pub fn rotary(stream: &Stream, heads: &HeadRows<'_>, turns: Region<'_>, turned: 
     launch(stream, "rotary", Grid::line(map_blocks(count), MAP_THREADS), &arguments)
 }
 
-/// `index[row]`, u32, of the largest of `input[row]`, the lowest of equals; `input` is `[rows, width]`.
+/// `index[row]`, u32, of the largest of `input[row]`, the lowest of equals.
 ///
 /// # Errors
 /// Regions that are too short.
-pub fn argmax(
-    stream: &Stream,
-    index: Region<'_>,
-    input: Region<'_>,
-    rows: usize,
-    width: usize,
-) -> Result<(), CudaError> {
+pub fn argmax(stream: &Stream, index: Region<'_>, input: &Rows<'_>) -> Result<(), CudaError> {
+    let Rows { data, rows, width } = *input;
     check_bytes("indices", index, rows, 4)?;
-    check_bytes("logits", input, rows.saturating_mul(width), 4)?;
-    let arguments = [index.into(), input.into(), positive("row width", width)?.into()];
+    check_bytes("logits", data, rows.saturating_mul(width), 4)?;
+    let arguments = [index.into(), data.into(), positive("row width", width)?.into()];
     launch(stream, "argmax", Grid::line(rows, MAP_THREADS), &arguments)
 }

@@ -36,6 +36,17 @@ pub struct Estimate<'a> {
     pub scale: f32,
 }
 
+/// The heads of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadShape {
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Query heads of a KV head.
+    pub group: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
 /// Mass of the lines of an attention map, f32 `[tokens]` each.
 #[derive(Debug, Clone, Copy)]
 pub struct LineSums<'a> {
@@ -140,7 +151,7 @@ fn check_ranges(
 }
 
 /// Quest's bound of each of the first `blocks` blocks, summed over the queries and the heads of the group: f32
-/// `[kv_heads, blocks]`, for KV heads as many and as wide as `(kv_heads, head_dim)` says.
+/// `[kv_heads, blocks]`.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short.
@@ -149,10 +160,14 @@ pub fn bound_scores(
     scores: Region<'_>,
     bounds: &BlockSummaries<'_>,
     queries: &Queries<'_>,
-    (kv_heads, head_dim): (usize, usize),
-    group: usize,
+    heads: HeadShape,
     blocks: usize,
 ) -> Result<(), CudaError> {
+    let HeadShape {
+        kv_heads,
+        group,
+        head_dim,
+    } = heads;
     check_head_dim(head_dim)?;
     check_summaries(bounds, (kv_heads, head_dim), blocks)?;
     let width = kv_heads.saturating_mul(group).saturating_mul(head_dim);
@@ -218,15 +233,13 @@ pub fn xattention_scores(
     let needed = xattention_scratch_bytes(start, rows, estimate.tokens, estimate.group, stride);
     check_bytes("scratch of an estimate", scratch, needed, 1)?;
     let per_head = end - first;
-    estimate.weights(
-        stream,
-        scratch,
+    let long = LongVectors {
+        stride,
         first,
         per_head,
-        stride,
         groups,
-        estimate.scale / stride as f32,
-    )?;
+    };
+    estimate.weights(stream, scratch, &long)?;
     let arguments = [
         scores.into(),
         small("blocks", blocks)?.into(),
@@ -266,7 +279,13 @@ pub fn line_mass(
     check_bytes("mass of distances", distances, tokens, 4)?;
     let needed = line_mass_scratch_bytes(rows, tokens, estimate.group);
     check_bytes("scratch of an estimate", scratch, needed, 1)?;
-    estimate.weights(stream, scratch, estimate.start, rows, 1, tokens, estimate.scale)?;
+    let single = LongVectors {
+        stride: 1,
+        first: estimate.start,
+        per_head: rows,
+        groups: tokens,
+    };
+    estimate.weights(stream, scratch, &single)?;
     let arguments = [
         columns.into(),
         distances.into(),
@@ -280,6 +299,16 @@ pub fn line_mass(
     ];
     let grid = Grid::line(tokens.div_ceil(128), 128);
     launch(stream, estimate.pages.head_dim, "line_mass", grid, &arguments)
+}
+
+/// Queries and keys of which each `stride` neighbours are one long vector.
+struct LongVectors {
+    stride: usize,
+    /// The first long query, and how many there are of each head.
+    first: usize,
+    per_head: usize,
+    /// Long keys.
+    groups: usize,
 }
 
 impl Estimate<'_> {
@@ -316,18 +345,15 @@ impl Estimate<'_> {
         Ok(())
     }
 
-    /// The weights exp(logit − largest) of `per_head` long queries of each head on `groups` long keys, and in the last place
-    /// of each row the factor that makes a softmax of them: `[group × per_head, logit_stride]`.
-    fn weights(
-        &self,
-        stream: &Stream,
-        scratch: Region<'_>,
-        first: usize,
-        per_head: usize,
-        stride: usize,
-        groups: usize,
-        scale: f32,
-    ) -> Result<(), CudaError> {
+    /// The weights exp(logit − largest) of long queries on long keys, and in the last place of each row the factor that makes a
+    /// softmax of them: `[group × per_head, logit_stride]`.
+    fn weights(&self, stream: &Stream, scratch: Region<'_>, long: &LongVectors) -> Result<(), CudaError> {
+        let LongVectors {
+            stride,
+            first,
+            per_head,
+            groups,
+        } = *long;
         let vectors = per_head * self.group;
         let head_dim = self.pages.head_dim;
         let heads = self
@@ -353,7 +379,7 @@ impl Estimate<'_> {
             (stride as u32).into(),
             (groups as u32).into(),
             (self.tokens as u32).into(),
-            scale.into(),
+            (self.scale / stride as f32).into(),
         ];
         let grid = Grid::of([groups.div_ceil(64), vectors.div_ceil(64), 1], 256);
         launch(stream, head_dim, "long_logits", grid, &arguments)?;

@@ -2,7 +2,7 @@
 
 use super::sequence::LayerPages;
 use super::summaries::{Summaries, SummaryKind};
-use crate::ops::{self, Queries};
+use crate::ops::{self, HeadShape, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
 
 /// The bounds of every layer.
@@ -48,15 +48,12 @@ impl KeyBounds {
             self.scores = self.gpu.allocate(bytes.next_power_of_two())?;
         }
         let to = self.scores.region(0..bytes);
-        ops::bound_scores(
-            stream,
-            to,
-            &bounds,
-            queries,
-            (shape.kv_heads, shape.head_dim),
+        let heads = HeadShape {
+            kv_heads: shape.kv_heads,
             group,
-            blocks,
-        )?;
+            head_dim: shape.head_dim,
+        };
+        ops::bound_scores(stream, to, &bounds, queries, heads, blocks)?;
         stream.from_device(&mut self.host_scores, 0, to)?;
         stream.synchronize()?;
         let found: &[f32] = bytemuck::cast_slice(&self.host_scores.bytes()[..bytes]);

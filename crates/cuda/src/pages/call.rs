@@ -14,7 +14,7 @@ use super::memory::Place;
 use super::room::{PagedTile, tile_reads};
 use super::traffic::{Shown, Traffic};
 use super::transfer::Waiting;
-use crate::ops::{self, AttentionOptions, Outputs, Pages, PrefillState, Queries, Reads};
+use crate::ops::{self, AttentionCall, AttentionOptions, Outputs, Pages, PrefillState, Queries, Reads};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 
 /// Packed rows (queries times heads of a group) up to which a call is split over its keys.
@@ -29,6 +29,16 @@ pub struct CallRows<'a> {
     pub attended: Region<'a>,
     /// Where ln Σ exp(logit) of each row and head goes, f32 `[rows, heads]`.
     pub log_sum_exp: Region<'a>,
+}
+
+impl<'a> CallRows<'a> {
+    fn outputs(&self) -> Outputs<'a> {
+        Outputs {
+            data: self.attended,
+            row_stride: self.queries.row_stride,
+            log_sum_exp: Some(self.log_sum_exp),
+        }
+    }
 }
 
 /// What a call works with.
@@ -57,10 +67,21 @@ pub struct PagedCall<'p> {
 
 /// How the call is computed.
 enum Work {
-    /// Many rows: keys in order, from which position on.
-    Rows { read_until: usize, resume: bool },
-    /// Few rows: for each tile its parts that have not been launched.
-    Parts { left: Vec<std::ops::Range<usize>> },
+    /// Many rows: keys in order.
+    Prefill(PrefillWork),
+    /// Few rows: keys in parts.
+    Decode(DecodeWork),
+}
+
+struct PrefillWork {
+    /// The position before which everything has been read.
+    read_until: usize,
+    resume: bool,
+}
+
+struct DecodeWork {
+    /// For each tile its parts that have not been launched.
+    left: Vec<std::ops::Range<usize>>,
 }
 
 struct Visiting {
@@ -134,6 +155,81 @@ pub(super) fn call_bytes(rows: usize, heads: usize, head_dim: usize) -> u64 {
     (sums + outputs) as u64
 }
 
+/// The pages whose planes lie at the addresses `[kv_heads, pages]` of keys and of values.
+fn page_tables<'a>(
+    tables: &'a mut [DeviceList; 2],
+    compute: &Stream,
+    addresses: &[[u64; 2]],
+    shape: &CacheShape,
+) -> Result<Pages<'a>, CudaError> {
+    let of = |which: usize| addresses.iter().map(move |planes| planes[which]).collect::<Vec<u64>>();
+    let [keys, values] = tables;
+    Ok(Pages {
+        keys: keys.set(compute, &of(0))?,
+        values: values.set(compute, &of(1))?,
+        kv_heads: shape.kv_heads,
+        pages_per_head: addresses.len() / shape.kv_heads,
+        page_tokens: shape.page_tokens,
+        head_dim: shape.head_dim,
+        key_format: shape.key_format,
+        value_format: shape.value_format,
+    })
+}
+
+impl PrefillWork {
+    /// Queues the reading of what the call's reads name, which ends at position `end` unless it is everything; gives the first
+    /// position that a later launch reads, by KV head.
+    fn read(
+        &mut self,
+        compute: &Stream,
+        memory: &CallMemory,
+        outputs: &Outputs<'_>,
+        call: &AttentionCall<'_>,
+        end: Option<usize>,
+    ) -> Result<Vec<usize>, CudaError> {
+        let state = PrefillState {
+            sums: memory.sums.all(),
+            outputs: memory.outputs.all(),
+            resume: self.resume,
+            finish: end.is_none(),
+        };
+        ops::prefill(compute, outputs, call, Some(&state))?;
+        self.resume = true;
+        self.read_until = end.unwrap_or(call.pages.pages_per_head * call.pages.page_tokens);
+        Ok(vec![self.read_until; call.pages.kv_heads])
+    }
+}
+
+impl DecodeWork {
+    /// Queues the parts whose keys end at position `end` or before it, or all; gives the first position that a later launch
+    /// reads, by KV head.
+    fn read(
+        &mut self,
+        compute: &Stream,
+        workspace: Region<'_>,
+        call: &AttentionCall<'_>,
+        tiles: &[PagedTile<'_>],
+        end: Option<usize>,
+    ) -> Result<Vec<usize>, CudaError> {
+        let reads = call.reads;
+        let mut read_until = vec![usize::MAX; call.pages.kv_heads];
+        for (tile, left) in tiles.iter().zip(&mut self.left) {
+            let is_there = |part: &usize| end.is_none_or(|end| reads.part_keys(*part).end <= end);
+            let ready = left.clone().take_while(is_there).count();
+            let parts = left.start..left.start + ready;
+            left.start = parts.end;
+            if left.start < left.end {
+                let first = reads.part_keys(left.start).start;
+                read_until[tile.kv_head] = read_until[tile.kv_head].min(first);
+            }
+            if !parts.is_empty() {
+                ops::decode_parts(compute, workspace, call, parts)?;
+            }
+        }
+        Ok(read_until)
+    }
+}
+
 impl<'p> PagedCall<'p> {
     /// A call over pages of which those who keep them [know](super::residence::Residence::enter).
     pub(super) fn new(
@@ -155,14 +251,14 @@ impl<'p> PagedCall<'p> {
                 let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
                 lists.reads.set(traffic.compute, &reads, None)?;
                 memory.reserve_workspace(ops::decode_workspace_bytes(&lists.reads))?;
-                Work::Parts {
+                Work::Decode(DecodeWork {
                     left: lists.reads.tile_parts().to_vec(),
-                }
+                })
             }
-            false => Work::Rows {
+            false => Work::Prefill(PrefillWork {
                 read_until: 0,
                 resume: false,
-            },
+            }),
         };
         let of = traffic.of;
         traffic.staging.visited.remove(&(of.sequence, of.layer));
@@ -245,69 +341,32 @@ impl<'p> PagedCall<'p> {
             traffic, memory, lists, ..
         } = &mut self.parts;
         let (shape, compute) = (traffic.staging.shape, traffic.compute);
-        let addresses = |which: usize| self.table.iter().map(move |planes| planes[which]).collect::<Vec<u64>>();
-        let [key_table, value_table] = &mut lists.tables;
-        let pages = Pages {
-            keys: key_table.set(compute, &addresses(0))?,
-            values: value_table.set(compute, &addresses(1))?,
-            kv_heads: shape.kv_heads,
-            pages_per_head: self.pages,
-            page_tokens: shape.page_tokens,
-            head_dim: shape.head_dim,
-            key_format: shape.key_format,
-            value_format: shape.value_format,
-        };
-        let queries = self.rows.queries;
-        let outputs = Outputs {
-            data: self.rows.attended,
-            row_stride: queries.row_stride,
-            log_sum_exp: Some(self.rows.log_sum_exp),
-        };
-        // The first position that a later launch reads, by KV head.
-        let mut read_until = vec![usize::MAX; shape.kv_heads];
-        match &mut self.work {
-            Work::Rows {
-                read_until: before,
-                resume,
-            } => {
-                let end = until.map(|page| page * shape.page_tokens);
-                let within = Span::new(*before, end.unwrap_or(self.pages * shape.page_tokens));
-                let reads: Vec<_> = self.tiles.iter().map(tile_reads).collect();
-                lists.reads.set(compute, &reads, Some(within))?;
-                let state = PrefillState {
-                    sums: memory.sums.all(),
-                    outputs: memory.outputs.all(),
-                    resume: *resume,
-                    finish: until.is_none(),
-                };
-                let (reads, options) = (&lists.reads, &self.options);
-                ops::prefill(compute, &outputs, &queries, &pages, reads, options, Some(&state))?;
-                *resume = true;
-                *before = within.end;
-                read_until.fill(within.end);
-            }
-            Work::Parts { left } => {
-                let workspace = memory.workspace.all();
-                let (reads, options) = (&lists.reads, &self.options);
-                for (tile, left) in self.tiles.iter().zip(left.iter_mut()) {
-                    let ready = left.clone().take_while(|part| {
-                        until.is_none_or(|page| reads.part_keys(*part).end <= page * shape.page_tokens)
-                    });
-                    let parts = left.start..left.start + ready.count();
-                    left.start = parts.end;
-                    if left.start < left.end {
-                        let first = reads.part_keys(left.start).start;
-                        read_until[tile.kv_head] = read_until[tile.kv_head].min(first);
-                    }
-                    if !parts.is_empty() {
-                        ops::decode_parts(compute, workspace, &queries, &pages, reads, parts, options)?;
-                    }
-                }
-                if until.is_none() {
-                    ops::decode_merge(compute, &outputs, workspace, &queries, &pages, reads, options)?;
-                }
-            }
+        let pages = page_tables(&mut lists.tables, compute, &self.table, &shape)?;
+        let end = until.map(|page| page * shape.page_tokens);
+        if let Work::Prefill(prefill) = &self.work {
+            let within = Span::new(prefill.read_until, end.unwrap_or(self.pages * shape.page_tokens));
+            let reads: Vec<_> = self.tiles.iter().map(tile_reads).collect();
+            lists.reads.set(compute, &reads, Some(within))?;
         }
+        let call = AttentionCall {
+            queries: self.rows.queries,
+            pages,
+            reads: &lists.reads,
+            options: self.options,
+        };
+        let outputs = self.rows.outputs();
+        // The first position that a later launch reads, by KV head.
+        let read_until = match &mut self.work {
+            Work::Prefill(prefill) => prefill.read(compute, memory, &outputs, &call, end)?,
+            Work::Decode(decode) => {
+                let workspace = memory.workspace.all();
+                let read_until = decode.read(compute, workspace, &call, self.tiles, end)?;
+                if end.is_none() {
+                    ops::decode_merge(compute, &outputs, workspace, &call)?;
+                }
+                read_until
+            }
+        };
         let free = &mut self.free_visitors;
         self.visiting.retain(|visiting| {
             let stays = (visiting.page + 1) * shape.page_tokens > read_until[visiting.kv_head];
@@ -330,8 +389,8 @@ impl<'p> PagedCall<'p> {
         let shape = traffic.staging.shape;
         let queries = self.rows.queries;
         let parts = match self.work {
-            Work::Rows { .. } => 1,
-            Work::Parts { .. } => means.parts(&traffic.of, self.tiles),
+            Work::Prefill(_) => 1,
+            Work::Decode(_) => means.parts(&traffic.of, self.tiles),
         };
         let (sums, outputs) = ops::means_workspace_bytes(queries.rows, memory.heads, shape.head_dim, parts);
         let sums = sums.next_multiple_of(16);
@@ -343,14 +402,9 @@ impl<'p> PagedCall<'p> {
             1 => [memory.sums.all(), memory.outputs.all()],
             _ => [0..sums, sums..sums + outputs].map(|part| memory.workspace.region(part)),
         };
-        let outputs = Outputs {
-            data: self.rows.attended,
-            row_stride: queries.row_stride,
-            log_sum_exp: Some(self.rows.log_sum_exp),
-        };
         let read = MeansCall {
             tiles: self.tiles,
-            outputs,
+            outputs: self.rows.outputs(),
             queries,
             reads: &lists.reads,
             workspace,

@@ -20,6 +20,19 @@ pub struct KeyScan<'p> {
     pages: usize,
 }
 
+/// A KV head whose keys a chunk's queries are compared with.
+#[derive(Debug, Clone, Copy)]
+pub struct ScannedHead {
+    /// The KV head.
+    pub kv_head: usize,
+    /// Position of the first query.
+    pub start: usize,
+    /// Keys there are.
+    pub tokens: usize,
+    /// Factor on q·k.
+    pub scale: f32,
+}
+
 /// Memory of estimates: as much as they needed so far, within [`RoomOptions::estimate_bytes`](super::RoomOptions).
 pub(super) struct EstimateMemory {
     gpu: Gpu,
@@ -124,20 +137,18 @@ fn bring_all(traffic: &mut Traffic<'_>, shown: &[Shown<'_>], pages: usize) -> Re
 }
 
 impl KeyScan<'_> {
-    /// XAttention's scores of a KV head whose keys are `tokens` and whose first query stands at `start`: for each block of
-    /// queries those of every block of keys up to it, equal to the CPU's to the bit. `None` where memory is short.
+    /// XAttention's scores of a KV head: for each block of queries those of every block of keys up to it, equal to the CPU's to
+    /// the bit. `None` where memory is short.
     ///
     /// # Errors
     /// A stride that does not divide the block, a lost device.
     pub fn blocks(
         &mut self,
-        kv_head: usize,
-        start: usize,
-        tokens: usize,
-        scale: f32,
+        head: &ScannedHead,
         stride: usize,
         block: usize,
     ) -> Result<Option<Vec<Vec<f32>>>, CudaError> {
+        let ScannedHead { start, tokens, .. } = *head;
         let (group, compute) = (self.group, self.traffic.compute);
         let blocks = tokens.div_ceil(block);
         let (end, mut from) = (start + self.queries.rows, start);
@@ -157,7 +168,7 @@ impl KeyScan<'_> {
             let (sums, scratch) = (sums(until), scratch(until));
             let memory = &*self.memory;
             let (to, scratch) = (memory.sums.region(0..sums), memory.scratch.region(0..scratch));
-            let estimate = self.of(kv_head, start, from - start..until - start, tokens, scale);
+            let estimate = self.of(head, from - start..until - start);
             ops::xattention_scores(compute, to, scratch, &estimate, stride, block)?;
             let found = self.memory.download_sums(compute, sums / 4)?;
             let numbered = found.chunks_exact(blocks).zip(from / block..);
@@ -172,14 +183,8 @@ impl KeyScan<'_> {
     ///
     /// # Errors
     /// A lost device.
-    pub fn lines(
-        &mut self,
-        kv_head: usize,
-        start: usize,
-        tokens: usize,
-        scale: f32,
-        queries: usize,
-    ) -> Result<Option<[Vec<f32>; 2]>, CudaError> {
+    pub fn lines(&mut self, head: &ScannedHead, queries: usize) -> Result<Option<[Vec<f32>; 2]>, CudaError> {
+        let tokens = head.tokens;
         let (group, compute) = (self.group, self.traffic.compute);
         let rows = self.queries.rows;
         let mut from = rows - queries.min(rows);
@@ -200,7 +205,7 @@ impl KeyScan<'_> {
                 continues,
             };
             let scratch = memory.scratch.region(0..scratch(until));
-            let estimate = self.of(kv_head, start, from..until, tokens, scale);
+            let estimate = self.of(head, from..until);
             ops::line_mass(compute, &sums, scratch, &estimate)?;
             continues = true;
             from = until;
@@ -213,8 +218,8 @@ impl KeyScan<'_> {
         Ok(Some([columns, distances]))
     }
 
-    /// Rows of the chunk, which begins at position `start`, beside the keys of a KV head.
-    fn of(&self, kv_head: usize, start: usize, rows: Range<usize>, tokens: usize, scale: f32) -> Estimate<'_> {
+    /// Rows of the chunk beside the keys of a KV head.
+    fn of(&self, head: &ScannedHead, rows: Range<usize>) -> Estimate<'_> {
         let shape = self.traffic.staging.shape;
         let all = &self.queries;
         let at = |row: usize| 4 * row * all.row_stride;
@@ -225,8 +230,8 @@ impl KeyScan<'_> {
                 rows: rows.len(),
                 row_stride: all.row_stride,
             },
-            start: start + rows.start,
-            kv_head,
+            start: head.start + rows.start,
+            kv_head: head.kv_head,
             group: self.group,
             pages: Pages {
                 keys: self.table,
@@ -239,8 +244,8 @@ impl KeyScan<'_> {
                 key_format: shape.key_format,
                 value_format: shape.value_format,
             },
-            tokens,
-            scale,
+            tokens: head.tokens,
+            scale: head.scale,
         }
     }
 }

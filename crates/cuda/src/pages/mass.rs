@@ -5,14 +5,19 @@ use riffle_attention::{AttendOptions, PageView};
 use super::call::{CallLists, CallRows};
 use super::room::{PagedTile, tile_reads};
 use super::traffic::Traffic;
-use crate::ops::{self, AttentionOptions, Pages};
+use crate::ops::{self, AttentionCall, AttentionOptions, KeyMass, Pages};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
+
+/// What a pass works with.
+pub(super) struct MassParts<'p> {
+    pub(super) traffic: Traffic<'p>,
+    pub(super) lists: &'p mut CallLists,
+    pub(super) memory: &'p mut MassMemory,
+}
 
 /// A pass over pages under way. A key's mass does not depend on the others', so neither does it on how pages come.
 pub struct PagedMass<'p> {
-    traffic: Traffic<'p>,
-    lists: &'p mut CallLists,
-    memory: &'p mut MassMemory,
+    parts: MassParts<'p>,
     rows: CallRows<'p>,
     options: AttentionOptions<'static>,
     /// Keys there are.
@@ -91,18 +96,16 @@ impl MassMemory {
 impl<'p> PagedMass<'p> {
     /// A pass over pages of which those who keep them [know](super::residence::Residence::enter).
     pub(super) fn new(
-        traffic: Traffic<'p>,
-        lists: &'p mut CallLists,
-        memory: &'p mut MassMemory,
+        parts: MassParts<'p>,
         tiles: &[PagedTile<'_>],
         rows: CallRows<'p>,
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<Self, CudaError> {
-        let shape = traffic.staging.shape;
-        memory.reserve(4 * shape.kv_heads * end)?;
+        let shape = parts.traffic.staging.shape;
+        parts.memory.reserve(4 * shape.kv_heads * end)?;
         let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
-        lists.reads.set(traffic.compute, &reads, None)?;
+        parts.lists.reads.set(parts.traffic.compute, &reads, None)?;
         Ok(Self {
             rows,
             options: AttentionOptions {
@@ -115,9 +118,7 @@ impl<'p> PagedMass<'p> {
             table: vec![0; shape.kv_heads * end.div_ceil(shape.page_tokens)],
             visitors: 0,
             last_page: 0,
-            traffic,
-            lists,
-            memory,
+            parts,
         })
     }
 
@@ -128,45 +129,45 @@ impl<'p> PagedMass<'p> {
     pub fn add(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
         let taken = self.take_in(shown);
         if taken.is_err() {
-            self.traffic.forget();
+            self.parts.traffic.forget();
         }
         taken
     }
 
     fn take_in(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), CudaError> {
-        let shape = self.traffic.staging.shape;
+        let shape = self.parts.traffic.staging.shape;
         let pages = self.end.div_ceil(shape.page_tokens);
         let mut waiting = Vec::new();
-        for shown in self.traffic.in_order(shown)? {
+        for shown in self.parts.traffic.in_order(shown)? {
             let page = shown.page;
             // A page of every head visits at a time: none leaves before all of them have been read.
-            let full = self.visitors + shape.kv_heads > self.traffic.residence.visitors();
+            let full = self.visitors + shape.kv_heads > self.parts.traffic.residence.visitors();
             if page > self.last_page && full {
-                self.traffic.transfer(&mut waiting)?;
+                self.parts.traffic.transfer(&mut waiting)?;
                 self.sum(page * shape.page_tokens)?;
             }
             self.last_page = page;
-            let place = match self.traffic.settle(&shown, &mut waiting)? {
+            let place = match self.parts.traffic.settle(&shown, &mut waiting)? {
                 Some(place) => place,
                 None => {
                     self.visitors += 1;
-                    self.traffic.visit(&shown, self.visitors - 1, &mut waiting)?
+                    self.parts.traffic.visit(&shown, self.visitors - 1, &mut waiting)?
                 }
             };
-            let [keys, _] = self.traffic.addresses(place);
+            let [keys, _] = self.parts.traffic.addresses(place);
             self.table[shown.kv_head * pages + page] = keys;
         }
-        self.traffic.transfer(&mut waiting)
+        self.parts.traffic.transfer(&mut waiting)
     }
 
     /// Queues the masses of keys before `until`; no page before it is read again, so visitors leave.
     fn sum(&mut self, until: usize) -> Result<(), CudaError> {
-        let (shape, compute) = (self.traffic.staging.shape, self.traffic.compute);
+        let (shape, compute) = (self.parts.traffic.staging.shape, self.parts.traffic.compute);
         let keys = self.done..until;
         if keys.is_empty() {
             return Ok(());
         }
-        let table = self.lists.tables[0].set(compute, &self.table)?;
+        let table = self.parts.lists.tables[0].set(compute, &self.table)?;
         let pages = Pages {
             keys: table,
             // Values are not read.
@@ -178,20 +179,19 @@ impl<'p> PagedMass<'p> {
             key_format: shape.key_format,
             value_format: shape.value_format,
         };
-        let mass = &self.memory.mass;
-        let mass = mass.region(4 * keys.start..mass.bytes());
-        let (sums, queries, options) = (self.rows.log_sum_exp, &self.rows.queries, &self.options);
-        ops::column_mass(
-            compute,
-            mass,
-            self.end,
+        let mass = &self.parts.memory.mass;
+        let mass = KeyMass {
+            data: mass.region(4 * keys.start..mass.bytes()),
+            stride: self.end,
             keys,
-            sums,
-            queries,
-            &pages,
-            &self.lists.reads,
-            options,
-        )?;
+        };
+        let call = AttentionCall {
+            queries: self.rows.queries,
+            pages,
+            reads: &self.parts.lists.reads,
+            options: self.options,
+        };
+        ops::column_mass(compute, &mass, self.rows.log_sum_exp, &call)?;
         (self.done, self.visitors) = (until, 0);
         Ok(())
     }
@@ -202,9 +202,9 @@ impl<'p> PagedMass<'p> {
     /// A lost device.
     pub fn finish(mut self) -> Result<Vec<Vec<f32>>, CudaError> {
         self.sum(self.end)?;
-        let (compute, end) = (self.traffic.compute, self.end);
-        let bytes = 4 * self.traffic.staging.shape.kv_heads * end;
-        let memory = self.memory;
+        let (compute, end) = (self.parts.traffic.compute, self.end);
+        let bytes = 4 * self.parts.traffic.staging.shape.kv_heads * end;
+        let memory = self.parts.memory;
         compute.from_device(&mut memory.host_mass, 0, memory.mass.region(0..bytes))?;
         compute.synchronize()?;
         let masses: &[f32] = bytemuck::cast_slice(&memory.host_mass.bytes()[..bytes]);

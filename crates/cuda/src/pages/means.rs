@@ -86,14 +86,6 @@ impl BlockMeans {
         if bits.iter().all(|bits| *bits == 0) {
             return Ok(());
         }
-        let read = MeanReads {
-            means,
-            kv_heads: shape.kv_heads,
-            formats: [shape.key_format, shape.value_format],
-            named: self.named.set(stream, &bits)?,
-            words,
-            splits: call.parts,
-        };
         let MeansCall {
             outputs,
             queries,
@@ -101,7 +93,16 @@ impl BlockMeans {
             workspace,
             ..
         } = call;
-        ops::attend_means(stream, outputs, *workspace, queries, reads, &read, options)
+        let read = MeanReads {
+            reads,
+            means,
+            kv_heads: shape.kv_heads,
+            formats: [shape.key_format, shape.value_format],
+            named: self.named.set(stream, &bits)?,
+            words,
+            splits: call.parts,
+        };
+        ops::attend_means(stream, outputs, *workspace, queries, &read, options)
     }
 }
 

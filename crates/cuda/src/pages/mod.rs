@@ -30,7 +30,7 @@ mod transfer;
 
 pub use append::AppendedTokens;
 pub use call::{CallRows, PagedCall};
-pub use estimate::KeyScan;
+pub use estimate::{KeyScan, ScannedHead};
 pub(crate) use list::DeviceList;
 pub use mass::PagedMass;
 pub use pinned::PinnedMemory;

@@ -10,7 +10,7 @@ use super::bounds::KeyBounds;
 use super::call::{CallLists, CallMemory, CallParts, CallRows, PagedCall};
 use super::estimate::{EstimateMemory, KeyScan};
 use super::list::DeviceList;
-use super::mass::{MassMemory, PagedMass, mass_bytes};
+use super::mass::{MassMemory, MassParts, PagedMass, mass_bytes};
 use super::means::BlockMeans;
 use super::memory::{PageLayout, PageMemory};
 use super::residence::Residence;
@@ -307,8 +307,12 @@ impl DeviceRoom {
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<PagedMass<'p>, CudaError> {
-        let traffic = traffic(&mut self.residence, &mut self.staging, &self.compute, of);
-        PagedMass::new(traffic, &mut self.lists, &mut self.masses, tiles, rows, end, options)
+        let parts = MassParts {
+            traffic: traffic(&mut self.residence, &mut self.staging, &self.compute, of),
+            lists: &mut self.lists,
+            memory: &mut self.masses,
+        };
+        PagedMass::new(parts, tiles, rows, end, options)
     }
 
     /// Brings a layer's pages, shown by KV head, to the device, where each has a free slot to stay in, to lie beside

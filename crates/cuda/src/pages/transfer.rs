@@ -6,7 +6,7 @@ use riffle_kv::PageVersion;
 use super::memory::Place;
 use super::residence::Residence;
 use super::staging::{PageKey, Staged, Staging};
-use crate::ops::{PlaneKind, PlaneMove, arrange_planes};
+use crate::ops::{PlaneKind, PlaneLayout, PlaneMove, arrange_planes};
 use crate::{CudaError, Region, Stream};
 
 /// What has travelled to the device and back.
@@ -220,8 +220,13 @@ impl Staging {
             (value_moves, PlaneKind::Values, shape.value_format, values),
         ];
         both.into_iter().try_for_each(|(list, kind, format, moves)| {
-            let (head_dim, page_tokens) = (shape.head_dim, shape.page_tokens);
-            arrange_planes(compute, list, kind, format, head_dim, page_tokens, &moves)
+            let layout = PlaneLayout {
+                kind,
+                format,
+                head_dim: shape.head_dim,
+                page_tokens: shape.page_tokens,
+            };
+            arrange_planes(compute, list, &layout, &moves)
         })
     }
 }

@@ -2,9 +2,9 @@
 
 use riffle_attention::{AttendOptions, Format, KvView, QueryTile, Selection, Span, reference};
 use riffle_cuda::ops::{
-    AttentionOptions, Outputs, PlaneKind, PrefillCall, PrefillChoice, PrefillInstructions, PrefillState, Queries,
+    AttentionCall, AttentionOptions, Outputs, PlaneKind, PrefillChoice, PrefillInstructions, PrefillState, Queries,
     Reads, TileReads, decode, decode_merge, decode_parts, decode_workspace_bytes, plane_to_cpu, plane_to_device,
-    prefill,
+    prefill, prefill_by,
 };
 use riffle_cuda::{DeviceBuffer, EmulatedOptions, Gpu, Stream};
 
@@ -102,6 +102,21 @@ impl Case<'_> {
         (outputs, sums)
     }
 
+    /// Queries beside what `reads` names of the cache.
+    fn call<'c>(
+        &'c self,
+        queries: &Queries<'c>,
+        reads: &'c Reads,
+        options: &AttentionOptions<'c>,
+    ) -> AttentionCall<'c> {
+        AttentionCall {
+            queries: *queries,
+            pages: self.cache.pages(),
+            reads,
+            options: *options,
+        }
+    }
+
     /// Checks `run` against the reference.
     fn check(
         &self,
@@ -159,16 +174,8 @@ impl Case<'_> {
         let what = format!("{what} by {instructions}");
         self.check(gpu, stream, &what, |outputs, queries, reads, options| {
             reads.set(stream, &self.tiles(), None).unwrap();
-            let pages = &self.cache.pages();
-            let call = PrefillCall {
-                outputs,
-                queries,
-                pages,
-                reads,
-                options,
-                state: None,
-            };
-            call.queue(stream, instructions).unwrap();
+            let call = self.call(queries, reads, options);
+            prefill_by(stream, instructions, outputs, &call, None).unwrap();
         })
     }
 
@@ -182,16 +189,7 @@ impl Case<'_> {
         self.check(gpu, stream, what, |outputs, queries, reads, options| {
             reads.set(stream, &self.tiles(), None).unwrap();
             let workspace = gpu.allocate(decode_workspace_bytes(reads)).unwrap();
-            decode(
-                stream,
-                outputs,
-                workspace.all(),
-                queries,
-                &self.cache.pages(),
-                reads,
-                options,
-            )
-            .unwrap();
+            decode(stream, outputs, workspace.all(), &self.call(queries, reads, options)).unwrap();
         })
     }
 }
@@ -303,7 +301,7 @@ fn a_device_takes_the_instructions_that_are_there_and_agree() {
         };
         let chosen = case.check(gpu, stream, "chosen", |outputs, queries, reads, options| {
             reads.set(stream, &case.tiles(), None).unwrap();
-            prefill(stream, outputs, queries, &cache.pages(), reads, options, None).unwrap();
+            prefill(stream, outputs, &case.call(queries, reads, options), None).unwrap();
         });
         assert!(chosen == case.check_prefill(gpu, stream, choice.instructions, "named"));
     });
@@ -322,15 +320,14 @@ fn wgmma_is_refused_where_it_is_not() {
     let (outputs, queries) = one_row(&data, 128);
     let mut reads = Reads::new(&gpu, 128, 1).unwrap();
     reads.set(&stream, &[one_tile(19, &Selection::full(20))], None).unwrap();
-    let call = PrefillCall {
-        outputs: &outputs,
-        queries: &queries,
-        pages: &cache.pages(),
+    let call = AttentionCall {
+        queries,
+        pages: cache.pages(),
         reads: &reads,
-        options: &PLAIN,
-        state: None,
+        options: PLAIN,
     };
-    let error = call.queue(&stream, PrefillInstructions::Wgmma).unwrap_err().to_string();
+    let refused = prefill_by(&stream, PrefillInstructions::Wgmma, &outputs, &call, None);
+    let error = refused.unwrap_err().to_string();
     assert!(error.contains("compute capability 9.0"), "{error}");
 }
 
@@ -399,44 +396,38 @@ fn pages_that_come_a_group_at_a_time_give_the_bits_of_all_at_once() {
                         resume: first > 0,
                         finish: end == 704,
                     };
-                    let pages = &cache.pages();
-                    let call = PrefillCall {
-                        outputs,
-                        queries,
-                        pages,
-                        reads,
-                        options,
-                        state: Some(&state),
-                    };
-                    call.queue(stream, instructions).unwrap();
+                    let call = case.call(queries, reads, options);
+                    prefill_by(stream, instructions, outputs, &call, Some(&state)).unwrap();
                 }
             });
             assert!(whole == streamed, "{instructions}");
         }
+    });
+}
+
+#[test]
+fn parts_that_are_decoded_in_any_order_give_the_bits_of_all_at_once() {
+    on_every_device(|gpu, stream| {
+        let cache = Cache::new(gpu, 64, 2, 700, 64, [Format::Q8_0, Format::F16]);
         let case = Case {
+            cache: &cache,
+            group: 2,
             rows: 2,
             tile_rows: 2,
-            ..case
+            selections: selections(700, 660),
+            soft_cap: None,
+            sinks: true,
         };
         let whole = case.check_decode(gpu, stream, "decoded at once");
         let streamed = case.check(gpu, stream, "decoded in parts", |outputs, queries, reads, options| {
             reads.set(stream, &case.tiles(), None).unwrap();
             let workspace = gpu.allocate(decode_workspace_bytes(reads)).unwrap();
+            let call = case.call(queries, reads, options);
             for part in (0..reads.parts()).rev() {
                 assert!(reads.part_keys(part).end > reads.part_keys(part).start);
-                let pages = cache.pages();
-                decode_parts(stream, workspace.all(), queries, &pages, reads, part..part + 1, options).unwrap();
+                decode_parts(stream, workspace.all(), &call, part..part + 1).unwrap();
             }
-            decode_merge(
-                stream,
-                outputs,
-                workspace.all(),
-                queries,
-                &cache.pages(),
-                reads,
-                options,
-            )
-            .unwrap();
+            decode_merge(stream, outputs, workspace.all(), &call).unwrap();
         });
         assert!(whole == streamed);
     });
@@ -479,7 +470,13 @@ fn shapes_that_disagree_are_refused() {
         reads.set(stream, &[one_tile(90, &selection)], None).unwrap();
         let data = gpu.allocate(256).unwrap();
         let (outputs, queries) = one_row(&data, 64);
-        let error = prefill(stream, &outputs, &queries, &cache.pages(), &reads, &PLAIN, None).unwrap_err();
+        let call = AttentionCall {
+            queries,
+            pages: cache.pages(),
+            reads: &reads,
+            options: PLAIN,
+        };
+        let error = prefill(stream, &outputs, &call, None).unwrap_err();
         assert_eq!(error.to_string(), "pages of a head: expected 3, found 1");
         assert!(
             Reads::new(gpu, 100, 1)

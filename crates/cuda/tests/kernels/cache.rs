@@ -6,8 +6,8 @@ use riffle_attention::{
     AttendOptions, Format, KvView, QueryTile, Selection, Span, reference, rotate_heads, write_keys, write_values,
 };
 use riffle_cuda::ops::{
-    AppendTargets, AttentionOptions, HeadRows, NewTokens, PlaneKind, Queries, Reads, TileReads, append, column_mass,
-    plane_to_cpu,
+    AppendTargets, AttentionCall, AttentionOptions, HeadRows, KeyMass, NewTokens, PlaneKind, Queries, Reads, TileReads,
+    append, column_mass, plane_to_cpu,
 };
 use riffle_cuda::{DeviceBuffer, Gpu, Stream, ops};
 
@@ -26,120 +26,169 @@ fn appended_tokens_are_written_as_the_cpu_writes_them_to_the_bit() {
     });
 }
 
-/// Two KV heads, the second of which holds a few tokens already, and whose second page is away.
-fn append_in_pieces(gpu: &Gpu, stream: &Stream, formats: [Format; 2], head_dim: usize, rotated: [bool; 2]) {
-    let (kv_heads, page_tokens, pages, before) = (2, 32, 3, [0, 21]);
-    let (tokens, stride) = (70, kv_heads * head_dim + 6);
-    let plane_bytes = formats.map(|format| format.plane_bytes(page_tokens, head_dim));
-    let plane = |bytes: usize| gpu.upload(&vec![0u8; bytes]).unwrap();
-    let planes: Vec<[DeviceBuffer; 2]> = (0..kv_heads * pages).map(|_| plane_bytes.map(plane)).collect();
-    let is_away = |head: usize, page: usize| head == 1 && page == 1;
-    let sources = [4, 5].map(|seed| {
-        let mut source = noise(tokens * stride, seed);
-        // A block of zeros, and one with a tie between magnitudes.
-        source[..16].fill(0.0);
-        (source[stride + 3], source[stride + 5]) = (1.5, -1.5);
-        source
-    });
-    let uploaded = sources.each_ref().map(|source| gpu.upload(source).unwrap());
-    // What the CPU makes of it, from place 0 of each head on; what lies before the first token is zero.
-    let expected = |kind: usize, head: usize| {
-        let mut rows = vec![0.0; (before[head] + tokens) * head_dim];
-        for token in 0..tokens {
-            let to = &mut rows[(before[head] + token) * head_dim..][..head_dim];
-            to.copy_from_slice(&sources[kind][token * stride + head * head_dim..][..head_dim]);
-            if rotated[kind] {
-                rotate_heads(to, head_dim);
+/// Tokens for two KV heads, the second of which holds a few already, and whose second page is away.
+struct Appended {
+    formats: [Format; 2],
+    head_dim: usize,
+    rotated: [bool; 2],
+    /// Keys and values, `[tokens, kv_heads, head_dim]` with `stride` from token to token.
+    sources: [Vec<f32>; 2],
+    stride: usize,
+    /// The planes of keys and values of each page, `[kv_heads, pages]`.
+    planes: Vec<[DeviceBuffer; 2]>,
+}
+
+const KV_HEADS: usize = 2;
+const PAGE_TOKENS: usize = 32;
+const PAGES: usize = 3;
+const TOKENS: usize = 70;
+/// Tokens that each head holds before.
+const BEFORE: [usize; KV_HEADS] = [0, 21];
+
+fn is_away(head: usize, page: usize) -> bool {
+    head == 1 && page == 1
+}
+
+impl Appended {
+    fn new(gpu: &Gpu, formats: [Format; 2], head_dim: usize, rotated: [bool; 2]) -> Self {
+        let stride = KV_HEADS * head_dim + 6;
+        let plane = |format: Format| {
+            let bytes = format.plane_bytes(PAGE_TOKENS, head_dim);
+            gpu.upload(&vec![0u8; bytes]).unwrap()
+        };
+        let source = |seed| {
+            let mut source = noise(TOKENS * stride, seed);
+            // A block of zeros, and one with a tie between magnitudes.
+            source[..16].fill(0.0);
+            (source[stride + 3], source[stride + 5]) = (1.5, -1.5);
+            source
+        };
+        Self {
+            formats,
+            head_dim,
+            rotated,
+            sources: [4, 5].map(source),
+            stride,
+            planes: (0..KV_HEADS * PAGES).map(|_| formats.map(plane)).collect(),
+        }
+    }
+
+    /// What the CPU makes of keys or values, from place 0 of the head on; what lies before the first token is zero.
+    fn expected(&self, kind: usize, head: usize) -> Vec<u16> {
+        let (head_dim, before) = (self.head_dim, BEFORE[head]);
+        let mut rows = vec![0.0; TOKENS * head_dim];
+        for (token, row) in rows.chunks_exact_mut(head_dim).enumerate() {
+            row.copy_from_slice(&self.sources[kind][token * self.stride + head * head_dim..][..head_dim]);
+            if self.rotated[kind] {
+                rotate_heads(row, head_dim);
             }
         }
-        let mut bytes = vec![0u16; formats[kind].plane_bytes(128, head_dim) / 2];
-        let mut target = plane_mut(formats[kind], &mut bytes);
-        let (slot, rows) = (before[head], &rows[before[head] * head_dim..]);
+        let mut bytes = vec![0u16; self.formats[kind].plane_bytes(128, head_dim) / 2];
+        let mut target = plane_mut(self.formats[kind], &mut bytes);
         match kind {
-            0 => write_keys(&mut target, head_dim, slot, tokens, rows, head_dim),
-            _ => write_values(&mut target, head_dim, slot, tokens, rows, head_dim),
+            0 => write_keys(&mut target, head_dim, before, TOKENS, &rows, head_dim),
+            _ => write_values(&mut target, head_dim, before, TOKENS, &rows, head_dim),
         }
         .unwrap();
         bytes
-    };
-    // Pages, stripes and planes are begun and gone on with; nothing is written behind the last.
-    for (first, rows) in [(0, 37), (37, 1), (38, 32)] {
-        let new = |source| HeadRows {
-            data: source,
-            rows,
-            heads: kv_heads,
-            head_dim,
-            stride,
-        };
-        let [keys, values] = uploaded
-            .each_ref()
-            .map(|source| new(source.region(4 * first * stride..4 * tokens * stride)));
-        let new = NewTokens {
-            keys,
-            values,
-            formats,
-            rotated,
-        };
+    }
+
+    /// For each head the place of its token `first`, and the addresses of the planes from there on.
+    fn targets(&self, first: usize) -> Vec<u64> {
         let mut list = Vec::new();
-        for head in 0..kv_heads {
-            let start = before[head] + first;
+        for (head, before) in BEFORE.into_iter().enumerate() {
+            let start = before + first;
             list.push(start as u64);
             for kind in 0..2 {
-                for page in start / page_tokens..start / page_tokens + 3 {
-                    let plane = planes[head * pages..][..pages]
-                        .get(page)
-                        .filter(|_| !is_away(head, page));
-                    list.push(plane.map_or(0, |planes| planes[kind].all().address()));
+                for page in start / PAGE_TOKENS..start / PAGE_TOKENS + 3 {
+                    let planes = self.planes[head * PAGES..][..PAGES].get(page);
+                    let planes = planes.filter(|_| !is_away(head, page));
+                    list.push(planes.map_or(0, |planes| planes[kind].all().address()));
                 }
             }
         }
-        let list = gpu.upload(&list).unwrap();
+        list
+    }
+
+    /// Appends tokens `first..first + rows` and gives the stripes that the device wrote for the CPU.
+    fn append(&self, gpu: &Gpu, stream: &Stream, first: usize, rows: usize) -> Vec<u8> {
+        let sources = self.sources.each_ref().map(|source| gpu.upload(source).unwrap());
+        let [keys, values] = sources.each_ref().map(|source| HeadRows {
+            data: source.region(4 * first * self.stride..4 * TOKENS * self.stride),
+            rows,
+            heads: KV_HEADS,
+            head_dim: self.head_dim,
+            stride: self.stride,
+        });
+        let new = NewTokens {
+            keys,
+            values,
+            formats: self.formats,
+            rotated: self.rotated,
+        };
+        let list = gpu.upload(&self.targets(first)).unwrap();
         let targets = AppendTargets {
             list: list.all(),
             pages: 3,
-            page_tokens,
+            page_tokens: PAGE_TOKENS,
             stripes: 4,
         };
         let stripes = gpu.allocate(new.stripe_bytes(4)).unwrap();
         append(stream, stripes.all(), &targets, &new).unwrap();
-        let stripes: Vec<u8> = gpu.download(stripes.all(), stream).unwrap();
-        let mut stripes = &stripes[..];
+        gpu.download(stripes.all(), stream).unwrap()
+    }
+
+    fn check_stripes(&self, mut stripes: &[u8], first: usize, rows: usize) {
+        let (formats, head_dim) = (self.formats, self.head_dim);
         for kind in 0..2 {
-            let plane_bytes = formats[kind].plane_bytes(64, head_dim);
-            for head in 0..kv_heads {
-                let (found, rest) = stripes.split_at(plane_bytes);
+            for (head, before) in BEFORE.into_iter().enumerate() {
+                let (found, rest) = stripes.split_at(formats[kind].plane_bytes(64, head_dim));
                 stripes = rest;
-                let start = before[head] + first;
-                let (whole, found) = (expected(kind, head), aligned(found));
+                let start = before + first;
                 let read = |plane: &[u16], from: usize| read(formats[kind], kind, head_dim, plane, from..from + rows);
                 assert!(
-                    read(&whole, start) == read(&found, start % 16),
+                    read(&self.expected(kind, head), start) == read(&aligned(found), start % 16),
                     "{formats:?} {kind} {head_dim} head {head} from {first}"
                 );
             }
         }
     }
-    for (number, planes) in planes.iter().enumerate() {
-        let (head, page) = (number / pages, number % pages);
-        for (kind, plane) in planes.iter().enumerate() {
-            let found: Vec<u8> = gpu.download(plane.all(), stream).unwrap();
-            let mut back = vec![0u8; plane_bytes[kind]];
-            let plane_kind = [PlaneKind::Keys, PlaneKind::Values][kind];
-            plane_to_cpu(plane_kind, formats[kind], head_dim, &found, &mut back).unwrap();
-            if is_away(head, page) {
-                assert!(found.iter().all(|byte| *byte == 0));
-                continue;
+
+    fn check_planes(&self, gpu: &Gpu, stream: &Stream) {
+        for (number, planes) in self.planes.iter().enumerate() {
+            let (head, page) = (number / PAGES, number % PAGES);
+            for (kind, plane) in planes.iter().enumerate() {
+                let found: Vec<u8> = gpu.download(plane.all(), stream).unwrap();
+                if is_away(head, page) {
+                    assert!(found.iter().all(|byte| *byte == 0));
+                    continue;
+                }
+                let (format, head_dim) = (self.formats[kind], self.head_dim);
+                let mut back = vec![0u8; found.len()];
+                let plane_kind = [PlaneKind::Keys, PlaneKind::Values][kind];
+                plane_to_cpu(plane_kind, format, head_dim, &found, &mut back).unwrap();
+                let first = page * PAGE_TOKENS;
+                let written = BEFORE[head].max(first)..(BEFORE[head] + TOKENS).min(first + PAGE_TOKENS);
+                let here = written.start - first..written.end - first;
+                assert!(
+                    read(format, kind, head_dim, &aligned(&back), here)
+                        == read(format, kind, head_dim, &self.expected(kind, head), written),
+                    "{:?} {kind} {head_dim} page {page}",
+                    self.formats
+                );
             }
-            let first = page * page_tokens;
-            let written = before[head].max(first)..(before[head] + tokens).min(first + page_tokens);
-            let here = written.start - first..written.end - first;
-            assert!(
-                read(formats[kind], kind, head_dim, &aligned(&back), here)
-                    == read(formats[kind], kind, head_dim, &expected(kind, head), written),
-                "{formats:?} {kind} {head_dim} page {page}"
-            );
         }
     }
+}
+
+fn append_in_pieces(gpu: &Gpu, stream: &Stream, formats: [Format; 2], head_dim: usize, rotated: [bool; 2]) {
+    let appended = Appended::new(gpu, formats, head_dim, rotated);
+    // Pages, stripes and planes are begun and gone on with; nothing is written behind the last.
+    for (first, rows) in [(0, 37), (37, 1), (38, 32)] {
+        let stripes = appended.append(gpu, stream, first, rows);
+        appended.check_stripes(&stripes, first, rows);
+    }
+    appended.check_planes(gpu, stream);
 }
 
 /// Bits of some tokens of a plane of the CPU's.
@@ -189,6 +238,80 @@ fn heads_rotate_as_on_the_cpu_to_the_bit() {
     });
 }
 
+/// Queries at the end of a cache, by tiles.
+struct MassCase<'a> {
+    cache: &'a Cache,
+    group: usize,
+    rows: usize,
+    options: AttendOptions<'static>,
+    /// f32 `[rows, heads, head_dim]`.
+    queries: Vec<f32>,
+    tiles: Vec<TileReads<'a>>,
+}
+
+impl<'a> MassCase<'a> {
+    fn new(cache: &'a Cache, group: usize, soft_cap: Option<f32>, selections: &'a [Selection; 2]) -> Self {
+        let (rows, tile_rows) = (60, 25);
+        let start = cache.tokens - rows;
+        let tiles = (0..cache.kv_heads).flat_map(|kv_head| {
+            let firsts = (0..rows).step_by(tile_rows).enumerate();
+            firsts.map(move |(number, row)| TileReads {
+                kv_head,
+                start: start + row,
+                row,
+                rows: tile_rows.min(rows - row),
+                selection: &selections[(number + kv_head) % 2],
+            })
+        });
+        Self {
+            cache,
+            group,
+            rows,
+            options: AttendOptions::new(0.5).with_soft_cap(soft_cap),
+            queries: noise(rows * cache.kv_heads * group * cache.head_dim, 6),
+            tiles: tiles.collect(),
+        }
+    }
+
+    fn heads(&self) -> usize {
+        self.cache.kv_heads * self.group
+    }
+
+    fn width(&self) -> usize {
+        self.heads() * self.cache.head_dim
+    }
+
+    /// The reference's log-sum-exp, `[rows, heads]`, and mass, `[kv_heads, tokens]`.
+    fn expected(&self) -> (Vec<f32>, Vec<f64>) {
+        let (cache, heads, group) = (self.cache, self.heads(), self.group);
+        let mut sums = vec![0.0f32; self.rows * heads];
+        let mut mass = vec![0.0f64; cache.kv_heads * cache.tokens];
+        for tile in &self.tiles {
+            let views = cache.views(tile.kv_head);
+            let kv = KvView {
+                head_dim: cache.head_dim,
+                pages: &views,
+            };
+            let queries = QueryTile {
+                data: &self.queries[tile.row * self.width() + tile.kv_head * group * cache.head_dim..],
+                rows: tile.rows,
+                row_stride: self.width(),
+                group,
+                head_dim: cache.head_dim,
+                start: tile.start,
+            };
+            let found = reference::attend(&queries, &kv, tile.selection, &self.options, None).unwrap();
+            for (at, sum) in found.log_sum_exp.iter().enumerate() {
+                sums[(tile.row + at / group) * heads + tile.kv_head * group + at % group] = *sum as f32;
+            }
+            for (total, mass) in mass[tile.kv_head * cache.tokens..].iter_mut().zip(&found.column_mass) {
+                *total += mass;
+            }
+        }
+        (sums, mass)
+    }
+}
+
 #[test]
 fn column_mass_equals_the_reference() {
     on_every_device(|gpu, stream| {
@@ -197,82 +320,41 @@ fn column_mass_equals_the_reference() {
             (Format::Bf16, 1, Some(0.5)),
             (Format::Q8_0, 2, None),
         ] {
-            let (head_dim, kv_heads, tokens, rows, tile_rows) = (64, 2, 200, 60, 25);
-            let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 80, [format, Format::F16]);
-            let (start, heads) = (tokens - rows, kv_heads * group);
-            let width = heads * head_dim;
-            let queries = noise(rows * width, 6);
+            let (tokens, kv_heads) = (200, 2);
+            let cache = Cache::new(gpu, 64, kv_heads, tokens, 80, [format, Format::F16]);
             let selections = [
                 Selection::full(tokens),
                 Selection::from_spans([Span::new(0, 30), Span::new(70, 90)])
                     .with_row_window(9)
                     .with_diagonals([40, 64]),
             ];
-            let mut tiles = Vec::new();
-            let (mut sums, mut mass) = (vec![0.0f32; rows * heads], vec![0.0f64; kv_heads * tokens]);
-            for kv_head in 0..kv_heads {
-                for (number, row) in (0..rows).step_by(tile_rows).enumerate() {
-                    let selection = &selections[(number + kv_head) % 2];
-                    let rows = tile_rows.min(rows - row);
-                    tiles.push(TileReads {
-                        kv_head,
-                        start: start + row,
-                        row,
-                        rows,
-                        selection,
-                    });
-                    let views = cache.views(kv_head);
-                    let kv = KvView {
-                        head_dim,
-                        pages: &views,
-                    };
-                    let data = &queries[row * width + kv_head * group * head_dim..];
-                    let tile = QueryTile {
-                        data,
-                        rows,
-                        row_stride: width,
-                        group,
-                        head_dim,
-                        start: start + row,
-                    };
-                    let options = AttendOptions::new(0.5).with_soft_cap(soft_cap);
-                    let found = reference::attend(&tile, &kv, selection, &options, None).unwrap();
-                    for (at, sum) in found.log_sum_exp.iter().enumerate() {
-                        sums[(row + at / group) * heads + kv_head * group + at % group] = *sum as f32;
-                    }
-                    for (total, mass) in mass[kv_head * tokens..].iter_mut().zip(&found.column_mass) {
-                        *total += mass;
-                    }
-                }
-            }
-            let mut reads = Reads::new(gpu, head_dim, group).unwrap();
-            reads.set(stream, &tiles, None).unwrap();
-            let (device, sums) = (gpu.upload(&queries).unwrap(), gpu.upload(&sums).unwrap());
-            let source = Queries {
-                data: device.all(),
-                rows,
-                row_stride: width,
-            };
-            let options = AttentionOptions {
-                scale: 0.5,
-                soft_cap,
-                sinks: None,
+            let case = MassCase::new(&cache, group, soft_cap, &selections);
+            let (sums, mass) = case.expected();
+            let mut reads = Reads::new(gpu, cache.head_dim, group).unwrap();
+            reads.set(stream, &case.tiles, None).unwrap();
+            let (queries, sums) = (gpu.upload(&case.queries).unwrap(), gpu.upload(&sums).unwrap());
+            let call = AttentionCall {
+                queries: Queries {
+                    data: queries.all(),
+                    rows: case.rows,
+                    row_stride: case.width(),
+                },
+                pages: cache.pages(),
+                reads: &reads,
+                options: AttentionOptions {
+                    scale: case.options.scale,
+                    soft_cap,
+                    sinks: None,
+                },
             };
             for keys in [0..tokens, 64..150] {
                 let out = gpu.allocate(4 * kv_heads * keys.len()).unwrap();
-                let pages = cache.pages();
-                column_mass(
-                    stream,
-                    out.all(),
-                    keys.len(),
-                    keys.clone(),
-                    sums.all(),
-                    &source,
-                    &pages,
-                    &reads,
-                    &options,
-                )
-                .unwrap();
+                let place = KeyMass {
+                    data: out.all(),
+                    stride: keys.len(),
+                    keys: keys.clone(),
+                };
+                column_mass(stream, &place, sums.all(), &call).unwrap();
                 let found: Vec<f32> = gpu.download(out.all(), stream).unwrap();
                 for (at, found) in found.iter().enumerate() {
                     let expected = mass[at / keys.len() * tokens + keys.start + at % keys.len()];

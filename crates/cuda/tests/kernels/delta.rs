@@ -1,6 +1,8 @@
 //! Gated DeltaNet against the recurrence in f64.
 
-use riffle_cuda::ops::{DeltaShape, DeltaTokens, convolve, delta_gates, delta_rule, delta_scratch_bytes};
+use riffle_cuda::ops::{
+    DeltaGates, DeltaShape, DeltaTokens, Rows, convolve, delta_gates, delta_rule, delta_scratch_bytes,
+};
 
 use crate::testing::{assert_near, noise, on_every_device};
 
@@ -26,18 +28,12 @@ fn convolutions_go_on_where_the_rows_before_ended() {
             let mut found = Vec::new();
             for part in input.chunks(piece * channels) {
                 let (from, to) = (gpu.upload(part).unwrap(), gpu.allocate(4 * part.len()).unwrap());
-                let rows = part.len() / channels;
-                convolve(
-                    stream,
-                    to.all(),
-                    from.all(),
-                    before.all(),
-                    taps.all(),
-                    kernel,
-                    channels,
-                    rows,
-                )
-                .unwrap();
+                let input = Rows {
+                    data: from.all(),
+                    rows: part.len() / channels,
+                    width: channels,
+                };
+                convolve(stream, to.all(), &input, before.all(), taps.all(), kernel).unwrap();
                 found.extend(gpu.download::<f32>(to.all(), stream).unwrap());
             }
             assert_near(&found, &expected, 1e-6, "convolution");
@@ -59,7 +55,13 @@ fn gates_follow_their_formulas() {
         );
         let (rates, biases) = (noise(heads, 3), noise(heads, 4));
         let [db, da, dr, ds] = [&b, &a, &rates, &biases].map(|v| gpu.upload(v).unwrap());
-        delta_gates(stream, db.all(), da.all(), dr.all(), ds.all(), rows, heads).unwrap();
+        let gates = DeltaGates {
+            strength: db.all(),
+            decay: da.all(),
+            rows,
+            heads,
+        };
+        delta_gates(stream, &gates, dr.all(), ds.all()).unwrap();
         let strength: Vec<f64> = b.iter().map(|x| 1.0 / (1.0 + (-f64::from(*x)).exp())).collect();
         let decay: Vec<f64> = (0..rows * heads)
             .map(|at| f64::from(rates[at % heads]) * (f64::from(a[at]) + f64::from(biases[at % heads])).exp().ln_1p())

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{CallRows, DeviceRoom, PagedTile, RoomOptions, SummaryKind};
-use riffle_kv::CacheShape;
+use riffle_cuda::{CallRows, DeviceRoom, PagedTile, RoomOptions, ScannedHead, SummaryKind};
 
 use crate::paged::Cache;
 use crate::testing::{noise, on_every_device};
@@ -25,29 +24,20 @@ fn estimates_are_the_same_in_pieces_and_are_left_to_the_cpu_without_room() {
             row_stride: queries.len() / rows,
         };
         let run = |estimate_bytes: u64, budget: fn(&RoomOptions, usize) -> u64| {
-            let mut options = RoomOptions {
-                shape: CacheShape {
-                    layers: 1,
-                    kv_heads,
-                    head_dim,
-                    page_tokens: 64,
-                    key_format: Format::F16,
-                    value_format: Format::F16,
-                },
-                heads: kv_heads * group,
-                budget_bytes: 0,
-                slots: 4,
-                estimate_bytes,
-                bound_bytes: 0,
-                mean_bytes: 0,
-            };
+            let mut options = cache.room_options(group);
+            options.estimate_bytes = estimate_bytes;
             options.budget_bytes = budget(&options, tokens);
             let mut room = DeviceRoom::new(&stream, options).unwrap();
             let of = cache.layer(room.begin_sequence());
             let mut scan = room.scan_keys(of, &shown, beside).unwrap()?;
-            let start = tokens - rows;
-            let blocks = scan.blocks(1, start, tokens, 0.3, 1, 16).unwrap()?;
-            Some((blocks, scan.lines(1, start, tokens, 0.3, 20).unwrap()?))
+            let head = ScannedHead {
+                kv_head: 1,
+                start: tokens - rows,
+                tokens,
+                scale: 0.3,
+            };
+            let blocks = scan.blocks(&head, 1, 16).unwrap()?;
+            Some((blocks, scan.lines(&head, 20).unwrap()?))
         };
         let whole = run(1 << 20, RoomOptions::bytes_for).unwrap();
         assert_eq!(whole.0.iter().map(Vec::len).collect::<Vec<_>>(), [9, 10, 11, 12, 13]);
@@ -90,34 +80,15 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
             })
             .collect();
         let run = |budget: fn(&RoomOptions, usize) -> u64| {
-            let mut options = RoomOptions {
-                shape: CacheShape {
-                    layers: 1,
-                    kv_heads,
-                    head_dim,
-                    page_tokens: 64,
-                    key_format: Format::Q8_0,
-                    value_format: Format::F16,
-                },
-                heads: kv_heads * group,
-                budget_bytes: 0,
-                slots: 4,
-                estimate_bytes: 0,
-                bound_bytes: 1 << 20,
-                mean_bytes: 0,
-            };
+            let mut options = cache.room_options(group);
+            options.bound_bytes = 1 << 20;
             options.budget_bytes = budget(&options, tokens);
             let mut room = DeviceRoom::new(&stream, options).unwrap();
             let of = cache.layer(room.begin_sequence());
-            assert_eq!(
-                room.summaries_known(SummaryKind::Bounds, of, 48, tokens).unwrap(),
-                Some(vec![0, 0])
-            );
+            let known = |room: &mut DeviceRoom| room.summaries_known(SummaryKind::Bounds, of, 48, tokens).unwrap();
+            assert_eq!(known(&mut room), Some(vec![0, 0]));
             room.extend_summaries(SummaryKind::Bounds, of, &shown).unwrap();
-            assert_eq!(
-                room.summaries_known(SummaryKind::Bounds, of, 48, tokens).unwrap(),
-                Some(vec![tokens; 2])
-            );
+            assert_eq!(known(&mut room), Some(vec![tokens; 2]));
             let scores = room.bound_scores(of, beside, &[tokens, 100]).unwrap();
             let sums = vec![5.0; rows * kv_heads * group];
             let scale = AttendOptions::new(0.3);
@@ -132,10 +103,8 @@ fn bounds_and_masses_are_the_same_where_more_pages_visit_than_have_a_place() {
             (scores, pass.finish().unwrap())
         };
         let resident = run(RoomOptions::bytes_for);
-        assert_eq!(
-            resident.0.iter().map(Vec::len).collect::<Vec<_>>(),
-            [tokens.div_ceil(48), 3]
-        );
+        let blocks: Vec<usize> = resident.0.iter().map(Vec::len).collect();
+        assert_eq!(blocks, [tokens.div_ceil(48), 3]);
         assert!(resident.1.iter().flatten().all(|mass| *mass > 0.0));
         assert_eq!(run(|options, _| options.least_bytes()), resident);
     });

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use riffle_attention::reference::{self, ReferenceSummary};
 use riffle_attention::{AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span};
 use riffle_cuda::ops::{BlockSummaries, Queries, block_means};
-use riffle_cuda::{CallRows, DeviceRoom, Gpu, PagedTile, RoomOptions, SummaryKind};
-use riffle_kv::CacheShape;
+use riffle_cuda::{CallRows, DeviceRoom, Gpu, PagedTile, RoomOptions, SequenceId, SummaryKind};
 
 use crate::paged::Cache;
 use crate::testing::{assert_near, noise, on_every_device};
@@ -125,51 +124,36 @@ impl Case {
         ]
     }
 
+    /// Takes the tokens into means, some of them twice: back to within a block, and on.
+    fn extend_means(&self, room: &mut DeviceRoom, sequence: SequenceId, shown: &[Vec<PageView<'_>>]) {
+        let (cache, of) = (&self.cache, self.cache.layer(sequence));
+        let known = |room: &mut DeviceRoom, tokens: usize| {
+            room.summaries_known(SummaryKind::Means, of, self.block, tokens)
+                .unwrap()
+        };
+        assert_eq!(known(room, cache.tokens), Some(vec![0; cache.kv_heads]));
+        assert_eq!(known(room, cache.tokens + self.block), None);
+        room.extend_summaries(SummaryKind::Means, of, shown).unwrap();
+        room.truncate(sequence, cache.tokens - self.block - 1);
+        let known = known(room, cache.tokens).unwrap();
+        assert!(known[0] < cache.tokens - self.block && known[0].is_multiple_of(self.block));
+        let page = known[0] / cache.page_tokens;
+        let lacking: Vec<_> = shown.iter().map(|shown| shown[page..].to_vec()).collect();
+        room.extend_summaries(SummaryKind::Means, of, &lacking).unwrap();
+    }
+
     fn run(&self, gpu: &Gpu, budget: fn(&RoomOptions, usize) -> u64) -> Vec<Partial> {
         let stream = Arc::new(gpu.stream().unwrap());
         let cache = &self.cache;
         let (kv_heads, head_dim) = (cache.kv_heads, cache.head_dim);
-        let mut options = RoomOptions {
-            shape: CacheShape {
-                layers: 1,
-                kv_heads,
-                head_dim,
-                page_tokens: cache.page_tokens,
-                key_format: cache.formats[0],
-                value_format: cache.formats[1],
-            },
-            heads: kv_heads * self.group,
-            budget_bytes: 0,
-            slots: 4,
-            estimate_bytes: 0,
-            bound_bytes: 0,
-            mean_bytes: (8 * kv_heads * head_dim * cache.tokens.div_ceil(self.block)) as u64,
-        };
+        let mut options = cache.room_options(self.group);
+        options.mean_bytes = (8 * kv_heads * head_dim * cache.tokens.div_ceil(self.block)) as u64;
         options.budget_bytes = budget(&options, cache.tokens);
         let mut room = DeviceRoom::new(&stream, options).unwrap();
         let sequence = room.begin_sequence();
         let of = cache.layer(sequence);
         let shown: Vec<_> = (0..kv_heads).map(|head| cache.views(head)).collect();
-        let known = room
-            .summaries_known(SummaryKind::Means, of, self.block, cache.tokens)
-            .unwrap();
-        assert_eq!(known, Some(vec![0; kv_heads]));
-        assert_eq!(
-            room.summaries_known(SummaryKind::Means, of, self.block, cache.tokens + self.block)
-                .unwrap(),
-            None
-        );
-        room.extend_summaries(SummaryKind::Means, of, &shown).unwrap();
-        // Back to within a block, and on.
-        room.truncate(sequence, cache.tokens - self.block - 1);
-        let known = room
-            .summaries_known(SummaryKind::Means, of, self.block, cache.tokens)
-            .unwrap()
-            .unwrap();
-        assert!(known[0] < cache.tokens - self.block && known[0].is_multiple_of(self.block));
-        let page = known[0] / cache.page_tokens;
-        let lacking: Vec<_> = shown.iter().map(|shown| shown[page..].to_vec()).collect();
-        room.extend_summaries(SummaryKind::Means, of, &lacking).unwrap();
+        self.extend_means(&mut room, sequence, &shown);
 
         let queries = gpu.upload(&self.queries()).unwrap();
         let attended = gpu.allocate(4 * self.rows * self.width()).unwrap();

@@ -2,8 +2,8 @@
 
 use riffle_attention::{Format, PageView, Plane, PlaneMut, write_keys, write_values};
 use riffle_cuda::ops::{Pages, PlaneKind, plane_to_device};
-use riffle_cuda::{DeviceBuffer, Gpu, LayerPages, SequenceId};
-use riffle_kv::PageVersion;
+use riffle_cuda::{DeviceBuffer, Gpu, LayerPages, RoomOptions, SequenceId};
+use riffle_kv::{CacheShape, PageVersion};
 
 use crate::testing::noise;
 
@@ -105,6 +105,26 @@ impl Cache {
             sequence,
             layer: 0,
             versions: &self.versions,
+        }
+    }
+
+    /// A room for its layer under `group` query heads a KV head, with no memory yet.
+    pub(crate) fn room_options(&self, group: usize) -> RoomOptions {
+        RoomOptions {
+            shape: CacheShape {
+                layers: 1,
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+                page_tokens: self.page_tokens,
+                key_format: self.formats[0],
+                value_format: self.formats[1],
+            },
+            heads: self.kv_heads * group,
+            budget_bytes: 0,
+            slots: 4,
+            estimate_bytes: 0,
+            bound_bytes: 0,
+            mean_bytes: 0,
         }
     }
 

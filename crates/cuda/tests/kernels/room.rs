@@ -62,6 +62,25 @@ impl Bench {
         }
     }
 
+    /// Of each KV head the tokens whose bounds are known and, once all are, the scores of their blocks under the first row.
+    fn bound_scores(&mut self, cache: &KvCache, of: LayerPages<'_>) -> (Vec<usize>, Vec<Vec<f32>>) {
+        let (reader, tokens) = (cache.read(), cache.tokens(of.layer));
+        let known = self.room.summaries_known(SummaryKind::Bounds, of, 8, tokens);
+        let known = known.unwrap().unwrap();
+        let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.kv_heads)
+            .map(|head| reader.pages_from(of.layer, head, known[head]).collect())
+            .collect();
+        self.room.extend_summaries(SummaryKind::Bounds, of, &shown).unwrap();
+        let queries = Queries {
+            data: self.queries.region(0..4 * WIDTH),
+            rows: 1,
+            row_stride: WIDTH,
+        };
+        let found = self.room.bound_scores(of, queries, &[tokens; 2]).unwrap();
+        assert!(self.room.device_bytes() <= self.options.budget_bytes + self.options.bound_bytes);
+        (known, found)
+    }
+
     /// What rows `rows` of the batch, the last of a sequence, read of a layer.
     fn attend(
         &mut self,
@@ -290,31 +309,14 @@ fn bounds_are_of_one_sequence_and_are_made_again_when_another_took_their_room() 
                     append(cache, [160, 704][pass - 1], number + 5);
                 }
                 for layer in 0..SHAPE.layers {
-                    let reader = cache.read();
-                    let versions = reader.page_versions(layer);
+                    let versions = cache.read().page_versions(layer);
                     let of = LayerPages {
                         sequence: sequences[number],
                         layer,
                         versions: &versions,
                     };
-                    let tokens = cache.tokens(layer);
-                    let room = &mut bench.room;
                     // Those of the other leave when both are long.
-                    let known = room
-                        .summaries_known(SummaryKind::Bounds, of, 8, tokens)
-                        .unwrap()
-                        .unwrap();
-                    let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.kv_heads)
-                        .map(|head| reader.pages_from(layer, head, known[head]).collect())
-                        .collect();
-                    room.extend_summaries(SummaryKind::Bounds, of, &shown).unwrap();
-                    let queries = Queries {
-                        data: bench.queries.region(0..4 * WIDTH),
-                        rows: 1,
-                        row_stride: WIDTH,
-                    };
-                    let found = room.bound_scores(of, queries, &[tokens; 2]).unwrap();
-                    assert!(room.device_bytes() <= bench.options.budget_bytes + bench.options.bound_bytes);
+                    let (known, found) = bench.bound_scores(cache, of);
                     let at = number * SHAPE.layers + layer;
                     if pass == 0 {
                         scores.push(found);

@@ -1,4 +1,4 @@
-use riffle_cuda::ops::{self, Activation, Columns, HeadRows};
+use riffle_cuda::ops::{self, Activation, Columns, HeadRows, Rows};
 
 use crate::testing::{assert_near, noise, on_every_device};
 
@@ -79,14 +79,19 @@ fn norms_follow_their_formulas() {
             let (x, weight, bias) = (noise(rows * width, 1), noise(width, 2), noise(width, 3));
             let [dx, dw, db] = [&x, &weight, &bias].map(|v| gpu.upload(v).unwrap());
             let out = gpu.allocate(4 * x.len()).unwrap();
-            ops::rms_norm(stream, out.all(), dx.all(), dw.all(), rows, width, 1e-5).unwrap();
+            let input = Rows {
+                data: dx.all(),
+                rows,
+                width,
+            };
+            ops::rms_norm(stream, out.all(), &input, dw.all(), 1e-5).unwrap();
             let mut expected = Vec::new();
             for row in x.chunks(width).map(f64s) {
                 let rms = (row.iter().map(|x| x * x).sum::<f64>() / width as f64 + 1e-5).sqrt();
                 expected.extend(row.iter().zip(&weight).map(|(x, w)| x / rms * f64::from(*w)));
             }
             assert_near(&gpu.download(out.all(), stream).unwrap(), &expected, 1e-6, "rms norm");
-            ops::layer_norm(stream, out.all(), dx.all(), dw.all(), db.all(), rows, width, 1e-5).unwrap();
+            ops::layer_norm(stream, out.all(), &input, dw.all(), db.all(), 1e-5).unwrap();
             let mut expected = Vec::new();
             for row in x.chunks(width).map(f64s) {
                 let mean = row.iter().sum::<f64>() / width as f64;
@@ -156,7 +161,12 @@ fn the_largest_logit_is_the_lowest_of_equals() {
         logits[width..2 * width].fill(f32::NEG_INFINITY);
         logits[3 * width - 1] = 7.0;
         let (from, index) = (gpu.upload(&logits).unwrap(), gpu.allocate(12).unwrap());
-        ops::argmax(stream, index.all(), from.all(), 3, width).unwrap();
+        let input = Rows {
+            data: from.all(),
+            rows: 3,
+            width,
+        };
+        ops::argmax(stream, index.all(), &input).unwrap();
         assert_eq!(gpu.download::<u32>(index.all(), stream).unwrap(), [35, 0, 1036]);
     });
 }

@@ -1,12 +1,15 @@
 //! Scores and summaries against `riffle-policy`: what is chosen by them is equal to the bit.
 
+use std::ops::Range;
+
 use riffle_attention::{
     Antidiagonals, AttendOptions, Format, KvView, PageView, QueryTile, Scan, Selection, Span, exponentiate,
 };
 use riffle_cuda::ops::{
-    BlockSummaries, Estimate, LineSums, Queries, bound_scores, key_bounds, line_mass, line_mass_scratch_bytes,
-    xattention_scores, xattention_scratch_bytes,
+    BlockSummaries, Estimate, HeadShape, LineSums, Queries, bound_scores, key_bounds, line_mass,
+    line_mass_scratch_bytes, xattention_scores, xattention_scratch_bytes,
 };
+use riffle_cuda::{Gpu, Region, Stream};
 use riffle_policy::{Estimated, Phase, Policy, PolicySpec, SelectContext};
 
 use crate::paged::Cache;
@@ -69,7 +72,33 @@ fn top_share(scores: &[f32], share: f32, forced: impl Fn(usize) -> bool) -> Vec<
     chosen
 }
 
+fn selection_of(blocks: &[usize], block: usize, tokens: usize) -> Selection {
+    let span = |number: &usize| Span::new(number * block, ((number + 1) * block).min(tokens));
+    Selection::from_spans(blocks.iter().map(span))
+}
+
 const FORMATS: [Format; 4] = [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
+
+/// Bounds of 1000 tokens in memory for 70 blocks. First most keys come, then the rest: the block between is taken in again.
+fn bounds_in_pieces<'d>(
+    gpu: &Gpu,
+    stream: &Stream,
+    cache: &Cache,
+    data: Region<'d>,
+    block_tokens: usize,
+) -> BlockSummaries<'d> {
+    let bounds = BlockSummaries {
+        data,
+        capacity: 70,
+        block_tokens,
+    };
+    for ranges in [[0, 700, 0, 3], [700, 1000, 3, 1000]] {
+        let list = gpu.upload::<u32>(&ranges).unwrap();
+        key_bounds(stream, &bounds, &cache.pages(), list.all(), 997).unwrap();
+        stream.synchronize().unwrap();
+    }
+    bounds
+}
 
 #[test]
 fn quest_chooses_the_blocks_the_cpu_chooses() {
@@ -79,17 +108,7 @@ fn quest_chooses_the_blocks_the_cpu_chooses() {
             let cache = Cache::new(gpu, head_dim, kv_heads, tokens, 80, [format, Format::F16]);
             let blocks = tokens.div_ceil(block);
             let bounds = gpu.allocate(4 * kv_heads * 70 * 2 * head_dim).unwrap();
-            let bounds = BlockSummaries {
-                data: bounds.all(),
-                capacity: 70,
-                block_tokens: block,
-            };
-            // First most keys, then the rest: the block between is taken in again.
-            for ranges in [[0, 700, 0, 3], [700, 1000, 3, 1000]] {
-                let list = gpu.upload::<u32>(&ranges).unwrap();
-                key_bounds(stream, &bounds, &cache.pages(), list.all(), 997).unwrap();
-                stream.synchronize().unwrap();
-            }
+            let bounds = bounds_in_pieces(gpu, stream, &cache, bounds.all(), block);
             let queries = noise(kv_heads * group * head_dim, 3);
             let device = gpu.upload(&queries).unwrap();
             let source = Queries {
@@ -98,16 +117,12 @@ fn quest_chooses_the_blocks_the_cpu_chooses() {
                 row_stride: queries.len(),
             };
             let scores = gpu.allocate(4 * kv_heads * blocks).unwrap();
-            bound_scores(
-                stream,
-                scores.all(),
-                &bounds,
-                &source,
-                (kv_heads, head_dim),
+            let heads = HeadShape {
+                kv_heads,
                 group,
-                blocks,
-            )
-            .unwrap();
+                head_dim,
+            };
+            bound_scores(stream, scores.all(), &bounds, &source, heads, blocks).unwrap();
             let scores: Vec<f32> = gpu.download(scores.all(), stream).unwrap();
             for head in 0..kv_heads {
                 let pages = cache.views(head);
@@ -125,17 +140,32 @@ fn quest_chooses_the_blocks_the_cpu_chooses() {
                 let of_head = &scores[head * blocks..][..blocks];
                 assert_eq!(of_head, &bound_sums(&cache, head, &tile, block)[..], "{format:?}");
                 let chosen = top_count(of_head, 23, |number| number < 1 || number + 2 >= blocks);
-                let spans = chosen
-                    .into_iter()
-                    .map(|n| Span::new(n * block, ((n + 1) * block).min(tokens)));
-                assert_eq!(
-                    Selection::from_spans(spans),
-                    quest.select(&tile, &context),
-                    "{format:?}"
-                );
+                let expected = selection_of(&chosen, block, tokens);
+                assert_eq!(expected, quest.select(&tile, &context), "{format:?}");
             }
         }
     });
+}
+
+/// The rows of a tile at these positions.
+fn rows_of<'a>(tile: &QueryTile<'a>, positions: Range<usize>) -> QueryTile<'a> {
+    QueryTile {
+        data: &tile.data[(positions.start - tile.start) * tile.row_stride..],
+        rows: positions.len(),
+        start: positions.start,
+        ..*tile
+    }
+}
+
+/// XAttention's scores, `[query blocks, blocks]`.
+fn scores_on_device(gpu: &Gpu, stream: &Stream, estimate: &Estimate<'_>, stride: usize, block: usize) -> Vec<f32> {
+    let (start, rows, tokens) = (estimate.start, estimate.queries.rows, estimate.tokens);
+    let blocks = tokens.div_ceil(block);
+    let scores = gpu.allocate(4 * (blocks - start / block) * blocks).unwrap();
+    let scratch = xattention_scratch_bytes(start, rows, tokens, estimate.group, stride);
+    let scratch = gpu.allocate(scratch).unwrap();
+    xattention_scores(stream, scores.all(), scratch.all(), estimate, stride, block).unwrap();
+    gpu.download(scores.all(), stream).unwrap()
 }
 
 #[test]
@@ -150,29 +180,21 @@ fn xattention_chooses_the_blocks_the_cpu_chooses() {
             let queries: Vec<f32> = noise(rows * width, 8).iter().map(|x| 3.0 * x).collect();
             let device = gpu.upload(&queries).unwrap();
             for kv_head in 0..kv_heads {
-                let source = Queries {
-                    data: device.all(),
-                    rows,
-                    row_stride: width,
-                };
-                let pages = cache.pages();
                 let estimate = Estimate {
-                    queries: source,
+                    queries: Queries {
+                        data: device.all(),
+                        rows,
+                        row_stride: width,
+                    },
                     start,
                     kv_head,
                     group,
-                    pages,
+                    pages: cache.pages(),
                     tokens,
                     scale,
                 };
-                let (first_row, row_end, blocks) = (start / block, tokens.div_ceil(block), tokens.div_ceil(block));
-                let scores = gpu.allocate(4 * (row_end - first_row) * blocks).unwrap();
-                let scratch = gpu
-                    .allocate(xattention_scratch_bytes(start, rows, tokens, group, stride))
-                    .unwrap();
-                xattention_scores(stream, scores.all(), scratch.all(), &estimate, stride, block).unwrap();
-                let scores: Vec<f32> = gpu.download(scores.all(), stream).unwrap();
-
+                let (first_row, blocks) = (start / block, tokens.div_ceil(block));
+                let scores = scores_on_device(gpu, stream, &estimate, stride, block);
                 let views = cache.views(kv_head);
                 let context = context(Phase::Prefill, start, tokens, scale, &views);
                 let tile = QueryTile {
@@ -183,38 +205,52 @@ fn xattention_chooses_the_blocks_the_cpu_chooses() {
                     head_dim,
                     start,
                 };
-                let mut xattention = policy(&format!(
-                    "xattention:stride={stride},block={block},threshold=0.7,tail=0"
-                ));
                 if is_fused() {
                     let expected = antidiagonal_sums(&tile, &context, stride, block);
                     for (row, (found, expected)) in scores.chunks_exact(blocks).zip(&expected).enumerate() {
                         assert_eq!(&found[..expected.len()], &expected[..], "{format:?} {row}");
                     }
                 }
+                let name = format!("xattention:stride={stride},block={block},threshold=0.7,tail=0");
+                let mut xattention = policy(&name);
                 xattention.prepare(&tile, &context);
                 for (row, scores) in scores.chunks_exact(blocks).enumerate() {
                     let number = first_row + row;
                     let chosen = top_share(&scores[..number + 1], 0.7, |at| at == 0 || at == number);
-                    let spans = chosen
-                        .into_iter()
-                        .map(|n| Span::new(n * block, ((n + 1) * block).min(tokens)));
                     let first = (number * block).max(start);
-                    let part = QueryTile {
-                        data: &tile.data[(first - start) * width..],
-                        rows: ((number + 1) * block).min(tokens) - first,
-                        start: first,
-                        ..tile
-                    };
-                    assert_eq!(
-                        Selection::from_spans(spans),
-                        xattention.select(&part, &context),
-                        "{format:?} {number}"
-                    );
+                    let part = rows_of(&tile, first..((number + 1) * block).min(tokens));
+                    let expected = selection_of(&chosen, block, tokens);
+                    assert_eq!(expected, xattention.select(&part, &context), "{format:?} {number}");
                 }
             }
         }
     });
+}
+
+/// The mass of columns and of distances under the `last` queries of an estimate, in two pieces: sums go on where they were.
+fn lines_on_device(gpu: &Gpu, stream: &Stream, whole: &Estimate<'_>, last: usize) -> [Vec<f32>; 2] {
+    let (rows, width, tokens) = (whole.queries.rows, whole.queries.row_stride, whole.tokens);
+    let scratch = line_mass_scratch_bytes(last, tokens, whole.group);
+    let scratch = gpu.allocate(scratch).unwrap();
+    let lines = [(); 2].map(|()| gpu.allocate(4 * tokens).unwrap());
+    for (first, end) in [(rows - last, rows - 8), (rows - 8, rows)] {
+        let estimate = Estimate {
+            queries: Queries {
+                data: whole.queries.data.part(4 * first * width..4 * end * width),
+                rows: end - first,
+                row_stride: width,
+            },
+            start: whole.start + first,
+            ..*whole
+        };
+        let sums = LineSums {
+            columns: lines[0].all(),
+            distances: lines[1].all(),
+            continues: end == rows,
+        };
+        line_mass(stream, &sums, scratch.all(), &estimate).unwrap();
+    }
+    lines.map(|line| gpu.download(line.all(), stream).unwrap())
 }
 
 #[test]
@@ -226,32 +262,20 @@ fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
             let (start, width) = (tokens - rows, group * head_dim);
             let queries: Vec<f32> = noise(rows * width, 8).iter().map(|x| 3.0 * x).collect();
             let device = gpu.upload(&queries).unwrap();
-            let scratch = gpu.allocate(line_mass_scratch_bytes(last, tokens, group)).unwrap();
-            let [columns, distances] = [(); 2].map(|()| gpu.allocate(4 * tokens).unwrap());
-            // In two pieces: sums go on where they were.
-            for (first, end) in [(rows - last, rows - 8), (rows - 8, rows)] {
-                let estimate = Estimate {
-                    queries: Queries {
-                        data: device.region(4 * first * width..4 * end * width),
-                        rows: end - first,
-                        row_stride: width,
-                    },
-                    start: start + first,
-                    kv_head: 0,
-                    group,
-                    pages: cache.pages(),
-                    tokens,
-                    scale,
-                };
-                let sums = LineSums {
-                    columns: columns.all(),
-                    distances: distances.all(),
-                    continues: end == rows,
-                };
-                line_mass(stream, &sums, scratch.all(), &estimate).unwrap();
-            }
-            let columns: Vec<f32> = gpu.download(columns.all(), stream).unwrap();
-            let distances: Vec<f32> = gpu.download(distances.all(), stream).unwrap();
+            let whole = Estimate {
+                queries: Queries {
+                    data: device.all(),
+                    rows,
+                    row_stride: width,
+                },
+                start,
+                kv_head: 0,
+                group,
+                pages: cache.pages(),
+                tokens,
+                scale,
+            };
+            let [columns, distances] = lines_on_device(gpu, stream, &whole, last);
 
             let views = cache.views(0);
             let context = context(Phase::Prefill, start, tokens, scale, &views);
@@ -266,22 +290,8 @@ fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
             let name = "vertical-slash:budget=0,vertical=40,slash=160,slash_block=16,sinks=4,recent=10,last=21";
             let (mut on_host, mut given) = (policy(name), policy(name));
             if is_fused() {
-                let kv = KvView {
-                    head_dim,
-                    pages: &views,
-                };
-                let lasts = QueryTile {
-                    data: &queries[(rows - last) * width..],
-                    rows: last,
-                    start: tokens - last,
-                    ..tile
-                };
-                let mut scan = Scan::default();
-                scan.run(&lasts, &kv, tokens, &AttendOptions::new(scale)).unwrap();
-                let (mut by_key, mut falling) = (vec![0.0; tokens], vec![0.0; tokens]);
-                scan.add_lines(&mut by_key, &mut falling);
-                falling.reverse();
-                assert!(columns == by_key && distances == falling, "{format:?}");
+                let expected = line_sums(&rows_of(&tile, tokens - last..tokens), &context);
+                assert!([&columns, &distances] == expected.each_ref(), "{format:?}");
             }
             on_host.prepare(&tile, &context);
             let asked = given.estimate(&tile, &context);
@@ -331,6 +341,21 @@ fn bound_sums(cache: &Cache, head: usize, tile: &QueryTile<'_>, block: usize) ->
         score
     };
     keys.chunks(block * head_dim).map(of_block).collect()
+}
+
+/// The mass of columns and of distances, from the CPU's kernels.
+fn line_sums(tile: &QueryTile<'_>, context: &SelectContext<'_>) -> [Vec<f32>; 2] {
+    let kv = KvView {
+        head_dim: tile.head_dim,
+        pages: context.pages,
+    };
+    let mut scan = Scan::default();
+    let options = AttendOptions::new(context.scale);
+    scan.run(tile, &kv, context.tokens, &options).unwrap();
+    let (mut by_key, mut falling) = (vec![0.0; context.tokens], vec![0.0; context.tokens]);
+    scan.add_lines(&mut by_key, &mut falling);
+    falling.reverse();
+    [by_key, falling]
 }
 
 /// XAttention's scores of each query block, from the CPU's kernels.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{
-    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, SequenceId, Stream, SummaryKind,
+    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, ScannedHead, SequenceId, Stream, SummaryKind,
     TransferCount,
 };
 use riffle_kv::{KvCache, PageVersion};
@@ -314,13 +314,16 @@ pub(crate) fn estimate(
         return Ok(nothing());
     };
     let of_head = |(context, asked): (&SelectContext<'_>, &Option<Estimate>)| {
-        let (start, tokens) = (context.chunk_start, context.tokens);
+        let head = ScannedHead {
+            kv_head: context.kv_head,
+            start: context.chunk_start,
+            tokens: context.tokens,
+            scale: context.scale,
+        };
         Ok(match *asked {
-            Some(Estimate::Blocks { stride, block }) => scan
-                .blocks(context.kv_head, start, tokens, context.scale, stride, block)?
-                .map(Estimated::Blocks),
+            Some(Estimate::Blocks { stride, block }) => scan.blocks(&head, stride, block)?.map(Estimated::Blocks),
             Some(Estimate::Lines { queries }) => scan
-                .lines(context.kv_head, start, tokens, context.scale, queries)?
+                .lines(&head, queries)?
                 .map(|[columns, distances]| Estimated::Lines { columns, distances }),
             Some(Estimate::Bounds { .. }) | None => None,
         })

@@ -174,7 +174,12 @@ pub(crate) fn mass_of_everything(
                 ..*queries
             };
             let log_sum_exp = [exact.log_sum_exp(row, head)];
-            Ok(add_column_mass(&one, &kv, &everything, options, &log_sum_exp, 0, mass)?)
+            let job = AttendJob {
+                queries: one,
+                kv,
+                selection: &everything,
+            };
+            Ok(add_column_mass(&job, options, &log_sum_exp, 0, mass)?)
         })
     })?;
     Ok(masses)
@@ -203,15 +208,12 @@ pub(crate) fn observe(
             };
             for rows in &head.rows {
                 for selection in named(selections, rows.place) {
-                    add_column_mass(
-                        &rows.queries,
-                        &kv,
+                    let job = AttendJob {
+                        queries: rows.queries,
+                        kv,
                         selection,
-                        options,
-                        &rows.log_sum_exp,
-                        0,
-                        &mut head.mass,
-                    )?;
+                    };
+                    add_column_mass(&job, options, &rows.log_sum_exp, 0, &mut head.mass)?;
                 }
             }
             Ok(())

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::layout::group;
+use super::layout::{Group, group};
 use super::{BEST_TILE_TOKENS, Element, F32, GROUP, GROUP_BLOCKS, GroupSums, Kind, PANEL, RoundedBf16, TILE_TOKENS};
 use crate::LANES;
 use crate::machine::Isa;
@@ -88,8 +88,8 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
                 let sums = &mut sums[..rows.len()];
                 sums.fill(GroupSums::default());
                 match rows.len() <= TILE_TOKENS {
-                    true => tile::<E>(isa, group.weights, group.blocks, input, steps, 0..steps, sums),
-                    false => panels::<E>(isa, group.weights, group.blocks, input, steps, &mut widened, sums),
+                    true => tile(isa, &group, input, steps, 0..steps, sums),
+                    false => panels(isa, &group, input, steps, &mut widened, sums),
                 }
                 for (row, sums) in rows.iter_mut().zip(sums) {
                     let row = &mut row[first..(first + GROUP).min(width)];
@@ -103,13 +103,13 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
 /// Many tokens: a panel of weights, f16 widened once, stays in the first cache while all tokens pass.
 fn panels<E: Element>(
     isa: Isa,
-    weights: &[[E::Bits; LANES]],
-    blocks: usize,
+    group: &Group<'_, E>,
     input: &[E::Value],
     steps: usize,
     widened: &mut [[f32; LANES]],
     sums: &mut [GroupSums],
 ) {
+    let Group { weights, blocks } = *group;
     let tiles = sums.len().div_ceil(BEST_TILE_TOKENS);
     let panel_end = |start: usize| steps.min(start + PANEL);
     for start in (0..steps).step_by(PANEL) {
@@ -128,21 +128,22 @@ fn panels<E: Element>(
             let input = &input[first * steps..next * steps];
             let sums = &mut sums[first..next];
             if E::KIND == Kind::F16 {
-                let panel = &widened[..panel.len()];
-                tile::<F32>(isa, panel, blocks, bytemuck::cast_slice(input), steps, start..end, sums);
+                let weights = &widened[..panel.len()];
+                let panel = Group::<F32> { weights, blocks };
+                tile(isa, &panel, bytemuck::cast_slice(input), steps, start..end, sums);
             } else {
-                tile::<E>(isa, panel, blocks, input, steps, start..end, sums);
+                let panel = Group::<E> { weights: panel, blocks };
+                tile(isa, &panel, input, steps, start..end, sums);
             }
             first = next;
         }
     }
 }
 
-/// At most [`TILE_TOKENS`] tokens; `weights` are those of the steps in `range`.
+/// At most [`TILE_TOKENS`] tokens; the group's weights are those of the steps in `range`.
 fn tile<E: Element>(
     isa: Isa,
-    weights: &[[E::Bits; LANES]],
-    blocks: usize,
+    group: &Group<'_, E>,
     input: &[E::Value],
     steps: usize,
     range: core::ops::Range<usize>,
@@ -152,5 +153,5 @@ fn tile<E: Element>(
     for (row, values) in rows.iter_mut().zip(input.chunks_exact(steps)) {
         *row = &values[range.clone()];
     }
-    isa.float_tile::<E>(weights, blocks, &rows[..sums.len()], sums);
+    isa.float_tile::<E>(group.weights, group.blocks, &rows[..sums.len()], sums);
 }

@@ -70,23 +70,7 @@ impl RotarySettings {
             Some(theta) => theta,
             None => fields.optional_positive("rope_theta")?.unwrap_or(10_000.0),
         };
-        let partial = match inner.optional_positive("partial_rotary_factor")? {
-            Some(partial) => partial,
-            None => fields.optional_positive("partial_rotary_factor")?.unwrap_or(1.0),
-        };
-        // How GGUF files say it.
-        let dim = match inner.optional_size("rotary_dim")? {
-            Some(dim) => dim,
-            None => (head_dim as f64 * partial) as usize,
-        };
-        if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
-            return Err(fields.error(
-                "partial_rotary_factor",
-                format!(
-                    "{partial} of head_dim {head_dim} turns {dim} dimensions; it must be an even number up to head_dim"
-                ),
-            ));
-        }
+        let dim = turned_dimensions(fields, &inner, head_dim)?;
         let original_max_position = || -> Result<f64, ModelError> {
             let size = match inner.optional_size("original_max_position_embeddings")? {
                 Some(size) => size,
@@ -105,22 +89,7 @@ impl RotarySettings {
             "linear" => Scaling::Linear {
                 factor: inner.positive("factor")?,
             },
-            "llama3" => {
-                let (low_frequency, high_frequency) =
-                    (inner.positive("low_freq_factor")?, inner.positive("high_freq_factor")?);
-                if low_frequency >= high_frequency {
-                    return Err(inner.error(
-                        "high_freq_factor",
-                        format!("must be above low_freq_factor {low_frequency}, found {high_frequency}"),
-                    ));
-                }
-                Scaling::Llama3 {
-                    factor: inner.positive("factor")?,
-                    low_frequency,
-                    high_frequency,
-                    original_max_position: original_max_position()?,
-                }
-            }
+            "llama3" => llama3(&inner, original_max_position()?)?,
             // Early Phi-3 files call LongRoPE su or yarn.
             "longrope" | "su" | "yarn" if inner.get("short_factor").is_some() => {
                 Scaling::Long(long(&inner, dim, max_position, original_max_position()?)?)
@@ -143,6 +112,44 @@ impl RotarySettings {
         };
         Ok(RotarySettings { dim, theta, scaling })
     }
+}
+
+/// How many leading dimensions of a head turn.
+fn turned_dimensions(fields: &Fields, inner: &Fields, head_dim: usize) -> Result<usize, ModelError> {
+    let partial = match inner.optional_positive("partial_rotary_factor")? {
+        Some(partial) => partial,
+        None => fields.optional_positive("partial_rotary_factor")?.unwrap_or(1.0),
+    };
+    // How GGUF files say it.
+    let dim = match inner.optional_size("rotary_dim")? {
+        Some(dim) => dim,
+        None => (head_dim as f64 * partial) as usize,
+    };
+    if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
+        return Err(fields.error(
+            "partial_rotary_factor",
+            format!(
+                "{partial} of head_dim {head_dim} turns {dim} dimensions; it must be an even number up to head_dim"
+            ),
+        ));
+    }
+    Ok(dim)
+}
+
+fn llama3(inner: &Fields, original_max_position: f64) -> Result<Scaling, ModelError> {
+    let (low_frequency, high_frequency) = (inner.positive("low_freq_factor")?, inner.positive("high_freq_factor")?);
+    if low_frequency >= high_frequency {
+        return Err(inner.error(
+            "high_freq_factor",
+            format!("must be above low_freq_factor {low_frequency}, found {high_frequency}"),
+        ));
+    }
+    Ok(Scaling::Llama3 {
+        factor: inner.positive("factor")?,
+        low_frequency,
+        high_frequency,
+        original_max_position,
+    })
 }
 
 fn yarn(inner: &Fields, max_position: usize, original_max_position: f64) -> Result<Yarn, ModelError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::Family;
+use super::{Family, added_to_norms, gated_mlp, norm_plus};
 use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
@@ -123,22 +123,9 @@ fn build(
 ) -> Result<Decoder, ModelError> {
     let activation = Activation::from_fields(fields, "hidden_activation", ACTIVATION)?;
     let biased = fields.flag("attention_bias", false)?;
-    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (queries, kv) = (config.query_width(), config.kv_width());
-    // GGUF files have the one added already.
-    let one = if fields.flag("norms_include_one", false)? {
-        0.0
-    } else {
-        1.0
-    };
-    let norm = |weights: &mut Checkpoint, name: &str, width| -> Result<Norm, ModelError> {
-        let mut weight = weights.vector(&format!("{name}.weight"), width)?;
-        weight.iter_mut().for_each(|weight| *weight += one);
-        Ok(Norm::Rms {
-            weight,
-            epsilon: config.norm_epsilon,
-        })
-    };
+    let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
+    let added = added_to_norms(fields)?;
+    let norm = |weights: &mut Checkpoint, name: &str, width| norm_plus(added, config, weights, name, width);
     let final_norm = norm(weights, "model.norm", hidden)?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
@@ -153,44 +140,44 @@ fn build(
         let after_attention = wide_norm("post_attention_layernorm")?;
         let before_mlp = wide_norm("pre_feedforward_layernorm")?;
         let after_mlp = wide_norm("post_feedforward_layernorm")?;
-        let mut load =
-            |part: &str, outputs, inputs, biased| Projection::load(weights, &name(part), outputs, inputs, biased);
+        let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, biased);
         let (rotary_table, rotary) = rotary(layer);
         let attention = Attention {
             norm: before_attention,
-            query: load("self_attn.q_proj", queries, hidden, biased)?,
-            key: load("self_attn.k_proj", kv, hidden, biased)?,
-            value: load("self_attn.v_proj", kv, hidden, biased)?,
+            query: load("self_attn.q_proj", queries, hidden)?,
+            key: load("self_attn.k_proj", kv, hidden)?,
+            value: load("self_attn.v_proj", kv, hidden)?,
             query_norm,
             key_norm,
             rotary,
             rotary_table,
         };
-        let output = load("self_attn.o_proj", hidden, queries, biased)?;
-        let mlp = Mlp::Gated {
-            gate: load("mlp.gate_proj", inner, hidden, false)?,
-            up: load("mlp.up_proj", inner, hidden, false)?,
-            down: load("mlp.down_proj", hidden, inner, false)?,
-            activation,
-        };
-        let normalise = |norm, from, to| Step::Normalise { norm, from, to };
+        let output = load("self_attn.o_proj", hidden, queries)?;
+        let mlp = gated_mlp(config, weights, &name("mlp"), activation)?;
         decoder.layers.push(Layer {
             attention: Some(attention),
-            steps: vec![
-                Step::Project {
-                    projection: output,
-                    from: Rows::Attended,
-                    to: Rows::Normed,
-                },
-                normalise(after_attention, Rows::Normed, Rows::Branch),
-                Step::Add(Rows::Branch),
-                normalise(before_mlp, Rows::Hidden, Rows::Normed),
-                Step::FeedForward(mlp),
-                normalise(after_mlp, Rows::Branch, Rows::Normed),
-                Step::Add(Rows::Normed),
-            ],
+            steps: steps(output, mlp, [after_attention, before_mlp, after_mlp]),
         });
     }
     decoder.embedding_scale = Some((hidden as f32).sqrt());
     Ok(decoder)
+}
+
+/// A layer's steps after attention, with the norms after it, before the feed-forward block and after that.
+fn steps(output: Projection, mlp: Mlp, norms: [Arc<Norm>; 3]) -> Vec<Step> {
+    let [after_attention, before_mlp, after_mlp] = norms;
+    let normalise = |norm, from, to| Step::Normalise { norm, from, to };
+    vec![
+        Step::Project {
+            projection: output,
+            from: Rows::Attended,
+            to: Rows::Normed,
+        },
+        normalise(after_attention, Rows::Normed, Rows::Branch),
+        Step::Add(Rows::Branch),
+        normalise(before_mlp, Rows::Hidden, Rows::Normed),
+        Step::FeedForward(mlp),
+        normalise(after_mlp, Rows::Branch, Rows::Normed),
+        Step::Add(Rows::Normed),
+    ]
 }

@@ -10,6 +10,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3_5;
 
+use crate::blocks::{Activation, Mlp, Norm, Projection};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
@@ -46,6 +47,48 @@ pub(crate) fn configure(fields: &Fields) -> Result<(&'static Family, ModelConfig
     let config = (family.configure)(fields, &architecture)?;
     foreign::check_layer_types(fields, &config)?;
     Ok((family, config))
+}
+
+/// A norm that multiplies by its weights and `added`.
+fn norm_plus(
+    added: f32,
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+    name: &str,
+    width: usize,
+) -> Result<Norm, ModelError> {
+    let mut weight = weights.vector(&format!("{name}.weight"), width)?;
+    weight.iter_mut().for_each(|weight| *weight += added);
+    Ok(Norm::Rms {
+        weight,
+        epsilon: config.norm_epsilon,
+    })
+}
+
+/// What is added to the weights of norms that multiply by 1 + weight; GGUF files have the one added already.
+fn added_to_norms(fields: &Fields) -> Result<f32, ModelError> {
+    Ok(match fields.flag("norms_include_one", false)? {
+        true => 0.0,
+        false => 1.0,
+    })
+}
+
+/// A gated feed-forward block without biases, of three tensors.
+fn gated_mlp(
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+    name: &str,
+    activation: Activation,
+) -> Result<Mlp, ModelError> {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let mut load =
+        |part: &str, outputs, inputs| Projection::load(weights, &format!("{name}.{part}"), outputs, inputs, false);
+    Ok(Mlp::Gated {
+        gate: load("gate_proj", inner, hidden)?,
+        up: load("up_proj", inner, hidden)?,
+        down: load("down_proj", hidden, inner)?,
+        activation,
+    })
 }
 
 /// The family config.json names, and the name it goes by there.

@@ -39,34 +39,18 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     let activation = Activation::from_fields(&fields, "hidden_act", ACTIVATION)?;
     let head_norms = fields.flag("qk_layernorm", false)?;
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (queries, kv) = (config.query_width(), config.kv_width());
-    let norm = |weights: &mut Checkpoint, name: &str, width| -> Result<Norm, ModelError> {
-        Ok(Norm::Layer {
-            weight: weights.vector(&format!("{name}.weight"), width)?,
-            bias: weights.vector(&format!("{name}.bias"), width)?,
-            epsilon: config.norm_epsilon,
-        })
-    };
-    let final_norm = norm(weights, "model.final_layernorm", hidden)?;
+    let queries = config.query_width();
+    let final_norm = norm(config, weights, "model.final_layernorm", hidden)?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut head_norm = |part: &str| match head_norms {
-            true => norm(weights, &name(part), config.head_dim).map(Some),
+            true => norm(config, weights, &name(part), config.head_dim).map(Some),
             false => Ok(None),
         };
         let (query_norm, key_norm) = (head_norm("self_attn.q_layernorm")?, head_norm("self_attn.k_layernorm")?);
-        let norm = Arc::new(norm(weights, &name("input_layernorm"), hidden)?);
-        // Older GGUF files stack the three.
-        let fused = name("self_attn.qkv_proj");
-        let [query, key, value] = match weights.info(&format!("{fused}.weight")).is_some() {
-            true => Projection::load_parts(weights, &fused, 1, [queries, kv, kv], hidden, true)?,
-            false => [
-                Projection::load(weights, &name("self_attn.q_proj"), queries, hidden, true)?,
-                Projection::load(weights, &name("self_attn.k_proj"), kv, hidden, true)?,
-                Projection::load(weights, &name("self_attn.v_proj"), kv, hidden, true)?,
-            ],
-        };
+        let norm = Arc::new(norm(config, weights, &name("input_layernorm"), hidden)?);
+        let [query, key, value] = attention_inputs(config, weights, &name("self_attn"))?;
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, true);
         let attention = Attention {
             norm: Arc::clone(&norm),
@@ -84,26 +68,42 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             down: load("mlp.fc2", hidden, inner)?,
             activation,
         };
+        // Both branches start from the layer's input.
+        let normalise = Step::Normalise {
+            norm,
+            from: Rows::Hidden,
+            to: Rows::Normed,
+        };
+        let output = Step::Project {
+            projection: output,
+            from: Rows::Attended,
+            to: Rows::Branch,
+        };
+        let add = || Step::Add(Rows::Branch);
         decoder.layers.push(Layer {
             attention: Some(attention),
-            steps: vec![
-                // Both branches start from the layer's input.
-                Step::Normalise {
-                    norm,
-                    from: Rows::Hidden,
-                    to: Rows::Normed,
-                },
-                Step::Project {
-                    projection: output,
-                    from: Rows::Attended,
-                    to: Rows::Branch,
-                },
-                Step::Add(Rows::Branch),
-                Step::FeedForward(mlp),
-                Step::Add(Rows::Branch),
-            ],
+            steps: vec![normalise, output, add(), Step::FeedForward(mlp), add()],
         });
     }
     decoder.head_bias = Some(weights.vector("lm_head.bias", config.vocab_size)?);
     Ok(decoder)
+}
+
+fn norm(config: &ModelConfig, weights: &mut Checkpoint, name: &str, width: usize) -> Result<Norm, ModelError> {
+    Ok(Norm::Layer {
+        weight: weights.vector(&format!("{name}.weight"), width)?,
+        bias: weights.vector(&format!("{name}.bias"), width)?,
+        epsilon: config.norm_epsilon,
+    })
+}
+
+/// The projections to queries, keys and values; older GGUF files stack the three.
+fn attention_inputs(config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<[Projection; 3], ModelError> {
+    let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
+    let fused = format!("{name}.qkv_proj");
+    if weights.info(&format!("{fused}.weight")).is_some() {
+        return Projection::load_parts(weights, &fused, 1, [queries, kv, kv], hidden, true);
+    }
+    let mut load = |part: &str, outputs| Projection::load(weights, &format!("{name}.{part}"), outputs, hidden, true);
+    Ok([load("q_proj", queries)?, load("k_proj", kv)?, load("v_proj", kv)?])
 }

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Family;
-use crate::blocks::{
-    Activation, Attention, DeltaNetStorage, GatedDeltaNet, Mlp, Norm, Projection, Rotary, RotarySettings,
-};
+use super::{Family, added_to_norms, gated_mlp, norm_plus};
+use crate::blocks::{Activation, Attention, DeltaNetStorage, GatedDeltaNet, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step, feed_forward};
@@ -96,89 +94,102 @@ fn recurrent_shape(fields: &Fields, layers: usize) -> Result<RecurrentShape, Mod
 fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
     let fields = with_defaults(fields);
     let rotary = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?;
-    let rotary = Arc::new(Rotary::new(&rotary));
-    let biased = fields.flag("attention_bias", false)?;
-    let storage = DeltaNetStorage {
-        heads_tiled: fields.flag("value_heads_tiled", false)?,
-        decay_rates: fields.flag("decay_rates_stored", false)?,
+    let mixers = Mixers {
+        config,
+        rotary: Arc::new(Rotary::new(&rotary)),
+        biased: fields.flag("attention_bias", false)?,
+        storage: DeltaNetStorage {
+            heads_tiled: fields.flag("value_heads_tiled", false)?,
+            decay_rates: fields.flag("decay_rates_stored", false)?,
+        },
+        added_to_norms: added_to_norms(&fields)?,
     };
-    // Norms multiply by 1 + weight; GGUF files have the one added already.
-    let one = match fields.flag("norms_include_one", false)? {
-        true => 0.0,
-        false => 1.0,
-    };
-    let norm = |weights: &mut Checkpoint, name: &str, width| -> Result<Norm, ModelError> {
-        let mut weight = weights.vector(&format!("{name}.weight"), width)?;
-        weight.iter_mut().for_each(|weight| *weight += one);
-        Ok(Norm::Rms {
-            weight,
-            epsilon: config.norm_epsilon,
-        })
-    };
-    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (queries, kv) = (config.query_width(), config.kv_width());
-    let final_norm = norm(weights, "model.norm", hidden)?;
+    let final_norm = mixers.norm(weights, "model.norm", config.hidden_size)?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let mixer_norm = Arc::new(norm(weights, &name("input_layernorm"), hidden)?);
+        let mixer_norm = Arc::new(mixers.norm(weights, &name("input_layernorm"), config.hidden_size)?);
         let (attention, mut steps) = match config.recurrent.as_ref().filter(|shape| shape.is_recurrent(layer)) {
-            Some(shape) => {
-                let name = name("linear_attn");
-                let epsilon = config.norm_epsilon;
-                let mixer = GatedDeltaNet::load(weights, &name, shape, hidden, epsilon, storage)?;
-                let normalise = Step::Normalise {
-                    norm: mixer_norm,
-                    from: Rows::Hidden,
-                    to: Rows::Normed,
-                };
-                (None, vec![normalise, Step::Recur(Box::new(mixer))])
-            }
+            Some(shape) => (
+                None,
+                mixers.recurrent(weights, &name("linear_attn"), shape, mixer_norm)?,
+            ),
             None => {
-                let query_norm = Some(norm(weights, &name("self_attn.q_norm"), config.head_dim)?);
-                let key_norm = Some(norm(weights, &name("self_attn.k_norm"), config.head_dim)?);
-                // Each head's query rows are followed by its gate's.
-                let head_rows = [config.head_dim; 2];
-                let [query, gate] = Projection::load_parts(
-                    weights,
-                    &name("self_attn.q_proj"),
-                    config.heads,
-                    head_rows,
-                    hidden,
-                    biased,
-                )?;
-                let mut load =
-                    |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, biased);
-                let attention = Attention {
-                    norm: Arc::clone(&mixer_norm),
-                    query,
-                    key: load("self_attn.k_proj", kv, hidden)?,
-                    value: load("self_attn.v_proj", kv, hidden)?,
-                    query_norm,
-                    key_norm,
-                    rotary: Arc::clone(&rotary),
-                    rotary_table: 0,
-                };
-                let output = Step::Project {
-                    projection: load("self_attn.o_proj", hidden, queries)?,
-                    from: Rows::Attended,
-                    to: Rows::Branch,
-                };
-                let open = Step::OpenGate { norm: mixer_norm, gate };
-                (Some(attention), vec![open, output])
+                let (attention, steps) = mixers.attention(weights, &name("self_attn"), mixer_norm)?;
+                (Some(attention), steps)
             }
         };
         steps.push(Step::Add(Rows::Branch));
-        let mlp_norm = norm(weights, &name("post_attention_layernorm"), hidden)?;
-        let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);
-        let mlp = Mlp::Gated {
-            gate: load("mlp.gate_proj", inner, hidden)?,
-            up: load("mlp.up_proj", inner, hidden)?,
-            down: load("mlp.down_proj", hidden, inner)?,
-            activation: Activation::Silu,
-        };
+        let mlp_norm = mixers.norm(weights, &name("post_attention_layernorm"), config.hidden_size)?;
+        let mlp = gated_mlp(config, weights, &name("mlp"), Activation::Silu)?;
         steps.extend(feed_forward(mlp_norm, mlp));
         decoder.layers.push(Layer { attention, steps });
     }
     Ok(decoder)
+}
+
+/// What mixes the tokens of a layer, and how its tensors are stored.
+struct Mixers<'a> {
+    config: &'a ModelConfig,
+    rotary: Arc<Rotary>,
+    biased: bool,
+    storage: DeltaNetStorage,
+    added_to_norms: f32,
+}
+
+impl Mixers<'_> {
+    fn norm(&self, weights: &mut Checkpoint, name: &str, width: usize) -> Result<Norm, ModelError> {
+        norm_plus(self.added_to_norms, self.config, weights, name, width)
+    }
+
+    fn recurrent(
+        &self,
+        weights: &mut Checkpoint,
+        name: &str,
+        shape: &RecurrentShape,
+        norm: Arc<Norm>,
+    ) -> Result<Vec<Step>, ModelError> {
+        let (hidden, epsilon) = (self.config.hidden_size, self.config.norm_epsilon);
+        let mixer = GatedDeltaNet::load(weights, name, shape, hidden, epsilon, self.storage)?;
+        let normalise = Step::Normalise {
+            norm,
+            from: Rows::Hidden,
+            to: Rows::Normed,
+        };
+        Ok(vec![normalise, Step::Recur(Box::new(mixer))])
+    }
+
+    /// Attention, and what is done with its result.
+    fn attention(
+        &self,
+        weights: &mut Checkpoint,
+        name: &str,
+        norm: Arc<Norm>,
+    ) -> Result<(Attention, Vec<Step>), ModelError> {
+        let (config, biased) = (self.config, self.biased);
+        let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
+        let name = |part: &str| format!("{name}.{part}");
+        let query_norm = Some(self.norm(weights, &name("q_norm"), config.head_dim)?);
+        let key_norm = Some(self.norm(weights, &name("k_norm"), config.head_dim)?);
+        // Each head's query rows are followed by its gate's.
+        let head_rows = [config.head_dim; 2];
+        let [query, gate] = Projection::load_parts(weights, &name("q_proj"), config.heads, head_rows, hidden, biased)?;
+        let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, biased);
+        let attention = Attention {
+            norm: Arc::clone(&norm),
+            query,
+            key: load("k_proj", kv, hidden)?,
+            value: load("v_proj", kv, hidden)?,
+            query_norm,
+            key_norm,
+            rotary: Arc::clone(&self.rotary),
+            rotary_table: 0,
+        };
+        let output = Step::Project {
+            projection: load("o_proj", hidden, queries)?,
+            from: Rows::Attended,
+            to: Rows::Branch,
+        };
+        Ok((attention, vec![Step::OpenGate { norm, gate }, output]))
+    }
 }

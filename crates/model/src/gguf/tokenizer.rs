@@ -29,6 +29,13 @@ pub(super) struct Tokens<'a> {
     kinds: Vec<u8>,
 }
 
+/// What is done to a text before and after the model.
+struct Steps {
+    normalizations: Vec<Normalization>,
+    cuts: Vec<Cut>,
+    decodings: Vec<Decoding>,
+}
+
 impl<'a> Tokens<'a> {
     /// `None` where the file has no tokenizer.
     pub(super) fn read(path: &'a Path, header: &'a Header<'a>) -> Result<Option<Tokens<'a>>, ModelError> {
@@ -143,7 +150,12 @@ impl<'a> Tokens<'a> {
             word_suffix: String::new(),
             takes_whole_words: false,
         };
-        self.pipeline(vocabulary, model, normalizations, Vec::new(), decodings, true)
+        let steps = Steps {
+            normalizations,
+            cuts: Vec::new(),
+            decodings,
+        };
+        self.pipeline(vocabulary, model, steps, true)
     }
 
     /// Byte-level byte-pair encoding with merges in the file and a pre-tokenizer known by name.
@@ -176,36 +188,30 @@ impl<'a> Tokens<'a> {
             word_suffix: String::new(),
             takes_whole_words: known.ignores_merges,
         };
-        let cuts = known.cuts().map_err(|problem| self.broken(&problem))?;
-        let normalizations = known.normalizations();
-        self.pipeline(
-            vocabulary,
-            model,
-            normalizations,
-            cuts,
-            vec![Decoding::Bytes],
-            known.adds_bos,
-        )
+        let steps = Steps {
+            normalizations: known.normalizations(),
+            cuts: known.cuts().map_err(|problem| self.broken(&problem))?,
+            decodings: vec![Decoding::Bytes],
+        };
+        self.pipeline(vocabulary, model, steps, known.adds_bos)
     }
 
     fn pipeline(
         &self,
         vocabulary: Vocabulary,
         model: BytePairs,
-        normalizations: Vec<Normalization>,
-        cuts: Vec<Cut>,
-        decodings: Vec<Decoding>,
+        steps: Steps,
         adds_bos: bool,
     ) -> Result<Pipeline, ModelError> {
         let broken = |problem: String| self.broken(&problem);
         Ok(Pipeline {
             vocabulary,
             added: AddedTokens::new(self.added_tokens()).map_err(broken)?,
-            normalizer: Normalizer::new(normalizations).map_err(broken)?,
-            pre_tokenizer: PreTokenizer::new(cuts).map_err(broken)?,
+            normalizer: Normalizer::new(steps.normalizations).map_err(broken)?,
+            pre_tokenizer: PreTokenizer::new(steps.cuts).map_err(broken)?,
             model: Model::BytePairs(model),
             surroundings: self.surroundings(adds_bos)?,
-            decoder: Decoder::new(decodings).map_err(broken)?,
+            decoder: Decoder::new(steps.decodings).map_err(broken)?,
         })
     }
 

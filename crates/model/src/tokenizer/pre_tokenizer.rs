@@ -227,12 +227,7 @@ impl PreTokenizerText {
             PreTokenizerText::ByteLevel {
                 add_prefix_space,
                 use_regex,
-            } => {
-                let words = use_regex.then(|| Pattern::expression(GPT2_WORDS).map(Cut::isolated));
-                steps.extend(add_prefix_space.then_some(Cut::PrefixSpace));
-                steps.extend(words.transpose()?);
-                steps.push(Cut::Bytes);
-            }
+            } => push_byte_level(steps, add_prefix_space, use_regex)?,
             PreTokenizerText::Delimiter { delimiter } => {
                 steps.push(Cut::split(Pattern::Exactly(delimiter), Behavior::Removed));
             }
@@ -244,9 +239,8 @@ impl PreTokenizerText {
             } => {
                 let prepend = prepend(add_prefix_space, prepend_scheme)?;
                 steps.push(Cut::Spaces { replacement, prepend });
-                if split.unwrap_or(true) {
-                    steps.push(Cut::split(Pattern::Exactly(replacement), Behavior::MergedWithNext));
-                }
+                let words = Cut::split(Pattern::Exactly(replacement), Behavior::MergedWithNext);
+                steps.extend(split.unwrap_or(true).then_some(words));
             }
             PreTokenizerText::Whitespace => steps.push(Cut::Split {
                 pattern: Pattern::expression(WORDS_AND_SIGNS)?,
@@ -269,21 +263,29 @@ impl PreTokenizerText {
                 steps.push(Cut::split(Pattern::Character(is_punctuation), behavior));
             }
             PreTokenizerText::WhitespaceSplit => steps.push(Cut::split(spaces, Behavior::Removed)),
-            PreTokenizerText::Digits { individual_digits } => {
-                let digits = Pattern::Character(char::is_numeric);
-                steps.push(Cut::split(
-                    digits,
-                    match individual_digits {
-                        true => Behavior::Isolated,
-                        false => Behavior::Contiguous,
-                    },
-                ));
-            }
+            PreTokenizerText::Digits { individual_digits } => steps.push(digits(individual_digits)),
             PreTokenizerText::FixedLength { length: 0 } => return Err("FixedLength: length must be at least 1".into()),
             PreTokenizerText::FixedLength { length } => steps.push(Cut::FixedLength(length)),
         }
         Ok(())
     }
+}
+
+/// ByteLevel: words, then bytes as characters.
+fn push_byte_level(steps: &mut Vec<Cut>, add_prefix_space: bool, use_regex: bool) -> Result<(), String> {
+    let words = use_regex.then(|| Pattern::expression(GPT2_WORDS).map(Cut::isolated));
+    steps.extend(add_prefix_space.then_some(Cut::PrefixSpace));
+    steps.extend(words.transpose()?);
+    steps.push(Cut::Bytes);
+    Ok(())
+}
+
+fn digits(individual: bool) -> Cut {
+    let behavior = match individual {
+        true => Behavior::Isolated,
+        false => Behavior::Contiguous,
+    };
+    Cut::split(Pattern::Character(char::is_numeric), behavior)
 }
 
 /// What Metaspace's two settings say together; files from before the second was invented have the first alone.

@@ -61,7 +61,10 @@ fn hostile_headers_are_refused_without_taking_their_word() {
         &["1125899906842624", "bytes follow"],
     );
     refused(&bent(32, &[0xff]), &["UTF-8"]);
+}
 
+#[test]
+fn metadata_that_contradicts_itself_is_refused() {
     let list = |kind: u32, count: u64, items: &[u8]| [&kind.to_le_bytes()[..], &count.to_le_bytes(), items].concat();
     let with = |pair: Pair| gguf_file(3, &[metadata(), vec![pair]].concat(), &tensors());
     refused(
@@ -77,7 +80,10 @@ fn hostile_headers_are_refused_without_taking_their_word() {
     refused(&with(("x".into(), 7, vec![2])), &["metadata x", "neither true"]);
     refused(&with(number("general.alignment", 3)), &["general.alignment"]);
     refused(&with(number("general.alignment", 0)), &["general.alignment"]);
+}
 
+#[test]
+fn tensors_whose_shapes_or_types_contradict_the_file_are_refused() {
     let with = |bend: fn(&mut Vec<Tensor>)| {
         let mut tensors = tensors();
         bend(&mut tensors);

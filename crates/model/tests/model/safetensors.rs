@@ -48,76 +48,38 @@ fn hostile_weight_headers_are_refused_without_taking_their_word() {
     weight_file(&safetensors_bytes(&"[".repeat(100_000), &[]), &["header"]);
     weight_file(&safetensors_bytes("{\"a\":\u{1}}", &[]), &["header"]);
     weight_file(&[8, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 1, 2, 3, 4, 5], &["header"]);
+}
+
+#[test]
+fn tensors_whose_places_or_shapes_contradict_the_file_are_refused() {
     let entry = |dtype: &str, shape: &str, begin: u64, end: u64| {
         format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
     };
+    let alone = |dtype, shape, begin, end| format!(r#"{{"a":{}}}"#, entry(dtype, shape, begin, end));
+    let both = |second: &str, shape, begin, end| {
+        let (first, second_entry) = (entry("F32", "[1]", 0, 4), entry("F32", shape, begin, end));
+        format!(r#"{{"a":{first},"{second}":{second_entry}}}"#)
+    };
+    let many = format!("[2{}]", ",1".repeat(16));
+    let huge = "[4294967296,4294967296,4294967296]";
+    let without_place = r#"{"a":{"dtype":"F32","shape":[2]}}"#.to_owned();
     for (header, words) in [
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", "[2]", 0, 9999)),
-            vec!["tensor a", "9999"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", "[2]", 8, 0)),
-            vec!["tensor a", "8 to 0"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", "[3]", 0, 8)),
-            vec!["tensor a", "takes 12 bytes", "claims 8"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", "[0]", 0, 0)),
-            vec!["tensor a", "zero"],
-        ),
-        (
-            format!(
-                r#"{{"a":{}}}"#,
-                entry("F32", "[4294967296,4294967296,4294967296]", 0, 8)
-            ),
-            vec!["tensor a", "impossible shape"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", "[-1]", 0, 8)),
-            vec!["tensor a", "-1"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", &format!("[2{}]", ",1".repeat(16)), 0, 8)),
-            vec!["tensor a", "16 dimensions"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F33", "[2]", 0, 8)),
-            vec!["tensor a", "F33"],
-        ),
-        (format!(r#"{{"a":{}}}"#, entry("F4", "[3]", 0, 8)), vec!["tensor a"]),
-        (
-            format!(
-                r#"{{"a":{},"b":{}}}"#,
-                entry("F32", "[1]", 0, 4),
-                entry("F32", "[2]", 0, 8)
-            ),
-            vec!["tensor b", "overlaps"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", "[1]", 4, 8)),
-            vec!["tensor a", "unclaimed"],
-        ),
-        (
-            format!(r#"{{"a":{}}}"#, entry("F32", "[1]", 0, 4)),
-            vec!["follow the last tensor"],
-        ),
-        (
-            format!(
-                r#"{{"a":{},"a":{}}}"#,
-                entry("F32", "[1]", 0, 4),
-                entry("F32", "[1]", 4, 8)
-            ),
-            vec!["tensor a", "twice"],
-        ),
-        (
-            r#"{"a":{"dtype":"F32","shape":[2]}}"#.to_owned(),
-            vec!["tensor a", "data_offsets"],
-        ),
+        (alone("F32", "[2]", 0, 9999), &["tensor a", "9999"][..]),
+        (alone("F32", "[2]", 8, 0), &["tensor a", "8 to 0"]),
+        (alone("F32", "[3]", 0, 8), &["tensor a", "takes 12 bytes", "claims 8"]),
+        (alone("F32", "[0]", 0, 0), &["tensor a", "zero"]),
+        (alone("F32", huge, 0, 8), &["tensor a", "impossible shape"]),
+        (alone("F32", "[-1]", 0, 8), &["tensor a", "-1"]),
+        (alone("F32", &many, 0, 8), &["tensor a", "16 dimensions"]),
+        (alone("F33", "[2]", 0, 8), &["tensor a", "F33"]),
+        (alone("F4", "[3]", 0, 8), &["tensor a"]),
+        (both("b", "[2]", 0, 8), &["tensor b", "overlaps"]),
+        (alone("F32", "[1]", 4, 8), &["tensor a", "unclaimed"]),
+        (alone("F32", "[1]", 0, 4), &["follow the last tensor"]),
+        (both("a", "[1]", 4, 8), &["tensor a", "twice"]),
+        (without_place, &["tensor a", "data_offsets"]),
     ] {
-        weight_file(&safetensors_bytes(&header, &[0; 8]), &words);
+        weight_file(&safetensors_bytes(&header, &[0; 8]), words);
     }
 }
 

@@ -1,130 +1,66 @@
-//! Every step of a tokenizer.json against the crate `tokenizers`, and settings that would harm.
+//! Every step of a tokenizer.json against the crate `tokenizers`.
 
-use crate::testing::{bytes_as_characters, character_map, refused, write_tokenizer};
-use riffle_model::{ModelError, Tokenizer, load};
+use crate::testing::character_map;
+use crate::testing::tokenizers::{byte_pairs, described, fused, read, texts_of_tokens, vocabulary, with_unknown};
 use serde_json::{Value, json};
 
-/// A small vocabulary: bytes as characters, a few merges, `▁` and words.
-fn texts_of_tokens() -> Vec<String> {
-    let mut texts = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
-    texts.extend(bytes_as_characters().map(String::from));
-    let more = [
-        "▁", "ab", "abc", "▁a", "▁ab", "Ġa", "##b", "##c", "e\u{301}", "語", "b</w>", "12", "aa", "aaa", "▁▁",
-        "<0x41>", "fi",
-    ];
-    texts.extend(more.map(str::to_owned));
-    texts
-}
-
-fn vocabulary() -> Value {
-    let texts = texts_of_tokens();
-    Value::Object(
-        texts
-            .into_iter()
-            .enumerate()
-            .map(|(id, text)| (text, id.into()))
-            .collect(),
-    )
-}
-
-fn byte_pairs(settings: Value) -> Value {
-    let merges = [
-        ["a", "b"],
-        ["ab", "c"],
-        ["▁", "a"],
-        ["▁a", "b"],
-        ["Ġ", "a"],
-        ["1", "2"],
-        ["a", "a"],
-        ["aa", "a"],
-        ["▁", "▁"],
-    ];
-    let mut model = json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocabulary(), "merges": merges});
-    for (name, value) in settings.as_object().unwrap() {
-        model[name] = value.clone();
-    }
-    model
-}
-
-/// A tokenizer.json of these parts; `null` for those it lacks.
-fn described(normalizer: Value, pre_tokenizer: Value, decoder: Value, model: Value) -> Value {
-    let added = |id: u32, content: &str, special: bool, normalized: bool| {
-        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": normalized, "special": special})
-    };
-    json!({"version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [added(0, "<unk>", true, false), added(1, "<s>", true, false), added(2, "</s>", true, false)],
-        "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder, "model": model,
-        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}})
-}
-
-fn read(description: &Value) -> Tokenizer {
-    let directory = tempfile::tempdir().unwrap();
-    write_tokenizer(directory.path(), &description.to_string(), "{}");
-    load(directory.path())
-        .unwrap_or_else(|error| panic!("{error}: {description}"))
-        .tokenizer
-        .unwrap()
-}
+/// What the texts are put together from.
+const PIECES: [&str; 51] = [
+    "a",
+    "b",
+    "c",
+    "ab",
+    "abc",
+    "aaaa",
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\r",
+    "\t",
+    "\0",
+    "\u{7}",
+    "▁",
+    "▁▁",
+    "é",
+    "e\u{301}",
+    "É",
+    "İ",
+    "ß",
+    "語",
+    "東京",
+    "한",
+    "🙂",
+    "👩‍👧",
+    "1",
+    "12",
+    "٣",
+    "½",
+    "ﬁ",
+    "①",
+    ".",
+    ",",
+    "!",
+    "it's",
+    "don't",
+    "—",
+    "_",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "<0x41>",
+    "\u{a0}",
+    "\u{3000}",
+    "\u{200b}",
+    "\u{ad}",
+    "\u{fffd}",
+    "##b",
+    "Ġ",
+    "x",
+];
 
 /// Texts that steps treat differently, the same in every run.
 fn texts() -> Vec<String> {
-    let pieces = [
-        "a",
-        "b",
-        "c",
-        "ab",
-        "abc",
-        "aaaa",
-        " ",
-        "  ",
-        "   ",
-        "\n",
-        "\r",
-        "\t",
-        "\0",
-        "\u{7}",
-        "▁",
-        "▁▁",
-        "é",
-        "e\u{301}",
-        "É",
-        "İ",
-        "ß",
-        "語",
-        "東京",
-        "한",
-        "🙂",
-        "👩‍👧",
-        "1",
-        "12",
-        "٣",
-        "½",
-        "ﬁ",
-        "①",
-        ".",
-        ",",
-        "!",
-        "it's",
-        "don't",
-        "—",
-        "_",
-        "<s>",
-        "</s>",
-        "<unk>",
-        "<0x41>",
-        "\u{a0}",
-        "\u{3000}",
-        "\u{200b}",
-        "\u{ad}",
-        "\u{fffd}",
-        "##b",
-        "Ġ",
-        "x",
-    ];
     let mut state = 7u64;
     let mut next = |below: usize| {
         state = state
@@ -132,9 +68,9 @@ fn texts() -> Vec<String> {
             .wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below
     };
-    let mut texts: Vec<String> = pieces.iter().map(|piece| (*piece).to_owned()).collect();
+    let mut texts: Vec<String> = PIECES.iter().map(|piece| (*piece).to_owned()).collect();
     texts.push(String::new());
-    texts.extend((0..150).map(|_| (0..next(9)).map(|_| pieces[next(pieces.len())]).collect::<String>()));
+    texts.extend((0..150).map(|_| (0..next(9)).map(|_| PIECES[next(PIECES.len())]).collect::<String>()));
     texts
 }
 
@@ -171,14 +107,6 @@ fn same_as_the_reference(description: &Value) {
         }
     }
     assert!(tokens > 100, "only {tokens} tokens were compared: {description}");
-}
-
-fn fused() -> Value {
-    json!({"type": "Fuse"})
-}
-
-fn with_unknown() -> Value {
-    byte_pairs(json!({"unk_token": "<unk>"}))
 }
 
 #[test]
@@ -346,167 +274,6 @@ fn post_processors_put_the_tokens_of_the_reference_around_a_text() {
     ] {
         description["post_processor"] = processor;
         same_as_the_reference(&description);
-    }
-}
-
-#[track_caller]
-fn refused_tokenizer(description: &Value, words: &[&str]) {
-    let directory = tempfile::tempdir().unwrap();
-    write_tokenizer(directory.path(), &description.to_string(), "{}");
-    let words = [&["tokenizer.json"], words].concat();
-    assert!(matches!(
-        refused(directory.path(), &words),
-        ModelError::Tokenizer { .. }
-    ));
-}
-
-#[test]
-fn settings_that_would_make_a_text_explode_are_refused() {
-    let doubling = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
-    let chain = |step: &Value, count: usize| vec![step.clone(); count];
-    let normalizer = |steps: Vec<Value>| {
-        described(
-            json!({"type": "Sequence", "normalizers": steps}),
-            Value::Null,
-            fused(),
-            with_unknown(),
-        )
-    };
-    refused_tokenizer(
-        &normalizer(chain(&doubling, 40)),
-        &["normalizer", "1024 times is the limit"],
-    );
-    let one = json!({"type": "NFC"});
-    refused_tokenizer(&normalizer(chain(&one, 65)), &["normalizer", "65 steps", "64"]);
-    let long = json!({"type": "Prepend", "prepend": "a".repeat(1 << 20)});
-    refused_tokenizer(&normalizer(vec![long]), &["normalizer", "limit"]);
-    let decoders = json!({"type": "Sequence", "decoders": chain(&doubling, 40)});
-    refused_tokenizer(
-        &described(Value::Null, Value::Null, decoders, with_unknown()),
-        &["decoder", "limit"],
-    );
-}
-
-#[test]
-fn a_text_that_grows_beyond_its_share_is_refused_before_it_takes_memory() {
-    let times_1000 = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(1000)});
-    let tokenizer = read(&described(times_1000.clone(), Value::Null, fused(), with_unknown()));
-    assert!(!tokenizer.encode("a a", false).unwrap().is_empty());
-    let error = tokenizer.encode(&"a".repeat(1 << 20), false).unwrap_err().to_string();
-    assert!(error.contains("64 times"), "{error}");
-    let tokenizer = read(&described(Value::Null, Value::Null, times_1000, with_unknown()));
-    let id = tokenizer.token_id("a").unwrap();
-    assert_eq!(tokenizer.decode(&[id]).unwrap().len(), 1000);
-}
-
-#[test]
-fn settings_on_which_the_reference_panics_are_refused() {
-    let plain = || described(Value::Null, Value::Null, fused(), with_unknown());
-    let with = |part: &str, value: Value, words: &[&str]| {
-        let mut description = plain();
-        description[part] = value;
-        refused_tokenizer(&description, words);
-    };
-    let replace = |pattern: Value| json!({"type": "Replace", "pattern": pattern, "content": "x"});
-    with("normalizer", replace(json!({"String": ""})), &["pattern is empty"]);
-    with("normalizer", replace(json!({"Regex": ""})), &["pattern is empty"]);
-    with("normalizer", replace(json!({"Regex": "(a"})), &["regular expression"]);
-    with("decoder", replace(json!({"Regex": "[z-a]"})), &["regular expression"]);
-    with(
-        "normalizer",
-        replace(json!({"Regex": "a|".repeat(3000)})),
-        &["6000 bytes", "4096"],
-    );
-    with(
-        "normalizer",
-        replace(json!({"Regex": "\\w{1000}"})),
-        &["regular expression"],
-    );
-    with("normalizer", json!({"prepend": "a"}), &["normalizer", "type"]);
-    for charsmap in ["", "AAAA", "!!!!", "AAAAAA==", "/////w=="] {
-        let step = json!({"type": "Precompiled", "precompiled_charsmap": charsmap});
-        with("normalizer", step, &["precompiled_charsmap is damaged"]);
-    }
-    with(
-        "pre_tokenizer",
-        json!({"type": "FixedLength", "length": 0}),
-        &["length", "at least 1"],
-    );
-    with(
-        "pre_tokenizer",
-        json!({"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": false}),
-        &["pattern is empty"],
-    );
-    with("decoder", json!({"type": "Magic"}), &["decoder", "Magic"]);
-
-    let mut description = plain();
-    description["post_processor"]["special_tokens"] = json!({});
-    refused_tokenizer(&description, &["special_tokens", "<s>"]);
-    let mut description = plain();
-    description["post_processor"]["single"][1]["Sequence"]["id"] = json!("B");
-    refused_tokenizer(&description, &["post_processor", "second"]);
-    let twice = plain()["post_processor"].clone();
-    with(
-        "post_processor",
-        json!({"type": "Sequence", "processors": [twice, twice]}),
-        &["only one"],
-    );
-
-    let with = |settings: Value, words: &[&str]| {
-        let mut description = described(Value::Null, Value::Null, fused(), byte_pairs(settings));
-        description["added_tokens"] = json!([]);
-        refused_tokenizer(&description, words);
-    };
-    with(json!({"dropout": 0.5}), &["dropout"]);
-    with(json!({"merges": [["a", "no such"]]}), &["merge 0", "no such"]);
-    with(json!({"merges": ["a b c"]}), &["a b c"]);
-    with(json!({"continuing_subword_prefix": "#####"}), &["prefix"]);
-    with(json!({"vocab": {"a": 4_000_000_000u32}, "merges": []}), &["4000000000"]);
-    with(json!({"vocab": {"a": 0, "b": 0}, "merges": []}), &["same id 0"]);
-    with(json!({"vocab": [["a", 0.5]], "merges": []}), &["vocab"]);
-    with(json!({"type": "Unigram"}), &["vocab"]);
-    with(
-        json!({"type": "WordPiece", "max_input_chars_per_word": 1u64 << 40}),
-        &["max_input_chars_per_word"],
-    );
-}
-
-#[test]
-fn added_tokens_whose_ids_contradict_the_vocabulary_are_refused() {
-    let mut description = described(Value::Null, Value::Null, fused(), with_unknown());
-    description["added_tokens"][1]["id"] = json!(7);
-    refused_tokenizer(&description, &["<s>", "7", "1"]);
-    let mut description = described(Value::Null, Value::Null, fused(), with_unknown());
-    description["added_tokens"][1]["content"] = json!("<new>");
-    refused_tokenizer(&description, &["<new>", "<s>"]);
-}
-
-#[test]
-fn a_pattern_that_takes_too_many_steps_is_an_error_not_another_cut() {
-    let bomb =
-        json!({"type": "Split", "pattern": {"Regex": "(?:(x+)+)\\1y|x"}, "behavior": "Isolated", "invert": false});
-    let tokenizer = read(&described(Value::Null, bomb, fused(), with_unknown()));
-    assert!(!tokenizer.encode("xxy", false).unwrap().is_empty());
-    let error = tokenizer.encode(&"x".repeat(200), false).unwrap_err().to_string();
-    assert!(
-        error.contains("text cannot be tokenized") && error.contains("pattern"),
-        "{error}"
-    );
-}
-
-#[test]
-fn a_damaged_character_map_harms_nothing() {
-    let valid = character_map("ﬁ", "fi");
-    for at in (0..valid.len() - 4).step_by(31) {
-        let mut damaged = valid.clone().into_bytes();
-        damaged[at] = if damaged[at] == b'/' { b'A' } else { b'/' };
-        let step = json!({"type": "Precompiled", "precompiled_charsmap": String::from_utf8(damaged).unwrap()});
-        let description = described(step, Value::Null, fused(), with_unknown());
-        let directory = tempfile::tempdir().unwrap();
-        write_tokenizer(directory.path(), &description.to_string(), "{}");
-        if let Ok(loaded) = load(directory.path()) {
-            loaded.tokenizer.unwrap().encode("a ﬁne ﬁ", false).unwrap();
-        }
     }
 }
 

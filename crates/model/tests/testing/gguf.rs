@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 
 use riffle_model::{ModelError, load};
 
-use super::gguf_string;
-
 /// Metadata as GGUF stores it: key, type number, bytes.
 pub(crate) type Pair = (String, u32, Vec<u8>);
 
@@ -88,7 +86,7 @@ pub(crate) fn file_with(pairs: &[Pair]) -> Vec<u8> {
     let mut all = metadata();
     all.retain(|(key, ..)| !pairs.iter().any(|(other, ..)| key == other));
     all.extend_from_slice(pairs);
-    super::gguf_file(3, &all, &tensors())
+    gguf_file(3, &all, &tensors())
 }
 
 pub(crate) fn float(key: &str, value: f32) -> Pair {
@@ -97,4 +95,40 @@ pub(crate) fn float(key: &str, value: f32) -> Pair {
 
 pub(crate) fn flag(key: &str, value: bool) -> Pair {
     (key.to_owned(), 7, vec![u8::from(value)])
+}
+
+/// A text as GGUF stores it.
+pub(crate) fn gguf_string(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+/// The bytes of a GGUF file.
+pub(crate) fn gguf_file(version: u32, metadata: &[Pair], tensors: &[Tensor]) -> Vec<u8> {
+    let mut file = b"GGUF".to_vec();
+    file.extend(version.to_le_bytes());
+    file.extend((tensors.len() as u64).to_le_bytes());
+    file.extend((metadata.len() as u64).to_le_bytes());
+    for (key, kind, value) in metadata {
+        file.extend(gguf_string(key));
+        file.extend(kind.to_le_bytes());
+        file.extend(value);
+    }
+    let mut data: Vec<u8> = Vec::new();
+    for (name, dimensions, kind, bytes) in tensors {
+        file.extend(gguf_string(name));
+        file.extend((dimensions.len() as u32).to_le_bytes());
+        file.extend(dimensions.iter().flat_map(|dimension| dimension.to_le_bytes()));
+        file.extend(kind.to_le_bytes());
+        file.extend((data.len() as u64).to_le_bytes());
+        data.extend(bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    file.resize(file.len().next_multiple_of(32), 0);
+    file.extend(data);
+    file
+}
+
+/// The model with this metadata beside its sizes.
+pub(crate) fn tiny_gguf(further: &[Pair]) -> Vec<u8> {
+    gguf_file(3, &[&metadata()[..], further].concat(), &tensors())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::testing::{Scene, make};
 use riffle_attention::{
-    AttendOptions, KvView, PageView, Partial, QueryTile, Selection, Span, add_column_mass, attend, reference,
+    AttendJob, AttendOptions, KvView, PageView, Partial, QueryTile, Selection, Span, add_column_mass, attend, reference,
 };
 use riffle_policy::{ColumnMass, Phase, Policy, PolicyError, PolicySpec, SelectContext};
 
@@ -112,16 +112,12 @@ fn column_mass(
         .collect();
     let mut mass = vec![0.0; scene.tokens];
     for selection in read {
-        add_column_mass(
-            tile,
-            &kv(scene, pages),
+        let job = AttendJob {
+            queries: *tile,
+            kv: kv(scene, pages),
             selection,
-            &options(scene),
-            &log_sum_exp,
-            0,
-            &mut mass,
-        )
-        .unwrap();
+        };
+        add_column_mass(&job, &options(scene), &log_sum_exp, 0, &mut mass).unwrap();
     }
     mass
 }

@@ -75,48 +75,69 @@ enum FlexPattern {
     Lines(Vec<usize>, Vec<usize>),
 }
 
-fn flex_pattern(scene: &Scene, block: usize, gamma: f64, tau: f64, least: usize) -> FlexPattern {
-    let d = scene.head_dim;
-    let mean = |rows: &mut dyn Iterator<Item = &[f32]>| -> Vec<f64> {
-        let (mut sums, mut count) = (vec![0.0; d], 0.0);
-        for row in rows {
-            count += 1.0;
-            sums.iter_mut()
-                .zip(row)
-                .for_each(|(sum, value)| *sum += f64::from(*value));
+/// The mean of rows of `width` elements.
+fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>, width: usize) -> Vec<f64> {
+    let (mut sums, mut count) = (vec![0.0; width], 0.0);
+    for row in rows {
+        count += 1.0;
+        sums.iter_mut()
+            .zip(row)
+            .for_each(|(sum, value)| *sum += f64::from(*value));
+    }
+    sums.into_iter().map(|sum| sum / count).collect()
+}
+
+/// What the mean queries of blocks predict of the mean keys of blocks.
+struct Prediction<'a> {
+    scene: &'a Scene,
+    mean_keys: Vec<Vec<f64>>,
+}
+
+impl<'a> Prediction<'a> {
+    fn new(scene: &'a Scene, block: usize) -> Self {
+        let blocks = scene.keys.chunks(block * scene.head_dim);
+        let mean_keys = blocks.map(|keys| mean(keys.chunks(scene.head_dim), scene.head_dim));
+        Self {
+            scene,
+            mean_keys: mean_keys.collect(),
         }
-        sums.into_iter().map(|sum| sum / count).collect()
-    };
-    let means: Vec<Vec<f64>> = scene
-        .keys
-        .chunks(block * d)
-        .map(|keys| mean(&mut keys.chunks(d)))
-        .collect();
-    let predict = |rows: std::ops::Range<usize>, head: usize, blocks: usize| -> Vec<f64> {
-        let mut queries = rows.map(|row| &scene.queries[(row * scene.group + head) * d..][..d]);
-        let query = mean(&mut queries);
-        let dots = means[..blocks]
+    }
+
+    /// The softmax of the first `blocks` blocks under the mean query of some rows.
+    fn of_head(&self, rows: std::ops::Range<usize>, head: usize, blocks: usize) -> Vec<f64> {
+        let (scene, d) = (self.scene, self.scene.head_dim);
+        let queries = rows.map(|row| &scene.queries[(row * scene.group + head) * d..][..d]);
+        let query = mean(queries, d);
+        let dots = self.mean_keys[..blocks]
             .iter()
             .map(|key| key.iter().zip(&query).map(|(k, q)| k * q).sum::<f64>());
         softmax(&dots.map(|dot| dot * f64::from(scene.scale)).collect::<Vec<_>>())
-    };
+    }
+
+    /// [`of_head`](Self::of_head), summed over the heads of the group.
+    fn of_group(&self, rows: std::ops::Range<usize>, blocks: usize) -> Vec<f64> {
+        let mut sums = vec![0.0; blocks];
+        for head in 0..self.scene.group {
+            let part = self.of_head(rows.clone(), head, blocks);
+            sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
+        }
+        sums
+    }
+}
+
+fn flex_pattern(scene: &Scene, block: usize, gamma: f64, tau: f64, least: usize) -> FlexPattern {
+    let prediction = Prediction::new(scene, block);
     let rows = block.min(scene.rows);
     let (columns, distances) = line_mass(scene, rows);
     let seen: Vec<f64> = columns.chunks(block).map(|block| block.iter().sum::<f64>()).collect();
     let total: f64 = seen.iter().sum();
-    let mut predicted = vec![0.0; means.len()];
-    for head in 0..scene.group {
-        let part = predict(scene.rows - rows..scene.rows, head, means.len());
-        predicted
-            .iter_mut()
-            .zip(part)
-            .for_each(|(sum, x)| *sum += x / scene.group as f64);
-    }
+    let predicted = prediction.of_group(scene.rows - rows..scene.rows, prediction.mean_keys.len());
     let divergence: f64 = seen
         .iter()
         .zip(&predicted)
         .map(|(a, b)| {
-            let (a, m) = (a / total, (a / total + b) / 2.0);
+            let (a, b) = (a / total, b / scene.group as f64);
+            let m = (a + b) / 2.0;
             (a * (a / m).ln() + b * (b / m).ln()) / 2.0
         })
         .sum();
@@ -131,11 +152,7 @@ fn flex_pattern(scene: &Scene, block: usize, gamma: f64, tau: f64, least: usize)
     let rows = numbers.map(|number| {
         let from = (number * block).max(scene.start) - scene.start;
         let to = ((number + 1) * block).min(end) - scene.start;
-        let mut scores = vec![0.0; number + 1];
-        for head in 0..scene.group {
-            let part = predict(from..to, head, number + 1);
-            scores.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
-        }
+        let scores = prediction.of_group(from..to, number + 1);
         best_share(&scores, gamma, least.div_ceil(block), |key| key == 0 || key == number)
     });
     FlexPattern::Blocks(rows.collect())

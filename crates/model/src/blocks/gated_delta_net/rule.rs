@@ -62,6 +62,15 @@ pub(super) struct HeadTokens<'a> {
     pub(super) decay: &'a [f32],
 }
 
+/// Some of the tokens, as one value head reads them.
+#[derive(Clone, Copy)]
+struct HeadPart<'a> {
+    tokens: &'a HeadTokens<'a>,
+    head: usize,
+    first: usize,
+    count: usize,
+}
+
 /// A head's chunk, gathered.
 #[derive(Default)]
 struct Chunk {
@@ -117,27 +126,33 @@ impl Rule {
                     let until_boundary = CHUNK - (tokens.start_position + first) % CHUNK;
                     let count = until_boundary.min(tokens.rows - first);
                     let read = &mut read[first * self.value_dim..][..count * self.value_dim];
-                    self.gather(chunk, tokens, head, first, count);
+                    let part = HeadPart {
+                        tokens,
+                        head,
+                        first,
+                        count,
+                    };
+                    self.gather(chunk, part);
                     match tokens.one_by_one || count < FEW {
-                        true => self.one_by_one(chunk, tokens, head, first, memory, read),
-                        false => self.at_once(chunk, tokens, head, first, memory, read),
+                        true => self.one_by_one(chunk, part, memory, read),
+                        false => self.at_once(chunk, part, memory, read),
                     }
                     first += count;
                 }
             });
     }
 
-    /// Queries and keys of `count` tokens from `first` on, scaled to their lengths.
-    fn gather(&self, chunk: &mut Chunk, tokens: &HeadTokens<'_>, head: usize, first: usize, count: usize) {
+    /// Queries and keys of a part, scaled to their lengths.
+    fn gather(&self, chunk: &mut Chunk, part: HeadPart<'_>) {
         let key_dim = self.key_dim;
         let key_head = match self.heads_tiled {
-            true => head % self.key_heads,
-            false => head / (self.value_heads / self.key_heads),
+            true => part.head % self.key_heads,
+            false => part.head / (self.value_heads / self.key_heads),
         };
         let query_scale = (key_dim as f32).sqrt().recip();
         chunk.queries.clear();
         chunk.keys.clear();
-        for row in self.rows(tokens, first, count) {
+        for row in self.rows(part) {
             let unit = |from: usize, length: f32| {
                 let values = &row[from..from + key_dim];
                 let scale = (lane_sum(values, |x| x * x) + EPSILON).sqrt().recip() * length;
@@ -148,9 +163,19 @@ impl Rule {
         }
     }
 
-    fn rows<'a>(&self, tokens: &HeadTokens<'a>, first: usize, count: usize) -> impl Iterator<Item = &'a [f32]> {
+    fn rows<'a>(&self, part: HeadPart<'a>) -> impl Iterator<Item = &'a [f32]> {
         let channels = 2 * self.key_heads * self.key_dim + self.value_width();
-        tokens.mixed[first * channels..][..count * channels].chunks_exact(channels)
+        part.tokens.mixed[part.first * channels..][..part.count * channels].chunks_exact(channels)
+    }
+
+    /// How much of the value of the part's token `index` is written.
+    fn strength(&self, part: HeadPart<'_>, index: usize) -> f32 {
+        part.tokens.strength[(part.first + index) * self.value_heads + part.head]
+    }
+
+    /// The logarithm of what remains of the memory at the part's token `index`.
+    fn decay(&self, part: HeadPart<'_>, index: usize) -> f32 {
+        part.tokens.decay[(part.first + index) * self.value_heads + part.head]
     }
 
     /// The values of `head` in a row that fall into a piece of columns.
@@ -165,28 +190,18 @@ impl Rule {
     }
 
     /// The recurrence as it is defined.
-    fn one_by_one(
-        &self,
-        chunk: &mut Chunk,
-        tokens: &HeadTokens<'_>,
-        head: usize,
-        first: usize,
-        memory: &mut [Columns],
-        read: &mut [f32],
-    ) {
+    fn one_by_one(&self, chunk: &Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
         let key_dim = self.key_dim;
-        let count = read.len() / self.value_dim;
-        for (index, row) in self.rows(tokens, first, count).enumerate() {
+        for (index, row) in self.rows(part).enumerate() {
             let key = &chunk.keys[index * key_dim..][..key_dim];
             let query = &chunk.queries[index * key_dim..][..key_dim];
-            let at = (first + index) * self.value_heads + head;
-            let remains = exp(tokens.decay[at]);
+            let (strength, remains) = (self.strength(part, index), exp(self.decay(part, index)));
             for (piece, memory) in memory.chunks_exact_mut(key_dim).enumerate() {
                 let mut write = [Columns::ZERO];
                 Columns::multiply_add(key, key_dim, 0..key_dim, memory, &mut write);
-                let values = self.values(row, head, piece);
+                let values = self.values(row, part.head, piece);
                 for (write, value) in write[0].0.iter_mut().zip(values) {
-                    *write = tokens.strength[at] * (value - remains * *write);
+                    *write = strength * (value - remains * *write);
                 }
                 for (memory, key) in memory.iter_mut().zip(key) {
                     for (memory, write) in memory.0.iter_mut().zip(&write[0].0) {
@@ -203,72 +218,63 @@ impl Rule {
     }
 
     /// The chunk as products of matrices.
-    fn at_once(
-        &self,
-        chunk: &mut Chunk,
-        tokens: &HeadTokens<'_>,
-        head: usize,
-        first: usize,
-        memory: &mut [Columns],
-        read: &mut [f32],
-    ) {
-        let key_dim = self.key_dim;
-        let count = read.len() / self.value_dim;
-        let of_head = |index: usize| (first + index) * self.value_heads + head;
+    fn at_once(&self, chunk: &mut Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
         let mut decay = 0.0;
         chunk.decay.clear();
-        chunk.decay.extend((0..count).map(|index| {
-            decay += f64::from(tokens.decay[of_head(index)]);
+        chunk.decay.extend((0..part.count).map(|index| {
+            decay += f64::from(self.decay(part, index));
             decay
         }));
-        self.relate(chunk, count, |index| tokens.strength[of_head(index)]);
+        self.relate(chunk, part.count, |index| self.strength(part, index));
         // Keys as the end of the chunk sees them.
         for keys in &mut chunk.keys_across {
             for (key, at) in keys.0.iter_mut().zip(&chunk.decay) {
                 *key *= exp((decay - at) as f32);
             }
         }
-        let Chunk {
-            queries,
-            keys,
-            keys_across,
-            system,
-            scores,
-            writes,
-            reads,
-            ..
-        } = chunk;
-        let (system, scores) = (Columns::values(system), Columns::values(scores));
-        for (piece, memory) in memory.chunks_exact_mut(key_dim).enumerate() {
-            // What the memory holds for the keys, then what is missing there.
-            let writes = cleared(writes, count);
-            Columns::multiply_add(keys, key_dim, 0..key_dim, memory, writes);
-            for (index, (write, row)) in writes.iter_mut().zip(self.rows(tokens, first, count)).enumerate() {
-                let (strength, remains) = (tokens.strength[of_head(index)], exp(chunk.decay[index] as f32));
-                for (write, value) in write.0.iter_mut().zip(self.values(row, head, piece)) {
-                    *write = strength * (value - remains * *write);
-                }
-            }
-            solve(system, writes);
-            let reads = cleared(reads, count);
-            Columns::multiply_add(queries, key_dim, 0..key_dim, memory, reads);
-            for (read, decay) in reads.iter_mut().zip(&chunk.decay) {
-                let remains = exp(*decay as f32);
-                read.0.iter_mut().for_each(|value| *value *= remains);
-            }
-            for (tile, reads) in reads.chunks_mut(SOLVE_ROWS).enumerate() {
-                let (from, until) = (tile * SOLVE_ROWS, tile * SOLVE_ROWS + reads.len());
-                Columns::multiply_add(&scores[from * CHUNK..], CHUNK, 0..until, &writes[..until], reads);
-            }
+        for (piece, memory) in memory.chunks_exact_mut(self.key_dim).enumerate() {
+            self.write_piece(chunk, part, piece, memory);
+            self.read_piece(chunk, memory);
             let remains = exp(decay as f32);
             for memory in memory.iter_mut() {
                 memory.0.iter_mut().for_each(|value| *value *= remains);
             }
-            Columns::multiply_add(Columns::values(keys_across), CHUNK, 0..count, writes, memory);
+            let keys_across = Columns::values(&chunk.keys_across);
+            Columns::multiply_add(keys_across, CHUNK, 0..part.count, &chunk.writes, memory);
             let columns = self.columns(piece);
-            for (read, result) in read.chunks_exact_mut(self.value_dim).zip(reads.iter()) {
+            for (read, result) in read.chunks_exact_mut(self.value_dim).zip(&chunk.reads) {
                 read[columns.clone()].copy_from_slice(&result.0[..columns.len()]);
             }
+        }
+    }
+
+    /// The chunk's writes in a piece of columns: what the memory holds for the keys, then what is missing there.
+    fn write_piece(&self, chunk: &mut Chunk, part: HeadPart<'_>, piece: usize, memory: &[Columns]) {
+        let key_dim = self.key_dim;
+        let writes = cleared(&mut chunk.writes, part.count);
+        Columns::multiply_add(&chunk.keys, key_dim, 0..key_dim, memory, writes);
+        for (index, (write, row)) in writes.iter_mut().zip(self.rows(part)).enumerate() {
+            let (strength, remains) = (self.strength(part, index), exp(chunk.decay[index] as f32));
+            for (write, value) in write.0.iter_mut().zip(self.values(row, part.head, piece)) {
+                *write = strength * (value - remains * *write);
+            }
+        }
+        solve(Columns::values(&chunk.system), writes);
+    }
+
+    /// What the chunk reads in a piece of columns: of the memory before it, and of its own writes.
+    fn read_piece(&self, chunk: &mut Chunk, memory: &[Columns]) {
+        let key_dim = self.key_dim;
+        let (scores, writes) = (Columns::values(&chunk.scores), &chunk.writes);
+        let reads = cleared(&mut chunk.reads, writes.len());
+        Columns::multiply_add(&chunk.queries, key_dim, 0..key_dim, memory, reads);
+        for (read, decay) in reads.iter_mut().zip(&chunk.decay) {
+            let remains = exp(*decay as f32);
+            read.0.iter_mut().for_each(|value| *value *= remains);
+        }
+        for (tile, reads) in reads.chunks_mut(SOLVE_ROWS).enumerate() {
+            let (from, until) = (tile * SOLVE_ROWS, tile * SOLVE_ROWS + reads.len());
+            Columns::multiply_add(&scores[from * CHUNK..], CHUNK, 0..until, &writes[..until], reads);
         }
     }
 

@@ -1,0 +1,210 @@
+//! A model driven over texts, with a dense attention step.
+
+use std::sync::Arc;
+
+use riffle_model::{Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens};
+
+/// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.
+pub(crate) struct DenseAttention {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    scale: f64,
+    soft_cap: Option<f64>,
+    windows: Vec<Option<usize>>,
+    // per layer [tokens, kv_heads, head_dim]
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+}
+
+impl DenseAttention {
+    pub(crate) fn new(config: &ModelConfig) -> DenseAttention {
+        DenseAttention {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            scale: f64::from(config.attention_scale),
+            soft_cap: config.soft_cap.map(f64::from),
+            windows: (0..config.layers)
+                .map(|layer| config.windows.get(layer).copied().flatten())
+                .collect(),
+            keys: vec![Vec::new(); config.layers],
+            values: vec![Vec::new(); config.layers],
+        }
+    }
+
+    /// Attends some rows of a batch, the sequence's tokens from `position` on.
+    fn attend(&mut self, layer: usize, position: usize, rows: std::ops::Range<usize>, projected: &mut Projected<'_>) {
+        let (width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        assert_eq!(
+            self.keys[layer].len(),
+            position * kv_width,
+            "tokens seen by layer {layer}"
+        );
+        let kv = rows.start * kv_width..rows.end * kv_width;
+        self.keys[layer].extend_from_slice(&projected.keys[kv.clone()]);
+        self.values[layer].extend_from_slice(&projected.values[kv]);
+        let of_rows = rows.start * width..rows.end * width;
+        let queries = projected.queries[of_rows.clone()].chunks_exact(self.head_dim);
+        let outputs = projected.attended[of_rows].chunks_exact_mut(self.head_dim);
+        for (index, (query, output)) in queries.zip(outputs).enumerate() {
+            self.attend_head(layer, position + index / self.heads, index % self.heads, query, output);
+        }
+    }
+
+    fn attend_head(&self, layer: usize, position: usize, head: usize, query: &[f32], output: &mut [f32]) {
+        let width = self.kv_heads * self.head_dim;
+        let offset = head / (self.heads / self.kv_heads) * self.head_dim;
+        let first = self.windows[layer].map_or(0, |window| (position + 1).saturating_sub(window));
+        let logits: Vec<f64> = (first..=position)
+            .map(|key| {
+                let key = &self.keys[layer][key * width + offset..][..self.head_dim];
+                let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                let logit = dot * self.scale;
+                self.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh())
+            })
+            .collect();
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let mut result = vec![0.0f64; self.head_dim];
+        for (weight, key) in weights.iter().zip(first..) {
+            let value = &self.values[layer][key * width + offset..][..self.head_dim];
+            for (result, value) in result.iter_mut().zip(value) {
+                *result += weight / sum * f64::from(*value);
+            }
+        }
+        for (output, result) in output.iter_mut().zip(result) {
+            *output = result as f32;
+        }
+    }
+}
+
+/// A sequence being read: what attention and recurrent layers keep of it.
+pub(crate) struct Sequence {
+    attention: DenseAttention,
+    pub(crate) recurrent: RecurrentState,
+    tokens: usize,
+    /// Its next tokens are generated ones, and not those of a prompt.
+    pub(crate) generates: bool,
+}
+
+impl Sequence {
+    pub(crate) fn new(config: &ModelConfig) -> Sequence {
+        Sequence {
+            attention: DenseAttention::new(config),
+            recurrent: RecurrentState::new(config),
+            tokens: 0,
+            generates: false,
+        }
+    }
+
+    /// Forgets everything after the first `tokens` tokens, at which `state` was copied.
+    pub(crate) fn go_back(&mut self, tokens: usize, state: &RecurrentState) {
+        self.tokens = tokens;
+        self.recurrent.copy_from(state).unwrap();
+        let width = self.attention.kv_heads * self.attention.head_dim;
+        for kept in self.attention.keys.iter_mut().chain(&mut self.attention.values) {
+            kept.truncate(tokens * width);
+        }
+    }
+}
+
+/// How a layer is cut by rows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Cuts {
+    /// Rows of a block, about.
+    pub(crate) most: usize,
+    /// A block is finished before the next is projected.
+    pub(crate) in_turn: bool,
+}
+
+/// All rows at once.
+pub(crate) const WHOLE: Cuts = Cuts {
+    most: usize::MAX,
+    in_turn: false,
+};
+
+/// Reads tokens of one or more sequences in one pass; returns the logits of all rows, `[rows, vocab_size]`.
+pub(crate) fn read_together(
+    forward: &mut dyn Forward,
+    config: &ModelConfig,
+    work: &mut [(&mut Sequence, &[u32])],
+) -> Vec<f32> {
+    read_in_blocks(forward, config, work, WHOLE)
+}
+
+/// As [`read_together`], every layer cut by rows.
+pub(crate) fn read_in_blocks(
+    forward: &mut dyn Forward,
+    config: &ModelConfig,
+    work: &mut [(&mut Sequence, &[u32])],
+    cuts: Cuts,
+) -> Vec<f32> {
+    let segments = work.iter().map(|(sequence, tokens)| match sequence.generates {
+        true => SegmentTokens::generated(tokens, sequence.tokens),
+        false => SegmentTokens::prompt(tokens, sequence.tokens),
+    });
+    let batch = Batch::new(segments).unwrap();
+    forward.embed(&batch).unwrap();
+    let blocks = forward.row_blocks(cuts.most);
+    let groups = match cuts.in_turn {
+        true => blocks.chunks(1),
+        false => blocks.chunks(blocks.len()),
+    };
+    for layer in 0..config.layers {
+        for blocks in groups.clone() {
+            for block in blocks {
+                forward.project(layer, block.clone()).unwrap();
+            }
+            for part in blocks.iter().flat_map(|block| batch.parts(block.clone())) {
+                if let Some(mut projected) = forward.projected() {
+                    let attention = &mut work[part.segment].0.attention;
+                    attention.attend(layer, part.position, part.rows, &mut projected);
+                }
+            }
+            let mut states: Vec<_> = work.iter_mut().map(|(sequence, _)| &mut sequence.recurrent).collect();
+            for block in blocks {
+                forward.finish(layer, block.clone(), &mut states).unwrap();
+            }
+        }
+    }
+    for (sequence, tokens) in work {
+        sequence.tokens += tokens.len();
+    }
+    let rows: Vec<usize> = (0..batch.rows()).collect();
+    let mut logits = vec![0.0; rows.len() * config.vocab_size];
+    forward.logits(&rows, &mut logits).unwrap();
+    logits
+}
+
+/// A sequence with memory to read it alone.
+pub(crate) struct Reader {
+    config: ModelConfig,
+    forward: HostForward,
+    pub(crate) sequence: Sequence,
+}
+
+impl Reader {
+    pub(crate) fn new(model: &Arc<Decoder>, batch_tokens: usize, context_tokens: usize) -> Reader {
+        Reader {
+            config: model.config.clone(),
+            forward: HostForward::new(model, batch_tokens, context_tokens),
+            sequence: Sequence::new(&model.config),
+        }
+    }
+
+    /// Reads a batch and returns its logits, `[tokens, vocab_size]`.
+    pub(crate) fn read(&mut self, tokens: &[u32]) -> Vec<f32> {
+        read_together(&mut self.forward, &self.config, &mut [(&mut self.sequence, tokens)])
+    }
+}
+
+/// Logits of every position, `[tokens, vocab_size]`, the text taken in batches of `batch_tokens`.
+pub(crate) fn logits_of(model: &Arc<Decoder>, tokens: &[u32], batch_tokens: usize) -> Vec<f32> {
+    let mut reader = Reader::new(model, batch_tokens, tokens.len());
+    tokens
+        .chunks(batch_tokens)
+        .flat_map(|tokens| reader.read(tokens))
+        .collect()
+}
