@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{
-    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, SequenceId, Stream, SummaryKind,
+    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, RoomOptions, SequenceId, Stream, SummaryKind,
     TransferCount,
 };
 use riffle_kv::{KvCache, PageVersion};
@@ -57,6 +57,13 @@ impl DevicePages {
         let room = engine.device_room().open(engine, &device.stream)?;
         let sequence = lock(&room).begin_sequence();
         Ok(Some(Self::of(&room, sequence, &device.stream)))
+    }
+
+    /// A sequence in a room of its own.
+    pub(crate) fn alone(stream: &Arc<Stream>, options: RoomOptions) -> Result<Self, EngineError> {
+        let room = Arc::new(Mutex::new(DeviceRoom::new(stream, options)?));
+        let sequence = lock(&room).begin_sequence();
+        Ok(Self::of(&room, sequence, stream))
     }
 
     /// Another sequence in the same room, none of whose pages lie there.
