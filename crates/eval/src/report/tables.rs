@@ -1,8 +1,8 @@
-//! Results as tables; those of speed are in [`speed_tables`].
+//! Results as tables; those of speed are in [`speed_tables`] and [`device_tables`].
 
 use std::collections::BTreeSet;
 
-use super::{label, speed_tables};
+use super::{device_tables, label, speed_tables};
 use crate::numbers::{milliseconds, percent, short, tokens};
 use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
 use crate::statistics::Interval;
@@ -20,7 +20,7 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
         Results::Model(rates) => vec![speed_tables::model(rates)],
         Results::Policies(rates) => vec![speed_tables::policies(rates)],
         Results::Attention(report) => vec![speed_tables::attention(report)],
-        Results::Device(report) => speed_tables::device(report),
+        Results::Device(report) => device_tables::device(report),
         Results::Kv(rates) => speed_tables::kv(rates).into(),
     }
 }
