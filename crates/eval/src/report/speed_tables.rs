@@ -15,70 +15,54 @@ pub(super) fn speeds(table: &ContextTable) -> Table {
             table.text, table.generated_tokens
         ),
     };
-    let mut rows = Table::new(
-        caption,
-        &[
-            "policy",
-            "tokens",
-            "first token",
-            "prompt, tokens/s",
-            "answer, tokens/s",
-            "pairs read",
-        ],
-    );
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
-            vec![
-                label(&row.settings),
-                tokens(row.context_tokens as f64),
-                milliseconds(row.time_to_first_token_ms),
-                short(row.prefill_tokens_per_s),
-                short(row.decode_tokens_per_s),
-                percent(row.density),
-            ]
-        })
-        .collect();
-    rows
+    let columns = [
+        "policy",
+        "tokens",
+        "first token",
+        "prompt, tokens/s",
+        "answer, tokens/s",
+        "pairs read",
+    ];
+    Table::of(caption, &columns, &table.rows, |row| {
+        vec![
+            label(&row.settings),
+            tokens(row.context_tokens as f64),
+            milliseconds(row.time_to_first_token_ms),
+            short(row.prefill_tokens_per_s),
+            short(row.decode_tokens_per_s),
+            percent(row.density),
+        ]
+    })
 }
 
 pub(super) fn memory(table: &ContextTable) -> Table {
-    let mut rows = Table::new(
-        "Peak memory by part",
-        &[
-            "policy",
-            "tokens",
-            "weights",
-            "recurrent state",
-            "workspace (planned)",
-            "KV device",
-            "KV RAM",
-            "KV disk",
-            "page tables",
-            "peak RSS",
-        ],
-    );
     let bytes = riffle_engine::human_bytes;
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
-            vec![
-                label(&row.settings),
-                tokens(row.context_tokens as f64),
-                bytes(row.weights_bytes),
-                bytes(row.recurrent_bytes),
-                bytes(row.workspace_bytes),
-                bytes(row.kv_device_bytes),
-                bytes(row.kv_ram_bytes),
-                bytes(row.kv_disk_bytes),
-                bytes(row.kv_bookkeeping_bytes),
-                row.peak_resident_bytes.map_or("–".to_owned(), bytes),
-            ]
-        })
-        .collect();
-    rows
+    let columns = [
+        "policy",
+        "tokens",
+        "weights",
+        "recurrent state",
+        "workspace (planned)",
+        "KV device",
+        "KV RAM",
+        "KV disk",
+        "page tables",
+        "peak RSS",
+    ];
+    Table::of("Peak memory by part", &columns, &table.rows, |row| {
+        vec![
+            label(&row.settings),
+            tokens(row.context_tokens as f64),
+            bytes(row.weights_bytes),
+            bytes(row.recurrent_bytes),
+            bytes(row.workspace_bytes),
+            bytes(row.kv_device_bytes),
+            bytes(row.kv_ram_bytes),
+            bytes(row.kv_disk_bytes),
+            bytes(row.kv_bookkeeping_bytes),
+            row.peak_resident_bytes.map_or("–".to_owned(), bytes),
+        ]
+    })
 }
 
 pub(super) fn batch(table: &BatchTable) -> Vec<Table> {
@@ -143,7 +127,16 @@ pub(super) fn batch(table: &BatchTable) -> Vec<Table> {
 }
 
 pub(super) fn model(rates: &ModelRates) -> Table {
-    let mut rows = Table::new(
+    let columns = [
+        "tokens before",
+        "prompt, tokens/s",
+        "answer, tokens/s",
+        "weights, GB/s",
+        "memory read, GB/s",
+        "share",
+        "KV",
+    ];
+    Table::of(
         format!(
             "Rates of {}: prompts of {} tokens, answers of {}, best of {}",
             label(&rates.settings),
@@ -151,20 +144,9 @@ pub(super) fn model(rates: &ModelRates) -> Table {
             rates.generated_tokens,
             rates.repeats
         ),
-        &[
-            "tokens before",
-            "prompt, tokens/s",
-            "answer, tokens/s",
-            "weights, GB/s",
-            "memory read, GB/s",
-            "share",
-            "KV",
-        ],
-    );
-    rows.rows = rates
-        .rates
-        .iter()
-        .map(|rate| {
+        &columns,
+        &rates.rates,
+        |rate| {
             vec![
                 tokens(rate.depth as f64),
                 format!("{:.1}", rate.prefill_tokens_per_s),
@@ -174,9 +156,8 @@ pub(super) fn model(rates: &ModelRates) -> Table {
                 percent(rate.weight_read_share),
                 riffle_engine::human_bytes(rate.kv_bytes),
             ]
-        })
-        .collect();
-    rows
+        },
+    )
 }
 
 pub(super) fn policies(rates: &PolicyRates) -> Table {
@@ -185,7 +166,18 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
         KeyKind::Random => "random",
         KeyKind::Peaked => "peaked",
     };
-    let mut rows = Table::new(
+    let columns = [
+        "policy",
+        "phase",
+        "dense",
+        "select",
+        "attend",
+        "times as fast",
+        "over all layers",
+        "pairs read",
+        "selecting, of time saved",
+    ];
+    Table::of(
         format!(
             "One layer at the end of {} tokens, {} query and {} KV heads of {}, {keys}:{values}, {kind} keys, {} threads, beside dense attention from f16",
             tokens(rates.tokens as f64),
@@ -194,22 +186,9 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
             rates.head_dim,
             rates.threads
         ),
-        &[
-            "policy",
-            "phase",
-            "dense",
-            "select",
-            "attend",
-            "times as fast",
-            "over all layers",
-            "pairs read",
-            "selecting, of time saved",
-        ],
-    );
-    rows.rows = rates
-        .rates
-        .iter()
-        .map(|rate| {
+        &columns,
+        &rates.rates,
+        |rate| {
             vec![
                 super::short_policy(&rate.policy),
                 rate.phase.clone(),
@@ -221,32 +200,29 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
                 percent(rate.density),
                 percent(rate.share_of_saved()),
             ]
-        })
-        .collect();
-    rows
+        },
+    )
 }
 
 pub(super) fn attention(report: &AttentionReport) -> Table {
-    let mut rows = Table::new(
+    let columns = [
+        "case",
+        "median, ms",
+        "GFLOP/s",
+        "of peak",
+        "GB/s",
+        "of read",
+        "pairs read",
+        "error",
+    ];
+    Table::of(
         format!(
             "{}, {} threads: multiply-add peak {:.0} GFLOP/s, memory read at {:.1} GB/s",
             report.instructions, report.threads, report.peak_gflops, report.read_gigabytes_per_s
         ),
-        &[
-            "case",
-            "median, ms",
-            "GFLOP/s",
-            "of peak",
-            "GB/s",
-            "of read",
-            "pairs read",
-            "error",
-        ],
-    );
-    rows.rows = report
-        .rates
-        .iter()
-        .map(|rate| {
+        &columns,
+        &report.rates,
+        |rate| {
             vec![
                 rate.name.clone(),
                 format!("{:.3}", rate.median_ms),
@@ -257,60 +233,48 @@ pub(super) fn attention(report: &AttentionReport) -> Table {
                 percent(rate.density),
                 format!("{:.0e}", rate.relative_error),
             ]
-        })
-        .collect();
-    rows
+        },
+    )
 }
 
 pub(super) fn kv(rates: &KvRates) -> [Table; 3] {
-    let mut bytes = Table::new(
-        "Bytes of keys and values a token",
-        &["tier", "format", "page", "bytes", "by format and shape", "bookkeeping"],
-    );
-    bytes.rows = rates
-        .bytes
-        .iter()
-        .map(|row| {
-            vec![
-                row.tier.clone(),
-                row.format.clone(),
-                row.page_tokens.to_string(),
-                format!("{:.1}", row.bytes_per_token),
-                format!("{:.1}", row.formula_bytes_per_token),
-                format!("{:.2}%", row.bookkeeping_share * 100.0),
-            ]
-        })
-        .collect();
-    let mut streams = Table::new(
+    let columns = ["tier", "format", "page", "bytes", "by format and shape", "bookkeeping"];
+    let bytes = Table::of("Bytes of keys and values a token", &columns, &rates.bytes, |row| {
+        vec![
+            row.tier.clone(),
+            row.format.clone(),
+            row.page_tokens.to_string(),
+            format!("{:.1}", row.bytes_per_token),
+            format!("{:.1}", row.formula_bytes_per_token),
+            format!("{:.2}%", row.bookkeeping_share * 100.0),
+        ]
+    });
+    let columns = ["path", "GB/s", "plain, GB/s", "share"];
+    let streams = Table::of(
         format!("Pages streamed, {} threads", rates.threads),
-        &["path", "GB/s", "plain, GB/s", "share"],
-    );
-    streams.rows = rates
-        .streams
-        .iter()
-        .map(|row| {
+        &columns,
+        &rates.streams,
+        |row| {
             vec![
                 row.path.clone(),
                 format!("{:.2}", row.gigabytes_per_s),
                 format!("{:.2}", row.plain_gigabytes_per_s),
                 percent(row.share),
             ]
-        })
-        .collect();
-    let mut decode = Table::new(
-        format!("A decode step at {} tokens", tokens(rates.tokens as f64)),
-        &["older pages in", "median, ms", "times resident"],
+        },
     );
-    decode.rows = rates
-        .decode
-        .iter()
-        .map(|row| {
+    let columns = ["older pages in", "median, ms", "times resident"];
+    let decode = Table::of(
+        format!("A decode step at {} tokens", tokens(rates.tokens as f64)),
+        &columns,
+        &rates.decode,
+        |row| {
             vec![
                 row.older_pages.clone(),
                 format!("{:.2}", row.median_ms),
                 format!("{:.2}", row.ratio),
             ]
-        })
-        .collect();
+        },
+    );
     [bytes, streams, decode]
 }
