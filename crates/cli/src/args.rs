@@ -49,6 +49,23 @@ pub(crate) struct ModelArguments {
     pub(crate) model: PathBuf,
 }
 
+/// The text that a command reads.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArguments {
+    /// The prompt; without it or --file, standard input is read
+    #[arg(
+        short = 'p',
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        conflicts_with = "file"
+    )]
+    pub(crate) prompt: Option<String>,
+    /// Read the prompt from a UTF-8 text file
+    #[arg(short = 'f', long, value_name = "F")]
+    pub(crate) file: Option<PathBuf>,
+}
+
 /// Options of every command that runs or plans a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
@@ -176,18 +193,8 @@ impl EngineArguments {
 pub(crate) struct RunArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// The prompt; without it or --file, standard input is read
-    #[arg(
-        short = 'p',
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        conflicts_with = "file"
-    )]
-    pub(crate) prompt: Option<String>,
-    /// Read the prompt from a UTF-8 text file
-    #[arg(short = 'f', long, value_name = "F")]
-    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) input: PromptArguments,
     /// A question about the prompt's text, which is put before it; may be given several times: the text is read once, and
     /// the questions are answered together
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, conflicts_with = "session")]
@@ -290,18 +297,8 @@ pub(crate) struct InspectArguments {
 pub(crate) struct TokenizeArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// The text; without it or --file, standard input is read
-    #[arg(
-        short = 'p',
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        conflicts_with = "file"
-    )]
-    pub(crate) prompt: Option<String>,
-    /// Read the text from a UTF-8 file
-    #[arg(short = 'f', long, value_name = "F")]
-    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) input: PromptArguments,
     /// Token ids to turn into text, separated by spaces or commas; without an id they are read as the text would be
     #[arg(long, value_name = "ID", num_args = 0.., conflicts_with_all = ["prompt", "pieces"])]
     pub(crate) decode: Option<Vec<String>>,

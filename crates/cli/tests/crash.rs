@@ -59,22 +59,33 @@ impl Place {
         }
         copy
     }
+
+    /// Bytes of the prefix cache's blocks.
+    fn block_bytes(&self) -> u64 {
+        let files = fs::read_dir(&self.prefixes).expect("a folder");
+        let files = files.map(|entry| entry.expect("a file"));
+        let blocks = files.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "block"));
+        blocks.map(|entry| entry.metadata().expect("a file").len()).sum()
+    }
+}
+
+/// Prompts that share most of their text, and grow.
+fn prompts(folder: &Path) -> Vec<PathBuf> {
+    let book = fs::read_to_string(shipped_model().join("../text/zechariah.txt")).expect("the book");
+    let write = |number: usize| {
+        let path = folder.join(format!("prompt-{number}"));
+        let text: String = book.chars().take(6000 + 400 * number).collect();
+        fs::write(&path, format!("{text} And the {number} of them said, ")).expect("a file");
+        path
+    };
+    (0..4).map(write).collect()
 }
 
 #[test]
 fn a_process_killed_at_any_moment_leaves_nothing_wrong_and_loses_no_session() {
     let kills = std::env::var("RIFFLE_CRASH_KILLS").map_or(KILLS, |kills| kills.parse().expect("a number"));
     let folder = tempfile::tempdir().expect("a folder");
-    let book = fs::read_to_string(shipped_model().join("../text/zechariah.txt")).expect("the book");
-    // Prompts that share most of their text, and grow.
-    let prompts: Vec<PathBuf> = (0..4)
-        .map(|number| {
-            let path = folder.path().join(format!("prompt-{number}"));
-            let text: String = book.chars().take(6000 + 400 * number).collect();
-            fs::write(&path, format!("{text} And the {number} of them said, ")).expect("a file");
-            path
-        })
-        .collect();
+    let prompts = prompts(folder.path());
     let start = Instant::now();
     let answers: Vec<String> = prompts
         .iter()
@@ -105,24 +116,10 @@ fn a_process_killed_at_any_moment_leaves_nothing_wrong_and_loses_no_session() {
             usual.mul_f64(1.1 * share)
         };
         let had_session = place.session.exists();
-        let mut child = place.ask(&prompts[number]);
-        let mut child = child
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the binary runs");
-        let start = Instant::now();
-        let end = start + patience;
-        while Instant::now() < end && child.try_wait().expect("a child").is_none() {
-            thread::sleep(Duration::from_millis(1));
+        match killed_after(&mut place.ask(&prompts[number]), patience) {
+            None => kill += 1,
+            Some(took) => usual = took,
         }
-        if child.try_wait().expect("a child").is_none() {
-            kill += 1;
-            child.kill().expect("a child");
-        } else {
-            usual = start.elapsed();
-        }
-        child.wait().expect("a child");
 
         assert!(place.session.exists() || !had_session, "kill {kill} lost the session");
         with_session += usize::from(place.session.exists());
@@ -133,15 +130,28 @@ fn a_process_killed_at_any_moment_leaves_nothing_wrong_and_loses_no_session() {
             let output = copy.ask(&prompts[asked]).output().expect("the binary runs");
             assert_eq!(stdout(&output), answers[asked], "kill {kill}, prompt {asked}");
         }
-        let blocks = fs::read_dir(&copy.prefixes)
-            .expect("a folder")
-            .map(|entry| entry.expect("a file"));
-        let blocks = blocks.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "block"));
-        let bytes: u64 = blocks.map(|entry| entry.metadata().expect("a file").len()).sum();
+        let bytes = copy.block_bytes();
         assert!(bytes <= 4 << 20, "{bytes} bytes after kill {kill}");
         fs::remove_dir_all(&check).expect("a folder");
     }
     eprintln!("{kill} of {runs} runs killed, {with_session} of them beside a saved session");
+}
+
+/// Runs a command and kills it once `patience` is over; returns how long it took where it came to its end before.
+fn killed_after(command: &mut Command, patience: Duration) -> Option<Duration> {
+    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("the binary runs");
+    let start = Instant::now();
+    while start.elapsed() < patience && child.try_wait().expect("a child").is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let has_ended = child.try_wait().expect("a child").is_some();
+    let took = start.elapsed();
+    if !has_ended {
+        child.kill().expect("a child");
+    }
+    child.wait().expect("a child");
+    has_ended.then_some(took)
 }
 
 #[test]

@@ -144,6 +144,7 @@ fn with_advice(arguments: &[String], advice: &str, disk: &str) -> Vec<String> {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of command lines")]
 fn whoever_follows_the_advice_of_a_refusal_is_not_refused_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let disk = folder.path().to_str().expect("UTF-8").to_owned();

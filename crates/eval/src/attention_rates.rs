@@ -8,6 +8,7 @@ use riffle_attention::{
     Arithmetic, AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch,
     reference,
 };
+use riffle_engine::EngineError;
 use riffle_kv::{CacheShape, KvCache};
 use serde::{Deserialize, Serialize};
 
@@ -192,64 +193,136 @@ fn peak() -> f64 {
 }
 
 /// Query rows in a tile.
-pub(crate) const TILE_ROWS: usize = 64;
+const TILE_ROWS: usize = 64;
 
 /// Tokens in a block of a sparse selection.
 const BLOCK: usize = 128;
 
+/// What the queries of a case read, tile by tile; alike for every KV head.
+pub(crate) struct CaseTiles<'a> {
+    case: &'a AttentionCase,
+    /// The first row of each tile, and what it reads.
+    tiles: Vec<(usize, Selection)>,
+}
+
+/// Rows of one KV head's queries.
+pub(crate) struct CaseTile<'a> {
+    pub(crate) kv_head: usize,
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    /// Position of the first row.
+    pub(crate) start: usize,
+    pub(crate) selection: &'a Selection,
+}
+
+impl<'a> CaseTiles<'a> {
+    pub(crate) fn of(case: &'a AttentionCase) -> Self {
+        let first = case.tokens - case.rows;
+        let rows = (0..case.rows).step_by(TILE_ROWS);
+        Self {
+            case,
+            tiles: rows.map(|row| (row, selection(case, first + row))).collect(),
+        }
+    }
+
+    /// KV head by KV head.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = CaseTile<'_>> {
+        let case = self.case;
+        let tile = move |kv_head: usize, first_row: usize, selection| CaseTile {
+            kv_head,
+            first_row,
+            rows: TILE_ROWS.min(case.rows - first_row),
+            start: case.tokens - case.rows + first_row,
+            selection,
+        };
+        let of_head = move |kv_head| {
+            let tiles = self.tiles.iter();
+            tiles.map(move |(row, selection)| tile(kv_head, *row, selection))
+        };
+        (0..case.kv_heads).flat_map(of_head)
+    }
+
+    /// What the last tile of a KV head reads.
+    pub(crate) fn last_selection(&self) -> Option<&Selection> {
+        self.tiles.last().map(|(_, selection)| selection)
+    }
+
+    /// Pairs of query and key that all query heads read.
+    pub(crate) fn pairs(&self) -> usize {
+        let pairs = self.iter().map(|tile| tile.selection.pair_count(tile.start, tile.rows));
+        pairs.sum::<usize>() * (self.case.heads / self.case.kv_heads)
+    }
+
+    /// Share of the causal pairs that is read.
+    pub(crate) fn density(&self) -> f64 {
+        let case = self.case;
+        let causal: usize = (case.tokens - case.rows + 1..=case.tokens).sum::<usize>() * case.heads;
+        self.pairs() as f64 / causal as f64
+    }
+
+    /// Work on `queries`, `[rows, heads, head_dim]`, and the pages of each KV head.
+    fn jobs<'j>(&'j self, queries: &'j [f32], pages: &'j [Vec<PageView<'j>>]) -> Vec<AttendJob<'j>> {
+        let case = self.case;
+        let (group, width) = (case.heads / case.kv_heads, case.heads * case.head_dim);
+        let job = |tile: CaseTile<'j>| AttendJob {
+            queries: QueryTile {
+                data: &queries[tile.first_row * width + tile.kv_head * group * case.head_dim..],
+                rows: tile.rows,
+                row_stride: width,
+                group,
+                head_dim: case.head_dim,
+                start: tile.start,
+            },
+            kv: KvView {
+                head_dim: case.head_dim,
+                pages: &pages[tile.kv_head],
+            },
+            selection: tile.selection,
+        };
+        self.iter().map(job).collect()
+    }
+}
+
 fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f64) -> Result<AttentionRate, EvalError> {
     let cache = filled_cache(case)?;
-    let group = case.heads / case.kv_heads;
-    let width = case.heads * case.head_dim;
-    // [rows, kv_heads, group, head_dim]
-    let queries = noise(case.rows * width, 7);
-    let first = case.tokens - case.rows;
-    let tile_starts: Vec<usize> = (0..case.rows).step_by(TILE_ROWS).collect();
-    let selections: Vec<Selection> = tile_starts.iter().map(|row| selection(case, first + row)).collect();
+    let queries = noise(case.rows * case.heads * case.head_dim, 7);
     let reader = cache.read();
     let pages: Vec<Vec<PageView<'_>>> = (0..case.kv_heads)
         .map(|kv_head| reader.pages(0, kv_head).collect())
         .collect();
-    let jobs: Vec<AttendJob<'_>> = pages
-        .iter()
-        .enumerate()
-        .flat_map(|(kv_head, pages)| {
-            let queries = &queries;
-            tile_starts
-                .iter()
-                .zip(&selections)
-                .map(move |(&row, selection)| AttendJob {
-                    queries: QueryTile {
-                        data: &queries[row * width + kv_head * group * case.head_dim..],
-                        rows: TILE_ROWS.min(case.rows - row),
-                        row_stride: width,
-                        group,
-                        head_dim: case.head_dim,
-                        start: first + row,
-                    },
-                    kv: KvView {
-                        head_dim: case.head_dim,
-                        pages,
-                    },
-                    selection,
-                })
-        })
-        .collect();
+    let tiles = CaseTiles::of(case);
+    let jobs = tiles.jobs(&queries, &pages);
     let arithmetic = match case.rows {
         1 => Arithmetic::Fused,
         _ => Arithmetic::Expanded,
     };
     let options = AttendOptions::for_head_dim(case.head_dim).with_arithmetic(arithmetic);
-    let mut partials: Vec<Partial> = jobs
-        .iter()
-        .map(|job| Partial::new(job.queries.rows, group, case.head_dim))
-        .collect();
-    let mut run = || {
+    let mut partials: Vec<Partial> = jobs.iter().map(|_| Partial::new(0, 0, 0)).collect();
+    let median_ms = median_ms(|| {
         for (partial, job) in partials.iter_mut().zip(&jobs) {
-            partial.reset(job.queries.rows, group, case.head_dim);
+            partial.reset(job.queries.rows, job.queries.group, case.head_dim);
         }
-        attend_batch(&jobs, &options, black_box(&mut partials)).map_err(riffle_engine::EngineError::from)
-    };
+        Ok(attend_batch(&jobs, &options, black_box(&mut partials)).map_err(EngineError::from)?)
+    })?;
+    // The clock of a shared machine drifts: the peak is the best seen up to and beside this case.
+    *peak_gflops = peak_gflops.max(peak());
+    let gflops = (4 * tiles.pairs() * case.head_dim) as f64 / median_ms / 1e6;
+    let gigabytes_per_s = cache.usage().bytes_by_tier.ram as f64 / median_ms / 1e6;
+    let last = jobs.len() - 1;
+    Ok(AttentionRate {
+        name: case.name(),
+        median_ms,
+        gflops,
+        peak_share: gflops / *peak_gflops,
+        gigabytes_per_s,
+        read_share: gigabytes_per_s / read_gigabytes_per_s,
+        density: tiles.density(),
+        relative_error: error_of_last_row(&jobs[last], &partials[last], &options)?,
+    })
+}
+
+/// The middle of as many runs as half a second holds, after one that is not counted.
+fn median_ms(mut run: impl FnMut() -> Result<(), EvalError>) -> Result<f64, EvalError> {
     run()?;
     let start = Instant::now();
     run()?;
@@ -261,28 +334,7 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
         times_ms.push(start.elapsed().as_secs_f64() * 1e3);
     }
     times_ms.sort_by(f64::total_cmp);
-    let median_ms = times_ms[tries / 2];
-
-    // The clock of a shared machine drifts: the peak is the best seen up to and beside this case.
-    *peak_gflops = peak_gflops.max(peak());
-    let pairs: usize = jobs
-        .iter()
-        .map(|job| job.selection.pair_count(job.queries.start, job.queries.rows) * group)
-        .sum();
-    let causal: usize = (first + 1..=case.tokens).sum::<usize>() * case.heads;
-    let gflops = (4 * pairs * case.head_dim) as f64 / median_ms / 1e6;
-    let gigabytes_per_s = cache.usage().bytes_by_tier.ram as f64 / median_ms / 1e6;
-    let last = jobs.len() - 1;
-    Ok(AttentionRate {
-        name: case.name(),
-        median_ms,
-        gflops,
-        peak_share: gflops / *peak_gflops,
-        gigabytes_per_s,
-        read_share: gigabytes_per_s / read_gigabytes_per_s,
-        density: pairs as f64 / causal as f64,
-        relative_error: error_of_last_row(&jobs[last], &partials[last], &options)?,
-    })
+    Ok(times_ms[tries / 2])
 }
 
 /// The cache of one layer, filled with noise.
@@ -291,7 +343,7 @@ pub(crate) fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
     let shape = case.cache_shape();
     let needed = shape.bytes_for(case.tokens);
     check_memory(&case.name(), needed, "leave it out with --only")?;
-    let mut cache = KvCache::new(shape, None).map_err(riffle_engine::EngineError::from)?;
+    let mut cache = KvCache::new(shape, None).map_err(EngineError::from)?;
     let width = case.kv_heads * case.head_dim;
     for start in (0..case.tokens).step_by(CHUNK) {
         let tokens = CHUNK.min(case.tokens - start);
@@ -299,15 +351,13 @@ pub(crate) fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
             noise(tokens * width, start as u64 + 1),
             noise(tokens * width, start as u64 + 2),
         );
-        cache
-            .append(0, &keys, &values)
-            .map_err(riffle_engine::EngineError::from)?;
+        cache.append(0, &keys, &values).map_err(EngineError::from)?;
     }
     Ok(cache)
 }
 
 /// Everything, or a scattered share of the blocks together with the tile's own.
-pub(crate) fn selection(case: &AttentionCase, first: usize) -> Selection {
+fn selection(case: &AttentionCase, first: usize) -> Selection {
     if case.density >= 1.0 {
         return Selection::full(case.tokens);
     }
@@ -319,7 +369,7 @@ pub(crate) fn selection(case: &AttentionCase, first: usize) -> Selection {
 }
 
 fn error_of_last_row(job: &AttendJob<'_>, partial: &Partial, options: &AttendOptions<'_>) -> Result<f64, EvalError> {
-    let failed = riffle_engine::EngineError::from;
+    let failed = EngineError::from;
     let (row, width) = (job.queries.rows - 1, job.queries.group * job.queries.head_dim);
     let query = QueryTile {
         data: &job.queries.data[row * job.queries.row_stride..],

@@ -9,8 +9,8 @@ use std::time::Instant;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use riffle_engine::{
-    Engine, EngineError, EngineOptions, Event, GenerateOptions, Request, Runner, Scheduler, SchedulerOptions, Sequence,
-    SequenceOptions, Work,
+    Engine, EngineError, EngineOptions, Event, GenerateOptions, Request, RequestId, Runner, Scheduler,
+    SchedulerOptions, Sequence, SequenceOptions, Work,
 };
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
@@ -286,75 +286,34 @@ fn beside(
     prompt_tokens: usize,
     watch: &mut Watch<'_>,
 ) -> Result<BatchRow, EvalError> {
-    let options = SchedulerOptions {
-        most_running: count + 1,
-        ..SchedulerOptions::of(engine.options())
-    };
-    let mut scheduler = Scheduler::new(engine, options)?;
-    let request = |seed: u64, tokens: usize, max_tokens: usize| Request {
-        tokens: random_tokens(engine, seed, tokens),
-        generate: GenerateOptions {
-            max_tokens,
-            ..GenerateOptions::default()
-        },
-        ..Request::default()
-    };
-    let most_tokens = engine.plan().context_tokens.saturating_sub(64);
-    let mut answers = Vec::new();
-    for number in 0..count {
-        answers.push(scheduler.submit(request(number as u64, 16, most_tokens))?);
-    }
-    let mut begun = BTreeSet::new();
-    while begun.len() < count {
-        let more = scheduler.step(&mut |event| {
-            if let Event::Token(id, ..) = event {
-                begun.insert(id);
-            }
-        })?;
-        if !more {
-            break;
-        }
-    }
-    let long = scheduler.submit(request(u64::MAX, prompt_tokens, 1))?;
+    let mut answers = Answers::begin(engine, count)?;
+    let long = answers.scheduler.submit(request(engine, u64::MAX, prompt_tokens, 1))?;
     let began = Instant::now();
-    // When each answer drew its latest token, once it has begun.
-    let mut latest = vec![Some(began); count];
-    let (mut gaps, mut longest_piece_ms, mut written, mut done) = (Vec::new(), 0.0f64, 0usize, false);
-    while !done {
-        let step = Instant::now();
-        let (mut piece, mut ended) = (false, Vec::new());
-        let more = scheduler.step(&mut |event| match event {
-            Event::Token(id, ..) if id == long => done = true,
-            Event::Token(id, ..) => {
-                let now = Instant::now();
-                if let Some(place) = answers.iter().position(|answer| *answer == id) {
-                    let before = latest[place].replace(now);
-                    gaps.extend(before.map(|before| (now - before).as_secs_f64() * 1e3));
-                    written += 1;
-                }
-            }
-            Event::Reading(..) => piece = true,
-            Event::Finished(id, ..) | Event::Failed(id, _) => ended.push(id),
-            Event::PrefixCacheLost(_) => {}
-        })?;
-        // An answer that the model ended is followed by another.
-        for id in ended {
-            if let Some(place) = answers.iter().position(|answer| *answer == id) {
-                answers[place] = scheduler.submit(request(place as u64, 16, most_tokens))?;
-                latest[place] = None;
-            }
+    answers.latest = vec![Some(began); count];
+    let mut longest_piece_ms = 0.0f64;
+    loop {
+        let start = Instant::now();
+        let step = answers.step(long)?;
+        if step.has_read {
+            longest_piece_ms = longest_piece_ms.max(start.elapsed().as_secs_f64() * 1e3);
         }
-        if piece {
-            longest_piece_ms = longest_piece_ms.max(step.elapsed().as_secs_f64() * 1e3);
-        }
-        if !more {
+        if step.is_last {
             break;
         }
         if watch(0.0).is_break() {
             return Err(interrupted());
         }
+        if step.has_ended_prompt {
+            break;
+        }
     }
     let elapsed_s = began.elapsed().as_secs_f64();
+    let Answers {
+        scheduler,
+        written,
+        gaps_ms: mut gaps,
+        ..
+    } = answers;
     gaps.sort_by(f64::total_cmp);
     let pool = scheduler.pool();
     Ok(BatchRow {
@@ -369,4 +328,110 @@ fn beside(
             longest_piece_ms,
         }),
     })
+}
+
+/// A request for up to `max_tokens` tokens behind a random prompt.
+fn request(engine: &Engine, seed: u64, tokens: usize, max_tokens: usize) -> Request {
+    Request {
+        tokens: random_tokens(engine, seed, tokens),
+        generate: GenerateOptions {
+            max_tokens,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    }
+}
+
+/// Answers that a scheduler goes on with; one that the model ends is followed by another.
+struct Answers<'a> {
+    engine: &'a Engine,
+    scheduler: Scheduler,
+    requests: Vec<RequestId>,
+    /// When each drew its latest token, once it has begun.
+    latest: Vec<Option<Instant>>,
+    /// Milliseconds between two tokens of an answer.
+    gaps_ms: Vec<f64>,
+    /// Tokens of all answers.
+    written: usize,
+}
+
+/// What a step of the scheduler did.
+struct Step {
+    /// Whether it read a piece of the prompt.
+    has_read: bool,
+    /// Whether the prompt was read to its end.
+    has_ended_prompt: bool,
+    /// Whether nothing is left to do.
+    is_last: bool,
+}
+
+impl<'a> Answers<'a> {
+    /// Short prompts, until each has been answered with a token.
+    fn begin(engine: &'a Arc<Engine>, count: usize) -> Result<Self, EvalError> {
+        let options = SchedulerOptions {
+            most_running: count + 1,
+            ..SchedulerOptions::of(engine.options())
+        };
+        let mut answers = Self {
+            engine,
+            scheduler: Scheduler::new(engine, options)?,
+            requests: Vec::new(),
+            latest: Vec::new(),
+            gaps_ms: Vec::new(),
+            written: 0,
+        };
+        for number in 0..count {
+            let id = answers.submit(number as u64)?;
+            answers.requests.push(id);
+        }
+        let mut begun = BTreeSet::new();
+        while begun.len() < count {
+            let more = answers.scheduler.step(&mut |event| {
+                if let Event::Token(id, ..) = event {
+                    begun.insert(id);
+                }
+            })?;
+            if !more {
+                break;
+            }
+        }
+        Ok(answers)
+    }
+
+    fn submit(&mut self, seed: u64) -> Result<RequestId, EvalError> {
+        let most_tokens = self.engine.plan().context_tokens.saturating_sub(64);
+        Ok(self.scheduler.submit(request(self.engine, seed, 16, most_tokens))?)
+    }
+
+    /// A step beside the prompt of `long`.
+    fn step(&mut self, long: RequestId) -> Result<Step, EvalError> {
+        let (mut has_read, mut has_ended_prompt, mut ended) = (false, false, Vec::new());
+        let (requests, latest) = (&self.requests, &mut self.latest);
+        let (gaps_ms, written) = (&mut self.gaps_ms, &mut self.written);
+        let more = self.scheduler.step(&mut |event| match event {
+            Event::Token(id, ..) if id == long => has_ended_prompt = true,
+            Event::Token(id, ..) => {
+                let now = Instant::now();
+                if let Some(place) = requests.iter().position(|answer| *answer == id) {
+                    let before = latest[place].replace(now);
+                    gaps_ms.extend(before.map(|before| (now - before).as_secs_f64() * 1e3));
+                    *written += 1;
+                }
+            }
+            Event::Reading(..) => has_read = true,
+            Event::Finished(id, ..) | Event::Failed(id, _) => ended.push(id),
+            Event::PrefixCacheLost(_) => {}
+        })?;
+        for id in ended {
+            if let Some(place) = self.requests.iter().position(|answer| *answer == id) {
+                self.requests[place] = self.submit(place as u64)?;
+                self.latest[place] = None;
+            }
+        }
+        Ok(Step {
+            has_read,
+            has_ended_prompt,
+            is_last: !more,
+        })
+    }
 }

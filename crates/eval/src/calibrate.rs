@@ -80,16 +80,59 @@ pub fn calibrate(
         )));
     }
     let run = |prefill: PolicyRules| audited(model, options, text, calibration, prefill);
+    let offers = offers(calibration, &run, show)?;
+    let mut aim = goal;
+    let mut chosen = match calibration.keep {
+        Keep::FirstPercentile(goal) => cheapest_each(&offers, goal),
+        Keep::Mean(_) => cheapest_on_average(&offers, aim),
+    };
+    loop {
+        let rules = rules(&chosen);
+        let (audit, ..) = run(rules.clone())?;
+        show(&format!("{} heads sparse: {}", rules.rules.len(), kept(&audit)));
+        let met = match calibration.keep {
+            Keep::Mean(goal) => {
+                let met = audit.mean_mass >= goal || rules.rules.is_empty();
+                aim = (aim + (goal - audit.mean_mass).max(0.001)).min(1.0);
+                if !met {
+                    chosen = cheapest_on_average(&offers, aim);
+                }
+                met
+            }
+            Keep::FirstPercentile(goal) => {
+                let before = chosen.len();
+                for (place, heads) in by_kv_head(&audit) {
+                    if heads.iter().any(|head| head.first_percentile_mass < goal) {
+                        chosen.remove(&place);
+                    }
+                }
+                chosen.len() == before
+            }
+        };
+        if met {
+            let profile = Profile {
+                prefill: rules,
+                decode: options.decode.clone(),
+                cost: calibration.cost,
+            };
+            return Ok(Calibration { profile, audit });
+        }
+    }
+}
 
+/// The audit of a run over the text, the shape of its attention, and how many tokens it read.
+type Audited = (AuditReport, PolicyShape, usize);
+
+/// What each candidate is to each KV head, full attention among them.
+fn offers(
+    calibration: &CalibrateOptions,
+    run: &dyn Fn(PolicyRules) -> Result<Audited, EvalError>,
+    show: &mut dyn FnMut(&str),
+) -> Result<BTreeMap<Place, Vec<Offer>>, EvalError> {
     let mut offers: BTreeMap<Place, Vec<Offer>> = BTreeMap::new();
     for candidate in &calibration.candidates {
         let (audit, shape, tokens) = run(candidate.clone().into())?;
-        show(&format!(
-            "{candidate}: mean mass {:.4}, first percentile {:.3}, {:.1}% of the pairs",
-            audit.mean_mass,
-            audit.first_percentile_mass,
-            audit.density * 100.0
-        ));
+        show(&format!("{candidate}: {}", kept(&audit)));
         for (place, heads) in by_kv_head(&audit) {
             let share = Some(heads[0].density);
             let cost = &calibration.cost;
@@ -112,52 +155,17 @@ pub fn calibrate(
             first_percentile_mass: 1.0,
         });
     }
+    Ok(offers)
+}
 
-    let mut aim = goal;
-    let mut chosen = match calibration.keep {
-        Keep::FirstPercentile(goal) => cheapest_each(&offers, goal),
-        Keep::Mean(_) => cheapest_on_average(&offers, aim),
-    };
-    loop {
-        let rules = rules(&chosen);
-        let (audit, ..) = run(rules.clone())?;
-        show(&format!(
-            "{} heads sparse: mean mass {:.4}, first percentile {:.3}, {:.1}% of the pairs",
-            rules.rules.len(),
-            audit.mean_mass,
-            audit.first_percentile_mass,
-            audit.density * 100.0,
-        ));
-        let met = match calibration.keep {
-            Keep::Mean(goal) => {
-                let met = audit.mean_mass >= goal || rules.rules.is_empty();
-                aim = (aim + (goal - audit.mean_mass).max(0.001)).min(1.0);
-                if !met {
-                    chosen = cheapest_on_average(&offers, aim);
-                }
-                met
-            }
-            Keep::FirstPercentile(goal) => {
-                let before = chosen.len();
-                for (place, heads) in by_kv_head(&audit) {
-                    if heads.iter().any(|head| head.first_percentile_mass < goal) {
-                        chosen.remove(&place);
-                    }
-                }
-                chosen.len() == before
-            }
-        };
-        if met {
-            return Ok(Calibration {
-                profile: Profile {
-                    prefill: rules,
-                    decode: options.decode.clone(),
-                    cost: calibration.cost,
-                },
-                audit,
-            });
-        }
-    }
+/// What an audit found, in words.
+fn kept(audit: &AuditReport) -> String {
+    format!(
+        "mean mass {:.4}, first percentile {:.3}, {:.1}% of the pairs",
+        audit.mean_mass,
+        audit.first_percentile_mass,
+        audit.density * 100.0
+    )
 }
 
 /// The cheapest sparse policy of each KV head with which every query head keeps the first percentile, where there is one.
@@ -212,14 +220,14 @@ fn cheapest_on_average(offers: &BTreeMap<Place, Vec<Offer>>, mean: f64) -> BTree
     chosen.filter(|(_, policy)| *policy != PolicySpec::full()).collect()
 }
 
-/// The audit of a run over the text, the shape of its attention, and how many tokens it read.
+/// Audits a run over the text.
 fn audited(
     model: &Path,
     options: &EngineOptions,
     text: &str,
     calibration: &CalibrateOptions,
     prefill: PolicyRules,
-) -> Result<(AuditReport, PolicyShape, usize), EvalError> {
+) -> Result<Audited, EvalError> {
     let options = EngineOptions {
         prefill,
         cost: calibration.cost,

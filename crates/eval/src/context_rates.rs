@@ -102,45 +102,8 @@ pub fn measure_context(
     watch: &mut StepWatch<'_>,
 ) -> Result<ContextTable, EvalError> {
     let (lengths, generated) = (&options.lengths, options.generated_tokens);
-    if lengths.contains(&0) || lengths.is_empty() || generated == 0 || options.repeats == 0 {
-        return Err(EvalError::Option(
-            "--lengths, -n and --repeats must be at least 1".to_owned(),
-        ));
-    }
-    if tokens.is_empty() {
-        return Err(EvalError::Option(
-            "the text is empty: there is nothing to read".to_owned(),
-        ));
-    }
-    let longest = lengths.iter().copied().max().unwrap_or(0);
-    let needed = longest.saturating_add(generated);
-    check_context(engine, "the longest of --lengths and -n together", needed)?;
-    let mut runs = vec![(String::new(), Arc::clone(engine))];
-    if !options.policies.is_empty() {
-        let run = |choice: &PolicyChoice| {
-            let engine = engine.with_options(choice.options(engine.options()))?;
-            Ok((format!("{choice}, "), engine))
-        };
-        runs = options.policies.iter().map(run).collect::<Result<_, EvalError>>()?;
-    }
-    if options.beside_memory {
-        let (memory, tiers) = (EngineOptions::default().kv_tiers, &engine.options().kv_tiers);
-        if tiers.device_budget_bytes == 0 && tiers.ram_budget_bytes.is_none() && tiers.disk.is_none() {
-            return Err(EvalError::Option(
-                "--beside-memory compares with what --kv-device-budget, --kv-ram-budget or --kv-disk does: give one"
-                    .to_owned(),
-            ));
-        }
-        let all_in_memory = |(name, engine): &(String, Arc<Engine>)| {
-            let options = EngineOptions {
-                kv_tiers: memory.clone(),
-                ..engine.options().clone()
-            };
-            Ok((format!("in memory, {name}"), engine.with_options(options)?))
-        };
-        let more: Vec<_> = runs.iter().map(all_in_memory).collect::<Result<_, EvalError>>()?;
-        runs.splice(0..0, more);
-    }
+    options.check(engine, tokens)?;
+    let runs = options.runs(engine)?;
     let mut cells = Vec::new();
     for (name, engine) in &runs {
         for &length in lengths {
@@ -169,6 +132,58 @@ pub fn measure_context(
         repeats: options.repeats,
         rows,
     })
+}
+
+impl ContextRateOptions {
+    /// Refuses nothing to measure, and lengths that the context does not hold.
+    fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<(), EvalError> {
+        let (lengths, generated) = (&self.lengths, self.generated_tokens);
+        if lengths.contains(&0) || lengths.is_empty() || generated == 0 || self.repeats == 0 {
+            return Err(EvalError::Option(
+                "--lengths, -n and --repeats must be at least 1".to_owned(),
+            ));
+        }
+        if tokens.is_empty() {
+            return Err(EvalError::Option(
+                "the text is empty: there is nothing to read".to_owned(),
+            ));
+        }
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let needed = longest.saturating_add(generated);
+        check_context(engine, "the longest of --lengths and -n together", needed)
+    }
+
+    /// The engine under each policy, with what its cells' names begin with; beside it, where asked for, with all pages in memory.
+    fn runs(&self, engine: &Arc<Engine>) -> Result<Vec<(String, Arc<Engine>)>, EvalError> {
+        let mut runs = vec![(String::new(), Arc::clone(engine))];
+        if !self.policies.is_empty() {
+            let run = |choice: &PolicyChoice| {
+                let engine = engine.with_options(choice.options(engine.options()))?;
+                Ok((format!("{choice}, "), engine))
+            };
+            runs = self.policies.iter().map(run).collect::<Result<_, EvalError>>()?;
+        }
+        if !self.beside_memory {
+            return Ok(runs);
+        }
+        let (memory, tiers) = (EngineOptions::default().kv_tiers, &engine.options().kv_tiers);
+        if tiers.device_budget_bytes == 0 && tiers.ram_budget_bytes.is_none() && tiers.disk.is_none() {
+            return Err(EvalError::Option(
+                "--beside-memory compares with what --kv-device-budget, --kv-ram-budget or --kv-disk does: give one"
+                    .to_owned(),
+            ));
+        }
+        let all_in_memory = |(name, engine): &(String, Arc<Engine>)| {
+            let options = EngineOptions {
+                kv_tiers: memory.clone(),
+                ..engine.options().clone()
+            };
+            Ok((format!("in memory, {name}"), engine.with_options(options)?))
+        };
+        let mut all: Vec<_> = runs.iter().map(all_in_memory).collect::<Result<_, EvalError>>()?;
+        all.append(&mut runs);
+        Ok(all)
+    }
 }
 
 fn measure(

@@ -43,6 +43,7 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_arguments, clippy::too_many_lines)]
 
 mod attention_rates;
 mod audit;

@@ -14,7 +14,7 @@ use crate::cells::{Cell, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
 use crate::journal::Journal;
 use crate::record::{PerplexityBucket, PerplexityRow, PerplexityTable, RunSettings};
-use crate::tasks::{Watch, most_likely};
+use crate::tasks::{Watch, go_on, most_likely};
 
 /// What to predict.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,95 +64,49 @@ pub fn perplexity(
     watch: &mut StepWatch<'_>,
 ) -> Result<PerplexityTable, EvalError> {
     let windows = windows(options)?;
-    let vocab = engine.model().config().vocab_size;
     let scored = options.stride_tokens.min(options.window_tokens - 1);
-    let bytes = (scored * vocab * size_of::<f32>()) as u64;
     let dense_alone = options.policies.iter().all(PolicyChoice::is_full);
-    if bytes > options.predictions_budget_bytes && !dense_alone {
-        return Err(EvalError::Option(format!(
-            "the dense predictions of {scored} tokens take {} and --predictions-budget is {}: use a smaller --stride, or a larger budget",
-            human_bytes(bytes),
-            human_bytes(options.predictions_budget_bytes)
-        )));
+    if !dense_alone {
+        options.check_predictions(scored, engine.model().config().vocab_size)?;
     }
     let dense = [PolicyChoice::full()];
     let others = options.policies.iter().filter(|policy| !policy.is_full());
     let choices: Vec<&PolicyChoice> = dense.iter().chain(others).collect();
-    let engines = choices
-        .iter()
-        .map(|choice| engine.with_options(choice.options(engine.options())))
-        .collect::<Result<Vec<_>, _>>()?;
     let buckets = buckets(options.window_tokens);
-    // Dense attention leads each window: what it predicts is what the others are compared with.
-    let mut cells = Vec::new();
-    for window in &windows {
-        for (number, choice) in choices.iter().enumerate() {
-            cells.push(Cell {
-                name: format!("{choice}, window from {}", window.start),
-                tokens: window.len(),
-                task: (number, window.clone()),
-            });
-        }
-    }
-    let mut predictions: Option<(usize, Predictions)> = None;
+    let reader = |choice: &&PolicyChoice| {
+        Ok(WindowReader {
+            engine: engine.with_options(choice.options(engine.options()))?,
+            phase: choice.phase,
+            scored,
+            buckets: &buckets,
+        })
+    };
+    let readers: Vec<WindowReader<'_>> = choices.iter().map(reader).collect::<Result<_, EvalError>>()?;
+    let cells = cells(&windows, &choices);
+    let mut dense = DensePredictions {
+        reader: &readers[0],
+        are_kept: !dense_alone,
+        latest: None,
+    };
     let found: Vec<WindowScore> = run_cells(&cells, journal, watch, &mut |(number, window), watch| {
         let mut tokens = options.tokens[window.clone()].to_vec();
         if let Some(beginning) = options.beginning {
             tokens[0] = beginning;
         }
-        let tokens = &tokens;
-        let known = predictions.as_ref().is_some_and(|(start, _)| *start == window.start);
-        if *number > 0 && !known {
-            // The dense run of this window is in the journal, its predictions are not.
-            let mut written = Predictions::new()?;
-            score(
-                &engines[0],
-                choices[0].phase,
-                tokens,
-                scored,
-                &buckets,
-                watch,
-                &mut |_, logits| written.write(logits),
-            )?;
-            predictions = Some((window.start, written));
+        match number {
+            0 => dense.score(window.start, &tokens, watch),
+            number => {
+                let mut predictions = dense.of(window.start, &tokens, watch)?;
+                readers[*number].score(&tokens, watch, &mut |sums, logits| {
+                    sums.compare(predictions.next()?, logits);
+                    Ok(())
+                })
+            }
         }
-        if *number == 0 {
-            let mut written = Predictions::new()?;
-            let result = score(
-                &engines[0],
-                choices[0].phase,
-                tokens,
-                scored,
-                &buckets,
-                watch,
-                &mut |sums, logits| {
-                    sums.tokens += 1;
-                    if dense_alone { Ok(()) } else { written.write(logits) }
-                },
-            );
-            predictions = Some((window.start, written));
-            return result;
-        }
-        let Some((_, dense)) = &mut predictions else {
-            return Err(EvalError::Option("no dense predictions".to_owned()));
-        };
-        let mut dense = dense.reader(vocab)?;
-        score(
-            &engines[*number],
-            choices[*number].phase,
-            tokens,
-            scored,
-            &buckets,
-            watch,
-            &mut |sums, logits| {
-                sums.compare(dense.next()?, logits);
-                Ok(())
-            },
-        )
     })?;
-    let rows = choices.iter().enumerate().map(|(number, _)| {
-        let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(choices.len()).collect();
-        row(RunSettings::of(&engines[number]), &scores, &buckets)
+    let rows = readers.iter().enumerate().map(|(number, reader)| {
+        let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(readers.len()).collect();
+        row(RunSettings::of(&reader.engine), &scores, &buckets)
     });
     let rows: Vec<PerplexityRow> = rows.collect();
     Ok(PerplexityTable {
@@ -162,6 +116,36 @@ pub fn perplexity(
         stride_tokens: options.stride_tokens,
         rows,
     })
+}
+
+/// Every window under every policy. Dense attention leads each window: what it predicts is what the others are compared with.
+fn cells(windows: &[Range<usize>], choices: &[&PolicyChoice]) -> Vec<Cell<(usize, Range<usize>)>> {
+    let mut cells = Vec::new();
+    for window in windows {
+        for (number, choice) in choices.iter().enumerate() {
+            cells.push(Cell {
+                name: format!("{choice}, window from {}", window.start),
+                tokens: window.len(),
+                task: (number, window.clone()),
+            });
+        }
+    }
+    cells
+}
+
+impl PerplexityOptions {
+    /// Refuses dense predictions of `scored` tokens that are over their budget.
+    fn check_predictions(&self, scored: usize, vocab: usize) -> Result<(), EvalError> {
+        let bytes = (scored * vocab * size_of::<f32>()) as u64;
+        if bytes <= self.predictions_budget_bytes {
+            return Ok(());
+        }
+        Err(EvalError::Option(format!(
+            "the dense predictions of {scored} tokens take {} and --predictions-budget is {}: use a smaller --stride, or a larger budget",
+            human_bytes(bytes),
+            human_bytes(self.predictions_budget_bytes)
+        )))
+    }
 }
 
 /// The windows, all of one length and within the text.
@@ -197,71 +181,131 @@ fn buckets(window_tokens: usize) -> Vec<Range<usize>> {
 /// Takes the logits that predict a token into the sums of its bucket.
 type TakeLogits<'a> = dyn FnMut(&mut Sums, &[f32]) -> Result<(), EvalError> + 'a;
 
-/// Predicts the last `scored` tokens of a window, in order. `take` is given the sums of the token's bucket, whose likelihood
-/// is counted here, and the logits that predict it.
-fn score(
-    engine: &Arc<Engine>,
+/// Takes the logits that predict the token at a position.
+type TakePosition<'a> = dyn FnMut(usize, &[f32]) -> Result<(), EvalError> + 'a;
+
+/// Predicts windows under one policy.
+struct WindowReader<'a> {
+    engine: Arc<Engine>,
     phase: Phase,
-    window: &[u32],
+    /// The last so many tokens of a window are predicted.
     scored: usize,
-    buckets: &[Range<usize>],
-    watch: &mut Watch<'_>,
-    take: &mut TakeLogits<'_>,
-) -> Result<WindowScore, EvalError> {
-    let vocab = engine.model().config().vocab_size;
-    let first = window.len() - scored;
-    let mut sums = vec![Sums::default(); buckets.len()];
-    let mut session = Session::new(engine)?;
-    let mut failed = None;
-    let mut one = |position: usize, logits: &[f32]| {
-        let bucket = buckets.partition_point(|bucket| bucket.end <= position);
-        let sums = &mut sums[bucket];
-        sums.nll += log_sum_exp(logits) - f64::from(logits[window[position] as usize]);
-        take(sums, logits)
-    };
-    let pairs = match phase {
-        Phase::Prefill => {
-            let wanted = first - 1..window.len() - 1;
-            let read = session.prefill_with_logits_at(
-                window,
-                &[wanted],
-                &mut |progress| watch(progress.tokens_done / progress.tokens as f64),
-                &mut |position, logits| {
-                    let rows = logits.chunks_exact(vocab).enumerate();
-                    for (row, logits) in rows {
-                        if let Err(error) = one(position + row + 1, logits) {
-                            failed = Some(error);
-                            return ControlFlow::Break(());
-                        }
+    buckets: &'a [Range<usize>],
+}
+
+impl WindowReader<'_> {
+    /// Predicts a window's last tokens in order. `take` is given the sums of the token's bucket, whose likelihood is counted here, and
+    /// the logits that predict it.
+    fn score(
+        &self,
+        window: &[u32],
+        watch: &mut Watch<'_>,
+        take: &mut TakeLogits<'_>,
+    ) -> Result<WindowScore, EvalError> {
+        let mut sums = vec![Sums::default(); self.buckets.len()];
+        let mut one = |position: usize, logits: &[f32]| {
+            let bucket = self.buckets.partition_point(|bucket| bucket.end <= position);
+            let sums = &mut sums[bucket];
+            sums.nll += log_sum_exp(logits) - f64::from(logits[window[position] as usize]);
+            take(sums, logits)
+        };
+        let pairs = match self.phase {
+            Phase::Prefill => self.read_at_once(window, watch, &mut one)?,
+            Phase::Decode => self.read_one_by_one(window, watch, &mut one)?,
+        };
+        Ok(WindowScore { sums, pairs })
+    }
+
+    /// Reads a window as a prompt; returns the pairs of all of it.
+    fn read_at_once(
+        &self,
+        window: &[u32],
+        watch: &mut Watch<'_>,
+        take: &mut TakePosition<'_>,
+    ) -> Result<PairCount, EvalError> {
+        let vocab = self.engine.model().config().vocab_size;
+        let wanted = window.len() - self.scored - 1..window.len() - 1;
+        let mut session = Session::new(&self.engine)?;
+        let mut failed = None;
+        let read = session.prefill_with_logits_at(
+            window,
+            &[wanted],
+            &mut |progress| watch(progress.tokens_done / progress.tokens as f64),
+            &mut |position, logits| {
+                for (row, logits) in logits.chunks_exact(vocab).enumerate() {
+                    if let Err(error) = take(position + row + 1, logits) {
+                        failed = Some(error);
+                        return ControlFlow::Break(());
                     }
-                    ControlFlow::Continue(())
-                },
-            );
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            read?;
-            session.pairs()
+                }
+                ControlFlow::Continue(())
+            },
+        );
+        if let Some(error) = failed {
+            return Err(error);
         }
-        Phase::Decode => {
-            session.prefill(&window[..first], &mut |progress| {
-                watch(0.5 * progress.tokens_done / progress.tokens as f64)
-            })?;
-            let before = session.pairs();
-            for position in first..window.len() {
-                one(position, session.logits())?;
-                session.advance(window[position])?;
-                let done = (position - first) as f64 / scored as f64;
-                crate::tasks::go_on(&session, &mut |_| watch(0.5 + 0.5 * done))?;
-            }
-            let after = session.pairs();
-            PairCount {
-                read: after.read - before.read,
-                causal: after.causal - before.causal,
-            }
+        read?;
+        Ok(session.pairs())
+    }
+
+    /// Reads what is predicted token by token behind the rest of the window; returns the pairs of these tokens.
+    fn read_one_by_one(
+        &self,
+        window: &[u32],
+        watch: &mut Watch<'_>,
+        take: &mut TakePosition<'_>,
+    ) -> Result<PairCount, EvalError> {
+        let first = window.len() - self.scored;
+        let mut session = Session::new(&self.engine)?;
+        session.prefill(&window[..first], &mut |progress| {
+            watch(0.5 * progress.tokens_done / progress.tokens as f64)
+        })?;
+        let before = session.pairs();
+        for position in first..window.len() {
+            take(position, session.logits())?;
+            session.advance(window[position])?;
+            let done = (position - first) as f64 / self.scored as f64;
+            go_on(&session, &mut |_| watch(0.5 + 0.5 * done))?;
         }
-    };
-    Ok(WindowScore { sums, pairs })
+        let after = session.pairs();
+        Ok(PairCount {
+            read: after.read - before.read,
+            causal: after.causal - before.causal,
+        })
+    }
+}
+
+/// What dense attention predicts, for the other policies to be compared with.
+struct DensePredictions<'a> {
+    reader: &'a WindowReader<'a>,
+    /// Whether there are others.
+    are_kept: bool,
+    /// Those of the latest window, and where it begins.
+    latest: Option<(usize, Predictions)>,
+}
+
+impl DensePredictions<'_> {
+    /// Reads a window that begins at `start`, and keeps what is predicted.
+    fn score(&mut self, start: usize, window: &[u32], watch: &mut Watch<'_>) -> Result<WindowScore, EvalError> {
+        let mut written = Predictions::new()?;
+        let score = self.reader.score(window, watch, &mut |sums, logits| {
+            sums.tokens += 1;
+            if self.are_kept { written.write(logits) } else { Ok(()) }
+        });
+        self.latest = Some((start, written));
+        score
+    }
+
+    /// What was predicted of a window. It is read again where its score came from the journal, which holds no predictions.
+    fn of(&mut self, start: usize, window: &[u32], watch: &mut Watch<'_>) -> Result<PredictionReader<'_>, EvalError> {
+        if self.latest.as_ref().is_none_or(|(known, _)| *known != start) {
+            self.score(start, window, watch)?;
+        }
+        match &mut self.latest {
+            Some((_, predictions)) => predictions.reader(self.reader.engine.model().config().vocab_size),
+            None => Err(EvalError::Option("no dense predictions".to_owned())),
+        }
+    }
 }
 
 impl Sums {

@@ -24,6 +24,19 @@ impl Table {
         }
     }
 
+    /// A row for each of `items`.
+    pub(crate) fn of<T>(
+        caption: impl Into<String>,
+        columns: &[&str],
+        items: &[T],
+        row: impl Fn(&T) -> Vec<String>,
+    ) -> Self {
+        Self {
+            rows: items.iter().map(row).collect(),
+            ..Self::new(caption, columns)
+        }
+    }
+
     /// The table in aligned columns, numbers to the right.
     pub fn to_text(&self) -> String {
         let columns = self.columns.len();

@@ -125,15 +125,25 @@ fn rounded(value: f64, unit: &str) -> Result<String, String> {
     Ok(grouped + rest)
 }
 
+/// A page with the records' figures in place of its own.
+#[derive(Default)]
+struct Correction {
+    lines: Vec<String>,
+    /// What differs, by line.
+    faults: Vec<String>,
+    /// Figures that were compared.
+    figures: usize,
+}
+
 /// A page with the records' figures in place of its own, and what differs, by line.
 fn corrected(page: &str, records: &Records) -> (String, Vec<String>, usize) {
-    let (mut lines, mut faults, mut figures) = (Vec::new(), Vec::new(), 0);
+    let mut correction = Correction::default();
+    // What the table under way asks for, and its columns once their names were read.
     let mut table: Option<(String, Vec<String>)> = None;
-    for (number, line) in page.lines().enumerate() {
-        let mut fault = |text: String| faults.push(format!("line {}: {text}", number + 1));
+    for line in page.lines() {
         if let Some(asked) = line.strip_prefix(TABLE).and_then(|rest| rest.strip_suffix(END)) {
             table = Some((asked.to_owned(), Vec::new()));
-            lines.push(line.to_owned());
+            correction.lines.push(line.to_owned());
             continue;
         }
         let mut new = line.to_owned();
@@ -143,58 +153,75 @@ fn corrected(page: &str, records: &Records) -> (String, Vec<String>, usize) {
                 if columns.is_empty() {
                     *columns = cells.iter().map(|cell| count_of(cell)).collect();
                 } else if !cells[0].starts_with("--") {
-                    let mut written = vec![cells[0].to_owned()];
-                    let row = cells[0].trim_matches('`').replace(',', "");
-                    let (name, values) = asked.split_once(": ").unwrap_or((asked.as_str(), "-"));
-                    let values: Vec<&str> = values.split(" | ").collect();
-                    for (place, (cell, column)) in cells.iter().zip(columns.iter()).enumerate().skip(1) {
-                        let value = values.get(place - 1).or(values.first().filter(|_| values.len() == 1));
-                        let Some(value) = value.filter(|value| **value != "-") else {
-                            written.push((*cell).to_owned());
-                            continue;
-                        };
-                        let asked = format!("{name}: {}", value.replace("ROW", &row).replace("COLUMN", column));
-                        figures += 1;
-                        let unit = if cell.ends_with('%') { "%" } else { "" };
-                        match records.figure(&asked) {
-                            Ok(figure) if *cell == figure.clone() + unit => written.push((*cell).to_owned()),
-                            Ok(figure) => {
-                                fault(format!("{cell} is {figure}{unit} in {asked}"));
-                                written.push(figure + unit);
-                            }
-                            Err(error) => {
-                                fault(format!("{error} ({asked})"));
-                                written.push((*cell).to_owned());
-                            }
-                        }
-                    }
-                    new = format!("| {} |", written.join(" | "));
+                    new = correction.row(&cells, asked, columns, records);
                 }
             }
             Some((_, columns)) if !columns.is_empty() => table = None,
             _ => {}
         }
-        let mut done = String::new();
-        let mut rest = new.as_str();
+        let new = correction.line(&new, records);
+        correction.lines.push(new);
+    }
+    let Correction { lines, faults, figures } = correction;
+    (lines.join("\n") + "\n", faults, figures)
+}
+
+impl Correction {
+    fn fault(&mut self, text: String) {
+        self.faults.push(format!("line {}: {text}", self.lines.len() + 1));
+    }
+
+    /// A row of a table whose columns are asked for by `asked`.
+    fn row(&mut self, cells: &[&str], asked: &str, columns: &[String], records: &Records) -> String {
+        let mut written = vec![cells[0].to_owned()];
+        let row = cells[0].trim_matches('`').replace(',', "");
+        let (name, values) = asked.split_once(": ").unwrap_or((asked, "-"));
+        let values: Vec<&str> = values.split(" | ").collect();
+        for (place, (cell, column)) in cells.iter().zip(columns).enumerate().skip(1) {
+            let value = values.get(place - 1).or(values.first().filter(|_| values.len() == 1));
+            let Some(value) = value.filter(|value| **value != "-") else {
+                written.push((*cell).to_owned());
+                continue;
+            };
+            let asked = format!("{name}: {}", value.replace("ROW", &row).replace("COLUMN", column));
+            self.figures += 1;
+            let unit = if cell.ends_with('%') { "%" } else { "" };
+            match records.figure(&asked) {
+                Ok(figure) if *cell == figure.clone() + unit => written.push((*cell).to_owned()),
+                Ok(figure) => {
+                    self.fault(format!("{cell} is {figure}{unit} in {asked}"));
+                    written.push(figure + unit);
+                }
+                Err(error) => {
+                    self.fault(format!("{error} ({asked})"));
+                    written.push((*cell).to_owned());
+                }
+            }
+        }
+        format!("| {} |", written.join(" | "))
+    }
+
+    /// A line with figures in its text.
+    fn line(&mut self, line: &str, records: &Records) -> String {
+        let (mut done, mut rest) = (String::new(), line);
         while let Some((before, after)) = rest.split_once(FIGURE) {
             let (asked, behind) = after.split_once(END).unwrap_or((after, ""));
             let is_figure = |c: char| c.is_ascii_digit() || c == ',' || c == '.';
             let begin = before.trim_end_matches(is_figure).len();
             let (text, quoted) = before.split_at(begin);
-            figures += 1;
+            self.figures += 1;
             let figure = records.figure(asked).unwrap_or_else(|error| {
-                fault(format!("{error} ({asked})"));
+                self.fault(format!("{error} ({asked})"));
                 quoted.to_owned()
             });
             if figure != quoted {
-                fault(format!("{quoted} is {figure} in {asked}"));
+                self.fault(format!("{quoted} is {figure} in {asked}"));
             }
             done += &format!("{text}{figure}{FIGURE}{asked}{END}");
             rest = behind;
         }
-        lines.push(done + rest);
+        done + rest
     }
-    (lines.join("\n") + "\n", faults, figures)
 }
 
 /// `4K` is 4096.

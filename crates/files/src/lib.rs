@@ -39,14 +39,36 @@ pub fn open(path: impl AsRef<Path>) -> Result<File, FileError> {
 /// # Errors
 /// [`FileError::NotRegular`] for anything that exists and is no regular file, at once; [`FileError::Io`].
 pub fn open_with(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result<File, FileError> {
-    let path = path.as_ref();
+    open_checked(path.as_ref(), options, Links::Followed)
+}
+
+/// As [`open_with`], where the path itself may not be a link.
+///
+/// # Errors
+/// As [`open_with`]; [`FileError::NotRegular`] for a link as well.
+pub fn open_no_link(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result<File, FileError> {
+    open_checked(path.as_ref(), options, Links::Refused)
+}
+
+/// What becomes of a path that is a link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Followed,
+    Refused,
+}
+
+fn open_checked(path: &Path, options: &mut OpenOptions, links: Links) -> Result<File, FileError> {
     // Looked at before it is opened as well: opening some devices has an effect.
-    match std::fs::metadata(path) {
+    let there = match links {
+        Links::Followed => std::fs::metadata(path),
+        Links::Refused => std::fs::symlink_metadata(path),
+    };
+    match there {
         Ok(metadata) => check_regular(&metadata)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
     }
-    let file = without_waiting(options).open(path)?;
+    let file = without_waiting(options, links).open(path)?;
     check_regular(&file.metadata()?)?;
     Ok(file)
 }
@@ -134,14 +156,20 @@ fn check_regular(metadata: &Metadata) -> Result<(), FileError> {
 }
 
 #[cfg(unix)]
-fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
+fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
     use std::os::unix::fs::OpenOptionsExt;
-    // Between the look at the path and its opening, a pipe may have taken the file's place. A regular file ignores the flag.
-    options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+
+    use rustix::fs::OFlags;
+    // Between the look at the path and its opening, a pipe or a link may have taken the file's place. A regular file ignores the flags.
+    let flags = match links {
+        Links::Followed => OFlags::NONBLOCK,
+        Links::Refused => OFlags::NONBLOCK | OFlags::NOFOLLOW,
+    };
+    options.custom_flags(flags.bits() as i32)
 }
 
 #[cfg(not(unix))]
-fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
+fn without_waiting(options: &mut OpenOptions, _: Links) -> &mut OpenOptions {
     options
 }
 

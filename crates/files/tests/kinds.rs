@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use riffle_files::{FileError, open, open_with, read, read_file_or_pipe, read_text, read_within};
+use riffle_files::{FileError, open, open_no_link, open_with, read, read_file_or_pipe, read_text, read_within};
 
 fn pipe(folder: &Path) -> PathBuf {
     let path = folder.join("pipe");
@@ -46,6 +46,23 @@ fn pipes_sockets_devices_and_folders_are_refused_without_waiting() {
     }
     let missing = open(folder.path().join("missing")).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+}
+
+#[test]
+fn a_link_to_a_file_is_followed_or_refused_as_the_caller_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    fs::write(&file, "text").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let mut read = OpenOptions::new();
+    let read = read.read(true);
+    assert!(open_with(&link, read).is_ok() && open_no_link(&file, read).is_ok());
+    let refused = open_no_link(&link, read).unwrap_err();
+    assert_eq!(refused.to_string(), "it is a link, not a regular file");
+    // Nor does anything come to be where a link leads.
+    fs::remove_file(&file).unwrap();
+    assert!(open_no_link(&link, OpenOptions::new().create(true).append(true)).is_err());
+    assert!(!file.exists());
 }
 
 #[test]

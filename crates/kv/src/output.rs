@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use riffle_files::FileError;
 use twox_hash::XxHash3_64;
 
 const BUFFER_BYTES: usize = 1 << 20;
@@ -276,30 +277,15 @@ pub(crate) fn follow(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Opens a regular file that is no link, without waiting for the other end of a pipe.
+/// Opens a regular file that is no link; an error names it.
 pub(crate) fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    #[cfg(unix)]
-    {
-        use rustix::fs::OFlags;
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
-        std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags as i32);
-    }
-    let not_a_file = || {
-        let found = fs::symlink_metadata(path).map_or("gone", |metadata| riffle_files::kind_name(metadata.file_type()));
-        io::Error::new(
+    riffle_files::open_no_link(path, options).map_err(|error| match error {
+        FileError::NotRegular { found } => io::Error::new(
             ErrorKind::InvalidInput,
             format!("{} is {found}, not a regular file", path.display()),
-        )
-    };
-    let there = fs::symlink_metadata(path);
-    if there.is_ok_and(|metadata| !metadata.is_file()) {
-        return Err(not_a_file());
-    }
-    let file = options.open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(not_a_file()),
-    }
+        ),
+        other => other.into(),
+    })
 }
 
 /// Removes files under way that killed processes left: those with a name and a content of ours that nobody holds.

@@ -29,7 +29,6 @@
 //! # Ok::<(), riffle_linear::LinearError>(())
 //! ```
 #![warn(clippy::too_many_arguments, clippy::too_many_lines)]
-
 #![deny(unsafe_code)]
 
 mod activations;

@@ -19,7 +19,7 @@ use riffle_kv::{DiskTier, KvTiers};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicyRules;
 
-use crate::args::{EngineArguments, HeadsArguments};
+use crate::args::{EngineArguments, HeadsArguments, PromptArguments};
 use crate::console;
 use crate::failure::Failure;
 
@@ -130,9 +130,9 @@ pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig
 pub(crate) const LARGEST_TEXT_BYTES: u64 = 256 << 20;
 
 /// The text given, a file's or a pipe's, or standard input's, of at most `most_bytes` bytes.
-pub(crate) fn read_input(text: Option<&String>, file: Option<&Path>, most_bytes: u64) -> Result<String, Failure> {
+pub(crate) fn read_input(input: &PromptArguments, most_bytes: u64) -> Result<String, Failure> {
     let most_bytes = most_bytes.min(LARGEST_TEXT_BYTES);
-    match (text, file) {
+    match (&input.prompt, &input.file) {
         (Some(text), _) => Ok(text.clone()),
         (None, Some(path)) => {
             let bytes = riffle_files::read_file_or_pipe(path, most_bytes);

@@ -1,6 +1,6 @@
 //! `riffle plan`: what a run would use.
 
-use riffle_engine::{described_activations, human_bytes};
+use riffle_engine::{DevicePlan, MemoryPlan, described_activations, human_bytes};
 
 use super::run::{plan_text, text_bytes};
 use super::{engine_options, grouped, note_activations, print, print_json};
@@ -29,16 +29,16 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         plan.check()?;
         return printed;
     }
+    let inputs = described_activations(&info.config, options.activations, plan.device.is_some());
+    let printed = print(&table(&plan, &arguments.engine.kv_formats(), &inputs));
+    // A plan that does not fit is a failure, whether anybody read the table or not.
+    plan.check()?;
+    printed
+}
+
+/// The plan part by part; `inputs` says what linear layers do with theirs.
+fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str) -> String {
     let tiers = &plan.kv_tiers;
-    let verdict = if let Some(refusal) = &tiers.refusal {
-        format!("does not fit: {refusal}; {}", plan.advice)
-    } else if plan.fits() {
-        "fits".to_owned()
-    } else if plan.device.as_ref().is_some_and(|device| !device.fits()) {
-        "does not fit on the device".to_owned()
-    } else {
-        format!("does not fit; {}", plan.advice)
-    };
     let windows = match plan.window_layers {
         0 => String::new(),
         layers => format!(
@@ -46,31 +46,17 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             grouped(plan.window_tokens)
         ),
     };
-    let device = plan.device.as_ref().map_or_else(String::new, |device| {
-        format!(
-            "on {}\n  weights  {}\n  KV pages {} of those in RAM\n  scratch  {}\n  total    {}\n  free     {}{}\n  products {} for 16-bit weights\n  prefill  {}\n",
-            device.name,
-            human_bytes(device.weights_bytes),
-            human_bytes(device.kv_bytes),
-            human_bytes(device.scratch_bytes),
-            human_bytes(device.total_bytes),
-            human_bytes(device.available_bytes),
-            if device.fits() { "" } else { ": does not fit" },
-            device.products,
-            device.prefill,
-        )
-    });
     let recurrent = match plan.recurrent_bytes {
         0 => String::new(),
         bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
     };
-    let printed = print(&format!(
-        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {}): device {}, RAM {}, disk {}\n{windows}{recurrent}scratch    {}\ntokenizer  {}\nprompt     {} for text and token ids\nprogram    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {}\nplan       {verdict}\n",
+    let device = plan.device.as_ref().map_or_else(String::new, device_table);
+    format!(
+        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {kv_formats}): device {}, RAM {}, disk {}\n{windows}{recurrent}scratch    {}\ntokenizer  {}\nprompt     {} for text and token ids\nprogram    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {inputs}\nplan       {}\n",
         grouped(plan.context_tokens),
         human_bytes(plan.weights_bytes),
         human_bytes(plan.kv_bytes),
         human_bytes(plan.kv_bytes_per_token),
-        arguments.engine.kv_formats(),
         human_bytes(tiers.device_bytes),
         human_bytes(tiers.ram_bytes),
         human_bytes(tiers.disk_bytes),
@@ -80,9 +66,33 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         human_bytes(plan.process.program_bytes),
         human_bytes(plan.total_bytes),
         human_bytes(plan.available_bytes),
-        described_activations(&info.config, options.activations, plan.device.is_some()),
-    ));
-    // A plan that does not fit is a failure, whether anybody read the table or not.
-    plan.check()?;
-    printed
+        verdict(plan),
+    )
+}
+
+fn device_table(device: &DevicePlan) -> String {
+    format!(
+        "on {}\n  weights  {}\n  KV pages {} of those in RAM\n  scratch  {}\n  total    {}\n  free     {}{}\n  products {} for 16-bit weights\n  prefill  {}\n",
+        device.name,
+        human_bytes(device.weights_bytes),
+        human_bytes(device.kv_bytes),
+        human_bytes(device.scratch_bytes),
+        human_bytes(device.total_bytes),
+        human_bytes(device.available_bytes),
+        if device.fits() { "" } else { ": does not fit" },
+        device.products,
+        device.prefill,
+    )
+}
+
+fn verdict(plan: &MemoryPlan) -> String {
+    if let Some(refusal) = &plan.kv_tiers.refusal {
+        format!("does not fit: {refusal}; {}", plan.advice)
+    } else if plan.fits() {
+        "fits".to_owned()
+    } else if plan.device.as_ref().is_some_and(|device| !device.fits()) {
+        "does not fit on the device".to_owned()
+    } else {
+        format!("does not fit; {}", plan.advice)
+    }
 }

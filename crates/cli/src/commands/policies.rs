@@ -1,7 +1,7 @@
 //! `riffle policies`: what can be chosen with --prefill and --decode.
 
 use riffle_policy::{CostModel, Phase, PolicyInfo, PolicyRules, PolicyShape, PolicySpec, Recall};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{heads, print, print_json};
 use crate::args::PoliciesArguments;
@@ -18,66 +18,72 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
         chunk_tokens: 512,
     };
     if arguments.json {
-        let list: Vec<_> = catalogue
-            .iter()
-            .map(|policy| {
-                json!({
-                    "name": policy.name,
-                    "prefill": policy.supports(Phase::Prefill),
-                    "decode": policy.supports(Phase::Decode),
-                    "saves": policy.saves,
-                    "recalls": match policy.traits.recall {
-                        Recall::None => None,
-                        Recall::AtTheEnd => Some("at-the-end"),
-                        Recall::Anywhere => Some("anywhere"),
-                    },
-                    "source": policy.source,
-                    "break_even_tokens": {
-                        "prefill": break_even(policy, Phase::Prefill, &shape),
-                        "decode": break_even(policy, Phase::Decode, &shape),
-                    },
-                    "parameters": policy.parameters.iter().map(|parameter| json!({
-                        "name": parameter.name,
-                        "default": parameter.default,
-                        "meaning": parameter.meaning,
-                    })).collect::<Vec<_>>(),
-                })
-            })
-            .collect();
+        let list: Vec<Value> = catalogue.iter().map(|policy| described(policy, &shape)).collect();
         return print_json(&list);
     }
-    let mut text = String::new();
-    for policy in catalogue {
-        let phases = match (policy.supports(Phase::Prefill), policy.supports(Phase::Decode)) {
-            (true, true) => "prefill, decode",
-            (true, false) => "prefill",
-            _ => "decode",
-        };
-        let recalls = match policy.traits.recall {
-            Recall::None => "",
-            Recall::AtTheEnd => "; recalls facts that the end of a prompt asks for",
-            Recall::Anywhere => "; recalls facts anywhere",
-        };
-        text += &format!(
-            "{} ({phases}; saves {}{recalls})\n    {}\n",
-            policy.name, policy.saves, policy.source
-        );
-        for phase in [Phase::Prefill, Phase::Decode] {
-            if !policy.supports(phase) || policy.traits.dense {
-                continue;
-            }
-            text += &match break_even(policy, phase, &shape) {
-                Some(0) => format!("    faster than full in {phase} from the first token\n"),
-                Some(tokens) => format!("    faster than full in {phase} from {tokens} tokens\n"),
-                None => format!("    never faster than full in {phase}\n"),
-            };
-        }
-        for parameter in policy.parameters {
-            text += &format!("    {}={}  {}\n", parameter.name, parameter.default, parameter.meaning);
-        }
-    }
+    let mut text: String = catalogue.iter().map(|policy| paragraph(policy, &shape)).collect();
     text += "every policy\n    from=auto  contexts shorter than this many tokens are read densely; auto is its break-even length\n";
     print(&text)
+}
+
+/// A policy as data.
+fn described(policy: &PolicyInfo, shape: &PolicyShape) -> Value {
+    let parameters = policy.parameters.iter().map(|parameter| {
+        json!({
+            "name": parameter.name,
+            "default": parameter.default,
+            "meaning": parameter.meaning,
+        })
+    });
+    json!({
+        "name": policy.name,
+        "prefill": policy.supports(Phase::Prefill),
+        "decode": policy.supports(Phase::Decode),
+        "saves": policy.saves,
+        "recalls": match policy.traits.recall {
+            Recall::None => None,
+            Recall::AtTheEnd => Some("at-the-end"),
+            Recall::Anywhere => Some("anywhere"),
+        },
+        "source": policy.source,
+        "break_even_tokens": {
+            "prefill": break_even(policy, Phase::Prefill, shape),
+            "decode": break_even(policy, Phase::Decode, shape),
+        },
+        "parameters": parameters.collect::<Vec<_>>(),
+    })
+}
+
+/// A policy in words.
+fn paragraph(policy: &PolicyInfo, shape: &PolicyShape) -> String {
+    let phases = match (policy.supports(Phase::Prefill), policy.supports(Phase::Decode)) {
+        (true, true) => "prefill, decode",
+        (true, false) => "prefill",
+        _ => "decode",
+    };
+    let recalls = match policy.traits.recall {
+        Recall::None => "",
+        Recall::AtTheEnd => "; recalls facts that the end of a prompt asks for",
+        Recall::Anywhere => "; recalls facts anywhere",
+    };
+    let mut text = format!(
+        "{} ({phases}; saves {}{recalls})\n    {}\n",
+        policy.name, policy.saves, policy.source
+    );
+    for phase in [Phase::Prefill, Phase::Decode] {
+        if !policy.supports(phase) || policy.traits.dense {
+            continue;
+        }
+        text += &match break_even(policy, phase, shape) {
+            Some(0) => format!("    faster than full in {phase} from the first token\n"),
+            Some(tokens) => format!("    faster than full in {phase} from {tokens} tokens\n"),
+            None => format!("    never faster than full in {phase}\n"),
+        };
+    }
+    for parameter in policy.parameters {
+        text += &format!("    {}={}  {}\n", parameter.name, parameter.default, parameter.meaning);
+    }
+    text
 }
 
 /// Where its defaults break even by the stored constants; `None` where they never do, or in a phase it has not.

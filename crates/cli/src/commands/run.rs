@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let most = largest_text_bytes(&options);
     let prompt = match arguments.continues {
         true => None,
-        false => Some(read_input(arguments.prompt.as_ref(), arguments.file.as_deref(), most)?),
+        false => Some(read_input(&arguments.input, most)?),
     };
     let text_bytes = prompt.as_ref().map_or(0, |prompt| prompt.len() as u64);
     plan_text(

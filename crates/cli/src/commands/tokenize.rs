@@ -22,7 +22,7 @@ pub(crate) fn tokenize(arguments: &TokenizeArguments) -> Result<(), Failure> {
 }
 
 fn encode(tokenizer: &Tokenizer, arguments: &TokenizeArguments) -> Result<(), Failure> {
-    let text = read_input(arguments.prompt.as_ref(), arguments.file.as_deref(), LARGEST_TEXT_BYTES)?;
+    let text = read_input(&arguments.input, LARGEST_TEXT_BYTES)?;
     let ids = tokenizer.encode(&text, !arguments.no_special)?;
     let piece = |id: &u32| tokenizer.decode_with_special(&[*id]);
     if arguments.json {
@@ -42,9 +42,12 @@ fn encode(tokenizer: &Tokenizer, arguments: &TokenizeArguments) -> Result<(), Fa
 }
 
 fn decode(tokenizer: &Tokenizer, given: &[String], arguments: &TokenizeArguments) -> Result<(), Failure> {
-    let (text, source) = match (given, &arguments.file) {
-        ([], None) => (read_input(None, None, LARGEST_TEXT_BYTES)?, Path::new("standard input")),
-        ([], Some(file)) => (read_input(None, Some(file), LARGEST_TEXT_BYTES)?, file.as_path()),
+    let input = &arguments.input;
+    let (text, source) = match (given, &input.file) {
+        ([], file) => {
+            let source = file.as_deref().unwrap_or(Path::new("standard input"));
+            (read_input(input, LARGEST_TEXT_BYTES)?, source)
+        }
         (_, Some(_)) => {
             return Err(Failure::new(
                 "--decode takes its ids from --file or behind it, not from both",

@@ -1,6 +1,7 @@
 //! What the command prints, reads, keeps and refuses.
 
 mod bad_input;
+mod bad_model;
 mod commands;
 mod laboratory;
 mod measure;

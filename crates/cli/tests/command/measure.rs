@@ -15,6 +15,25 @@ fn folder() -> (tempfile::TempDir, String) {
 fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
     let (_guard, out) = folder();
     let policy = "streaming:sinks=4,window=256,from=0";
+    audit_leaves_a_record_and_pictures(&out, policy);
+    context_leaves_a_record_and_goes_on_from_its_journal(&out, policy);
+    let page = stdout(&run(&["eval", "report", &out]));
+    let html = fs::read_to_string(page.trim()).unwrap();
+    for part in [
+        "Cost of context: context",
+        "Audit of attention: audit",
+        "Not run",
+        "riffle eval needle",
+        "Memory by part",
+    ] {
+        assert!(html.contains(part), "no {part}");
+    }
+    assert!(!html.contains("http"));
+    let markdown = stdout(&run(&["eval", "report", &out, "--markdown"]));
+    assert!(markdown.contains("| policy | tokens |"), "{markdown}");
+}
+
+fn audit_leaves_a_record_and_pictures(out: &str, policy: &str) {
     let audit = run(&[
         "eval",
         "audit",
@@ -25,7 +44,7 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
         "--name",
         "audit",
         "--out",
-        &out,
+        out,
         "--csv",
     ]);
     let csv = stdout(&audit);
@@ -53,7 +72,9 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
                 .starts_with(b"\x89PNG")
         );
     }
+}
 
+fn context_leaves_a_record_and_goes_on_from_its_journal(out: &str, policy: &str) {
     let both = format!("prefill={policy}");
     let journal = format!("{out}/context.journal");
     let bench = [
@@ -70,7 +91,7 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
         "--resume",
         &journal,
         "--out",
-        &out,
+        out,
     ];
     let text = stdout(&run(&bench));
     assert!(
@@ -98,21 +119,6 @@ fn an_audit_and_a_bench_leave_records_and_pictures_that_a_report_is_made_of() {
     let resumed: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let resumed = resumed["results"]["rows"].as_array().unwrap();
     assert_eq!((resumed.len(), &resumed[..3]), (4, &rows[..3]));
-
-    let page = stdout(&run(&["eval", "report", &out]));
-    let html = fs::read_to_string(page.trim()).unwrap();
-    for part in [
-        "Cost of context: context",
-        "Audit of attention: audit",
-        "Not run",
-        "riffle eval needle",
-        "Memory by part",
-    ] {
-        assert!(html.contains(part), "no {part}");
-    }
-    assert!(!html.contains("http"));
-    let markdown = stdout(&run(&["eval", "report", &out, "--markdown"]));
-    assert!(markdown.contains("| policy | tokens |"), "{markdown}");
 }
 
 #[test]

@@ -83,6 +83,7 @@ impl Place {
     }
 
     /// A quick run of a command, as options with their values; `None` for a command without a case.
+    #[allow(clippy::too_many_lines, reason = "a table of commands")]
     fn quick(&self, command: &str) -> Option<Vec<(&str, String)>> {
         let model = ("--model", self.model.clone());
         let text = ("--text", self.text.clone());

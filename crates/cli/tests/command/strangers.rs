@@ -23,16 +23,23 @@ fn with_template(template: &str) -> ModelCopy {
     copy
 }
 
-// Where /proc says which signals a process listens for.
+// Where /proc says which threads a process has and which signals it listens for.
 #[cfg(target_os = "linux")]
 mod interruption {
     use std::fs;
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Output, Stdio};
     use std::thread;
     use std::time::Duration;
 
     use super::with_template;
-    use crate::testing::{assert_refused, riffle};
+    use crate::testing::{ModelCopy, assert_refused, riffle};
+
+    /// A model with a template that is as slow as the limits allow: many steps, each of them cheap.
+    fn slow_model() -> ModelCopy {
+        with_template(
+            "{% for a in range(25) %}{% for b in range(100000) %}{% set x = a * b + a * b - a %}{% endfor %}{% endfor %}",
+        )
+    }
 
     /// Whether the process has asked to be told of signal 15.
     fn listens_for_sigterm(id: u32) -> bool {
@@ -41,38 +48,64 @@ mod interruption {
         caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).expect("a mask") & (1 << 14) != 0)
     }
 
-    #[test]
-    fn the_first_sigterm_ends_a_command_whose_template_runs_on() {
-        // As slow as the limits allow: many steps, each of them cheap.
-        let copy = with_template(
-            "{% for a in range(25) %}{% for b in range(100000) %}{% set x = a * b + a * b - a %}{% endfor %}{% endfor %}",
-        );
-        let prompt = copy.path().join("prompt");
-        fs::write(&prompt, "word ".repeat(10_000)).expect("a file");
-        let mut child = riffle()
-            .args(["run", "--model"])
-            .arg(copy.path())
-            .arg("--file")
-            .arg(&prompt)
+    /// The thread that compiles or renders a template.
+    fn template_thread(id: u32) -> Option<String> {
+        let threads = fs::read_dir(format!("/proc/{id}/task")).ok()?.flatten();
+        let mut names = threads.map(|thread| (thread.file_name(), fs::read_to_string(thread.path().join("comm"))));
+        let (thread, _) = names.find(|(_, name)| name.as_ref().is_ok_and(|name| name.trim() == "chat template"))?;
+        thread.into_string().ok()
+    }
+
+    /// Sends SIGTERM once `is_ready`, and waits for the end.
+    #[track_caller]
+    fn terminated(command: &mut Command, is_ready: impl Fn(u32) -> bool) -> Output {
+        let mut child: Child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary runs");
-        while !listens_for_sigterm(child.id()) {
-            assert_eq!(child.try_wait().expect("a child"), None, "it ended before it listened");
+        while !is_ready(child.id()) {
+            let ended = child.try_wait().expect("a child");
+            assert_eq!(ended, None, "it ended before the signal");
             thread::sleep(Duration::from_millis(1));
         }
         let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
         assert!(sent.expect("kill runs").success());
-        let output = child.wait_with_output().expect("the process ends");
-        assert_refused(
-            &output,
-            130,
-            &[
-                "interrupted while the chat template was rendered",
-                "tokenizer_config.json",
-            ],
-        );
+        child.wait_with_output().expect("the process ends")
+    }
+
+    const INTERRUPTED: [&str; 2] = [
+        "interrupted while the chat template was rendered",
+        "tokenizer_config.json",
+    ];
+
+    #[test]
+    fn the_first_sigterm_ends_a_command_whose_template_runs_on() {
+        let copy = slow_model();
+        let prompt = copy.path().join("prompt");
+        fs::write(&prompt, "word ".repeat(10_000)).expect("a file");
+        let mut run = riffle();
+        run.args(["run", "--model"]).arg(copy.path()).arg("--file").arg(&prompt);
+        let output = terminated(&mut run, listens_for_sigterm);
+        assert_refused(&output, 130, &INTERRUPTED);
+    }
+
+    #[test]
+    fn the_first_sigterm_ends_a_measurement_whose_template_runs_on() {
+        let copy = slow_model();
+        // Loading compiles the template on a short-lived thread; rendering keeps one.
+        let renders = |id: u32| {
+            let before = template_thread(id);
+            thread::sleep(Duration::from_millis(50));
+            before.is_some() && template_thread(id) == before
+        };
+        let needle = ["needle", "--lengths", "512", "--depths", "1", "--kinds", "single"];
+        let ruler = ["ruler", "--lengths", "512", "--samples", "1", "--tasks", "vt"];
+        for task in [needle, ruler] {
+            let mut eval = riffle();
+            eval.arg("eval").args(task).arg("--model").arg(copy.path());
+            assert_refused(&terminated(&mut eval, renders), 130, &INTERRUPTED);
+        }
     }
 }
 

@@ -41,6 +41,31 @@ impl DeviceRows {
         })
     }
 
+    /// Those of `tokens` tokens of a layer that were made in main memory: queries, keys and values.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`], a lost device.
+    pub fn of_layer(
+        stream: &Arc<Stream>,
+        tokens: usize,
+        head_dim: usize,
+        [queries, keys, values]: [&[f32]; 3],
+    ) -> Result<Self, CudaError> {
+        let gpu = stream.gpu();
+        let heads = queries.len() / (tokens * head_dim);
+        Ok(Self {
+            queries: gpu.upload(queries)?,
+            keys: gpu.upload(keys)?,
+            values: gpu.upload(values)?,
+            attended: gpu.allocate(size_of_val(queries))?,
+            log_sum_exp: gpu.allocate(4 * tokens * heads)?,
+            heads,
+            kv_heads: keys.len() / (tokens * head_dim),
+            head_dim,
+            stream: Arc::clone(stream),
+        })
+    }
+
     /// Rotates the queries of some rows of the batch where they lie, as `riffle_attention::rotate_heads` to the bit.
     ///
     /// # Errors

@@ -31,13 +31,15 @@ pub(crate) struct SequenceAttention<'a> {
     pub(crate) device: Option<&'a mut DevicePages>,
     pub(crate) policies: &'a mut PolicySet,
     /// Policies of the other phase, which may learn from the masses of this one.
-    observers: Option<&'a mut PolicySet>,
-    means: &'a mut BlockMeans,
-    statistics: &'a mut Statistics,
+    pub(crate) observers: Option<&'a mut PolicySet>,
+    pub(crate) means: &'a mut BlockMeans,
+    pub(crate) statistics: &'a mut Statistics,
     pub(crate) step: Step<'a>,
     /// Tokens that the layer looks back at most; such a layer is sparse by design and no policy acts on it.
-    window: Option<usize>,
-    rotation: Rotation,
+    pub(crate) window: Option<usize>,
+    pub(crate) rotation: Rotation,
+    /// Whether the pages that the next layer is expected to read are brought to the device behind this one.
+    pub(crate) reads_ahead: bool,
     pub(crate) options: AttendOptions<'a>,
 }
 
@@ -81,6 +83,7 @@ impl<'a> SequenceAttention<'a> {
                 (own, _) => own,
             },
             rotation: sequence.engine.resolved().rotation,
+            reads_ahead: true,
             options: AttendOptions::new(config.attention_scale)
                 .with_soft_cap(config.soft_cap)
                 .with_arithmetic(phase.arithmetic()),
@@ -351,7 +354,7 @@ impl<'a> SequenceAttention<'a> {
     /// Begins to bring the pages that the next layer is expected to read to the device.
     fn read_ahead(&mut self, input: &LayerRows<'_>, next: usize) -> Result<(), EngineError> {
         match (&mut self.device, input.on_device()) {
-            (Some(pages), Some(_)) => device::read_ahead(pages, self.cache, next),
+            (Some(pages), Some(_)) if self.reads_ahead => device::read_ahead(pages, self.cache, next),
             _ => Ok(()),
         }
     }

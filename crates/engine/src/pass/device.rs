@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{
-    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, ScannedHead, SequenceId, Stream, SummaryKind,
-    TransferCount,
+    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, RoomOptions, ScannedHead, SequenceId, Stream,
+    SummaryKind, TransferCount,
 };
 use riffle_kv::{KvCache, PageVersion};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
@@ -56,6 +56,13 @@ impl DevicePages {
         let room = engine.device_room().open(engine, &device.stream)?;
         let sequence = lock(&room).begin_sequence();
         Ok(Some(Self::of(&room, sequence, &device.stream)))
+    }
+
+    /// A sequence in a room of its own.
+    pub(crate) fn alone(stream: &Arc<Stream>, options: RoomOptions) -> Result<Self, EngineError> {
+        let room = Arc::new(Mutex::new(DeviceRoom::new(stream, options)?));
+        let sequence = lock(&room).begin_sequence();
+        Ok(Self::of(&room, sequence, stream))
     }
 
     /// Another sequence in the same room, none of whose pages lie there.

@@ -15,6 +15,7 @@ pub(crate) mod chunk;
 pub(crate) mod compute;
 pub(crate) mod device;
 mod job;
+pub(crate) mod layer_attention;
 pub(crate) mod layer_rows;
 mod means;
 pub(crate) mod reading;

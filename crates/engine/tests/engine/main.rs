@@ -12,6 +12,7 @@ mod faults;
 mod fork;
 mod hybrid;
 mod joined;
+mod layer_attention;
 mod plan;
 mod policies;
 mod prefix;

@@ -16,7 +16,7 @@ use crate::choice::PolicyChoice;
 use crate::journal::Journal;
 use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
 use crate::statistics::Interval;
-use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader, check_lengths};
+use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader, RulerTest, Watch, check_lengths};
 
 pub use task::CompareTask;
 
@@ -69,29 +69,33 @@ pub fn compare(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<ComparisonTable, EvalError> {
-    if options.tasks.is_empty() || options.lengths.is_empty() || options.samples == 0 || options.depths == 0 {
-        return Err(EvalError::Option(
-            "nothing to compare: give --tasks and --lengths, and --samples and --depths of at least 1".to_owned(),
-        ));
-    }
-    if let Some(budget) = options.budget.filter(|budget| !(*budget > 0.0 && *budget <= 1.0)) {
-        return Err(EvalError::Option(format!(
-            "--budget is {budget}, but must be a share above 0 and at most 1"
-        )));
-    }
+    options.check()?;
     check_lengths(engine, &options.lengths)?;
-    let mut choices: Vec<&PolicyChoice> = options.policies.iter().filter(|choice| !choice.is_full()).collect();
     let full = PolicyChoice::full();
-    choices.insert(0, &full);
+    let policies = options.policies.iter().filter(|choice| !choice.is_full());
+    let choices: Vec<&PolicyChoice> = std::iter::once(&full).chain(policies).collect();
+    let cells = cells(options, &choices);
+    let mut fitted = fit::Fitted::new(engine, corpus, options.budget, options.seed);
+    let found: Vec<Scored> = run_cells(&cells, journal, watch, &mut |entry: &Entry<'_>, watch| {
+        let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
+        let engine = engine.with_options(choice.options(engine.options()))?;
+        entry.score(&engine, corpus, options, watch)
+    })?;
+    let rows = cells
+        .iter()
+        .zip(&found)
+        .map(|(cell, scored)| row(engine, options, &cell.task, scored));
+    Ok(ComparisonTable { rows: rows.collect() })
+}
+
+/// Every task that tells policies of a choice's phase apart, at every length.
+fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell<Entry<'a>>> {
+    let (samples, depths) = (options.samples, options.depths);
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
-        for &choice in &choices {
-            for &task in options
-                .tasks
-                .iter()
-                .filter(|task| task.suits(choice.phase, choice.is_full()))
-            {
-                let (samples, depths) = (options.samples, options.depths);
+        for &choice in choices {
+            let suits = |task: &&CompareTask| task.suits(choice.phase, choice.is_full());
+            for &task in options.tasks.iter().filter(suits) {
                 cells.push(Cell {
                     name: format!("{choice}: {task} {context_tokens} tokens, {samples} samples, {depths} depths"),
                     tokens: context_tokens
@@ -106,49 +110,74 @@ pub fn compare(
             }
         }
     }
-    let mut fitted = fit::Fitted::new(engine, corpus, options.budget, options.seed);
-    let found: Vec<Scored> = run_cells(&cells, journal, watch, &mut |entry: &Entry<'_>, watch| {
-        let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
-        let engine = engine.with_options(choice.options(engine.options()))?;
+    cells
+}
+
+impl CompareOptions {
+    fn check(&self) -> Result<(), EvalError> {
+        if self.tasks.is_empty() || self.lengths.is_empty() || self.samples == 0 || self.depths == 0 {
+            return Err(EvalError::Option(
+                "nothing to compare: give --tasks and --lengths, and --samples and --depths of at least 1".to_owned(),
+            ));
+        }
+        match self.budget {
+            Some(budget) if !(budget > 0.0 && budget <= 1.0) => Err(EvalError::Option(format!(
+                "--budget is {budget}, but must be a share above 0 and at most 1"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Entry<'_> {
+    /// Asks every prompt of the task, under the options of `engine`.
+    fn score(
+        &self,
+        engine: &Arc<Engine>,
+        corpus: &Corpus,
+        options: &CompareOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Scored, EvalError> {
         let mut scored = Scored {
-            settings: RunSettings::of(&engine),
+            settings: RunSettings::of(engine),
             scores: Vec::new(),
             cost: Cost::default(),
         };
-        let asked = match choice.phase {
-            Phase::Prefill => Asked::WithDocument,
-            Phase::Decode => Asked::Late,
-        };
         for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
-            let mut reader = Reader::new(&engine, true)?;
+            let mut reader = Reader::new(engine, true)?;
             let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
-            match entry.task {
+            let cost = match self.task {
                 CompareTask::Needle(kind, place) => {
                     let test = NeedleTest {
                         kind,
                         place,
-                        context_tokens: entry.context_tokens,
+                        context_tokens: self.context_tokens,
                         depths: options.depths,
                         seed,
                     };
                     let (samples, cost) = test.run(corpus, &mut reader, watch)?;
                     scored.scores.extend(samples.iter().map(|sample| sample.score()));
-                    scored.cost.add(&cost);
+                    cost
                 }
                 CompareTask::Ruler(task) => {
-                    let (sample, cost) = task.run(corpus, &mut reader, entry.context_tokens, seed, asked, watch)?;
+                    let test = RulerTest {
+                        task,
+                        context_tokens: self.context_tokens,
+                        seed,
+                        asked: match self.choice.phase {
+                            Phase::Prefill => Asked::WithDocument,
+                            Phase::Decode => Asked::Late,
+                        },
+                    };
+                    let (sample, cost) = test.run(corpus, &mut reader, watch)?;
                     scored.scores.push(sample.score);
-                    scored.cost.add(&cost);
+                    cost
                 }
-            }
+            };
+            scored.cost.add(&cost);
         }
         Ok(scored)
-    })?;
-    let rows = cells
-        .iter()
-        .zip(&found)
-        .map(|(cell, scored)| row(engine, options, &cell.task, scored));
-    Ok(ComparisonTable { rows: rows.collect() })
+    }
 }
 
 fn row(engine: &Engine, options: &CompareOptions, entry: &Entry<'_>, scored: &Scored) -> ComparisonRow {

@@ -149,45 +149,15 @@ pub fn measure_kv(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<KvRates, EvalError> {
-    if options.hot_tokens < CHUNK || options.tokens < options.hot_tokens.saturating_mul(2) {
-        return Err(EvalError::Option(format!(
-            "--tokens must be at least twice --hot-tokens, and those at least {CHUNK}"
-        )));
-    }
-    if !options.folder.is_dir() {
-        return Err(EvalError::File {
-            path: options.folder.clone(),
-            reason: "no such folder: create it, or give --kv-disk another".to_owned(),
-        });
-    }
-    let shape = shape(options, options.format);
-    shape.validate().map_err(EngineError::from)?;
-    // Streaming from RAM is compared with copies from as many bytes again.
-    let needed = shape.bytes_for(options.tokens).saturating_mul(2);
-    let what = format!("a cache of {} tokens, twice,", options.tokens);
-    check_memory(&what, needed, "use fewer --tokens")?;
-    let mut cells = Vec::new();
-    let mut cell = |name: String, task: Part| {
-        cells.push(Cell {
-            name,
+    options.check()?;
+    let cells: Vec<Cell<Part>> = Part::all()
+        .into_iter()
+        .map(|part| Cell {
+            name: part.name(),
             tokens: options.tokens,
-            task,
-        });
-    };
-    for tier in ["ram", "disk"] {
-        for format in Format::ALL {
-            cell(
-                format!("bytes of {} in {tier}", format.name()),
-                Part::Bytes(tier, format),
-            );
-        }
-    }
-    for path in streams::PATHS {
-        cell(path.name().to_owned(), Part::Stream(path));
-    }
-    for place in [Place::Device, Place::ReadFromRam, Place::CopiedFromRam, Place::Disk] {
-        cell(format!("decode, older pages in {}", place.name()), Part::Decode(place));
-    }
+            task: part,
+        })
+        .collect();
     let rows = run_cells(&cells, journal, watch, &mut |part, _| measure(options, *part))?;
     let mut rates = KvRates {
         threads: rayon::current_num_threads(),
@@ -208,6 +178,52 @@ pub fn measure_kv(
         }
     }
     Ok(rates)
+}
+
+impl KvRateOptions {
+    /// Refuses too few tokens, too many for memory, and a folder that is not there.
+    fn check(&self) -> Result<(), EvalError> {
+        if self.hot_tokens < CHUNK || self.tokens < self.hot_tokens.saturating_mul(2) {
+            return Err(EvalError::Option(format!(
+                "--tokens must be at least twice --hot-tokens, and those at least {CHUNK}"
+            )));
+        }
+        if !self.folder.is_dir() {
+            return Err(EvalError::File {
+                path: self.folder.clone(),
+                reason: "no such folder: create it, or give --kv-disk another".to_owned(),
+            });
+        }
+        let shape = shape(self, self.format);
+        shape.validate().map_err(EngineError::from)?;
+        // Streaming from RAM is compared with copies from as many bytes again.
+        let needed = shape.bytes_for(self.tokens).saturating_mul(2);
+        let what = format!("a cache of {} tokens, twice,", self.tokens);
+        check_memory(&what, needed, "use fewer --tokens")
+    }
+}
+
+impl Part {
+    /// All that is measured, in order.
+    fn all() -> Vec<Self> {
+        let bytes = ["ram", "disk"]
+            .into_iter()
+            .flat_map(|tier| Format::ALL.map(|format| Self::Bytes(tier, format)));
+        let places = [Place::Device, Place::ReadFromRam, Place::CopiedFromRam, Place::Disk];
+        bytes
+            .chain(streams::PATHS.map(Self::Stream))
+            .chain(places.map(Self::Decode))
+            .collect()
+    }
+
+    /// What journals call it.
+    fn name(self) -> String {
+        match self {
+            Self::Bytes(tier, format) => format!("bytes of {} in {tier}", format.name()),
+            Self::Stream(path) => path.name().to_owned(),
+            Self::Decode(place) => format!("decode, older pages in {}", place.name()),
+        }
+    }
 }
 
 fn measure(options: &KvRateOptions, part: Part) -> Result<KvRow, EvalError> {

@@ -13,6 +13,15 @@ pub(super) enum Anchor {
     End,
 }
 
+/// A rectangle on the sheet; (x, y) is its corner at the top left.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Area {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
 pub(super) struct Canvas {
     width: f64,
     height: f64,
@@ -69,8 +78,8 @@ impl Canvas {
         );
     }
 
-    pub(super) fn rectangle(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64, tip: &str) {
-        let (x, y, width, height) = (number(x), number(y), number(width), number(height));
+    pub(super) fn rectangle(&mut self, class: &str, area: Area, tip: &str) {
+        let [x, y, width, height] = [area.x, area.y, area.width, area.height].map(number);
         let _ = write!(
             self.body,
             "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\""

@@ -1,7 +1,7 @@
 //! A table whose cells are shaded by their value.
 
 use super::Picture;
-use super::canvas::{Anchor, Canvas, LINE, MARGIN, head_height, text_width, wrapped};
+use super::canvas::{Anchor, Area, Canvas, LINE, MARGIN, head_height, text_width, wrapped};
 use super::style::{SHADES, shade};
 
 const LEAST_CELL_HEIGHT: f64 = 30.0;
@@ -81,14 +81,13 @@ impl HeatMap {
                 Some(value) => {
                     let shade = shade(value.share);
                     let tip = format!("{}, {}: {}", self.rows[row], self.columns[column], value.text);
-                    canvas.rectangle(
-                        &format!("h{shade}"),
-                        x + 1.0,
-                        y + 1.0,
-                        cell - 2.0,
-                        cell_height - 2.0,
-                        &tip,
-                    );
+                    let area = Area {
+                        x: x + 1.0,
+                        y: y + 1.0,
+                        width: cell - 2.0,
+                        height: cell_height - 2.0,
+                    };
+                    canvas.rectangle(&format!("h{shade}"), area, &tip);
                     canvas.text(&on(shade), centre, base, Anchor::Middle, &value.text);
                 }
                 None => canvas.text("quiet", centre, base, Anchor::Middle, "–"),
@@ -148,7 +147,13 @@ pub(super) fn legend(canvas: &mut Canvas, left: f64, top: f64, label: &str, ends
     let step = if ends.len() > 2 { 18.0 } else { 12.0 };
     let width = step * SHADES as f64;
     for shade in 0..SHADES {
-        canvas.rectangle(&format!("h{shade}"), left + step * shade as f64, top, step, 12.0, "");
+        let area = Area {
+            x: left + step * shade as f64,
+            y: top,
+            width: step,
+            height: 12.0,
+        };
+        canvas.rectangle(&format!("h{shade}"), area, "");
     }
     let last = ends.len().saturating_sub(1).max(1);
     for (number, end) in ends.iter().enumerate() {

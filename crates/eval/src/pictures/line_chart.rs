@@ -51,92 +51,33 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
+/// Where lengths and values lie on the sheet.
+struct Plot {
+    x_axis: Axis,
+    y_axis: Axis,
+    y_ticks: Vec<f64>,
+    /// Lengths of all points.
+    lengths: Vec<f64>,
+    top: f64,
+    bottom: f64,
+}
+
 impl LineChart {
     /// Draws the lines; values that are not finite are left out.
     pub fn draw(&self) -> Picture {
-        let points = || {
-            let points = self.series.iter().flat_map(|series| series.points.iter());
-            points.filter(|(x, y)| x.is_finite() && y.is_finite())
-        };
-        let (xs, ys) = (points().map(|(x, _)| *x), points().map(|(_, y)| *y));
-        let x_axis = match self.scale {
-            Scale::Shares => Axis::of(xs.clone(), f64::INFINITY),
-            Scale::Rates | Scale::Values => Axis::between(xs.clone(), LENGTHS_FAR_APART),
-        };
-        let y_axis = match self.scale {
-            Scale::Rates => Axis::of(ys, FAR_APART),
-            Scale::Shares => Axis::of(ys, f64::INFINITY),
-            Scale::Values => Axis::between(ys, f64::INFINITY),
-        };
-        let (y_axis, y_ticks) = y_axis.with_ticks();
+        let plot = Plot::of(self);
         let names: Vec<String> = self.series.iter().map(|series| series.name.clone()).collect();
         let legend = legend_rows(&names, WIDTH - LEFT - RIGHT);
-        let top = head_height(&self.title, &self.subtitle, WIDTH);
-        let bottom = top + PLOT_HEIGHT;
-        let mut canvas = Canvas::new(WIDTH, bottom + 62.0 + 20.0 * legend.len() as f64);
+        let mut canvas = Canvas::new(WIDTH, plot.bottom + 62.0 + 20.0 * legend.len() as f64);
         canvas.head(&self.title, &self.subtitle);
-        let x_of = |x: f64| LEFT + 10.0 + x_axis.place(x) * (WIDTH - LEFT - RIGHT - 20.0);
-        let y_of = |y: f64| bottom - y_axis.place(y) * PLOT_HEIGHT;
-        for tick in &y_ticks {
-            let y = y_of(*tick);
-            canvas.line("grid", (LEFT, y), (WIDTH - RIGHT, y), "");
-            canvas.text("", LEFT - 8.0, y + 4.0, Anchor::End, &short(*tick));
-        }
-        canvas.line("axis", (LEFT, bottom), (WIDTH - RIGHT, bottom), "");
-        let mut free_from = f64::NEG_INFINITY;
-        for tick in x_ticks(xs.collect(), &x_axis) {
-            let (x, name) = (x_of(tick), tokens(tick));
-            canvas.line("axis", (x, bottom), (x, bottom + 5.0), "");
-            let half = text_width(&name) / 2.0;
-            if x - half >= free_from {
-                canvas.text("", x, bottom + 19.0, Anchor::Middle, &name);
-                free_from = x + half + 6.0;
-            }
-        }
-        canvas.text(
-            "quiet",
-            (LEFT + WIDTH - RIGHT) / 2.0,
-            bottom + 39.0,
-            Anchor::Middle,
-            &self.x_label,
-        );
-        let scale = if y_axis.is_logarithmic() { ", logarithmic" } else { "" };
-        canvas.upright(MARGIN + 6.0, (top + bottom) / 2.0, &format!("{}{scale}", self.y_label));
+        plot.draw_axes(&mut canvas, self);
         for (place, series) in self.series.iter().enumerate() {
-            let style = place % SERIES;
-            let shown = || series.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
-            let path: Vec<String> = shown()
-                .map(|(x, y)| format!("{} {}", number(x_of(*x)), number(y_of(*y))))
-                .collect();
-            if path.len() > 1 {
-                let data = format!("M{}", path.join("L"));
-                canvas.path(&format!("curve s{style}"), &data, DASHES[style], "");
-            }
-            // Dense lines carry markers now and then, so that they can still be told apart.
-            let every = shown().count().div_ceil(12).max(1);
-            for (x, y) in shown().step_by(every) {
-                let tip = format!("{}, {} tokens: {}", series.name, tokens(*x), short(*y));
-                canvas.marker(style, x_of(*x), y_of(*y), &tip);
-            }
+            series.draw(&mut canvas, &plot, place % SERIES);
         }
         for (row, entries) in legend.iter().enumerate() {
-            let y = bottom + 60.0 + 20.0 * row as f64;
+            let y = plot.bottom + 60.0 + 20.0 * row as f64;
             for (place, x) in entries {
-                let (style, x) = (place % SERIES, LEFT + x);
-                canvas.path(
-                    &format!("curve s{style}"),
-                    &format!("M{} {}h34", number(x), number(y - 4.0)),
-                    DASHES[style],
-                    "",
-                );
-                canvas.marker(style, x + 17.0, y - 4.0, "");
-                canvas.text(
-                    "",
-                    x + 42.0,
-                    y,
-                    Anchor::Start,
-                    &fitted(&names[*place], WIDTH - x - 42.0 - MARGIN),
-                );
+                draw_entry(&mut canvas, place % SERIES, (LEFT + x, y), &names[*place]);
             }
         }
         canvas.finish(self.alt())
@@ -157,6 +98,102 @@ impl LineChart {
             series.collect::<Vec<_>>().join("; ")
         )
     }
+}
+
+impl Series {
+    /// The points whose length and value are finite.
+    fn shown(&self) -> impl Iterator<Item = &(f64, f64)> + Clone {
+        self.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite())
+    }
+
+    fn draw(&self, canvas: &mut Canvas, plot: &Plot, style: usize) {
+        let path: Vec<String> = self
+            .shown()
+            .map(|(x, y)| format!("{} {}", number(plot.x_of(*x)), number(plot.y_of(*y))))
+            .collect();
+        if path.len() > 1 {
+            let data = format!("M{}", path.join("L"));
+            canvas.path(&format!("curve s{style}"), &data, DASHES[style], "");
+        }
+        // Dense lines carry markers now and then, so that they can still be told apart.
+        let every = path.len().div_ceil(12).max(1);
+        for (x, y) in self.shown().step_by(every) {
+            let tip = format!("{}, {} tokens: {}", self.name, tokens(*x), short(*y));
+            canvas.marker(style, plot.x_of(*x), plot.y_of(*y), &tip);
+        }
+    }
+}
+
+impl Plot {
+    fn of(chart: &LineChart) -> Self {
+        let points = || chart.series.iter().flat_map(Series::shown);
+        let (xs, ys) = (points().map(|(x, _)| *x), points().map(|(_, y)| *y));
+        let x_axis = match chart.scale {
+            Scale::Shares => Axis::of(xs.clone(), f64::INFINITY),
+            Scale::Rates | Scale::Values => Axis::between(xs.clone(), LENGTHS_FAR_APART),
+        };
+        let y_axis = match chart.scale {
+            Scale::Rates => Axis::of(ys, FAR_APART),
+            Scale::Shares => Axis::of(ys, f64::INFINITY),
+            Scale::Values => Axis::between(ys, f64::INFINITY),
+        };
+        let (y_axis, y_ticks) = y_axis.with_ticks();
+        let top = head_height(&chart.title, &chart.subtitle, WIDTH);
+        Self {
+            x_axis,
+            y_axis,
+            y_ticks,
+            lengths: xs.collect(),
+            top,
+            bottom: top + PLOT_HEIGHT,
+        }
+    }
+
+    fn x_of(&self, x: f64) -> f64 {
+        LEFT + 10.0 + self.x_axis.place(x) * (WIDTH - LEFT - RIGHT - 20.0)
+    }
+
+    fn y_of(&self, y: f64) -> f64 {
+        self.bottom - self.y_axis.place(y) * PLOT_HEIGHT
+    }
+
+    fn draw_axes(&self, canvas: &mut Canvas, chart: &LineChart) {
+        let bottom = self.bottom;
+        for tick in &self.y_ticks {
+            let y = self.y_of(*tick);
+            canvas.line("grid", (LEFT, y), (WIDTH - RIGHT, y), "");
+            canvas.text("", LEFT - 8.0, y + 4.0, Anchor::End, &short(*tick));
+        }
+        canvas.line("axis", (LEFT, bottom), (WIDTH - RIGHT, bottom), "");
+        let mut free_from = f64::NEG_INFINITY;
+        for tick in x_ticks(self.lengths.clone(), &self.x_axis) {
+            let (x, name) = (self.x_of(tick), tokens(tick));
+            canvas.line("axis", (x, bottom), (x, bottom + 5.0), "");
+            let half = text_width(&name) / 2.0;
+            if x - half >= free_from {
+                canvas.text("", x, bottom + 19.0, Anchor::Middle, &name);
+                free_from = x + half + 6.0;
+            }
+        }
+        let (middle, below) = ((LEFT + WIDTH - RIGHT) / 2.0, bottom + 39.0);
+        canvas.text("quiet", middle, below, Anchor::Middle, &chart.x_label);
+        let scale = if self.y_axis.is_logarithmic() {
+            ", logarithmic"
+        } else {
+            ""
+        };
+        let label = format!("{}{scale}", chart.y_label);
+        canvas.upright(MARGIN + 6.0, (self.top + bottom) / 2.0, &label);
+    }
+}
+
+/// An entry of the legend: a stretch of the line with its marker, and the name.
+fn draw_entry(canvas: &mut Canvas, style: usize, (x, y): (f64, f64), name: &str) {
+    let line = format!("M{} {}h34", number(x), number(y - 4.0));
+    canvas.path(&format!("curve s{style}"), &line, DASHES[style], "");
+    canvas.marker(style, x + 17.0, y - 4.0, "");
+    let name = fitted(name, WIDTH - x - 42.0 - MARGIN);
+    canvas.text("", x + 42.0, y, Anchor::Start, &name);
 }
 
 /// Lengths that are named on the axis: those measured, or where they are many, even steps between them.

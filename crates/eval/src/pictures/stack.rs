@@ -1,9 +1,12 @@
 //! Bars made of parts.
 
+use riffle_engine::human_bytes;
+
 use super::Picture;
 use super::axis::Axis;
-use super::canvas::{Anchor, Canvas, MARGIN, head_height, text_width};
+use super::canvas::{Anchor, Area, Canvas, MARGIN, head_height, text_width};
 use super::line_chart::fitted;
+use crate::numbers::short;
 
 /// Series colours of the parts; the fourth is that of the mark.
 const COLOURS: [usize; 7] = [0, 1, 2, 3, 5, 6, 7];
@@ -45,138 +48,175 @@ impl Bar {
     }
 }
 
+/// Where the bars stand on the sheet, and how high bytes are.
+struct Plot {
+    width: f64,
+    top: f64,
+    bottom: f64,
+    /// From the middle of a bar to that of the next.
+    slot: f64,
+    /// Width of a bar.
+    thick: f64,
+    axis: Axis,
+    ticks: Vec<f64>,
+    unit: f64,
+    unit_name: &'static str,
+}
+
 impl Stack {
     /// Draws the bars; parts that no bar has are left out.
     pub fn draw(&self) -> Picture {
-        let names = self.bars.iter().map(|bar| text_width(&bar.name));
-        let slot = (names.fold(0.0, f64::max) + 14.0).max(76.0);
-        let width = (LEFT + slot * self.bars.len() as f64 + RIGHT).max(520.0);
-        let slot = (width - LEFT - RIGHT) / self.bars.len().max(1) as f64;
-        let thick = (slot * 0.6).min(84.0);
-        let most = self
-            .bars
-            .iter()
-            .map(|bar| bar.total().max(bar.mark_bytes.unwrap_or(0)))
-            .max()
-            .unwrap_or(0);
-        let (unit, unit_name) = unit_of(most);
-        let in_unit = |bytes: u64| bytes as f64 / unit;
-        let (axis, ticks) = Axis::of([0.0, in_unit(most)].into_iter(), f64::INFINITY).with_ticks();
-        let parts: Vec<usize> = (0..self.parts.len())
-            .filter(|part| {
-                self.bars
-                    .iter()
-                    .any(|bar| bar.bytes.get(*part).is_some_and(|bytes| *bytes > 0))
-            })
-            .collect();
+        let plot = Plot::of(self);
+        let held = |part: &usize| {
+            let mut bars = self.bars.iter();
+            bars.any(|bar| bar.bytes.get(*part).is_some_and(|bytes| *bytes > 0))
+        };
+        let parts: Vec<usize> = (0..self.parts.len()).filter(held).collect();
         let entries = parts.len() + usize::from(self.mark.is_some());
-        let top = head_height(&self.title, &self.subtitle, width) + 8.0;
-        let bottom = top + PLOT_HEIGHT;
-        let mut canvas = Canvas::new(width, bottom + 56.0 + 20.0 * entries as f64);
+        let mut canvas = Canvas::new(plot.width, plot.bottom + 56.0 + 20.0 * entries as f64);
         canvas.head(&self.title, &self.subtitle);
-        let y_of = |value: f64| bottom - axis.place(value) * PLOT_HEIGHT;
-        for tick in &ticks {
-            let y = y_of(*tick);
-            canvas.line("grid", (LEFT, y), (width - RIGHT, y), "");
-            canvas.text("", LEFT - 8.0, y + 4.0, Anchor::End, &crate::numbers::short(*tick));
-        }
-        canvas.upright(MARGIN + 6.0, (top + bottom) / 2.0, unit_name);
+        plot.draw_scale(&mut canvas);
         for (place, bar) in self.bars.iter().enumerate() {
-            let centre = LEFT + slot * (place as f64 + 0.5);
-            let mut below = 0;
-            for &part in &parts {
-                let bytes = bar.bytes.get(part).copied().unwrap_or(0);
-                let (foot, head) = (y_of(in_unit(below)), y_of(in_unit(below + bytes)));
-                below += bytes;
-                let tip = format!(
-                    "{}, {}: {}",
-                    bar.name,
-                    self.parts[part],
-                    riffle_engine::human_bytes(bytes)
-                );
-                if foot - head >= 0.1 {
-                    // A line of paper between parts tells them apart without their colours.
-                    let gap = if foot - head > 3.0 { 1.0 } else { 0.0 };
-                    let class = format!("f{}", COLOURS[part % COLOURS.len()]);
-                    canvas.rectangle(&class, centre - thick / 2.0, head, thick, foot - head - gap, &tip);
-                }
-            }
-            let marked = bar.mark_bytes.map_or(bottom, |bytes| y_of(in_unit(bytes)));
-            if bar.mark_bytes.is_some() {
-                canvas.line(
-                    "curve s4",
-                    (centre - thick * 0.65, marked),
-                    (centre + thick * 0.65, marked),
-                    "",
-                );
-            }
-            let head = y_of(in_unit(bar.total()));
-            // The total stands above its bar, out of the way of the mark.
-            let base = if (head - 12.0..head + 4.0).contains(&marked) {
-                marked - 6.0
-            } else {
-                head - 6.0
-            };
-            canvas.text(
-                "strong",
-                centre,
-                base,
-                Anchor::Middle,
-                &riffle_engine::human_bytes(bar.total()),
-            );
-            canvas.text("", centre, bottom + 18.0, Anchor::Middle, &bar.name);
+            let centre = LEFT + plot.slot * (place as f64 + 0.5);
+            self.draw_parts(&mut canvas, &plot, bar, &parts, centre);
+            plot.draw_totals(&mut canvas, bar, centre);
         }
-        canvas.line("axis", (LEFT, bottom), (width - RIGHT, bottom), "");
-        canvas.text(
-            "quiet",
-            (LEFT + width - RIGHT) / 2.0,
-            bottom + 38.0,
-            Anchor::Middle,
-            &self.x_label,
-        );
-        // The legend in the order of the bars, from the top.
-        let mut y = bottom + 60.0;
+        canvas.line("axis", (LEFT, plot.bottom), (plot.width - RIGHT, plot.bottom), "");
+        let (middle, below) = ((LEFT + plot.width - RIGHT) / 2.0, plot.bottom + 38.0);
+        canvas.text("quiet", middle, below, Anchor::Middle, &self.x_label);
+        self.draw_legend(&mut canvas, &plot, &parts);
+        canvas.finish(self.alt())
+    }
+
+    fn draw_parts(&self, canvas: &mut Canvas, plot: &Plot, bar: &Bar, parts: &[usize], centre: f64) {
+        let mut below = 0;
+        for &part in parts {
+            let bytes = bar.bytes.get(part).copied().unwrap_or(0);
+            let (foot, head) = (plot.y_of(below), plot.y_of(below + bytes));
+            below += bytes;
+            if foot - head < 0.1 {
+                continue;
+            }
+            // A line of paper between parts tells them apart without their colours.
+            let gap = if foot - head > 3.0 { 1.0 } else { 0.0 };
+            let area = Area {
+                x: centre - plot.thick / 2.0,
+                y: head,
+                width: plot.thick,
+                height: foot - head - gap,
+            };
+            let tip = format!("{}, {}: {}", bar.name, self.parts[part], human_bytes(bytes));
+            canvas.rectangle(&colour(part), area, &tip);
+        }
+    }
+
+    /// The legend in the order of the bars, from the top.
+    fn draw_legend(&self, canvas: &mut Canvas, plot: &Plot, parts: &[usize]) {
+        let mut y = plot.bottom + 60.0;
+        let name = |canvas: &mut Canvas, y: f64, name: &str| {
+            let name = fitted(name, plot.width - LEFT - 32.0 - MARGIN);
+            canvas.text("", LEFT + 32.0, y, Anchor::Start, &name);
+        };
         if let Some(mark) = &self.mark {
             canvas.line("curve s4", (LEFT, y - 4.0), (LEFT + 22.0, y - 4.0), "");
-            canvas.text(
-                "",
-                LEFT + 32.0,
-                y,
-                Anchor::Start,
-                &fitted(mark, width - LEFT - 32.0 - MARGIN),
-            );
+            name(canvas, y, mark);
             y += 20.0;
         }
         for part in parts.iter().rev() {
-            canvas.rectangle(
-                &format!("f{}", COLOURS[part % COLOURS.len()]),
-                LEFT,
-                y - 11.0,
-                22.0,
-                13.0,
-                "",
-            );
-            let name = fitted(&self.parts[*part], width - LEFT - 32.0 - MARGIN);
-            canvas.text("", LEFT + 32.0, y, Anchor::Start, &name);
+            let area = Area {
+                x: LEFT,
+                y: y - 11.0,
+                width: 22.0,
+                height: 13.0,
+            };
+            canvas.rectangle(&colour(*part), area, "");
+            name(canvas, y, &self.parts[*part]);
             y += 20.0;
         }
-        canvas.finish(self.alt())
     }
 
     fn alt(&self) -> String {
         let bars = self.bars.iter().map(|bar| {
             let parts = self.parts.iter().zip(&bar.bytes).filter(|(_, bytes)| **bytes > 0);
             let mut parts: Vec<String> = parts
-                .map(|(part, bytes)| format!("{part} {}", riffle_engine::human_bytes(*bytes)))
+                .map(|(part, bytes)| format!("{part} {}", human_bytes(*bytes)))
                 .collect();
             if let (Some(mark), Some(bytes)) = (&self.mark, bar.mark_bytes) {
-                parts.push(format!("{mark} {}", riffle_engine::human_bytes(bytes)));
+                parts.push(format!("{mark} {}", human_bytes(bytes)));
             }
             format!("{}: {}", bar.name, parts.join(", "))
         });
         let bars = bars.collect::<Vec<_>>().join("; ");
         format!("{}. {} By {}. {bars}", self.title, self.subtitle, self.x_label)
     }
+}
+
+impl Plot {
+    fn of(stack: &Stack) -> Self {
+        let names = stack.bars.iter().map(|bar| text_width(&bar.name));
+        let slot = (names.fold(0.0, f64::max) + 14.0).max(76.0);
+        let width = (LEFT + slot * stack.bars.len() as f64 + RIGHT).max(520.0);
+        let slot = (width - LEFT - RIGHT) / stack.bars.len().max(1) as f64;
+        let heights = stack
+            .bars
+            .iter()
+            .map(|bar| bar.total().max(bar.mark_bytes.unwrap_or(0)));
+        let most = heights.max().unwrap_or(0);
+        let (unit, unit_name) = unit_of(most);
+        let (axis, ticks) = Axis::of([0.0, most as f64 / unit].into_iter(), f64::INFINITY).with_ticks();
+        let top = head_height(&stack.title, &stack.subtitle, width) + 8.0;
+        Self {
+            width,
+            top,
+            bottom: top + PLOT_HEIGHT,
+            slot,
+            thick: (slot * 0.6).min(84.0),
+            axis,
+            ticks,
+            unit,
+            unit_name,
+        }
+    }
+
+    fn y_of(&self, bytes: u64) -> f64 {
+        self.y_of_units(bytes as f64 / self.unit)
+    }
+
+    fn y_of_units(&self, value: f64) -> f64 {
+        self.bottom - self.axis.place(value) * PLOT_HEIGHT
+    }
+
+    fn draw_scale(&self, canvas: &mut Canvas) {
+        for tick in &self.ticks {
+            let y = self.y_of_units(*tick);
+            canvas.line("grid", (LEFT, y), (self.width - RIGHT, y), "");
+            canvas.text("", LEFT - 8.0, y + 4.0, Anchor::End, &short(*tick));
+        }
+        canvas.upright(MARGIN + 6.0, (self.top + self.bottom) / 2.0, self.unit_name);
+    }
+
+    /// A bar's mark, its total and its name.
+    fn draw_totals(&self, canvas: &mut Canvas, bar: &Bar, centre: f64) {
+        let marked = bar.mark_bytes.map_or(self.bottom, |bytes| self.y_of(bytes));
+        if bar.mark_bytes.is_some() {
+            let reach = self.thick * 0.65;
+            canvas.line("curve s4", (centre - reach, marked), (centre + reach, marked), "");
+        }
+        let head = self.y_of(bar.total());
+        // The total stands above its bar, out of the way of the mark.
+        let base = if (head - 12.0..head + 4.0).contains(&marked) {
+            marked - 6.0
+        } else {
+            head - 6.0
+        };
+        canvas.text("strong", centre, base, Anchor::Middle, &human_bytes(bar.total()));
+        canvas.text("", centre, self.bottom + 18.0, Anchor::Middle, &bar.name);
+    }
+}
+
+/// The class of a part's colour.
+fn colour(part: usize) -> String {
+    format!("f{}", COLOURS[part % COLOURS.len()])
 }
 
 fn unit_of(most: u64) -> (f64, &'static str) {

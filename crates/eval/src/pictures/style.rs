@@ -34,12 +34,43 @@ const RAMP_DARK: [Colour; 5] = [
     [0xec, 0xf7, 0xff],
 ];
 
-const SERIES_LIGHT: [&str; SERIES] = [
-    "#0072b2", "#d55e00", "#007a5a", "#a8447f", "#2b2f36", "#b07700", "#3b9bd6", "#6f6400",
-];
-const SERIES_DARK: [&str; SERIES] = [
-    "#4fa8e0", "#ff8a4c", "#35c9a0", "#e79bc6", "#e3e6ea", "#ffc04d", "#9bd8ff", "#e8dd5a",
-];
+/// The colours of a page.
+struct Theme {
+    paper: &'static str,
+    ink: &'static str,
+    quiet: &'static str,
+    grid: &'static str,
+    chosen: &'static str,
+    ramp: [Colour; 5],
+    series: [&'static str; SERIES],
+    is_dark: bool,
+}
+
+const LIGHT: Theme = Theme {
+    paper: "#ffffff",
+    ink: "#22262b",
+    quiet: "#5a626c",
+    grid: "#dfe3e8",
+    chosen: "#c24e00",
+    ramp: RAMP_LIGHT,
+    series: [
+        "#0072b2", "#d55e00", "#007a5a", "#a8447f", "#2b2f36", "#b07700", "#3b9bd6", "#6f6400",
+    ],
+    is_dark: false,
+};
+
+const DARK: Theme = Theme {
+    paper: "#14181d",
+    ink: "#e8ebef",
+    quiet: "#a6afba",
+    grid: "#333b45",
+    chosen: "#ff9d5c",
+    ramp: RAMP_DARK,
+    series: [
+        "#4fa8e0", "#ff8a4c", "#35c9a0", "#e79bc6", "#e3e6ea", "#ffc04d", "#9bd8ff", "#e8dd5a",
+    ],
+    is_dark: true,
+};
 
 /// The style sheet of every picture; its rules reach only into elements of class `picture`.
 ///
@@ -53,67 +84,50 @@ pub(crate) static STYLE: LazyLock<String> = LazyLock::new(|| {
          .picture .grid{fill:none;stroke-width:1}.picture .axis{fill:none;stroke-width:1.2}\
          .picture .chosen{fill-opacity:.12}.picture .border{fill:none;stroke-width:1.2}\n",
     );
-    css += &theme(
-        "#ffffff",
-        "#22262b",
-        "#5a626c",
-        "#dfe3e8",
-        "#c24e00",
-        &RAMP_LIGHT,
-        &SERIES_LIGHT,
-        false,
-    );
+    css += &LIGHT.css();
     css += "@media (prefers-color-scheme:dark){\n";
-    css += &theme(
-        "#14181d",
-        "#e8ebef",
-        "#a6afba",
-        "#333b45",
-        "#ff9d5c",
-        &RAMP_DARK,
-        &SERIES_DARK,
-        true,
-    );
+    css += &DARK.css();
     css += "}\n";
     css
 });
 
-fn theme(
-    paper: &str,
-    ink: &str,
-    quiet: &str,
-    grid: &str,
-    chosen: &str,
-    ramp: &[Colour; 5],
-    series: &[&str; SERIES],
-    dark: bool,
-) -> String {
-    let mut css = format!(
-        ".picture .paper{{fill:{paper}}}.picture text{{fill:{ink}}}.picture .quiet{{fill:{quiet}}}\
-         .picture .grid{{stroke:{grid}}}.picture .axis{{stroke:{quiet}}}\
-         .picture .chosen{{fill:{chosen}}}.picture .border{{stroke:{chosen}}}\n"
-    );
-    for shade in 0..SHADES {
-        let [red, green, blue] = mixed(ramp, shade);
-        // Full contrast with the shade below it.
-        let on = if (shade >= SHADES / 2) == dark {
-            "#0b0e12"
-        } else {
-            "#ffffff"
-        };
-        let _ = write!(
-            css,
-            ".picture .h{shade}{{fill:#{red:02x}{green:02x}{blue:02x}}}.picture .on{shade}{{fill:{on}}}"
+impl Theme {
+    fn css(&self) -> String {
+        let Self {
+            paper,
+            ink,
+            quiet,
+            grid,
+            chosen,
+            ..
+        } = self;
+        let mut css = format!(
+            ".picture .paper{{fill:{paper}}}.picture text{{fill:{ink}}}.picture .quiet{{fill:{quiet}}}\
+             .picture .grid{{stroke:{grid}}}.picture .axis{{stroke:{quiet}}}\
+             .picture .chosen{{fill:{chosen}}}.picture .border{{stroke:{chosen}}}\n"
         );
+        for shade in 0..SHADES {
+            let [red, green, blue] = mixed(&self.ramp, shade);
+            // Full contrast with the shade below it.
+            let on = if (shade >= SHADES / 2) == self.is_dark {
+                "#0b0e12"
+            } else {
+                "#ffffff"
+            };
+            let _ = write!(
+                css,
+                ".picture .h{shade}{{fill:#{red:02x}{green:02x}{blue:02x}}}.picture .on{shade}{{fill:{on}}}"
+            );
+        }
+        for (number, colour) in self.series.iter().enumerate() {
+            let _ = write!(
+                css,
+                ".picture .s{number}{{stroke:{colour}}}.picture .f{number}{{fill:{colour}}}"
+            );
+        }
+        css.push('\n');
+        css
     }
-    for (number, colour) in series.iter().enumerate() {
-        let _ = write!(
-            css,
-            ".picture .s{number}{{stroke:{colour}}}.picture .f{number}{{fill:{colour}}}"
-        );
-    }
-    css.push('\n');
-    css
 }
 
 fn mixed(ramp: &[Colour; 5], shade: usize) -> Colour {

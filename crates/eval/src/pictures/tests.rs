@@ -162,6 +162,7 @@ fn every_text_lies_on_the_canvas_and_none_lies_on_another() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a table of the labels of each picture")]
 fn labels_units_and_values_are_in_the_svg_and_in_the_alternative_text() {
     let cases: [(Picture, &[&str]); 4] = [
         (

@@ -55,22 +55,25 @@ pub(super) const FILL_TOKENS: usize = 4096;
 /// A cache that holds the context.
 pub(super) fn filled(options: &PolicyRateOptions, formats: (Format, Format)) -> Result<KvCache, EvalError> {
     let mut cache = KvCache::new(shape(options, formats), None).map_err(EngineError::from)?;
-    let width = options.kv_heads * options.head_dim;
-    let direction = direction(options);
     for start in (0..options.tokens).step_by(FILL_TOKENS) {
-        let tokens = FILL_TOKENS.min(options.tokens - start);
-        let mut keys = unit(tokens * width, start as u64 + 1);
-        for (token, keys) in keys.chunks_exact_mut(width).enumerate() {
-            // Spread by multiples of the golden ratio.
-            if ((start + token) as f64 * 0.618_033_988_749_895).fract() < 1.0 / 64.0 {
-                for key in keys.chunks_exact_mut(options.head_dim) {
-                    key.iter_mut().zip(&direction).for_each(|(k, d)| *k += d);
-                }
-            }
-        }
-        cache
-            .append(0, &keys, &noise(tokens * width, start as u64 + 2))
-            .map_err(EngineError::from)?;
+        let (keys, values) = keys_and_values(options, start, FILL_TOKENS.min(options.tokens - start));
+        cache.append(0, &keys, &values).map_err(EngineError::from)?;
     }
     Ok(cache)
+}
+
+/// Keys and values of tokens, both `[tokens, kv_heads, head_dim]`.
+pub(super) fn keys_and_values(options: &PolicyRateOptions, start: usize, tokens: usize) -> (Vec<f32>, Vec<f32>) {
+    let width = options.kv_heads * options.head_dim;
+    let direction = direction(options);
+    let mut keys = unit(tokens * width, start as u64 + 1);
+    for (token, keys) in keys.chunks_exact_mut(width).enumerate() {
+        // Spread by multiples of the golden ratio.
+        if ((start + token) as f64 * 0.618_033_988_749_895).fract() < 1.0 / 64.0 {
+            for key in keys.chunks_exact_mut(options.head_dim) {
+                key.iter_mut().zip(&direction).for_each(|(k, d)| *k += d);
+            }
+        }
+    }
+    (keys, noise(tokens * width, start as u64 + 2))
 }

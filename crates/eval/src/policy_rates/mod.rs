@@ -14,8 +14,8 @@ use crate::EvalError;
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
 use crate::room::check_memory;
-use layer::Layer;
-use made_layer::{FILL_TOKENS, filled, queries, shape};
+use layer::time;
+use made_layer::{FILL_TOKENS, filled, shape};
 
 /// What the keys look like that queries meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,37 +122,23 @@ pub fn measure_policies(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<PolicyRates, EvalError> {
-    let mut cells = Vec::new();
-    for spec in policies {
-        let rules = PolicyRules::from(spec.clone());
-        let rows = match phase {
-            Phase::Decode => 1,
-            Phase::Prefill => rules.preferred_chunk_tokens().unwrap_or(options.chunk_tokens),
-        };
-        check(options, rows)?;
-        rules.check(phase, rows).map_err(EngineError::from)?;
-        if rules.has_two_phases() {
-            return Err(EvalError::Option(format!(
-                "{} attends in two phases, which one chunk cannot show; time a run of it",
-                spec.name()
-            )));
-        }
-        cells.push(Cell {
+    let cell = |spec: &PolicySpec| {
+        let rows = rows(spec, phase, options)?;
+        Ok(Cell {
             name: spec.to_string(),
             tokens: options.tokens,
-            task: (spec, rows),
-        });
-    }
+            task: (spec.clone(), rows),
+        })
+    };
+    let cells = policies.iter().map(cell).collect::<Result<Vec<_>, EvalError>>()?;
     let dense_cache = filled(options, (Format::F16, Format::F16))?;
     let cache = match options.formats {
         (Format::F16, Format::F16) => None,
         formats => Some(filled(options, formats)?),
     };
     let rates = run_cells(&cells, journal, watch, &mut |(spec, rows), _| {
-        let queries = queries(options, *rows);
-        let dense = Layer::new(options, &dense_cache, &queries, *rows, phase).time(&PolicySpec::full())?;
-        let cache = cache.as_ref().unwrap_or(&dense_cache);
-        let timed = Layer::new(options, cache, &queries, *rows, phase).time(spec)?;
+        let dense = time(options, &dense_cache, &PolicySpec::full(), phase, *rows)?;
+        let timed = time(options, cache.as_ref().unwrap_or(&dense_cache), spec, phase, *rows)?;
         Ok(PolicyRate {
             policy: spec.to_string(),
             phase: phase.to_string(),
@@ -175,6 +161,24 @@ pub fn measure_policies(
         keys: options.keys,
         rates,
     })
+}
+
+/// The queries of a policy's chunk; refuses policies that one chunk does not show.
+fn rows(spec: &PolicySpec, phase: Phase, options: &PolicyRateOptions) -> Result<usize, EvalError> {
+    let rules = PolicyRules::from(spec.clone());
+    let rows = match phase {
+        Phase::Decode => 1,
+        Phase::Prefill => rules.preferred_chunk_tokens().unwrap_or(options.chunk_tokens),
+    };
+    check(options, rows)?;
+    rules.check(phase, rows).map_err(EngineError::from)?;
+    if rules.has_two_phases() {
+        return Err(EvalError::Option(format!(
+            "{} attends in two phases, which one chunk cannot show; time a run of it",
+            spec.name()
+        )));
+    }
+    Ok(rows)
 }
 
 /// Refuses chunks and contexts that cannot be, or that memory does not hold.

@@ -1,5 +1,6 @@
 //! Records as people look at them: tables, pictures, and one page of everything that was run.
 
+mod device_tables;
 mod page;
 mod pictures;
 mod speed_tables;

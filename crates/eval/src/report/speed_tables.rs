@@ -2,9 +2,7 @@
 
 use super::label;
 use crate::numbers::{milliseconds, percent, short, tokens};
-use crate::{
-    AttentionReport, BatchTable, ContextTable, DeviceReport, KeyKind, KvRates, ModelRates, PolicyRates, Table,
-};
+use crate::{AttentionReport, BatchTable, ContextTable, KeyKind, KvRates, ModelRates, PolicyRates, Table};
 
 pub(super) fn speeds(table: &ContextTable) -> Table {
     let caption = match table.repeats {
@@ -17,70 +15,54 @@ pub(super) fn speeds(table: &ContextTable) -> Table {
             table.text, table.generated_tokens
         ),
     };
-    let mut rows = Table::new(
-        caption,
-        &[
-            "policy",
-            "tokens",
-            "first token",
-            "prompt, tokens/s",
-            "answer, tokens/s",
-            "pairs read",
-        ],
-    );
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
-            vec![
-                label(&row.settings),
-                tokens(row.context_tokens as f64),
-                milliseconds(row.time_to_first_token_ms),
-                short(row.prefill_tokens_per_s),
-                short(row.decode_tokens_per_s),
-                percent(row.density),
-            ]
-        })
-        .collect();
-    rows
+    let columns = [
+        "policy",
+        "tokens",
+        "first token",
+        "prompt, tokens/s",
+        "answer, tokens/s",
+        "pairs read",
+    ];
+    Table::of(caption, &columns, &table.rows, |row| {
+        vec![
+            label(&row.settings),
+            tokens(row.context_tokens as f64),
+            milliseconds(row.time_to_first_token_ms),
+            short(row.prefill_tokens_per_s),
+            short(row.decode_tokens_per_s),
+            percent(row.density),
+        ]
+    })
 }
 
 pub(super) fn memory(table: &ContextTable) -> Table {
-    let mut rows = Table::new(
-        "Peak memory by part",
-        &[
-            "policy",
-            "tokens",
-            "weights",
-            "recurrent state",
-            "workspace (planned)",
-            "KV device",
-            "KV RAM",
-            "KV disk",
-            "page tables",
-            "peak RSS",
-        ],
-    );
     let bytes = riffle_engine::human_bytes;
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
-            vec![
-                label(&row.settings),
-                tokens(row.context_tokens as f64),
-                bytes(row.weights_bytes),
-                bytes(row.recurrent_bytes),
-                bytes(row.workspace_bytes),
-                bytes(row.kv_device_bytes),
-                bytes(row.kv_ram_bytes),
-                bytes(row.kv_disk_bytes),
-                bytes(row.kv_bookkeeping_bytes),
-                row.peak_resident_bytes.map_or("–".to_owned(), bytes),
-            ]
-        })
-        .collect();
-    rows
+    let columns = [
+        "policy",
+        "tokens",
+        "weights",
+        "recurrent state",
+        "workspace (planned)",
+        "KV device",
+        "KV RAM",
+        "KV disk",
+        "page tables",
+        "peak RSS",
+    ];
+    Table::of("Peak memory by part", &columns, &table.rows, |row| {
+        vec![
+            label(&row.settings),
+            tokens(row.context_tokens as f64),
+            bytes(row.weights_bytes),
+            bytes(row.recurrent_bytes),
+            bytes(row.workspace_bytes),
+            bytes(row.kv_device_bytes),
+            bytes(row.kv_ram_bytes),
+            bytes(row.kv_disk_bytes),
+            bytes(row.kv_bookkeeping_bytes),
+            row.peak_resident_bytes.map_or("–".to_owned(), bytes),
+        ]
+    })
 }
 
 pub(super) fn batch(table: &BatchTable) -> Vec<Table> {
@@ -145,7 +127,16 @@ pub(super) fn batch(table: &BatchTable) -> Vec<Table> {
 }
 
 pub(super) fn model(rates: &ModelRates) -> Table {
-    let mut rows = Table::new(
+    let columns = [
+        "tokens before",
+        "prompt, tokens/s",
+        "answer, tokens/s",
+        "weights, GB/s",
+        "memory read, GB/s",
+        "share",
+        "KV",
+    ];
+    Table::of(
         format!(
             "Rates of {}: prompts of {} tokens, answers of {}, best of {}",
             label(&rates.settings),
@@ -153,20 +144,9 @@ pub(super) fn model(rates: &ModelRates) -> Table {
             rates.generated_tokens,
             rates.repeats
         ),
-        &[
-            "tokens before",
-            "prompt, tokens/s",
-            "answer, tokens/s",
-            "weights, GB/s",
-            "memory read, GB/s",
-            "share",
-            "KV",
-        ],
-    );
-    rows.rows = rates
-        .rates
-        .iter()
-        .map(|rate| {
+        &columns,
+        &rates.rates,
+        |rate| {
             vec![
                 tokens(rate.depth as f64),
                 format!("{:.1}", rate.prefill_tokens_per_s),
@@ -176,9 +156,8 @@ pub(super) fn model(rates: &ModelRates) -> Table {
                 percent(rate.weight_read_share),
                 riffle_engine::human_bytes(rate.kv_bytes),
             ]
-        })
-        .collect();
-    rows
+        },
+    )
 }
 
 pub(super) fn policies(rates: &PolicyRates) -> Table {
@@ -187,7 +166,18 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
         KeyKind::Random => "random",
         KeyKind::Peaked => "peaked",
     };
-    let mut rows = Table::new(
+    let columns = [
+        "policy",
+        "phase",
+        "dense",
+        "select",
+        "attend",
+        "times as fast",
+        "over all layers",
+        "pairs read",
+        "selecting, of time saved",
+    ];
+    Table::of(
         format!(
             "One layer at the end of {} tokens, {} query and {} KV heads of {}, {keys}:{values}, {kind} keys, {} threads, beside dense attention from f16",
             tokens(rates.tokens as f64),
@@ -196,22 +186,9 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
             rates.head_dim,
             rates.threads
         ),
-        &[
-            "policy",
-            "phase",
-            "dense",
-            "select",
-            "attend",
-            "times as fast",
-            "over all layers",
-            "pairs read",
-            "selecting, of time saved",
-        ],
-    );
-    rows.rows = rates
-        .rates
-        .iter()
-        .map(|rate| {
+        &columns,
+        &rates.rates,
+        |rate| {
             vec![
                 super::short_policy(&rate.policy),
                 rate.phase.clone(),
@@ -223,32 +200,29 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
                 percent(rate.density),
                 percent(rate.share_of_saved()),
             ]
-        })
-        .collect();
-    rows
+        },
+    )
 }
 
 pub(super) fn attention(report: &AttentionReport) -> Table {
-    let mut rows = Table::new(
+    let columns = [
+        "case",
+        "median, ms",
+        "GFLOP/s",
+        "of peak",
+        "GB/s",
+        "of read",
+        "pairs read",
+        "error",
+    ];
+    Table::of(
         format!(
             "{}, {} threads: multiply-add peak {:.0} GFLOP/s, memory read at {:.1} GB/s",
             report.instructions, report.threads, report.peak_gflops, report.read_gigabytes_per_s
         ),
-        &[
-            "case",
-            "median, ms",
-            "GFLOP/s",
-            "of peak",
-            "GB/s",
-            "of read",
-            "pairs read",
-            "error",
-        ],
-    );
-    rows.rows = report
-        .rates
-        .iter()
-        .map(|rate| {
+        &columns,
+        &report.rates,
+        |rate| {
             vec![
                 rate.name.clone(),
                 format!("{:.3}", rate.median_ms),
@@ -259,229 +233,48 @@ pub(super) fn attention(report: &AttentionReport) -> Table {
                 percent(rate.density),
                 format!("{:.0e}", rate.relative_error),
             ]
-        })
-        .collect();
-    rows
-}
-
-pub(super) fn device(report: &DeviceReport) -> Vec<Table> {
-    let mut rows = Table::new(
-        format!(
-            "{}: matmul {:.0} TFLOP/s, copy {:.0} GB/s, upload {:.1} GB/s",
-            report.device, report.matmul_teraflops, report.copy_gigabytes_per_s, report.upload_gigabytes_per_s
-        ),
-        &[
-            "case",
-            "median, ms",
-            "TFLOP/s",
-            "of matmul",
-            "GB/s",
-            "of copy",
-            "pairs read",
-            "over their share",
-            "error",
-        ],
-    );
-    rows.rows = report
-        .rates
-        .iter()
-        .map(|rate| {
-            vec![
-                rate.name.clone(),
-                format!("{:.3}", rate.median_ms),
-                format!("{:.1}", rate.teraflops),
-                percent(rate.matmul_share),
-                format!("{:.1}", rate.gigabytes_per_s),
-                percent(rate.copy_share),
-                percent(rate.density),
-                rate.over_density.map_or_else(String::new, |over| format!("{over:.2}")),
-                format!("{:.0e}", rate.relative_error),
-            ]
-        })
-        .collect();
-    let mut tables = vec![rows];
-    let by_instructions: Vec<Vec<String>> = report
-        .rates
-        .iter()
-        .filter(|rate| rate.instructions.len() > 1)
-        .flat_map(|rate| rate.instructions.iter().map(move |by| (rate, by)))
-        .map(|(rate, by)| {
-            vec![
-                rate.name.clone(),
-                by.name.clone(),
-                if by.is_chosen { "yes" } else { "no" }.to_owned(),
-                format!("{:.3}", by.median_ms),
-                percent(by.matmul_share),
-                format!("{:.0e}", by.relative_error),
-            ]
-        })
-        .collect();
-    if !by_instructions.is_empty() {
-        let mut table = Table::new(
-            "Prefill by each of the device's matrix instructions".to_owned(),
-            &["case", "by", "chosen", "median, ms", "of matmul", "error"],
-        );
-        table.rows = by_instructions;
-        tables.push(table);
-    }
-    if !report.offload.is_empty() {
-        let mut offload = Table::new(
-            "Dense calls with pages from main memory".to_owned(),
-            &[
-                "queries",
-                "keys",
-                "median, ms",
-                "resident, ms",
-                "GB/s",
-                "of upload",
-                "overlapped",
-                "the same bits",
-            ],
-        );
-        offload.rows = report
-            .offload
-            .iter()
-            .map(|rate| {
-                vec![
-                    rate.rows.to_string(),
-                    tokens(rate.tokens as f64),
-                    format!("{:.2}", rate.median_ms),
-                    format!("{:.2}", rate.resident_ms),
-                    format!("{:.1}", rate.gigabytes_per_s),
-                    percent(rate.upload_share),
-                    percent(rate.overlap_share),
-                    yes(rate.same_bits),
-                ]
-            })
-            .collect();
-        tables.push(offload);
-    }
-    if !report.ahead.is_empty() {
-        let mut ahead = Table::new(
-            "Two layers in turn with pages from main memory, the first of each read ahead".to_owned(),
-            &[
-                "queries",
-                "keys",
-                "median, ms",
-                "not ahead, ms",
-                "work between, ms",
-                "pages ahead",
-                "of these overlapped",
-                "the same bits",
-            ],
-        );
-        ahead.rows = report
-            .ahead
-            .iter()
-            .map(|rate| {
-                vec![
-                    rate.rows.to_string(),
-                    tokens(rate.tokens as f64),
-                    format!("{:.3}", rate.median_ms),
-                    format!("{:.3}", rate.without_ms),
-                    format!("{:.3}", rate.between_ms),
-                    percent(rate.ahead_share),
-                    percent(rate.overlap_share),
-                    yes(rate.same_bits),
-                ]
-            })
-            .collect();
-        tables.push(ahead);
-    }
-    if !report.policies.is_empty() {
-        let mut policies = Table::new(
-            "Policies, selection included".to_owned(),
-            &[
-                "policy",
-                "queries",
-                "keys",
-                "median, ms",
-                "selection, ms",
-                "dense, ms",
-                "times as fast",
-                "from main memory, ms",
-                "of resident",
-                "pairs read",
-                "the same bits",
-            ],
-        );
-        policies.rows = report
-            .policies
-            .iter()
-            .map(|rate| {
-                vec![
-                    rate.policy.clone(),
-                    rate.rows.to_string(),
-                    tokens(rate.tokens as f64),
-                    format!("{:.2}", rate.median_ms),
-                    format!("{:.2}", rate.select_ms),
-                    format!("{:.2}", rate.dense_ms),
-                    format!("{:.1}", rate.speedup),
-                    format!("{:.2}", rate.offloaded_ms),
-                    percent(rate.offloaded_share),
-                    percent(rate.density),
-                    yes(rate.same_bits),
-                ]
-            })
-            .collect();
-        tables.push(policies);
-    }
-    tables
-}
-
-fn yes(is: bool) -> String {
-    if is { "yes" } else { "no" }.to_owned()
+        },
+    )
 }
 
 pub(super) fn kv(rates: &KvRates) -> [Table; 3] {
-    let mut bytes = Table::new(
-        "Bytes of keys and values a token",
-        &["tier", "format", "page", "bytes", "by format and shape", "bookkeeping"],
-    );
-    bytes.rows = rates
-        .bytes
-        .iter()
-        .map(|row| {
-            vec![
-                row.tier.clone(),
-                row.format.clone(),
-                row.page_tokens.to_string(),
-                format!("{:.1}", row.bytes_per_token),
-                format!("{:.1}", row.formula_bytes_per_token),
-                format!("{:.2}%", row.bookkeeping_share * 100.0),
-            ]
-        })
-        .collect();
-    let mut streams = Table::new(
+    let columns = ["tier", "format", "page", "bytes", "by format and shape", "bookkeeping"];
+    let bytes = Table::of("Bytes of keys and values a token", &columns, &rates.bytes, |row| {
+        vec![
+            row.tier.clone(),
+            row.format.clone(),
+            row.page_tokens.to_string(),
+            format!("{:.1}", row.bytes_per_token),
+            format!("{:.1}", row.formula_bytes_per_token),
+            format!("{:.2}%", row.bookkeeping_share * 100.0),
+        ]
+    });
+    let columns = ["path", "GB/s", "plain, GB/s", "share"];
+    let streams = Table::of(
         format!("Pages streamed, {} threads", rates.threads),
-        &["path", "GB/s", "plain, GB/s", "share"],
-    );
-    streams.rows = rates
-        .streams
-        .iter()
-        .map(|row| {
+        &columns,
+        &rates.streams,
+        |row| {
             vec![
                 row.path.clone(),
                 format!("{:.2}", row.gigabytes_per_s),
                 format!("{:.2}", row.plain_gigabytes_per_s),
                 percent(row.share),
             ]
-        })
-        .collect();
-    let mut decode = Table::new(
-        format!("A decode step at {} tokens", tokens(rates.tokens as f64)),
-        &["older pages in", "median, ms", "times resident"],
+        },
     );
-    decode.rows = rates
-        .decode
-        .iter()
-        .map(|row| {
+    let columns = ["older pages in", "median, ms", "times resident"];
+    let decode = Table::of(
+        format!("A decode step at {} tokens", tokens(rates.tokens as f64)),
+        &columns,
+        &rates.decode,
+        |row| {
             vec![
                 row.older_pages.clone(),
                 format!("{:.2}", row.median_ms),
                 format!("{:.2}", row.ratio),
             ]
-        })
-        .collect();
+        },
+    );
     [bytes, streams, decode]
 }

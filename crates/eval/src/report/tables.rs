@@ -1,8 +1,8 @@
-//! Results as tables; those of speed are in [`speed_tables`].
+//! Results as tables; those of speed are in [`speed_tables`] and [`device_tables`].
 
 use std::collections::BTreeSet;
 
-use super::{label, speed_tables};
+use super::{device_tables, label, speed_tables};
 use crate::numbers::{milliseconds, percent, short, tokens};
 use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
 use crate::statistics::Interval;
@@ -20,7 +20,7 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
         Results::Model(rates) => vec![speed_tables::model(rates)],
         Results::Policies(rates) => vec![speed_tables::policies(rates)],
         Results::Attention(report) => vec![speed_tables::attention(report)],
-        Results::Device(report) => speed_tables::device(report),
+        Results::Device(report) => device_tables::device(report),
         Results::Kv(rates) => speed_tables::kv(rates).into(),
     }
 }
@@ -75,7 +75,16 @@ fn ruler(table: &RulerTable) -> Table {
 }
 
 fn perplexity(table: &PerplexityTable) -> Table {
-    let mut rows = Table::new(
+    let columns = [
+        "policy",
+        "pairs read",
+        "perplexity",
+        "nats a token",
+        "KL to full, nats",
+        "largest KL",
+        "other first choice",
+    ];
+    Table::of(
         format!(
             "Prediction of {} ({} tokens, windows of {} every {})",
             table.text,
@@ -83,20 +92,9 @@ fn perplexity(table: &PerplexityTable) -> Table {
             tokens(table.window_tokens as f64),
             tokens(table.stride_tokens as f64)
         ),
-        &[
-            "policy",
-            "pairs read",
-            "perplexity",
-            "nats a token",
-            "KL to full, nats",
-            "largest KL",
-            "other first choice",
-        ],
-    );
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
+        &columns,
+        &table.rows,
+        |row| {
             vec![
                 label(&row.settings),
                 percent(row.density),
@@ -106,48 +104,39 @@ fn perplexity(table: &PerplexityTable) -> Table {
                 short(row.all.largest_kl),
                 percent(row.all.flips),
             ]
-        })
-        .collect();
-    rows
+        },
+    )
 }
 
 fn comparison(table: &ComparisonTable) -> Table {
-    let mut rows = Table::new(
-        "Policies by task",
-        &[
-            "policy",
-            "phase",
-            "task",
-            "tokens",
-            "score",
-            "95% interval",
-            "budget",
-            "pairs read",
-            "prefill",
-            "a token",
-            "KV read a token",
-        ],
-    );
-    rows.rows = table
-        .rows
-        .iter()
-        .map(|row| {
-            vec![
-                row.policy.clone(),
-                row.phase.clone(),
-                row.task.clone(),
-                tokens(row.context_tokens as f64),
-                percent(row.score.mean),
-                interval(&row.score),
-                row.budget.map_or("–".to_owned(), percent),
-                percent(row.density),
-                milliseconds(row.prefill_ms),
-                milliseconds(row.decode_ms),
-                riffle_engine::human_bytes(row.decode_bytes as u64),
-            ]
-        })
-        .collect();
-    rows
+    let columns = [
+        "policy",
+        "phase",
+        "task",
+        "tokens",
+        "score",
+        "95% interval",
+        "budget",
+        "pairs read",
+        "prefill",
+        "a token",
+        "KV read a token",
+    ];
+    Table::of("Policies by task", &columns, &table.rows, |row| {
+        vec![
+            row.policy.clone(),
+            row.phase.clone(),
+            row.task.clone(),
+            tokens(row.context_tokens as f64),
+            percent(row.score.mean),
+            interval(&row.score),
+            row.budget.map_or("–".to_owned(), percent),
+            percent(row.density),
+            milliseconds(row.prefill_ms),
+            milliseconds(row.decode_ms),
+            riffle_engine::human_bytes(row.decode_bytes as u64),
+        ]
+    })
 }
 
 fn audit(table: &AuditTable) -> Table {
@@ -178,28 +167,26 @@ fn audit(table: &AuditTable) -> Table {
 }
 
 fn audited_heads(table: &AuditTable) -> Table {
-    let mut rows = Table::new(
+    let columns = [
+        "layer",
+        "head",
+        "pairs read",
+        "mean mass",
+        "first percentile",
+        "output error",
+        "sinks",
+        "local",
+        "heavy",
+        "Jaccard",
+    ];
+    Table::of(
         format!(
             "By layer and head: share of the true attention kept; share on the first {} tokens, the latest {} and the {} heaviest keys; how alike these are from chunk to chunk (Jaccard)",
             table.sink_tokens, table.local_tokens, table.heavy_tokens
         ),
-        &[
-            "layer",
-            "head",
-            "pairs read",
-            "mean mass",
-            "first percentile",
-            "output error",
-            "sinks",
-            "local",
-            "heavy",
-            "Jaccard",
-        ],
-    );
-    rows.rows = table
-        .heads
-        .iter()
-        .map(|head| {
+        &columns,
+        &table.heads,
+        |head| {
             vec![
                 head.layer.to_string(),
                 head.head.to_string(),
@@ -213,9 +200,8 @@ fn audited_heads(table: &AuditTable) -> Table {
                 head.heavy_jaccard
                     .map_or("–".to_owned(), |jaccard| format!("{jaccard:.2}")),
             ]
-        })
-        .collect();
-    rows
+        },
+    )
 }
 
 fn interval(score: &Interval) -> String {

@@ -1,6 +1,7 @@
 //! What prompts are made of: a text, its words, a wording, and the model's tokenizer and template.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rand::Rng;
@@ -11,6 +12,7 @@ use riffle_model::{ChatMessage, Tokenizer};
 use serde_json::{Value, json};
 
 use super::given::GivenQuestion;
+use super::prompt::Watch;
 use super::ruler::RulerTask;
 use super::wording::{Ask, Wording};
 use crate::EvalError;
@@ -120,7 +122,7 @@ impl Corpus {
         context_tokens: usize,
         seed: u64,
     ) -> Result<(String, Vec<String>), EvalError> {
-        let prompt = task.prompt(self, context_tokens, seed)?;
+        let prompt = task.prompt(self, context_tokens, seed, &mut |_| ControlFlow::Continue(()))?;
         let tokens = [&*prompt.document, &*prompt.questions[0]].concat();
         Ok((self.tokenizer()?.decode(&tokens)?, prompt.expected))
     }
@@ -133,8 +135,8 @@ impl Corpus {
         Ok(self.tokenizer()?.encode(text, false)?)
     }
 
-    /// What stands before and behind a text that is asked about.
-    pub(crate) fn frame(&self, before: &str, ask: &Ask) -> Result<Frame, EvalError> {
+    /// What stands before and behind a text that is asked about. `watch` may stop the model's chat template.
+    pub(crate) fn frame(&self, before: &str, ask: &Ask, watch: &mut Watch<'_>) -> Result<Frame, EvalError> {
         let Some(template) = self.engine.chat_template().filter(|_| self.wording.chat) else {
             let mut head = self.tokenizer()?.encode("", true)?;
             head.extend(self.encode(before)?);
@@ -142,7 +144,7 @@ impl Corpus {
             return Ok(Frame { head, tail });
         };
         let message = ChatMessage::new("user", format!("{before}{MARK}\n{}", ask.question));
-        let text = template.render(&[message], true)? + ask.lead.trim_start();
+        let text = template.render_messages_until(&[message], true, &mut || watch(0.0))? + ask.lead.trim_start();
         let (head, tail) = self.split_at_mark(&text)?;
         // The template writes the special tokens itself.
         Ok(Frame {
@@ -151,8 +153,8 @@ impl Corpus {
         })
     }
 
-    /// A question after an answer was given.
-    pub(crate) fn follow_up(&self, ask: &Ask) -> Result<Vec<u32>, EvalError> {
+    /// A question after an answer was given. `watch` may stop the model's chat template.
+    pub(crate) fn follow_up(&self, ask: &Ask, watch: &mut Watch<'_>) -> Result<Vec<u32>, EvalError> {
         let Some(template) = self.engine.chat_template().filter(|_| self.wording.chat) else {
             return self.encode(&format!("\n{}{}", ask.question, ask.lead));
         };
@@ -161,7 +163,7 @@ impl Corpus {
             ChatMessage::new("assistant", MARK),
             ChatMessage::new("user", ask.question.clone()),
         ];
-        let text = template.render(&messages, true)? + ask.lead.trim_start();
+        let text = template.render_messages_until(&messages, true, &mut || watch(0.0))? + ask.lead.trim_start();
         let (_, tail) = self.split_at_mark(&text)?;
         self.encode(tail)
     }

@@ -15,6 +15,7 @@ pub use given::{GivenQuestion, read_questions};
 pub(crate) use needle::NeedleTest;
 pub(crate) use prompt::{Asked, Cost, Reader, Watch, go_on, most_likely};
 pub use ruler::RulerTask;
+pub(crate) use ruler::RulerTest;
 pub(crate) use task::check_lengths;
 pub use task::{NeedleOptions, RulerOptions, needle, ruler};
 pub use wording::{Ask, ChainAnswer, DocumentsWording, ListWording, NiahWording, VariablesWording, Wording};

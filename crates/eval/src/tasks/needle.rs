@@ -69,7 +69,7 @@ impl NeedleTest {
         let mut random = self.random(1);
         let (mut samples, mut cost) = (Vec::new(), Cost::default());
         let share = 1.0 / self.depths as f64;
-        for haystack in self.haystacks(corpus)? {
+        for haystack in self.haystacks(corpus, watch)? {
             if self.place == AskPlace::Middle {
                 let (found, spent) = self.in_middle(corpus, &haystack, reader, watch)?;
                 samples.extend(found);
@@ -78,13 +78,14 @@ impl NeedleTest {
             }
             for number in 0..haystack.needles.len() {
                 let done = samples.len() as f64;
+                let watch = &mut |part: f64| watch((done + part) * share);
                 let asked = self.asked(&haystack, number, &mut random);
-                let prompt = self.prompt(corpus, &haystack, &asked)?;
+                let prompt = self.prompt(corpus, &haystack, &asked, watch)?;
                 let mode = match self.place {
                     AskPlace::Late => Asked::Late,
                     _ => Asked::WithDocument,
                 };
-                let reply = reader.reply(&prompt, mode, &mut |part| watch((done + part) * share))?;
+                let reply = reader.reply(&prompt, mode, watch)?;
                 cost.add(&reply.cost);
                 let answered = match self.place {
                     AskPlace::SecondTurn => &reply.answers[1..],
@@ -123,7 +124,13 @@ impl NeedleTest {
         }
     }
 
-    fn prompt(&self, corpus: &Corpus, haystack: &Haystack, asked: &[&Needle]) -> Result<Prompt, EvalError> {
+    fn prompt(
+        &self,
+        corpus: &Corpus,
+        haystack: &Haystack,
+        asked: &[&Needle],
+        watch: &mut Watch<'_>,
+    ) -> Result<Prompt, EvalError> {
         let wording = &corpus.wording.niah;
         let form = match self.kind {
             NeedleKind::MultiValue => &wording.values,
@@ -136,9 +143,9 @@ impl NeedleTest {
             }
             _ => asked.iter().map(|needle| filled(form, &needle.key)).collect(),
         };
-        let mut questions = vec![corpus.frame(&wording.before, &asks[0])?.tail];
+        let mut questions = vec![corpus.frame(&wording.before, &asks[0], watch)?.tail];
         for ask in &asks[1..] {
-            questions.push(corpus.follow_up(ask)?);
+            questions.push(corpus.follow_up(ask, watch)?);
         }
         let values = match self.kind {
             NeedleKind::MultiValue => SEVERAL,
@@ -182,7 +189,7 @@ impl NeedleTest {
     }
 
     /// One document, or for single needles one for each depth, the deepest first.
-    fn haystacks(&self, corpus: &Corpus) -> Result<Vec<Haystack>, EvalError> {
+    fn haystacks(&self, corpus: &Corpus, watch: &mut Watch<'_>) -> Result<Vec<Haystack>, EvalError> {
         let mut random = self.random(0);
         let keys = corpus.keys(&mut random, self.depths)?;
         let values = if self.kind == NeedleKind::MultiValue {
@@ -200,10 +207,10 @@ impl NeedleTest {
             .collect();
         let start = random.random_range(0..corpus.hay.len());
         if self.kind != NeedleKind::Single {
-            return Ok(vec![self.haystack(corpus, start, &needles)?]);
+            return Ok(vec![self.haystack(corpus, start, &needles, watch)?]);
         }
         let each = needles.iter().rev();
-        each.map(|needle| self.haystack(corpus, start, std::slice::from_ref(needle)))
+        each.map(|needle| self.haystack(corpus, start, std::slice::from_ref(needle), watch))
             .collect()
     }
 
@@ -212,6 +219,7 @@ impl NeedleTest {
         corpus: &Corpus,
         start: usize,
         needles: &[(usize, String, Vec<String>)],
+        watch: &mut Watch<'_>,
     ) -> Result<Haystack, EvalError> {
         let wording = &corpus.wording.niah;
         let mut facts = Vec::new();
@@ -228,7 +236,7 @@ impl NeedleTest {
             }
         }
         let before = fill(&wording.before, &[("noun", "number"), ("nouns", "numbers")]);
-        let head = corpus.frame(&before, &filled(&wording.one, ""))?.head;
+        let head = corpus.frame(&before, &filled(&wording.one, ""), watch)?.head;
         let taken = head.len() + facts.iter().map(|fact| fact.tokens.len()).sum::<usize>();
         let what = format!("a document with {} facts", facts.len());
         let filler = Filler::text(&corpus.hay, start, room(self.context_tokens, taken, &what)?);

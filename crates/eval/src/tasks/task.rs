@@ -7,13 +7,11 @@ use riffle_engine::Engine;
 use super::corpus::Corpus;
 use super::needle::NeedleTest;
 use super::prompt::{Asked, Reader};
-use super::ruler::RulerTask;
+use super::ruler::{RulerTask, RulerTest};
 use crate::EvalError;
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
-use crate::record::{
-    AskPlace, MOST_DEPTHS, NeedleKind, NeedleSample, NeedleTable, RulerSample, RulerTable, RunSettings,
-};
+use crate::record::{AskPlace, MOST_DEPTHS, NeedleKind, NeedleSample, NeedleTable, RulerTable, RunSettings};
 use crate::room::check_context;
 
 /// What to ask in a needle test.
@@ -132,15 +130,19 @@ pub fn ruler(
                 cells.push(Cell {
                     name: format!("{task} {context_tokens} tokens, seed {seed}"),
                     tokens: context_tokens,
-                    task: (task, context_tokens, seed),
+                    task: RulerTest {
+                        task,
+                        context_tokens,
+                        seed,
+                        asked,
+                    },
                 });
             }
         }
     }
     let mut reader = Reader::new(engine, false)?;
-    let samples = run_cells(&cells, journal, watch, &mut |(task, context_tokens, seed), watch| {
-        let (sample, _) = task.run(corpus, &mut reader, *context_tokens, *seed, asked, watch)?;
-        Ok(sample)
+    let samples = run_cells(&cells, journal, watch, &mut |test: &RulerTest, watch| {
+        Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;
     Ok(RulerTable {
         settings: RunSettings::of(engine),
@@ -153,31 +155,4 @@ pub fn ruler(
 pub(crate) fn check_lengths(engine: &Engine, lengths: &[usize]) -> Result<(), EvalError> {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     check_context(engine, "the longest of --lengths", longest)
-}
-
-impl RulerTask {
-    /// Reads one prompt and scores the answer.
-    pub(crate) fn run(
-        self,
-        corpus: &Corpus,
-        reader: &mut Reader,
-        context_tokens: usize,
-        seed: u64,
-        asked: Asked,
-        watch: &mut super::Watch<'_>,
-    ) -> Result<(RulerSample, super::Cost), EvalError> {
-        let prompt = self.prompt(corpus, context_tokens, seed)?;
-        let reply = reader.reply(&prompt, asked, watch)?;
-        let answered = reply.answers.join("\n");
-        let sample = RulerSample {
-            task: self.name().to_owned(),
-            context_tokens,
-            prompt_tokens: prompt.tokens(),
-            seed,
-            score: self.score(&answered, &prompt.expected),
-            expected: prompt.expected,
-            answered,
-        };
-        Ok((sample, reply.cost))
-    }
 }

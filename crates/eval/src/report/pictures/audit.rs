@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::capital;
-use crate::AuditTable;
 use crate::numbers::percent;
 use crate::pictures::{HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap};
 use crate::report::label;
+use crate::{AttentionMap, AuditTable, AuditedHead, AuditedRows};
 
 pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
     let run = format!(
@@ -15,25 +15,39 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
         table.text,
         table.tokens
     );
-    let mut pictures = Vec::new();
-    if let Some(map) = &table.map {
-        let sparse = table.density < 0.9995;
-        let chosen = |read: &Vec<f64>| read.iter().map(|share| *share >= 0.5).collect();
-        let map = ShareMap {
-            title: format!("Attention of layer {}, head {}", map.layer, map.head),
-            subtitle: format!("{run} True attention, averaged over each cell's sampled queries."),
-            row_label: "position of the query, tokens".to_owned(),
-            row_names: Vec::new(),
-            rows: map.cells,
-            columns: map.cells,
-            tokens: table.tokens,
-            shares: map.shares.clone(),
-            chosen: if sparse { chosen(&map.read) } else { Vec::new() },
-            remarks: None,
-        };
-        pictures.push(("attention".to_owned(), map.draw()));
+    let map = table.map.as_ref().map(|map| attention(table, map, &run));
+    let named = [
+        ("attention", map),
+        ("heavy-hitters", Some(heavy_hitters(table, &run))),
+        ("kept", Some(kept_by_head(table, &run))),
+        ("rows", Some(kept_by_row(table, &run))),
+    ];
+    let drawn = named
+        .into_iter()
+        .filter_map(|(name, picture)| Some((name.to_owned(), picture?)));
+    drawn.collect()
+}
+
+/// Where the attention of one head lies, query by query.
+fn attention(table: &AuditTable, map: &AttentionMap, run: &str) -> Picture {
+    let sparse = table.density < 0.9995;
+    let chosen = |read: &Vec<f64>| read.iter().map(|share| *share >= 0.5).collect();
+    ShareMap {
+        title: format!("Attention of layer {}, head {}", map.layer, map.head),
+        subtitle: format!("{run} True attention, averaged over each cell's sampled queries."),
+        row_label: "position of the query, tokens".to_owned(),
+        row_names: Vec::new(),
+        rows: map.cells,
+        columns: map.cells,
+        tokens: table.tokens,
+        shares: map.shares.clone(),
+        chosen: if sparse { chosen(&map.read) } else { Vec::new() },
+        remarks: None,
     }
-    pictures.push(("heavy-hitters".to_owned(), heavy_hitters(table, &run)));
+    .draw()
+}
+
+fn kept_by_head(table: &AuditTable, run: &str) -> Picture {
     let layers = table.heads.iter().map(|head| head.layer + 1).max().unwrap_or(0);
     let heads = table.heads.iter().map(|head| head.head + 1).max().unwrap_or(0);
     let mut cells = vec![None; layers * heads];
@@ -43,7 +57,7 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
             text: kept_text(head.mean_mass),
         });
     }
-    let kept = HeatMap {
+    HeatMap {
         title: "True attention kept, by layer and head".to_owned(),
         subtitle: format!("{run} Mean share of the exact softmax mass that was read, not renormalised."),
         column_label: "query head".to_owned(),
@@ -53,9 +67,12 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
         cells,
         scale_label: "mass kept; shades by the mass lost, logarithmic".to_owned(),
         scale_names: ["0%", "90%", "99%", "99.9%", "99.99%"].map(str::to_owned).to_vec(),
-    };
-    pictures.push(("kept".to_owned(), kept.draw()));
-    let line = |name: &str, value: fn(&crate::AuditedRows) -> f64| Series {
+    }
+    .draw()
+}
+
+fn kept_by_row(table: &AuditTable, run: &str) -> Picture {
+    let line = |name: &str, value: fn(&AuditedRows) -> f64| Series {
         name: name.to_owned(),
         points: table
             .rows
@@ -63,7 +80,7 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
             .map(|row| (row.to_position as f64, 100.0 * value(row)))
             .collect(),
     };
-    let rows = LineChart {
+    LineChart {
         title: "True attention kept, by place in the text".to_owned(),
         subtitle: format!("{run} Over all layers and heads."),
         x_label: "position of the query, tokens".to_owned(),
@@ -74,9 +91,8 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
             line("first percentile", |row| row.first_percentile_mass),
             line("lowest", |row| row.lowest_mass),
         ],
-    };
-    pictures.push(("rows".to_owned(), rows.draw()));
-    pictures
+    }
+    .draw()
 }
 
 /// Lost mass that is shaded as none.
@@ -101,7 +117,7 @@ fn kept_text(kept: f64) -> String {
 /// Where the attention of each head lies; of many heads, the mean of each layer.
 fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
     const MOST_ROWS: usize = 64;
-    let mut groups: BTreeMap<(usize, usize), Vec<&crate::AuditedHead>> = BTreeMap::new();
+    let mut groups: BTreeMap<(usize, usize), Vec<&AuditedHead>> = BTreeMap::new();
     let by_layer = table.heads.len() > MOST_ROWS;
     for head in &table.heads {
         let key = if by_layer {
@@ -116,7 +132,7 @@ fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
     let shares = groups.values().flat_map(|heads| {
         (0..columns).map(move |column| mean(heads.iter().map(|head| head.far_shares[column]).collect()))
     });
-    let remark = |heads: &Vec<&crate::AuditedHead>| {
+    let remark = |heads: &Vec<&AuditedHead>| {
         let jaccards: Vec<f64> = heads.iter().filter_map(|head| head.heavy_jaccard).collect();
         let sinks = percent(mean(heads.iter().map(|head| head.sink_mass).collect()));
         match jaccards.is_empty() {

@@ -1,23 +1,23 @@
 //! Rates of the device's attention kernels beside what the device could do, by events, measured in the same run.
 
-use riffle_attention::{AttendOptions, Format, KvView, PageView, Plane, QueryTile, Selection, reference};
-use riffle_cuda::ops::{
-    AttentionOptions, DeviceMatrix, Outputs, Pages, PlaneKind, PrefillCall, PrefillChoice, PrefillInstructions,
-    Queries, Reads, TileReads, decode, decode_workspace_bytes, plane_to_device,
-};
-use riffle_cuda::{CudaError, DeviceBuffer, Gpu, Region, Stream};
+mod case;
+
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_cuda::ops::{DeviceMatrix, PrefillChoice, PrefillInstructions};
+use riffle_cuda::{CudaError, Gpu, Stream};
 use riffle_engine::EngineError;
 use riffle_kv::KvCache;
 use riffle_linear::WeightFormat;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
-use crate::attention_rates::{TILE_ROWS, filled_cache, selection};
+use crate::attention_rates::filled_cache;
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::device_layer::{AheadRate, DevicePolicyRate, OffloadRate, ahead, median, offload, policy};
 use crate::journal::Journal;
-use crate::noise::noise;
 use crate::{AttentionCase, EvalError};
+use case::{DeviceCase, Found};
 
 /// What a case took on the device, beside the ceilings of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -228,68 +228,6 @@ fn ceilings(gpu: &Gpu, stream: &Stream, sizes: &DeviceCeilings) -> Result<Device
     })
 }
 
-/// The pages of a cache on a device, and the tables kernels find them by.
-struct DevicePages {
-    _planes: DeviceBuffer,
-    keys: DeviceBuffer,
-    values: DeviceBuffer,
-    per_head: usize,
-    bytes: usize,
-}
-
-impl DevicePages {
-    fn new(gpu: &Gpu, case: &AttentionCase, cache: &KvCache) -> Result<Self, CudaError> {
-        let plane = case.format.plane_bytes(cache.shape().page_tokens, case.head_dim);
-        let stride = plane.next_multiple_of(256);
-        let reader = cache.read();
-        let per_head = reader.pages(0, 0).len();
-        let mut planes = vec![0; 2 * case.kv_heads * per_head * stride];
-        let mut places = planes.chunks_exact_mut(stride);
-        for kv_head in 0..case.kv_heads {
-            for page in reader.pages(0, kv_head) {
-                for (kind, from) in [(PlaneKind::Keys, &page.keys), (PlaneKind::Values, &page.values)] {
-                    let to = places.next().expect("room for every plane");
-                    plane_to_device(kind, case.format, case.head_dim, plane_bytes(from), &mut to[..plane])?;
-                }
-            }
-        }
-        let planes = gpu.upload(&planes)?;
-        let table = |which: usize| -> Vec<u64> {
-            let numbers = 0..case.kv_heads * per_head;
-            let address = |number: usize| planes.all().address() + ((2 * number + which) * stride) as u64;
-            numbers.map(address).collect()
-        };
-        Ok(Self {
-            keys: gpu.upload(&table(0))?,
-            values: gpu.upload(&table(1))?,
-            per_head,
-            bytes: 2 * case.kv_heads * per_head * plane,
-            _planes: planes,
-        })
-    }
-
-    fn pages(&self, case: &AttentionCase, page_tokens: usize) -> Pages<'_> {
-        Pages {
-            keys: self.keys.all(),
-            values: self.values.all(),
-            kv_heads: case.kv_heads,
-            pages_per_head: self.per_head,
-            page_tokens,
-            head_dim: case.head_dim,
-            key_format: case.format,
-            value_format: case.format,
-        }
-    }
-}
-
-fn plane_bytes<'a>(plane: &Plane<'a>) -> &'a [u8] {
-    match plane {
-        Plane::F32(values) => bytemuck::cast_slice(values),
-        Plane::F16(values) | Plane::Bf16(values) => bytemuck::cast_slice(values),
-        Plane::Q8_0(bytes) | Plane::Q4_0(bytes) => bytes,
-    }
-}
-
 fn measure(
     gpu: &Gpu,
     stream: &Stream,
@@ -298,101 +236,37 @@ fn measure(
     repeats: usize,
     report: &DeviceReport,
 ) -> Result<DeviceRate, CudaError> {
-    let (group, width) = (case.heads / case.kv_heads, case.heads * case.head_dim);
-    let first = case.tokens - case.rows;
-    let starts: Vec<usize> = (0..case.rows).step_by(TILE_ROWS).collect();
-    let selections: Vec<Selection> = starts.iter().map(|row| selection(case, first + row)).collect();
-    let tiles: Vec<TileReads<'_>> = (0..case.kv_heads)
-        .flat_map(|kv_head| {
-            starts
-                .iter()
-                .zip(&selections)
-                .map(move |(row, selection)| (kv_head, *row, selection))
-        })
-        .map(|(kv_head, row, selection)| TileReads {
-            kv_head,
-            start: first + row,
-            row,
-            rows: TILE_ROWS.min(case.rows - row),
-            selection,
-        })
-        .collect();
-    let on_device = DevicePages::new(gpu, case, cache)?;
-    let pages = on_device.pages(case, cache.shape().page_tokens);
-    let source = noise(case.rows * width, 7);
-    let (input, output) = (gpu.upload(&source)?, gpu.allocate(4 * case.rows * width)?);
-    let mut reads = Reads::new(gpu, case.head_dim, group)?;
-    reads.set(stream, &tiles, None)?;
-    let queries = Queries {
-        data: input.all(),
-        rows: case.rows,
-        row_stride: width,
-    };
-    let outputs = Outputs {
-        data: output.all(),
-        row_stride: width,
-        log_sum_exp: None,
-    };
-    let options = AttentionOptions {
-        scale: 1.0 / (case.head_dim as f32).sqrt(),
-        soft_cap: None,
-        sinks: None,
-    };
-    let workspace = gpu.allocate(if case.rows == 1 {
-        decode_workspace_bytes(&reads)
-    } else {
-        0
-    })?;
-    let pairs: usize = tiles
-        .iter()
-        .map(|tile| tile.selection.pair_count(tile.start, tile.rows) * group)
-        .sum();
-    let causal: usize = (first + 1..=case.tokens).sum::<usize>() * case.heads;
-    let teraflops = |median_ms: f64| (4 * pairs * case.head_dim) as f64 / median_ms / 1e9;
-    let error = || -> Result<f64, CudaError> {
-        let last = Last {
-            queries: &source[(case.rows - 1) * width..],
-            output: gpu.download(last_row(&output, case.rows, width), stream)?,
-        };
-        Ok(last.error(case, cache, selections.last(), options.scale))
-    };
+    let on_device = DeviceCase::new(gpu, stream, case, cache)?;
+    let flops = (4 * on_device.tiles.pairs() * case.head_dim) as f64;
+    let teraflops = |median_ms: f64| flops / median_ms / 1e9;
     let mut instructions = Vec::new();
-    let (median_ms, relative_error) = if case.rows == 1 {
-        let median_ms = time(stream, repeats, || {
-            decode(stream, &outputs, workspace.all(), &queries, &pages, &reads, &options)
-        })?;
-        (median_ms, error()?)
-    } else {
-        let call = PrefillCall {
-            outputs: &outputs,
-            queries: &queries,
-            pages: &pages,
-            reads: &reads,
-            options: &options,
-            state: None,
-        };
-        let chosen = PrefillChoice::of(gpu, case.head_dim, case.format, case.format)?.instructions;
-        let mut of_chosen = (f64::NAN, f64::NAN);
-        for each in PrefillInstructions::ALL {
-            if !each.are_on(gpu, case.head_dim) {
-                continue;
+    let found = match case.rows {
+        1 => on_device.decode(gpu, repeats)?,
+        _ => {
+            let chosen = PrefillChoice::of(gpu, case.head_dim, case.format, case.format)?.instructions;
+            let mut of_chosen = None;
+            for each in PrefillInstructions::ALL {
+                if !each.are_on(gpu, case.head_dim) {
+                    continue;
+                }
+                let found = on_device.prefill(each, repeats)?;
+                of_chosen = of_chosen.or((each == chosen).then_some(found));
+                instructions.push(InstructionRate {
+                    name: each.to_string(),
+                    is_chosen: each == chosen,
+                    median_ms: found.median_ms,
+                    matmul_share: teraflops(found.median_ms) / report.matmul_teraflops,
+                    relative_error: found.relative_error,
+                });
             }
-            let median_ms = time(stream, repeats, || call.queue(stream, each))?;
-            let relative_error = error()?;
-            if each == chosen {
-                of_chosen = (median_ms, relative_error);
-            }
-            instructions.push(InstructionRate {
-                name: each.to_string(),
-                is_chosen: each == chosen,
-                median_ms,
-                matmul_share: teraflops(median_ms) / report.matmul_teraflops,
-                relative_error,
-            });
+            of_chosen.unwrap_or(Found {
+                median_ms: f64::NAN,
+                relative_error: f64::NAN,
+            })
         }
-        of_chosen
     };
-    let gigabytes_per_s = on_device.bytes as f64 / median_ms / 1e6;
+    let median_ms = found.median_ms;
+    let gigabytes_per_s = on_device.page_bytes() as f64 / median_ms / 1e6;
     Ok(DeviceRate {
         name: case.name(),
         median_ms,
@@ -400,51 +274,9 @@ fn measure(
         matmul_share: teraflops(median_ms) / report.matmul_teraflops,
         gigabytes_per_s,
         copy_share: gigabytes_per_s / report.copy_gigabytes_per_s,
-        density: pairs as f64 / causal as f64,
+        density: on_device.tiles.density(),
         over_density: None,
-        relative_error,
+        relative_error: found.relative_error,
         instructions,
     })
-}
-
-fn last_row(output: &DeviceBuffer, rows: usize, width: usize) -> Region<'_> {
-    output.region(4 * (rows - 1) * width..4 * rows * width)
-}
-
-/// The last query of all heads and what the device made of it.
-struct Last<'a> {
-    queries: &'a [f32],
-    output: Vec<f32>,
-}
-
-impl Last<'_> {
-    fn error(&self, case: &AttentionCase, cache: &KvCache, selection: Option<&Selection>, scale: f32) -> f64 {
-        let (group, width) = (case.heads / case.kv_heads, case.heads / case.kv_heads * case.head_dim);
-        let everything = Selection::full(case.tokens);
-        let (mut difference, mut norm) = (0.0, 0.0);
-        let reader = cache.read();
-        for kv_head in 0..case.kv_heads {
-            let pages: Vec<PageView<'_>> = reader.pages(0, kv_head).collect();
-            let query = QueryTile {
-                data: &self.queries[kv_head * width..],
-                rows: 1,
-                row_stride: width,
-                group,
-                head_dim: case.head_dim,
-                start: case.tokens - 1,
-            };
-            let kv = KvView {
-                head_dim: case.head_dim,
-                pages: &pages,
-            };
-            let options = AttendOptions::new(scale);
-            let expected = reference::attend(&query, &kv, selection.unwrap_or(&everything), &options, None);
-            let Ok(expected) = expected else { return f64::NAN };
-            for (found, expected) in self.output[kv_head * width..].iter().zip(&expected.output) {
-                difference += (f64::from(*found) - expected).powi(2);
-                norm += expected.powi(2);
-            }
-        }
-        (difference / norm).sqrt()
-    }
 }
