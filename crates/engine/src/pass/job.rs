@@ -37,6 +37,8 @@ struct Segment {
     /// What the rows read of their own chunks, in layers whose policies attend in two phases.
     own: Vec<Partial>,
     failure: Option<EngineError>,
+    /// Tokens of the sequence that it lost when room was made in it.
+    lost: Vec<u32>,
 }
 
 /// The next piece of a layer.
@@ -87,7 +89,10 @@ impl Runner {
         let mut segments = Vec::with_capacity(work.len());
         let mut rows = 0;
         for work in work.iter_mut() {
-            let ready = get_ready(work);
+            let (failure, lost) = match get_ready(work) {
+                Ok(()) => (None, Vec::new()),
+                Err(Failure { error, again }) => (Some(error), again),
+            };
             let start = work.sequence.tokens().len();
             segments.push(Segment {
                 rows: rows..rows + work.tokens.len(),
@@ -96,7 +101,8 @@ impl Runner {
                 phase: work.phase,
                 goal: work.goal,
                 own: Vec::new(),
-                failure: ready.err(),
+                failure,
+                lost,
             });
             rows += work.tokens.len();
         }
@@ -152,7 +158,13 @@ impl Runner {
         let ended = work.iter_mut().zip(pass.segments);
         ended
             .map(|(work, segment)| match segment.failure {
-                Some(error) => Some(give_back(work.sequence, segment.start, error)),
+                Some(error) => {
+                    let failure = give_back(work.sequence, segment.start, error);
+                    Some(Failure {
+                        again: [segment.lost, failure.again].concat(),
+                        ..failure
+                    })
+                }
                 None => {
                     let taken = take_in(work);
                     taken.err().map(|error| Failure {
@@ -322,7 +334,7 @@ fn parts_of<'a>(
 }
 
 /// Makes room in a sequence for what it will read.
-fn get_ready(work: &mut Work<'_>) -> Result<(), EngineError> {
+fn get_ready(work: &mut Work<'_>) -> Result<(), Failure> {
     if work.phase == Phase::Decode {
         work.sequence.evict()?;
     }

@@ -60,7 +60,8 @@ pub struct Work<'a> {
 pub struct Failure {
     /// What went wrong.
     pub error: EngineError,
-    /// Tokens that it has to read again, because recurrent layers could not go back to where they were.
+    /// Tokens that it has to read again, because recurrent layers could not go back to where they were; all of them where tokens
+    /// that were let go could not be in an orderly way.
     pub again: Vec<u32>,
 }
 

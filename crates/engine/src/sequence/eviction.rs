@@ -9,7 +9,7 @@ use riffle_kv::{CacheShape, KvError};
 use serde::{Deserialize, Serialize};
 
 use crate::sequence::placement::{HeadSlot, Slot};
-use crate::{EngineError, Sequence};
+use crate::{Failure, Sequence};
 
 /// Pages are freed once they are this part of those that stay, so that what moves costs little a token.
 const WORTH: usize = 8;
@@ -66,8 +66,9 @@ impl Evicted {
 }
 
 impl Sequence {
-    /// Frees the pages of what the decode policies will not read again.
-    pub(crate) fn evict(&mut self) -> Result<(), EngineError> {
+    /// Frees the pages of what the decode policies will not read again. Where a page cannot be read or written meanwhile, the
+    /// whole sequence has to be read again.
+    pub(crate) fn evict(&mut self) -> Result<(), Failure> {
         let shape = *self.cache.shape();
         let mut freed = false;
         // No policy acts on a layer that has a window of its own.
@@ -95,14 +96,18 @@ impl Sequence {
                         }
                     }
                     // Shared pages are copied before tokens leave them; without room for that they stay.
-                    Err(KvError::Budget { .. } | KvError::NearBudget { .. })
-                        if self.cache.head_tokens(layer, kv_head) == held =>
-                    {
-                        continue;
-                    }
+                    Err(
+                        KvError::Budget { .. }
+                        | KvError::NearBudget { .. }
+                        | KvError::DiskBudget { .. }
+                        | KvError::Disk { .. }
+                        | KvError::Memory { .. },
+                    ) if self.cache.head_tokens(layer, kv_head) == held => continue,
                     Err(error) => {
-                        self.forget_all();
-                        return Err(error.into());
+                        return Err(Failure {
+                            error: error.into(),
+                            again: self.forget_all(),
+                        });
                     }
                 }
                 self.decode.layer_mut(layer)[kv_head].close_gaps();

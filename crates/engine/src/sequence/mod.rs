@@ -262,14 +262,15 @@ impl Sequence {
     /// Gets ready for `tokens` to be read as a prompt, in one pass or several. An answer that was under way has ended.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then.
+    /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then. [`EngineError::Kv`] where a page
+    /// that evicted tokens leave could not be read or written; the sequence is empty then.
     pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
         self.check_room("the prompt", tokens.len())?;
         self.end_answer();
-        self.evict()?;
+        self.evict().map_err(|failure| failure.error)?;
         self.recurrence.keep_before_prompt()
     }
 
@@ -296,13 +297,14 @@ impl Sequence {
         self.cut(tokens);
     }
 
-    /// Forgets the whole sequence, after a failure that left part of it in disorder.
-    pub(crate) fn forget_all(&mut self) {
+    /// Forgets the whole sequence, after a failure that left part of it in disorder. Returns its tokens.
+    pub(crate) fn forget_all(&mut self) -> Vec<u32> {
         self.logits.clear();
         self.end_answer();
-        self.tokens.clear();
+        let tokens = std::mem::take(&mut self.tokens);
         self.recurrence.reset();
         self.forget_from(0);
+        tokens
     }
 
     /// Whether there is no room for another token.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pass::rotation::rotate;
 use crate::sequence::placement::{Position, Slot};
-use crate::{EngineError, EngineOptions, Sequence};
+use crate::{EngineError, EngineOptions, Failure, Sequence};
 
 /// Tokens whose keys are turned at a time.
 const TURNED_TOKENS: usize = 1024;
@@ -100,8 +100,9 @@ impl RollingWindow {
 }
 
 impl Sequence {
-    /// Frees what the window has left and sees to it that `batch` tokens have positions.
-    pub(crate) fn roll(&mut self, batch: usize) -> Result<(), EngineError> {
+    /// Frees what the window has left and sees to it that `batch` tokens have positions. Where some keys could not be turned
+    /// and others were, the whole sequence has to be read again.
+    pub(crate) fn roll(&mut self, batch: usize) -> Result<(), Failure> {
         let Some(window) = self.options.window else {
             return Ok(());
         };
@@ -111,7 +112,10 @@ impl Sequence {
         let window_page = (next + 1).saturating_sub(window.window_tokens) / page;
         let pages = window_page.saturating_sub(sink_pages);
         if pages > 0 {
-            self.keep_sinks(window.sink_tokens)?;
+            self.keep_sinks(window.sink_tokens).map_err(|error| Failure {
+                error,
+                again: Vec::new(),
+            })?;
             self.cache.remove_pages(sink_pages, pages);
             self.placement.rolling.dropped_tokens += pages * page;
             self.placement.rolling.offset += pages * page;
@@ -120,11 +124,15 @@ impl Sequence {
         let most = self.engine.model().config().max_position;
         let turned_back =
             self.placement.rolling.offset > 0 && self.placement.position(self.tokens.len()).0 + batch > most;
-        if turned_back {
-            self.turn_window_back(sink_pages * page)?;
-        }
         if pages > 0 || turned_back {
-            self.place_sinks()?;
+            let turned = match turned_back {
+                true => self.turn_window_back(sink_pages * page),
+                false => Ok(()),
+            };
+            turned.and_then(|()| self.place_sinks()).map_err(|error| Failure {
+                error,
+                again: self.forget_all(),
+            })?;
             if let Some(pages) = &mut self.device {
                 // Pages moved down and keys were turned.
                 pages.truncate(0);
@@ -135,10 +143,9 @@ impl Sequence {
 
     fn keep_sinks(&mut self, tokens: usize) -> Result<(), EngineError> {
         if self.placement.rolling.sinks.is_empty() && tokens > 0 {
-            for layer in 0..self.cache.shape().layers {
-                let keys = self.read_turnable(layer, 0, tokens)?;
-                self.placement.rolling.sinks.push(keys);
-            }
+            let layers = 0..self.cache.shape().layers;
+            let sinks: Result<_, EngineError> = layers.map(|layer| self.read_turnable(layer, 0, tokens)).collect();
+            self.placement.rolling.sinks = sinks?;
         }
         Ok(())
     }
