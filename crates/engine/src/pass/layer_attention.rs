@@ -41,7 +41,7 @@ pub struct LayerAttention {
     prompt_tokens: Option<usize>,
     cache: KvCache,
     policies: PolicySet,
-    device: Option<OnDevice>,
+    device: Option<OwnRoom>,
     /// Whether the pages that the next layer is expected to read are brought to the device behind each chunk.
     reads_ahead: bool,
     means: BlockMeans,
@@ -54,8 +54,8 @@ pub struct LayerAttention {
     has_output_on_device: bool,
 }
 
-/// What a device attends with.
-struct OnDevice {
+/// A device that attends, on which the pages have a room of their own.
+struct OwnRoom {
     stream: Arc<Stream>,
     pages: DevicePages,
 }
@@ -109,7 +109,7 @@ impl LayerAttention {
     /// # Errors
     /// [`EngineError::Cuda`] for a room that the device refuses.
     pub fn on_device(self, stream: &Arc<Stream>, room: RoomOptions) -> Result<Self, EngineError> {
-        let device = OnDevice {
+        let device = OwnRoom {
             stream: Arc::clone(stream),
             pages: DevicePages::alone(stream, room)?,
         };
@@ -147,7 +147,7 @@ impl LayerAttention {
         keys: Vec<f32>,
         values: Vec<f32>,
     ) -> Result<ChunkRows, EngineError> {
-        let upload = |device: &OnDevice| {
+        let upload = |device: &OwnRoom| {
             DeviceRows::of_layer(&device.stream, tokens, self.heads.head_dim, [&queries, &keys, &values])
         };
         Ok(ChunkRows {
@@ -225,7 +225,7 @@ impl LayerAttention {
     /// A device that fails.
     pub fn output(&self, chunk: &ChunkRows) -> Result<Vec<f32>, EngineError> {
         match (&self.device, &chunk.on_device) {
-            (Some(OnDevice { stream, .. }), Some(rows)) if self.has_output_on_device => {
+            (Some(OwnRoom { stream, .. }), Some(rows)) if self.has_output_on_device => {
                 Ok(stream.gpu().download(rows.call(0..chunk.tokens).attended, stream)?)
             }
             _ => Ok(self.output.clone()),

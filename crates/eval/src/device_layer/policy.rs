@@ -80,7 +80,7 @@ fn calls(layer: &MadeLayer, pages: Pages, policy: &PolicySpec, repeats: usize) -
     let (mut times_ms, mut select_ms, mut pairs) = (Vec::new(), Vec::new(), PairCount::default());
     for repeat in 0..=repeats {
         layer.go_back(&mut attention);
-        let (time, read) = (attention.time()?, attention.pairs());
+        let (time, before) = (attention.time()?, attention.pairs());
         let start = Instant::now();
         attention.attend(0, &chunk)?;
         let selected_ms = attention.time()?.select_ms - time.select_ms;
@@ -88,10 +88,10 @@ fn calls(layer: &MadeLayer, pages: Pages, policy: &PolicySpec, repeats: usize) -
             times_ms.push(start.elapsed().as_secs_f64() * 1e3);
             select_ms.push(selected_ms);
         }
-        let PairCount { read: all, causal } = attention.pairs();
+        let PairCount { read, causal } = attention.pairs();
         pairs = PairCount {
-            read: all - read.read,
-            causal: causal - read.causal,
+            read: read - before.read,
+            causal: causal - before.causal,
         };
     }
     Ok(Calls {

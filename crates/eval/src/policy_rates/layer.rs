@@ -22,7 +22,11 @@ pub(super) struct Timed {
     pub(super) dense_layers: usize,
 }
 
-/// Medians of several runs of the last `rows` queries in a cache that holds the whole context.
+/// Tokens of an answer that are timed before it is begun again.
+const ANSWER_TOKENS: usize = 32;
+
+/// Medians of several runs of the last `rows` queries in a cache that holds the whole context. A prompt's chunk is read again each time; an
+/// answer goes on for some tokens, so that policies keep what they have learned of its pages.
 pub(super) fn time(
     options: &PolicyRateOptions,
     cache: &KvCache,
@@ -33,7 +37,11 @@ pub(super) fn time(
     // The one layer is none of those.
     let behind = spec.with(DENSE_LAYERS, "0");
     let behind = behind.as_ref().unwrap_or(spec);
-    let held = options.tokens - rows;
+    let steps = match phase {
+        Phase::Prefill => 1,
+        Phase::Decode => ANSWER_TOKENS.min(options.tokens),
+    };
+    let held = options.tokens - rows * steps;
     let mut attention = LayerAttention::new(cache.fork(), options.heads, behind, phase, rows)?;
     if phase == Phase::Prefill {
         // Not the prompt's last chunk, which some policies read densely.
@@ -44,19 +52,27 @@ pub(super) fn time(
     let (mut select_ms, mut attend_ms) = (Vec::new(), Vec::new());
     let mut density = 1.0;
     let began = Instant::now();
-    // The first run makes summaries of what came before.
-    while select_ms.len() < 4 || (began.elapsed().as_secs_f64() < 1.0 && select_ms.len() < 200) {
-        attention.truncate(held);
+    for run in 0.. {
+        if select_ms.len() >= 3 && (began.elapsed().as_secs_f64() >= 1.0 || select_ms.len() >= 200) {
+            break;
+        }
+        if run % steps == 0 {
+            attention.truncate(held);
+        }
         let (time, pairs) = (attention.time()?, attention.pairs());
         attention.attend(0, &chunk)?;
+        // The first run of all, and the first token of an answer, make summaries of what came before.
+        if run == 0 || (steps > 1 && run % steps == 0) {
+            continue;
+        }
         let (time_after, PairCount { read, causal }) = (attention.time()?, attention.pairs());
         select_ms.push(time_after.select_ms - time.select_ms);
         attend_ms.push(time_after.attend_ms - time.attend_ms);
         density = (read - pairs.read) as f64 / (causal - pairs.causal) as f64;
     }
     Ok(Timed {
-        select_ms: median(&mut select_ms[1..]),
-        attend_ms: median(&mut attend_ms[1..]),
+        select_ms: median(&mut select_ms),
+        attend_ms: median(&mut attend_ms),
         density,
         dense_layers: match density {
             1.0 => options.layers,
