@@ -32,7 +32,6 @@
 //! partial.finish_into(&mut out, 16, None)?;
 //! # Ok::<(), AttendError>(())
 //! ```
-#![warn(clippy::too_many_arguments, clippy::too_many_lines)]
 #![cfg_attr(not(feature = "std"), no_std)]
 #![cfg_attr(not(feature = "simd"), forbid(unsafe_code))]
 

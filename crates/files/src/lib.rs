@@ -16,7 +16,6 @@
 //! # std::fs::remove_file(&path)?;
 //! # Ok::<(), std::io::Error>(())
 //! ```
-#![warn(clippy::too_many_arguments, clippy::too_many_lines)]
 
 mod error;
 

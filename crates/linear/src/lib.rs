@@ -28,7 +28,6 @@
 //! assert_eq!(output, [9.0, 0.0]);
 //! # Ok::<(), riffle_linear::LinearError>(())
 //! ```
-#![warn(clippy::too_many_arguments, clippy::too_many_lines)]
 #![deny(unsafe_code)]
 
 mod activations;

@@ -41,7 +41,6 @@
 //!
 //! An architecture is one file of `families`, put together from the parts in `blocks`. It describes its layers as data
 //! ([`Layer`], [`Step`]); a [`HostForward`] carries the description out on the CPU, and whoever computes elsewhere reads it.
-#![warn(clippy::too_many_arguments, clippy::too_many_lines)]
 
 mod batch;
 mod blocks;

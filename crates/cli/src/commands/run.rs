@@ -4,8 +4,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use riffle_engine::{
-    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, EngineOptions, GenerateOptions, PrefixCacheOptions, PromptText,
-    RunEvent, RunReport, RunRequest, SamplingOptions, StopReason, human_bytes, largest_text_bytes, with_threads,
+    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, EngineOptions, GenerateOptions, PrefixCacheOptions, PrefixReport,
+    PromptText, RunEvent, RunReport, RunRequest, SamplingOptions, SessionReport, StopReason, human_bytes,
+    largest_text_bytes, with_threads,
 };
 
 use super::{engine_options, grouped, note_activations, print, print_json, read_input};
@@ -239,33 +240,37 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         threads = report.threads,
     ));
     console::note(format!("inputs    of linear layers {}", report.activations));
-    if let Some(prefix) = &report.prefix_cache {
-        console::note(format!(
-            "prefixes  {folder}: {found} tokens found in {load:.2} s, {kept} kept in {store:.2} s, {bytes} in all",
-            folder = prefix.folder,
-            found = grouped(prefix.found_tokens),
-            load = prefix.load_ms / 1e3,
-            kept = grouped(prefix.kept_tokens),
-            store = prefix.store_ms / 1e3,
-            bytes = human_bytes(prefix.bytes),
-        ));
-        if prefix.damaged_blocks > 0 {
-            console::note("          a damaged page there was removed, and its tokens were read from the prompt");
-        }
-    }
-    if let Some(session) = &report.session {
-        console::note(format!(
-            "session   {path}: {restored} tokens restored in {restore:.2} s, {size} saved in {save:.2} s",
-            path = session.path,
-            restored = grouped(session.restored_tokens),
-            restore = session.restore_ms / 1e3,
-            size = human_bytes(session.file_bytes),
-            save = session.save_ms / 1e3,
-        ));
-    }
+    report.prefix_cache.iter().for_each(note_prefixes);
+    report.session.iter().for_each(note_session);
     if let Some(audit) = &report.audit {
         console::note(audit_text(audit));
     }
+}
+
+fn note_prefixes(prefix: &PrefixReport) {
+    console::note(format!(
+        "prefixes  {folder}: {found} tokens found in {load:.2} s, {kept} kept in {store:.2} s, {bytes} in all",
+        folder = prefix.folder,
+        found = grouped(prefix.found_tokens),
+        load = prefix.load_ms / 1e3,
+        kept = grouped(prefix.kept_tokens),
+        store = prefix.store_ms / 1e3,
+        bytes = human_bytes(prefix.bytes),
+    ));
+    if prefix.damaged_blocks > 0 {
+        console::note("          a damaged page there was removed, and its tokens were read from the prompt");
+    }
+}
+
+fn note_session(session: &SessionReport) {
+    console::note(format!(
+        "session   {path}: {restored} tokens restored in {restore:.2} s, {size} saved in {save:.2} s",
+        path = session.path,
+        restored = grouped(session.restored_tokens),
+        restore = session.restore_ms / 1e3,
+        size = human_bytes(session.file_bytes),
+        save = session.save_ms / 1e3,
+    ));
 }
 
 fn how_read(report: &RunReport) -> String {
