@@ -20,7 +20,7 @@ fn attended(query: &[f32], keys: &[f32], values: &[f32], tokens: usize) -> Vec<f
     let dot = |key: &[f32]| -> f64 { query.iter().zip(key).map(|(q, k)| f64::from(q * k)).sum() };
     let weights = keys.chunks_exact(HEAD_DIM).take(tokens);
     let weights: Vec<f64> = weights.map(|key| (dot(key) / (HEAD_DIM as f64).sqrt()).exp()).collect();
-    let mut sum = vec![0.0; HEAD_DIM];
+    let mut sum = [0.0; HEAD_DIM];
     for (weight, value) in weights.iter().zip(values.chunks_exact(HEAD_DIM)) {
         sum.iter_mut()
             .zip(value)
