@@ -91,7 +91,10 @@ impl Runner {
         for work in work.iter_mut() {
             let (failure, lost) = match get_ready(work) {
                 Ok(()) => (None, Vec::new()),
-                Err(Failure { error, again }) => (Some(error), again),
+                Err(failure) => {
+                    let Failure { error, again } = *failure;
+                    (Some(error), again)
+                }
             };
             let start = work.sequence.tokens().len();
             segments.push(Segment {
@@ -334,7 +337,7 @@ fn parts_of<'a>(
 }
 
 /// Makes room in a sequence for what it will read.
-fn get_ready(work: &mut Work<'_>) -> Result<(), Failure> {
+fn get_ready(work: &mut Work<'_>) -> Result<(), Box<Failure>> {
     if work.phase == Phase::Decode {
         work.sequence.evict()?;
     }

@@ -68,7 +68,7 @@ impl Evicted {
 impl Sequence {
     /// Frees the pages of what the decode policies will not read again. Where a page cannot be read or written meanwhile, the
     /// whole sequence has to be read again.
-    pub(crate) fn evict(&mut self) -> Result<(), Failure> {
+    pub(crate) fn evict(&mut self) -> Result<(), Box<Failure>> {
         let shape = *self.cache.shape();
         let mut freed = false;
         // No policy acts on a layer that has a window of its own.
@@ -104,10 +104,10 @@ impl Sequence {
                         | KvError::Memory { .. },
                     ) if self.cache.head_tokens(layer, kv_head) == held => continue,
                     Err(error) => {
-                        return Err(Failure {
+                        return Err(Box::new(Failure {
                             error: error.into(),
                             again: self.forget_all(),
-                        });
+                        }));
                     }
                 }
                 self.decode.layer_mut(layer)[kv_head].close_gaps();

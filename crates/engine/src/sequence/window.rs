@@ -102,7 +102,7 @@ impl RollingWindow {
 impl Sequence {
     /// Frees what the window has left and sees to it that `batch` tokens have positions. Where some keys could not be turned
     /// and others were, the whole sequence has to be read again.
-    pub(crate) fn roll(&mut self, batch: usize) -> Result<(), Failure> {
+    pub(crate) fn roll(&mut self, batch: usize) -> Result<(), Box<Failure>> {
         let Some(window) = self.options.window else {
             return Ok(());
         };
@@ -112,10 +112,11 @@ impl Sequence {
         let window_page = (next + 1).saturating_sub(window.window_tokens) / page;
         let pages = window_page.saturating_sub(sink_pages);
         if pages > 0 {
-            self.keep_sinks(window.sink_tokens).map_err(|error| Failure {
-                error,
-                again: Vec::new(),
-            })?;
+            let failed = |error| {
+                let again = Vec::new();
+                Box::new(Failure { error, again })
+            };
+            self.keep_sinks(window.sink_tokens).map_err(failed)?;
             self.cache.remove_pages(sink_pages, pages);
             self.placement.rolling.dropped_tokens += pages * page;
             self.placement.rolling.offset += pages * page;
@@ -129,10 +130,10 @@ impl Sequence {
                 true => self.turn_window_back(sink_pages * page),
                 false => Ok(()),
             };
-            turned.and_then(|()| self.place_sinks()).map_err(|error| Failure {
-                error,
-                again: self.forget_all(),
-            })?;
+            if let Err(error) = turned.and_then(|()| self.place_sinks()) {
+                let again = self.forget_all();
+                return Err(Box::new(Failure { error, again }));
+            }
             if let Some(pages) = &mut self.device {
                 // Pages moved down and keys were turned.
                 pages.truncate(0);
