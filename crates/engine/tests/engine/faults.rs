@@ -459,7 +459,6 @@ impl Group {
         }
         self.memory.left.store(NEVER, Ordering::Relaxed);
         damage.iter().for_each(Damage::mend);
-        drop(damage);
         self.files = files;
 
         let probe = self.pool.cache();

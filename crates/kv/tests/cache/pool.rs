@@ -246,6 +246,23 @@ fn turn(cache: &mut KvCache, plain: &mut Plain, first: usize) {
     }
 }
 
+/// Takes what others share of a text into an empty cache; what it should read then.
+fn adopt(cache: &mut KvCache, text: usize) -> Plain {
+    let mut plain = Plain::empty();
+    let ids: Vec<u32> = (0..MOST_TOKENS).map(|at| token(text, at)).collect();
+    let found = cache.adopt(b"model", &ids);
+    for (at, id) in ids[..found].iter().enumerate() {
+        for layer in 0..SHAPE.layers {
+            let row = rows(&elements(*id, at, layer, 0), &elements(*id, at, layer, 1));
+            for (head, row) in row.into_iter().enumerate() {
+                plain.heads[layer * SHAPE.kv_heads + head].push(row);
+            }
+        }
+    }
+    plain.text = Some(ids[..found].to_vec());
+    plain
+}
+
 fn take_step(pool: &PagePool, caches: &mut [KvCache], plains: &mut [Plain], who: usize, step: &Step) {
     match *step {
         Step::Append { text, count } => {
@@ -287,18 +304,7 @@ fn take_step(pool: &PagePool, caches: &mut [KvCache], plains: &mut [Plain], who:
         }
         Step::Replace { text } => {
             caches[who] = pool.cache();
-            plains[who] = Plain::empty();
-            let ids: Vec<u32> = (0..MOST_TOKENS).map(|at| token(text, at)).collect();
-            let found = caches[who].adopt(b"model", &ids);
-            for (at, id) in ids[..found].iter().enumerate() {
-                for layer in 0..SHAPE.layers {
-                    let row = rows(&elements(*id, at, layer, 0), &elements(*id, at, layer, 1));
-                    for (head, row) in row.into_iter().enumerate() {
-                        plains[who].heads[layer * SHAPE.kv_heads + head].push(row);
-                    }
-                }
-            }
-            plains[who].text = Some(ids[..found].to_vec());
+            plains[who] = adopt(&mut caches[who], text);
         }
         Step::Share => {
             if let Some(text) = &plains[who].text {
