@@ -222,6 +222,7 @@ fn together(
     }
     let prefill_s = began.elapsed().as_secs_f64();
     let answers = random_tokens(engine, u64::MAX, options.generated_tokens * count);
+    let mut logits = Vec::new();
     let began = Instant::now();
     for step in answers.chunks_exact(count) {
         let work = sequences
@@ -234,7 +235,7 @@ fn together(
                 phase: Phase::Decode,
             });
         pass(&mut runner, &mut work.collect::<Vec<_>>())?;
-        runner.logits(0..count, &mut Vec::new())?;
+        runner.logits(0..count, &mut logits)?;
     }
     let decode_s = began.elapsed().as_secs_f64();
     Ok(BatchRow {
