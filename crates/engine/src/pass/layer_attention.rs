@@ -107,7 +107,7 @@ impl LayerAttention {
     /// The same with a device that attends, on which pages lie in a room of their own.
     ///
     /// # Errors
-    /// [`EngineError::Cuda`] for a room that the device refuses.
+    /// [`EngineError::Device`] for a room that the device refuses.
     pub fn on_device(self, stream: &Arc<Stream>, room: RoomOptions) -> Result<Self, EngineError> {
         let device = OwnRoom {
             stream: Arc::clone(stream),
