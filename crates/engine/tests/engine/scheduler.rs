@@ -1,5 +1,7 @@
 //! What a scheduler promises to those who ask.
 
+mod shared_prompts;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -7,8 +9,8 @@ use std::sync::Arc;
 use crate::testing::{fixture, go_on};
 use riffle_attention::Format;
 use riffle_engine::{
-    Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, PrefixCacheOptions, Request, RequestId,
-    SamplingOptions, Scheduler, SchedulerOptions, Sequence, Session, StopReason,
+    Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, Request, RequestId, SamplingOptions,
+    Scheduler, SchedulerOptions, Session, StopReason,
 };
 use riffle_kv::DiskTier;
 
@@ -357,150 +359,6 @@ fn formats_and_budgets_hold_for_many_requests_at_once() {
     }
 }
 
-/// What is asked about a long text: its tokens, and four questions with a few tokens each.
-fn questions(engine: &Engine) -> Vec<Request> {
-    let book = tokens(engine, "In the beginning was the word, and the word was long. ", 700);
-    let ask = |question: &str| {
-        let question = engine.tokenizer().unwrap().encode(question, false).unwrap();
-        request([&book[..], &question].concat(), 6)
-    };
-    ["Who was it?", "Where?", "When was that?", "Why?"].map(ask).to_vec()
-}
-
-#[test]
-fn questions_about_one_text_share_the_state_of_recurrent_layers() {
-    let hybrid = |options| Engine::load(fixture("model-hybrid"), options).unwrap();
-    let engine = hybrid(options());
-    let mut scheduler = scheduler(&engine, 4);
-    let requests = questions(&engine);
-    let together: Vec<RequestId> = requests[..3]
-        .iter()
-        .map(|request| scheduler.submit(request.clone()).unwrap())
-        .collect();
-    let mut found = finish(&mut scheduler);
-    let later = scheduler.submit(requests[3].clone()).unwrap();
-    found.extend(finish(&mut scheduler));
-    for (number, (id, request)) in together.iter().chain([&later]).zip(&requests).enumerate() {
-        let mut session = Session::new(&hybrid(options())).unwrap();
-        session.prefill(&request.tokens, &mut go_on).unwrap();
-        let alone = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
-        assert_eq!(found[id].0, alone.unwrap(), "question {number}");
-        let reused = found[id].1;
-        // Whole pages, chunks and steps of 64 of the 700 tokens that all share.
-        assert_eq!(reused, if number == 0 { 0 } else { 640 }, "question {number}");
-    }
-}
-
-fn with_disk(engine: &Arc<Engine>, folder: &std::path::Path) -> Scheduler {
-    let options = SchedulerOptions {
-        prefix_cache: Some(PrefixCacheOptions {
-            folder: folder.to_owned(),
-            budget_bytes: u64::MAX,
-        }),
-        ..SchedulerOptions::of(engine.options())
-    };
-    Scheduler::new(engine, options).unwrap()
-}
-
-#[test]
-fn beginnings_outlive_the_process_in_the_prefix_cache_on_disk() {
-    for model in ["model", "model-hybrid"] {
-        let folder = tempfile::tempdir().unwrap();
-        let load = || Engine::load(fixture(model), options()).unwrap();
-        let requests = questions(&load());
-        let (mut alone, mut reused) = (Vec::new(), Vec::new());
-        for request in &requests[..3] {
-            let mut session = Session::new(&load()).unwrap();
-            session.prefill(&request.tokens, &mut go_on).unwrap();
-            let generation = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
-            alone.push(generation.unwrap());
-        }
-        for number in 0..3 {
-            // Another process, as far as memory goes.
-            let mut scheduler = with_disk(&load(), folder.path());
-            let id = scheduler.submit(requests[number].clone()).unwrap();
-            let found = finish(&mut scheduler);
-            assert_eq!(found[&id].0, alone[number], "{model}, question {number}");
-            reused.push(found[&id].1);
-            let report = scheduler.prefix_report().unwrap();
-            assert_eq!((report.found_tokens, report.damaged_blocks), (reused[number], 0));
-            assert!(
-                number > 0 || report.kept_tokens >= 640,
-                "{model}: {} kept",
-                report.kept_tokens
-            );
-            // Two at once, of which the disk knows one beginning.
-            if number == 2 {
-                let ids = [0, 1].map(|other| scheduler.submit(requests[other].clone()).unwrap());
-                let found = finish(&mut scheduler);
-                assert_eq!([&found[&ids[0]].0, &found[&ids[1]].0], [&alone[0], &alone[1]]);
-            }
-        }
-        assert_eq!(reused[0], 0);
-        assert!(reused[1..].iter().all(|reused| *reused >= 640), "{model}: {reused:?}");
-    }
-}
-
-#[test]
-fn what_memory_holds_is_continued_from_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    let engine = engine(options());
-    let requests = questions(&engine);
-    let mut first = with_disk(&engine, folder.path());
-    first.submit(requests[0].clone()).unwrap();
-    finish(&mut first);
-    let mut second = with_disk(&engine, folder.path());
-    // Memory knows the first 256 tokens after this, and the disk more.
-    second.submit(request(requests[0].tokens[..300].to_vec(), 2)).unwrap();
-    finish(&mut second);
-    let id = second.submit(requests[1].clone()).unwrap();
-    let found = finish(&mut second);
-    assert_eq!(found[&id], (alone(&requests[1]), 640));
-}
-
-#[test]
-fn an_answer_goes_on_between_the_steps_of_the_prefix_cache_on_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    let engine = engine(EngineOptions {
-        page_tokens: 64,
-        ..options()
-    });
-    let requests = questions(&engine);
-    let mut scheduler = with_disk(&engine, folder.path());
-    let id = scheduler.submit(requests[0].clone()).unwrap();
-    let mut kept_before_the_end = 0;
-    let mut ended = false;
-    while !ended {
-        let more = scheduler.step(&mut |event| ended |= matches!(event, Event::Finished(..)));
-        assert!(more.unwrap());
-        kept_before_the_end = scheduler.prefix_report().unwrap().kept_tokens;
-    }
-    assert!(kept_before_the_end > 0, "{id:?} was kept only after it had ended");
-}
-
-#[test]
-fn a_prefix_cache_that_fails_is_told_and_requests_go_on_without_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let engine = engine(options());
-    let requests = questions(&engine);
-    let mut scheduler = with_disk(&engine, folder.path());
-    // A folder in place of the index can be neither read nor written.
-    std::fs::create_dir(folder.path().join("index.redb")).unwrap();
-    let id = scheduler.submit(requests[0].clone()).unwrap();
-    let (mut lost, mut generation) = (Vec::new(), None);
-    scheduler
-        .run(&mut |event| match event {
-            Event::PrefixCacheLost(error) => lost.push(error.to_string()),
-            Event::Finished(finished, report, _) if finished == id => generation = Some(report.generation),
-            Event::Failed(_, error) => panic!("{error}"),
-            _ => {}
-        })
-        .unwrap();
-    assert_eq!(lost.len(), 1);
-    assert!(lost[0].contains("index.redb"), "{lost:?}");
-    assert_eq!(generation.unwrap(), alone(&requests[0]));
-}
-
 #[test]
 fn as_many_sequences_are_alive_as_the_plan_has_room_for() {
     let engine = engine(EngineOptions {
@@ -622,29 +480,5 @@ fn more_answers_than_a_device_multiplies_alike_take_turns() {
         session.prefill(&request.tokens, &mut go_on).unwrap();
         let alone = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
         assert_eq!(found[id].0, alone.unwrap());
-    }
-}
-
-#[test]
-fn a_sequence_from_a_file_serves_requests_from_the_one_pool() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("session");
-    for model in ["model", "model-hybrid"] {
-        let engine = Engine::load(fixture(model), options()).unwrap();
-        let requests = questions(&engine);
-        let mut session = Session::new(&engine).unwrap();
-        session.prefill(&requests[0].tokens[..640], &mut go_on).unwrap();
-        session.save(&path).unwrap();
-        drop(session);
-        let mut scheduler = scheduler(&engine, 2);
-        let restored = Sequence::restore(&engine, scheduler.pool(), &path).unwrap();
-        assert!(scheduler.pool().near_bytes() > 0, "its pages are the pool's");
-        assert!(scheduler.adopt(restored));
-        let id = scheduler.submit(requests[1].clone()).unwrap();
-        let found = finish(&mut scheduler);
-        let mut session = Session::new(&engine).unwrap();
-        session.prefill(&requests[1].tokens, &mut go_on).unwrap();
-        let alone = session.generate(&requests[1].generate, &mut |_| ControlFlow::Continue(()));
-        assert_eq!(found[&id], (alone.unwrap(), 640), "{model}");
     }
 }
