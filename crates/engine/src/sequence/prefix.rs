@@ -176,7 +176,16 @@ impl Sequence {
             true => to,
             false => search.tokens.next_multiple_of(page).min(tokens.len()),
         };
-        let found = cache.fill(&mut self.cache, &search.identity, &tokens[..end])?;
+        let found = match cache.fill(&mut self.cache, &search.identity, &tokens[..end]) {
+            Ok(found) => found,
+            Err(error) => {
+                // Pages without the state of recurrent layers are no beginning to go on from.
+                if search.state.is_some() {
+                    self.forget_all();
+                }
+                return Err(error.into());
+            }
+        };
         search.damaged_blocks += found.damaged_blocks;
         let kept = match (found.tokens.min(search.tokens), &search.state) {
             (kept, Some(_)) => kept,
@@ -328,5 +337,46 @@ pub(crate) fn grid(options: &EngineOptions) -> usize {
         options.chunk_tokens
     } else {
         options.batch_tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::ops::ControlFlow;
+    use std::path::Path;
+
+    use super::*;
+    use crate::{Engine, Session};
+
+    #[test]
+    fn a_prefix_cache_that_fails_half_way_leaves_no_pages_without_their_recurrent_state() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model-hybrid");
+        let options = EngineOptions {
+            context_tokens: Some(1024),
+            batch_tokens: 64,
+            chunk_tokens: 64,
+            page_tokens: 32,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::load(model, options).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+        let tokens: Vec<u32> = (0..400).map(|at| at * 7 % 200).collect();
+        let mut session = Session::new(&engine).unwrap();
+        session
+            .prefill(&tokens[..384], &mut |_| ControlFlow::Continue(()))
+            .unwrap();
+        assert_eq!(session.store_prefix(&cache).unwrap().0, 384);
+
+        let mut session = Session::new(&engine).unwrap();
+        let mut search = session.find_prefix(&cache, &tokens).unwrap();
+        assert!(session.fill_next(&cache, &tokens, &mut search, 64).unwrap());
+        assert_eq!(session.tokens().len(), 64);
+        let index = folder.path().join("index.redb");
+        fs::remove_file(&index).unwrap();
+        fs::create_dir(&index).unwrap();
+        assert!(session.fill_next(&cache, &tokens, &mut search, 64).is_err());
+        assert_eq!((session.tokens().len(), session.usage().tokens), (0, 0));
     }
 }
