@@ -72,7 +72,7 @@ pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use scheduler::{Event, Request, RequestId, RequestReport, RequestTimes, Scheduler, SchedulerOptions};
-pub use sequence::prefix::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
+pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;
 pub use sequence::{Checkpoint, Sequence, SequenceOptions};

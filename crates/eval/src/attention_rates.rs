@@ -162,15 +162,7 @@ pub fn measure_attention(
 ) -> Result<AttentionReport, EvalError> {
     let mut peak_gflops = peak();
     let read_gigabytes_per_s = ReadCeiling::new().gigabytes_per_s();
-    let cells: Vec<Cell<AttentionCase>> = cases
-        .iter()
-        .map(|case| Cell {
-            name: case.name(),
-            tokens: case.tokens,
-            task: *case,
-        })
-        .collect();
-    let found = run_cells(&cells, journal, watch, &mut |case, _| {
+    let found = run_cells(&cells_of(cases), journal, watch, &mut |case, _| {
         Ok(Measured {
             rate: measure(case, &mut peak_gflops, read_gigabytes_per_s)?,
             peak_gflops,
@@ -185,6 +177,16 @@ pub fn measure_attention(
         read_gigabytes_per_s: highest(|measured| measured.read_gigabytes_per_s),
         rates: found.into_iter().map(|measured| measured.rate).collect(),
     })
+}
+
+/// A cell for each case, under the case's name.
+pub(crate) fn cells_of(cases: &[AttentionCase]) -> Vec<Cell<AttentionCase>> {
+    let cells = cases.iter().map(|case| Cell {
+        name: case.name(),
+        tokens: case.tokens,
+        task: *case,
+    });
+    cells.collect()
 }
 
 /// Multiply-adds of all threads together, in GFLOP/s.

@@ -8,7 +8,7 @@ use crate::driver::Product16;
 use crate::{CudaError, DeviceBuffer, Gpu, Grid, Kernel, ModuleSource, Region, Stream};
 
 /// Rows up to which each output is a sum of its own; more go through the tensor cores.
-const FEW_ROWS: usize = 8;
+pub const FEW_ROWS: usize = 8;
 const TILE_ROWS: usize = 128;
 const TILE_OUTPUTS: usize = 64;
 /// Dynamic shared memory of `multiply_many`: `sizeof(Tile)` in the two sources.

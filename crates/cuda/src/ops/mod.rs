@@ -30,7 +30,7 @@ pub use elementwise::{
 };
 pub use instructions::{PrefillChoice, PrefillInstructions};
 pub use layout::{PlaneKind, plane_to_cpu, plane_to_device};
-pub use linear::DeviceMatrix;
+pub use linear::{DeviceMatrix, FEW_ROWS};
 pub use mass::{KeyMass, column_mass};
 pub use means::{MeanReads, attend_means, means_workspace_bytes};
 pub use prefill::{PrefillState, prefill, prefill_by};

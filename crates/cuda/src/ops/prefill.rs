@@ -26,8 +26,8 @@ impl PrefillState<'_> {
     }
 }
 
-/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::of`]. `state` is, of a call over some
-/// of the keys, what comes before and after; by the same instructions.
+/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::of`]. A call over some of the keys takes the
+/// sums of the calls before it from `state` and leaves its own there; all calls of a `state` use the same instructions.
 ///
 /// # Errors
 /// Shapes that disagree, regions that are too short; what [`PrefillChoice::of`] refuses.

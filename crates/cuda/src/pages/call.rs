@@ -156,7 +156,7 @@ pub(super) fn call_bytes(rows: usize, heads: usize, head_dim: usize) -> u64 {
 }
 
 /// The pages whose planes lie at the addresses `[kv_heads, pages]` of keys and of values.
-fn page_tables<'a>(
+pub(super) fn page_tables<'a>(
     tables: &'a mut [DeviceList; 2],
     compute: &Stream,
     addresses: &[[u64; 2]],

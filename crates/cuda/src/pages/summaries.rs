@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use riffle_attention::PageView;
 use riffle_kv::CacheShape;
 
-use super::call::CallLists;
+use super::call::{CallLists, page_tables};
 use super::list::DeviceList;
 use super::memory::Place;
 use super::sequence::{LayerPages, SequenceId};
 use super::traffic::Traffic;
-use crate::ops::{self, BlockSummaries, Pages};
+use crate::ops::{self, BlockSummaries};
 use crate::{CudaError, DeviceBuffer, Gpu, Stream};
 
 /// Blocks that there is memory for at least, once there is any.
@@ -254,19 +254,7 @@ impl Summaries {
         };
         let ranges: Vec<u32> = spans().flat_map(|(known, end)| [*known as u32, *end as u32]).collect();
         let ranges = self.ranges.set(compute, &ranges)?;
-        let addresses = |which: usize| table.iter().map(move |planes| planes[which]).collect::<Vec<u64>>();
-        let [key_table, value_table] = &mut lists.tables;
-        let pages = Pages {
-            keys: key_table.set(compute, &addresses(0))?,
-            // Bounds do not read them.
-            values: value_table.set(compute, &addresses(1))?,
-            kv_heads: shape.kv_heads,
-            pages_per_head: table.len() / shape.kv_heads,
-            page_tokens: shape.page_tokens,
-            head_dim: shape.head_dim,
-            key_format: shape.key_format,
-            value_format: shape.value_format,
-        };
+        let pages = page_tables(&mut lists.tables, compute, table, &shape)?;
         match self.kind {
             SummaryKind::Bounds => ops::key_bounds(compute, &layer.blocks(), &pages, ranges, longest)?,
             SummaryKind::Means => ops::block_means(compute, &layer.blocks(), &pages, ranges, longest)?,

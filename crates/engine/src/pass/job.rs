@@ -319,7 +319,7 @@ impl Segment {
     }
 }
 
-/// The segments that a round names, in their order, with their sequences and rows, but for those that have failed.
+/// Each segment of `named` that has not failed, with its sequence and its rows, in the order of `named`.
 fn parts_of<'a>(
     segments: &'a mut [Segment],
     work: &'a mut [Work<'_>],

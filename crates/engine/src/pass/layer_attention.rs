@@ -37,7 +37,7 @@ pub struct ChunkRows {
 pub struct LayerAttention {
     phase: Phase,
     heads: Heads,
-    /// Tokens of the whole prompt; `None` for those that the chunk ends with.
+    /// Tokens of the whole prompt. `None`: the prompt ends with each chunk.
     prompt_tokens: Option<usize>,
     cache: KvCache,
     policies: PolicySet,

@@ -14,7 +14,7 @@ use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
 use crate::run::session_file::SessionFile;
-use crate::sequence::prefix::{PrefixCacheOptions, PrefixReport, RunPrefix};
+use crate::sequence::measured_prefix_cache::{MeasuredPrefixCache, PrefixCacheOptions, PrefixReport};
 use crate::{
     AttentionTime, AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress,
     Sequence, Session, SessionReport, StopReason, described_activations,
@@ -160,7 +160,7 @@ pub fn run(
         .map(|prompt| prompt_tokens(engine, request, prompt, &mut || observe(RunEvent::Waiting)))
         .transpose()?;
     let prefix = request.prefix_cache.as_ref().filter(|_| prompt.is_some());
-    let mut prefix = prefix.map(RunPrefix::open).transpose()?;
+    let mut prefix = prefix.map(MeasuredPrefixCache::open).transpose()?;
     let mut file = request.session.as_deref().map(SessionFile::open).transpose()?;
 
     let start = Instant::now();
@@ -189,7 +189,7 @@ pub fn run(
     if let Some(prefix) = &mut prefix
         && session.recurrence.state.is_empty()
     {
-        prefix.store(&session)?;
+        prefix.store(&session, usize::MAX)?;
     }
     let finished = Finished {
         generation,
@@ -202,7 +202,7 @@ pub fn run(
     };
     Ok(RunReport {
         session: file.map(|file| file.report),
-        prefix_cache: prefix.map(|prefix| prefix.report),
+        prefix_cache: prefix.map(|prefix| prefix.report().clone()),
         ..finished.report(&session)
     })
 }
@@ -213,7 +213,7 @@ fn open_session(
     engine: &Arc<Engine>,
     prompt: Option<&(Vec<u32>, bool)>,
     mut file: Option<&mut SessionFile>,
-    prefix: Option<&mut RunPrefix>,
+    prefix: Option<&mut MeasuredPrefixCache>,
 ) -> Result<(Session, usize), EngineError> {
     let mut session = match &mut file {
         Some(file) => file.session(engine)?,
@@ -228,7 +228,10 @@ fn open_session(
         None => 0,
     };
     if let (Some(prefix), 0) = (prefix, reused_tokens) {
-        reused_tokens = prefix.fill(&mut session, tokens)?;
+        prefix.load(&mut session, |session, cache| {
+            Ok(((), session.fill_prefix(cache, tokens)?))
+        })?;
+        reused_tokens = session.tokens().len();
     }
     Ok((session, reused_tokens))
 }
@@ -238,7 +241,7 @@ fn open_session(
 fn read(
     session: &mut Session,
     tokens: &[u32],
-    mut prefix: Option<&mut RunPrefix>,
+    mut prefix: Option<&mut MeasuredPrefixCache>,
     observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
     let first = session.tokens().len();
@@ -254,7 +257,7 @@ fn read(
             }))
         })?;
         if let Some(prefix) = prefix.as_mut().filter(|_| end < tokens.len()) {
-            prefix.store(session)?;
+            prefix.store(session, usize::MAX)?;
         }
     }
     Ok(())

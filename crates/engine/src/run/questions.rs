@@ -14,9 +14,22 @@ use crate::{
 /// Questions that are answered at a time at most: beyond it a pass costs nearly as much more as it answers more.
 const MOST_AT_ONCE: usize = 8;
 
-/// The most questions that can be answered at a time, of more than two; `fits` tells whether a plan has room for so many.
-fn questions_at_once(questions: usize, fits: impl FnMut(&usize) -> bool) -> Option<usize> {
-    (3..=questions.min(MOST_AT_ONCE)).rev().find(fits)
+/// What `build` makes of `options` for as many of the questions at a time as it accepts, where these are more than the options ask
+/// for.
+fn widest<T>(
+    options: &EngineOptions,
+    context_tokens: usize,
+    questions: usize,
+    mut build: impl FnMut(EngineOptions) -> Option<T>,
+) -> Option<T> {
+    let at_once = options.sequences.max(2) + 1..=questions.min(MOST_AT_ONCE);
+    at_once.rev().find_map(|sequences| {
+        build(EngineOptions {
+            sequences,
+            context_tokens: Some(context_tokens),
+            ..options.clone()
+        })
+    })
 }
 
 /// The plan of a run that answers so many questions about one text: for as many at a time as there is room for.
@@ -25,15 +38,8 @@ fn questions_at_once(questions: usize, fits: impl FnMut(&usize) -> bool) -> Opti
 /// As [`MemoryPlan::new`].
 pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usize) -> Result<MemoryPlan, EngineError> {
     let least = plan(info, options)?;
-    let mut wider = None;
-    questions_at_once(questions, |sequences| {
-        let options = EngineOptions {
-            sequences: *sequences,
-            context_tokens: Some(least.context_tokens),
-            ..options.clone()
-        };
-        wider = plan(info, &options).ok().filter(MemoryPlan::fits);
-        wider.is_some()
+    let wider = widest(options, least.context_tokens, questions, |options| {
+        plan(info, &options).ok().filter(MemoryPlan::fits)
     });
     Ok(wider.unwrap_or(least))
 }
@@ -102,7 +108,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Works until one question has been answered, and tells what comes of it.
+    /// Steps the scheduler until question `number` has its answer. Tells progress and text on the way, and the report at the end.
     fn answer(
         &mut self,
         number: usize,
@@ -245,16 +251,9 @@ fn take(questions: &mut [Question], event: Event<'_>) {
 
 /// The engine, planned for as many answers at a time as fit.
 fn with_room_for(engine: &Arc<Engine>, questions: usize) -> Arc<Engine> {
-    let mut wider = None;
-    questions_at_once(questions, |sequences| {
-        let options = EngineOptions {
-            sequences: *sequences,
-            context_tokens: Some(engine.plan().context_tokens),
-            ..engine.options().clone()
-        };
-        let is_wider = *sequences > engine.options().sequences;
-        wider = is_wider.then(|| engine.with_options(options).ok()).flatten();
-        wider.is_some()
+    let context_tokens = engine.plan().context_tokens;
+    let wider = widest(engine.options(), context_tokens, questions, |options| {
+        engine.with_options(options).ok()
     });
     wider.unwrap_or_else(|| Arc::clone(engine))
 }

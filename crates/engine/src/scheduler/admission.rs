@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::scheduler::{Lookup, Request, Running, Scheduler, Stage, Waiting};
+use crate::sequence::common_prefix;
 use crate::{EngineError, Sequence};
 
 impl Scheduler {
@@ -40,9 +41,7 @@ impl Scheduler {
         waiting.parked.is_none()
             && self.running.iter().any(|running| {
                 let reads = matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
-                let mut alike = running.request.tokens.iter().zip(prompt);
-                let alike = alike.by_ref().take_while(|(a, b)| a == b).count();
-                reads && alike >= running.sequence.tokens().len() + page_tokens
+                reads && common_prefix(&running.request.tokens, prompt) >= running.sequence.tokens().len() + page_tokens
             })
     }
 

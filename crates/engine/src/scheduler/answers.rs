@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use riffle_cuda::ops::FEW_ROWS;
 use riffle_policy::Phase;
 
 use crate::answer::{Answer, Drawn};
@@ -10,9 +11,6 @@ use crate::pass::{Failure, Work};
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Lookup, RequestReport, RequestTimes, Running, Scheduler, Stage};
 use crate::{EngineError, StopReason};
-
-/// Rows that a device multiplies in one way. Answers beside more would have other bits than alone.
-const DEVICE_ROWS: usize = 8;
 
 /// How a request ends.
 pub(super) enum End {
@@ -69,9 +67,10 @@ impl Scheduler {
         let answers = self.running.iter().enumerate();
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
         let mut places: Vec<usize> = answers.map(|(place, _)| place).collect();
-        if self.engine.options().device.is_some() && places.len() > DEVICE_ROWS {
+        // A device multiplies more rows in another way, with other bits than an answer has alone.
+        if self.engine.options().device.is_some() && places.len() > FEW_ROWS {
             places.sort_by_key(|place| self.running[*place].turn);
-            places.truncate(DEVICE_ROWS);
+            places.truncate(FEW_ROWS);
             places.sort_unstable();
         }
         places
@@ -165,17 +164,6 @@ impl Scheduler {
         }
     }
 
-    /// Ends an answer where it stands; false where there is none.
-    pub(super) fn stop_answer(&mut self, place: usize, stop: StopReason, tell: &mut Tell<'_>) -> bool {
-        let running = &mut self.running[place];
-        let Some((reused_tokens, answer)) = running.take_answer() else {
-            return false;
-        };
-        let report = running.report(reused_tokens, answer, stop);
-        self.end(vec![(place, End::Finished(report))], tell);
-        true
-    }
-
     /// Removes requests that have ended; their sequences serve others.
     pub(super) fn end(&mut self, mut ended: Vec<(usize, End)>, tell: &mut Tell<'_>) {
         ended.sort_by_key(|(place, _)| *place);
@@ -189,15 +177,14 @@ impl Scheduler {
             }
         }
         for (place, _) in ended.into_iter().rev() {
-            let ended = self.running.remove(place);
-            self.idle.keep(ended.sequence, ended.stored_tokens);
+            self.retire(place);
         }
     }
 }
 
 impl Running {
     /// Takes the answer out, if there is one; the request has to end or to get it back.
-    fn take_answer(&mut self) -> Option<(usize, Box<Answer>)> {
+    pub(super) fn take_answer(&mut self) -> Option<(usize, Box<Answer>)> {
         let ending = Stage::Reading {
             reused_tokens: 0,
             lookup: Lookup::Done,
@@ -213,7 +200,7 @@ impl Running {
         }
     }
 
-    fn report(&self, reused_tokens: usize, answer: Box<Answer>, stop: StopReason) -> Box<RequestReport> {
+    pub(super) fn report(&self, reused_tokens: usize, answer: Box<Answer>, stop: StopReason) -> Box<RequestReport> {
         let clock = self.clock;
         Box::new(RequestReport {
             generation: answer.end(stop),

@@ -1,22 +1,13 @@
 //! Beginnings on disk: looked up and kept in bounded steps.
 
-use std::time::Instant;
-
-use riffle_kv::PrefixCache;
-
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Scheduler, Stage};
+use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
 use crate::sequence::prefix::PrefixSearch;
-use crate::{EngineError, PrefixCacheOptions, PrefixReport, Sequence};
+use crate::{EngineError, Sequence};
 
 /// Bytes of pages that are read or written in a step at most, apart from the first page.
 const STEP_BYTES: u64 = 32 << 20;
-
-/// The prefix cache of a scheduler.
-pub(super) struct DiskPrefixes {
-    cache: PrefixCache,
-    report: PrefixReport,
-}
 
 /// How far the search for a prompt's beginning is.
 pub(super) enum Lookup {
@@ -25,64 +16,40 @@ pub(super) enum Lookup {
     Done,
 }
 
-impl DiskPrefixes {
-    pub(super) fn open(options: &PrefixCacheOptions) -> Result<Self, EngineError> {
-        Ok(Self {
-            cache: PrefixCache::open(&options.folder, options.budget_bytes)?,
-            report: PrefixReport {
-                folder: options.folder.display().to_string(),
-                ..PrefixReport::default()
-            },
-        })
-    }
-
-    pub(super) fn report(&self) -> &PrefixReport {
-        &self.report
-    }
-
-    /// Takes one step of a search: looks what there is, or fills some pages in.
-    pub(super) fn look_up(
-        &mut self,
-        sequence: &mut Sequence,
-        prompt: &[u32],
-        lookup: Lookup,
-    ) -> Result<Lookup, EngineError> {
-        let began = Instant::now();
-        let before = sequence.tokens().len();
-        let (next, damaged_blocks) = match lookup {
+/// Takes one step of a search: finds what the cache holds of a prompt, or fills some pages in.
+fn look_up(
+    disk: &mut MeasuredPrefixCache,
+    sequence: &mut Sequence,
+    prompt: &[u32],
+    lookup: Lookup,
+) -> Result<Lookup, EngineError> {
+    disk.load(sequence, |sequence, cache| {
+        Ok(match lookup {
             Lookup::Done => (Lookup::Done, 0),
-            Lookup::Ahead => (Lookup::Filling(Box::new(sequence.find_prefix(&self.cache, prompt)?)), 0),
+            Lookup::Ahead => (Lookup::Filling(Box::new(sequence.find_prefix(cache, prompt)?)), 0),
             Lookup::Filling(mut search) => {
-                let more = sequence.fill_next(&self.cache, prompt, &mut search, step_tokens(sequence))?;
-                match more {
+                match sequence.fill_next(cache, prompt, &mut search, step_tokens(sequence))? {
                     true => (Lookup::Filling(search), 0),
                     false => (Lookup::Done, search.damaged_blocks),
                 }
             }
-        };
-        self.report.found_tokens += sequence.tokens().len().saturating_sub(before);
-        self.report.damaged_blocks += damaged_blocks;
-        self.report.load_ms += began.elapsed().as_secs_f64() * 1e3;
-        Ok(next)
-    }
-
-    /// Keeps some more of what a sequence has read as prompt; returns the tokens that need not be offered again.
-    pub(super) fn keep(&mut self, sequence: &Sequence, stored_tokens: usize) -> Result<usize, EngineError> {
-        let began = Instant::now();
-        let asked = stored_tokens
-            .saturating_add(step_tokens(sequence))
-            .min(sequence.prefilled);
-        let (kept, bytes) = sequence.store_prefix_up_to(&self.cache, asked)?;
-        self.report.kept_tokens = self.report.kept_tokens.max(kept);
-        self.report.bytes = bytes;
-        self.report.store_ms += began.elapsed().as_secs_f64() * 1e3;
-        let page = sequence.engine().options().page_tokens;
-        Ok(match kept + page <= asked {
-            // The budget is used up, or this sequence cannot be kept.
-            true => sequence.prefilled,
-            false => asked,
         })
-    }
+    })
+}
+
+/// Stores the next pages of a sequence's prompt, of which `offered_tokens` have been offered to the cache before. Returns the
+/// tokens that need not be offered again.
+fn keep(disk: &mut MeasuredPrefixCache, sequence: &Sequence, offered_tokens: usize) -> Result<usize, EngineError> {
+    let asked = offered_tokens
+        .saturating_add(step_tokens(sequence))
+        .min(sequence.prefilled);
+    let kept = disk.store(sequence, asked)?;
+    let page = sequence.engine().options().page_tokens;
+    Ok(match kept + page <= asked {
+        // The budget is used up, or this sequence cannot be kept.
+        true => sequence.prefilled,
+        false => asked,
+    })
 }
 
 impl Scheduler {
@@ -96,7 +63,7 @@ impl Scheduler {
                 continue;
             };
             let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
-            match disk.look_up(sequence, prompt, std::mem::replace(lookup, Lookup::Done)) {
+            match look_up(disk, sequence, prompt, std::mem::replace(lookup, Lookup::Done)) {
                 Ok(next) => *lookup = next,
                 Err(error) => {
                     self.disk = None;
@@ -137,9 +104,7 @@ impl Scheduler {
         };
         let mut kept = Ok(());
         if let Some((sequence, stored_tokens)) = self.next_to_keep() {
-            kept = disk
-                .keep(sequence, *stored_tokens)
-                .map(|stored| *stored_tokens = stored);
+            kept = keep(&mut disk, sequence, *stored_tokens).map(|stored| *stored_tokens = stored);
         }
         match kept {
             Ok(()) => self.disk = Some(disk),

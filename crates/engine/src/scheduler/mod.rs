@@ -29,8 +29,10 @@ use riffle_kv::PagePool;
 
 use crate::answer::Answer;
 use crate::pass::{Pass, Runner};
+use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
 use crate::{Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport, Sequence, StopReason};
-use disk::{DiskPrefixes, Lookup};
+use answers::End;
+use disk::Lookup;
 use idle::Idle;
 pub use request::{Event, Request, RequestId, RequestReport, RequestTimes};
 use step::Tell;
@@ -69,7 +71,7 @@ pub struct Scheduler {
     running: Vec<Running>,
     idle: Idle,
     /// Beginnings on disk, as long as they can be used.
-    disk: Option<DiskPrefixes>,
+    disk: Option<MeasuredPrefixCache>,
     /// Scratch of prompt passes, which may be under way, and of answers.
     prompts: Runner,
     answers: Runner,
@@ -194,7 +196,11 @@ impl Scheduler {
             waiting: Vec::new(),
             running: Vec::new(),
             idle: Idle::default(),
-            disk: options.prefix_cache.as_ref().map(DiskPrefixes::open).transpose()?,
+            disk: options
+                .prefix_cache
+                .as_ref()
+                .map(MeasuredPrefixCache::open)
+                .transpose()?,
             prompts: Runner::new(engine),
             answers: Runner::new(engine),
             prompt_pass: None,
@@ -248,7 +254,7 @@ impl Scheduler {
 
     /// What the prefix cache on disk has been used for, where there is one.
     pub fn prefix_report(&self) -> Option<&PrefixReport> {
-        self.disk.as_ref().map(DiskPrefixes::report)
+        self.disk.as_ref().map(MeasuredPrefixCache::report)
     }
 
     /// The sequence of a request that reads, answers or is parked.
@@ -302,8 +308,7 @@ impl Scheduler {
         match self.is_in_pass(id) {
             false => {
                 self.is_blocked = false;
-                let ended = self.running.remove(place);
-                self.idle.keep(ended.sequence, ended.stored_tokens);
+                self.retire(place);
             }
             true => self.leave_pass(place),
         }
@@ -316,7 +321,13 @@ impl Scheduler {
         let Some(place) = self.running.iter().position(|running| running.id == id) else {
             return false;
         };
-        self.stop_answer(place, StopReason::Interrupted, tell)
+        let running = &mut self.running[place];
+        let Some((reused_tokens, answer)) = running.take_answer() else {
+            return false;
+        };
+        let report = running.report(reused_tokens, answer, StopReason::Interrupted);
+        self.end(vec![(place, End::Finished(report))], tell);
+        true
     }
 
     /// Moves the pages of a request to farther tiers and gives its place to others, until [`resume`](Self::resume) is called.
@@ -360,6 +371,12 @@ impl Scheduler {
             is_held,
         });
         Ok(())
+    }
+
+    /// Removes a request that has a place; its sequence becomes idle.
+    fn retire(&mut self, place: usize) {
+        let ended = self.running.remove(place);
+        self.idle.keep(ended.sequence, ended.stored_tokens);
     }
 
     fn enqueue(&mut self, waiting: Waiting) {

@@ -8,6 +8,7 @@ use crate::pass::{Failure, Work};
 use crate::scheduler::answers::End;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Part, PromptPass, Running, Scheduler, Stage, Waiting};
+use crate::sequence::common_prefix;
 use crate::{EngineError, PrefillProgress, Sequence};
 
 impl Scheduler {
@@ -136,8 +137,7 @@ impl Scheduler {
             let mut work = work_of(&mut self.running, &under_way.parts);
             self.prompts.abandon(under_way.pass, &mut work);
             drop(work);
-            let ended = self.running.remove(place);
-            self.idle.keep(ended.sequence, ended.stored_tokens);
+            self.retire(place);
             return;
         }
         // Its rows go on without attention.
@@ -180,9 +180,8 @@ fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<
         .iter()
         .filter(|waiting| waiting.parked.is_none())
         .map(|waiting| {
-            let mut alike = prompt.iter().zip(&waiting.request.tokens);
-            let alike = alike.by_ref().take_while(|(a, b)| a == b).count();
-            alike.min(waiting.request.tokens.len() - 1) / step * step
+            let other = &waiting.request.tokens;
+            common_prefix(prompt, other).min(other.len() - 1) / step * step
         });
     let cuts = shared.chain(sequence.prefix_cuts(prompt.len()));
     cuts.filter(|cut| *cut > known && *cut < prompt.len()).min()

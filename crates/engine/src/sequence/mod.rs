@@ -4,6 +4,7 @@ pub(crate) mod block_means;
 mod checkpoint;
 pub(crate) mod eviction;
 mod fork;
+pub(crate) mod measured_prefix_cache;
 pub(crate) mod placement;
 pub(crate) mod prefix;
 pub(crate) mod recurrence;
@@ -230,7 +231,7 @@ impl Sequence {
 
     /// Tokens that the sequence and `tokens` begin with alike.
     pub fn shared_with(&self, tokens: &[u32]) -> usize {
-        self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count()
+        common_prefix(&self.tokens, tokens)
     }
 
     /// Forgets tokens after the first `tokens`, and as many before them as cannot be gone back to. Returns the forgotten tokens of
@@ -339,4 +340,9 @@ impl Sequence {
             }),
         }
     }
+}
+
+/// Number of leading tokens that two texts have in common.
+pub(crate) fn common_prefix(left: &[u32], right: &[u32]) -> usize {
+    left.iter().zip(right).take_while(|(a, b)| a == b).count()
 }

@@ -1,52 +1,17 @@
 //! Beginnings that were read before, by this process or another.
 
-use std::path::PathBuf;
-use std::time::Instant;
-
 use riffle_kv::PrefixCache;
 use riffle_model::RecurrentState;
-use serde::Serialize;
 
 use crate::origin::Origin;
 use crate::sequence::sliding::lcm;
 use crate::{EngineError, EngineOptions, Sequence};
-
-/// Bytes a prefix cache's pages take at most unless the caller says.
-pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
 
 /// Tokens after which the state of recurrent layers is kept on the way.
 const STATE_TOKENS: usize = 16 << 10;
 
 /// Tokens that recurrent layers take in together: batches of whole steps give the same bits however they are cut.
 const RECURRENT_STEP: usize = 64;
-
-/// A folder of beginnings.
-#[derive(Debug, Clone)]
-pub struct PrefixCacheOptions {
-    /// The folder; it is made if it is not there.
-    pub folder: PathBuf,
-    /// Bytes its pages take at most.
-    pub budget_bytes: u64,
-}
-
-/// What a prefix cache did in a run.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct PrefixReport {
-    /// Its folder.
-    pub folder: String,
-    /// Tokens of the prompt that came from it.
-    pub found_tokens: usize,
-    /// Milliseconds that took.
-    pub load_ms: f64,
-    /// Pages of tokens that had changed on disk and were removed; they were read from the prompt again.
-    pub damaged_blocks: usize,
-    /// Tokens of the prompt that it keeps now.
-    pub kept_tokens: usize,
-    /// Milliseconds it took to keep them.
-    pub store_ms: f64,
-    /// Bytes its pages take now.
-    pub bytes: u64,
-}
 
 /// A beginning that a prefix cache keeps and a sequence is being filled with.
 pub(crate) struct PrefixSearch {
@@ -57,46 +22,6 @@ pub(crate) struct PrefixSearch {
     state: Option<Vec<u8>>,
     /// Blocks and notes that had changed on disk and were removed.
     pub(crate) damaged_blocks: usize,
-}
-
-/// The prefix cache of a run.
-pub(crate) struct RunPrefix {
-    cache: PrefixCache,
-    pub(crate) report: PrefixReport,
-}
-
-impl RunPrefix {
-    pub(crate) fn open(options: &PrefixCacheOptions) -> Result<Self, EngineError> {
-        Ok(Self {
-            cache: PrefixCache::open(&options.folder, options.budget_bytes)?,
-            report: PrefixReport {
-                folder: options.folder.display().to_string(),
-                ..PrefixReport::default()
-            },
-        })
-    }
-
-    /// [`Sequence::fill_prefix`], measured.
-    pub(crate) fn fill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<usize, EngineError> {
-        sequence.engine().fingerprint()?;
-        let start = Instant::now();
-        let damaged = sequence.fill_prefix(&self.cache, tokens)?;
-        self.report.load_ms = start.elapsed().as_secs_f64() * 1e3;
-        self.report.damaged_blocks = damaged;
-        self.report.found_tokens = sequence.tokens().len();
-        Ok(self.report.found_tokens)
-    }
-
-    /// [`Sequence::store_prefix`], measured.
-    pub(crate) fn store(&mut self, sequence: &Sequence) -> Result<(), EngineError> {
-        let start = Instant::now();
-        let stored = sequence.store_prefix(&self.cache)?;
-        self.report.store_ms = start.elapsed().as_secs_f64() * 1e3;
-        // With a window only what was kept on the way is there.
-        self.report.kept_tokens = self.report.kept_tokens.max(stored.0);
-        self.report.bytes = stored.1;
-        Ok(())
-    }
 }
 
 impl Sequence {

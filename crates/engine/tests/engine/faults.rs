@@ -1,163 +1,31 @@
 //! Sequences of one engine whose memory and disk fail at random: budgets hold, who fails holds what it held before, and all others
 //! have the bits of a sequence alone without faults.
 
+mod breaking;
+mod member;
+
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::fs::File;
 use std::ops::{ControlFlow, Range};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::testing::{fixture, prompt};
+use breaking::{Damage, NEVER, Refusing, open_files};
+use member::{Member, Move, SETTINGS, bits};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
-use riffle_engine::{
-    Checkpoint, Engine, EngineError, EngineOptions, Runner, Sequence, SequenceOptions, StreamWindow, Work,
-};
-use riffle_kv::{CpuDevice, Device, DeviceMemory, DiskTier, KvError, KvTiers, Outlook, PagePool};
+use riffle_engine::{Engine, EngineError, EngineOptions, Runner, Sequence, SequenceOptions, StreamWindow, Work};
+use riffle_kv::{DiskTier, KvError, KvTiers, Outlook, PagePool};
 use riffle_policy::Phase;
 
 const MOST_MEMBERS: usize = 8;
 const MOST_TOKENS: usize = 300;
 const STEPS: usize = 60;
-
-/// What a sequence runs under.
-#[derive(Debug)]
-struct Setting {
-    prefill: &'static str,
-    decode: &'static str,
-    /// Whether it keeps sinks and a window alone.
-    is_endless: bool,
-    /// Whether it lets go of tokens, so that it cannot go back to before.
-    lets_go: bool,
-    /// Whether its policies learn what a failed pass does not give back.
-    learns: bool,
-}
-
-const fn setting(prefill: &'static str, decode: &'static str) -> Setting {
-    Setting {
-        prefill,
-        decode,
-        is_endless: false,
-        lets_go: false,
-        learns: false,
-    }
-}
-
-const SETTINGS: [Setting; 6] = [
-    setting("full", "full"),
-    setting("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"),
-    setting(
-        "log-stride:window=16,landmarks=1,block=24",
-        "log-stride:window=16,landmarks=1,block=24",
-    ),
-    Setting {
-        lets_go: true,
-        ..setting("full", "streaming:sinks=4,window=40")
-    },
-    Setting {
-        lets_go: true,
-        learns: true,
-        ..setting("full", "h2o:budget=60,recent=16,observed=8")
-    },
-    Setting {
-        is_endless: true,
-        lets_go: true,
-        ..setting("full", "full")
-    },
-];
-
-/// Main memory that is refused after so many more allocations.
-#[derive(Debug)]
-struct Refusing {
-    left: AtomicU32,
-}
-
-const NEVER: u32 = u32::MAX;
-
-impl Device for Refusing {
-    fn reads_main_memory(&self) -> bool {
-        true
-    }
-
-    fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
-        let count = |left: u32| match left {
-            NEVER | 0 => None,
-            left => Some(left - 1),
-        };
-        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) {
-            Err(0) => Err(io::ErrorKind::OutOfMemory.into()),
-            _ => CpuDevice::new().allocate(bytes),
-        }
-    }
-}
-
-/// Bytes on disk that were changed, so that what reads them fails.
-struct Damage<'f> {
-    file: &'f File,
-    at: u64,
-    before: [u8; 32],
-}
-
-impl<'f> Damage<'f> {
-    fn new(file: &'f File, at: u64) -> Option<Self> {
-        let mut before = [0; 32];
-        file.read_exact_at(&mut before, at).ok()?;
-        file.write_all_at(&before.map(|byte| !byte), at).unwrap();
-        Some(Self { file, at, before })
-    }
-
-    /// Mends what was not written over meanwhile.
-    fn mend(&self) {
-        let mut now = [0; 32];
-        let read = self.file.read_exact_at(&mut now, self.at);
-        if read.is_ok() && now == self.before.map(|byte| !byte) {
-            self.file.write_all_at(&self.before, self.at).unwrap();
-        }
-    }
-}
-
-/// The files of a folder that this process has open; they have no names.
-fn open_files(folder: &Path) -> Vec<File> {
-    let open = std::fs::read_dir("/proc/self/fd").unwrap();
-    // All paths before any is opened: a file opened meanwhile would be listed again under its new number.
-    let paths = open.filter_map(|entry| Some(entry.ok()?.path()));
-    let is_ours = |path: &Path| {
-        let target = std::fs::read_link(path).ok();
-        target.is_some_and(|target| target.starts_with(folder))
-    };
-    let paths: Vec<_> = paths.filter(|path| is_ours(path)).collect();
-    let open = paths
-        .iter()
-        .map(|path| OpenOptions::new().read(true).write(true).open(path));
-    open.map(Result::unwrap).collect()
-}
-
-/// A sequence of the engine with faults, and one that does the same alone in memory.
-struct Member {
-    sequence: Sequence,
-    alone: Sequence,
-    /// Tokens of the prompt that are still to be read, and where it ends.
-    unread: Vec<u32>,
-    goal: usize,
-    setting: &'static Setting,
-    /// Whether its bits may differ: a pass failed of which policies have learned, or there was no room to let tokens go.
-    is_disturbed: bool,
-}
-
-/// What a member does in a pass.
-struct Move {
-    member: usize,
-    tokens: Vec<u32>,
-    phase: Phase,
-    /// Where it goes back to, and how many tokens stay.
-    draft: Option<(Checkpoint, usize)>,
-}
 
 struct Group {
     engine: Arc<Engine>,
@@ -197,25 +65,6 @@ fn options(format: Format) -> EngineOptions {
         value_format: format,
         ..Default::default()
     }
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|logit| logit.to_bits()).collect()
-}
-
-/// Reads tokens without faults and returns the logits of each.
-fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], phase: Phase, goal: usize) -> Vec<Vec<u32>> {
-    let work = Work {
-        sequence,
-        tokens,
-        phase,
-        goal,
-    };
-    let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
-    assert!(outcomes[0].is_none(), "{outcomes:?}");
-    let mut logits = Vec::new();
-    runner.logits(0..tokens.len(), &mut logits).unwrap();
-    logits.chunks(logits.len() / tokens.len()).map(bits).collect()
 }
 
 impl Group {
@@ -469,78 +318,6 @@ impl Group {
         for member in &self.members {
             assert_eq!(member.sequence.tokens(), member.alone.tokens());
         }
-    }
-}
-
-impl Member {
-    fn goal_of(&self, now: &Move) -> usize {
-        match now.phase {
-            Phase::Prefill => self.goal,
-            Phase::Decode => self.sequence.tokens().len() + now.tokens.len(),
-        }
-    }
-
-    /// The sequence alone reads what was read, with the same logits; drafts are taken back. Returns how many were compared.
-    fn follow(&mut self, now: &Move, found: &[Vec<u32>], runner: &mut Runner) -> usize {
-        let start = self.alone.tokens().len();
-        if now.phase == Phase::Prefill {
-            let expected = read(runner, &mut self.alone, &now.tokens, now.phase, self.goal);
-            self.unread.drain(..now.tokens.len());
-            return self.check(&expected, found, start);
-        }
-        let kept = now.draft.as_ref().map_or(found.len(), |(_, kept)| *kept);
-        let read_one = |(at, (token, found)): (usize, (&u32, &Vec<u32>))| {
-            let expected = read(runner, &mut self.alone, &[*token], now.phase, at + 1);
-            self.check(&expected, std::slice::from_ref(found), at)
-        };
-        (start..)
-            .zip(now.tokens.iter().zip(found).take(kept))
-            .map(read_one)
-            .sum()
-    }
-
-    /// Compares what was read from token `at` on, where bits have to be equal; returns how many rows.
-    fn check(&mut self, expected: &[Vec<u32>], found: &[Vec<u32>], at: usize) -> usize {
-        let pages = [&self.sequence, &self.alone].map(|sequence| sequence.usage().pages);
-        self.is_disturbed |= self.setting.lets_go && pages[0] != pages[1];
-        if self.is_disturbed {
-            return 0;
-        }
-        assert!(expected == found, "token {at}, {:?}", self.setting);
-        found.len()
-    }
-
-    /// Reads generated tokens again, which recurrent layers did not give back.
-    fn read_again(&mut self, runner: &mut Runner, tokens: &[u32]) {
-        if tokens.is_empty() {
-            return;
-        }
-        let work = Work {
-            goal: self.sequence.tokens().len() + tokens.len(),
-            sequence: &mut self.sequence,
-            tokens,
-            phase: Phase::Decode,
-        };
-        let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
-        if outcomes[0].is_some() {
-            self.cut(0);
-        }
-    }
-
-    /// Both go back to the first tokens, or where tokens were let go to none.
-    fn cut(&mut self, tokens: usize) {
-        self.unread.clear();
-        let tokens = tokens.min(self.alone.tokens().len());
-        for sequence in [&mut self.sequence, &mut self.alone] {
-            // What has to be read again is left.
-            drop(sequence.truncate(tokens).unwrap());
-        }
-        if self.sequence.tokens().len() != self.alone.tokens().len() {
-            for sequence in [&mut self.sequence, &mut self.alone] {
-                assert!(sequence.truncate(0).unwrap().is_empty());
-            }
-        }
-        self.is_disturbed &= !self.sequence.tokens().is_empty();
     }
 }
 

@@ -69,11 +69,25 @@ fn alone(request: &Request) -> Generation {
             .map_or(options().decode, |sequence| sequence.decode.clone()),
         ..options()
     });
-    let mut session = Session::new(&engine).unwrap();
+    alone_on(&engine, request)
+}
+
+/// The answer of a session of its own on an engine.
+fn alone_on(engine: &Arc<Engine>, request: &Request) -> Generation {
+    let mut session = Session::new(engine).unwrap();
     session.prefill(&request.tokens, &mut go_on).unwrap();
     session
         .generate(&request.generate, &mut |_| ControlFlow::Continue(()))
         .unwrap()
+}
+
+/// Steps until so many tokens of answers have been told.
+fn write(scheduler: &mut Scheduler, tokens: usize) {
+    let mut written = 0;
+    while written < tokens {
+        let more = scheduler.step(&mut |event| written += usize::from(matches!(event, Event::Token(..))));
+        assert!(more.unwrap());
+    }
 }
 
 /// Steps until everything has ended; the generations and how many tokens of each prompt others had read.
@@ -199,12 +213,7 @@ fn an_answer_goes_on_between_the_chunks_of_a_prompt() {
     let short = scheduler
         .submit(request(tokens(&engine, "In the beginning ", 20), 200))
         .unwrap();
-    let mut written = 0;
-    while written < 3 {
-        scheduler
-            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
-            .unwrap();
-    }
+    write(&mut scheduler, 3);
     let long = scheduler
         .submit(request(tokens(&engine, "A long story that goes on. ", 1000), 1))
         .unwrap();
@@ -243,12 +252,7 @@ fn a_higher_priority_takes_a_place_and_the_parked_answer_goes_on_unchanged() {
             ..request(tokens(&engine, "Then said he ", 50), 5)
         };
         let first = scheduler.submit(slow.clone()).unwrap();
-        let mut written = 0;
-        while written < 5 {
-            scheduler
-                .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
-                .unwrap();
-        }
+        write(&mut scheduler, 5);
         let second = scheduler.submit(urgent.clone()).unwrap();
         let mut order = Vec::new();
         let mut generations = BTreeMap::new();
@@ -272,12 +276,7 @@ fn a_parked_answer_waits_until_it_is_resumed() {
     let mut scheduler = scheduler(&engine, 2);
     let wanted = request(tokens(&engine, "In the beginning ", 100), 12);
     let id = scheduler.submit(wanted.clone()).unwrap();
-    let mut written = 0;
-    while written < 4 {
-        scheduler
-            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
-            .unwrap();
-    }
+    write(&mut scheduler, 4);
     assert!(scheduler.park(id).unwrap());
     assert!(!scheduler.park(id).unwrap(), "it is parked already");
     assert!(!scheduler.step(&mut |_| panic!("nothing goes on")).unwrap());
@@ -408,12 +407,7 @@ fn a_request_without_room_for_a_further_sequence_does_not_stop_the_one_that_runs
         ..request(tokens(&engine, "Then said he ", 50), 3)
     };
     let first = scheduler.submit(slow.clone()).unwrap();
-    let mut written = 0;
-    while written < 3 {
-        scheduler
-            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
-            .unwrap();
-    }
+    write(&mut scheduler, 3);
     let second = scheduler.submit(urgent.clone()).unwrap();
     let found = finish_texts(&mut scheduler);
     assert_eq!(found[&first], alone(&slow));
@@ -427,12 +421,7 @@ fn an_answer_that_is_stopped_reports_what_was_written() {
     let wanted = request(tokens(&engine, "In the beginning ", 100), 12);
     let id = scheduler.submit(wanted.clone()).unwrap();
     assert!(!scheduler.stop(id, &mut |_| panic!("nothing is written yet")));
-    let mut written = 0;
-    while written < 4 {
-        scheduler
-            .step(&mut |event| written += usize::from(matches!(event, Event::Token(..))))
-            .unwrap();
-    }
+    write(&mut scheduler, 4);
     let mut report = None;
     assert!(scheduler.stop(id, &mut |event| match event {
         Event::Finished(ended, finished, sequence) if ended == id => {
@@ -476,9 +465,6 @@ fn more_answers_than_a_device_multiplies_alike_take_turns() {
     )
     .unwrap();
     for (id, request) in ids.iter().zip(&requests) {
-        let mut session = Session::new(&lonely).unwrap();
-        session.prefill(&request.tokens, &mut go_on).unwrap();
-        let alone = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
-        assert_eq!(found[id].0, alone.unwrap());
+        assert_eq!(found[id].0, alone_on(&lonely, request));
     }
 }

@@ -12,8 +12,8 @@ use riffle_kv::KvCache;
 use riffle_linear::WeightFormat;
 use serde::{Deserialize, Serialize};
 
-use crate::attention_rates::filled_cache;
-use crate::cells::{Cell, StepWatch, run_cells};
+use crate::attention_rates::{cells_of, filled_cache};
+use crate::cells::{StepWatch, run_cells};
 use crate::device_layer::{AheadRate, DevicePolicyRate, OffloadRate, ahead, median, offload, policy};
 use crate::journal::Journal;
 use crate::{AttentionCase, EvalError};
@@ -122,15 +122,7 @@ pub fn measure_device(
     let failed = |error: CudaError| EvalError::from(EngineError::from(error));
     let stream = Arc::new(gpu.stream().map_err(failed)?);
     let mut report = ceilings(gpu, &stream, sizes).map_err(failed)?;
-    let cells: Vec<Cell<AttentionCase>> = cases
-        .iter()
-        .map(|case| Cell {
-            name: case.name(),
-            tokens: case.tokens,
-            task: *case,
-        })
-        .collect();
-    report.rates = run_cells(&cells, journal, watch, &mut |case, _| {
+    report.rates = run_cells(&cells_of(cases), journal, watch, &mut |case, _| {
         let cache = filled_cache(case)?;
         measure(gpu, &stream, case, &cache, sizes.repeats, &report).map_err(failed)
     })?;

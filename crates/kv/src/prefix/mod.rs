@@ -86,15 +86,8 @@ impl PrefixCache {
     /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`].
     pub fn known_tokens(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Result<usize, KvError> {
         let _lock = self.lock()?;
-        let index = self.index()?;
-        let mut blocks = 0;
-        for block in Block::chain(shape, identity, tokens) {
-            if index.get(block.key)?.is_none() {
-                break;
-            }
-            blocks += 1;
-        }
-        Ok(blocks * shape.page_tokens)
+        let blocks = known_blocks(&self.index()?, Block::chain(shape, identity, tokens))?;
+        Ok(blocks.len() * shape.page_tokens)
     }
 
     /// Fills a cache with the longest beginning of `tokens` that is kept, in whole pages. What the cache holds of them already
@@ -154,13 +147,7 @@ impl PrefixCache {
     pub fn note(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Result<NoteFound, KvError> {
         let _lock = self.lock()?;
         let mut index = self.index()?;
-        let mut blocks = Vec::new();
-        for block in Block::chain(shape, identity, tokens) {
-            if index.get(block.key)?.is_none() {
-                break;
-            }
-            blocks.push(block);
-        }
+        let blocks = known_blocks(&index, Block::chain(shape, identity, tokens))?;
         let mut found = NoteFound::default();
         for (before, block) in blocks.iter().enumerate().rev() {
             let key = note_key(block.key);
@@ -366,6 +353,18 @@ fn is_block(path: &Path) -> bool {
         Ok(begin)
     });
     begin.is_ok_and(|begin| (KIND.matches)(&begin))
+}
+
+/// The leading blocks of `chain` that the index holds.
+fn known_blocks<'a>(index: &Index, chain: impl Iterator<Item = Block<'a>>) -> Result<Vec<Block<'a>>, KvError> {
+    let mut known = Vec::new();
+    for block in chain {
+        if index.get(block.key)?.is_none() {
+            break;
+        }
+        known.push(block);
+    }
+    Ok(known)
 }
 
 /// The keys of the whole pages that `tokens` begin with: each is a hash of what made them and of all tokens up to its end.

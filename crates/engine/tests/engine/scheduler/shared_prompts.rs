@@ -1,6 +1,5 @@
 //! Prompts that begin alike: read once, in memory, from files and from disk.
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use riffle_engine::{
     Session,
 };
 
-use super::{alone, engine, finish, options, request, scheduler, tokens};
+use super::{alone, alone_on, engine, finish, options, request, scheduler, tokens};
 use crate::testing::{fixture, go_on};
 
 /// What is asked about a long text: its tokens, and four questions with a few tokens each.
@@ -36,10 +35,8 @@ fn questions_about_one_text_share_the_state_of_recurrent_layers() {
     let later = scheduler.submit(requests[3].clone()).unwrap();
     found.extend(finish(&mut scheduler));
     for (number, (id, request)) in together.iter().chain([&later]).zip(&requests).enumerate() {
-        let mut session = Session::new(&hybrid(options())).unwrap();
-        session.prefill(&request.tokens, &mut go_on).unwrap();
-        let alone = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
-        assert_eq!(found[id].0, alone.unwrap(), "question {number}");
+        let alone = alone_on(&hybrid(options()), request);
+        assert_eq!(found[id].0, alone, "question {number}");
         let reused = found[id].1;
         // Whole pages, chunks and steps of 64 of the 700 tokens that all share.
         assert_eq!(reused, if number == 0 { 0 } else { 640 }, "question {number}");
@@ -65,10 +62,7 @@ fn beginnings_outlive_the_process_in_the_prefix_cache_on_disk() {
         let requests = questions(&load());
         let (mut alone, mut reused) = (Vec::new(), Vec::new());
         for request in &requests[..3] {
-            let mut session = Session::new(&load()).unwrap();
-            session.prefill(&request.tokens, &mut go_on).unwrap();
-            let generation = session.generate(&request.generate, &mut |_| ControlFlow::Continue(()));
-            alone.push(generation.unwrap());
+            alone.push(alone_on(&load(), request));
         }
         for number in 0..3 {
             // Another process, as far as memory goes.
@@ -173,9 +167,6 @@ fn a_sequence_from_a_file_serves_requests_from_the_one_pool() {
         assert!(scheduler.adopt(restored));
         let id = scheduler.submit(requests[1].clone()).unwrap();
         let found = finish(&mut scheduler);
-        let mut session = Session::new(&engine).unwrap();
-        session.prefill(&requests[1].tokens, &mut go_on).unwrap();
-        let alone = session.generate(&requests[1].generate, &mut |_| ControlFlow::Continue(()));
-        assert_eq!(found[&id], (alone.unwrap(), 640), "{model}");
+        assert_eq!(found[&id], (alone_on(&engine, &requests[1]), 640), "{model}");
     }
 }

@@ -1,0 +1,164 @@
+//! A sequence whose memory and disk fail, beside one that does the same without faults.
+
+use std::ops::ControlFlow;
+
+use riffle_engine::{Checkpoint, Runner, Sequence, Work};
+use riffle_policy::Phase;
+
+/// What a sequence runs under.
+#[derive(Debug)]
+pub(super) struct Setting {
+    pub(super) prefill: &'static str,
+    pub(super) decode: &'static str,
+    /// Whether it keeps sinks and a window alone.
+    pub(super) is_endless: bool,
+    /// Whether it lets go of tokens, so that it cannot go back to before.
+    pub(super) lets_go: bool,
+    /// Whether its policies learn what a failed pass does not give back.
+    pub(super) learns: bool,
+}
+
+const fn setting(prefill: &'static str, decode: &'static str) -> Setting {
+    Setting {
+        prefill,
+        decode,
+        is_endless: false,
+        lets_go: false,
+        learns: false,
+    }
+}
+
+pub(super) const SETTINGS: [Setting; 6] = [
+    setting("full", "full"),
+    setting("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"),
+    setting(
+        "log-stride:window=16,landmarks=1,block=24",
+        "log-stride:window=16,landmarks=1,block=24",
+    ),
+    Setting {
+        lets_go: true,
+        ..setting("full", "streaming:sinks=4,window=40")
+    },
+    Setting {
+        lets_go: true,
+        learns: true,
+        ..setting("full", "h2o:budget=60,recent=16,observed=8")
+    },
+    Setting {
+        is_endless: true,
+        lets_go: true,
+        ..setting("full", "full")
+    },
+];
+
+/// A sequence of the engine with faults, and one that does the same alone in memory.
+pub(super) struct Member {
+    pub(super) sequence: Sequence,
+    pub(super) alone: Sequence,
+    /// Tokens of the prompt that are still to be read, and where it ends.
+    pub(super) unread: Vec<u32>,
+    pub(super) goal: usize,
+    pub(super) setting: &'static Setting,
+    /// Whether its bits may differ: a pass failed of which policies have learned, or there was no room to let tokens go.
+    pub(super) is_disturbed: bool,
+}
+
+/// What a member does in a pass.
+pub(super) struct Move {
+    pub(super) member: usize,
+    pub(super) tokens: Vec<u32>,
+    pub(super) phase: Phase,
+    /// Where it goes back to, and how many tokens stay.
+    pub(super) draft: Option<(Checkpoint, usize)>,
+}
+
+impl Member {
+    pub(super) fn goal_of(&self, now: &Move) -> usize {
+        match now.phase {
+            Phase::Prefill => self.goal,
+            Phase::Decode => self.sequence.tokens().len() + now.tokens.len(),
+        }
+    }
+
+    /// The sequence alone reads what was read, with the same logits; drafts are taken back. Returns how many were compared.
+    pub(super) fn follow(&mut self, now: &Move, found: &[Vec<u32>], runner: &mut Runner) -> usize {
+        let start = self.alone.tokens().len();
+        if now.phase == Phase::Prefill {
+            let expected = read(runner, &mut self.alone, &now.tokens, now.phase, self.goal);
+            self.unread.drain(..now.tokens.len());
+            return self.check(&expected, found, start);
+        }
+        let kept = now.draft.as_ref().map_or(found.len(), |(_, kept)| *kept);
+        let read_one = |(at, (token, found)): (usize, (&u32, &Vec<u32>))| {
+            let expected = read(runner, &mut self.alone, &[*token], now.phase, at + 1);
+            self.check(&expected, std::slice::from_ref(found), at)
+        };
+        (start..)
+            .zip(now.tokens.iter().zip(found).take(kept))
+            .map(read_one)
+            .sum()
+    }
+
+    /// Compares what was read from token `at` on, where bits have to be equal; returns how many rows.
+    fn check(&mut self, expected: &[Vec<u32>], found: &[Vec<u32>], at: usize) -> usize {
+        let pages = [&self.sequence, &self.alone].map(|sequence| sequence.usage().pages);
+        self.is_disturbed |= self.setting.lets_go && pages[0] != pages[1];
+        if self.is_disturbed {
+            return 0;
+        }
+        assert!(expected == found, "token {at}, {:?}", self.setting);
+        found.len()
+    }
+
+    /// Reads generated tokens again, which recurrent layers did not give back.
+    pub(super) fn read_again(&mut self, runner: &mut Runner, tokens: &[u32]) {
+        if tokens.is_empty() {
+            return;
+        }
+        let work = Work {
+            goal: self.sequence.tokens().len() + tokens.len(),
+            sequence: &mut self.sequence,
+            tokens,
+            phase: Phase::Decode,
+        };
+        let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
+        if outcomes[0].is_some() {
+            self.cut(0);
+        }
+    }
+
+    /// Both go back to the first tokens, or where tokens were let go to none.
+    pub(super) fn cut(&mut self, tokens: usize) {
+        self.unread.clear();
+        let tokens = tokens.min(self.alone.tokens().len());
+        for sequence in [&mut self.sequence, &mut self.alone] {
+            // What has to be read again is left.
+            drop(sequence.truncate(tokens).unwrap());
+        }
+        if self.sequence.tokens().len() != self.alone.tokens().len() {
+            for sequence in [&mut self.sequence, &mut self.alone] {
+                assert!(sequence.truncate(0).unwrap().is_empty());
+            }
+        }
+        self.is_disturbed &= !self.sequence.tokens().is_empty();
+    }
+}
+
+pub(super) fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Reads tokens without faults and returns the logits of each.
+fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], phase: Phase, goal: usize) -> Vec<Vec<u32>> {
+    let work = Work {
+        sequence,
+        tokens,
+        phase,
+        goal,
+    };
+    let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(outcomes[0].is_none(), "{outcomes:?}");
+    let mut logits = Vec::new();
+    runner.logits(0..tokens.len(), &mut logits).unwrap();
+    logits.chunks(logits.len() / tokens.len()).map(bits).collect()
+}
