@@ -161,6 +161,11 @@ pub(crate) struct EngineArguments {
         help_heading = "Attention policies"
     )]
     pub(crate) decode: String,
+    /// Read a prompt with fewer tokens: the upper half of the layers reads this share of the tokens, those that the prompt's end
+    /// attends to (FastKV). Lossy, for one question at the end of a text: a later question may ask for what was left out. With
+    /// layers=N the first N layers read every token
+    #[arg(long, value_name = "SHARE[,layers=N]", conflicts_with_all = ["auto", "audit", "window_size"], help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) select_tokens: Option<String>,
     /// Policies of layers and heads from a TOML file, as riffle calibrate writes it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) profile: Option<PathBuf>,

@@ -49,6 +49,7 @@ mod run;
 mod scheduler;
 mod sequence;
 mod session;
+mod token_selection;
 
 pub use answer::generate::{GenerateOptions, Generation, StopReason};
 pub use answer::sampler::{Sampler, SamplingOptions};
@@ -77,3 +78,4 @@ pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;
 pub use sequence::{Checkpoint, Sequence, SequenceOptions};
 pub use session::Session;
+pub use token_selection::TokenSelection;

@@ -53,6 +53,9 @@ impl EngineOptions {
 
 /// Why no device computes a model under these options.
 fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError> {
+    if let Some(selection) = &options.token_selection {
+        return Some(selection.refuse("a device reads every token in every layer"));
+    }
     if let Some(shape) = config.recurrent.as_ref().filter(|shape| shape.key_dim > 256) {
         return Some(EngineError::option(
             "--device",

@@ -7,7 +7,7 @@ use riffle_model::{Activations, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::pass::rotation::Rotation;
-use crate::{EngineError, PromptText, StreamWindow};
+use crate::{EngineError, PromptText, StreamWindow, TokenSelection};
 
 /// How a model is run: context, batches, cache formats and policies.
 #[derive(Debug, Clone)]
@@ -47,6 +47,9 @@ pub struct EngineOptions {
     pub prefill: PolicyRules,
     /// Policies that choose what generated tokens read.
     pub decode: PolicyRules,
+    /// Layers above the middle read only the tokens that the end of a prompt attends to. It holds for prompts that empty sequences
+    /// read; `None` reads every token in every layer.
+    pub token_selection: Option<TokenSelection>,
     /// What attention and estimates cost on this machine, for the guards of short prompts.
     pub cost: CostModel,
     /// Compare sampled queries with exact attention ([`Sequence::audit`](crate::Sequence::audit)).
@@ -86,6 +89,7 @@ impl Default for EngineOptions {
             keeps_beginnings: false,
             prefill: PolicySpec::full().into(),
             decode: PolicySpec::full().into(),
+            token_selection: None,
             cost: CostModel::default(),
             audit: false,
             auto_target: None,

@@ -35,6 +35,9 @@ impl Origin {
         origin.add("--page-tokens", options.page_tokens.to_string());
         let auto = options.auto_target.map(|target| format!("auto {target}"));
         origin.add("--prefill", auto.unwrap_or_else(|| rules_text(&sequence.prefill)));
+        if let Some(selection) = options.token_selection {
+            origin.add("--select-tokens", selection.to_string());
+        }
         let rotation = engine.resolved().rotation;
         origin.add(
             "--kv-rotate",

@@ -220,6 +220,15 @@ impl Session {
         mut take: Option<&mut TakeLogits<'_>>,
     ) -> Result<(), EngineError> {
         self.sequence.begin_prompt(tokens)?;
+        let selection = self.engine().options().token_selection;
+        if let Some(selection) = selection.filter(|_| self.tokens().is_empty()) {
+            if take.is_some() {
+                return Err(selection.refuse("upper layers have no logits of tokens that they do not read"));
+            }
+            self.runner
+                .read_selected(&mut self.sequence, tokens, &selection, observe)?;
+            return self.take_last_logits();
+        }
         let goal = self.tokens().len() + tokens.len();
         let mut done = 0;
         for batch in tokens.chunks(self.sequence.batch_tokens()) {

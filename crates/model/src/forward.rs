@@ -113,6 +113,31 @@ impl HostForward {
         }
     }
 
+    /// Hidden states of the batch after the layers that it has been through, `[rows, hidden_size]`.
+    pub fn hidden(&self) -> &[f32] {
+        &self.hidden
+    }
+
+    /// Begins a batch with hidden states, `[rows, hidden_size]`, that [`hidden`](Self::hidden) gave for its tokens. It goes on at
+    /// the layer after those that they have been through.
+    ///
+    /// # Errors
+    /// As [`Forward::embed`]; [`ModelError::BufferLength`] for states of another length.
+    pub fn resume(&mut self, batch: &Batch, hidden: &[f32]) -> Result<(), ModelError> {
+        batch.check(self.model.config.vocab_size, self.workspace.batch_tokens())?;
+        ModelError::check_length("hidden", batch.rows() * self.model.config.hidden_size, hidden.len())?;
+        self.hidden.clear();
+        self.hidden.extend_from_slice(hidden);
+        self.begin(batch);
+        Ok(())
+    }
+
+    fn begin(&mut self, batch: &Batch) {
+        self.workspace.rotary_tables.iter_mut().for_each(RotaryTable::clear);
+        self.batch = Some(batch.clone());
+        self.progress = LayerProgress::new(batch.rows());
+    }
+
     /// Bytes it holds beside the hidden states: those that [`scratch_bytes`](crate::scratch_bytes) says.
     pub fn scratch_bytes(&self) -> u64 {
         self.workspace.bytes()
@@ -128,9 +153,7 @@ impl Forward for HostForward {
         batch.check(self.model.config.vocab_size, self.workspace.batch_tokens())?;
         self.hidden.resize(batch.rows() * self.model.config.hidden_size, 0.0);
         self.model.embed(batch.tokens(), &mut self.hidden);
-        self.workspace.rotary_tables.iter_mut().for_each(RotaryTable::clear);
-        self.batch = Some(batch.clone());
-        self.progress = LayerProgress::new(batch.rows());
+        self.begin(batch);
         Ok(())
     }
 

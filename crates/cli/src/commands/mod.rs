@@ -52,6 +52,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         cost: profile.cost,
         audit: arguments.audit,
         auto_target: arguments.auto,
+        token_selection: arguments.select_tokens.as_deref().map(str::parse).transpose()?,
         kv_tiers: KvTiers {
             device_budget_bytes: arguments.kv_device_budget.unwrap_or(0),
             ram_budget_bytes: arguments.kv_ram_budget,

@@ -200,6 +200,12 @@ impl<'a> SequenceAttention<'a> {
         counts
     }
 
+    /// The mass that queries which have been appended give each token of the layer, `[tokens]`, summed over rows and heads.
+    pub(crate) fn token_mass(&mut self, input: &LayerRows<'_>) -> Result<Vec<f32>, EngineError> {
+        let chunk = Chunk::new(&self.step, input, 0..input.tokens);
+        reading::token_mass(self.cache, &chunk, &self.options)
+    }
+
     /// The first of two phases: the rows are appended, and all chunks read what they name of themselves, at once.
     pub(crate) fn attend_own(
         &mut self,

@@ -101,6 +101,14 @@ impl ModelForward {
         }
     }
 
+    /// A batch in main memory; `None` where a device computes.
+    pub(crate) fn host(&mut self) -> Option<&mut HostForward> {
+        match self {
+            Self::Host(forward) => Some(forward),
+            Self::Device(_) => None,
+        }
+    }
+
     /// Projects rows of a batch in a layer and rotates them as caches hold them; false for a recurrent layer, which has nothing to
     /// attend to.
     pub(crate) fn project(

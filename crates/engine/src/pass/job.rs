@@ -1,15 +1,17 @@
 //! A pass under way, which can wait between two pieces.
 
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use riffle_attention::Partial;
-use riffle_model::{Batch, RecurrentState, SegmentTokens};
+use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::pass::attention_step::SequenceAttention;
 use crate::pass::compute::ProjectedLayer;
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::round::{Part, attend_round};
+use crate::pass::selected::SelectedRows;
 use crate::pass::{Failure, Runner, Work};
 use crate::sequence::placement::{Position, Slot};
 use crate::{EngineError, Sequence};
@@ -20,7 +22,10 @@ pub(crate) struct Pass {
     /// Rows whose linear work is done in one piece.
     blocks: Vec<Range<usize>>,
     layer: usize,
+    /// Where it ends.
     layers: usize,
+    /// States of segments of the batch that are not one for each sequence, of models without recurrent layers.
+    empty_states: Vec<RecurrentState>,
     stage: Stage,
     /// Of the layer under way.
     rounds: Vec<Round>,
@@ -72,9 +77,19 @@ impl Pass {
         (self.layer as f64 + done as f64 / of.max(1) as f64) / self.layers as f64
     }
 
+    /// Layers that are done since `first`, with the part of the one under way.
+    pub(crate) fn layers_done(&self, first: usize) -> f64 {
+        self.share_done() * self.layers as f64 - first as f64
+    }
+
     /// Tokens that its first sequence held before.
     pub(crate) fn tokens_before(&self) -> usize {
         self.segments.first().map_or(0, |segment| segment.start)
+    }
+
+    /// Why its first sequence did not get through, if it did not.
+    pub(crate) fn take_failure(&mut self) -> Option<EngineError> {
+        self.segments.first_mut()?.failure.take()
     }
 
     /// Gives up the work of one sequence; that of the others goes on.
@@ -86,6 +101,12 @@ impl Pass {
 impl Runner {
     /// Begins a pass; the calls that take it on get the same work.
     pub(crate) fn begin(&mut self, work: &mut [Work<'_>]) -> Result<Pass, EngineError> {
+        let layers = self.engine.model().config().layers;
+        self.begin_layers(work, layers)
+    }
+
+    /// Begins a pass through the first `layers` layers.
+    pub(crate) fn begin_layers(&mut self, work: &mut [Work<'_>], layers: usize) -> Result<Pass, EngineError> {
         let mut segments = Vec::with_capacity(work.len());
         let mut rows = 0;
         for work in work.iter_mut() {
@@ -118,8 +139,7 @@ impl Runner {
             }
         });
         let batch = Batch::new(parts)?;
-        let config = self.engine.model().config();
-        let (layers, chunk_tokens) = (config.layers, self.engine.options().chunk_tokens);
+        let chunk_tokens = self.engine.options().chunk_tokens;
         let forward = self.forward_for(rows)?.as_dyn();
         forward.embed(&batch)?;
         let blocks = forward.row_blocks(chunk_tokens);
@@ -129,9 +149,52 @@ impl Runner {
             blocks,
             layer: 0,
             layers,
+            empty_states: Vec::new(),
             stage: Stage::Project(0),
             rounds: Vec::new(),
         })
+    }
+
+    /// Begins a pass of selected tokens of one prompt through the layers from `layer` on.
+    pub(crate) fn begin_selected(&mut self, rows: &SelectedRows<'_>, layer: usize) -> Result<Pass, EngineError> {
+        let engine = Arc::clone(&self.engine);
+        let (config, chunk_tokens) = (engine.model().config(), engine.options().chunk_tokens);
+        let batch = rows.batch()?;
+        let Some(forward) = self.forward_for(batch.rows())?.host() else {
+            unreachable!("options refuse a device beside a selection of tokens")
+        };
+        forward.resume(&batch, rows.hidden)?;
+        let blocks = forward.row_blocks(chunk_tokens);
+        self.rows = batch.rows();
+        Ok(Pass {
+            segments: vec![Segment {
+                rows: 0..batch.rows(),
+                start: 0,
+                slot: Slot(rows.first),
+                phase: Phase::Prefill,
+                goal: rows.goal,
+                own: Vec::new(),
+                failure: None,
+                lost: Vec::new(),
+            }],
+            blocks,
+            layer,
+            layers: config.layers,
+            empty_states: vec![RecurrentState::new(config); batch.segments().len()],
+            stage: Stage::Project(0),
+            rounds: Vec::new(),
+        })
+    }
+
+    /// Queries of the last `count` rows of the batch, `[count, heads, head_dim]`, where the layer that is `layer` is about to attend.
+    pub(crate) fn last_queries(&mut self, pass: &Pass, layer: usize, count: usize) -> Option<Vec<f32>> {
+        if pass.layer != layer || !matches!(pass.stage, Stage::Attend(0)) {
+            return None;
+        }
+        let rows = self.rows;
+        let queries = self.forward.as_mut()?.projected()?.queries;
+        let width = queries.len() / rows;
+        Some(queries[(rows - count) * width..].to_vec())
     }
 
     /// Does the next piece of a pass; breaks when there is none left.
@@ -287,7 +350,10 @@ impl Runner {
             unreachable!("the pass has begun")
         };
         let states = work.iter_mut().map(|work| &mut work.sequence.recurrence.state);
-        let mut states: Vec<&mut RecurrentState> = states.collect();
+        let mut states: Vec<&mut RecurrentState> = match &mut *pass.empty_states {
+            [] => states.collect(),
+            empty => empty.iter_mut().collect(),
+        };
         let rows = pass.blocks[block].clone();
         forward.as_dyn().finish(pass.layer, rows, &mut states)?;
         if block + 1 < pass.blocks.len() {

@@ -21,6 +21,7 @@ mod means;
 pub(crate) mod reading;
 pub(crate) mod rotation;
 mod round;
+mod selected;
 pub(crate) mod tiles;
 
 use std::ops::{ControlFlow, Range};

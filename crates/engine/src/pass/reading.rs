@@ -199,7 +199,47 @@ pub(crate) fn observe(
         return Ok(());
     }
     let wanted = wanted_by(cache, chunk, &heads, selections);
-    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
+    add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
+    tell(policies, chunk, &heads);
+    Ok(())
+}
+
+/// The mass that all queries of a chunk give each token under full attention, `[tokens]`: summed over rows and heads in their order.
+pub(crate) fn token_mass(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    options: &AttendOptions<'_>,
+) -> Result<Vec<f32>, EngineError> {
+    let queries: Vec<(usize, QueryTile<'_>)> = chunk.tiles.iter().map(|tile| (tile.kv_head, tile.queries)).collect();
+    let partial = |(_, tile): &(usize, QueryTile<'_>)| Partial::new(tile.rows, tile.group, tile.head_dim);
+    let mut partials: Vec<Partial> = queries.iter().map(partial).collect();
+    attend_everything(cache, chunk, &queries, options, &mut partials)?;
+    let heads = chunk.contexts.iter().filter_map(|context| {
+        let first = context.tokens - chunk.tokens.len();
+        Observed::new(chunk, context, first, Some(&partials))
+    });
+    let mut heads: Vec<Observed<'_>> = heads.collect();
+    let everything = vec![Selection::full(chunk.end()); queries.len()];
+    add_masses(cache, chunk, &mut heads, None, ([&[], &everything], options))?;
+    let mut total = vec![0.0; chunk.end()];
+    for head in &heads {
+        total
+            .iter_mut()
+            .zip(&head.mass)
+            .for_each(|(total, mass)| *total += mass);
+    }
+    Ok(total)
+}
+
+/// Adds the mass of observed queries, under what they read, to [`Observed::mass`]. `wanted` are the pages that hold it.
+fn add_masses(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    heads: &mut [Observed<'_>],
+    wanted: Option<&[Vec<Span>]>,
+    (selections, options): ([&[Selection]; 2], &AttendOptions<'_>),
+) -> Result<(), EngineError> {
+    cache.stream::<EngineError>(chunk.layer, wanted, None, &mut |pages| {
         let pages = cut(pages, chunk);
         heads.par_iter_mut().try_for_each(|head| {
             let kv = KvView {
@@ -218,9 +258,7 @@ pub(crate) fn observe(
             }
             Ok(())
         })
-    })?;
-    tell(policies, chunk, &heads);
-    Ok(())
+    })
 }
 
 /// What the policies of a chunk's layer ask for; without `partials` the log-sum-exp of what was read lies elsewhere.

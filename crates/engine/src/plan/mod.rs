@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::sequence::recurrence::Recurrence;
 use crate::sequence::sliding::SlidingLayers;
-use crate::{EngineError, EngineOptions};
+use crate::{EngineError, EngineOptions, TokenSelection};
 
 pub use bytes::{available_memory_bytes, human_bytes};
 pub use device::DevicePlan;
@@ -185,6 +185,9 @@ impl Planner<'_> {
 
     pub(crate) fn plan_only(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         options.validate()?;
+        if let Some(selection) = &options.token_selection {
+            selection.check(self.config, options)?;
+        }
         let (config, available_bytes) = (self.config, self.available_bytes);
         let asked = options.context_for(config.max_position)?;
         let shape = cache_shape(config, options);
@@ -322,8 +325,11 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         1 => 0,
         rows => riffle_model::scratch_bytes(config, rows) + (rows * config.hidden_size * size_of::<f32>()) as u64,
     };
+    let selection = options.token_selection.as_ref();
+    let hidden = selection.map_or(0, |_| TokenSelection::hidden_bytes(config, options, context));
     riffle_model::scratch_bytes(config, batch)
         + answers
+        + hidden
         + (floats * size_of::<f32>()) as u64
         + sequences(options) * kept
 }

@@ -162,6 +162,9 @@ impl Scheduler {
     /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] when the folder of the disk tier or of the prefix
     /// cache cannot be written to.
     pub fn new(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Self, EngineError> {
+        if let Some(selection) = engine.options().token_selection {
+            return Err(selection.refuse("requests that share an engine read every token in every layer"));
+        }
         if options.most_running == 0 {
             return Err(EngineError::option(
                 "--sequences",

@@ -48,6 +48,16 @@ impl Evicted {
         self.evicted_tokens[layer * shape.kv_heads + kv_head] += tokens;
     }
 
+    /// Counts tokens that every head of some layers has never held, of a sequence of `length` tokens.
+    pub(crate) fn add_unread(&mut self, shape: &CacheShape, layers: &[usize], tokens: usize, length: usize) {
+        for layer in layers {
+            for kv_head in 0..shape.kv_heads {
+                self.add(shape, *layer, kv_head, tokens);
+            }
+        }
+        self.since = length;
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.evicted_tokens.is_empty()
     }

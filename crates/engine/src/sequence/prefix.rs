@@ -234,6 +234,11 @@ impl Sequence {
 
     /// Refuses policies that pages of another sequence cannot serve.
     pub(crate) fn check_prefix(&self) -> Result<(), EngineError> {
+        if let Some(selection) = self.engine.options().token_selection {
+            return Err(
+                selection.refuse("the keys that it leaves depend on a prompt's end, so no other prompt can use them")
+            );
+        }
         let options = &self.options;
         let phases = [(&self.prefill, &options.prefill), (&self.decode, &options.decode)];
         for (policies, rules) in phases {

@@ -25,5 +25,6 @@ mod sliding;
 #[path = "../testing/mod.rs"]
 mod testing;
 mod tiers;
+mod token_selection;
 #[path = "../../../kv/tests/testing/unhurried.rs"]
 mod unhurried;

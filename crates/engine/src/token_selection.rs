@@ -1,0 +1,212 @@
+//! Token-selective prefill: upper layers read only the tokens that the end of a prompt attends to.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use riffle_model::ModelConfig;
+
+use crate::{EngineError, EngineOptions};
+
+/// The option that sets a selection.
+const OPTION: &str = "--select-tokens";
+
+/// First tokens of a prompt that the upper layers always read: attention sinks.
+const SINK_TOKENS: usize = 4;
+
+/// Which tokens of a prompt the upper layers of a model read. Linear layers and attention of the upper layers cost less in
+/// proportion, and these layers keep keys and values of the selected tokens alone.
+///
+/// The lower layers read all tokens. In the last of them the queries of the latest tokens attend to the whole prompt; the mass of
+/// each token, averaged over its neighbours, ranks the tokens. It is lossy: what a later question asks for may not be among the
+/// selected tokens. Method: FastKV, Jo et al. 2025, arXiv:2502.01068.
+///
+/// ```
+/// use riffle_engine::TokenSelection;
+///
+/// let selection: TokenSelection = "0.2,layers=14".parse()?;
+/// assert_eq!((selection.share, selection.lower_layers), (0.2, Some(14)));
+/// assert!("1.5".parse::<TokenSelection>().is_err());
+/// # Ok::<(), riffle_engine::EngineError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenSelection {
+    /// Share of a prompt's tokens that the upper layers read, above 0 and at most 1.
+    pub share: f64,
+    /// Layers that read all tokens; `None` is half of the model's.
+    pub lower_layers: Option<usize>,
+    /// Latest tokens of the prompt whose queries rank the tokens; the upper layers read all of them.
+    pub observed_tokens: usize,
+    /// Neighbouring tokens over which masses are averaged before they are ranked, an odd number.
+    pub pooled_tokens: usize,
+}
+
+impl TokenSelection {
+    /// A selection of a share of the tokens, with the defaults of everything else.
+    pub fn of(share: f64) -> Self {
+        Self {
+            share,
+            lower_layers: None,
+            observed_tokens: 64,
+            pooled_tokens: 31,
+        }
+    }
+
+    /// The layers that read the selected tokens alone.
+    pub(crate) fn upper_layers(&self, config: &ModelConfig) -> Range<usize> {
+        self.lower_layers.unwrap_or(config.layers / 2)..config.layers
+    }
+
+    /// Bytes of the hidden states that wait for the selection, of a prompt that fills the context.
+    pub(crate) fn hidden_bytes(config: &ModelConfig, options: &EngineOptions, context_tokens: usize) -> u64 {
+        let rows = context_tokens + options.batch_tokens.min(context_tokens);
+        (rows * config.hidden_size * size_of::<f32>()) as u64
+    }
+
+    /// Refuses models and options with which upper layers cannot read fewer tokens.
+    pub(crate) fn check(&self, config: &ModelConfig, options: &EngineOptions) -> Result<(), EngineError> {
+        let refused = |why: String| Err(EngineError::option(OPTION, self, why));
+        if config.recurrent.is_some() {
+            return refused("recurrent layers read every token: leave it out for this model".to_owned());
+        }
+        if config.windows.iter().any(Option::is_some) {
+            return refused(
+                "layers with a sliding window read neighbouring tokens: leave it out for this model".to_owned(),
+            );
+        }
+        let upper = self.upper_layers(config);
+        if upper.start == 0 || upper.is_empty() {
+            return refused(format!("layers must be from 1 to {} for this model", config.layers - 1));
+        }
+        let conflicts = [
+            (options.device.is_some(), "--device cuda"),
+            (options.window.is_some(), "--window-size"),
+            (options.audit, "--audit, which compares with all tokens"),
+            (options.auto_target.is_some(), "--auto, which compares with all tokens"),
+        ];
+        match conflicts.iter().find(|(is_set, _)| *is_set) {
+            Some((_, other)) => refused(format!("it does not go with {other}: leave one of them out")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses something that needs every token in every layer.
+    pub(crate) fn refuse(self, what: &str) -> EngineError {
+        EngineError::option(OPTION, self, format!("{what}: leave one of them out"))
+    }
+
+    /// The tokens that upper layers read, ascending, by the mass of every token. Ties go to the earlier token.
+    pub(crate) fn choose(&self, mass: &[f32]) -> Vec<usize> {
+        let tokens = mass.len();
+        let latest = tokens.saturating_sub(self.observed_tokens);
+        let always = |token: usize| token < SINK_TOKENS || token >= latest;
+        let asked = (tokens as f64 * self.share).ceil() as usize;
+        let mut chosen: Vec<usize> = (0..tokens).filter(|token| always(*token)).collect();
+        let pooled = pooled(mass, self.pooled_tokens / 2);
+        let mut ranked: Vec<usize> = (0..tokens).filter(|token| !always(*token)).collect();
+        ranked.sort_by(|a, b| pooled[*b].total_cmp(&pooled[*a]).then(a.cmp(b)));
+        ranked.truncate(asked.saturating_sub(chosen.len()));
+        chosen.extend(ranked);
+        chosen.sort_unstable();
+        chosen
+    }
+}
+
+/// The mean of each mass and `reach` neighbours on either side, in f64, so that sums do not depend on their order.
+fn pooled(mass: &[f32], reach: usize) -> Vec<f64> {
+    let means = (0..mass.len()).map(|token| {
+        let near = &mass[token.saturating_sub(reach)..(token + reach + 1).min(mass.len())];
+        near.iter().map(|mass| f64::from(*mass)).sum::<f64>() / near.len() as f64
+    });
+    means.collect()
+}
+
+impl fmt::Display for TokenSelection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.share)?;
+        if let Some(layers) = self.lower_layers {
+            write!(f, ",layers={layers}")?;
+        }
+        let defaults = Self::of(self.share);
+        if self.observed_tokens != defaults.observed_tokens {
+            write!(f, ",observed={}", self.observed_tokens)?;
+        }
+        if self.pooled_tokens != defaults.pooled_tokens {
+            write!(f, ",pooled={}", self.pooled_tokens)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for TokenSelection {
+    type Err = EngineError;
+
+    /// A share, and parameters behind it: `0.2`, `0.2,layers=14,observed=64,pooled=31`.
+    fn from_str(text: &str) -> Result<Self, EngineError> {
+        let bad = |why: &str| EngineError::option(OPTION, format!("{text:?}"), why);
+        let mut parts = text.split(',');
+        let share: f64 = parts.next().unwrap_or_default().trim().parse().unwrap_or(f64::NAN);
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(bad(
+                "it begins with a share of the tokens, above 0 and at most 1, e.g. 0.2",
+            ));
+        }
+        let mut selection = Self::of(share);
+        for part in parts {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let count = value.trim().parse().ok().filter(|count: &usize| *count > 0);
+            let count =
+                count.ok_or_else(|| bad("behind the share come layers=N, observed=N and pooled=N, each at least 1"))?;
+            match name.trim() {
+                "layers" => selection.lower_layers = Some(count),
+                "observed" => selection.observed_tokens = count,
+                "pooled" => selection.pooled_tokens = count,
+                _ => {
+                    return Err(bad(
+                        "behind the share come layers=N, observed=N and pooled=N, each at least 1",
+                    ));
+                }
+            }
+        }
+        Ok(selection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sinks_the_latest_tokens_and_those_of_the_largest_mass_are_chosen() {
+        let selection = TokenSelection {
+            observed_tokens: 3,
+            pooled_tokens: 3,
+            ..TokenSelection::of(0.5)
+        };
+        let mut mass = vec![0.0; 20];
+        mass[10] = 1.0;
+        // 4 sinks, 3 latest and 10 - 7 others: the token and its neighbours.
+        assert_eq!(selection.choose(&mass), [0, 1, 2, 3, 9, 10, 11, 17, 18, 19]);
+        // Without any difference the earlier tokens are chosen.
+        assert_eq!(selection.choose(&[0.0; 20]), [0, 1, 2, 3, 4, 5, 6, 17, 18, 19]);
+    }
+
+    #[test]
+    fn short_prompts_are_read_whole() {
+        let selection = TokenSelection::of(0.1);
+        assert_eq!(selection.choose(&[0.5; 60]), Vec::from_iter(0..60));
+        assert_eq!(TokenSelection::of(1.0).choose(&[0.5; 900]).len(), 900);
+    }
+
+    #[test]
+    fn a_selection_is_written_as_it_is_parsed() {
+        for text in ["0.2", "0.25,layers=3", "1,layers=1,observed=8,pooled=7"] {
+            let selection: TokenSelection = text.parse().unwrap();
+            assert_eq!(selection.to_string(), text);
+        }
+        for text in ["", "0", "nan", "1.01", "0.2,layers", "0.2,layers=0", "0.2,rows=3"] {
+            let error = text.parse::<TokenSelection>().unwrap_err().to_string();
+            assert!(error.contains("--select-tokens"), "{error}");
+        }
+    }
+}
