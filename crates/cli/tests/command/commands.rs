@@ -233,6 +233,41 @@ fn a_stretched_model_takes_a_longer_context() {
 }
 
 #[test]
+fn a_prompt_is_read_with_fewer_tokens_where_that_is_asked_for() {
+    let book = "In the beginning was the word, and the word was long. ".repeat(100);
+    let read = |selection: &[&str]| {
+        let mut arguments = vec!["--prompt", &book, "--raw", "-n", "4", "--json"];
+        arguments.extend(selection);
+        json(&stdout(&run_shipped(&arguments)))
+    };
+    let (whole, selected) = (read(&[]), read(&["--select-tokens", "0.2"]));
+    assert_eq!(selected["prompt_tokens"], whole["prompt_tokens"]);
+    assert_eq!(whole["density"], 1.0);
+    assert!(selected["density"].as_f64() < Some(0.5), "{}", selected["density"]);
+    assert!(selected["kv"]["pages"].as_u64() < whole["kv"]["pages"].as_u64());
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().to_str().expect("a path");
+    for (arguments, part) in [
+        (&["--select-tokens", "1.5"][..], "above 0 and at most 1"),
+        (&["--select-tokens", "0.2,layers=9"], "from 1 to 4"),
+        (&["--select-tokens", "0.2,rows=9"], "layers=N"),
+        (
+            &["--select-tokens", "0.2", "--prefix-cache", folder],
+            "leave one of them out",
+        ),
+        (
+            &["--select-tokens", "0.2", "--question", "Who?"],
+            "leave one of them out",
+        ),
+    ] {
+        let mut all = vec!["--prompt", "In the beginning", "-n", "1"];
+        all.extend(arguments);
+        let output = run_shipped(&all);
+        assert_refused(&output, 1, &["--select-tokens", part]);
+    }
+}
+
+#[test]
 fn inspect_shows_architecture_shapes_formats_and_tokenizer() {
     let model = shipped_model();
     let model = model.to_str().expect("a path");
