@@ -111,7 +111,8 @@ impl Reader {
         let learns = specs.any(|spec| !spec.info().traits.follows_from_keys);
         Ok(Self {
             session: Session::new(engine)?,
-            shares: !fresh && !learns && options.auto_target.is_none(),
+            // A selection of tokens follows from the end of a prompt.
+            shares: !fresh && !learns && options.auto_target.is_none() && options.token_selection.is_none(),
             learns,
         })
     }
