@@ -4,7 +4,6 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use crate::catalogue::check_phase;
 use crate::{KeyUse, Phase, PolicyError, PolicyShape, PolicySpec};
 
 /// Which policy each layer and KV head has in one phase: one for all, and rules for some. Where several rules match, the
@@ -38,10 +37,10 @@ impl PolicyRules {
     /// Refuses policies that do not select in this phase, or not in chunks this short.
     ///
     /// # Errors
-    /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`].
+    /// [`PolicyError::UnsupportedPhase`], [`PolicyError::DeltaInDecode`], [`PolicyError::ChunkTooShort`].
     pub fn check(&self, phase: Phase, chunk_tokens: usize) -> Result<(), PolicyError> {
         self.specs().try_for_each(|spec| {
-            check_phase(spec.info(), phase)?;
+            spec.check_phase(phase)?;
             spec.check_chunk(chunk_tokens)
         })
     }

@@ -119,7 +119,7 @@ impl CostModel {
             group: shape.group,
             tokens: 1 << 20,
         };
-        if !work_of(policy, &longest).has_estimate() {
+        if !work_of(policy, &longest).has_estimate() && policy.delta().is_none() {
             return Some(0);
         }
         let pays = |tokens: usize| self.relative_cost(policy, phase, shape, tokens, None) < 1.0;
@@ -136,7 +136,8 @@ impl CostModel {
     }
 
     /// The cost of a chunk (or a decode step) at the end of `tokens` under the policy, estimate included, as a share of
-    /// the cost of reading everything. `share` is the share of the pairs that the policy reads, where it was measured.
+    /// the cost of reading everything. `share` is the share of the pairs that the policy reads, where it was measured;
+    /// queries that read everything to correct others are among them.
     pub fn relative_cost(
         &self,
         policy: &PolicySpec,
@@ -160,7 +161,12 @@ impl CostModel {
             Phase::Prefill => chunk.pairs() * head_dim * self.attend_ns,
             Phase::Decode => tokens as f64 * head_dim * self.decode_ns,
         };
-        share.unwrap_or(work.share) + work.estimate_ns(self, head_dim) / dense_ns.max(f64::MIN_POSITIVE)
+        // Queries that correct others stand alone among the keys, as those of decode steps do.
+        let corrections = policy.delta().map_or(0.0, |delta| rows as f64 / delta as f64);
+        let corrections_ns = corrections * tokens as f64 * head_dim * self.decode_ns;
+        let dense_ns = dense_ns.max(f64::MIN_POSITIVE);
+        let share = share.unwrap_or(work.share + corrections_ns / dense_ns);
+        share + work.estimate_ns(self, head_dim) / dense_ns
     }
 
     /// Times the operations on this machine and thread, for about a second.

@@ -70,6 +70,12 @@ pub enum PolicyError {
         /// The phase it has.
         supported: Phase,
     },
+    /// A correction of attention to prompts is asked for where tokens are generated.
+    #[error("policy {policy}: delta corrects what a prompt reads; leave it out where tokens are generated")]
+    DeltaInDecode {
+        /// The policy.
+        policy: &'static str,
+    },
     /// The policy does something that its [`Traits`](crate::Traits) do not say, or the reverse.
     #[error(
         "policy {policy}: its traits say {data} is {said}, but {accessor}() says the opposite; correct its PolicyInfo or its SparsePolicy"

@@ -2,7 +2,6 @@
 
 use riffle_attention::{PageView, QueryTile, Selection, Span};
 
-use crate::catalogue::check_phase;
 use crate::{
     ColumnMass, Estimate, Estimated, KeyUse, LentScan, Phase, PolicyError, PolicyInfo, PolicySpec, SelectContext,
     SparsePolicy, Traits,
@@ -26,21 +25,23 @@ pub struct Policy {
     info: &'static PolicyInfo,
     summary_tokens: Option<usize>,
     dense_below: usize,
+    delta: Option<usize>,
     method: Box<dyn SparsePolicy>,
 }
 
 /// Makes the policy that `spec` names, which selects at every length.
 ///
 /// # Errors
-/// [`PolicyError::UnsupportedPhase`], [`PolicyError::WrongTraits`].
+/// [`PolicyError::UnsupportedPhase`], [`PolicyError::DeltaInDecode`], [`PolicyError::WrongTraits`].
 pub fn build(spec: &PolicySpec, phase: Phase) -> Result<Policy, PolicyError> {
-    check_phase(spec.info(), phase)?;
+    spec.check_phase(phase)?;
     let mut method = (spec.info().build)(spec.parameters());
     check_traits(spec.info(), &mut *method)?;
     Ok(Policy {
         info: spec.info(),
         summary_tokens: spec.summary_tokens(),
         dense_below: 0,
+        delta: spec.delta(),
         method,
     })
 }
@@ -92,6 +93,12 @@ impl Policy {
     /// Tokens in the blocks whose means it reads; `None` where it reads none.
     pub fn summary_tokens(&self) -> Option<usize> {
         self.summary_tokens
+    }
+
+    /// Distance of the queries that also read everything, at the positions that are its multiples: the difference that this
+    /// makes to their outputs corrects those of the queries after them. `None` where nothing is corrected.
+    pub fn delta(&self, context: &SelectContext<'_>) -> Option<usize> {
+        self.delta.filter(|_| !self.reads_all(context))
     }
 
     /// Position of the first key that [`prepare`](Self::prepare) and [`select`](Self::select) read. Pages before it need

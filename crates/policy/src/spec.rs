@@ -1,17 +1,25 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::catalogue::find;
-use crate::parameter::Parameters;
-use crate::{EstimateKind, PolicyError, PolicyInfo};
+use crate::catalogue::{check_phase, find};
+use crate::parameter::{MAX_TOKENS, Parameters};
+use crate::{EstimateKind, Phase, PolicyError, PolicyInfo};
 
 /// The parameter that every policy has.
 const FROM: &str = "from";
+
+/// The parameter of every sparse policy for prompts.
+const DELTA: &str = "delta";
 
 /// A policy with the values of all its parameters, spelled `name` or `name:key=value,key=value`, in lower or upper case.
 ///
 /// Every policy also takes `from`: sequences shorter than that many tokens are read densely. Without it, or with
 /// `from=auto`, that length is the policy's break-even ([`CostModel`](crate::CostModel)).
+///
+/// Every sparse policy for prompts also takes `delta`, which corrects what its queries read of a prompt: every `delta`-th
+/// query reads everything as well, and the difference that this makes to its output is added to the outputs of the
+/// queries after it, up to the next such query (Delta Attention, Willette et al. 2025, arXiv:2505.11254). Without it, or
+/// with `delta=off`, nothing is corrected; the paper takes 64.
 ///
 /// Parsing checks names and values and fills in the defaults, so a spec that exists can be built in every phase that
 /// its policy supports. It prints with all its parameters.
@@ -21,6 +29,8 @@ pub struct PolicySpec {
     parameters: Parameters,
     /// Sequences shorter than this are read densely; `None` for the break-even length.
     from: Option<usize>,
+    /// Distance of the queries of a prompt whose outputs correct those after them; `None` where nothing is corrected.
+    delta: Option<usize>,
 }
 
 impl PolicySpec {
@@ -81,9 +91,8 @@ impl PolicySpec {
             .parameters
             .iter()
             .map(|(name, value)| (name.to_owned(), value.to_string()))
-            .filter(|(name, _)| name != parameter)
             .collect();
-        given.extend(self.from.map(|from| (FROM.to_owned(), from.to_string())));
+        given.extend(self.common().map(|(name, value)| (name.to_owned(), value.to_string())));
         given.retain(|(name, _)| name != parameter);
         given.push((parameter.to_owned(), value.to_owned()));
         Self::new(
@@ -95,6 +104,12 @@ impl PolicySpec {
     /// The length below which sequences are read densely, where it was given.
     pub fn from_tokens(&self) -> Option<usize> {
         self.from
+    }
+
+    /// Distance of the queries of a prompt that also read everything, whose difference corrects the queries after them;
+    /// `None` where nothing is corrected.
+    pub fn delta(&self) -> Option<usize> {
+        self.delta
     }
 
     /// Whether callers can compute an [`Estimate`](crate::Estimate) for it.
@@ -110,6 +125,15 @@ impl PolicySpec {
     /// Tokens in the blocks whose means it reads; `None` where it reads none.
     pub fn summary_tokens(&self) -> Option<usize> {
         (self.info.traits.summary_tokens)(&self.parameters)
+    }
+
+    /// Refuses a phase in which the policy does not select, or does not with these parameters.
+    pub(crate) fn check_phase(&self, phase: Phase) -> Result<(), PolicyError> {
+        check_phase(self.info, phase)?;
+        match self.delta {
+            Some(_) if phase == Phase::Decode => Err(PolicyError::DeltaInDecode { policy: self.info.name }),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses chunks that are too short for the policy.
@@ -130,21 +154,47 @@ impl PolicySpec {
     }
 
     fn new(info: &'static PolicyInfo, mut given: Vec<(&str, &str)>) -> Result<Self, PolicyError> {
-        let place = given.iter().position(|(name, _)| *name == FROM);
-        let from = match place.map(|place| given.remove(place).1) {
+        let mut take = |name: &str| {
+            let place = given.iter().position(|(known, _)| *known == name);
+            place.map(|place| given.remove(place).1)
+        };
+        let refused = |parameter, value: &str, requirement: &str| PolicyError::BadValue {
+            policy: info.name,
+            parameter,
+            value: value.to_owned(),
+            requirement: requirement.to_owned(),
+        };
+        let from = match take(FROM) {
             None | Some("auto") => None,
-            Some(text) => Some(text.parse().map_err(|_| PolicyError::BadValue {
-                policy: info.name,
-                parameter: FROM,
-                value: text.to_owned(),
-                requirement: "a whole number of tokens, or auto".to_owned(),
-            })?),
+            Some(text) => Some(
+                text.parse()
+                    .map_err(|_| refused(FROM, text, "a whole number of tokens, or auto"))?,
+            ),
+        };
+        let is_sparse = info.traits.prefill && !info.traits.dense;
+        let delta = match take(DELTA) {
+            None | Some("off") => None,
+            Some(text) if !is_sparse => {
+                return Err(refused(DELTA, text, "off: it corrects sparse attention to prompts"));
+            }
+            Some(text) => {
+                let value = text.parse().ok().filter(|value| (1..=MAX_TOKENS).contains(value));
+                Some(value.ok_or_else(|| refused(DELTA, text, "a whole number of tokens from 1 on, or off"))?)
+            }
         };
         Ok(Self {
             info,
             parameters: Parameters::new(info.name, info.parameters, &given)?,
             from,
+            delta,
         })
+    }
+
+    /// The parameters that policies have in common, where they were given.
+    fn common(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        let delta = self.delta.map(|delta| (DELTA, delta));
+        let from = self.from.map(|from| (FROM, from));
+        delta.into_iter().chain(from)
     }
 
     pub(crate) fn parameters(&self) -> &Parameters {
@@ -164,17 +214,12 @@ impl FromStr for PolicySpec {
 impl fmt::Display for PolicySpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.info.name)?;
-        for (n, (parameter, value)) in self.parameters.iter().enumerate() {
-            write!(f, "{}{parameter}={value}", if n == 0 { ':' } else { ',' })?;
+        let own = self.parameters.iter().map(|(name, value)| format!("{name}={value}"));
+        let common = self.common().map(|(name, value)| format!("{name}={value}"));
+        for (n, parameter) in own.chain(common).enumerate() {
+            write!(f, "{}{parameter}", if n == 0 { ':' } else { ',' })?;
         }
-        match self.from {
-            Some(from) => write!(
-                f,
-                "{}{FROM}={from}",
-                if self.info.parameters.is_empty() { ':' } else { ',' }
-            ),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

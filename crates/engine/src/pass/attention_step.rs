@@ -13,6 +13,7 @@ use crate::pass::audit::SampledReads;
 use crate::pass::choice::bounds_block;
 use crate::pass::chunk::{Chosen, Chunk, Step, pages};
 use crate::pass::compute::NewKeys;
+use crate::pass::delta::{correct, dense_rows};
 use crate::pass::device::{self, DevicePages, OnDevice};
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::means::{attend_means, extend_means};
@@ -161,7 +162,11 @@ impl<'a> SequenceAttention<'a> {
             _ => (input.cache_layer + 1) % self.cache.shape().layers,
         };
         let chunk = Chunk::new(&self.step, input, tokens);
-        let counts = self.count_pairs(&chunk, &selections, &own);
+        let (dense_rows, more) = match self.window {
+            Some(_) => Default::default(),
+            None => dense_rows(&chunk, self.policies.layer(input.cache_layer), [&own, &selections]),
+        };
+        let counts = self.count_pairs(&chunk, [&own, &selections], &more);
         let policies = self.policies.layer_mut(input.cache_layer).iter_mut();
         let scans = policies.map(Policy::take_scan).collect();
         add_since(
@@ -170,10 +175,12 @@ impl<'a> SequenceAttention<'a> {
         );
         Ok(Chosen {
             stays_on_device: input.on_device().is_some()
+                && dense_rows.is_empty()
                 && self.leaves_output(input.cache_layer, two_phases, &device_means),
             chunk,
             selections,
             own,
+            dense_rows,
             scans,
             counts,
             next,
@@ -181,14 +188,14 @@ impl<'a> SequenceAttention<'a> {
         })
     }
 
-    /// Counts the pairs that a chunk reads, by KV head.
-    fn count_pairs(&mut self, chunk: &Chunk<'_>, selections: &[Selection], own: &[Selection]) -> Vec<PairCount> {
+    /// Counts the pairs that a chunk reads in one phase or two, by KV head. `more` are read beside those that are selected.
+    fn count_pairs(&mut self, chunk: &Chunk<'_>, phases: [&[Selection]; 2], more: &[PairCount]) -> Vec<PairCount> {
         let mut counts = vec![PairCount::default(); self.step.heads.kv_heads];
+        counts.iter_mut().zip(more).for_each(|(count, more)| count.add(*more));
         for (place, tile) in chunk.tiles.iter().enumerate() {
             let evicted = self.step.evicted_tokens(chunk.layer, tile.kv_head);
             let (rows, before) = (tile.queries.rows, (tile.queries.start + evicted) as u64);
-            let named = [Some(&selections[place]), own.get(place)].into_iter().flatten();
-            let read: usize = named
+            let read: usize = reading::named(phases, place)
                 .map(|selection| selection.pair_count(tile.queries.start, rows))
                 .sum();
             counts[tile.kv_head].add(PairCount {
@@ -320,6 +327,10 @@ impl<'a> SequenceAttention<'a> {
         for (tile, partial) in chunk.tiles.iter().zip(partials.iter()) {
             let at = (chunk.tokens.start + tile.first_row) * width + tile.kv_head * group * head_dim;
             partial.finish_into(&mut output[at..], width, None)?;
+        }
+        if !chosen.dense_rows.is_empty() {
+            let output = &mut output[chunk.tokens.start * width..];
+            correct(self.cache, chunk, &chosen.dense_rows, &self.options, output)?;
         }
         let began = add_since(&mut self.statistics.attention_time_mut(phase).attend_ms, began);
         self.observe(input, chosen, Some(partials))?;

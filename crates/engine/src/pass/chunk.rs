@@ -6,6 +6,7 @@ use riffle_attention::{AttendJob, KvView, PageView, QueryTile, Selection};
 use riffle_kv::PageReader;
 use riffle_policy::{LentScan, Phase, SelectContext};
 
+use crate::pass::delta::DenseRow;
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::reading;
 use crate::pass::tiles::{Heads, Tile};
@@ -75,6 +76,8 @@ pub(crate) struct Chosen<'q> {
     pub(crate) selections: Vec<Selection>,
     /// What the first of two phases has read, by tile; empty where there is one.
     pub(crate) own: Vec<Selection>,
+    /// Rows that also read everything and correct those after them.
+    pub(crate) dense_rows: Vec<DenseRow>,
     /// Key scores that policies computed, by KV head.
     pub(crate) scans: Vec<Option<LentScan>>,
     /// By KV head.

@@ -13,6 +13,7 @@ pub(crate) mod auto;
 pub(crate) mod choice;
 pub(crate) mod chunk;
 pub(crate) mod compute;
+mod delta;
 pub(crate) mod device;
 mod job;
 pub(crate) mod layer_attention;

@@ -40,7 +40,7 @@ fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
         ("streaming:sinks=4,window=40", "h2o:budget=60,recent=16,observed=8"),
         ("h2o-chunk:from=0,local=4,heavy=8", "snapkv:budget=60,window=8"),
         (
-            "xattention:from=0,block=16,stride=4,tail=16",
+            "xattention:from=0,block=16,stride=4,tail=16,delta=16",
             "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
         ),
         (

@@ -2,6 +2,7 @@
 
 #[path = "../../../kv/tests/testing/counted.rs"]
 mod counted;
+mod delta;
 mod device;
 mod device_flow;
 mod device_summaries;

@@ -177,7 +177,7 @@ fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
 #[test]
 fn logits_are_the_same_bits_for_any_number_of_threads() {
     let prefill = [
-        "vertical-slash:from=0",
+        "vertical-slash:from=0,delta=16",
         "flex:block=16,min_budget=32,from=0",
         "xattention:block=16,tail=0,from=0",
         "h2o-chunk:local=8,heavy=8,from=0",
@@ -210,6 +210,7 @@ fn policies_without_the_phase_and_chunks_too_short_are_refused_before_a_model_is
     for (prefill, decode, parts) in [
         ("quest", "full", "does not support prefill"),
         ("full", "xattention", "does not support decode"),
+        ("full", "streaming:delta=64", "delta corrects what a prompt reads"),
         ("h2o-chunk", "full", "-ub 1024"),
     ] {
         let refused = Engine::load("no such model", options(prefill, decode));

@@ -44,7 +44,7 @@ const POLICIES_AND_FORMATS: [(&str, &str, Format, Format); 10] = [
         Format::F32,
     ),
     (
-        "xattention:block=64,from=0",
+        "xattention:block=64,delta=48,from=0",
         "quest:block=32,topk=3,threshold=0,from=0",
         Format::Q8_0,
         Format::Q4_0,

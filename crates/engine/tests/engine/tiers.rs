@@ -15,7 +15,10 @@ use riffle_policy::Phase;
 const POLICIES: [(&str, &str); 10] = [
     ("full", "full"),
     ("streaming:sinks=4,window=40", "streaming:sinks=4,window=40"),
-    ("tri-shape:sinks=8,window=40,tail=16", "certified:from=0,epsilon=0.2"),
+    (
+        "tri-shape:sinks=8,window=40,tail=16,delta=16",
+        "certified:from=0,epsilon=0.2",
+    ),
     (
         "log-stride:window=16,landmarks=1,block=24",
         "log-stride:window=16,landmarks=1,block=24",
@@ -32,7 +35,7 @@ const POLICIES: [(&str, &str); 10] = [
         "xattention:from=0,block=16,stride=4,tail=16",
         "h2o:budget=60,recent=16,observed=8",
     ),
-    ("h2o-chunk:from=0,local=4,heavy=8", "snapkv:budget=60,window=8"),
+    ("h2o-chunk:from=0,local=4,heavy=8,delta=20", "snapkv:budget=60,window=8"),
     ("blasst:factor=4,block=16", "blasst:factor=4,block=16"),
     ("full", "quest:from=0,topk=3,threshold=2,block=64,dense_layers=1"),
 ];

@@ -146,6 +146,13 @@ fn a_spec_prints_with_all_its_parameters_and_reads_back() {
     assert_eq!(spec.to_string(), "streaming:sinks=64,window=7");
     assert_eq!(spec.to_string().parse::<PolicySpec>().unwrap(), spec);
     assert_eq!(PolicySpec::full().to_string(), "full");
+    let text = "tri-shape:sinks=1,window=2,tail=3,dense_layers=4,delta=64,from=9";
+    let spec: PolicySpec = text.parse().unwrap();
+    assert_eq!((spec.delta(), spec.from_tokens()), (Some(64), Some(9)));
+    assert_eq!(spec.to_string(), text);
+    let off = spec.with("delta", "off").unwrap();
+    assert_eq!(off.to_string(), text.replace(",delta=64", ""));
+    assert_eq!(off.with("delta", "64").unwrap(), spec);
 }
 
 #[test]
@@ -165,6 +172,9 @@ fn misspelled_policies_say_what_there_is() {
         ("log-stride:landmarks=2", &["\"2\"", "from 0 to 1"]),
         ("h2o:protect=9-3", &["\"9-3\"", "ranges joined by +"]),
         ("quest:from=soon", &["\"soon\"", "tokens, or auto"]),
+        ("streaming:delta=0", &["\"0\"", "from 1 on, or off"]),
+        ("full:delta=64", &["\"64\"", "sparse attention to prompts"]),
+        ("quest:delta=64", &["\"64\"", "sparse attention to prompts"]),
     ] {
         let message = text.parse::<PolicySpec>().unwrap_err().to_string();
         for part in parts {
@@ -221,6 +231,14 @@ fn short_sequences_are_read_densely_up_to_the_length_given_or_the_break_even() {
     assert!(even(1e-9) <= even(cost.score_ns));
     assert_eq!(even(1e9), None);
 
+    // Queries that read everything cost more the more of them there are.
+    let cost_of = |spec: &str| {
+        let spec: PolicySpec = spec.parse().unwrap();
+        cost.relative_cost(&spec, Phase::Prefill, &SHAPE, 16_384, None)
+    };
+    let (plain, few) = (cost_of("xattention"), cost_of("xattention:delta=64"));
+    assert!(plain < few && few < plain + 0.05 && few < cost_of("xattention:delta=16"));
+
     let rules: PolicyRules = "streaming:sinks=2,window=3,from=50".parse().unwrap();
     assert_eq!(rules.to_string(), "streaming:sinks=2,window=3,from=50");
     let set = PolicySet::new(&rules, Phase::Prefill, &SHAPE, &cost).unwrap();
@@ -237,6 +255,11 @@ fn short_sequences_are_read_densely_up_to_the_length_given_or_the_break_even() {
         set.layer(1)[0].select(&query, &context_of(tokens, 1))
     };
     assert_eq!(select(49), Selection::full(49));
+    let corrected: PolicyRules = "streaming:delta=8,from=50".parse().unwrap();
+    let corrected = PolicySet::new(&corrected, Phase::Prefill, &SHAPE, &cost).unwrap();
+    let delta = |tokens: usize| corrected.layer(1)[0].delta(&context_of(tokens, 1));
+    assert_eq!([delta(49), delta(50)], [None, Some(8)]);
+    assert_eq!(set.layer(1)[0].delta(&context_of(50, 1)), None);
     assert_eq!(select(50).pair_count(49, 1), 5);
 }
 
