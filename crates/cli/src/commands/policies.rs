@@ -24,7 +24,7 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     let mut text: String = catalogue.iter().map(|policy| paragraph(policy, &shape)).collect();
     text += "every policy\n    from=auto  contexts shorter than this many tokens are read densely; auto is its break-even length\n";
     text += "every sparse policy for prefill\n    Delta Attention, Willette et al. 2025, arXiv:2505.11254\n    delta=off  \
-             every so many queries one also reads everything, and what that adds to its output is added to those after it; 64 is usual\n";
+             every delta-th query also reads everything; what this changes in its output corrects the outputs of the queries after it; 64 is usual\n";
     print(&text)
 }
 
