@@ -245,6 +245,9 @@ fn a_prompt_is_read_with_fewer_tokens_where_that_is_asked_for() {
     assert_eq!(whole["density"], 1.0);
     assert!(selected["density"].as_f64() < Some(0.5), "{}", selected["density"]);
     assert!(selected["kv"]["pages"].as_u64() < whole["kv"]["pages"].as_u64());
+    let asked = read(&["--select-tokens", "0.2", "--question", "Who?", "--question", "When?"]);
+    assert_eq!(asked.as_array().map(Vec::len), Some(2));
+    assert!(asked[1]["density"].as_f64() < Some(0.5), "{}", asked[1]["density"]);
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path");
     for (arguments, part) in [
@@ -253,10 +256,6 @@ fn a_prompt_is_read_with_fewer_tokens_where_that_is_asked_for() {
         (&["--select-tokens", "0.2,rows=9"], "layers=N"),
         (
             &["--select-tokens", "0.2", "--prefix-cache", folder],
-            "leave one of them out",
-        ),
-        (
-            &["--select-tokens", "0.2", "--question", "Who?"],
             "leave one of them out",
         ),
     ] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use riffle_model::ModelInfo;
 
-use crate::run::{Finished, prompt_tokens};
+use crate::run::{Finished, prompt_tokens, run};
 use crate::{
     Engine, EngineError, EngineOptions, Event, GenerateOptions, MemoryPlan, PrefillProgress, Request, RequestId,
     RequestReport, RunEvent, RunReport, RunRequest, Scheduler, SchedulerOptions, Sequence, StopReason, plan,
@@ -51,6 +51,7 @@ pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usiz
 /// Answers are those of runs on their own to the bit where the prefill policy's choices do not depend on where a prompt
 /// ends; other policies see the beginning and the rest as two prompts of one session. A break of `observe` ends the answer that
 /// is told, and the others without a report.
+/// Under a [`TokenSelection`](crate::TokenSelection) every prompt is read from its beginning.
 ///
 /// # Errors
 /// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for the pages that
@@ -62,6 +63,9 @@ pub fn run_questions(
     observe: &mut dyn FnMut(usize, RunEvent<'_>) -> ControlFlow<()>,
     done: &mut dyn FnMut(RunReport) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
+    if engine.options().token_selection.is_some() {
+        return run_each(engine, request, prompts, observe, done);
+    }
     request.generate.sampling.validate()?;
     let prompts = prompts
         .iter()
@@ -97,6 +101,29 @@ pub fn run_questions(
         }
     }
     asked.lost.map_or(Ok(()), Err)
+}
+
+/// Answers prompts one after the other, each read from its beginning: what a selection of tokens leaves of one prompt depends on
+/// its end and serves no other.
+fn run_each(
+    engine: &Arc<Engine>,
+    request: &RunRequest,
+    prompts: &[String],
+    observe: &mut dyn FnMut(usize, RunEvent<'_>) -> ControlFlow<()>,
+    done: &mut dyn FnMut(RunReport) -> ControlFlow<()>,
+) -> Result<(), EngineError> {
+    for (number, prompt) in prompts.iter().enumerate() {
+        let alone = RunRequest {
+            prompt: Some(prompt.clone()),
+            ..request.clone()
+        };
+        let report = run(engine, &alone, &mut |event| observe(number, event))?;
+        let is_interrupted = report.stop == StopReason::Interrupted;
+        if done(report).is_break() || is_interrupted {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Questions that are being answered.

@@ -37,8 +37,8 @@ fn what_policies_keep_of_the_sequence_is_planned() {
         riffle_engine::plan(&info, &options).unwrap().scratch_bytes
     };
     let config = &info.config;
-    // Smallest and largest of each channel, for every block of 256 tokens.
-    let bounds = config.layers * config.kv_heads * 65_536 / 256 * config.head_dim * 2 * 4;
+    // Smallest and largest of each channel, for every block of 64 tokens.
+    let bounds = config.layers * config.kv_heads * 65_536 / 64 * config.head_dim * 2 * 4;
     assert_eq!(scratch("quest") - scratch("full"), bounds as u64);
 }
 
