@@ -5,8 +5,8 @@
 //!   on all threads, [`BatchStream`] runs them over pages that arrive a few at a time, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
 //! - Pages hold K and V in f32, f16, bf16, `q8_0` or `q4_0`, each plane its own; [`write_keys`] and
 //!   [`write_values`] lay them out. Planes that begin on a 64-byte boundary are read fastest.
-//! - [`Scan`] weighs all keys for a few queries, and [`attend_scanned`] then reads values alone; [`Scorer`] and
-//!   [`Antidiagonals`] give logits without a softmax. Policies make their estimates of them.
+//! - [`Scan`] weighs all keys for a few queries, and [`attend_scanned`] then reads values alone; [`Scorer`],
+//!   [`Antidiagonals`] and [`BlockMaxima`] give logits without a softmax. Policies make their estimates of them.
 //! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
 //!
 //! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the
@@ -55,6 +55,7 @@ mod joined;
 mod kernel;
 mod layout;
 mod math;
+mod maxima;
 mod partial;
 mod parts;
 mod prefetch;
@@ -83,6 +84,7 @@ pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK};
 pub use hadamard::rotate_heads;
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use layout::{read_keys, read_values, write_keys, write_values};
+pub use maxima::BlockMaxima;
 pub use partial::Partial;
 pub use prefetch::prefetch_rows;
 pub use scan::{Scan, exponentiate};

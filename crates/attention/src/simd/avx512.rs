@@ -43,6 +43,7 @@ impl Simd for Avx512 {
     /// By the high bytes of the integers, then by the low ones.
     type Sums = [__m512i; 2];
     const WIDE: bool = true;
+    const HIGH_UNIT: i32 = 1;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -179,6 +180,12 @@ impl Simd for Avx512 {
                 _mm512_dpbusd_epi32(sums[1], b, _mm512_set1_epi32(words[1])),
             ]
         }
+    }
+    #[inline(always)]
+    fn dot4_high(self, sums: Self::I, b: Self::Factors, words: [i32; 2]) -> Self::I {
+        // The first word holds the high bytes, and the low ones are zero.
+        // SAFETY: see the impl.
+        unsafe { _mm512_dpbusd_epi32(sums, b, _mm512_set1_epi32(words[0])) }
     }
     #[inline(always)]
     fn sums_to_i32(self, sums: Self::Sums) -> Self::I {

@@ -28,6 +28,8 @@ pub(crate) trait Simd: Copy {
     type Sums: Copy;
     /// Whether registers suffice for tiles of 12 rows × 2 vectors.
     const WIDE: bool;
+    /// What [`dot4_high`](Self::dot4_high) adds for a product of 1 with 256.
+    const HIGH_UNIT: i32 = 256;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; 16]) -> Self::V;
@@ -61,6 +63,11 @@ pub(crate) trait Simd: Copy {
     fn zero_sums(self) -> Self::Sums;
     /// Adds to each lane Σ of its four unsigned bytes times four integers, packed by [`pack_words`](Self::pack_words).
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums;
+    /// As [`dot4`](Self::dot4) of integers that are multiples of 256, in units of 256 / [`HIGH_UNIT`](Self::HIGH_UNIT).
+    #[inline(always)]
+    fn dot4_high(self, sums: Self::I, b: Self::Factors, words: [i32; 2]) -> Self::I {
+        self.add_i32(sums, self.sums_to_i32(self.dot4(self.zero_sums(), b, words)))
+    }
     /// The sums as integers.
     fn sums_to_i32(self, sums: Self::Sums) -> Self::I;
     fn i32_to_f32(self, x: Self::I) -> Self::V;
