@@ -3,13 +3,14 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use riffle_attention::{Antidiagonals, Scan};
+use riffle_attention::{Antidiagonals, BlockMaxima, Scan};
 
 /// Idle scratch that is kept at most.
 const MOST_IDLE: usize = 64;
 
 static SCANS: ScratchPool<Scan> = ScratchPool::new();
 static ANTIDIAGONALS: ScratchPool<Antidiagonals> = ScratchPool::new();
+static MAXIMA: ScratchPool<BlockMaxima> = ScratchPool::new();
 
 /// Idle scratch of one kind.
 struct ScratchPool<T> {
@@ -28,6 +29,8 @@ pub type LentScan = Lent<Scan>;
 
 pub(crate) type LentAntidiagonals = Lent<Antidiagonals>;
 
+pub(crate) type LentMaxima = Lent<BlockMaxima>;
+
 impl Default for Lent<Scan> {
     fn default() -> Self {
         SCANS.lend()
@@ -37,6 +40,12 @@ impl Default for Lent<Scan> {
 impl Default for Lent<Antidiagonals> {
     fn default() -> Self {
         ANTIDIAGONALS.lend()
+    }
+}
+
+impl Default for Lent<BlockMaxima> {
+    fn default() -> Self {
+        MAXIMA.lend()
     }
 }
 

@@ -161,6 +161,9 @@ fn policies_read_the_same_wherever_pages_lie() {
         // Scores of the device where pages lie there, of the CPU where they do not.
         ("xattention:from=0,stride=4,block=16,threshold=0.6,tail=4", "full"),
         ("h2o-chunk:from=0,local=4,heavy=8", "full"),
+        // The CPU scores keys, or corrects outputs, of both.
+        ("peaks:from=0,block=16,tail=4", "full"),
+        ("streaming:sinks=4,window=50,delta=16", "full"),
     ] {
         let with = |mut options: EngineOptions| {
             options.prefill = prefill.parse().unwrap();

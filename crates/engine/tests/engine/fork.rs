@@ -37,7 +37,7 @@ fn ask(session: &mut Session, question: &[u32]) -> Vec<Vec<u32>> {
 fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
     for (prefill, decode) in [
         ("full", "full"),
-        ("streaming:sinks=4,window=40", "h2o:budget=60,recent=16,observed=8"),
+        ("peaks:from=0,block=16,tail=16", "h2o:budget=60,recent=16,observed=8"),
         ("h2o-chunk:from=0,local=4,heavy=8", "snapkv:budget=60,window=8"),
         (
             "xattention:from=0,block=16,stride=4,tail=16,delta=16",

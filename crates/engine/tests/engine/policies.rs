@@ -183,7 +183,7 @@ fn logits_are_the_same_bits_for_any_number_of_threads() {
         "h2o-chunk:local=8,heavy=8,from=0",
         "tri-shape:window=40",
         "log-stride:window=16,block=8",
-        "full",
+        "peaks:block=16,tail=0,from=0",
     ];
     let decode = [
         "quest:block=16,topk=2,dense_layers=0,from=0",

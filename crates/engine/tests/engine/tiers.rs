@@ -37,7 +37,10 @@ const POLICIES: [(&str, &str); 10] = [
     ),
     ("h2o-chunk:from=0,local=4,heavy=8,delta=20", "snapkv:budget=60,window=8"),
     ("blasst:factor=4,block=16", "blasst:factor=4,block=16"),
-    ("full", "quest:from=0,topk=3,threshold=2,block=64,dense_layers=1"),
+    (
+        "peaks:from=0,block=16,peak=0.2,tail=16",
+        "quest:from=0,topk=3,threshold=2,block=64,dense_layers=1",
+    ),
 ];
 
 fn options(policies: (&str, &str), key_format: Format, value_format: Format, page_tokens: usize) -> EngineOptions {

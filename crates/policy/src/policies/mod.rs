@@ -9,6 +9,7 @@ mod full;
 mod h2o;
 mod h2o_chunk;
 mod log_stride;
+mod peaks;
 mod quest;
 mod snapkv;
 mod streaming;
@@ -18,7 +19,7 @@ mod vertical_slash;
 mod xattention;
 
 /// In the order of lists: by phase, then by what decides.
-pub(crate) static CATALOGUE: [PolicyInfo; 14] = [
+pub(crate) static CATALOGUE: [PolicyInfo; 15] = [
     full::INFO,
     streaming::INFO,
     tri_shape::INFO,
@@ -27,6 +28,7 @@ pub(crate) static CATALOGUE: [PolicyInfo; 14] = [
     vertical_slash::INFO,
     flex::INFO,
     xattention::INFO,
+    peaks::INFO,
     blasst::INFO,
     quest::INFO,
     twilight::INFO,

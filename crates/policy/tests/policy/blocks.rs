@@ -62,6 +62,72 @@ fn xattention_ends_with_a_dense_tail() {
     assert_ne!(tiles[2].2, Selection::full(scene.tokens));
 }
 
+/// The values rounded to 8 bits relative to the largest of every `width`.
+fn in_bytes(values: &[f32], width: usize) -> Vec<f32> {
+    let rounded = values.chunks(width).flat_map(|values| {
+        let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        let (inverse, unit) = (127.0 / largest, largest / 127.0);
+        values
+            .iter()
+            .map(move |value| (value * inverse).round_ties_even() * unit)
+    });
+    rounded.collect()
+}
+
+/// The blocks in which a query of a head has a peak, by the definition of `peaks`.
+fn peaks_of(scene: &Scene, row: usize, head: usize, block: usize, peak: f64) -> Vec<usize> {
+    let d = scene.head_dim;
+    let query = in_bytes(&scene.queries[(row * scene.group + head) * d..][..d], d);
+    let seen = &scene.keys[..(scene.start + row + 1) * d];
+    let logits: Vec<f64> = in_bytes(seen, 32)
+        .chunks(d)
+        .map(|key| dot(&query, key) * f64::from(scene.scale))
+        .collect();
+    let largest: Vec<f64> = logits
+        .chunks(block)
+        .map(|logits| logits.iter().copied().fold(f64::NEG_INFINITY, f64::max))
+        .collect();
+    let weights = softmax(&largest).into_iter().enumerate();
+    weights
+        .filter(|(_, weight)| *weight >= peak)
+        .map(|(number, _)| number)
+        .collect()
+}
+
+#[test]
+fn peaks_reads_every_block_that_holds_a_peak_of_some_query() {
+    for (scene, tile) in scenes() {
+        for (block, peak) in [(16, 0.05), (32, 0.02), (64, 0.3)] {
+            let spec = format!("peaks:block={block},peak={peak},tail=0");
+            let chosen: Vec<Vec<usize>> = (0..scene.rows)
+                .map(|row| {
+                    let heads = (0..scene.group).flat_map(|head| peaks_of(&scene, row, head, block, peak));
+                    heads.chain([0, (scene.start + row) / block]).collect()
+                })
+                .collect();
+            assert_mask(&scene, &scene.select(&spec, tile), |from, to, _, key| {
+                // Queries of a tile share the peaks of all query blocks that the tile has a part in.
+                let same = |row: &usize| {
+                    let number = (scene.start + row) / block;
+                    ((scene.start + from) / block..(scene.start + to).div_ceil(block)).contains(&number)
+                };
+                (0..scene.rows)
+                    .filter(same)
+                    .any(|row| chosen[row].contains(&(key / block)))
+            });
+        }
+    }
+}
+
+#[test]
+fn peaks_ends_with_a_dense_tail() {
+    let mut scene = Scene::new(3, 200, 64, 1, 64);
+    scene.after = 10;
+    let tiles = scene.select("peaks:block=16,tail=20", 16);
+    assert_eq!(tiles[3].2, Selection::full(scene.tokens));
+    assert_ne!(tiles[2].2, Selection::full(scene.tokens));
+}
+
 fn quest_blocks(scene: &Scene, block: usize, count: usize, sinks: usize, recent: usize) -> Vec<usize> {
     let d = scene.head_dim;
     let scores: Vec<f64> = scene

@@ -5,7 +5,7 @@ use riffle_attention::{Format, PageView, Plane, PlaneMut, Selection, Span, write
 use riffle_policy::Phase;
 
 /// Every policy that looks at keys, in its phase.
-const SPECS: [(&str, Phase); 9] = [
+const SPECS: [(&str, Phase); 10] = [
     ("blasst:factor=20,block=16", Phase::Prefill),
     ("blasst:factor=20,block=16", Phase::Decode),
     ("twilight:block=16,least=3,candidates=0.2", Phase::Decode),
@@ -14,6 +14,7 @@ const SPECS: [(&str, Phase); 9] = [
     ("flex:block=16,min_budget=20,gamma=0.7,tau=0", Phase::Prefill),
     ("flex:block=16,min_budget=20,gamma=0.7,tau=1", Phase::Prefill),
     ("xattention:stride=8,block=16,threshold=0.7,tail=0", Phase::Prefill),
+    ("peaks:block=16,peak=0.05,tail=0", Phase::Prefill),
     ("quest:block=16,topk=3,threshold=0", Phase::Decode),
 ];
 
