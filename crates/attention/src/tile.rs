@@ -314,6 +314,7 @@ impl<V: Visible> Call<'_, V> {
         });
         let rows = WeighedRows {
             weights,
+            masks,
             ahead: work.ahead.1,
             slots: work.slots,
             keep: &keep,

@@ -4,7 +4,10 @@ use crate::simd::{Kernel, Simd};
 
 /// The rows of a tile and how they weigh the tokens of a block's slots.
 pub(crate) struct WeighedRows<'a, const R: usize> {
-    pub(crate) weights: &'a [[f32; KEY_BLOCK]; R],
+    /// A kernel may leave others in their place.
+    pub(crate) weights: &'a mut [[f32; KEY_BLOCK]; R],
+    /// Visible lanes per row and slot; all when absent.
+    pub(crate) masks: Option<&'a [[u16; STRIPES]; R]>,
     pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
     /// What stays of each row's sums.

@@ -2,8 +2,8 @@
 //!
 //! Both forms fold the values' scales into the weights. [`AccumulateQuantised`] widens the bytes and
 //! multiplies in f32. [`AccumulateInt8`] rounds the scaled weights of a block of keys to 15 bits and a sign,
-//! relative to the largest they could be, and sums integers: exact but for that rounding, which is below
-//! 2⁻¹⁵ of the block's largest weight times its largest scale.
+//! relative to the block's largest weight times its largest scale, and sums integers: exact but for that rounding, which
+//! is below 2⁻¹⁵ of this product.
 
 use super::accumulate::{WeighedRows, load_sums, store_sums};
 use super::ahead::{Ahead, Fetch};
@@ -140,16 +140,19 @@ const DITHER: [[f32; 16]; STRIPES] = {
     dither
 };
 
-/// The weights of a block of keys for one block of columns, by stripe and row.
-struct Scratch<const R: usize> {
-    /// Times the values' scales.
-    scaled: [[[f32; 16]; R]; STRIPES],
-    /// As integers, four tokens in the first two words of every four.
-    words: [[[i32; 16]; R]; STRIPES],
+/// The weights of a block of keys as integers, by slot and row: four tokens in the first two words of every four.
+type Words<const R: usize> = [[[i32; 16]; R]; STRIPES];
+
+/// How the weights of a block of keys are rounded for one block of columns.
+struct Rounding<S: Simd, const R: usize> {
+    block: usize,
+    /// What a scale is multiplied with, so that the largest one that the row sees gives the largest integer. The same for all
+    /// rows where all see the same.
+    factor: [S::V; R],
     /// What one of the integers stands for.
     unit: [f32; R],
-    /// What the values' offset adds to every sum.
-    offset: [i32; R],
+    /// Sums of the integers, by lane.
+    totals: [S::I; R],
 }
 
 impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOUR_BITS> {
@@ -158,70 +161,107 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOU
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let tile = &mut self.0;
-        let mut scratch = Scratch {
-            scaled: [[[0.0; 16]; R]; STRIPES],
-            words: [[[0; 16]; R]; STRIPES],
-            unit: [0.0; R],
-            offset: [0; R],
-        };
+        let largest = make_relative(simd, &mut tile.rows);
+        let mut words: Words<R> = [[[0; 16]; R]; STRIPES];
         let mut fetch = tile
             .rows
             .ahead
             .over(tile.rows.slots.len() * 4 * (tile.rows.head_dim / 16));
         for block in 0..tile.blocks() {
-            round_weights::<S, R, FOUR_BITS>(simd, tile, &mut scratch, block);
+            let rounding = Rounding::new::<FOUR_BITS>(simd, tile, &largest, block);
             if tile.rows.head_dim - block * QUANT_BLOCK > 16 {
-                integer_columns::<S, R, FOUR_BITS, 2>(simd, tile, &scratch, block, &mut fetch);
+                integer_columns::<S, R, FOUR_BITS, 2>(simd, tile, &mut words, rounding, &mut fetch);
             } else {
-                integer_columns::<S, R, FOUR_BITS, 1>(simd, tile, &scratch, block, &mut fetch);
+                integer_columns::<S, R, FOUR_BITS, 1>(simd, tile, &mut words, rounding, &mut fetch);
             }
         }
     }
 }
 
-/// Fills the scratch with the rows' weights of a block of keys, times the values' scales of a block of columns.
+/// Divides each row's weights by its largest, and returns these.
 #[inline(always)]
-fn round_weights<S: Simd, const R: usize, const FOUR_BITS: bool>(
-    simd: S,
-    tile: &QuantisedTile<'_, R>,
-    scratch: &mut Scratch<R>,
-    block: usize,
-) {
-    // Largest over what each row sees, so that a token it does not see changes none of its bits.
-    let mut largest = [simd.splat(0.0); R];
-    for ((slot, place), scaled) in tile.rows.slots.iter().enumerate().zip(&mut scratch.scaled) {
-        let (scales, _) = tile.block::<FOUR_BITS>(place.stripe, block);
-        let scales = valid_scales(simd, scales, place.tokens);
-        for r in 0..R {
-            let product = simd.mul(simd.load(&tile.rows.weights[r].as_chunks().0[slot]), scales);
-            largest[r] = simd.max(simd.max(product, simd.sub(simd.splat(0.0), product)), largest[r]);
-            simd.store(product, &mut scaled[r]);
+fn make_relative<S: Simd, const R: usize>(simd: S, rows: &mut WeighedRows<'_, R>) -> [f32; R] {
+    let mut all = [0.0; R];
+    for r in 0..R {
+        let lanes = &mut rows.weights[r].as_chunks_mut::<16>().0[..rows.slots.len()];
+        let mut largest = simd.splat(0.0);
+        for lane in lanes.iter() {
+            largest = simd.max(simd.load(lane), largest);
+        }
+        all[r] = simd.reduce_max(largest);
+        // A block whose every weight is below 1e-30 adds nothing that a sum of weights ≥ 1 would keep.
+        let inverse = simd.splat(if all[r] > 1e-30 { 1.0 / all[r] } else { 0.0 });
+        for lane in lanes {
+            simd.store(simd.mul(simd.load(lane), inverse), lane);
         }
     }
-    let mut inverse = [simd.splat(0.0); R];
-    for r in 0..R {
-        // A block whose every product is below 1e-30 adds nothing that a sum of weights ≥ 1 would keep.
-        let largest = simd.reduce_max(largest[r]);
-        scratch.unit[r] = largest / LARGEST_INTEGER;
-        inverse[r] = simd.splat(if largest > 1e-30 {
-            LARGEST_INTEGER / largest
-        } else {
-            0.0
-        });
+    all
+}
+
+impl<S: Simd, const R: usize> Rounding<S, R> {
+    #[inline(always)]
+    fn new<const FOUR_BITS: bool>(
+        simd: S,
+        tile: &QuantisedTile<'_, R>,
+        largest_weights: &[f32; R],
+        block: usize,
+    ) -> Self {
+        let zero = simd.splat(0.0);
+        // Over what each row sees, so that a token it does not see changes none of its bits.
+        let mut largest = [zero; R];
+        for (slot, place) in tile.rows.slots.iter().enumerate() {
+            let (scales, _) = tile.block::<FOUR_BITS>(place.stripe, block);
+            let scales = valid_scales(simd, scales, place.tokens);
+            let size = simd.max(scales, simd.sub(zero, scales));
+            let Some(masks) = tile.rows.masks else {
+                largest[0] = simd.max(size, largest[0]);
+                continue;
+            };
+            for r in 0..R {
+                largest[r] = simd.max(simd.select(masks[r][slot], size, zero), largest[r]);
+            }
+        }
+        let mut rounding = Self {
+            block,
+            factor: [zero; R],
+            unit: [0.0; R],
+            totals: [simd.splat_i32(0); R],
+        };
+        let mut scale = simd.reduce_max(largest[0]);
+        for r in 0..R {
+            if r > 0 && tile.rows.masks.is_some() {
+                scale = simd.reduce_max(largest[r]);
+            }
+            rounding.factor[r] = simd.splat(if scale > 0.0 { LARGEST_INTEGER / scale } else { 0.0 });
+            rounding.unit[r] = largest_weights[r] * (scale / LARGEST_INTEGER);
+        }
+        rounding
     }
-    let mut totals = [simd.splat_i32(0); R];
-    let words = scratch.words.iter_mut().zip(&scratch.scaled);
-    for ((words, scaled), place) in words.zip(tile.rows.slots) {
+
+    /// Rounds the rows' weights of a slot.
+    #[inline(always)]
+    fn round<const FOUR_BITS: bool>(
+        &mut self,
+        simd: S,
+        tile: &QuantisedTile<'_, R>,
+        slot: usize,
+        words: &mut [[i32; 16]; R],
+    ) {
+        let place = tile.rows.slots[slot];
+        let (scales, _) = tile.block::<FOUR_BITS>(place.stripe, self.block);
+        let scales = valid_scales(simd, scales, place.tokens);
         // By the token's own place, so that the stripes which rows beside see change none of a row's bits.
         let dither = simd.load(&DITHER[place.stripe % STRIPES]);
+        let mut scaled = simd.mul(scales, self.factor[0]);
         for r in 0..R {
-            let whole = simd.to_i32(simd.fma(simd.load(&scaled[r]), inverse[r], dither));
-            totals[r] = simd.add_i32(totals[r], whole);
+            if r > 0 && tile.rows.masks.is_some() {
+                scaled = simd.mul(scales, self.factor[r]);
+            }
+            let relative = simd.load(&tile.rows.weights[r].as_chunks().0[slot]);
+            let whole = simd.to_i32(simd.fma(relative, scaled, dither));
+            self.totals[r] = simd.add_i32(self.totals[r], whole);
             simd.pack_words(whole, &mut words[r]);
         }
-    }
-    for r in 0..R {
-        scratch.offset[r] = if FOUR_BITS { -8 } else { -128 } * simd.reduce_add_i32(totals[r]);
     }
 }
 
@@ -230,48 +270,59 @@ fn round_weights<S: Simd, const R: usize, const FOUR_BITS: bool>(
 fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
     simd: S,
     tile: &mut QuantisedTile<'_, R>,
-    scratch: &Scratch<R>,
-    block: usize,
+    words: &mut Words<R>,
+    mut rounding: Rounding<S, R>,
     fetch: &mut Fetch,
 ) {
-    if S::WIDE {
-        return integer_part::<S, R, FOUR_BITS, N, R, N>(simd, tile, scratch, block, (0, 0), fetch);
+    let rounding = &mut rounding;
+    if S::WIDE && R < 8 {
+        return integer_part::<S, R, FOUR_BITS, N, R, N>(simd, tile, words, rounding, (0, 0), fetch);
     }
     let mut idle = Ahead::default().over(1);
     for vector in 0..N {
         let at = |row: usize| (row, vector);
         match R {
-            8 => {
-                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, scratch, block, at(0), fetch);
-                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, scratch, block, at(4), &mut idle);
+            8 if !S::WIDE => {
+                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at(0), fetch);
+                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at(4), &mut idle);
             }
             6 => {
-                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, scratch, block, at(0), fetch);
-                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, scratch, block, at(3), &mut idle);
+                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at(0), fetch);
+                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at(3), &mut idle);
             }
-            _ => integer_part::<S, R, FOUR_BITS, N, R, 1>(simd, tile, scratch, block, at(0), fetch),
+            _ => integer_part::<S, R, FOUR_BITS, N, R, 1>(simd, tile, words, rounding, at(0), fetch),
         }
     }
 }
 
 /// `P` rows and `M` vectors of columns, from the row and the vector given on, of a block of `N` vectors.
+///
+/// The first part of a block rounds the weights of all rows: where registers suffice a slot before it multiplies them, so
+/// that the processor does both at once.
 #[inline(always)]
 fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, const P: usize, const M: usize>(
     simd: S,
     tile: &mut QuantisedTile<'_, R>,
-    scratch: &Scratch<R>,
-    block: usize,
+    words: &mut Words<R>,
+    rounding: &mut Rounding<S, R>,
     (row, vector): (usize, usize),
     fetch: &mut Fetch,
 ) {
-    let (head_dim, rows) = (tile.rows.head_dim, tile.rows.len());
-    let Some(rows) = rows.checked_sub(row) else { return };
+    let (head_dim, rows, slots) = (tile.rows.head_dim, tile.rows.len(), tile.rows.slots.len());
+    let first = row == 0 && vector == 0;
+    let lead = if S::WIDE { 1 } else { slots };
+    for slot in (0..lead.min(slots)).filter(|_| first) {
+        rounding.round::<FOUR_BITS>(simd, tile, slot, &mut words[slot]);
+    }
     let mut sums = [[simd.zero_sums(); M]; P];
-    for (slot, place) in tile.rows.slots.iter().enumerate() {
-        let (_, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
-        let words = &scratch.words[slot];
+    for slot in 0..slots {
+        if first && slot + lead < slots {
+            rounding.round::<FOUR_BITS>(simd, tile, slot + lead, &mut words[slot + lead]);
+        }
+        fetch.step(simd, 4 * M);
+        let (_, bytes) = tile.block::<FOUR_BITS>(tile.rows.slots[slot].stripe, rounding.block);
+        let words = &words[slot];
         for four in 0..4usize {
-            fetch.step(simd, M);
             for m in 0..M {
                 let values = simd.factors(four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m));
                 for p in 0..P {
@@ -281,14 +332,17 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
             }
         }
     }
+    let Some(rows) = rows.checked_sub(row) else { return };
     let keep: [f32; P] = core::array::from_fn(|p| tile.rows.keep[row + p]);
-    let column = block * QUANT_BLOCK + 16 * vector;
+    let column = rounding.block * QUANT_BLOCK + 16 * vector;
     let o = &mut tile.rows.o[row * head_dim..];
     let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
     for p in 0..P {
+        // What the values' offset adds to every sum.
+        let offset = if FOUR_BITS { -8 } else { -128 } * simd.reduce_add_i32(rounding.totals[row + p]);
         for m in 0..M {
-            let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(scratch.offset[row + p]));
-            out[p][m] = simd.fma(simd.i32_to_f32(sum), simd.splat(scratch.unit[row + p]), out[p][m]);
+            let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(offset));
+            out[p][m] = simd.fma(simd.i32_to_f32(sum), simd.splat(rounding.unit[row + p]), out[p][m]);
         }
     }
     store_sums(simd, o, head_dim, rows, column, &out);
