@@ -112,6 +112,9 @@ pub enum EngineError {
     /// Pages of another session for a model whose layers do not all keep keys and values.
     #[error("pages alone do not hold the state of this model's recurrent layers: fork the session that has read them")]
     PrefixRecurrent,
+    /// A sequence that cannot be compressed.
+    #[error("this session cannot be compressed: {0}")]
+    NotCompressible(&'static str),
     /// Nothing to go on from.
     #[error("{} holds no answer to go on with: give --session a file that a run has saved, or give a prompt", path.display())]
     NothingToContinue {

@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod compress;
 mod engine;
 mod error;
 mod open_device;
@@ -54,6 +55,7 @@ mod token_selection;
 pub use answer::generate::{GenerateOptions, Generation, StopReason};
 pub use answer::sampler::{Sampler, SamplingOptions};
 pub use answer::stop::StopMatcher;
+pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Spread};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::EngineError;
 pub use options::EngineOptions;
@@ -68,6 +70,7 @@ pub use plan::{
 pub use profile::Profile;
 pub use riffle_cuda::{Gpu, TransferCount};
 pub use rounding::{activations_note, described_activations};
+pub use run::compress_session::{CompressReport, compress_session};
 pub use run::questions::{plan_questions, run_questions};
 pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;

@@ -8,7 +8,7 @@ use riffle_policy::Phase;
 
 use crate::pass::{PrefillProgress, Runner, Work};
 use crate::sequence::{Sequence, SequenceOptions};
-use crate::{Engine, EngineError};
+use crate::{CompressOptions, Compressed, Engine, EngineError};
 
 /// One [`Sequence`] and the [`Runner`] that reads tokens into it: the face of the engine for one text at a time.
 pub struct Session {
@@ -49,6 +49,21 @@ impl Session {
             runner: Runner::new(sequence.engine()),
             sequence,
         }
+    }
+
+    /// A session of a sequence, with a runner that another has used.
+    pub(crate) fn with_runner(sequence: Sequence, runner: &mut Runner) -> Self {
+        let fresh = Runner::new(sequence.engine());
+        Self {
+            runner: std::mem::replace(runner, fresh),
+            sequence,
+        }
+    }
+
+    /// Its sequence; the runner goes back to where it came from.
+    pub(crate) fn give_runner_back(self, runner: &mut Runner) -> Sequence {
+        *runner = self.runner;
+        self.sequence
     }
 
     /// The session that [`Sequence::save`] wrote, made by the same model under the same options.
@@ -210,6 +225,18 @@ impl Session {
         // What has to be read again is left to the caller, who shows how far it is.
         self.truncate(if self.sequence.windows_reach(kept) { kept } else { 0 })?;
         Ok(self.tokens().len())
+    }
+
+    /// [`Sequence::compress`], with the session's own scratch. `observe` is told how far the reading of what is measured has come.
+    ///
+    /// # Errors
+    /// As [`Sequence::compress`].
+    pub fn compress(
+        &mut self,
+        options: &CompressOptions,
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+    ) -> Result<Compressed, EngineError> {
+        self.sequence.compress(&mut self.runner, options, observe)
     }
 
     fn read_prompt(

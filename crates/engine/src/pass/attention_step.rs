@@ -303,6 +303,9 @@ impl<'a> SequenceAttention<'a> {
         output: &mut [f32],
     ) -> Result<(), EngineError> {
         let phase = self.step.phase;
+        if let Some(observer) = self.statistics.observer.as_mut().filter(|_| self.window.is_none()) {
+            observer.observe(self.cache, &chosen.chunk)?;
+        }
         if chosen.stays_on_device {
             // Its time is taken by the device's clock, when it has run.
             let began = Instant::now();

@@ -1,5 +1,6 @@
 //! One prompt in, one answer out, with everything that was measured on the way.
 
+pub(crate) mod compress_session;
 pub(crate) mod questions;
 pub(crate) mod session_file;
 pub(crate) mod time_left;

@@ -19,7 +19,7 @@ const WORTH: usize = 8;
 pub(crate) struct Evicted {
     /// Tokens that have left, `[layers, kv_heads]`; empty while none has.
     evicted_tokens: Vec<usize>,
-    /// Length of the sequence when tokens left last: earlier lengths cannot be gone back to.
+    /// Lengths below this one cannot be gone back to: tokens before it have left.
     since: usize,
 }
 
@@ -80,13 +80,8 @@ impl Sequence {
     /// whole sequence has to be read again.
     pub(crate) fn evict(&mut self) -> Result<(), Box<Failure>> {
         let shape = *self.cache.shape();
-        let mut freed = false;
         // No policy acts on a layer that has a window of its own.
-        let config = self.engine.model().config();
-        let layers = 0..config.layers;
-        let layers = layers.filter(|layer| self.engine.model().window(*layer).is_none());
-        let layers: Vec<usize> = layers.filter_map(|layer| config.cache_layer(layer)).collect();
-        for layer in layers {
+        for (_, layer) in self.whole_layers() {
             for kv_head in 0..shape.kv_heads {
                 let held = self.cache.head_tokens(layer, kv_head);
                 let Some(retained) = self.decode.layer_mut(layer)[kv_head].retained(held) else {
@@ -99,20 +94,10 @@ impl Sequence {
                     continue;
                 }
                 let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
-                match self.cache.retain(layer, kv_head, &places) {
-                    Ok(_) => {
-                        if let Some(pages) = &mut self.device {
-                            pages.truncate_head(layer, kv_head, 0);
-                        }
-                    }
+                match self.retain_alone([layer, kv_head], &places, self.tokens.len()) {
+                    Ok(()) => self.decode.layer_mut(layer)[kv_head].close_gaps(),
                     // Shared pages are copied before tokens leave them; without room for that they stay.
-                    Err(
-                        KvError::Budget { .. }
-                        | KvError::NearBudget { .. }
-                        | KvError::DiskBudget { .. }
-                        | KvError::Disk { .. }
-                        | KvError::Memory { .. },
-                    ) if self.cache.head_tokens(layer, kv_head) == held => continue,
+                    Err(error) if lacks_room(&error) && self.cache.head_tokens(layer, kv_head) == held => continue,
                     Err(error) => {
                         return Err(Box::new(Failure {
                             error: error.into(),
@@ -120,16 +105,43 @@ impl Sequence {
                         }));
                     }
                 }
-                self.decode.layer_mut(layer)[kv_head].close_gaps();
-                self.prefill.layer_mut(layer)[kv_head].reset();
-                self.means.forget(layer, kv_head);
-                self.placement.evicted.add(&shape, layer, kv_head, held - kept);
-                freed = true;
             }
         }
-        if freed {
-            self.placement.evicted.since = self.tokens.len();
+        Ok(())
+    }
+
+    /// The layers with keys and values that see the whole sequence: their number in the model and in the cache.
+    pub(crate) fn whole_layers(&self) -> Vec<(usize, usize)> {
+        let model = self.engine.model();
+        let config = model.config();
+        let layers = (0..config.layers).filter(|layer| model.window(*layer).is_none());
+        layers
+            .filter_map(|layer| Some((layer, config.cache_layer(layer)?)))
+            .collect()
+    }
+
+    /// Keeps of a (layer, KV head) the tokens at `places` alone, ascending; every token from `since` on is among them, so that the
+    /// sequence can still go back as far. What read the head before begins anew on what is left, apart from its decode policy, which
+    /// the caller tells.
+    ///
+    /// # Errors
+    /// As [`KvCache::retain`](riffle_kv::KvCache::retain): where the head holds what it held, nothing has changed.
+    pub(crate) fn retain_alone(
+        &mut self,
+        [layer, kv_head]: [usize; 2],
+        places: &[usize],
+        since: usize,
+    ) -> Result<(), KvError> {
+        let shape = *self.cache.shape();
+        let held = self.cache.head_tokens(layer, kv_head);
+        self.cache.retain(layer, kv_head, places)?;
+        if let Some(pages) = &mut self.device {
+            pages.truncate_head(layer, kv_head, 0);
         }
+        self.prefill.layer_mut(layer)[kv_head].reset();
+        self.means.forget(layer, kv_head);
+        self.placement.evicted.add(&shape, layer, kv_head, held - places.len());
+        self.placement.evicted.since = self.placement.evicted.since.max(since);
         Ok(())
     }
 
@@ -165,4 +177,16 @@ impl Sequence {
             self.placement.evicted = Evicted::default();
         }
     }
+}
+
+/// Whether an operation on pages was refused for want of room.
+pub(crate) fn lacks_room(error: &KvError) -> bool {
+    matches!(
+        error,
+        KvError::Budget { .. }
+            | KvError::NearBudget { .. }
+            | KvError::DiskBudget { .. }
+            | KvError::Disk { .. }
+            | KvError::Memory { .. }
+    )
 }

@@ -47,12 +47,17 @@ impl Sequence {
     }
 
     /// Shares the whole pages of what was read as prompt with sequences [beside](Self::beside) this one that read the same
-    /// text: pages are found by the hash of all tokens up to their end. Returns how many tokens are shared now.
+    /// text: pages are found by the hash of all tokens up to their end. Returns how many tokens are shared now: none where tokens have
+    /// been evicted.
     ///
     /// # Errors
     /// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`].
     pub fn share_prefix(&mut self) -> Result<usize, EngineError> {
         self.check_sharing()?;
+        // Pages that tokens have left do not hold what their tokens say.
+        if !self.placement.evicted.is_empty() {
+            return Ok(0);
+        }
         let identity = self.options.pages_identity();
         Ok(self.cache.share(&identity, &self.tokens[..self.prefilled]))
     }

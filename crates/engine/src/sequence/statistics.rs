@@ -4,6 +4,7 @@ use riffle_model::ModelConfig;
 use riffle_policy::{Phase, PolicyShape};
 use serde::{Deserialize, Serialize};
 
+use crate::compress::QueryObserver;
 use crate::pass::attention_time::AttentionTime;
 use crate::pass::audit::Audit;
 use crate::pass::auto::Auto;
@@ -19,7 +20,7 @@ pub struct PairCount {
     pub causal: u64,
 }
 
-/// Pairs read, time of attention, and the audit, which decides as well where heads move under `--auto`.
+/// Pairs read, time of attention, the audit, which decides as well where heads move under `--auto`, and who else looks at queries.
 #[derive(Default)]
 pub(crate) struct Statistics {
     pub(crate) pairs: PairCount,
@@ -27,6 +28,8 @@ pub(crate) struct Statistics {
     attention_time: [AttentionTime; 2],
     pub(crate) audit: Option<Audit>,
     pub(crate) auto: Option<Auto>,
+    /// What a compression measures while it reads.
+    pub(crate) observer: Option<QueryObserver>,
 }
 
 impl PairCount {

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const WINDOW: usize = 40;
 
 /// A random model whose first layer looks back 40 tokens and whose second layer sees everything.
-fn sliding_model() -> TempDir {
+pub(crate) fn sliding_model() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let source = fixture("vectors/group2-dim64-linear-bf16");
     for entry in fs::read_dir(source).unwrap() {

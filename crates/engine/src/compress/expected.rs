@@ -1,0 +1,183 @@
+//! Scores by the attention that later queries are expected to give.
+//!
+//! For a query `q` of mean `μ` and covariance `Σ` and a key `k`, `E[exp(s·q·k)] = exp(s·μ·k + s²·kᵀΣk / 2)`. A key's score is the softmax of
+//! that exponent over the keys of its head behind the sinks, averaged over the group, times the norm of its value. A soft cap on logits
+//! is left out: it changes no order of two logits.
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use riffle_attention::{PageView, read_keys, read_values, rotate_heads};
+use riffle_kv::KvCache;
+
+use crate::compress::moments::{Moments, QueryDistribution};
+use crate::compress::{HeadScores, Observe, QueryObserver, read_observed};
+use crate::pass::device::DevicePages;
+use crate::pass::tiles::Heads;
+use crate::{EngineError, PrefillProgress, Runner, Sequence};
+
+/// Which queries are expected.
+pub(super) struct Expects {
+    pub(super) sample_tokens: usize,
+    pub(super) future_tokens: usize,
+    pub(super) sink_tokens: usize,
+}
+
+/// What a page's keys may expect: the exponent for each query head of the group, `[group, tokens]`, and the norms of the values.
+struct PageScores {
+    exponents: Vec<f32>,
+    norms: Vec<f32>,
+}
+
+/// What turns keys into exponents.
+struct Expectation<'a> {
+    heads: Heads,
+    scale: f32,
+    /// Whether the cache holds rotated keys.
+    is_rotated: bool,
+    /// `[group]`
+    queries: &'a [QueryDistribution],
+}
+
+/// The expected attention of each pair of a sequence, times the norm of its value.
+pub(super) fn score(
+    sequence: &mut Sequence,
+    runner: &mut Runner,
+    expects: &Expects,
+    observe: &mut Observe<'_>,
+) -> Result<Vec<HeadScores>, EngineError> {
+    let engine = Arc::clone(&sequence.engine);
+    let layers = sequence.whole_layers();
+    let moments = sequence.measure_queries(runner, expects, observe)?;
+    let distributions = moments.distributions(sequence.tokens.len(), expects.future_tokens);
+    let heads = Heads::of(engine.model().config());
+    let mut scores = Vec::with_capacity(layers.len() * heads.kv_heads);
+    let per_layer = heads.kv_heads * heads.group;
+    for ((_, layer), distributions) in layers.into_iter().zip(distributions.chunks_exact(per_layer)) {
+        let expectations = distributions.chunks_exact(heads.group).map(|queries| Expectation {
+            heads,
+            scale: engine.model().config().attention_scale,
+            is_rotated: engine.resolved().rotation.keys,
+            queries,
+        });
+        let expectations: Vec<Expectation<'_>> = expectations.collect();
+        let pages = page_scores(&mut sequence.cache, layer, &expectations)?;
+        for (kv_head, pages) in pages.iter().enumerate() {
+            scores.push(HeadScores {
+                layer,
+                kv_head,
+                scores: head_scores(pages, heads.group, expects.sink_tokens),
+            });
+        }
+    }
+    Ok(scores)
+}
+
+impl Sequence {
+    /// Reads the latest tokens once more, by themselves, and measures their queries.
+    fn measure_queries(
+        &self,
+        runner: &mut Runner,
+        expects: &Expects,
+        observe: &mut Observe<'_>,
+    ) -> Result<Moments, EngineError> {
+        let first = self.tokens.len().saturating_sub(expects.sample_tokens);
+        let sample = &self.tokens[first..];
+        self.check_room_beside("the text with what is sampled of it", sample.len())?;
+        let device = self.device.as_ref().map(DevicePages::beside);
+        let mut scratch = Self::over(&self.engine, self.cache.pool().cache(), device, Self::dense_options())?;
+        (scratch.statistics.audit, scratch.statistics.auto) = (None, None);
+        let moments = Moments::new(&self.engine, self.whole_layers(), expects.sink_tokens);
+        scratch.statistics.observer = Some(QueryObserver::Moments(moments));
+        let mut scratch = read_observed(scratch, runner, sample, &mut |tokens_done| {
+            observe(PrefillProgress {
+                tokens_done,
+                tokens: sample.len(),
+            })
+        })?;
+        match scratch.statistics.observer.take() {
+            Some(QueryObserver::Moments(moments)) => Ok(moments),
+            _ => unreachable!("a pass leaves its observer"),
+        }
+    }
+}
+
+/// What the pages of a layer may expect, by KV head in order, wherever they lie.
+fn page_scores(
+    cache: &mut KvCache,
+    layer: usize,
+    expectations: &[Expectation<'_>],
+) -> Result<Vec<Vec<PageScores>>, EngineError> {
+    let mut scores: Vec<Vec<PageScores>> = expectations.iter().map(|_| Vec::new()).collect();
+    cache.stream::<EngineError>(layer, None, None, &mut |pages| {
+        for ((scores, pages), expectation) in scores.iter_mut().zip(pages).zip(expectations) {
+            let shown = pages.par_iter().map(|page| expectation.of_page(page));
+            scores.extend(shown.collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(())
+    })?;
+    Ok(scores)
+}
+
+impl Expectation<'_> {
+    fn of_page(&self, page: &PageView<'_>) -> Result<PageScores, EngineError> {
+        let (head_dim, tokens) = (self.heads.head_dim, page.tokens);
+        let mut rows = vec![0.0; tokens * head_dim];
+        read_values(&page.values, head_dim, 0, tokens, &mut rows, head_dim)?;
+        let norms = rows
+            .chunks_exact(head_dim)
+            .map(|value| dot(value, value).sqrt())
+            .collect();
+        read_keys(&page.keys, head_dim, 0, tokens, &mut rows, head_dim)?;
+        if self.is_rotated {
+            rotate_heads(&mut rows, head_dim);
+        }
+        let mut product = vec![0.0; head_dim];
+        let mut exponents = Vec::with_capacity(self.queries.len() * tokens);
+        for query in self.queries {
+            for key in rows.chunks_exact(head_dim) {
+                product.fill(0.0);
+                for (element, row) in key.iter().zip(query.covariance.chunks_exact(head_dim)) {
+                    for (product, covariance) in product.iter_mut().zip(row) {
+                        *product += element * covariance;
+                    }
+                }
+                let (mean, variance) = (dot(key, &query.mean), dot(key, &product));
+                exponents.push(self.scale * mean + 0.5 * self.scale * self.scale * variance);
+            }
+        }
+        Ok(PageScores { exponents, norms })
+    }
+}
+
+/// Scores of a KV head's pairs, oldest first; zero for the sinks.
+fn head_scores(pages: &[PageScores], group: usize, sink_tokens: usize) -> Vec<f32> {
+    let norms: Vec<f32> = pages.iter().flat_map(|page| &page.norms).copied().collect();
+    let mut scores = vec![0.0; norms.len()];
+    let behind = sink_tokens.min(norms.len());
+    for head in 0..group {
+        let exponents = pages.iter().flat_map(|page| {
+            let tokens = page.norms.len();
+            &page.exponents[head * tokens..(head + 1) * tokens]
+        });
+        let exponents: Vec<f32> = exponents.copied().collect();
+        let top = exponents[behind..].iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weight = |exponent: &f32| f64::from(exponent - top).exp();
+        let total: f64 = exponents[behind..].iter().map(weight).sum();
+        for (score, exponent) in scores[behind..].iter_mut().zip(&exponents[behind..]) {
+            *score += (weight(exponent) / (total * group as f64)) as f32;
+        }
+    }
+    scores.iter().zip(norms).map(|(score, norm)| score * norm).collect()
+}
+
+/// Summed in a fixed order, in eight parts.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 8];
+    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += a * b;
+        }
+    }
+    sums.iter().sum()
+}

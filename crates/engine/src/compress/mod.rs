@@ -1,0 +1,225 @@
+//! Compression of a cache that does not know the question: of what a sequence has read, the pairs of keys and values that later
+//! queries will need least are evicted for good, so that a question that comes afterwards is still answered.
+//!
+//! ```text
+//! options ─▶ scratch sequence reads ─▶ observer looks at its queries ─▶ a score for every pair ─▶ kept places ─▶ eviction
+//! ```
+//!
+//! The scores come from tokens that a scratch sequence reads, a fork for [`CompressMethod::KvZip`] and an empty one for
+//! [`CompressMethod::Expected`]: the sequence itself changes when all of them are known.
+
+mod budget;
+mod expected;
+mod kvzip;
+mod moments;
+mod observer;
+mod options;
+mod reconstruction;
+mod repeat;
+#[cfg(test)]
+mod tests;
+
+use std::ops::ControlFlow;
+
+use riffle_policy::PolicySpec;
+use serde::Serialize;
+
+use crate::sequence::eviction::lacks_room;
+use crate::{EngineError, PrefillProgress, Runner, Sequence, SequenceOptions, Session};
+pub(crate) use observer::QueryObserver;
+pub use options::{CompressMethod, CompressOptions, Spread};
+pub use repeat::RepeatPrompt;
+
+/// What a compression kept and freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Compressed {
+    /// Tokens of the sequence.
+    pub tokens: usize,
+    /// Pairs of keys and values before, over all layers that see the whole sequence and their KV heads.
+    pub pairs_before: usize,
+    /// Pairs now.
+    pub pairs: usize,
+    /// Bytes of the sequence's pages before, in all tiers.
+    pub bytes_before: u64,
+    /// Bytes now.
+    pub bytes: u64,
+}
+
+/// Told how far the reading has come; may ask to stop.
+type Observe<'a> = dyn FnMut(PrefillProgress) -> ControlFlow<()> + 'a;
+
+/// The pairs of one (layer of the cache, KV head), oldest first.
+struct HeadScores {
+    layer: usize,
+    kv_head: usize,
+    /// How much later queries are expected to need each pair; [`f32::INFINITY`] for a pair that stays in any case.
+    scores: Vec<f32>,
+}
+
+impl Sequence {
+    /// Keeps of every KV head the pairs of keys and values that later queries will need most, and frees the pages of the others.
+    ///
+    /// The choice does not depend on any question, nor on the number of threads. Layers with a sliding window and recurrent layers
+    /// are left alone. Afterwards the sequence goes on, is forked, saved and restored as before; it goes back by the latest tokens that
+    /// every head keeps, and further by reading its text again alone; its pages serve no other sequence as a beginning.
+    ///
+    /// What is read to measure it stands in a second sequence for the time: with farther tiers, [`EngineOptions::sequences`] of 2 leaves
+    /// room for its pages.
+    ///
+    /// [`EngineOptions::sequences`]: crate::EngineOptions::sequences
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] for a share that is none, [`EngineError::NotCompressible`], [`EngineError::ContextExceeded`] where
+    /// the context has no room beside the text for what is read to measure it, [`EngineError::Interrupted`]: the sequence has not changed then.
+    /// [`EngineError::Kv`] where copies of shared pages have no room: some heads are not compressed then. Where a page cannot be
+    /// read or written while tokens move, the sequence is empty.
+    pub fn compress(
+        &mut self,
+        runner: &mut Runner,
+        options: &CompressOptions,
+        observe: &mut Observe<'_>,
+    ) -> Result<Compressed, EngineError> {
+        options.check()?;
+        self.check_compressible(options)?;
+        let (pairs_before, bytes_before) = (self.whole_pairs(), self.usage().bytes_by_tier.total());
+        if options.keep < 1.0 {
+            let mut scores = self.scores(runner, options, observe)?;
+            budget::protect(&mut scores, options);
+            let kept = budget::kept(&scores, options);
+            self.retain_everywhere(&scores, &kept, options.recent_tokens)?;
+        }
+        Ok(Compressed {
+            tokens: self.tokens.len(),
+            pairs_before,
+            pairs: self.whole_pairs(),
+            bytes_before,
+            bytes: self.usage().bytes_by_tier.total(),
+        })
+    }
+
+    /// The score of every pair in the layers that see the whole sequence.
+    fn scores(
+        &mut self,
+        runner: &mut Runner,
+        options: &CompressOptions,
+        observe: &mut Observe<'_>,
+    ) -> Result<Vec<HeadScores>, EngineError> {
+        match &options.method {
+            CompressMethod::KvZip { chunk_tokens, prompt } => {
+                let prompt = match prompt {
+                    Some(prompt) => prompt.clone(),
+                    None => RepeatPrompt::of(&self.engine)?,
+                };
+                let reconstructs = kvzip::Reconstructs {
+                    chunk_tokens: *chunk_tokens,
+                    sink_tokens: options.sink_tokens,
+                    prompt,
+                };
+                kvzip::score(self, runner, &reconstructs, observe)
+            }
+            CompressMethod::Expected {
+                sample_tokens,
+                future_tokens,
+            } => {
+                let expects = expected::Expects {
+                    sample_tokens: *sample_tokens,
+                    future_tokens: *future_tokens,
+                    sink_tokens: options.sink_tokens,
+                };
+                expected::score(self, runner, &expects, observe)
+            }
+        }
+    }
+
+    fn check_compressible(&self, options: &CompressOptions) -> Result<(), EngineError> {
+        if self.tokens.is_empty() {
+            return Err(EngineError::NotCompressible("it holds no tokens"));
+        }
+        if self.options.window.is_some() {
+            return Err(EngineError::NotCompressible("--window-size keeps a window of it alone"));
+        }
+        if self.decode.iter().any(|policy| policy.traits().evicts) {
+            return Err(EngineError::NotCompressible(
+                "its --decode policy evicts tokens by itself; use one that does not, such as full",
+            ));
+        }
+        let whole = self.whole_layers();
+        if whole.is_empty() {
+            return Err(EngineError::NotCompressible(
+                "no layer of its model keeps the keys of the whole text",
+            ));
+        }
+        let reconstructs = matches!(options.method, CompressMethod::KvZip { .. });
+        if reconstructs && self.whole_pairs() < whole.len() * self.cache.shape().kv_heads * self.tokens.len() {
+            return Err(EngineError::NotCompressible(
+                "tokens have been evicted from it already; use the method expected, or compress the session of the whole text",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses to read `tokens` tokens into a sequence beside this one where the context does not hold the pages of both.
+    fn check_room_beside(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+        let page_tokens = self.cache.shape().page_tokens;
+        let held = self.tokens.len();
+        let begun = held.next_multiple_of(page_tokens) - held;
+        self.check_room(what, begun + tokens.next_multiple_of(page_tokens))
+    }
+
+    /// Pairs of keys and values in the layers that see the whole sequence.
+    fn whole_pairs(&self) -> usize {
+        let kv_heads = self.cache.shape().kv_heads;
+        let heads = self.whole_layers().into_iter();
+        heads
+            .flat_map(|(_, layer)| (0..kv_heads).map(move |kv_head| (layer, kv_head)))
+            .map(|(layer, kv_head)| self.cache.head_tokens(layer, kv_head))
+            .sum()
+    }
+
+    /// Keeps the places of each head, the latest `recent_tokens` tokens among them, and frees the pages that run empty.
+    fn retain_everywhere(
+        &mut self,
+        heads: &[HeadScores],
+        kept: &[Vec<usize>],
+        recent_tokens: usize,
+    ) -> Result<(), EngineError> {
+        let since = self.tokens.len().saturating_sub(recent_tokens);
+        for (head, kept) in heads.iter().zip(kept) {
+            let (layer, kv_head) = (head.layer, head.kv_head);
+            if kept.len() == head.scores.len() {
+                continue;
+            }
+            if let Err(error) = self.retain_alone([layer, kv_head], kept, since) {
+                if !lacks_room(&error) || self.cache.head_tokens(layer, kv_head) != head.scores.len() {
+                    self.forget_all();
+                }
+                return Err(error.into());
+            }
+            self.decode.layer_mut(layer)[kv_head].reset();
+        }
+        Ok(())
+    }
+
+    /// Options of a scratch sequence: every query reads everything.
+    fn dense_options() -> SequenceOptions {
+        SequenceOptions {
+            prefill: PolicySpec::full().into(),
+            decode: PolicySpec::full().into(),
+            window: None,
+        }
+    }
+}
+
+/// Reads `tokens` as a prompt into a scratch sequence, whose observer looks at every query. `observe` is told the tokens read.
+/// Returns the scratch sequence.
+fn read_observed(
+    scratch: Sequence,
+    runner: &mut Runner,
+    tokens: &[u32],
+    observe: &mut dyn FnMut(f64) -> ControlFlow<()>,
+) -> Result<Sequence, EngineError> {
+    let mut session = Session::with_runner(scratch, runner);
+    let read = session.prefill(tokens, &mut |progress| observe(progress.tokens_done));
+    let scratch = session.give_runner_back(runner);
+    read.map(|()| scratch)
+}

@@ -1,0 +1,180 @@
+//! Mean and covariance of queries before they are turned to their positions.
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use riffle_attention::rotate_heads;
+
+use crate::Engine;
+use crate::pass::chunk::Chunk;
+use crate::pass::tiles::Heads;
+
+/// Sums over the queries of a scratch sequence that began empty.
+pub(crate) struct Moments {
+    engine: Arc<Engine>,
+    heads: Heads,
+    /// First tokens, whose queries are outliers and are left out.
+    sink_tokens: usize,
+    /// Layers by their number in the model and in the cache.
+    layers: Vec<(usize, usize)>,
+    /// `[layers, query heads]`
+    sums: Vec<HeadSums>,
+}
+
+/// Sums over the queries of one head.
+#[derive(Clone)]
+struct HeadSums {
+    count: usize,
+    /// `[head_dim]`
+    sum: Vec<f64>,
+    /// `[head_dim, head_dim]`, the lower triangle.
+    products: Vec<f64>,
+}
+
+/// What the queries of one head are like, over the positions where they are expected.
+pub(super) struct QueryDistribution {
+    /// `[head_dim]`
+    pub(super) mean: Vec<f32>,
+    /// `[head_dim, head_dim]`
+    pub(super) covariance: Vec<f32>,
+}
+
+impl Moments {
+    pub(super) fn new(engine: &Arc<Engine>, layers: Vec<(usize, usize)>, sink_tokens: usize) -> Self {
+        let heads = Heads::of(engine.model().config());
+        let empty = HeadSums {
+            count: 0,
+            sum: vec![0.0; heads.head_dim],
+            products: vec![0.0; heads.head_dim * heads.head_dim],
+        };
+        Self {
+            sums: vec![empty; layers.len() * heads.kv_heads * heads.group],
+            engine: Arc::clone(engine),
+            heads,
+            sink_tokens,
+            layers,
+        }
+    }
+
+    /// Takes in the queries of a chunk.
+    pub(super) fn observe(&mut self, chunk: &Chunk<'_>) {
+        let Some(number) = self.layers.iter().position(|(_, layer)| *layer == chunk.layer) else {
+            return;
+        };
+        let queries = self.unturned(self.layers[number].0, chunk);
+        let (head_dim, per_layer) = (self.heads.head_dim, self.heads.kv_heads * self.heads.group);
+        let sums = &mut self.sums[number * per_layer..(number + 1) * per_layer];
+        sums.par_iter_mut().enumerate().for_each(|(head, sums)| {
+            for row in queries.chunks_exact(per_layer * head_dim) {
+                sums.add(&row[head * head_dim..(head + 1) * head_dim]);
+            }
+        });
+    }
+
+    /// Queries of a chunk as they were before they were turned to their positions, `[tokens, heads, head_dim]`, without those of the
+    /// sinks.
+    fn unturned(&self, layer: usize, chunk: &Chunk<'_>) -> Vec<f32> {
+        let Heads { head_dim, .. } = self.heads;
+        let (width, kv_width) = (self.heads.width(), self.heads.kv_heads * head_dim);
+        let is_rotated = self.engine.resolved().rotation.keys;
+        let (model, context) = (self.engine.model(), self.engine.rotary_context());
+        // A tile of the first KV head begins where its rows begin: the other heads lie behind.
+        let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == 0);
+        let rows = tiles.flat_map(|tile| {
+            let rows = 0..tile.queries.rows;
+            rows.map(|row| {
+                let from = row * tile.queries.row_stride;
+                (tile.queries.start + row, &tile.queries.data[from..from + width])
+            })
+        });
+        let rows: Vec<(usize, &[f32])> = rows.filter(|(position, _)| *position >= self.sink_tokens).collect();
+        let mut queries = vec![0.0; rows.len() * width];
+        let turned = queries.par_chunks_exact_mut(width).zip(rows);
+        turned.for_each(|(query, (position, row))| {
+            query.copy_from_slice(row);
+            if is_rotated {
+                rotate_heads(query, head_dim);
+            }
+            for heads in query.chunks_exact_mut(kv_width) {
+                model.move_keys(layer, heads, position, 0, context);
+            }
+        });
+        queries
+    }
+
+    /// What queries are like at `future_tokens` positions from `first` on, `[layers, query heads]`.
+    pub(super) fn distributions(&self, first: usize, future_tokens: usize) -> Vec<QueryDistribution> {
+        let per_layer = self.heads.kv_heads * self.heads.group;
+        let layers = self.layers.iter().zip(self.sums.chunks_exact(per_layer));
+        let distributions = layers.flat_map(|((layer, _), sums)| {
+            let turn = self.mean_turn(*layer, first, future_tokens);
+            let heads = sums.par_iter().map(|sums| sums.turned(&turn));
+            heads.collect::<Vec<_>>()
+        });
+        distributions.collect()
+    }
+
+    /// The mean over `count` positions from `first` on of what turns a head to its position, `[head_dim, head_dim]`.
+    fn mean_turn(&self, layer: usize, first: usize, count: usize) -> Vec<f64> {
+        let (head_dim, kv_heads) = (self.heads.head_dim, self.heads.kv_heads);
+        let context = self.engine.rotary_context();
+        let mut turn = vec![0.0; head_dim * head_dim];
+        // Unit vectors, as many at a time as a token has KV heads.
+        for columns in (0..head_dim).collect::<Vec<_>>().chunks(kv_heads) {
+            for position in first..first + count {
+                let mut units = vec![0.0; kv_heads * head_dim];
+                for (place, column) in columns.iter().enumerate() {
+                    units[place * head_dim + column] = 1.0;
+                }
+                self.engine.model().move_keys(layer, &mut units, 0, position, context);
+                for (column, unit) in columns.iter().zip(units.chunks_exact(head_dim)) {
+                    for (row, value) in unit.iter().enumerate() {
+                        turn[row * head_dim + column] += f64::from(*value) / count as f64;
+                    }
+                }
+            }
+        }
+        turn
+    }
+}
+
+impl HeadSums {
+    fn add(&mut self, query: &[f32]) {
+        self.count += 1;
+        for (sum, value) in self.sum.iter_mut().zip(query) {
+            *sum += f64::from(*value);
+        }
+        let rows = self.products.chunks_exact_mut(query.len());
+        for (row, (products, left)) in rows.zip(query).enumerate() {
+            for (product, right) in products[..=row].iter_mut().zip(query) {
+                *product += f64::from(*left) * f64::from(*right);
+            }
+        }
+    }
+
+    /// Mean and covariance after every query is multiplied with `turn`.
+    fn turned(&self, turn: &[f64]) -> QueryDistribution {
+        let (head_dim, count) = (self.sum.len(), self.count.max(1) as f64);
+        let mean: Vec<f64> = self.sum.iter().map(|sum| sum / count).collect();
+        let covariance = |row: usize, column: usize| {
+            let product = self.products[row.max(column) * head_dim + row.min(column)];
+            product / count - mean[row] * mean[column]
+        };
+        let covariance: Vec<f64> = (0..head_dim * head_dim)
+            .map(|at| covariance(at / head_dim, at % head_dim))
+            .collect();
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let rows = || turn.chunks_exact(head_dim);
+        // The covariance is symmetric: its rows are its columns.
+        let half: Vec<f64> = rows()
+            .flat_map(|turn| covariance.chunks_exact(head_dim).map(move |column| dot(turn, column)))
+            .collect();
+        let turned = half
+            .chunks_exact(head_dim)
+            .flat_map(|half| rows().map(move |turn| dot(half, turn) as f32));
+        QueryDistribution {
+            mean: rows().map(|turn| dot(turn, &mean) as f32).collect(),
+            covariance: turned.collect(),
+        }
+    }
+}

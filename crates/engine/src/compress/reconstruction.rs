@@ -1,0 +1,154 @@
+//! The largest attention weight of every key of a chunk, over the queries that repeat it.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+use riffle_attention::{LANES, Plane, PlaneMut, Scorer, Span, exponentiate, read_keys, write_keys};
+use riffle_kv::KvCache;
+
+use crate::EngineError;
+use crate::compress::HeadScores;
+use crate::pass::chunk::Chunk;
+use crate::pass::tiles::Tile;
+
+/// Sums up a reconstruction, chunk of the text by chunk.
+///
+/// A query's weights are its softmax over the sinks before the chunk, the chunk, and the tokens read since the text ended, itself the
+/// last of them: what stands elsewhere in the text takes no weight from the chunk.
+pub(crate) struct Reconstruction {
+    /// `[layers, kv_heads]`, in the order of the layers given.
+    heads: Vec<HeadScores>,
+    kv_heads: usize,
+    /// Tokens of the text.
+    text_tokens: usize,
+    sink_tokens: usize,
+    /// Tokens of the text that are repeated.
+    chunk: Range<usize>,
+}
+
+/// Keys of one KV head that the queries of a round see: of the sinks, the chunk, and the tokens read since.
+struct SeenKeys {
+    /// Stripes of f32 keys, as a page holds them.
+    plane: Vec<f32>,
+    tokens: usize,
+}
+
+impl Reconstruction {
+    /// All scores zero, for layers of the cache.
+    pub(super) fn new(layers: &[usize], kv_heads: usize, text_tokens: usize, sink_tokens: usize) -> Self {
+        let heads = layers
+            .iter()
+            .flat_map(|layer| (0..kv_heads).map(move |kv_head| (*layer, kv_head)));
+        let heads = heads.map(|(layer, kv_head)| HeadScores {
+            layer,
+            kv_head,
+            scores: vec![0.0; text_tokens],
+        });
+        Self {
+            heads: heads.collect(),
+            kv_heads,
+            text_tokens,
+            sink_tokens,
+            chunk: 0..0,
+        }
+    }
+
+    /// From now on tokens `chunk` of the text are repeated.
+    pub(super) fn begin(&mut self, chunk: Range<usize>) {
+        self.chunk = chunk;
+    }
+
+    pub(super) fn into_scores(self) -> Vec<HeadScores> {
+        self.heads
+    }
+
+    /// Takes in the queries of a round.
+    pub(super) fn observe(&mut self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<(), EngineError> {
+        let Some(first) = self.heads.iter().position(|head| head.layer == chunk.layer) else {
+            return Ok(());
+        };
+        let seen = self.seen_keys(cache, chunk)?;
+        let tiles = chunk.tiles.par_iter();
+        let largest: Result<Vec<Vec<f32>>, EngineError> = tiles
+            .map(|tile| self.largest_weights(tile, &seen[tile.kv_head], chunk))
+            .collect();
+        for (tile, largest) in chunk.tiles.iter().zip(largest?) {
+            let scores = &mut self.heads[first + tile.kv_head].scores[self.chunk.clone()];
+            for (score, weight) in scores.iter_mut().zip(largest) {
+                *score = score.max(weight);
+            }
+        }
+        Ok(())
+    }
+
+    /// Spans of the tokens whose keys are seen by the end of a round.
+    fn spans(&self, end: usize) -> [Span; 3] {
+        [
+            Span::new(0, self.sink_tokens.min(self.chunk.start)),
+            Span::new(self.chunk.start, self.chunk.end),
+            Span::new(self.text_tokens, end),
+        ]
+    }
+
+    /// The keys that a round sees, by KV head, wherever their pages lie.
+    fn seen_keys(&self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<Vec<SeenKeys>, EngineError> {
+        let (page_tokens, head_dim) = (cache.shape().page_tokens, chunk.head_dim);
+        let spans = self.spans(chunk.end());
+        let tokens: usize = spans.iter().map(Span::len).sum();
+        let pages = spans.iter().filter(|span| !span.is_empty());
+        let pages = pages.map(|span| Span::new(span.start / page_tokens, span.end.div_ceil(page_tokens)));
+        let wanted = riffle_attention::Selection::from_spans(pages).spans().to_vec();
+        // [tokens, head_dim]
+        let mut rows = vec![vec![0.0; tokens * head_dim]; self.kv_heads];
+        cache.stream::<EngineError>(chunk.layer, Some(&vec![wanted; self.kv_heads]), None, &mut |pages| {
+            rows.par_iter_mut().zip(pages).try_for_each(|(rows, pages)| {
+                for page in pages {
+                    let mut at = 0;
+                    for span in &spans {
+                        let part = span.intersect(&Span::new(page.start, page.start + page.tokens));
+                        if !part.is_empty() {
+                            let out = &mut rows[(at + part.start - span.start) * head_dim..];
+                            let slot = part.start - page.start;
+                            read_keys(&page.keys, head_dim, slot, part.len(), out, head_dim)?;
+                        }
+                        at += span.len();
+                    }
+                }
+                Ok::<(), EngineError>(())
+            })
+        })?;
+        let planes = rows.par_iter().map(|rows| {
+            let mut plane = vec![0.0; tokens.next_multiple_of(LANES) * head_dim];
+            write_keys(&mut PlaneMut::F32(&mut plane), head_dim, 0, tokens, rows, head_dim)?;
+            Ok(SeenKeys { plane, tokens })
+        });
+        planes.collect()
+    }
+
+    /// The largest weight that any query of a tile gives to each key of the chunk.
+    fn largest_weights(&self, tile: &Tile<'_>, seen: &SeenKeys, chunk: &Chunk<'_>) -> Result<Vec<f32>, EngineError> {
+        let (queries, context) = (&tile.queries, &chunk.contexts[tile.kv_head]);
+        let rows = (0..queries.rows).flat_map(|row| (0..queries.group).map(move |head| queries.query(row, head)));
+        let mut scorer = Scorer::default();
+        scorer.set(rows, queries.head_dim, context.scale)?;
+        let mut logits = vec![0.0; queries.rows * queries.group * seen.tokens];
+        let keys = Plane::F32(&seen.plane);
+        scorer.score(&keys, Span::new(0, seen.tokens), None, &mut logits, seen.tokens)?;
+        let [sinks, repeated, _] = self.spans(chunk.end()).map(|span| span.len());
+        let mut largest = vec![0.0f32; repeated];
+        for (query, logits) in logits.chunks_exact_mut(seen.tokens).enumerate() {
+            let own = queries.start + query / queries.group + 1 - self.text_tokens;
+            let visible = &mut logits[..sinks + repeated + own];
+            if let Some(cap) = context.soft_cap {
+                visible
+                    .iter_mut()
+                    .for_each(|logit| *logit = cap * (*logit / cap).tanh());
+            }
+            let factor = (1.0 / exponentiate(visible)) as f32;
+            for (largest, weight) in largest.iter_mut().zip(&visible[sinks..]) {
+                *largest = largest.max(weight * factor);
+            }
+        }
+        Ok(largest)
+    }
+}

@@ -1,0 +1,58 @@
+//! What asks a model to repeat what it has read.
+
+use std::ops::Range;
+
+use riffle_model::ChatMessage;
+
+use crate::{Engine, EngineError};
+
+/// Last tokens of the chunk before, by which the model is told where to begin.
+const LEAD_TOKENS: usize = 8;
+
+const WHOLE: &str = "\n\nRepeat the previous context exactly.";
+const PART: &str = "\n\nRepeat the part of the previous context exactly, starting with";
+
+/// Tokens that ask a model to repeat a chunk of what it has read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepeatPrompt {
+    /// Asks for the first chunk.
+    pub first: Vec<u32>,
+    /// Asks for a later chunk; the last tokens of the chunk before follow.
+    pub later: Vec<u32>,
+    /// Stands between the request and the chunk.
+    pub behind: Vec<u32>,
+}
+
+impl RepeatPrompt {
+    /// The words of the reference implementation of KVzip. Between the request and the chunk stands a line feed or, for a model
+    /// with a chat template, what ends a user's message there and begins the answer.
+    ///
+    /// # Errors
+    /// [`EngineError::NoTokenizer`], and what a chat template can fail with.
+    pub fn of(engine: &Engine) -> Result<Self, EngineError> {
+        let tokenizer = engine.tokenizer()?;
+        let behind = match engine.chat_template() {
+            None => None,
+            Some(template) => {
+                let message = WHOLE.trim();
+                let text = template.render(&[ChatMessage::new("user", message)], true)?;
+                text.rsplit_once(message).map(|(_, behind)| behind.to_owned())
+            }
+        };
+        let encode = |text: &str| tokenizer.encode(text, false);
+        Ok(Self {
+            first: encode(WHOLE)?,
+            later: encode(PART)?,
+            behind: encode(behind.as_deref().unwrap_or("\n"))?,
+        })
+    }
+
+    /// The request for a chunk of a text, and the chunk itself.
+    pub(crate) fn tokens(&self, text: &[u32], chunk: Range<usize>) -> Vec<u32> {
+        let (request, lead) = match chunk.start {
+            0 => (&self.first, 0..0),
+            start => (&self.later, start.saturating_sub(LEAD_TOKENS)..start),
+        };
+        [request, &text[lead], &self.behind, &text[chunk]].concat()
+    }
+}

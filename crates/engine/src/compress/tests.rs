@@ -1,0 +1,192 @@
+//! Scores and choices beside those of `kvpress` (`fixtures/vectors/compress.py`).
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use safetensors::SafeTensors;
+
+use super::*;
+use crate::{Engine, EngineOptions, with_threads};
+
+const CASES: [&str; 3] = [
+    "group2-dim64-linear-bf16",
+    "group2-dim32-rope-parameters-f32",
+    "group4-dim80-llama3-f16",
+];
+
+/// What kvpress found for a model: tokens of the text, scores `[layers, kv_heads, tokens]` and which pairs it keeps.
+struct Oracle {
+    tokens: Vec<u32>,
+    scores: Vec<f32>,
+    kept: Vec<bool>,
+}
+
+fn folder(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fixtures/vectors")
+        .join(case)
+}
+
+fn oracle(case: &str, method: &str) -> Oracle {
+    let read = |name: &str| std::fs::read(folder(case).join(name)).unwrap();
+    let (expected, found) = (read("expected.safetensors"), read("compress.safetensors"));
+    let (expected, found) = (
+        SafeTensors::deserialize(&expected).unwrap(),
+        SafeTensors::deserialize(&found).unwrap(),
+    );
+    let scores = found.tensor(method).unwrap();
+    let text_tokens = *scores.shape().last().unwrap();
+    let tokens = expected.tensor("tokens").unwrap().data().as_chunks::<8>().0.to_vec();
+    let kept = found.tensor(&format!("{method}_kept")).unwrap();
+    Oracle {
+        tokens: tokens[..text_tokens]
+            .iter()
+            .map(|token| i64::from_le_bytes(*token) as u32)
+            .collect(),
+        scores: scores
+            .data()
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|score| f32::from_le_bytes(*score))
+            .collect(),
+        kept: kept.data().iter().map(|kept| *kept == 1).collect(),
+    }
+}
+
+fn options() -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(400),
+        batch_tokens: 96,
+        chunk_tokens: 40,
+        page_tokens: 32,
+        key_format: Format::F32,
+        value_format: Format::F32,
+        ..EngineOptions::default()
+    }
+}
+
+/// As the oracle was asked: half of the pairs, in chunks of 64 tokens, with these prompts.
+fn asked(method: &str) -> CompressOptions {
+    let method = match method {
+        "kvzip" => CompressMethod::KvZip {
+            chunk_tokens: 64,
+            prompt: Some(RepeatPrompt {
+                first: vec![5, 9, 2],
+                later: vec![7, 3],
+                behind: vec![11],
+            }),
+        },
+        _ => CompressMethod::EXPECTED,
+    };
+    CompressOptions {
+        recent_tokens: 0,
+        ..CompressOptions::new(method, 0.5)
+    }
+}
+
+fn scores(engine: &Arc<Engine>, tokens: &[u32], asked: &CompressOptions) -> Vec<HeadScores> {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(tokens, &mut |_| ControlFlow::Continue(())).unwrap();
+    let mut runner = Runner::new(engine);
+    let mut go_on = |_| ControlFlow::Continue(());
+    session.scores(&mut runner, asked, &mut go_on).unwrap()
+}
+
+/// The largest difference, the sinks apart, which the oracle scores as it likes.
+fn largest_difference(found: &[HeadScores], expected: &[f32], sinks: usize) -> f32 {
+    let heads = found.iter().zip(expected.chunks_exact(found[0].scores.len()));
+    let pairs = heads.flat_map(|(found, expected)| found.scores[sinks..].iter().zip(&expected[sinks..]));
+    pairs
+        .map(|(found, expected)| (found - expected).abs())
+        .fold(0.0, f32::max)
+}
+
+#[test]
+fn scores_and_kept_pairs_are_those_of_kvpress() {
+    for case in CASES {
+        for method in ["kvzip", "expected"] {
+            let oracle = oracle(case, method);
+            let asked = asked(method);
+            let engine = Engine::load(folder(case), options()).unwrap();
+            let mut found = scores(&engine, &oracle.tokens, &asked);
+            assert_eq!(found.len() * found[0].scores.len(), oracle.scores.len());
+            let difference = largest_difference(&found, &oracle.scores, 4);
+            assert!(difference < 2e-5, "{case} {method}: {difference}");
+            budget::protect(&mut found, &asked);
+            for (head, kept) in budget::kept(&found, &asked).into_iter().enumerate() {
+                let text_tokens = oracle.tokens.len();
+                let expected = &oracle.kept[head * text_tokens..(head + 1) * text_tokens];
+                let expected: Vec<usize> = (0..text_tokens).filter(|place| expected[*place]).collect();
+                assert_eq!(kept, expected, "{case} {method}, head {head}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_do_not_depend_on_threads_or_on_where_pages_lie() {
+    let folder_of_pages = tempfile::tempdir().unwrap();
+    for method in ["kvzip", "expected"] {
+        let oracle = oracle(CASES[0], method);
+        let bits = |options: EngineOptions, threads: usize| {
+            let found = with_threads(Some(threads), || {
+                let engine = Engine::load(folder(CASES[0]), options).unwrap();
+                scores(&engine, &oracle.tokens, &asked(method))
+            });
+            let scores = found.unwrap().into_iter().flat_map(|head| head.scores);
+            scores.map(f32::to_bits).collect::<Vec<u32>>()
+        };
+        let expected = bits(options(), 1);
+        assert!(bits(options(), 3) == expected, "{method}: threads");
+        let mut far = options();
+        far.sequences = 2;
+        far.kv_tiers.disk = Some(riffle_kv::DiskTier {
+            folder: folder_of_pages.path().to_owned(),
+            budget_bytes: None,
+        });
+        far.kv_tiers.slots = 2;
+        far.kv_tiers.ram_budget_bytes = Some(0);
+        let info = riffle_model::inspect(folder(CASES[0])).unwrap();
+        let least = crate::plan(&info, &far).unwrap().kv_tiers.least_near_bytes;
+        far.kv_tiers.ram_budget_bytes = Some(least);
+        assert!(bits(far, 2) == expected, "{method}: disk");
+    }
+}
+
+#[test]
+fn rotated_caches_and_other_pages_give_the_same_scores() {
+    for method in ["kvzip", "expected"] {
+        let oracle = oracle(CASES[0], method);
+        let rotated = EngineOptions {
+            rotate: Some(true),
+            page_tokens: 16,
+            chunk_tokens: 17,
+            ..options()
+        };
+        let engine = Engine::load(folder(CASES[0]), rotated).unwrap();
+        let found = scores(&engine, &oracle.tokens, &asked(method));
+        let difference = largest_difference(&found, &oracle.scores, 4);
+        assert!(difference < 2e-5, "{method}: {difference}");
+    }
+}
+
+#[test]
+fn a_sample_of_the_text_expects_nearly_what_the_whole_text_does() {
+    let oracle = oracle(CASES[0], "expected");
+    let engine = Engine::load(folder(CASES[0]), options()).unwrap();
+    let sampled = CompressOptions {
+        method: CompressMethod::Expected {
+            sample_tokens: 75,
+            future_tokens: 512,
+        },
+        ..asked("expected")
+    };
+    let found = scores(&engine, &oracle.tokens, &sampled);
+    let largest = oracle.scores.chunks_exact(oracle.tokens.len());
+    let largest = largest.flat_map(|head| &head[4..]).copied().fold(0.0, f32::max);
+    let difference = largest_difference(&found, &oracle.scores, 4);
+    assert!(difference > 0.0 && difference < largest, "{difference} of {largest}");
+}

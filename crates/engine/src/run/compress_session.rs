@@ -1,0 +1,56 @@
+//! Compresses a session that lies in a file.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_kv::KvCache;
+use serde::Serialize;
+
+use crate::run::session_file::SessionFile;
+use crate::{CompressOptions, Compressed, Engine, EngineError, PrefillProgress, SessionReport};
+
+/// What became of a session that was compressed.
+#[derive(Debug, Clone, Serialize)]
+pub struct CompressReport {
+    /// What compressed it, as `kvzip:0.3`.
+    pub compress: String,
+    /// What was kept and freed.
+    #[serde(flatten)]
+    pub compressed: Compressed,
+    /// Milliseconds that it took.
+    pub compress_ms: f64,
+    /// The file before, bytes.
+    pub file_bytes_before: u64,
+    /// The file now.
+    pub session: SessionReport,
+}
+
+/// Restores the session in a file, [compresses](crate::Sequence::compress) it and saves it there.
+///
+/// # Errors
+/// As [`crate::Sequence::restore`], [`crate::Sequence::compress`] and [`crate::Sequence::save`]. The file is what it was then.
+pub fn compress_session(
+    engine: &Arc<Engine>,
+    path: &Path,
+    options: &CompressOptions,
+    observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+) -> Result<CompressReport, EngineError> {
+    // A file that is not there is named before its folder is touched.
+    KvCache::saved_identity(path)?;
+    let mut file = SessionFile::open(path)?;
+    let mut session = file.session(engine)?;
+    let file_bytes_before = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    let start = Instant::now();
+    let compressed = session.compress(options, observe)?;
+    let compress_ms = start.elapsed().as_secs_f64() * 1e3;
+    file.save(&session)?;
+    Ok(CompressReport {
+        compress: options.to_string(),
+        compressed,
+        compress_ms,
+        file_bytes_before,
+        session: file.report,
+    })
+}
