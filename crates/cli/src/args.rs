@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Policies(PoliciesArguments),
     /// Find the cheapest policy that keeps the attention of each head, and write a profile
     Calibrate(CalibrateArguments),
+    /// Work on sessions in files
+    Session(SessionArguments),
     /// Measure what a model and a policy get right
     Eval(EvalArguments),
     /// Measure speed
@@ -363,6 +365,42 @@ pub(crate) struct CalibrateArguments {
     /// The profile to write
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionArguments {
+    #[command(subcommand)]
+    pub(crate) command: SessionCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SessionCommand {
+    /// Keep a share of a session's keys and values, so that later questions of any kind are still answered
+    #[command(
+        after_help = "Example:\n  riffle run --model model.gguf --file book.txt -n 0 --session book.session\n  riffle session compress --model model.gguf --session book.session --keep 0.3"
+    )]
+    Compress(Box<CompressArguments>),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompressArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// The session's file, as riffle run --session saved it; it is replaced
+    #[arg(long, value_name = "F")]
+    pub(crate) session: PathBuf,
+    /// Share of the pairs of keys and values to keep, above 0 and at most 1
+    #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
+    pub(crate) keep: f64,
+    /// kvzip has the model repeat the text and keeps what it looks at: the better one, and as slow as reading was. expected
+    /// computes from a sample of the text what attention keys can expect
+    #[arg(long, value_name = "kvzip|expected", default_value = "kvzip")]
+    pub(crate) method: String,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// Print JSON

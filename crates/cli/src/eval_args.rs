@@ -127,6 +127,10 @@ pub(crate) struct NeedleArguments {
     /// When the question comes: end, middle (text goes on behind it), late (token by token, after the text was read), second-turn
     #[arg(long, value_name = "WHEN,…", value_delimiter = ',', default_value = "late")]
     pub(crate) ask: Vec<String>,
+    /// Compress every document when it has been read, before late questions: METHOD:KEEP, such as kvzip:0.3 (see riffle
+    /// session compress)
+    #[arg(long, value_name = "METHOD:KEEP")]
+    pub(crate) compress: Option<String>,
     #[command(flatten)]
     pub(crate) prompts: PromptArguments,
     #[command(flatten)]

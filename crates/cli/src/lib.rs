@@ -42,6 +42,7 @@ pub fn main() -> ExitCode {
         Some(Command::Tokenize(arguments)) => commands::tokenize::tokenize(&arguments),
         Some(Command::Policies(arguments)) => commands::policies::policies(&arguments),
         Some(Command::Calibrate(arguments)) => commands::calibrate::calibrate(&arguments),
+        Some(Command::Session(arguments)) => commands::session::session(&arguments),
         Some(Command::Eval(arguments)) => commands::eval::eval(&arguments),
         Some(Command::Bench(arguments)) => commands::bench::bench(&arguments),
     };

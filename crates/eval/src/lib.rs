@@ -33,6 +33,7 @@
 //!     places: vec![AskPlace::Late],
 //!     documents: 1,
 //!     seed: 1,
+//!     compress: None,
 //! };
 //! let table = needle(&engine, &corpus, &options, &mut Journal::none(), &mut |_| ControlFlow::Continue(()))?;
 //! for cell in table.cells() {

@@ -89,6 +89,12 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
             &["needle", "--kinds", "several"][..],
             &["unknown kind of needle", "multi-key"][..],
         ),
+        (&["needle", "--compress", "kvzip"], &["--compress", "METHOD:KEEP"]),
+        (&["needle", "--compress", "kvzip:3"], &["--compress", "above 0"]),
+        (
+            &["needle", "--compress", "kvzip:0.3", "--ask", "end"],
+            &["--compress needs --ask late"],
+        ),
         (&["needle", "--ask", "never"], &["unknown place to ask", "second-turn"]),
         (
             &["needle", "--kinds", "multi-value", "--ask", "middle"],

@@ -29,7 +29,7 @@ const VALUES: [&str; 9] = [
 ];
 
 /// What options take that do not take numbers.
-const NOT_NUMBERS: [&str; 22] = [
+const NOT_NUMBERS: [&str; 24] = [
     "PATH",
     "FILE",
     "F",
@@ -44,6 +44,8 @@ const NOT_NUMBERS: [&str; 22] = [
     "WHEN,…",
     "TASK,…",
     "METHOD:factor=F",
+    "METHOD:KEEP",
+    "kvzip|expected",
     "exact|rounded",
     "on|off",
     "prefill|decode",
@@ -62,6 +64,7 @@ struct Place {
     model: String,
     text: String,
     ids: String,
+    session: String,
     folder: String,
 }
 
@@ -73,11 +76,16 @@ impl Place {
         let start: String = book.chars().take(8000).collect();
         fs::write(&text, start).expect("a file");
         fs::write(&ids, "[1, 2, 3]").expect("a file");
+        let session = folder.join("session");
+        let read = ["run", "--prompt", "In the beginning", "--tokens", "0", "--model"];
+        let read = riffle().args(read).arg(&model).arg("--session").arg(&session).output();
+        assert!(read.expect("the binary runs").status.success());
         let name = |path: &Path| path.display().to_string();
         Self {
             model: name(&model),
             text: name(&text),
             ids: name(&ids),
+            session: name(&session),
             folder: name(folder),
         }
     }
@@ -93,6 +101,7 @@ impl Place {
             "run" => vec![model, given("--prompt", "In the beginning"), given("--tokens", "1")],
             "plan" | "tokenize" => vec![model],
             "policies" => Vec::new(),
+            "session compress" => vec![model, ("--session", self.session.clone()), given("--keep", "0.5")],
             "calibrate" => vec![
                 model,
                 ("--file", self.text.clone()),

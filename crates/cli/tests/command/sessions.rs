@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::testing::{assert_refused, run_shipped, stderr, stdout};
+use crate::testing::{assert_refused, run, run_shipped, shipped_model, stderr, stdout};
 use riffle_kv::PathLock;
 use serde_json::Value;
 
@@ -221,4 +221,82 @@ fn a_second_question_about_a_text_starts_at_once_in_another_process() {
     assert_refused(&output, 1, &["--prefix-cache-budget", "1Q"]);
     let output = run_shipped(&["--prompt", "x", "--prefix-cache", "/dev/null/x"]);
     assert_refused(&output, 1, &["cannot create", "/dev/null/x"]);
+}
+
+/// `riffle session compress` on the shipped model.
+fn compress(arguments: &[&str]) -> std::process::Output {
+    let model = shipped_model();
+    run(&[&["session", "compress", "--model", text(&model)][..], arguments].concat())
+}
+
+#[test]
+fn a_compressed_session_answers_a_question_that_came_later() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let book = std::fs::read_to_string(shipped_model().join("../text/prophets.txt")).expect("the book");
+    let chapter = |from: usize| book.lines().skip(from).take(120).collect::<Vec<_>>().join("\n");
+    let document = format!(
+        "{}\nThe pass key for river stone is 40718.\n{}\n",
+        chapter(300),
+        chapter(900)
+    );
+    let session = ["--session", text(&path)];
+    let read = report(&[&["--prompt", &document, "-n", "0"][..], &session].concat());
+    let before = std::fs::metadata(&path).expect("a session").len();
+
+    let output = compress(&[&session[..], &["--keep", "0.3", "--json"]].concat());
+    let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+    assert_eq!(found["tokens"], read["prompt_tokens"]);
+    let (pairs, all) = (
+        found["pairs"].as_u64().unwrap(),
+        found["pairs_before"].as_u64().unwrap(),
+    );
+    assert_eq!(pairs, (0.3 * all as f64).ceil() as u64);
+    let after = std::fs::metadata(&path).expect("a session").len();
+    assert_eq!(found["session"]["file_bytes"].as_u64(), Some(after));
+    assert!(after < before / 2, "{after} of {before}");
+
+    let question = "What is the pass key for river stone? The pass key for river stone is";
+    let prompt = format!("{document}{question}");
+    let answer = report(&[&["--prompt", &prompt, "-n", "8"][..], &session].concat());
+    // The text's last line break may be another token before a question.
+    let (reused, held) = (answer["reused_tokens"].as_u64(), read["prompt_tokens"].as_u64());
+    assert!(reused >= held.map(|held| held - 2), "{reused:?} of {held:?}");
+    let found = answer["text"].as_str().expect("text");
+    assert!(found.trim_start().starts_with("40718"), "{found}");
+
+    let output = compress(&[&session[..], &["--keep", "0.5", "--method", "expected"]].concat());
+    let line = stdout(&output);
+    assert!(line.starts_with("kept ") && line.contains("(50.0%)"), "{line}");
+    assert_eq!(line.lines().count(), 1);
+}
+
+#[test]
+fn a_session_that_cannot_be_compressed_says_why_and_stays_as_it_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("session");
+    let session = ["--session", text(&path)];
+    let refused = |arguments: &[&str], words: &[&str]| {
+        assert_refused(&compress(&[&session[..], arguments].concat()), 1, words);
+    };
+    refused(&["--keep", "0.3"], &[text(&path), "cannot read"]);
+    report(&[&["--prompt", "In the beginning God created", "-n", "4"][..], &session].concat());
+    let saved = std::fs::read(&path).expect("a session");
+    refused(&["--keep", "0"], &["--keep is 0", "above 0"]);
+    refused(&["--keep", "2"], &["--keep is 2"]);
+    refused(
+        &["--keep", "0.3", "--method", "zip"],
+        &["--method", "\"zip\"", "kvzip or expected"],
+    );
+    refused(
+        &["--keep", "0.3", "--kv-type", "q8_0"],
+        &["--kv-type f16:f16", "q8_0:q8_0"],
+    );
+    refused(&["--keep", "0.3", "--ctx", "24"], &["what is repeated of it", "--ctx"]);
+    let lock = PathLock::take(&path).expect("nobody holds it");
+    refused(&["--keep", "0.3"], &["in use by another process"]);
+    drop(lock);
+    assert_eq!(std::fs::read(&path).expect("a session"), saved);
+    std::fs::write(&path, b"something else").expect("a file");
+    refused(&["--keep", "0.3"], &["not a KV cache file"]);
 }

@@ -144,7 +144,7 @@ impl Entry<'_> {
             cost: Cost::default(),
         };
         for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
-            let mut reader = Reader::new(engine, true)?;
+            let mut reader = Reader::new(engine, true, None)?;
             let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
             let cost = match self.task {
                 CompareTask::Needle(kind, place) => {

@@ -44,6 +44,9 @@ pub enum AskPlace {
 pub struct NeedleTable {
     /// How the model was run.
     pub settings: RunSettings,
+    /// What compressed the documents before the questions, as `kvzip:0.3`; `None` where nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compress: Option<String>,
     /// The wording of facts and questions.
     pub wording: String,
     /// Every question.

@@ -12,7 +12,7 @@ use riffle_policy::PolicySpec;
 
 use crate::files::{REPORT, write_file};
 use crate::pictures::Picture;
-use crate::record::{Record, Results, RunSettings};
+use crate::record::{NeedleTable, Record, Results, RunSettings};
 use crate::{EvalError, Table};
 
 impl Results {
@@ -68,6 +68,15 @@ pub fn write_report(records: &[Record], folder: &Path) -> Result<PathBuf, EvalEr
     let path = folder.join("report.html");
     write_file(&path, REPORT, page::html(records).as_bytes())?;
     Ok(path)
+}
+
+/// How a needle test is named in tables and pictures.
+fn needle_label(table: &NeedleTable) -> String {
+    let name = label(&table.settings);
+    match &table.compress {
+        Some(compress) => format!("{name}, compressed by {compress}"),
+        None => name,
+    }
 }
 
 /// How a run is named in tables and legends.

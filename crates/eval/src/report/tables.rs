@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{device_tables, label, speed_tables};
+use super::{device_tables, label, needle_label, speed_tables};
 use crate::numbers::{milliseconds, percent, short, tokens};
 use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
 use crate::statistics::Interval;
@@ -27,7 +27,7 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
 
 fn needle(table: &NeedleTable) -> Table {
     let mut rows = Table::new(
-        format!("Facts found, {} ({})", label(&table.settings), table.wording),
+        format!("Facts found, {} ({})", needle_label(table), table.wording),
         &["kind", "asked", "tokens", "found", "95% interval", "questions"],
     );
     let keys: BTreeSet<_> = table

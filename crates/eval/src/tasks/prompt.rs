@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{Engine, EngineError, GenerateOptions, PairCount, Session, StopReason};
+use riffle_engine::{CompressOptions, Engine, EngineError, GenerateOptions, PairCount, Session, StopReason};
 
 use super::corpus::Corpus;
 use crate::EvalError;
@@ -101,11 +101,17 @@ pub(crate) struct Reader {
     shares: bool,
     /// Whether policies learn from queries or let go of tokens, so that forgetting a question does not undo it.
     learns: bool,
+    /// What compresses a document before it is asked about late.
+    compress: Option<CompressOptions>,
 }
 
 impl Reader {
     /// A reader under the engine's options. With `fresh` every prompt is read from its beginning, so that times are whole.
-    pub(crate) fn new(engine: &Arc<Engine>, fresh: bool) -> Result<Self, EvalError> {
+    pub(crate) fn new(
+        engine: &Arc<Engine>,
+        fresh: bool,
+        compress: Option<&CompressOptions>,
+    ) -> Result<Self, EvalError> {
         let options = engine.options();
         let mut specs = options.prefill.specs().chain(options.decode.specs());
         let learns = specs.any(|spec| !spec.info().traits.follows_from_keys);
@@ -114,6 +120,7 @@ impl Reader {
             // A selection of tokens follows from the end of a prompt.
             shares: !fresh && !learns && options.auto_target.is_none() && options.token_selection.is_none(),
             learns,
+            compress: compress.cloned(),
         })
     }
 
@@ -138,12 +145,18 @@ impl Reader {
             Asked::Late => {
                 let document = &prompt.document;
                 // What a session that learns holds behind the document cannot be forgotten, so it holds nothing there.
+                let forks = self.learns || self.compress.is_some();
                 let behind = session.tokens().len() > document.len();
-                if session.shared_with(document) < document.len() || (self.learns && behind) {
+                if session.shared_with(document) < document.len() || (forks && behind) {
                     session.truncate(0)?;
                     read(session, document, true, &mut reply.cost, watch)?;
+                    if let Some(compress) = &self.compress {
+                        session.compress(compress, &mut |progress| {
+                            watch(progress.tokens_done / progress.tokens as f64)
+                        })?;
+                    }
                 }
-                if self.learns {
+                if forks {
                     fork = session.fork()?;
                     session = &mut fork;
                 } else {

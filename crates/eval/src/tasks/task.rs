@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use riffle_engine::Engine;
+use riffle_engine::{CompressOptions, Engine};
 
 use super::corpus::Corpus;
 use super::needle::NeedleTest;
@@ -15,7 +15,7 @@ use crate::record::{AskPlace, MOST_DEPTHS, NeedleKind, NeedleSample, NeedleTable
 use crate::room::check_context;
 
 /// What to ask in a needle test.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NeedleOptions {
     /// Tokens of the documents, facts included.
     pub lengths: Vec<usize>,
@@ -29,6 +29,8 @@ pub struct NeedleOptions {
     pub documents: u64,
     /// Seed of the first document.
     pub seed: u64,
+    /// What compresses a document when it has been read, before late questions come.
+    pub compress: Option<CompressOptions>,
 }
 
 /// What to ask of RULER.
@@ -62,6 +64,11 @@ pub fn needle(
             "--depths must be 1 to {MOST_DEPTHS} and --documents at least 1"
         )));
     }
+    if options.compress.is_some() && options.places.iter().any(|place| *place != AskPlace::Late) {
+        return Err(EvalError::Option(
+            "--compress needs --ask late: only then is the whole document read before the question".to_owned(),
+        ));
+    }
     check_lengths(engine, &options.lengths)?;
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
@@ -94,12 +101,13 @@ pub fn needle(
                 .to_owned(),
         ));
     }
-    let mut reader = Reader::new(engine, false)?;
+    let mut reader = Reader::new(engine, false, options.compress.as_ref())?;
     let samples: Vec<Vec<NeedleSample>> = run_cells(&cells, journal, watch, &mut |test: &NeedleTest, watch| {
         Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;
     Ok(NeedleTable {
         settings: RunSettings::of(engine),
+        compress: options.compress.as_ref().map(ToString::to_string),
         wording: corpus.wording().to_owned(),
         samples: samples.concat(),
     })
@@ -140,7 +148,7 @@ pub fn ruler(
             }
         }
     }
-    let mut reader = Reader::new(engine, false)?;
+    let mut reader = Reader::new(engine, false, None)?;
     let samples = run_cells(&cells, journal, watch, &mut |test: &RulerTest, watch| {
         Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;

@@ -43,9 +43,6 @@ fn samples_of(
     context_tokens: usize,
     documents: u64,
 ) -> Vec<NeedleSample> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/text/prophets.txt");
-    let text = fs::read_to_string(path).unwrap();
-    let corpus = Corpus::new(engine, &text, Wording::plain(), Vec::new()).unwrap();
     let options = NeedleOptions {
         lengths: vec![context_tokens],
         depths: 10,
@@ -53,9 +50,17 @@ fn samples_of(
         places: vec![place],
         documents,
         seed: 1,
+        compress: None,
     };
+    found(engine, &options)
+}
+
+fn found(engine: &Arc<Engine>, options: &NeedleOptions) -> Vec<NeedleSample> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/text/prophets.txt");
+    let text = fs::read_to_string(path).unwrap();
+    let corpus = Corpus::new(engine, &text, Wording::plain(), Vec::new()).unwrap();
     let mut watch = |_: &riffle_eval::Step<'_>| ControlFlow::Continue(());
-    needle(engine, &corpus, &options, &mut Journal::none(), &mut watch)
+    needle(engine, &corpus, options, &mut Journal::none(), &mut watch)
         .unwrap()
         .samples
 }
@@ -157,4 +162,24 @@ fn a_policy_that_lets_go_of_tokens_is_asked_every_question_with_the_document_as_
         .cloned()
         .collect();
     assert!(!near.is_empty() && share(&near) >= 0.5, "{little:?}");
+}
+
+#[test]
+fn a_document_compressed_before_the_question_keeps_the_facts_that_an_eviction_of_the_same_size_loses() {
+    let options = |compress: Option<&str>| NeedleOptions {
+        lengths: vec![2048],
+        depths: 10,
+        kinds: vec![NeedleKind::MultiKey],
+        places: vec![AskPlace::Late],
+        documents: 1,
+        seed: 1,
+        compress: compress.map(|compress| compress.parse().unwrap()),
+    };
+    let full = engine("model", "full", "full");
+    let dense = share(&found(&full, &options(None)));
+    let kept = found(&full, &options(Some("kvzip:0.3")));
+    assert!(share(&kept) >= 0.95 * dense, "{kept:?}");
+    let evicting = engine("model", "full", "snapkv:budget=614,from=0");
+    let lost = found(&evicting, &options(None));
+    assert!(share(&lost) <= 0.5, "{lost:?}");
 }

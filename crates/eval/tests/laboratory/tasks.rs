@@ -308,6 +308,7 @@ fn facts_are_found_through_a_chat_template() {
         places: AskPlace::ALL.to_vec(),
         documents: 1,
         seed: 1,
+        compress: None,
     };
     let table = needle(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap();
     assert_eq!(table.samples.len(), 20);

@@ -16,13 +16,17 @@ pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
         places: parsed(&arguments.ask)?,
         documents: arguments.documents,
         seed: arguments.prompts.seed,
+        compress: arguments.compress.as_deref().map(str::parse).transpose()?,
     };
     Subject::new(&arguments.subject, "text/prophets.txt")?.measure(
         ("needle", options.seed),
         &arguments.engine,
         &arguments.output,
         |engine, text, journal, watch| {
-            let (corpus, about) = corpus(engine, text, &arguments.prompts.wording, Vec::new())?;
+            let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, Vec::new())?;
+            if let Some(compress) = &options.compress {
+                about["compress"] = compress.to_string().into();
+            }
             let table = riffle_eval::needle(engine, &corpus, &options, &mut journal(about)?, watch)?;
             Ok(Results::Needle(table))
         },

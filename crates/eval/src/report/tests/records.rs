@@ -42,6 +42,7 @@ fn needle() -> Results {
     };
     Results::Needle(NeedleTable {
         settings: settings("full"),
+        compress: None,
         wording: "plain".to_owned(),
         samples: [2048, 4096]
             .iter()
