@@ -10,7 +10,7 @@ pub(crate) struct WeighedRows<'a, const R: usize> {
     pub(crate) masks: Option<&'a [[u16; STRIPES]; R]>,
     pub(crate) ahead: Ahead<'a>,
     pub(crate) slots: &'a [Slot],
-    /// What stays of each row's sums.
+    /// Factor that each row's earlier sums are scaled by before these are added.
     pub(crate) keep: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
     pub(crate) o: &'a mut [f32],

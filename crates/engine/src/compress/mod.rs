@@ -132,6 +132,9 @@ impl Sequence {
     }
 
     fn check_compressible(&self, options: &CompressOptions) -> Result<(), EngineError> {
+        if let Some(selection) = self.engine.options().token_selection {
+            return Err(selection.refuse("a compression looks at the queries of every token in every layer"));
+        }
         if self.tokens.is_empty() {
             return Err(EngineError::NotCompressible("it holds no tokens"));
         }

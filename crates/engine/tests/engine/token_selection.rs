@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use riffle_attention::Format;
 use riffle_engine::{
-    Engine, EngineError, EngineOptions, Scheduler, SchedulerOptions, Session, StreamWindow, TokenSelection,
+    CompressMethod, CompressOptions, Engine, EngineError, EngineOptions, Scheduler, SchedulerOptions, Session,
+    StreamWindow, TokenSelection,
 };
 use riffle_kv::DiskTier;
 use safetensors::SafeTensors;
@@ -231,4 +232,7 @@ fn what_needs_every_token_in_every_layer_is_refused_in_one_line() {
     let mut session = Session::new(&engine).unwrap();
     refused(session.prefill_with_logits(&prompt(50), &mut |_, _| ControlFlow::Continue(())));
     refused(session.share_prefix().map(drop));
+    session.prefill(&prompt(50), &mut go_on).unwrap();
+    let compress = CompressOptions::new(CompressMethod::KVZIP, 0.5);
+    refused(session.compress(&compress, &mut go_on).map(drop));
 }
