@@ -163,9 +163,9 @@ pub(crate) struct EngineArguments {
         help_heading = "Attention policies"
     )]
     pub(crate) decode: String,
-    /// Read a prompt with fewer tokens: the upper half of the layers reads this share of the tokens, those that the prompt's end
-    /// attends to (FastKV). Lossy, for one question at the end of a text: a later question may ask for what was left out. With
-    /// layers=N the first N layers read every token
+    /// Read only this share of the prompt's tokens in the upper half of the layers: the tokens to which the end of the prompt
+    /// attends (FastKV). The answer may change. Use it for one question at the end of a text: the other tokens are lost to later
+    /// questions. With layers=N the first N layers read every token
     #[arg(long, value_name = "SHARE[,layers=N]", conflicts_with_all = ["auto", "audit", "window_size"], help_heading = "Attention policies", hide_short_help = true)]
     pub(crate) select_tokens: Option<String>,
     /// Policies of layers and heads from a TOML file, as riffle calibrate writes it

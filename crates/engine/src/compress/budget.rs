@@ -1,8 +1,8 @@
-//! Which pairs are kept, given the score of each.
+//! Chooses the pairs of keys and values to keep by their scores.
 
 use crate::compress::{CompressOptions, HeadScores, Spread};
 
-/// Marks the first and the latest tokens of every head as those that stay.
+/// Gives the first and the latest tokens of every head an infinite score, so that they are kept.
 pub(super) fn protect(heads: &mut [HeadScores], options: &CompressOptions) {
     for head in heads {
         let held = head.scores.len();

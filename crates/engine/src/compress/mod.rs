@@ -1,5 +1,6 @@
-//! Compression of a cache that does not know the question: of what a sequence has read, the pairs of keys and values that later
-//! queries will need least are evicted for good, so that a question that comes afterwards is still answered.
+//! Query-agnostic compression of the KV cache: evicts the pairs of keys and values that later queries need least.
+//!
+//! The question need not be known when the cache is compressed.
 //!
 //! ```text
 //! options ─▶ scratch sequence reads ─▶ observer looks at its queries ─▶ a score for every pair ─▶ kept places ─▶ eviction

@@ -1,4 +1,4 @@
-//! Who looks at the queries that a scratch sequence makes.
+//! Observers of the queries of a scratch sequence.
 
 use riffle_kv::KvCache;
 

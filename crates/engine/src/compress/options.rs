@@ -1,4 +1,4 @@
-//! What a compression is asked to do.
+//! Options of a compression.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,9 +11,9 @@ use crate::compress::RepeatPrompt;
 pub struct CompressOptions {
     /// Share of the pairs of keys and values that is kept, above 0 and at most 1.
     pub keep: f64,
-    /// What says which pairs are needed.
+    /// Method that scores the pairs.
     pub method: CompressMethod,
-    /// Among which pairs the best are chosen.
+    /// Scope within which the best pairs are chosen.
     pub spread: Spread,
     /// First tokens of the text, which every head keeps.
     pub sink_tokens: usize,
@@ -21,7 +21,7 @@ pub struct CompressOptions {
     pub recent_tokens: usize,
 }
 
-/// What says which pairs later queries will need.
+/// Method that scores the pairs of keys and values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CompressMethod {
     /// The model repeats the text, chunk by chunk; a pair's score is the largest attention weight that it receives from any query
@@ -43,7 +43,7 @@ pub enum CompressMethod {
     },
 }
 
-/// Among which pairs the best are chosen.
+/// Scope within which the best pairs are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spread {
     /// Those of all layers and KV heads: each head keeps what it needs.

@@ -1,4 +1,4 @@
-//! What asks a model to repeat what it has read.
+//! The prompt that asks a model to repeat a chunk of its text.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ const LEAD_TOKENS: usize = 8;
 const WHOLE: &str = "\n\nRepeat the previous context exactly.";
 const PART: &str = "\n\nRepeat the part of the previous context exactly, starting with";
 
-/// Tokens that ask a model to repeat a chunk of what it has read.
+/// The tokens of a prompt that asks a model to repeat a chunk of its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepeatPrompt {
     /// Asks for the first chunk.

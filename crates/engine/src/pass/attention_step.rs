@@ -188,7 +188,8 @@ impl<'a> SequenceAttention<'a> {
         })
     }
 
-    /// Counts the pairs that a chunk reads in one phase or two, by KV head. `more` are read beside those that are selected.
+    /// Counts the query-key pairs that a chunk reads in one or two phases of attention, by KV head. `more` counts the pairs that
+    /// dense rows read in addition to the selections.
     fn count_pairs(&mut self, chunk: &Chunk<'_>, phases: [&[Selection]; 2], more: &[PairCount]) -> Vec<PairCount> {
         let mut counts = vec![PairCount::default(); self.step.heads.kv_heads];
         counts.iter_mut().zip(more).for_each(|(count, more)| count.add(*more));

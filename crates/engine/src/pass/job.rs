@@ -67,6 +67,19 @@ enum Round {
 }
 
 impl Pass {
+    /// A pass that is to go through `layers`.
+    fn new(segments: Vec<Segment>, blocks: Vec<Range<usize>>, layers: Range<usize>) -> Self {
+        Self {
+            segments,
+            blocks,
+            layer: layers.start,
+            layers: layers.end,
+            empty_states: Vec::new(),
+            stage: Stage::Project(0),
+            rounds: Vec::new(),
+        }
+    }
+
     /// Share of the pass that is done.
     pub(crate) fn share_done(&self) -> f64 {
         let (done, of) = match self.stage {
@@ -144,15 +157,7 @@ impl Runner {
         forward.embed(&batch)?;
         let blocks = forward.row_blocks(chunk_tokens);
         self.rows = rows;
-        Ok(Pass {
-            segments,
-            blocks,
-            layer: 0,
-            layers,
-            empty_states: Vec::new(),
-            stage: Stage::Project(0),
-            rounds: Vec::new(),
-        })
+        Ok(Pass::new(segments, blocks, 0..layers))
     }
 
     /// Begins a pass of selected tokens of one prompt through the layers from `layer` on.
@@ -166,23 +171,19 @@ impl Runner {
         forward.resume(&batch, rows.hidden)?;
         let blocks = forward.row_blocks(chunk_tokens);
         self.rows = batch.rows();
+        let segment = Segment {
+            rows: 0..batch.rows(),
+            start: 0,
+            slot: Slot(rows.first),
+            phase: Phase::Prefill,
+            goal: rows.goal,
+            own: Vec::new(),
+            failure: None,
+            lost: Vec::new(),
+        };
         Ok(Pass {
-            segments: vec![Segment {
-                rows: 0..batch.rows(),
-                start: 0,
-                slot: Slot(rows.first),
-                phase: Phase::Prefill,
-                goal: rows.goal,
-                own: Vec::new(),
-                failure: None,
-                lost: Vec::new(),
-            }],
-            blocks,
-            layer,
-            layers: config.layers,
             empty_states: vec![RecurrentState::new(config); batch.segments().len()],
-            stage: Stage::Project(0),
-            rounds: Vec::new(),
+            ..Pass::new(vec![segment], blocks, layer..config.layers)
         })
     }
 

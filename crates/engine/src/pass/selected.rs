@@ -96,13 +96,17 @@ impl Runner {
         progress: &mut Progress<'_, '_>,
     ) -> Result<LowerLayers, EngineError> {
         let hidden_size = self.engine.model().config().hidden_size;
-        let observed = selection.observed_tokens.min(tokens.len());
+        let batches = batches(
+            tokens.len(),
+            sequence.batch_tokens(),
+            selection.observed_tokens.min(tokens.len()),
+        );
         let mut lower = LowerLayers {
             hidden: Vec::with_capacity(tokens.len() * hidden_size),
             queries: Vec::new(),
-            observed,
+            observed: batches.last().map_or(0, Range::len).min(selection.observed_tokens),
         };
-        for rows in batches(tokens.len(), sequence.batch_tokens(), observed) {
+        for rows in batches {
             let is_last = rows.end == tokens.len();
             let mut work = [Work {
                 sequence: &mut *sequence,
@@ -112,9 +116,8 @@ impl Runner {
             }];
             let mut pass = self.begin_layers(&mut work, upper.start)?;
             while self.advance(&mut pass, &mut work)?.is_continue() {
-                if is_last && let Some(queries) = self.last_queries(&pass, upper.start - 1, observed.min(rows.len())) {
+                if is_last && let Some(queries) = self.last_queries(&pass, upper.start - 1, lower.observed) {
                     lower.queries = queries;
-                    lower.observed = observed.min(rows.len());
                 }
                 progress.tell(pass.share_done() * (rows.len() * upper.start) as f64)?;
             }

@@ -51,6 +51,7 @@ pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usiz
 /// Answers are those of runs on their own to the bit where the prefill policy's choices do not depend on where a prompt
 /// ends; other policies see the beginning and the rest as two prompts of one session. A break of `observe` ends the answer that
 /// is told, and the others without a report.
+///
 /// Under a [`TokenSelection`](crate::TokenSelection) every prompt is read from its beginning.
 ///
 /// # Errors

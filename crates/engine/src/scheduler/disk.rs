@@ -16,7 +16,7 @@ pub(super) enum Lookup {
     Done,
 }
 
-/// Takes one step of a search: finds what the cache holds of a prompt, or fills some pages in.
+/// Advances the lookup of a prompt by one step: finds the longest beginning in the cache, or loads some of its pages.
 fn look_up(
     disk: &mut MeasuredPrefixCache,
     sequence: &mut Sequence,
