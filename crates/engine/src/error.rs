@@ -158,6 +158,9 @@ pub enum EngineError {
     /// The model has no tokenizer, so it cannot read or write text.
     #[error("{0} has no tokenizer.json: only token ids can be run (riffle eval logits)")]
     NoTokenizer(String),
+    /// An answer that cannot have the form that was asked for.
+    #[error("the answer cannot be given the form that was asked for: {0}")]
+    Form(String),
     /// Instructions were given, but nothing to put them in.
     #[error("--system needs a chat template and {0} has none: put the instructions into the prompt")]
     NoChatTemplate(String),

@@ -52,8 +52,10 @@ mod sequence;
 mod session;
 mod token_selection;
 
+pub use answer::constraint::{AnswerForm, TokenConstraint};
 pub use answer::generate::{GenerateOptions, Generation, StopReason};
-pub use answer::sampler::{Sampler, SamplingOptions};
+pub use answer::probabilities::TokenProbabilities;
+pub use answer::sampler::{DrawContext, Sampler, SamplingOptions};
 pub use answer::stop::StopMatcher;
 pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Spread};
 pub use engine::{Engine, max_threads, plan, with_threads};
@@ -75,7 +77,9 @@ pub use run::questions::{plan_questions, run_questions};
 pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
-pub use scheduler::{Event, Request, RequestId, RequestReport, RequestTimes, Scheduler, SchedulerOptions};
+pub use scheduler::{
+    Event, Request, RequestId, RequestReport, RequestTimes, Scheduler, SchedulerOptions, WrittenToken,
+};
 pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;

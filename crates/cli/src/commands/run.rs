@@ -178,25 +178,20 @@ pub(super) fn text_bytes(path: &Path) -> u64 {
 
 /// Generation options: what was typed, else what the model recommends, else the most likely token.
 fn generate_options(engine: &Engine, arguments: &GenerateArguments) -> GenerateOptions {
-    let model = engine.generation_defaults();
-    let plain = SamplingOptions::default();
-    // A temperature is a recommendation only where the model recommends sampling; a bare "sample" means temperature 1.
-    let recommended = (model.sample == Some(true)).then(|| model.temperature.unwrap_or(1.0));
+    let model = SamplingOptions::recommended(engine.generation_defaults());
     GenerateOptions {
         max_tokens: arguments.tokens,
         sampling: SamplingOptions {
-            temperature: arguments.temperature.or(recommended).unwrap_or(plain.temperature),
-            top_k: arguments.top_k.or(model.top_k).unwrap_or(plain.top_k),
-            top_p: arguments.top_p.or(model.top_p).unwrap_or(plain.top_p),
-            min_p: arguments.min_p.or(model.min_p).unwrap_or(plain.min_p),
-            repeat_penalty: arguments
-                .repeat_penalty
-                .or(model.repeat_penalty)
-                .unwrap_or(plain.repeat_penalty),
+            temperature: arguments.temperature.unwrap_or(model.temperature),
+            top_k: arguments.top_k.unwrap_or(model.top_k),
+            top_p: arguments.top_p.unwrap_or(model.top_p),
+            min_p: arguments.min_p.unwrap_or(model.min_p),
+            repeat_penalty: arguments.repeat_penalty.unwrap_or(model.repeat_penalty),
             seed: arguments.seed,
-            ..plain
+            ..model
         },
         stops: arguments.stop.clone(),
+        ..GenerateOptions::default()
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::answer::Answer;
-use crate::{EngineError, SamplingOptions, Session};
+use crate::{AnswerForm, EngineError, SamplingOptions, Session};
 
 /// What to generate and when to stop.
 #[derive(Debug, Clone)]
@@ -17,6 +18,16 @@ pub struct GenerateOptions {
     pub sampling: SamplingOptions,
     /// Texts that end the answer; they are not part of it.
     pub stops: Vec<String>,
+    /// Tokens that end the answer beside those that the model ends a text with.
+    pub stop_tokens: Vec<u32>,
+    /// Tokens before which nothing ends the answer but its length.
+    pub min_tokens: usize,
+    /// Go on after the model's end of a text.
+    pub ignores_end: bool,
+    /// Tell how likely each token was, with so many of the likeliest tokens in its place.
+    pub probabilities: Option<usize>,
+    /// The form that the answer has to have.
+    pub form: Option<Arc<dyn AnswerForm>>,
 }
 
 impl Default for GenerateOptions {
@@ -25,6 +36,11 @@ impl Default for GenerateOptions {
             max_tokens: 256,
             sampling: SamplingOptions::default(),
             stops: Vec::new(),
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
+            ignores_end: false,
+            probabilities: None,
+            form: None,
         }
     }
 }

@@ -1,21 +1,28 @@
 //! From logits to the next token.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use rand::Rng;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use riffle_model::GenerationDefaults;
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
 
-/// How the next token is drawn. The steps run in the order of the fields: penalty, top-k, temperature, top-p, min-p.
+/// How the next token is drawn. The steps run in the order of the fields: biases, penalties, top-k, temperature, top-p, min-p.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SamplingOptions {
+    /// What is added to the logits of single tokens.
+    pub logit_bias: Vec<(u32, f32)>,
     /// Logits of tokens among the last [`Self::repeat_window`] are divided (if positive) or multiplied by this; 1 is off.
     pub repeat_penalty: f32,
     /// How many recent tokens the penalty looks at.
     pub repeat_window: usize,
+    /// Subtracted from the logit of every token that the answer holds already; 0 is off.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token as often as the answer holds it; 0 is off.
+    pub frequency_penalty: f32,
     /// Keep the k most likely tokens; 0 is off.
     pub top_k: usize,
     /// Logits are divided by this; 0 takes the most likely token.
@@ -31,8 +38,11 @@ pub struct SamplingOptions {
 impl Default for SamplingOptions {
     fn default() -> Self {
         Self {
+            logit_bias: Vec::new(),
             repeat_penalty: 1.0,
             repeat_window: 64,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             top_k: 0,
             temperature: 0.0,
             top_p: 1.0,
@@ -43,6 +53,21 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
+    /// What a model's own files recommend, and the most likely token where they say nothing.
+    pub fn recommended(defaults: &GenerationDefaults) -> Self {
+        let plain = Self::default();
+        // A temperature is a recommendation only where the model recommends sampling; a bare "sample" means temperature 1.
+        let temperature = (defaults.sample == Some(true)).then(|| defaults.temperature.unwrap_or(1.0));
+        Self {
+            temperature: temperature.unwrap_or(plain.temperature),
+            top_k: defaults.top_k.unwrap_or(plain.top_k),
+            top_p: defaults.top_p.unwrap_or(plain.top_p),
+            min_p: defaults.min_p.unwrap_or(plain.min_p),
+            repeat_penalty: defaults.repeat_penalty.unwrap_or(plain.repeat_penalty),
+            ..plain
+        }
+    }
+
     /// Checks every range.
     ///
     /// # Errors
@@ -78,7 +103,45 @@ impl SamplingOptions {
             self.repeat_penalty,
             self.repeat_penalty > 0.0,
             "it must be above 0 (1 is off)",
-        )
+        )?;
+        check(
+            "--presence-penalty",
+            self.presence_penalty,
+            true,
+            "it must be a number (0 is off)",
+        )?;
+        check(
+            "--frequency-penalty",
+            self.frequency_penalty,
+            true,
+            "it must be a number (0 is off)",
+        )?;
+        for (token, bias) in &self.logit_bias {
+            let requirement = format!("the bias of token {token} must be a number");
+            check("--logit-bias", *bias, true, &requirement)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a draw looks at beside the logits.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DrawContext<'a> {
+    /// The tokens so far, prompt and answer.
+    pub tokens: &'a [u32],
+    /// How many of them, at the end, are the answer.
+    pub answer_tokens: usize,
+    /// Bits of the tokens that may be drawn, 32 to a word, the lowest token in the lowest bit; at least one is set. `None` allows
+    /// all.
+    pub allowed: Option<&'a [u32]>,
+    /// Tokens that may not be drawn in any case.
+    pub forbidden: &'a [u32],
+}
+
+impl DrawContext<'_> {
+    fn allows(&self, token: u32) -> bool {
+        let word = |bits: &[u32]| bits.get(token as usize / 32).copied().unwrap_or(0);
+        self.allowed.is_none_or(|bits| word(bits) >> (token % 32) & 1 == 1) && !self.forbidden.contains(&token)
     }
 }
 
@@ -134,9 +197,8 @@ impl Sampler {
         }
     }
 
-    /// Draws the token after `history`, given its logits `[vocab]`. Ties go to the lower token id.
-    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32 {
-        let options = self.options.clone();
+    /// Draws the token after those of the context, given its logits `[vocab]`. Ties go to the lower token id.
+    pub fn sample(&mut self, logits: &[f32], context: &DrawContext<'_>) -> u32 {
         self.candidates.clear();
         self.candidates
             .extend(logits.iter().enumerate().map(|(token, &logit)| Candidate {
@@ -144,8 +206,43 @@ impl Sampler {
                 logit,
                 probability: 0.0,
             }));
+        self.bias();
+        self.penalise(context);
+        if context.allowed.is_some() || !context.forbidden.is_empty() {
+            self.candidates.retain(|candidate| context.allows(candidate.token));
+        }
+        let by_logit = |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
+        if self.options.temperature == 0.0 {
+            return self
+                .candidates
+                .iter()
+                .min_by(|a, b| by_logit(a, b))
+                .map_or(0, |candidate| candidate.token);
+        }
+        let top_k = self.options.top_k;
+        if top_k > 0 && top_k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(top_k - 1, by_logit);
+            self.candidates.truncate(top_k);
+        }
+        self.candidates.sort_unstable_by(by_logit);
+        self.normalise();
+        self.cut_tail();
+        self.draw()
+    }
+
+    fn bias(&mut self) {
+        for (token, bias) in &self.options.logit_bias {
+            if let Some(candidate) = self.candidates.get_mut(*token as usize) {
+                candidate.logit += bias;
+            }
+        }
+    }
+
+    /// Makes tokens less likely that the text or the answer holds already. Every token still stands at its own place.
+    fn penalise(&mut self, context: &DrawContext<'_>) {
+        let (options, tokens) = (&self.options, context.tokens);
         if options.repeat_penalty != 1.0 {
-            let recent = &history[history.len().saturating_sub(options.repeat_window)..];
+            let recent = &tokens[tokens.len().saturating_sub(options.repeat_window)..];
             for token in recent.iter().copied().collect::<HashSet<_>>() {
                 if let Some(candidate) = self.candidates.get_mut(token as usize) {
                     candidate.logit = if candidate.logit > 0.0 {
@@ -156,20 +253,22 @@ impl Sampler {
                 }
             }
         }
-        let by_logit = |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
-        if options.temperature == 0.0 {
-            return self
-                .candidates
-                .iter()
-                .min_by(|a, b| by_logit(a, b))
-                .map_or(0, |candidate| candidate.token);
+        if options.presence_penalty != 0.0 || options.frequency_penalty != 0.0 {
+            let mut counts: BTreeMap<u32, f32> = BTreeMap::new();
+            for token in &tokens[tokens.len().saturating_sub(context.answer_tokens)..] {
+                *counts.entry(*token).or_default() += 1.0;
+            }
+            for (token, count) in counts {
+                if let Some(candidate) = self.candidates.get_mut(token as usize) {
+                    candidate.logit -= options.presence_penalty + options.frequency_penalty * count;
+                }
+            }
         }
-        if options.top_k > 0 && options.top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(options.top_k - 1, by_logit);
-            self.candidates.truncate(options.top_k);
-        }
-        self.candidates.sort_unstable_by(by_logit);
-        self.normalise();
+    }
+
+    /// Drops candidates by top-p and min-p; they are sorted.
+    fn cut_tail(&mut self) {
+        let options = &self.options;
         if options.top_p < 1.0 {
             let mut mass = 0.0;
             let kept = self
@@ -189,7 +288,6 @@ impl Sampler {
                 .partition_point(|candidate| candidate.probability >= floor);
             self.candidates.truncate(kept.max(1));
         }
-        self.draw()
     }
 
     /// Probabilities after temperature; candidates are sorted, so the first holds the largest logit.
@@ -227,11 +325,18 @@ mod tests {
         Sampler::new(options).unwrap()
     }
 
+    fn after(tokens: &[u32]) -> DrawContext<'_> {
+        DrawContext {
+            tokens,
+            ..DrawContext::default()
+        }
+    }
+
     fn shares(options: SamplingOptions, logits: &[f32], draws: usize) -> Vec<f64> {
         let mut sampler = sampler(options);
         let mut counts = vec![0usize; logits.len()];
         for _ in 0..draws {
-            counts[sampler.sample(logits, &[]) as usize] += 1;
+            counts[sampler.sample(logits, &DrawContext::default()) as usize] += 1;
         }
         counts.iter().map(|&n| n as f64 / draws as f64).collect()
     }
@@ -239,7 +344,7 @@ mod tests {
     #[test]
     fn temperature_zero_takes_the_most_likely_token_and_the_lower_id_on_a_tie() {
         let mut greedy = sampler(SamplingOptions::default());
-        assert_eq!(greedy.sample(&[0.0, 3.0, 1.0, 3.0], &[]), 1);
+        assert_eq!(greedy.sample(&[0.0, 3.0, 1.0, 3.0], &DrawContext::default()), 1);
     }
 
     #[test]
@@ -304,10 +409,58 @@ mod tests {
             ..Default::default()
         };
         let mut penalised = sampler(options);
-        assert_eq!(penalised.sample(&[4.0, 3.0], &[0, 1, 1]), 0);
-        assert_eq!(penalised.sample(&[4.0, 3.0], &[1, 0]), 0);
-        assert_eq!(penalised.sample(&[4.0, 3.0], &[2, 0]), 1);
-        assert_eq!(penalised.sample(&[-1.0, -1.5], &[0]), 1);
+        assert_eq!(penalised.sample(&[4.0, 3.0], &after(&[0, 1, 1])), 0);
+        assert_eq!(penalised.sample(&[4.0, 3.0], &after(&[1, 0])), 0);
+        assert_eq!(penalised.sample(&[4.0, 3.0], &after(&[2, 0])), 1);
+        assert_eq!(penalised.sample(&[-1.0, -1.5], &after(&[0])), 1);
+    }
+
+    #[test]
+    fn presence_and_frequency_penalties_count_the_answer_alone() {
+        let options = |presence_penalty, frequency_penalty| SamplingOptions {
+            presence_penalty,
+            frequency_penalty,
+            ..Default::default()
+        };
+        // Token 0 stands twice in the prompt and once in the answer, token 1 twice in the answer.
+        let context = DrawContext {
+            tokens: &[0, 0, 0, 1, 1],
+            answer_tokens: 3,
+            ..DrawContext::default()
+        };
+        let logits = [2.0, 2.5, 1.0];
+        assert_eq!(sampler(options(0.0, 0.0)).sample(&logits, &context), 1);
+        assert_eq!(sampler(options(0.0, 0.6)).sample(&logits, &context), 0);
+        assert_eq!(sampler(options(1.6, 0.0)).sample(&logits, &context), 2);
+        assert_eq!(sampler(options(-1.0, 0.0)).sample(&[2.0, 2.5, 3.2], &context), 1);
+    }
+
+    #[test]
+    fn biases_move_single_tokens_and_what_is_not_allowed_is_never_drawn() {
+        let biased = SamplingOptions {
+            logit_bias: vec![(2, 5.0), (0, -100.0), (999, 1.0)],
+            ..Default::default()
+        };
+        let mut logits = vec![0.0; 40];
+        (logits[0], logits[35], logits[2]) = (9.0, 4.0, 0.0);
+        assert_eq!(sampler(biased).sample(&logits, &DrawContext::default()), 2);
+        let context = |allowed: Option<&'static [u32]>, forbidden: &'static [u32]| DrawContext {
+            allowed,
+            forbidden,
+            ..DrawContext::default()
+        };
+        let mut greedy = sampler(SamplingOptions::default());
+        assert_eq!(greedy.sample(&logits, &context(None, &[0])), 35);
+        assert_eq!(greedy.sample(&logits, &context(Some(&[0b110, 0b1000]), &[])), 35);
+        assert_eq!(greedy.sample(&logits, &context(Some(&[0b110, 0]), &[1])), 2);
+        let mut drawn = sampler(SamplingOptions {
+            temperature: 5.0,
+            ..Default::default()
+        });
+        for _ in 0..500 {
+            let token = drawn.sample(&logits, &context(Some(&[0b1010, 0b10]), &[3]));
+            assert!(token == 1 || token == 33, "{token}");
+        }
     }
 
     #[test]
@@ -319,7 +472,9 @@ mod tests {
                 seed,
                 ..Default::default()
             });
-            (0..32).map(|_| s.sample(&logits, &[])).collect::<Vec<_>>()
+            (0..32)
+                .map(|_| s.sample(&logits, &DrawContext::default()))
+                .collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));

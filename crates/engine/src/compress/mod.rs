@@ -210,6 +210,7 @@ impl Sequence {
             prefill: PolicySpec::full().into(),
             decode: PolicySpec::full().into(),
             window: None,
+            audit: false,
         }
     }
 }

@@ -188,7 +188,7 @@ impl Asked {
         let mut progress = None;
         let (questions, lost) = (&mut self.questions, &mut self.lost);
         let more = self.scheduler.step(&mut |event| match event {
-            Event::Reading(read, reading) if read == id => progress = Some(reading),
+            Event::Reading(read, reading, _) if read == id => progress = Some(reading),
             Event::PrefixCacheLost(error) => *lost = Some(error),
             event => take(questions, event),
         })?;
@@ -270,10 +270,10 @@ fn take(questions: &mut [Question], event: Event<'_>) {
         return;
     };
     match event {
-        Event::Token(_, _, text) => question.text.push_str(text),
+        Event::Token(_, written) => question.text.push_str(written.text),
         Event::Finished(_, report, sequence) => question.outcome = Some(Ok(question.report(report, sequence))),
         Event::Failed(_, error) => question.outcome = Some(Err(error)),
-        Event::Reading(..) | Event::PrefixCacheLost(_) => {}
+        Event::Reading(..) | Event::PromptProbabilities(..) | Event::PrefixCacheLost(_) => {}
     }
 }
 

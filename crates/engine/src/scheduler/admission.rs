@@ -39,6 +39,7 @@ impl Scheduler {
         let page_tokens = self.engine.options().page_tokens;
         let prompt = &waiting.request.tokens;
         waiting.parked.is_none()
+            && waiting.request.prompt_probabilities.is_none()
             && self.running.iter().any(|running| {
                 let reads = matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
                 reads && common_prefix(&running.request.tokens, prompt) >= running.sequence.tokens().len() + page_tokens
@@ -73,7 +74,7 @@ impl Scheduler {
             None => {
                 let sequence = self.sequence_for(&request)?;
                 let reused_tokens = sequence.tokens().len();
-                let lookup = match sequence.can_share() {
+                let lookup = match sequence.can_share() && request.prompt_probabilities.is_none() {
                     true => Lookup::Ahead,
                     false => Lookup::Done,
                 };
@@ -120,7 +121,7 @@ impl Scheduler {
     fn sequence_for(&mut self, request: &Request) -> Result<Sequence, EngineError> {
         let options = request.sequence_options(&self.engine);
         let mut sequence = Sequence::new(&self.engine, &self.pool, options)?;
-        if !sequence.can_share() {
+        if !sequence.can_share() || request.prompt_probabilities.is_some() {
             return Ok(sequence);
         }
         if !sequence.is_recurrent() {

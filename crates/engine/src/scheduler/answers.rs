@@ -9,7 +9,7 @@ use riffle_policy::Phase;
 use crate::answer::{Answer, Drawn};
 use crate::pass::{Failure, Work};
 use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, Lookup, RequestReport, RequestTimes, Running, Scheduler, Stage};
+use crate::scheduler::{Event, Lookup, RequestReport, RequestTimes, Running, Scheduler, Stage, WrittenToken};
 use crate::{EngineError, StopReason};
 
 /// How a request ends.
@@ -140,7 +140,12 @@ impl Scheduler {
         tell: &mut Tell<'_>,
     ) -> Option<End> {
         let running = &mut self.running[place];
-        let Drawn { token, mut text, stop } = match answer.draw(&mut running.sequence) {
+        let Drawn {
+            token,
+            mut text,
+            probabilities,
+            stop,
+        } = match answer.draw(&mut running.sequence) {
             Ok(drawn) => drawn,
             Err(error) => return Some(End::Failed(error)),
         };
@@ -150,7 +155,12 @@ impl Scheduler {
                 Err(error) => return Some(End::Failed(error)),
             }
         }
-        tell(Event::Token(running.id, token, &text));
+        let written = WrittenToken {
+            token,
+            text: &text,
+            probabilities,
+        };
+        tell(Event::Token(running.id, written));
         match stop {
             Some(stop) => Some(End::Finished(running.report(reused_tokens, answer, stop))),
             None => {

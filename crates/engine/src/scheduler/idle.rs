@@ -1,5 +1,7 @@
 //! Sequences whose owners have gone.
 
+use std::time::Instant;
+
 use crate::Sequence;
 
 /// Sequences that nobody reads or writes, the one used last at the end. Their pages serve whoever asks for the same beginning,
@@ -14,6 +16,8 @@ pub(super) struct IdleSequence {
     pub(super) sequence: Sequence,
     /// Leading tokens that the prefix cache on disk has been given.
     pub(super) stored_tokens: usize,
+    /// When it was last asked for.
+    used: Instant,
 }
 
 impl Idle {
@@ -35,6 +39,7 @@ impl Idle {
         self.sequences.push(IdleSequence {
             sequence,
             stored_tokens,
+            used: Instant::now(),
         });
     }
 
@@ -45,6 +50,13 @@ impl Idle {
             self.sequences.remove(0);
         }
         any
+    }
+
+    /// Drops the sequences that were last used before `time`; returns how many.
+    pub(super) fn drop_unused_since(&mut self, time: Instant) -> usize {
+        let before = self.sequences.len();
+        self.sequences.retain(|idle| idle.used >= time);
+        before - self.sequences.len()
     }
 
     /// The idle sequence that can go back to the longest beginning of `tokens` that it has read as prompt, and that beginning's
@@ -59,7 +71,8 @@ impl Idle {
         if tokens == 0 {
             return None;
         }
-        let idle = self.sequences.remove(best);
+        let mut idle = self.sequences.remove(best);
+        idle.used = Instant::now();
         self.sequences.push(idle);
         self.sequences.last_mut().map(|idle| (&mut idle.sequence, tokens))
     }

@@ -34,7 +34,7 @@ use crate::{Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport
 use answers::End;
 use disk::Lookup;
 use idle::Idle;
-pub use request::{Event, Request, RequestId, RequestReport, RequestTimes};
+pub use request::{Event, Request, RequestId, RequestReport, RequestTimes, WrittenToken};
 use step::Tell;
 
 /// How a scheduler shares an engine.
@@ -237,9 +237,22 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// Whether a request reads or answers.
+    pub fn is_running(&self, id: RequestId) -> bool {
+        self.running.iter().any(|running| running.id == id)
+    }
+
     /// Sequences that are kept for whoever asks next.
     pub fn idle(&self) -> usize {
         self.idle.len()
+    }
+
+    /// Drops idle sequences that nobody has asked for since `time`; returns how many. Their pages go with them where no other
+    /// sequence holds these.
+    pub fn forget_idle_since(&mut self, time: Instant) -> usize {
+        let dropped = self.idle.drop_unused_since(time);
+        self.is_blocked &= dropped == 0;
+        dropped
     }
 
     /// Takes in a sequence of the [pool](Self::pool) without an owner, such as one [restored](Sequence::restore) from a file: it is

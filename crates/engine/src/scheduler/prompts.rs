@@ -1,6 +1,6 @@
 //! Prompts: read in passes of their own, which can wait between two pieces.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use riffle_policy::Phase;
 
@@ -9,7 +9,14 @@ use crate::scheduler::answers::End;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Part, PromptPass, Running, Scheduler, Stage, Waiting};
 use crate::sequence::common_prefix;
-use crate::{EngineError, PrefillProgress, Sequence};
+use crate::{EngineError, PrefillProgress, Sequence, TokenProbabilities};
+
+/// Tokens of a prompt that are read at a time where the probability of each is asked for: logits of all of them are computed in one
+/// piece, and answers wait for it.
+const PROBABILITY_ROWS: usize = 128;
+
+/// Rows whose logits are held at a time.
+const LOGIT_ROWS: usize = 8;
 
 impl Scheduler {
     /// Does the next piece of a prompt pass, of a new one if there is none.
@@ -55,7 +62,11 @@ impl Scheduler {
             let known = sequence.tokens().len();
             let cut = next_cut(sequence, prompt, &self.waiting);
             let end = cut.unwrap_or(prompt.len());
-            let count = sequence.batch_tokens().min(end - known);
+            let most_rows = match running.request.prompt_probabilities {
+                Some(_) => PROBABILITY_ROWS,
+                None => usize::MAX,
+            };
+            let count = sequence.batch_tokens().min(end - known).min(most_rows);
             if rows > 0 && rows + count > most {
                 continue;
             }
@@ -95,6 +106,9 @@ impl Scheduler {
             let Some(place) = self.running.iter().position(|running| running.id == part.id) else {
                 continue;
             };
+            if outcome.is_none() && !self.running[place].is_cancelled {
+                self.tell_probabilities(place, row - part.tokens.len()..row, tell)?;
+            }
             let running = &mut self.running[place];
             // Others may go on from here; a policy that does not allow it shares nothing.
             drop(running.sequence.share_prefix());
@@ -123,6 +137,30 @@ impl Scheduler {
             }
         }
         self.end(ended, tell);
+        Ok(())
+    }
+
+    /// Tells how likely the tokens after `rows` of the pass were, where the request asks for it.
+    fn tell_probabilities(&mut self, place: usize, rows: Range<usize>, tell: &mut Tell<'_>) -> Result<(), EngineError> {
+        let running = &self.running[place];
+        let Some(most) = running.request.prompt_probabilities else {
+            return Ok(());
+        };
+        let vocab_size = self.engine.model().config().vocab_size;
+        let first = running.sequence.tokens().len() - rows.len();
+        let prompt = &running.request.tokens;
+        // The last token of the prompt has none after it.
+        let next_tokens = &prompt[first + 1..prompt.len().min(first + 1 + rows.len())];
+        let mut probabilities = Vec::with_capacity(rows.len());
+        let mut logits = Vec::new();
+        for (start, tokens) in rows.step_by(LOGIT_ROWS).zip(next_tokens.chunks(LOGIT_ROWS)) {
+            self.prompts.logits(start..start + tokens.len(), &mut logits)?;
+            let rows = logits.chunks_exact(vocab_size).zip(tokens);
+            probabilities.extend(rows.map(|(logits, token)| TokenProbabilities::of(logits, *token, most)));
+        }
+        if !probabilities.is_empty() {
+            tell(Event::PromptProbabilities(running.id, probabilities));
+        }
         Ok(())
     }
 
@@ -164,7 +202,11 @@ impl Scheduler {
                 tokens_done: running.sequence.tokens().len() as f64 + share * tokens.len() as f64,
                 tokens: running.request.tokens.len(),
             };
-            tell(Event::Reading(*id, progress));
+            let reused_tokens = match running.stage {
+                Stage::Reading { reused_tokens, .. } => reused_tokens,
+                Stage::Answering { .. } => 0,
+            };
+            tell(Event::Reading(*id, progress, reused_tokens));
         }
     }
 }

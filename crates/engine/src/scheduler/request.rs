@@ -1,6 +1,8 @@
 //! What is asked of a scheduler, and what it tells.
 
-use crate::{Engine, EngineError, GenerateOptions, Generation, PrefillProgress, Sequence, SequenceOptions};
+use crate::{
+    Engine, EngineError, GenerateOptions, Generation, PrefillProgress, Sequence, SequenceOptions, TokenProbabilities,
+};
 
 /// A prompt and how to answer it.
 #[derive(Debug, Clone, Default)]
@@ -13,6 +15,9 @@ pub struct Request {
     pub priority: i32,
     /// Policies and window, where they are not those of the engine.
     pub sequence: Option<SequenceOptions>,
+    /// Tell how likely each token of the prompt was, with so many of the likeliest tokens in its place. The whole prompt is read
+    /// then, whatever others have read of it.
+    pub prompt_probabilities: Option<usize>,
 }
 
 /// A request's number, ascending in order of arrival.
@@ -22,16 +27,29 @@ pub struct RequestId(pub u64);
 /// What happens to requests.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A prompt is read: how far it is.
-    Reading(RequestId, PrefillProgress),
-    /// A token was drawn, with the text that is certain now, often empty.
-    Token(RequestId, u32, &'a str),
+    /// A prompt is read: how far it is, and how many of its tokens had been read before.
+    Reading(RequestId, PrefillProgress, usize),
+    /// How likely the next tokens of a prompt were, in their order, from its second token on.
+    PromptProbabilities(RequestId, Vec<TokenProbabilities>),
+    /// A token was drawn.
+    Token(RequestId, WrittenToken<'a>),
     /// The answer is complete; what was read stays for others. The sequence holds the prompt and the answer.
     Finished(RequestId, RequestReport, &'a Sequence),
     /// The answer cannot go on; what was read stays for others.
     Failed(RequestId, EngineError),
     /// The prefix cache on disk could not be read or written and is not used any more. Requests go on without it.
     PrefixCacheLost(EngineError),
+}
+
+/// A token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WrittenToken<'a> {
+    /// The token.
+    pub token: u32,
+    /// The text that is certain now, often empty.
+    pub text: &'a str,
+    /// How likely it was, where [`GenerateOptions::probabilities`] asks.
+    pub probabilities: Option<TokenProbabilities>,
 }
 
 /// A finished request.

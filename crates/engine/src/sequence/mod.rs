@@ -40,6 +40,8 @@ pub struct SequenceOptions {
     pub decode: PolicyRules,
     /// Keep sinks and a window alone, of a sequence without end.
     pub window: Option<StreamWindow>,
+    /// Compare sampled queries with exact attention ([`Sequence::audit`]).
+    pub audit: bool,
 }
 
 /// Tokens of one text and everything that goes with them: KV pages, policies, recurrent state, the answer under way. A
@@ -90,6 +92,7 @@ impl SequenceOptions {
             prefill: options.prefill.clone(),
             decode: options.decode.clone(),
             window: options.window,
+            audit: options.audit,
         }
     }
 }
@@ -132,7 +135,7 @@ impl Sequence {
             prefilled: 0,
             answer: AnswerUnderWay::default(),
             logits: Vec::new(),
-            statistics: Statistics::new(engine, &shape),
+            statistics: Statistics::new(engine, &shape, options.audit),
             options,
             engine: Arc::clone(engine),
         })

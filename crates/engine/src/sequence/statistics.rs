@@ -41,9 +41,9 @@ impl PairCount {
 }
 
 impl Statistics {
-    pub(crate) fn new(engine: &Engine, shape: &PolicyShape) -> Self {
+    pub(crate) fn new(engine: &Engine, shape: &PolicyShape, audits: bool) -> Self {
         let (options, config): (&EngineOptions, &ModelConfig) = (engine.options(), engine.model().config());
-        let audits = options.audit || options.auto_target.is_some();
+        let audits = audits || options.auto_target.is_some();
         let target = options.auto_target.unwrap_or(0.0);
         let auto = |_| Auto::new(shape, &options.cost, engine.plan().context_tokens);
         Self {

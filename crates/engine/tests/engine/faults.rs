@@ -125,6 +125,7 @@ impl Group {
                 window_tokens: 50,
                 sink_tokens: 5,
             }),
+            audit: false,
         };
         self.members.push(Member {
             sequence: Sequence::new(&self.engine, &self.pool, options.clone()).unwrap(),

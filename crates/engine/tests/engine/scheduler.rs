@@ -1,6 +1,7 @@
 //! What a scheduler promises to those who ask.
 
 mod shared_prompts;
+mod wishes;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -96,12 +97,12 @@ fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Generation, usize)>
     let mut texts: BTreeMap<RequestId, String> = BTreeMap::new();
     scheduler
         .run(&mut |event| match event {
-            Event::Token(id, _, text) => texts.entry(id).or_default().push_str(text),
+            Event::Token(id, written) => texts.entry(id).or_default().push_str(written.text),
             Event::Finished(id, report, _) => {
                 ended.insert(id, (report.generation, report.reused_tokens));
             }
             Event::Failed(id, error) => panic!("{id:?}: {error}"),
-            Event::Reading(..) | Event::PrefixCacheLost(_) => {}
+            Event::Reading(..) | Event::PromptProbabilities(..) | Event::PrefixCacheLost(_) => {}
         })
         .unwrap();
     for (id, (generation, _)) in &ended {
@@ -189,7 +190,7 @@ fn a_cancelled_prompt_ends_within_a_chunk_and_what_was_read_stays() {
     let mut read = 0.0;
     while read < 600.0 {
         let more = scheduler.step(&mut |event| {
-            if let Event::Reading(_, progress) = event {
+            if let Event::Reading(_, progress, _) = event {
                 read = progress.tokens_done;
             }
         });
@@ -221,7 +222,7 @@ fn an_answer_goes_on_between_the_chunks_of_a_prompt() {
     while !done {
         scheduler
             .step(&mut |event| match event {
-                Event::Reading(id, _) => {
+                Event::Reading(id, ..) => {
                     assert_eq!(id, long);
                     pieces += 1;
                 }

@@ -97,6 +97,11 @@ impl ChatTemplate {
         }
     }
 
+    /// Whether the template's source holds a text, such as the name of a variable or a mark it writes.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
+    }
+
     /// The text of a conversation. With `add_generation_prompt` it ends where the assistant is to speak.
     ///
     /// # Errors

@@ -101,6 +101,22 @@ impl Decoder {
         steps.any(|step| matches!(step, Decoding::ByteTokens))
     }
 
+    /// The bytes that a token stands for in the middle of a text.
+    pub(crate) fn bytes_in_text(&self, token: &str) -> Result<Vec<u8>, String> {
+        // A text that no decoder changes and no tokenizer writes.
+        const BEFORE: &str = "\u{1}";
+        let mut steps = self.steps.iter().flatten();
+        if steps.any(|step| matches!(step, Decoding::Bytes)) {
+            let bytes: Option<Vec<u8>> = token.chars().map(byte_of).collect();
+            return Ok(bytes.unwrap_or_else(|| token.as_bytes().to_vec()));
+        }
+        if let (true, Some(byte)) = (self.reads_byte_tokens(), byte_token(token)) {
+            return Ok(vec![byte]);
+        }
+        let text = self.decode(vec![BEFORE.to_owned(), token.to_owned()])?;
+        Ok(text.strip_prefix(BEFORE).unwrap_or(&text).as_bytes().to_vec())
+    }
+
     /// The text of tokens.
     pub(crate) fn decode(&self, mut tokens: Vec<String>) -> Result<String, String> {
         let Some(steps) = &self.steps else {

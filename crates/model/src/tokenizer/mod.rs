@@ -154,6 +154,20 @@ impl Tokenizer {
         self.pipeline.text(id).map(str::to_owned)
     }
 
+    /// The bytes that a token adds to a text it stands in the middle of; those of its own spelling for an added token, and none for
+    /// an id that is no token.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`] where the tokenizer's settings cannot deal with it.
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ModelError> {
+        let pipeline = &self.pipeline;
+        match (pipeline.added.token(id), pipeline.vocabulary.text(id)) {
+            (Some(token), _) => Ok(token.text.as_bytes().to_vec()),
+            (None, Some(text)) => pipeline.decoder.bytes_in_text(text).map_err(failed),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
     /// Whether `id` is a special token, which [`decode`](Self::decode) leaves out.
     pub fn is_special(&self, id: u32) -> bool {
         self.pipeline.added.is_special(id)
