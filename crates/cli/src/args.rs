@@ -8,6 +8,7 @@ use riffle_model::Activations;
 use crate::bench_args::BenchArguments;
 use crate::eval_args::EvalArguments;
 use crate::numbers;
+use crate::serve_args::ServeArguments;
 
 /// Runs language models over very long inputs on the machine you have.
 ///
@@ -23,6 +24,8 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Read a prompt and write the answer
     Run(RunArguments),
+    /// Serve the model to programs and in the browser, over HTTP
+    Serve(Box<ServeArguments>),
     /// Print the memory plan before anything is allocated; exits with 1 if it does not fit
     Plan(PlanArguments),
     /// Print a model's architecture, shapes, formats and tokenizer

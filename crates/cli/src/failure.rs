@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use riffle_engine::EngineError;
 use riffle_eval::EvalError;
 use riffle_model::ModelError;
+use riffle_server::ServerError;
 
 use crate::{command_line, console, shown};
 
@@ -96,6 +97,15 @@ impl From<EvalError> for Failure {
         match error {
             EvalError::Engine(error) => error.into(),
             EvalError::Interrupted { .. } => Self::interrupted(error),
+            error => Self::new(error),
+        }
+    }
+}
+
+impl From<ServerError> for Failure {
+    fn from(error: ServerError) -> Self {
+        match error {
+            ServerError::Engine(error) => error.into(),
             error => Self::new(error),
         }
     }

@@ -10,16 +10,21 @@ use crate::failure::Failure;
 #[derive(Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
+/// Calls `stop` at the first Ctrl-C; the second ends the process.
+pub(crate) fn on_interrupt(stop: impl Fn() + Send + 'static) -> Result<(), Failure> {
+    let asked = AtomicBool::new(false);
+    ctrlc::set_handler(move || match asked.swap(true, Ordering::Relaxed) {
+        true => std::process::exit(130),
+        false => stop(),
+    })
+    .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))
+}
+
 impl Interrupt {
     pub(crate) fn install() -> Result<Self, Failure> {
         let asked = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&asked);
-        ctrlc::set_handler(move || {
-            if seen.swap(true, Ordering::Relaxed) {
-                std::process::exit(130);
-            }
-        })
-        .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))?;
+        on_interrupt(move || seen.store(true, Ordering::Relaxed))?;
         Ok(Self(asked))
     }
 

@@ -17,6 +17,7 @@ mod interrupt;
 mod llama_cpp;
 mod numbers;
 mod progress;
+mod serve_args;
 mod shipped;
 mod shown;
 
@@ -37,6 +38,7 @@ pub fn main() -> ExitCode {
     let result = match arguments.command {
         None => commands::demo::demo(),
         Some(Command::Run(arguments)) => commands::run::run(&arguments),
+        Some(Command::Serve(arguments)) => commands::serve::serve(&arguments),
         Some(Command::Plan(arguments)) => commands::plan::plan(&arguments),
         Some(Command::Inspect(arguments)) => commands::inspect::inspect(&arguments),
         Some(Command::Tokenize(arguments)) => commands::tokenize::tokenize(&arguments),

@@ -8,6 +8,7 @@ pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod policies;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod tokenize;
 

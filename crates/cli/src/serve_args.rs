@@ -1,0 +1,84 @@
+//! The arguments of `riffle serve`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::args::{EngineArguments, ModelArguments};
+use crate::numbers;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Address to listen on; 0.0.0.0 lets other machines in
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value = "8080")]
+    pub(crate) port: u16,
+    /// Name that clients see the model under [default: that of its file or folder]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) alias: Option<String>,
+    /// Requests that are read or answered at a time; others wait
+    #[arg(long, value_name = "N", value_parser = numbers::sequences, default_value = "8")]
+    pub(crate) parallel: usize,
+    /// Tokens that all requests together may hold, what they share counted once [default: as many whole contexts as memory allows,
+    /// one for each request at most]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, hide_short_help = true)]
+    pub(crate) pool_tokens: Option<usize>,
+    /// Tokens of an answer whose request does not say how many
+    #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
+    pub(crate) tokens: usize,
+    /// File of keys, one a line; every request then has to bring one
+    #[arg(long, value_name = "F", help_heading = "Who is let in")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Origin of a web page of others that may use the server, such as https://example.org; may be given several times
+    #[arg(long, value_name = "ORIGIN", help_heading = "Who is let in")]
+    pub(crate) allow_origin: Vec<String>,
+    /// Name that a server on 127.0.0.1 answers to beside localhost, such as that of a proxy before it; may be given several times
+    #[arg(long, value_name = "NAME", help_heading = "Who is let in")]
+    pub(crate) allow_host: Vec<String>,
+    /// Keep beginnings of prompts in this folder: they outlive the server
+    #[arg(long, value_name = "DIR", help_heading = "What is kept")]
+    pub(crate) prefix_cache: Option<PathBuf>,
+    /// Bytes of pages in --prefix-cache at most; those used longest ago go first [default: 8G]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
+    pub(crate) prefix_cache_budget: Option<u64>,
+    /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
+    #[arg(long, value_name = "SECONDS", help_heading = "What is kept")]
+    pub(crate) keep_alive: Option<u64>,
+    /// Requests that are answered or wait at most; further ones are refused with 429
+    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "256", help_heading = "Limits", hide_short_help = true)]
+    pub(crate) max_requests: usize,
+    /// Open connections at most
+    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "1024", help_heading = "Limits", hide_short_help = true)]
+    pub(crate) max_connections: usize,
+    /// Bytes of a request at most
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "64M", help_heading = "Limits", hide_short_help = true)]
+    pub(crate) max_body: u64,
+    /// Seconds from the arrival of a request to the end of its answer at most
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "21600",
+        help_heading = "Limits",
+        hide_short_help = true
+    )]
+    pub(crate) max_time: u64,
+    /// Seconds that answers under way may go on when the server is to end
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "10",
+        help_heading = "Limits",
+        hide_short_help = true
+    )]
+    pub(crate) grace: u64,
+    /// Show prompts and answers in the log
+    #[arg(long, hide_short_help = true)]
+    pub(crate) log_texts: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+}

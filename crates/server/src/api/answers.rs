@@ -1,0 +1,129 @@
+//! Several answers to one request, taken as they come.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use crate::driver::{Answer, Finished, Token, Told};
+use crate::failure::Failure;
+use crate::speech::{Piece, Speech};
+
+/// Answers under way, by their index.
+#[derive(Debug)]
+pub(crate) struct Answers(Vec<Option<Answer>>);
+
+impl Answers {
+    pub(crate) fn new(answers: Vec<Answer>) -> Self {
+        Self(answers.into_iter().map(Some).collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The next event of any of them; `None` when all have ended. Dropping this takes back what is still under way.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Told)> {
+        poll_fn(|context| {
+            let mut has_more = false;
+            for (index, place) in self.0.iter_mut().enumerate() {
+                let Some(answer) = place else {
+                    continue;
+                };
+                match answer.poll(context) {
+                    Poll::Ready(Some(told)) => {
+                        if matches!(told, Told::Finished(_) | Told::Failed(_)) {
+                            *place = None;
+                        }
+                        return Poll::Ready(Some((index, told)));
+                    }
+                    // The engine's thread has gone without a word.
+                    Poll::Ready(None) => {
+                        *place = None;
+                        return Poll::Ready(Some((index, Told::Failed(Failure::stopping()))));
+                    }
+                    Poll::Pending => has_more = true,
+                }
+            }
+            match has_more {
+                true => Poll::Pending,
+                false => Poll::Ready(None),
+            }
+        })
+        .await
+    }
+}
+
+/// One answer as a whole, put together from its events.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) text: String,
+    pub(crate) thought: String,
+    pub(crate) calls: Vec<crate::speech::Call>,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) prompt_probabilities: Vec<riffle_engine::TokenProbabilities>,
+    pub(crate) finished: Option<Box<Finished>>,
+}
+
+impl Whole {
+    fn new() -> Self {
+        Self {
+            text: String::new(),
+            thought: String::new(),
+            calls: Vec::new(),
+            tokens: Vec::new(),
+            prompt_probabilities: Vec::new(),
+            finished: None,
+        }
+    }
+
+    fn take(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.text.push_str(&text),
+                Piece::Thought(text) => self.thought.push_str(&text),
+                Piece::Call(call) => self.calls.push(call),
+            }
+        }
+    }
+}
+
+/// The text of a token for a [`Speech`]: marks that are special tokens are not part of the answer's text.
+pub(crate) fn spoken(engine: &riffle_engine::Engine, speech: &Speech, token: &Token) -> String {
+    let Ok(tokenizer) = engine.tokenizer() else {
+        return token.text.clone();
+    };
+    if tokenizer.is_special(token.token)
+        && let Some(special) = tokenizer.token_text(token.token)
+        && speech.is_mark(&special)
+    {
+        return format!("{}{special}", token.text);
+    }
+    token.text.clone()
+}
+
+/// Waits for all answers to end. The first that fails ends the request.
+pub(crate) async fn collect(
+    engine: &riffle_engine::Engine,
+    mut answers: Answers,
+    speech: &Speech,
+) -> Result<Vec<Whole>, Failure> {
+    let mut speeches = vec![speech.clone(); answers.len()];
+    let mut wholes: Vec<Whole> = (0..answers.len()).map(|_| Whole::new()).collect();
+    while let Some((index, told)) = answers.next().await {
+        let (whole, speech) = (&mut wholes[index], &mut speeches[index]);
+        match told {
+            Told::Accepted | Told::Reading(_) => {}
+            Told::PromptProbabilities(probabilities) => whole.prompt_probabilities.extend(probabilities),
+            Told::Token(token) => {
+                let pieces = speech.push(&spoken(engine, speech, &token));
+                whole.take(pieces);
+                whole.tokens.push(token);
+            }
+            Told::Finished(finished) => {
+                whole.take(speech.finish());
+                whole.finished = Some(finished);
+            }
+            Told::Failed(failure) => return Err(failure),
+        }
+    }
+    Ok(wholes)
+}

@@ -1,0 +1,86 @@
+//! The blocks of a streamed message: one is open at a time.
+
+use serde_json::{Value, json};
+
+use crate::app::new_id;
+use crate::speech::Piece;
+
+/// What the open block holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Thought,
+}
+
+/// Turns pieces into events of blocks.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    open: Option<Kind>,
+    /// Index of the open block, or of the next.
+    index: usize,
+}
+
+impl Blocks {
+    /// The events that a piece makes, with their names.
+    pub(super) fn push(&mut self, piece: Piece) -> Vec<(&'static str, Value)> {
+        let mut events = Vec::new();
+        match piece {
+            Piece::Text(text) => {
+                self.open(Kind::Text, json!({"type": "text", "text": ""}), &mut events);
+                events.push(self.delta(json!({"type": "text_delta", "text": text})));
+            }
+            Piece::Thought(text) => {
+                let begun = json!({"type": "thinking", "thinking": "", "signature": ""});
+                self.open(Kind::Thought, begun, &mut events);
+                events.push(self.delta(json!({"type": "thinking_delta", "thinking": text})));
+            }
+            Piece::Call(call) => {
+                self.close(&mut events);
+                let begun = json!({"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}});
+                events.push(self.start(begun));
+                let input = Value::Object(call.arguments).to_string();
+                events.push(self.delta(json!({"type": "input_json_delta", "partial_json": input})));
+                events.push(self.stop());
+                self.index += 1;
+            }
+        }
+        events
+    }
+
+    /// The events that end what is open.
+    pub(super) fn finish(&mut self) -> Vec<(&'static str, Value)> {
+        let mut events = Vec::new();
+        self.close(&mut events);
+        events
+    }
+
+    fn open(&mut self, kind: Kind, begun: Value, events: &mut Vec<(&'static str, Value)>) {
+        if self.open != Some(kind) {
+            self.close(events);
+            events.push(self.start(begun));
+            self.open = Some(kind);
+        }
+    }
+
+    fn close(&mut self, events: &mut Vec<(&'static str, Value)>) {
+        if self.open.take().is_some() {
+            events.push(self.stop());
+            self.index += 1;
+        }
+    }
+
+    fn start(&self, block: Value) -> (&'static str, Value) {
+        let event = json!({"type": "content_block_start", "index": self.index, "content_block": block});
+        ("content_block_start", event)
+    }
+
+    fn delta(&self, delta: Value) -> (&'static str, Value) {
+        let event = json!({"type": "content_block_delta", "index": self.index, "delta": delta});
+        ("content_block_delta", event)
+    }
+
+    fn stop(&self) -> (&'static str, Value) {
+        let event = json!({"type": "content_block_stop", "index": self.index});
+        ("content_block_stop", event)
+    }
+}

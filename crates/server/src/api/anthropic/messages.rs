@@ -1,0 +1,234 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use async_stream::stream;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use riffle_engine::StopReason;
+use serde_json::{Value, json};
+
+use super::blocks::Blocks;
+use super::conversation;
+use crate::api::answers::{Answers, Whole, collect, spoken};
+use crate::api::{events, fields_of, report, respond};
+use crate::app::{App, new_id};
+use crate::asking::Wishes;
+use crate::asking::options::take_wishes;
+use crate::asking::prompt::prompt;
+use crate::driver::{Finished, Told};
+use crate::failure::{Failure, Shape};
+use crate::fields::Fields;
+use crate::speech::Speech;
+
+/// A message under way.
+struct Answering {
+    app: Arc<App>,
+    wishes: Wishes,
+    answers: Answers,
+    speech: Speech,
+    id: String,
+    prompt_tokens: usize,
+}
+
+pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::Anthropic, begin(app, request).await)
+}
+
+async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    app.check_model(fields.text("model")?.as_deref())?;
+    // Named otherwise elsewhere.
+    fields.rename("stop_sequences", "stop")?;
+    let mut wishes = take_wishes(&app, &mut fields, &["max_tokens"])?;
+    if !wishes.has_length {
+        return Err(Failure::field("max_tokens", "this field is required"));
+    }
+    let (conversation, tools) = conversation::take(&app, &mut fields)?;
+    let is_streamed = fields.flag("stream")?.unwrap_or(false);
+    refuse_what_is_not_done(&mut fields)?;
+    fields.finish()?;
+    if let Some(form) = tools.form.clone() {
+        wishes.generate.form = Some(app.forms.prepare(form, "tool_choice").await?);
+    }
+    let prompt = prompt(&app, conversation).await?;
+    let prompt_tokens = prompt.tokens.len();
+    let answers = wishes.ask(&app, &[prompt.tokens], 1).await?;
+    let answering = Answering {
+        speech: Speech::new(app.markup, !tools.tools.is_empty(), prompt.is_thinking).with_single_call(tools.is_single),
+        wishes,
+        answers,
+        id: new_id("msg_"),
+        prompt_tokens,
+        app,
+    };
+    match is_streamed {
+        true => Ok(events::response(answering.stream())),
+        false => answering.whole().await,
+    }
+}
+
+pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::Anthropic, counted(app, request).await)
+}
+
+async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    app.check_model(fields.text("model")?.as_deref())?;
+    let (conversation, _) = conversation::take(&app, &mut fields)?;
+    refuse_what_is_not_done(&mut fields)?;
+    fields.finish()?;
+    let prompt = prompt(&app, conversation).await?;
+    Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
+}
+
+fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
+    fields.pass_over(&["metadata", "service_tier", "cache_control"]);
+    let name = fields.name("thinking");
+    if let Some(mut thinking) = fields.object("thinking")? {
+        // Whether a model thinks is up to its template; what it thinks is told apart in any case.
+        let kind = thinking.required_text("type")?;
+        if !["enabled", "disabled", "adaptive"].contains(&kind.as_str()) {
+            return Err(Failure::field(format!("{name}.type"), format!("{kind:?} is not known")));
+        }
+        thinking.refuse(
+            "budget_tokens",
+            &[],
+            "how long a model thinks cannot be limited here: leave it out",
+        )?;
+        thinking.pass_over(&["display"]);
+        thinking.finish()?;
+    }
+    for field in [
+        "mcp_servers",
+        "container",
+        "context_management",
+        "output_config",
+        "output_format",
+    ] {
+        fields.refuse(field, &[json!([])], "this server does not do that: leave it out")?;
+    }
+    Ok(())
+}
+
+fn stop_reason(stop: &StopReason, calls: usize) -> (&'static str, Option<&str>) {
+    match stop {
+        StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted => ("max_tokens", None),
+        StopReason::StopString(text) => ("stop_sequence", Some(text)),
+        StopReason::EndOfText if calls > 0 => ("tool_use", None),
+        StopReason::EndOfText => ("end_turn", None),
+    }
+}
+
+fn usage_of(finished: &Finished) -> Value {
+    let report = &finished.report;
+    json!({
+        "input_tokens": report.prompt_tokens - report.reused_tokens,
+        "cache_read_input_tokens": report.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": report.generation.tokens.len(),
+    })
+}
+
+impl Answering {
+    async fn whole(self) -> Result<Response, Failure> {
+        let wholes = collect(&self.app.engine, self.answers, &self.speech).await?;
+        let whole = wholes.into_iter().next().ok_or_else(Failure::stopping)?;
+        let content = content_of(&whole);
+        let finished = whole.finished.ok_or_else(Failure::stopping)?;
+        let (reason, stop) = stop_reason(&finished.report.generation.stop, whole.calls.len());
+        let body = json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.app.options.model_name,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage_of(&finished),
+            "riffle": report::riffle(&self.app, &self.wishes, &finished),
+        });
+        Ok(Json(body).into_response())
+    }
+
+    fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        stream! {
+            let begun = json!({"type": "message_start", "message": {
+                "id": self.id,
+                "type": "message",
+                "role": "assistant",
+                "model": self.app.options.model_name,
+                "content": [],
+                "stop_reason": null,
+                "stop_sequence": null,
+                "usage": {"input_tokens": self.prompt_tokens, "output_tokens": 0},
+            }});
+            yield events::named("message_start", &begun);
+            let mut blocks = Blocks::default();
+            while let Some((_, told)) = self.answers.next().await {
+                match told {
+                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Reading(reading) => {
+                        let (_, own) = report::progress(&reading);
+                        yield events::named("ping", &json!({"type": "ping", "riffle": own}));
+                    }
+                    Told::Token(token) => {
+                        let text = spoken(&self.app.engine, &self.speech, &token);
+                        for piece in self.speech.push(&text) {
+                            for (name, event) in blocks.push(piece) {
+                                yield events::named(name, &event);
+                            }
+                        }
+                    }
+                    Told::Finished(finished) => {
+                        for piece in self.speech.finish() {
+                            for (name, event) in blocks.push(piece) {
+                                yield events::named(name, &event);
+                            }
+                        }
+                        for (name, event) in blocks.finish() {
+                            yield events::named(name, &event);
+                        }
+                        let (reason, stop) = stop_reason(&finished.report.generation.stop, self.speech.calls());
+                        let end = json!({
+                            "type": "message_delta",
+                            "delta": {"stop_reason": reason, "stop_sequence": stop},
+                            "usage": usage_of(&finished),
+                            "riffle": report::riffle(&self.app, &self.wishes, &finished),
+                        });
+                        yield events::named("message_delta", &end);
+                        yield events::named("message_stop", &json!({"type": "message_stop"}));
+                    }
+                    Told::Failed(failure) => {
+                        yield events::named("error", &failure.body(Shape::Anthropic));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The blocks of a whole message: thoughts, text, calls.
+fn content_of(whole: &Whole) -> Vec<Value> {
+    let mut content = Vec::new();
+    if !whole.thought.is_empty() {
+        content.push(json!({"type": "thinking", "thinking": whole.thought, "signature": ""}));
+    }
+    if !whole.text.is_empty() || whole.calls.is_empty() {
+        content.push(json!({"type": "text", "text": whole.text}));
+    }
+    for call in &whole.calls {
+        content.push(json!({
+            "type": "tool_use",
+            "id": new_id("toolu_"),
+            "name": call.name,
+            "input": call.arguments,
+        }));
+    }
+    content
+}

@@ -1,0 +1,5 @@
+//! The shapes of Anthropic.
+
+mod blocks;
+mod conversation;
+pub(crate) mod messages;

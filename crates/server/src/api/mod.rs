@@ -1,0 +1,53 @@
+//! The shapes that requests and answers have.
+
+pub(crate) mod answers;
+pub(crate) mod anthropic;
+mod events;
+pub(crate) mod openai;
+pub(crate) mod plain;
+mod report;
+pub(crate) mod web;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::{StatusCode, header};
+use axum::response::Response;
+
+use crate::failure::{Failure, Shape};
+use crate::fields::Fields;
+
+/// The fields of a request's body.
+async fn fields_of(request: Request) -> Result<Fields, Failure> {
+    check_type(&request)?;
+    let bytes = Bytes::from_request(request, &()).await.map_err(|rejection| {
+        let status = rejection.status();
+        let message = match status {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                "the body is longer than the server takes: send a shorter text, or start the server with a larger --max-body"
+                    .to_owned()
+            }
+            _ => format!("the body could not be read: {}", rejection.body_text()),
+        };
+        Failure::new(status, message)
+    })?;
+    Fields::of_body(&bytes)
+}
+
+/// A page of a stranger can send anything but JSON without asking.
+fn check_type(request: &Request) -> Result<(), Failure> {
+    let kind = request.headers().get(header::CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    match kind == "application/json" || kind.ends_with("+json") {
+        true => Ok(()),
+        false => Err(Failure::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("the body must be JSON: send it with \"Content-Type: application/json\", found {kind:?}"),
+        )),
+    }
+}
+
+/// What a handler came to, as a response.
+fn respond(shape: Shape, outcome: Result<Response, Failure>) -> Response {
+    outcome.unwrap_or_else(|failure| failure.into_response_of(shape))
+}

@@ -1,0 +1,346 @@
+//! `/v1/chat/completions`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use async_stream::stream;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use serde_json::{Map, Value, json};
+
+use super::chunks::{Head, call_value, delta_of};
+use super::tools::{self, Tools};
+use super::{messages, probabilities};
+use crate::api::answers::{Answers, Whole, collect, spoken};
+use crate::api::report::{Usage, finish_reason};
+use crate::api::{events, fields_of, report, respond};
+use crate::app::App;
+use crate::asking::Wishes;
+use crate::asking::options::take_wishes;
+use crate::asking::prompt::{Conversation, prompt};
+use crate::driver::{Finished, Token, Told};
+use crate::failure::{Failure, Shape};
+use crate::fields::Fields;
+use crate::forms::{Form, take_form};
+use crate::speech::Speech;
+
+/// Most of the likeliest tokens that a request may ask for.
+pub(super) const MOST_LIKELIEST: i64 = 20;
+
+/// A chat completion that is asked for.
+struct Chat {
+    wishes: Wishes,
+    conversation: Conversation,
+    form: Option<(Form, String)>,
+    tools: Tools,
+    choices: usize,
+    is_streamed: bool,
+    shows_usage: bool,
+}
+
+/// A chat completion under way.
+struct Answering {
+    app: Arc<App>,
+    wishes: Wishes,
+    answers: Answers,
+    speech: Speech,
+    head: Head,
+    choices: usize,
+    shows_usage: bool,
+}
+
+pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, begin(app, request).await)
+}
+
+async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    let chat = Chat::take(&app, &mut fields)?;
+    fields.finish()?;
+    let is_streamed = chat.is_streamed;
+    let answering = chat.ask(app).await?;
+    match is_streamed {
+        true => Ok(events::response(answering.stream())),
+        false => answering.whole().await,
+    }
+}
+
+impl Chat {
+    fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        app.check_model(fields.text("model")?.as_deref())?;
+        let mut wishes = take_wishes(app, fields, &["max_completion_tokens", "max_tokens", "n_predict"])?;
+        let shows_logs = fields.flag("logprobs")?.unwrap_or(false);
+        let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?;
+        if likeliest.is_some_and(|count| count > 0) && !shows_logs {
+            return Err(Failure::field("top_logprobs", "it needs logprobs to be true"));
+        }
+        wishes.generate.probabilities = shows_logs.then_some(likeliest.unwrap_or(0));
+        wishes.prompt_probabilities = fields.count("prompt_logprobs", 0..=MOST_LIKELIEST)?;
+        let tools = tools::take(app, fields)?;
+        let form = take_form(fields)?;
+        if form.is_some() && tools.form.is_some() {
+            return Err(Failure::field(
+                "response_format",
+                "an answer that has to be a call cannot have another form",
+            ));
+        }
+        let name = fields.name("messages");
+        let list = fields.list("messages")?;
+        let list = list.ok_or_else(|| Failure::field(name, "this field is required"))?;
+        let conversation = take_conversation(fields, messages::read(list)?, &tools)?;
+        let is_streamed = fields.flag("stream")?.unwrap_or(false);
+        let shows_usage = take_stream_options(fields, is_streamed)?;
+        refuse_what_is_not_done(fields)?;
+        Ok(Self {
+            wishes,
+            conversation,
+            form,
+            tools,
+            choices: fields.count("n", 1..=64)?.unwrap_or(1),
+            is_streamed,
+            shows_usage,
+        })
+    }
+
+    async fn ask(self, app: Arc<App>) -> Result<Answering, Failure> {
+        let Self {
+            mut wishes,
+            conversation,
+            form,
+            tools,
+            choices,
+            shows_usage,
+            ..
+        } = self;
+        let form = form.or_else(|| Some((tools.form.clone()?, "tool_choice".to_owned())));
+        if let Some((form, place)) = form {
+            wishes.generate.form = Some(app.forms.prepare(form, &place).await?);
+        }
+        let takes_calls = !tools.tools.is_empty();
+        let prompt = prompt(&app, conversation).await?;
+        let speech = Speech::new(app.markup, takes_calls, prompt.is_thinking).with_single_call(tools.is_single);
+        let answers = wishes.ask(&app, &[prompt.tokens], choices).await?;
+        Ok(Answering {
+            head: Head::new("chatcmpl-", &app.options.model_name),
+            answers,
+            speech,
+            wishes,
+            choices,
+            shows_usage,
+            app,
+        })
+    }
+}
+
+fn take_conversation(fields: &mut Fields, messages: Vec<Value>, tools: &Tools) -> Result<Conversation, Failure> {
+    let variables = match fields.value("chat_template_kwargs") {
+        None => Map::new(),
+        Some(Value::Object(variables)) => variables,
+        Some(other) => return Err(crate::fields::unexpected("chat_template_kwargs", "an object", &other)),
+    };
+    let is_assistants = messages.last().is_some_and(|last| last["role"] == "assistant");
+    let goes_on = fields.flag("continue_final_message")?.unwrap_or(false);
+    if goes_on && !is_assistants {
+        return Err(Failure::field(
+            "continue_final_message",
+            "the last message must be the assistant's",
+        ));
+    }
+    fields.refuse(
+        "add_generation_prompt",
+        &[json!(true), json!(!goes_on)],
+        "an answer begins behind the generation prompt: leave it out",
+    )?;
+    Ok(Conversation {
+        messages,
+        tools: tools.tools.clone(),
+        variables,
+        goes_on,
+    })
+}
+
+pub(super) fn take_stream_options(fields: &mut Fields, is_streamed: bool) -> Result<bool, Failure> {
+    let Some(mut options) = fields.object("stream_options")? else {
+        return Ok(false);
+    };
+    if !is_streamed {
+        return Err(Failure::field("stream_options", "it needs stream to be true"));
+    }
+    let shows_usage = options.flag("include_usage")?.unwrap_or(false);
+    options.refuse("include_obfuscation", &[json!(false)], "answers are sent as they are")?;
+    options.finish()?;
+    Ok(shows_usage)
+}
+
+/// Fields of OpenAI that ask for what this server does not do, and those that change nothing about an answer.
+fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
+    fields.pass_over(&[
+        "user",
+        "metadata",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "cache_prompt",
+    ]);
+    fields.refuse("store", &[json!(false)], "answers are not kept: leave it out")?;
+    fields.refuse("modalities", &[json!(["text"])], "this model writes text alone")?;
+    for field in [
+        "audio",
+        "prediction",
+        "web_search_options",
+        "functions",
+        "function_call",
+        "verbosity",
+    ] {
+        fields.refuse(field, &[], "this server does not do that: leave it out")?;
+    }
+    fields.refuse(
+        "reasoning_effort",
+        &[json!("none")],
+        "how long a model thinks is up to its template: set chat_template_kwargs as it asks",
+    )
+}
+
+impl Answering {
+    async fn whole(self) -> Result<Response, Failure> {
+        let wholes = collect(&self.app.engine, self.answers, &self.speech).await?;
+        let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
+        let usage = Usage::of(finished.iter().copied(), self.choices);
+        let choices: Result<Vec<Value>, Failure> = wholes
+            .iter()
+            .enumerate()
+            .map(|(index, whole)| choice(&self.app, index, whole))
+            .collect();
+        let mut body = json!({
+            "id": self.head.id,
+            "object": "chat.completion",
+            "created": self.head.created,
+            "model": self.head.model,
+            "choices": choices?,
+            "usage": usage.openai(),
+        });
+        if let Some(first) = finished.first() {
+            body["timings"] = report::timings(first);
+            body["riffle"] = report::riffle(&self.app, &self.wishes, first);
+        }
+        if self.wishes.prompt_probabilities.is_some() {
+            let tokenizer = self.app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+            body["prompt_logprobs"] = probabilities::of_prompt(tokenizer, &wholes[0].prompt_probabilities);
+        }
+        Ok(Json(body).into_response())
+    }
+
+    fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        stream! {
+            let count = self.answers.len();
+            let mut speeches = vec![self.speech.clone(); count];
+            let mut calls = vec![0; count];
+            let mut finished: Vec<Box<Finished>> = Vec::new();
+            for index in 0..count {
+                yield events::data(&self.head.chunk(index, &json!({"role": "assistant", "content": ""}), None));
+            }
+            while let Some((index, told)) = self.answers.next().await {
+                match told {
+                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Reading(reading) => {
+                        let mut chunk = self.head.chunk(index, &json!({}), None);
+                        let (llama, own) = report::progress(&reading);
+                        if self.wishes.extras.shows_progress {
+                            chunk["prompt_progress"] = llama;
+                        }
+                        chunk["riffle"] = own;
+                        yield events::data(&chunk);
+                    }
+                    Told::Token(token) => {
+                        let text = spoken(&self.app.engine, &speeches[index], &token);
+                        let pieces = speeches[index].push(&text);
+                        for chunk in self.chunks(index, pieces, &mut calls[index], Some(&token)) {
+                            yield events::data(&chunk);
+                        }
+                    }
+                    Told::Finished(end) => {
+                        let pieces = speeches[index].finish();
+                        for chunk in self.chunks(index, pieces, &mut calls[index], None) {
+                            yield events::data(&chunk);
+                        }
+                        let reason = finish_reason(&end.report.generation.stop, calls[index]);
+                        let mut chunk = self.head.chunk(index, &json!({}), Some(reason));
+                        chunk["timings"] = report::timings(&end);
+                        chunk["riffle"] = report::riffle(&self.app, &self.wishes, &end);
+                        yield events::data(&chunk);
+                        finished.push(end);
+                    }
+                    Told::Failed(failure) => {
+                        yield events::data(&failure.body(Shape::OpenAi));
+                        return;
+                    }
+                }
+            }
+            if self.shows_usage {
+                let mut chunk = self.head.empty();
+                chunk["usage"] = Usage::of(finished.iter().map(|end| &**end), self.choices).openai();
+                yield events::data(&chunk);
+            }
+            yield events::done();
+        }
+    }
+
+    /// The chunks of pieces that came of a token. Its probabilities go with the first.
+    fn chunks(
+        &self,
+        index: usize,
+        pieces: Vec<crate::speech::Piece>,
+        calls: &mut usize,
+        token: Option<&Token>,
+    ) -> Vec<Value> {
+        let mut chunks: Vec<Value> = pieces
+            .into_iter()
+            .map(|piece| self.head.chunk(index, &delta_of(piece, calls), None))
+            .collect();
+        let tokenizer = self.app.engine.tokenizer().ok();
+        if let Some((probabilities, tokenizer)) = token.and_then(|token| token.probabilities.as_ref()).zip(tokenizer) {
+            if chunks.is_empty() {
+                chunks.push(self.head.chunk(index, &json!({}), None));
+            }
+            chunks[0]["choices"][0]["logprobs"] =
+                json!({"content": [probabilities::chat(tokenizer, probabilities)], "refusal": null});
+        }
+        chunks
+    }
+}
+
+/// One choice of a whole chat completion.
+fn choice(app: &App, index: usize, whole: &Whole) -> Result<Value, Failure> {
+    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let mut message = json!({"role": "assistant", "content": whole.text, "refusal": null});
+    if !whole.thought.is_empty() {
+        message["reasoning_content"] = whole.thought.clone().into();
+    }
+    if !whole.calls.is_empty() {
+        message["tool_calls"] = whole.calls.iter().map(call_value).collect();
+        if whole.text.is_empty() {
+            message["content"] = Value::Null;
+        }
+    }
+    let logs: Vec<Value> = whole
+        .tokens
+        .iter()
+        .filter_map(|token| token.probabilities.as_ref())
+        .map(|token| probabilities::chat(tokenizer, token))
+        .collect();
+    let logs = match logs.is_empty() {
+        true => Value::Null,
+        false => json!({"content": logs, "refusal": null}),
+    };
+    let stop = whole.finished.as_ref().map(|finished| &finished.report.generation.stop);
+    Ok(json!({
+        "index": index,
+        "message": message,
+        "logprobs": logs,
+        "finish_reason": stop.map(|stop| finish_reason(stop, whole.calls.len())),
+    }))
+}

@@ -1,0 +1,65 @@
+//! The events of a streamed chat completion.
+
+use serde_json::{Value, json};
+
+use crate::app::{new_id, unix_seconds};
+use crate::speech::{Call, Piece};
+
+/// What all chunks of a stream share.
+#[derive(Debug, Clone)]
+pub(super) struct Head {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) model: String,
+}
+
+impl Head {
+    pub(super) fn new(prefix: &str, model: &str) -> Self {
+        Self {
+            id: new_id(prefix),
+            created: unix_seconds(),
+            model: model.to_owned(),
+        }
+    }
+
+    /// A chunk with one choice.
+    pub(super) fn chunk(&self, index: usize, delta: &Value, finish_reason: Option<&str>) -> Value {
+        let mut chunk = self.empty();
+        chunk["choices"] = json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": finish_reason}]);
+        chunk
+    }
+
+    /// A chunk without choices.
+    pub(super) fn empty(&self) -> Value {
+        json!({
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "choices": [],
+        })
+    }
+}
+
+/// What a piece adds to a message; `calls` counts the calls before it.
+pub(super) fn delta_of(piece: Piece, calls: &mut usize) -> Value {
+    match piece {
+        Piece::Text(text) => json!({"content": text}),
+        Piece::Thought(text) => json!({"reasoning_content": text}),
+        Piece::Call(call) => {
+            let mut value = call_value(&call);
+            value["index"] = json!(*calls);
+            *calls += 1;
+            json!({"tool_calls": [value]})
+        }
+    }
+}
+
+/// A call as chat completions have it.
+pub(super) fn call_value(call: &Call) -> Value {
+    json!({
+        "id": new_id("call_"),
+        "type": "function",
+        "function": {"name": call.name, "arguments": Value::Object(call.arguments.clone()).to_string()},
+    })
+}

@@ -1,0 +1,315 @@
+//! `/v1/completions`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use async_stream::stream;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use riffle_engine::TokenProbabilities;
+use serde_json::{Value, json};
+
+use super::chat::{MOST_LIKELIEST, take_stream_options};
+use super::chunks::Head;
+use super::probabilities;
+use crate::api::answers::{Answers, Whole, collect};
+use crate::api::report::{Usage, finish_reason};
+use crate::api::{events, fields_of, report, respond};
+use crate::app::{App, aside};
+use crate::asking::Wishes;
+use crate::asking::options::{take_wishes, token_of};
+use crate::asking::prompt::encode_now;
+use crate::driver::{Finished, Told};
+use crate::failure::{Failure, Shape};
+use crate::fields::{Fields, text_of};
+use crate::forms::{Form, take_form};
+use crate::speech::Speech;
+
+/// Tokens of an answer whose request does not say how many, as OpenAI has it.
+const DEFAULT_TOKENS: usize = 16;
+
+/// A completion that is asked for.
+struct Completion {
+    wishes: Wishes,
+    prompts: Vec<Prompt>,
+    form: Option<(Form, String)>,
+    choices: usize,
+    echoes: bool,
+    likeliest: Option<usize>,
+    is_streamed: bool,
+    shows_usage: bool,
+}
+
+/// A prompt as it was sent.
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// A completion under way.
+struct Answering {
+    app: Arc<App>,
+    wishes: Wishes,
+    answers: Answers,
+    head: Head,
+    prompts: Vec<Vec<u32>>,
+    choices: usize,
+    echoes: bool,
+    likeliest: Option<usize>,
+    shows_usage: bool,
+}
+
+pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, begin(app, request).await)
+}
+
+async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    let completion = Completion::take(&app, &mut fields)?;
+    fields.finish()?;
+    let is_streamed = completion.is_streamed;
+    let answering = completion.ask(app).await?;
+    match is_streamed {
+        true => Ok(events::response(answering.stream())),
+        false => answering.whole().await,
+    }
+}
+
+impl Completion {
+    fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        app.check_model(fields.text("model")?.as_deref())?;
+        let prompts = prompts_of(app, fields.required("prompt")?)?;
+        let mut wishes = take_wishes(app, fields, &["max_tokens", "n_predict"])?;
+        if !wishes.has_length {
+            (wishes.generate.max_tokens, wishes.has_length) = (DEFAULT_TOKENS, true);
+        }
+        let echoes = fields.flag("echo")?.unwrap_or(false);
+        let likeliest = fields.count("logprobs", 0..=MOST_LIKELIEST)?;
+        wishes.generate.probabilities = likeliest;
+        wishes.prompt_probabilities = match fields.count("prompt_logprobs", 0..=MOST_LIKELIEST)? {
+            Some(asked) => Some(asked.max(likeliest.filter(|_| echoes).unwrap_or(0))),
+            None => likeliest.filter(|_| echoes),
+        };
+        let choices = fields.count("n", 1..=64)?.unwrap_or(1);
+        fields.refuse(
+            "suffix",
+            &[json!("")],
+            "this model writes on at the end alone: leave it out",
+        )?;
+        fields.refuse(
+            "best_of",
+            &[json!(choices), json!(1)],
+            "answers are not ranked: ask for n answers and choose",
+        )?;
+        fields.pass_over(&["user", "cache_prompt"]);
+        let is_streamed = fields.flag("stream")?.unwrap_or(false);
+        if is_streamed && echoes && likeliest.is_some() {
+            return Err(Failure::field(
+                "echo",
+                "with logprobs it cannot be streamed: set stream to false",
+            ));
+        }
+        Ok(Self {
+            wishes,
+            prompts,
+            form: take_form(fields)?,
+            choices,
+            echoes,
+            likeliest,
+            is_streamed,
+            shows_usage: take_stream_options(fields, is_streamed)?,
+        })
+    }
+
+    async fn ask(self, app: Arc<App>) -> Result<Answering, Failure> {
+        let Self {
+            mut wishes,
+            prompts,
+            form,
+            ..
+        } = self;
+        if let Some((form, place)) = form {
+            wishes.generate.form = Some(app.forms.prepare(form, &place).await?);
+        }
+        let engine = Arc::clone(&app.engine);
+        let prompts = aside(move || {
+            let prompts = prompts.into_iter().map(|prompt| match prompt {
+                Prompt::Text(text) => encode_now(&engine, &text, true),
+                Prompt::Tokens(tokens) => Ok(tokens),
+            });
+            prompts.collect::<Result<Vec<_>, _>>()
+        })
+        .await?;
+        let answers = wishes.ask(&app, &prompts, self.choices).await?;
+        Ok(Answering {
+            head: Head::new("cmpl-", &app.options.model_name),
+            wishes,
+            answers,
+            prompts,
+            choices: self.choices,
+            echoes: self.echoes,
+            likeliest: self.likeliest,
+            shows_usage: self.shows_usage,
+            app,
+        })
+    }
+}
+
+/// A text, token ids, or a list of either.
+fn prompts_of(app: &App, value: Value) -> Result<Vec<Prompt>, Failure> {
+    const PLACE: &str = "prompt";
+    let tokens = |ids: &[Value]| {
+        let tokens = ids.iter().map(|id| token_of(app, id, PLACE));
+        tokens.collect::<Result<Vec<_>, _>>().map(Prompt::Tokens)
+    };
+    match value {
+        Value::String(text) => Ok(vec![Prompt::Text(text)]),
+        Value::Array(list) if list.is_empty() => Err(Failure::field(PLACE, "it must not be empty")),
+        Value::Array(list) if list.iter().all(Value::is_number) => Ok(vec![tokens(&list)?]),
+        Value::Array(list) => list
+            .into_iter()
+            .enumerate()
+            .map(|(at, prompt)| match prompt {
+                Value::Array(ids) => tokens(&ids),
+                text => text_of(text, &format!("{PLACE}[{at}]")).map(Prompt::Text),
+            })
+            .collect(),
+        other => Err(crate::fields::unexpected(
+            PLACE,
+            "a text, token ids, or a list of these",
+            &other,
+        )),
+    }
+}
+
+impl Answering {
+    fn body(&self, choices: Value) -> Value {
+        json!({
+            "id": self.head.id,
+            "object": "text_completion",
+            "created": self.head.created,
+            "model": self.head.model,
+            "choices": choices,
+        })
+    }
+
+    /// The text of the prompt of an answer.
+    fn echo(&self, index: usize) -> Result<String, Failure> {
+        let decode = || {
+            let tokenizer = self.app.engine.tokenizer()?;
+            Ok(tokenizer.decode(&self.prompts[index / self.choices])?)
+        };
+        decode().map_err(|error: riffle_engine::EngineError| Failure::of(&error))
+    }
+
+    async fn whole(mut self) -> Result<Response, Failure> {
+        let answers = std::mem::replace(&mut self.answers, Answers::new(Vec::new()));
+        let plain = Speech::new(self.app.markup, false, false).without_thoughts();
+        let wholes = collect(&self.app.engine, answers, &plain).await?;
+        let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
+        let choices = wholes
+            .iter()
+            .enumerate()
+            .map(|(index, whole)| self.choice(index, whole));
+        let mut body = self.body(choices.collect::<Result<Vec<_>, _>>()?.into());
+        body["usage"] = Usage::of(finished.iter().copied(), self.choices).openai();
+        if let Some(first) = finished.first() {
+            body["timings"] = report::timings(first);
+            body["riffle"] = report::riffle(&self.app, &self.wishes, first);
+        }
+        Ok(Json(body).into_response())
+    }
+
+    fn choice(&self, index: usize, whole: &Whole) -> Result<Value, Failure> {
+        let tokenizer = self.app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+        let prompt = &self.prompts[index / self.choices];
+        let mut text = whole.text.clone();
+        if self.echoes {
+            text.insert_str(0, &self.echo(index)?);
+        }
+        let written = whole.tokens.iter().filter_map(|token| token.probabilities.clone());
+        let logs = self.likeliest.map(|most| {
+            let (first, tokens): (_, Vec<TokenProbabilities>) = match self.echoes {
+                true => (
+                    prompt.first().copied(),
+                    whole.prompt_probabilities.iter().cloned().chain(written).collect(),
+                ),
+                false => (None, written.collect()),
+            };
+            probabilities::completion(tokenizer, first, &tokens, most > 0, 0)
+        });
+        let stop = whole.finished.as_ref().map(|finished| &finished.report.generation.stop);
+        let mut choice = json!({
+            "index": index,
+            "text": text,
+            "logprobs": logs,
+            "finish_reason": stop.map(|stop| finish_reason(stop, 0)),
+        });
+        if self.wishes.prompt_probabilities.is_some() {
+            choice["prompt_logprobs"] = probabilities::of_prompt(tokenizer, &whole.prompt_probabilities);
+        }
+        Ok(choice)
+    }
+
+    fn chunk(&self, index: usize, text: &str, logs: Value, finish_reason: Option<&str>) -> Value {
+        self.body(json!([{"index": index, "text": text, "logprobs": logs, "finish_reason": finish_reason}]))
+    }
+
+    fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        stream! {
+            let mut finished: Vec<Box<Finished>> = Vec::new();
+            if self.echoes {
+                for index in 0..self.answers.len() {
+                    if let Ok(text) = self.echo(index) {
+                        yield events::data(&self.chunk(index, &text, Value::Null, None));
+                    }
+                }
+            }
+            while let Some((index, told)) = self.answers.next().await {
+                match told {
+                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Reading(reading) => {
+                        let mut chunk = self.chunk(index, "", Value::Null, None);
+                        let (llama, own) = report::progress(&reading);
+                        if self.wishes.extras.shows_progress {
+                            chunk["prompt_progress"] = llama;
+                        }
+                        chunk["riffle"] = own;
+                        yield events::data(&chunk);
+                    }
+                    Told::Token(token) => {
+                        let tokenizer = self.app.engine.tokenizer().ok();
+                        let logs = token.probabilities.as_ref().zip(tokenizer).map_or(Value::Null, |(one, tokenizer)| {
+                            let has_likeliest = self.likeliest.is_some_and(|most| most > 0);
+                            probabilities::completion(tokenizer, None, std::slice::from_ref(one), has_likeliest, 0)
+                        });
+                        if !token.text.is_empty() || !logs.is_null() {
+                            yield events::data(&self.chunk(index, &token.text, logs, None));
+                        }
+                    }
+                    Told::Finished(end) => {
+                        let reason = finish_reason(&end.report.generation.stop, 0);
+                        let mut chunk = self.chunk(index, "", Value::Null, Some(reason));
+                        chunk["timings"] = report::timings(&end);
+                        chunk["riffle"] = report::riffle(&self.app, &self.wishes, &end);
+                        yield events::data(&chunk);
+                        finished.push(end);
+                    }
+                    Told::Failed(failure) => {
+                        yield events::data(&failure.body(Shape::OpenAi));
+                        return;
+                    }
+                }
+            }
+            if self.shows_usage {
+                let mut chunk = self.body(json!([]));
+                chunk["usage"] = Usage::of(finished.iter().map(|end| &**end), self.choices).openai();
+                yield events::data(&chunk);
+            }
+            yield events::done();
+        }
+    }
+}

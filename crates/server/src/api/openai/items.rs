@@ -1,0 +1,175 @@
+//! The items of a response: thoughts, messages, calls. One is open at a time.
+
+use serde_json::{Value, json};
+
+use crate::app::new_id;
+use crate::speech::{Call, Piece};
+
+/// The items so far, and the one that is being written.
+#[derive(Debug, Default)]
+pub(super) struct Items {
+    done: Vec<Value>,
+    open: Option<Open>,
+}
+
+/// An item that is being written.
+#[derive(Debug)]
+struct Open {
+    id: String,
+    is_thought: bool,
+    text: String,
+}
+
+/// An event of a stream, with its kind.
+type Told = (&'static str, Value);
+
+impl Open {
+    fn part(&self) -> Value {
+        match self.is_thought {
+            true => json!({"type": "reasoning_text", "text": self.text}),
+            false => json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+        }
+    }
+
+    fn item(&self, status: &str) -> Value {
+        let content: Vec<Value> = match status {
+            "in_progress" => Vec::new(),
+            _ => vec![self.part()],
+        };
+        match self.is_thought {
+            true => json!({"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}),
+            false => json!({
+                "id": self.id, "type": "message", "role": "assistant", "content": content, "status": status,
+            }),
+        }
+    }
+}
+
+impl Items {
+    /// All items; the last one is not complete where the answer was cut.
+    pub(super) fn output(&self, is_cut: bool) -> Value {
+        let mut output = self.done.clone();
+        if let (true, Some(last)) = (is_cut, output.last_mut()) {
+            last["status"] = json!("incomplete");
+        }
+        Value::Array(output)
+    }
+
+    /// The events that a piece makes.
+    pub(super) fn push(&mut self, piece: Piece) -> Vec<Told> {
+        let mut told = Vec::new();
+        match piece {
+            Piece::Text(text) => self.write(&text, false, &mut told),
+            Piece::Thought(text) => self.write(&text, true, &mut told),
+            Piece::Call(call) => {
+                self.close(&mut told);
+                self.call(&call, &mut told);
+            }
+        }
+        told
+    }
+
+    /// The events that end what is open.
+    pub(super) fn finish(&mut self) -> Vec<Told> {
+        let mut told = Vec::new();
+        if self.open.is_none() && self.done.is_empty() {
+            // An answer without a word is a message all the same.
+            self.write("", false, &mut told);
+        }
+        self.close(&mut told);
+        told
+    }
+
+    fn write(&mut self, text: &str, is_thought: bool, told: &mut Vec<Told>) {
+        if self.open.as_ref().is_some_and(|open| open.is_thought != is_thought) {
+            self.close(told);
+        }
+        let index = self.done.len();
+        let open = self.open.get_or_insert_with(|| {
+            let open = Open {
+                id: new_id(if is_thought { "rs_" } else { "msg_" }),
+                is_thought,
+                text: String::new(),
+            };
+            let item = open.item("in_progress");
+            told.push((
+                "response.output_item.added",
+                json!({"output_index": index, "item": item}),
+            ));
+            told.push((
+                "response.content_part.added",
+                json!({"item_id": open.id, "output_index": index, "content_index": 0, "part": open.part()}),
+            ));
+            open
+        });
+        open.text.push_str(text);
+        if text.is_empty() {
+            return;
+        }
+        let mut delta = json!({"item_id": open.id, "output_index": index, "content_index": 0, "delta": text});
+        told.push(match is_thought {
+            true => ("response.reasoning_text.delta", delta),
+            false => {
+                delta["logprobs"] = json!([]);
+                ("response.output_text.delta", delta)
+            }
+        });
+    }
+
+    fn close(&mut self, told: &mut Vec<Told>) {
+        let index = self.done.len();
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let mut done = json!({
+            "item_id": open.id, "output_index": index, "content_index": 0, "text": open.text,
+        });
+        told.push(match open.is_thought {
+            true => ("response.reasoning_text.done", done),
+            false => {
+                done["logprobs"] = json!([]);
+                ("response.output_text.done", done)
+            }
+        });
+        told.push((
+            "response.content_part.done",
+            json!({"item_id": open.id, "output_index": index, "content_index": 0, "part": open.part()}),
+        ));
+        let item = open.item("completed");
+        told.push((
+            "response.output_item.done",
+            json!({"output_index": index, "item": item}),
+        ));
+        self.done.push(item);
+    }
+
+    fn call(&mut self, call: &Call, told: &mut Vec<Told>) {
+        let index = self.done.len();
+        let arguments = Value::Object(call.arguments.clone()).to_string();
+        let (id, call_id) = (new_id("fc_"), new_id("call_"));
+        let item = |arguments: &str, status: &str| {
+            json!({
+                "id": id, "type": "function_call", "call_id": call_id, "name": call.name,
+                "arguments": arguments, "status": status,
+            })
+        };
+        told.push((
+            "response.output_item.added",
+            json!({"output_index": index, "item": item("", "in_progress")}),
+        ));
+        told.push((
+            "response.function_call_arguments.delta",
+            json!({"item_id": id, "output_index": index, "delta": arguments}),
+        ));
+        told.push((
+            "response.function_call_arguments.done",
+            json!({"item_id": id, "output_index": index, "name": call.name, "arguments": arguments}),
+        ));
+        let done = item(&arguments, "completed");
+        told.push((
+            "response.output_item.done",
+            json!({"output_index": index, "item": done}),
+        ));
+        self.done.push(done);
+    }
+}

@@ -1,0 +1,41 @@
+//! `/v1/models`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::failure::Failure;
+
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [model(&app)]}))
+}
+
+pub(crate) async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, Failure> {
+    app.check_model(Some(&name))?;
+    Ok(Json(model(&app)))
+}
+
+fn model(app: &App) -> Value {
+    let (config, options) = (app.engine.model().config(), app.engine.options());
+    json!({
+        "id": app.options.model_name,
+        "object": "model",
+        "created": app.started,
+        "owned_by": "riffle",
+        "max_model_len": app.engine.plan().context_tokens,
+        "meta": {
+            "n_vocab": config.vocab_size,
+            "n_ctx": app.engine.plan().context_tokens,
+            "n_ctx_train": config.max_position,
+            "n_embd": config.hidden_size,
+        },
+        "riffle": {
+            "prefill": options.prefill.to_string(),
+            "decode": options.decode.to_string(),
+            "has_chat_template": app.engine.chat_template().is_some(),
+        },
+    })
+}

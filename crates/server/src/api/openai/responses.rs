@@ -1,0 +1,366 @@
+//! `/v1/responses`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use async_stream::stream;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use serde_json::{Map, Value, json};
+
+use super::items::Items;
+use super::{input, tools};
+use crate::api::answers::{Answers, spoken};
+use crate::api::report::Usage;
+use crate::api::{events, fields_of, report, respond};
+use crate::app::{App, new_id, unix_seconds};
+use crate::asking::Wishes;
+use crate::asking::options::take_wishes;
+use crate::asking::prompt::{Conversation, prompt};
+use crate::driver::{Finished, Told};
+use crate::failure::{Failure, Shape};
+use crate::fields::Fields;
+use crate::forms::{Form, form_of};
+use crate::speech::Speech;
+use riffle_engine::StopReason;
+
+/// A response under way.
+struct Answering {
+    app: Arc<App>,
+    wishes: Wishes,
+    answers: Answers,
+    speech: Speech,
+    /// The response as it is shown before anything has been written.
+    begun: Value,
+}
+
+/// A response that is asked for.
+struct Asked {
+    wishes: Wishes,
+    conversation: Conversation,
+    form: Option<(Form, String)>,
+    tools: tools::Tools,
+    is_streamed: bool,
+    begun: Value,
+}
+
+pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, begin(app, request).await)
+}
+
+async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    let asked = Asked::take(&app, &mut fields)?;
+    fields.finish()?;
+    let is_streamed = asked.is_streamed;
+    let answering = asked.ask(app).await?;
+    match is_streamed {
+        true => Ok(events::response(answering.stream())),
+        false => answering.whole().await,
+    }
+}
+
+impl Asked {
+    fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        app.check_model(fields.text("model")?.as_deref())?;
+        let shown = shown_as_asked(fields);
+        let wishes = take_wishes(app, fields, &["max_output_tokens"])?;
+        let instructions = fields.text("instructions")?;
+        let mut messages = input::read(fields.required("input")?)?;
+        if let Some(instructions) = &instructions {
+            messages.insert(0, json!({"role": "system", "content": instructions}));
+        }
+        let form = take_text_form(fields)?;
+        let tools = input::take_tools(app, fields)?;
+        if form.is_some() && tools.form.is_some() {
+            return Err(Failure::field(
+                "text.format",
+                "an answer that has to be a call cannot have another form",
+            ));
+        }
+        let is_streamed = fields.flag("stream")?.unwrap_or(false);
+        refuse_what_is_not_done(fields)?;
+        let mut begun = json!({
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": unix_seconds(),
+            "completed_at": null,
+            "status": "in_progress",
+            "error": null,
+            "incomplete_details": null,
+            "instructions": instructions,
+            "model": app.options.model_name,
+            "output": [],
+            "usage": null,
+            "previous_response_id": null,
+            "store": false,
+            "background": false,
+            "truncation": "disabled",
+            "service_tier": "default",
+            "max_tool_calls": null,
+            "top_logprobs": 0,
+            "temperature": wishes.generate.sampling.temperature,
+            "top_p": wishes.generate.sampling.top_p,
+            "presence_penalty": wishes.generate.sampling.presence_penalty,
+            "frequency_penalty": wishes.generate.sampling.frequency_penalty,
+        });
+        for (name, value) in shown {
+            begun[name] = value;
+        }
+        Ok(Self {
+            conversation: Conversation {
+                messages,
+                tools: tools.tools.clone(),
+                ..Conversation::default()
+            },
+            wishes,
+            form,
+            tools,
+            is_streamed,
+            begun,
+        })
+    }
+
+    async fn ask(self, app: Arc<App>) -> Result<Answering, Failure> {
+        let Self {
+            mut wishes,
+            conversation,
+            form,
+            tools,
+            begun,
+            ..
+        } = self;
+        let form = form.or_else(|| Some((tools.form.clone()?, "tool_choice".to_owned())));
+        if let Some((form, place)) = form {
+            wishes.generate.form = Some(app.forms.prepare(form, &place).await?);
+        }
+        let takes_calls = !tools.tools.is_empty();
+        let prompt = prompt(&app, conversation).await?;
+        let answers = wishes.ask(&app, &[prompt.tokens], 1).await?;
+        Ok(Answering {
+            speech: Speech::new(app.markup, takes_calls, prompt.is_thinking).with_single_call(tools.is_single),
+            wishes,
+            answers,
+            begun,
+            app,
+        })
+    }
+}
+
+/// Fields that a response shows as they were asked for, or as they are where nothing was asked.
+fn shown_as_asked(fields: &Fields) -> Map<String, Value> {
+    let defaults = [
+        ("tools", json!([])),
+        ("tool_choice", json!("auto")),
+        ("parallel_tool_calls", json!(true)),
+        ("max_output_tokens", Value::Null),
+        ("text", json!({"format": {"type": "text"}})),
+        ("reasoning", json!({"effort": null, "summary": null})),
+        ("metadata", json!({})),
+        ("user", Value::Null),
+        ("safety_identifier", Value::Null),
+        ("prompt_cache_key", Value::Null),
+    ];
+    let defaults = defaults.into_iter();
+    let mut shown: Map<String, Value> = defaults
+        .map(|(name, value)| (name.to_owned(), fields.peek(name).cloned().unwrap_or(value)))
+        .collect();
+    if shown["text"].get("format").is_none() {
+        shown["text"]["format"] = json!({"type": "text"});
+    }
+    for tool in shown["tools"].as_array_mut().into_iter().flatten() {
+        for (name, value) in [
+            ("description", Value::Null),
+            ("parameters", Value::Null),
+            ("strict", json!(false)),
+        ] {
+            if tool.get(name).is_none_or(Value::is_null) && tool.is_object() {
+                tool[name] = value;
+            }
+        }
+    }
+    shown
+}
+
+fn take_text_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure> {
+    let Some(mut text) = fields.object("text")? else {
+        return Ok(None);
+    };
+    let place = text.name("format");
+    let form = match text.object("format")? {
+        None => None,
+        Some(mut format) => {
+            let form = form_of(&mut format, &place)?;
+            format.finish()?;
+            form
+        }
+    };
+    text.refuse(
+        "verbosity",
+        &[json!("medium")],
+        "how much a model writes is up to the prompt",
+    )?;
+    text.finish()?;
+    Ok(form.map(|form| (form, place)))
+}
+
+fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
+    fields.pass_over(&[
+        "user",
+        "metadata",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "max_tool_calls",
+    ]);
+    fields.refuse("store", &[json!(false)], "responses are not kept: set it to false")?;
+    fields.refuse("background", &[json!(false)], "responses are not kept: leave it out")?;
+    fields.refuse(
+        "truncation",
+        &[json!("disabled")],
+        "nothing is cut from an input: leave it out",
+    )?;
+    fields.refuse(
+        "top_logprobs",
+        &[json!(0)],
+        "ask /v1/chat/completions for probabilities",
+    )?;
+    fields.refuse(
+        "include",
+        &[json!([]), json!(["reasoning.encrypted_content"])],
+        "nothing further can be included: leave it out",
+    )?;
+    for field in ["previous_response_id", "conversation"] {
+        fields.refuse(
+            field,
+            &[],
+            "responses are not kept: send the whole conversation as input, what was read is found again",
+        )?;
+    }
+    fields.refuse("prompt", &[], "there are no stored prompts: send the text as input")?;
+    if let Some(mut reasoning) = fields.object("reasoning")? {
+        reasoning.refuse(
+            "effort",
+            &[json!("none")],
+            "how long a model thinks is up to its template: leave it out",
+        )?;
+        reasoning.pass_over(&["summary", "generate_summary"]);
+        reasoning.finish()?;
+    }
+    if let Some(mut options) = fields.object("stream_options")? {
+        options.refuse("include_obfuscation", &[json!(false)], "answers are sent as they are")?;
+        options.finish()?;
+    }
+    Ok(())
+}
+
+impl Answering {
+    /// The response at its end.
+    fn complete(&self, items: &Items, finished: &Finished) -> Value {
+        let is_cut = matches!(
+            finished.report.generation.stop,
+            StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted
+        );
+        let usage = Usage::of(std::iter::once(finished), 1);
+        let mut response = self.begun.clone();
+        response["status"] = json!(if is_cut { "incomplete" } else { "completed" });
+        if is_cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        } else {
+            response["completed_at"] = json!(unix_seconds());
+        }
+        response["output"] = items.output(is_cut);
+        response["usage"] = json!({
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.written_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt_tokens + usage.written_tokens,
+        });
+        response["riffle"] = report::riffle(&self.app, &self.wishes, finished);
+        response
+    }
+
+    async fn whole(mut self) -> Result<Response, Failure> {
+        let mut items = Items::default();
+        while let Some((_, told)) = self.answers.next().await {
+            match told {
+                Told::Accepted | Told::Reading(_) | Told::PromptProbabilities(_) => {}
+                Told::Token(token) => {
+                    let text = spoken(&self.app.engine, &self.speech, &token);
+                    for piece in self.speech.push(&text) {
+                        drop(items.push(piece));
+                    }
+                }
+                Told::Finished(finished) => {
+                    for piece in self.speech.finish() {
+                        drop(items.push(piece));
+                    }
+                    drop(items.finish());
+                    return Ok(Json(self.complete(&items, &finished)).into_response());
+                }
+                Told::Failed(failure) => return Err(failure),
+            }
+        }
+        Err(Failure::stopping())
+    }
+
+    fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        stream! {
+            let mut number = 0;
+            let mut numbered = move |kind: &str, mut event: Value| {
+                event["type"] = json!(kind);
+                event["sequence_number"] = json!(number);
+                number += 1;
+                events::named(kind, &event)
+            };
+            yield numbered("response.created", json!({"response": self.begun}));
+            yield numbered("response.in_progress", json!({"response": self.begun}));
+            let mut items = Items::default();
+            while let Some((_, told)) = self.answers.next().await {
+                match told {
+                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Reading(reading) => {
+                        let (_, own) = report::progress(&reading);
+                        yield numbered("response.in_progress", json!({"response": self.begun, "riffle": own}));
+                    }
+                    Told::Token(token) => {
+                        let text = spoken(&self.app.engine, &self.speech, &token);
+                        for piece in self.speech.push(&text) {
+                            for (kind, event) in items.push(piece) {
+                                yield numbered(kind, event);
+                            }
+                        }
+                    }
+                    Told::Finished(finished) => {
+                        for piece in self.speech.finish() {
+                            for (kind, event) in items.push(piece) {
+                                yield numbered(kind, event);
+                            }
+                        }
+                        for (kind, event) in items.finish() {
+                            yield numbered(kind, event);
+                        }
+                        let response = self.complete(&items, &finished);
+                        let kind = match response["status"] == "completed" {
+                            true => "response.completed",
+                            false => "response.incomplete",
+                        };
+                        yield numbered(kind, json!({"response": response}));
+                    }
+                    Told::Failed(failure) => {
+                        let mut response = self.begun.clone();
+                        response["status"] = json!("failed");
+                        response["error"] = json!({"code": "server_error", "message": failure.message});
+                        yield numbered("response.failed", json!({"response": response}));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}

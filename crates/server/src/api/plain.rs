@@ -1,0 +1,148 @@
+//! Tokens, templates, health, metrics.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+use super::openai::{read_messages, take_tools};
+use super::{fields_of, respond};
+use crate::app::{App, aside};
+use crate::asking::options::token_of;
+use crate::asking::prompt::{Conversation, encode, render};
+use crate::failure::{Failure, Shape};
+
+/// Whether the server is there.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
+    match app.driver.is_alive() {
+        true => Json(json!({"status": "ok"})).into_response(),
+        false => Failure::stopping().into_response(),
+    }
+}
+
+/// Whether it takes a request now.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
+    match app.driver.is_alive() && app.driver.taken() < app.options.limits.requests {
+        true => Json(json!({"status": "ready"})).into_response(),
+        false => Failure {
+            retry_after_s: Some(5),
+            ..Failure::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the server takes no further request now",
+            )
+        }
+        .into_response(),
+    }
+}
+
+pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
+}
+
+/// What the web page shows of the server.
+pub(crate) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
+    let (engine, options) = (&app.engine, app.engine.options());
+    let mut status = app.metrics.summary();
+    status["model"] = json!(app.options.model_name);
+    status["context_tokens"] = json!(engine.plan().context_tokens);
+    status["kv_most_bytes"] = json!(engine.plan().kv_bytes);
+    status["prefill"] = json!(options.prefill.to_string());
+    status["decode"] = json!(options.decode.to_string());
+    status["has_chat_template"] = json!(engine.chat_template().is_some());
+    status["body_bytes"] = json!(app.options.limits.body_bytes);
+    Json(status)
+}
+
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, tokens_of(&app, request).await)
+}
+
+async fn tokens_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    app.check_model(fields.text("model")?.as_deref())?;
+    // llama.cpp and vLLM have other names for the same.
+    let text = match fields.text("content")? {
+        Some(text) => text,
+        None => fields
+            .text("prompt")?
+            .ok_or_else(|| Failure::field("content", "this field is required"))?,
+    };
+    let add_special = fields.flag("add_special")?.or(fields.flag("add_special_tokens")?);
+    let with_pieces = fields.flag("with_pieces")?.unwrap_or(false);
+    fields.refuse(
+        "parse_special",
+        &[json!(true)],
+        "special tokens in a text are always recognised",
+    )?;
+    fields.finish()?;
+    let tokens = encode(app, text, add_special.unwrap_or(false)).await?;
+    let count = tokens.len();
+    let list: Value = match with_pieces {
+        false => json!(tokens),
+        true => {
+            let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+            let piece = |token: &u32| {
+                let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
+                let piece = match String::from_utf8(bytes) {
+                    Ok(text) => json!(text),
+                    Err(bytes) => json!(bytes.into_bytes()),
+                };
+                json!({"id": token, "piece": piece})
+            };
+            tokens.iter().map(piece).collect()
+        }
+    };
+    let body = json!({"tokens": list, "count": count, "max_model_len": app.engine.plan().context_tokens});
+    Ok(Json(body).into_response())
+}
+
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, text_of(&app, request).await)
+}
+
+async fn text_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    app.check_model(fields.text("model")?.as_deref())?;
+    let tokens = fields.list("tokens")?;
+    let tokens = tokens.ok_or_else(|| Failure::field("tokens", "this field is required"))?;
+    fields.finish()?;
+    let tokens = tokens.iter().map(|token| token_of(app, token, "tokens"));
+    let tokens = tokens.collect::<Result<Vec<_>, _>>()?;
+    let engine = Arc::clone(&app.engine);
+    let text = aside(move || {
+        let decode = || Ok(engine.tokenizer()?.decode_with_special(&tokens)?);
+        decode().map_err(|error: riffle_engine::EngineError| Failure::of(&error))
+    })
+    .await?;
+    Ok(Json(json!({"content": text, "prompt": text})).into_response())
+}
+
+pub(crate) async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, template_of(&app, request).await)
+}
+
+async fn template_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    app.check_model(fields.text("model")?.as_deref())?;
+    let messages = fields.list("messages")?;
+    let messages = messages.ok_or_else(|| Failure::field("messages", "this field is required"))?;
+    let tools = take_tools(app, &mut fields)?;
+    let variables = match fields.value("chat_template_kwargs") {
+        None => Map::new(),
+        Some(Value::Object(variables)) => variables,
+        Some(other) => return Err(crate::fields::unexpected("chat_template_kwargs", "an object", &other)),
+    };
+    fields.finish()?;
+    let conversation = Conversation {
+        messages: read_messages(messages)?,
+        tools: tools.tools,
+        variables,
+        goes_on: false,
+    };
+    let prompt = render(app, conversation).await?;
+    Ok(Json(json!({"prompt": prompt})).into_response())
+}

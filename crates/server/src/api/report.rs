@@ -1,0 +1,116 @@
+//! What an answer says of itself beside its text.
+
+use riffle_engine::{AuditReport, StopReason};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::asking::Wishes;
+use crate::driver::{Finished, Reading};
+
+/// Tokens of one request over all its answers, in OpenAI's names.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Usage {
+    pub(super) prompt_tokens: usize,
+    pub(super) cached_tokens: usize,
+    pub(super) written_tokens: usize,
+}
+
+impl Usage {
+    /// That of several answers: the prompt of each of `choices` answers counts once.
+    pub(super) fn of<'a>(finished: impl Iterator<Item = &'a Finished>, choices: usize) -> Self {
+        let mut usage = Self::default();
+        for (number, finished) in finished.enumerate() {
+            let report = &finished.report;
+            if number % choices.max(1) == 0 {
+                usage.prompt_tokens += report.prompt_tokens;
+                usage.cached_tokens += report.reused_tokens;
+            }
+            usage.written_tokens += report.generation.tokens.len();
+        }
+        usage
+    }
+
+    pub(super) fn openai(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.written_tokens,
+            "total_tokens": self.prompt_tokens + self.written_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        })
+    }
+}
+
+/// Why an answer ended, in OpenAI's words.
+pub(super) fn finish_reason(stop: &StopReason, calls: usize) -> &'static str {
+    match stop {
+        StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted => "length",
+        _ if calls > 0 => "tool_calls",
+        StopReason::EndOfText | StopReason::StopString(_) => "stop",
+    }
+}
+
+/// What was read for an answer and where its time went.
+pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
+    let options = app.engine.options();
+    let (pairs, times) = (finished.pairs, finished.report.times);
+    let prefill = wishes.extras.prefill.as_ref().unwrap_or(&options.prefill);
+    let decode = wishes.extras.decode.as_ref().unwrap_or(&options.decode);
+    let share = match pairs.causal {
+        0 => 1.0,
+        causal => pairs.read as f64 / causal as f64,
+    };
+    json!({
+        "prefill": prefill.to_string(),
+        "decode": decode.to_string(),
+        "pairs_read": pairs.read,
+        "pairs_causal": pairs.causal,
+        "share_read": share,
+        "kept_mass": finished.audit.as_ref().map(kept_mass),
+        "waited_s": times.waited_s,
+        "read_s": times.read_s,
+        "answered_s": times.answered_s,
+    })
+}
+
+fn kept_mass(audit: &AuditReport) -> Value {
+    json!({
+        "mean": audit.mean_mass,
+        "first_percentile": audit.first_percentile_mass,
+        "samples": audit.samples,
+        "mean_output_error": audit.mean_output_error,
+    })
+}
+
+/// Speeds in llama.cpp's names.
+pub(super) fn timings(finished: &Finished) -> Value {
+    let (report, times) = (&finished.report, finished.report.times);
+    let read = report.prompt_tokens - report.reused_tokens;
+    let written = report.generation.tokens.len();
+    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    json!({
+        "cache_n": report.reused_tokens,
+        "prompt_n": read,
+        "prompt_ms": times.read_s * 1e3,
+        "prompt_per_second": rate(read, times.read_s),
+        "predicted_n": written,
+        "predicted_ms": times.answered_s * 1e3,
+        "predicted_per_second": rate(written, times.answered_s),
+    })
+}
+
+/// How far a prompt has been read, in llama.cpp's names and ours.
+pub(super) fn progress(reading: &Reading) -> (Value, Value) {
+    let done = reading.progress.tokens_done;
+    let llama = json!({
+        "total": reading.progress.tokens,
+        "cache": reading.reused_tokens,
+        "processed": done.floor() as u64,
+        "time_ms": reading.elapsed_s * 1e3,
+    });
+    let own = json!({"progress": {
+        "tokens_read": done,
+        "tokens": reading.progress.tokens,
+        "seconds_left": reading.left_s,
+    }});
+    (llama, own)
+}

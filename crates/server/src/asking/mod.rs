@@ -1,0 +1,77 @@
+//! From the fields of a request, whatever its API, to what the scheduler is asked.
+
+pub(crate) mod options;
+pub(crate) mod prompt;
+
+use riffle_engine::{GenerateOptions, Request, SequenceOptions};
+
+use crate::api::answers::Answers;
+use crate::app::App;
+use crate::failure::Failure;
+
+/// Everything that an answer needs but its prompt.
+#[derive(Debug, Clone)]
+pub(crate) struct Wishes {
+    pub(crate) generate: GenerateOptions,
+    /// Whether the request says how long an answer may be.
+    pub(crate) has_length: bool,
+    /// Whether the request gives a seed; otherwise each answer has one of its own.
+    pub(crate) has_seed: bool,
+    pub(crate) extras: options::Extras,
+    pub(crate) prompt_probabilities: Option<usize>,
+}
+
+impl Wishes {
+    /// Policies of this request, where it names any.
+    fn sequence(&self, app: &App) -> Option<SequenceOptions> {
+        let extras = &self.extras;
+        if extras.prefill.is_none() && extras.decode.is_none() && !extras.audits {
+            return None;
+        }
+        let own = SequenceOptions::of(app.engine.options());
+        Some(SequenceOptions {
+            prefill: extras.prefill.clone().unwrap_or(own.prefill),
+            decode: extras.decode.clone().unwrap_or(own.decode),
+            audit: own.audit || extras.audits,
+            window: own.window,
+        })
+    }
+
+    /// Asks for `choices` answers to each of the prompts, in their order.
+    pub(crate) async fn ask(&self, app: &App, prompts: &[Vec<u32>], choices: usize) -> Result<Answers, Failure> {
+        let most = app.options.limits.answers_per_request;
+        if prompts.len().saturating_mul(choices) > most {
+            return Err(Failure::bad(format!(
+                "{} prompts with {choices} answers each are more than the {most} answers that a request may ask for",
+                prompts.len()
+            )));
+        }
+        let seed = match self.has_seed {
+            true => self.generate.sampling.seed,
+            false => rand::random(),
+        };
+        let mut answers = Vec::with_capacity(prompts.len() * choices);
+        for prompt in prompts {
+            for choice in 0..choices {
+                let mut generate = self.generate.clone();
+                generate.sampling.seed = seed.wrapping_add(choice as u64);
+                if !self.has_length {
+                    let room = app.engine.plan().context_tokens.saturating_sub(prompt.len()) + 1;
+                    generate.max_tokens = app.options.default_max_tokens.min(room).max(1);
+                }
+                answers.push(app.driver.ask(Request {
+                    tokens: prompt.clone(),
+                    generate,
+                    priority: self.extras.priority,
+                    sequence: self.sequence(app),
+                    prompt_probabilities: self.prompt_probabilities,
+                })?);
+            }
+        }
+        // What the scheduler refuses is told before an answer begins.
+        for answer in &mut answers {
+            answer.accepted().await?;
+        }
+        Ok(Answers::new(answers))
+    }
+}

@@ -1,0 +1,196 @@
+//! Sampling, lengths, policies: fields that several APIs share.
+
+use riffle_engine::{GenerateOptions, SamplingOptions};
+use riffle_policy::PolicyRules;
+use serde_json::{Value, json};
+
+use super::Wishes;
+use crate::app::App;
+use crate::failure::Failure;
+use crate::fields::{Fields, integer_of};
+
+/// Most stop texts of a request, and bytes of each.
+const MOST_STOPS: usize = 64;
+const LONGEST_STOP: usize = 1024;
+
+/// Most tokens that biases may be given for.
+const MOST_BIASES: usize = 4096;
+
+/// What only this server can be asked for, in the field `riffle`.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Extras {
+    pub(crate) prefill: Option<PolicyRules>,
+    pub(crate) decode: Option<PolicyRules>,
+    pub(crate) audits: bool,
+    pub(crate) priority: i32,
+    /// Whether a stream tells how far the prompt has been read.
+    pub(crate) shows_progress: bool,
+}
+
+/// Takes what decides how tokens are drawn and when an answer ends; `lengths` are the names of the field that says how long it may be.
+pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> Result<Wishes, Failure> {
+    let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
+    let max_tokens = take_length(fields, lengths)?;
+    let generate = GenerateOptions {
+        max_tokens: max_tokens.unwrap_or(0),
+        sampling: take_sampling(app, fields, seed)?,
+        stops: take_stops(fields)?,
+        stop_tokens: take_stop_tokens(app, fields)?,
+        min_tokens: fields.count("min_tokens", 0..=i64::from(i32::MAX))?.unwrap_or(0),
+        ignores_end: fields.flag("ignore_eos")?.unwrap_or(false),
+        ..GenerateOptions::default()
+    };
+    Ok(Wishes {
+        generate,
+        has_length: max_tokens.is_some(),
+        has_seed: seed.is_some(),
+        extras: take_extras(fields)?,
+        prompt_probabilities: None,
+    })
+}
+
+fn take_length(fields: &mut Fields, names: &[&str]) -> Result<Option<usize>, Failure> {
+    let mut length = None;
+    for name in names {
+        // Some clients write -1 for "as long as it gets".
+        if let Some(asked) = fields.integer(name, -1..=i64::from(i32::MAX))?
+            && let Ok(asked) = usize::try_from(asked)
+        {
+            length = length.or(Some(asked));
+        }
+    }
+    Ok(length)
+}
+
+fn take_sampling(app: &App, fields: &mut Fields, seed: Option<i64>) -> Result<SamplingOptions, Failure> {
+    let own = SamplingOptions::recommended(app.engine.generation_defaults());
+    let repeat_penalty = match fields.number("repetition_penalty", 0.01..=100.0)? {
+        Some(penalty) => Some(penalty),
+        None => fields.number("repeat_penalty", 0.01..=100.0)?,
+    };
+    // vLLM writes -1 for no limit.
+    let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
+    Ok(SamplingOptions {
+        logit_bias: take_biases(app, fields)?,
+        repeat_penalty: repeat_penalty.unwrap_or(own.repeat_penalty),
+        repeat_window: fields
+            .count("repeat_last_n", 0..=i64::from(i32::MAX))?
+            .unwrap_or(own.repeat_window),
+        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        top_k: top_k.map_or(own.top_k, |top_k| usize::try_from(top_k).unwrap_or(0)),
+        temperature: fields.number("temperature", 0.0..=100.0)?.unwrap_or(own.temperature),
+        top_p: positive(fields, "top_p")?.unwrap_or(own.top_p),
+        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(own.min_p),
+        seed: seed.unwrap_or(0) as u64,
+    })
+}
+
+/// A share above 0.
+fn positive(fields: &mut Fields, name: &str) -> Result<Option<f32>, Failure> {
+    match fields.number(name, 0.0..=1.0)? {
+        Some(0.0) => Err(Failure::field(
+            fields.name(name),
+            "it must be above 0: for the likeliest token set temperature to 0",
+        )),
+        share => Ok(share),
+    }
+}
+
+fn take_stops(fields: &mut Fields) -> Result<Vec<String>, Failure> {
+    let name = fields.name("stop");
+    let stops = fields.texts("stop")?;
+    if stops.len() > MOST_STOPS || stops.iter().any(|stop| stop.len() > LONGEST_STOP) {
+        return Err(Failure::field(
+            name,
+            format!("at most {MOST_STOPS} texts of {LONGEST_STOP} bytes are taken"),
+        ));
+    }
+    if stops.iter().any(String::is_empty) {
+        return Err(Failure::field(name, "an empty text ends nothing: leave it out"));
+    }
+    Ok(stops)
+}
+
+fn take_stop_tokens(app: &App, fields: &mut Fields) -> Result<Vec<u32>, Failure> {
+    let name = fields.name("stop_token_ids");
+    let ids = fields.list("stop_token_ids")?.unwrap_or_default();
+    ids.iter().map(|id| token_of(app, id, &name)).collect()
+}
+
+/// The token that a number is.
+pub(crate) fn token_of(app: &App, value: &Value, place: &str) -> Result<u32, Failure> {
+    let last = app.engine.model().config().vocab_size as i64 - 1;
+    let id = integer_of(value, place, 0..=last)?;
+    Ok(u32::try_from(id).unwrap_or(0))
+}
+
+/// `{"TOKEN": BIAS}`, or `[[TOKEN, BIAS]]` as llama.cpp takes it.
+fn take_biases(app: &App, fields: &mut Fields) -> Result<Vec<(u32, f32)>, Failure> {
+    let name = fields.name("logit_bias");
+    let pairs: Vec<(Value, Value)> = match fields.value("logit_bias") {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(biases)) => {
+            let number = |text: &str| {
+                text.parse::<i64>()
+                    .map_or(Value::String(text.to_owned()), |id| json!(id))
+            };
+            biases
+                .iter()
+                .map(|(token, bias)| (number(token), bias.clone()))
+                .collect()
+        }
+        Some(Value::Array(biases)) => {
+            let pair = |value: &Value| match value.as_array().map(Vec::as_slice) {
+                Some([token, bias]) => Ok((token.clone(), bias.clone())),
+                _ => Err(Failure::field(&name, "each item must be a token and its bias")),
+            };
+            biases.iter().map(pair).collect::<Result<_, _>>()?
+        }
+        Some(other) => return Err(crate::fields::unexpected(&name, "an object", &other)),
+    };
+    if pairs.len() > MOST_BIASES {
+        return Err(Failure::field(name, format!("at most {MOST_BIASES} tokens are taken")));
+    }
+    let bias_of = |bias: &Value| match bias {
+        // llama.cpp's "never".
+        Value::Bool(false) => Ok(-1e9),
+        bias => match bias.as_f64() {
+            Some(bias) if bias.abs() <= 1e9 => Ok(bias as f32),
+            _ => Err(Failure::field(&name, "a bias must be a number from -100 to 100")),
+        },
+    };
+    let pairs = pairs.into_iter();
+    pairs
+        .map(|(token, bias)| Ok((token_of(app, &token, &name)?, bias_of(&bias)?)))
+        .collect()
+}
+
+fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
+    let shows_progress = fields.flag("return_progress")?.unwrap_or(false);
+    let Some(mut own) = fields.object("riffle")? else {
+        return Ok(Extras {
+            shows_progress,
+            ..Extras::default()
+        });
+    };
+    let extras = Extras {
+        prefill: take_policy(&mut own, "prefill")?,
+        decode: take_policy(&mut own, "decode")?,
+        audits: own.flag("audit")?.unwrap_or(false),
+        priority: own.integer("priority", -1000..=1000)?.unwrap_or(0) as i32,
+        shows_progress: own.flag("progress")?.unwrap_or(shows_progress),
+    };
+    own.finish()?;
+    Ok(extras)
+}
+
+fn take_policy(fields: &mut Fields, name: &str) -> Result<Option<PolicyRules>, Failure> {
+    let place = fields.name(name);
+    let Some(text) = fields.text(name)? else {
+        return Ok(None);
+    };
+    text.parse()
+        .map(Some)
+        .map_err(|error: riffle_policy::PolicyError| Failure::field(place, error.to_string()))
+}

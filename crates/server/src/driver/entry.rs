@@ -1,0 +1,80 @@
+//! A request that the scheduler has been given.
+
+use std::time::{Duration, Instant};
+
+use riffle_engine::{PrefillProgress, TimeLeft};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::{Reading, Told};
+
+/// Progress is told this often at most.
+const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
+
+/// Whoever waits for an answer, and what has been told so far.
+pub(super) struct Entry {
+    pub(super) events: UnboundedSender<Told>,
+    pub(super) deadline: Instant,
+    submitted: Instant,
+    /// When its prompt was first read, and how many tokens had been read before.
+    begun: Option<(Instant, f64)>,
+    time_left: TimeLeft,
+    told_progress: Option<Instant>,
+    pub(super) latest_token: Option<Instant>,
+}
+
+impl Entry {
+    pub(super) fn new(events: UnboundedSender<Told>, deadline: Instant) -> Self {
+        Self {
+            events,
+            deadline,
+            submitted: Instant::now(),
+            begun: None,
+            time_left: TimeLeft::default(),
+            told_progress: None,
+            latest_token: None,
+        }
+    }
+
+    /// Whether nobody takes its events any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.events.is_closed()
+    }
+
+    pub(super) fn tell(&self, told: Told) {
+        // Whoever has gone is noticed before the next piece.
+        drop(self.events.send(told));
+    }
+
+    /// Tells how far its prompt is, now and then.
+    pub(super) fn tell_progress(&mut self, progress: PrefillProgress, reused_tokens: usize) {
+        let now = Instant::now();
+        let (begun, before) = *self.begun.get_or_insert((now, progress.tokens_done));
+        let elapsed_s = (now - begun).as_secs_f64();
+        let (done, total) = (progress.tokens_done - before, progress.tokens as f64 - before);
+        if done > 0.0 {
+            self.time_left.record(done, elapsed_s);
+        }
+        let is_due = self.told_progress.is_none_or(|told| now - told >= PROGRESS_PAUSE);
+        if !is_due {
+            return;
+        }
+        self.told_progress = Some(now);
+        self.tell(Told::Reading(Reading {
+            progress,
+            reused_tokens,
+            elapsed_s,
+            left_s: self.time_left.seconds(done, total),
+        }));
+    }
+
+    /// Seconds since the latest token or, for the first one, since the submission; whether it was the first.
+    pub(super) fn gap_s(&mut self) -> (f64, bool) {
+        let now = Instant::now();
+        let before = self.latest_token.replace(now);
+        ((now - before.unwrap_or(self.submitted)).as_secs_f64(), before.is_none())
+    }
+
+    pub(super) fn age_s(&self) -> f64 {
+        self.submitted.elapsed().as_secs_f64()
+    }
+}

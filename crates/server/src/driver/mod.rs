@@ -1,0 +1,233 @@
+//! The thread that steps the scheduler, and how requests get to it and answers come back.
+//!
+//! The HTTP side never waits for the engine: it sends a request and takes events as they come. An answer whose events nobody
+//! takes any more is cancelled before the next piece of work, and what was read of its prompt stays for whoever comes back.
+
+mod entry;
+mod thread;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use riffle_engine::{
+    AuditReport, Engine, PairCount, PrefillProgress, Request, RequestReport, Scheduler, SchedulerOptions,
+    TokenProbabilities,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+use crate::failure::Failure;
+use crate::metrics::Metrics;
+use crate::{ServerError, ServerOptions};
+
+/// What happens to an answer.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// The scheduler has taken it.
+    Accepted,
+    /// Its prompt is read.
+    Reading(Reading),
+    /// How likely the next tokens of its prompt were.
+    PromptProbabilities(Vec<TokenProbabilities>),
+    /// A token was written.
+    Token(Token),
+    /// It is complete.
+    Finished(Box<Finished>),
+    /// It cannot go on.
+    Failed(Failure),
+}
+
+/// How far a prompt has been read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Reading {
+    pub(crate) progress: PrefillProgress,
+    /// Tokens that had been read before.
+    pub(crate) reused_tokens: usize,
+    pub(crate) elapsed_s: f64,
+    /// Seconds until it has been read, where that can be told.
+    pub(crate) left_s: Option<f64>,
+}
+
+/// A token of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Token {
+    pub(crate) token: u32,
+    /// The text that is certain now, often empty.
+    pub(crate) text: String,
+    pub(crate) probabilities: Option<TokenProbabilities>,
+}
+
+/// What is known of an answer at its end.
+#[derive(Debug, Clone)]
+pub(crate) struct Finished {
+    pub(crate) report: RequestReport,
+    /// Pairs of this request alone, without those that had been read before.
+    pub(crate) pairs: PairCount,
+    pub(crate) audit: Option<AuditReport>,
+}
+
+/// The events of one answer. Dropping it takes the request back.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    events: UnboundedReceiver<Told>,
+    /// Counts the request as long as the answer is alive.
+    _place: Place,
+}
+
+/// A request's place among those that a server takes on.
+#[derive(Debug)]
+struct Place(Arc<AtomicUsize>);
+
+/// What the thread is asked to do.
+enum Command {
+    Ask(Box<Asked>),
+    /// Work between two pieces.
+    Work(Box<dyn FnOnce(&mut Scheduler) + Send>),
+    /// End: answers under way may go on until then.
+    Stop(Instant),
+}
+
+struct Asked {
+    request: Request,
+    events: UnboundedSender<Told>,
+    deadline: Instant,
+}
+
+/// Hands requests to the thread that owns the scheduler.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    commands: mpsc::Sender<Command>,
+    taken: Arc<AtomicUsize>,
+    most_requests: usize,
+    request_time: Duration,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Driver {
+    /// Starts the thread.
+    pub(crate) fn start(
+        engine: &Arc<Engine>,
+        options: &ServerOptions,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, ServerError> {
+        let scheduling = SchedulerOptions {
+            most_running: options.parallel,
+            prompt_share: options.prompt_share,
+            prefix_cache: options.prefix_cache.clone(),
+        };
+        let scheduler = Scheduler::new(engine, scheduling.clone())?;
+        let (commands, received) = mpsc::channel();
+        let threads = options.threads;
+        let work = thread::Work::new(scheduler, scheduling, received, metrics, options.keep_alive);
+        let thread = std::thread::Builder::new()
+            .name("riffle-engine".to_owned())
+            .spawn(move || {
+                // A pool that cannot be started again leaves the work on this thread alone.
+                let mut work = Some(work);
+                let run = |work: &mut Option<thread::Work>| work.take().map(thread::Work::run);
+                if riffle_engine::with_threads(threads, || run(&mut work)).is_err() {
+                    run(&mut work);
+                }
+            })
+            .map_err(ServerError::Thread)?;
+        Ok(Self {
+            commands,
+            taken: Arc::default(),
+            most_requests: options.limits.requests,
+            request_time: options.limits.request_time,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Asks for an answer.
+    pub(crate) fn ask(&self, request: Request) -> Result<Answer, Failure> {
+        let place = Place::take(&self.taken, self.most_requests).ok_or_else(|| {
+            Failure::busy(format!(
+                "{} requests are being answered or wait already: try again in a few seconds",
+                self.most_requests
+            ))
+        })?;
+        let (events, received) = unbounded_channel();
+        let asked = Asked {
+            request,
+            events,
+            deadline: Instant::now() + self.request_time,
+        };
+        self.commands
+            .send(Command::Ask(Box::new(asked)))
+            .map_err(|_| Failure::stopping())?;
+        Ok(Answer {
+            events: received,
+            _place: place,
+        })
+    }
+
+    /// Does work on the scheduler between two of its pieces.
+    pub(crate) async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Scheduler) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (done, outcome) = oneshot::channel();
+        let work = move |scheduler: &mut Scheduler| drop(done.send(work(scheduler)));
+        self.commands
+            .send(Command::Work(Box::new(work)))
+            .map_err(|_| Failure::stopping())?;
+        outcome.await.map_err(|_| Failure::stopping())
+    }
+
+    /// Requests that read, answer or wait.
+    pub(crate) fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Whether the thread is alive.
+    pub(crate) fn is_alive(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Ends the thread: refuses what waits, lets answers go on for `grace`, and keeps what has been read where there is a prefix
+    /// cache. Returns when all is done.
+    pub(crate) fn stop(&self, grace: Duration) {
+        drop(self.commands.send(Command::Stop(Instant::now() + grace)));
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            drop(thread.join());
+        }
+    }
+}
+
+impl Answer {
+    /// Waits until the scheduler has taken the request, or refused it.
+    pub(crate) async fn accepted(&mut self) -> Result<(), Failure> {
+        match self.events.recv().await {
+            Some(Told::Failed(failure)) => Err(failure),
+            Some(_) => Ok(()),
+            None => Err(Failure::stopping()),
+        }
+    }
+
+    /// The next event, once there is one; `None` after the last.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Told>> {
+        self.events.poll_recv(context)
+    }
+}
+
+impl Place {
+    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let one_more = |taken: usize| (taken < most).then_some(taken + 1);
+        taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .ok()?;
+        Some(Self(Arc::clone(taken)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

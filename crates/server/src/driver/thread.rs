@@ -1,0 +1,285 @@
+//! The loop of the thread that owns the scheduler.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions};
+
+use super::entry::Entry;
+use super::{Asked, Command, Finished, Token, Told};
+use crate::failure::Failure;
+use crate::metrics::Metrics;
+
+/// How long the thread waits for a command when there is nothing to do, before it looks at what has aged.
+const IDLE_PAUSE: Duration = Duration::from_millis(500);
+
+/// How often gauges are set while there is work.
+const GAUGE_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long what was read may take to be written to the prefix cache when the server ends.
+const KEEPING_TIME: Duration = Duration::from_secs(60);
+
+/// What the thread owns.
+pub(super) struct Work {
+    scheduler: Scheduler,
+    scheduling: SchedulerOptions,
+    commands: mpsc::Receiver<Command>,
+    entries: HashMap<RequestId, Entry>,
+    metrics: Arc<Metrics>,
+    keep_alive: Option<Duration>,
+    told_gauges: Instant,
+    /// Until when answers may go on, once the server is to end.
+    stops: Option<Instant>,
+}
+
+impl Work {
+    pub(super) fn new(
+        scheduler: Scheduler,
+        scheduling: SchedulerOptions,
+        commands: Receiver<Command>,
+        metrics: Arc<Metrics>,
+        keep_alive: Option<Duration>,
+    ) -> Self {
+        Self {
+            scheduler,
+            scheduling,
+            commands,
+            entries: HashMap::new(),
+            metrics,
+            keep_alive,
+            told_gauges: Instant::now(),
+            stops: None,
+        }
+    }
+
+    /// Works until it is told to stop and has nothing left to do.
+    pub(super) fn run(mut self) {
+        loop {
+            if self.take_commands().is_err() {
+                self.stops.get_or_insert_with(Instant::now);
+            }
+            self.drop_gone_and_late();
+            if let Some(keep_alive) = self.keep_alive
+                && let Some(time) = Instant::now().checked_sub(keep_alive)
+            {
+                self.scheduler.forget_idle_since(time);
+            }
+            let has_more = self.step();
+            self.tell_gauges(!has_more);
+            match self.stops {
+                Some(until) if Instant::now() >= until || self.entries.is_empty() => break,
+                _ if has_more => {}
+                _ => self.wait(),
+            }
+        }
+        self.end();
+    }
+
+    /// Takes what has arrived; an error where nobody can send any more.
+    fn take_commands(&mut self) -> Result<(), ()> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => return Err(()),
+            }
+        }
+    }
+
+    fn wait(&mut self) {
+        match self.commands.recv_timeout(IDLE_PAUSE) {
+            Ok(command) => self.take(command),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => self.stops = Some(Instant::now()),
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Ask(asked) => self.submit(*asked),
+            Command::Work(work) => {
+                let scheduler = &mut self.scheduler;
+                if catch_unwind(AssertUnwindSafe(|| work(scheduler))).is_err() {
+                    self.begin_anew();
+                }
+            }
+            Command::Stop(until) => {
+                self.stops = Some(until);
+                let waiting: Vec<RequestId> = self.entries.keys().copied().collect();
+                for id in waiting {
+                    if !self.scheduler.is_running(id) {
+                        self.fail(id, Failure::stopping());
+                    }
+                }
+            }
+        }
+    }
+
+    fn submit(&mut self, asked: Asked) {
+        let Asked {
+            request,
+            events,
+            deadline,
+        } = asked;
+        let entry = Entry::new(events, deadline);
+        if self.stops.is_some() {
+            return entry.tell(Told::Failed(Failure::stopping()));
+        }
+        match self.scheduler.submit(request) {
+            Ok(id) => {
+                entry.tell(Told::Accepted);
+                self.entries.insert(id, entry);
+            }
+            Err(error) => entry.tell(Told::Failed(Failure::of(&error))),
+        }
+    }
+
+    /// Takes back the requests of clients that have gone, and those that took too long.
+    fn drop_gone_and_late(&mut self) {
+        let now = Instant::now();
+        let gone = |entry: &Entry| entry.is_gone() || entry.deadline <= now;
+        let gone: Vec<RequestId> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| gone(entry))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in gone {
+            if self.entries.get(&id).is_some_and(Entry::is_gone) {
+                self.metrics.count_end("abort");
+            }
+            let late = "the request took longer than the server allows: what was read stays, ask again to go on";
+            self.fail(id, Failure::new(StatusCode::SERVICE_UNAVAILABLE, late));
+        }
+    }
+
+    fn fail(&mut self, id: RequestId, failure: Failure) {
+        self.scheduler.cancel(id);
+        if let Some(entry) = self.entries.remove(&id) {
+            entry.tell(Told::Failed(failure));
+        }
+    }
+
+    /// One piece of work; false where there is none.
+    fn step(&mut self) -> bool {
+        let (entries, metrics) = (&mut self.entries, &self.metrics);
+        let scheduler = &mut self.scheduler;
+        let mut lost = None;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            scheduler.step(&mut |event| match event {
+                Event::PrefixCacheLost(error) => lost = Some(error),
+                event => tell(entries, metrics, event),
+            })
+        }));
+        if let Some(error) = lost {
+            crate::log::note(&format!("the prefix cache cannot be used any more: {error}"));
+        }
+        match outcome {
+            Ok(Ok(has_more)) => has_more,
+            Ok(Err(error)) => {
+                self.fail_all(&error);
+                true
+            }
+            Err(_) => {
+                self.begin_anew();
+                true
+            }
+        }
+    }
+
+    fn fail_all(&mut self, error: &EngineError) {
+        crate::log::note(&format!("all requests end: {error}"));
+        let all: Vec<RequestId> = self.entries.keys().copied().collect();
+        for id in all {
+            self.metrics.count_end("error");
+            self.fail(id, Failure::of(error));
+        }
+    }
+
+    /// After a panic in the engine nothing that it held is trusted: every request that was with it ends, later ones find a new
+    /// scheduler.
+    fn begin_anew(&mut self) {
+        let failure = Failure::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the engine failed while it worked on this and other requests: ask again",
+        );
+        for (_, entry) in self.entries.drain() {
+            self.metrics.count_end("error");
+            entry.tell(Told::Failed(failure.clone()));
+        }
+        let engine: Arc<Engine> = Arc::clone(self.scheduler.engine());
+        match Scheduler::new(&engine, self.scheduling.clone()) {
+            Ok(scheduler) => self.scheduler = scheduler,
+            Err(error) => {
+                crate::log::note(&format!("the engine cannot begin anew: {error}"));
+                self.stops = Some(Instant::now());
+            }
+        }
+    }
+
+    fn tell_gauges(&mut self, is_idle: bool) {
+        if is_idle || self.told_gauges.elapsed() >= GAUGE_PAUSE {
+            self.told_gauges = Instant::now();
+            self.metrics.observe(&self.scheduler);
+        }
+    }
+
+    /// Ends what is left, and keeps what has been read on disk where that is wanted.
+    fn end(mut self) {
+        let all: Vec<RequestId> = self.entries.keys().copied().collect();
+        for id in all {
+            self.fail(id, Failure::stopping());
+        }
+        let until = Instant::now() + KEEPING_TIME;
+        while Instant::now() < until && self.step() {}
+    }
+}
+
+/// Hands an event to whoever waits for it.
+fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, event: Event<'_>) {
+    match event {
+        Event::Reading(id, progress, reused_tokens) => {
+            if let Some(entry) = entries.get_mut(&id) {
+                entry.tell_progress(progress, reused_tokens);
+            }
+        }
+        Event::PromptProbabilities(id, probabilities) => {
+            if let Some(entry) = entries.get(&id) {
+                entry.tell(Told::PromptProbabilities(probabilities));
+            }
+        }
+        Event::Token(id, written) => {
+            if let Some(entry) = entries.get_mut(&id) {
+                let (gap_s, is_first) = entry.gap_s();
+                metrics.count_token(gap_s, is_first);
+                entry.tell(Told::Token(Token {
+                    token: written.token,
+                    text: written.text.to_owned(),
+                    probabilities: written.probabilities,
+                }));
+            }
+        }
+        Event::Finished(id, report, sequence) => {
+            if let Some(entry) = entries.remove(&id) {
+                let finished = Finished {
+                    report,
+                    pairs: sequence.pairs(),
+                    audit: sequence.audit(),
+                };
+                metrics.count_finished(&finished, entry.age_s());
+                entry.tell(Told::Finished(Box::new(finished)));
+            }
+        }
+        Event::Failed(id, error) => {
+            if let Some(entry) = entries.remove(&id) {
+                metrics.count_end("error");
+                entry.tell(Told::Failed(Failure::of(&error)));
+            }
+        }
+        Event::PrefixCacheLost(_) => {}
+    }
+}

@@ -1,0 +1,43 @@
+//! Why a server cannot be started.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use riffle_engine::EngineError;
+
+/// Why a server cannot be started or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose another --port, or another --host")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The engine cannot serve many requests.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A thread could not be started.
+    #[error("a thread of the server could not be started: {0}")]
+    Thread(std::io::Error),
+    /// The folder of sessions cannot be used.
+    #[error("--sessions {path}: {source}; create the folder, or choose another", path = path.display())]
+    Sessions {
+        /// The folder.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// An option makes no sense.
+    #[error("{option} {value}: {problem}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+}

@@ -1,0 +1,160 @@
+//! What goes wrong with a request, in the shape of its API.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use riffle_engine::EngineError;
+use serde_json::{Value, json};
+
+/// Why a request was refused or could not be answered.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Failure {
+    pub(crate) status: StatusCode,
+    /// What is wrong and what to do, in one line.
+    pub(crate) message: String,
+    /// The field of the request that is at fault.
+    pub(crate) param: Option<String>,
+    /// A word for programs, where there is an agreed one.
+    pub(crate) code: Option<&'static str>,
+    /// Seconds after which it is worth trying again.
+    pub(crate) retry_after_s: Option<u64>,
+}
+
+/// The shape that errors have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    OpenAi,
+    Anthropic,
+}
+
+impl Failure {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after_s: None,
+        }
+    }
+
+    /// A request that makes no sense.
+    pub(crate) fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// A field of a request that makes no sense.
+    pub(crate) fn field(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let param = param.into();
+        Self {
+            message: format!("{param}: {}", message.into()),
+            param: Some(param),
+            ..Self::bad("")
+        }
+    }
+
+    /// More than the server takes on now.
+    pub(crate) fn busy(message: impl Into<String>) -> Self {
+        Self {
+            retry_after_s: Some(5),
+            code: Some("rate_limit_exceeded"),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+        }
+    }
+
+    /// The server is about to end.
+    pub(crate) fn stopping() -> Self {
+        Self {
+            retry_after_s: Some(10),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the server is shutting down: try again later",
+            )
+        }
+    }
+
+    pub(crate) fn with_code(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// What the error of an engine means to a client.
+    pub(crate) fn of(error: &EngineError) -> Self {
+        let failure = match error {
+            EngineError::ContextExceeded {
+                needed, context, ..
+            } => Self::bad(format!(
+                "the prompt and the answer need {needed} tokens and the server's context holds {context}: shorten the prompt, or ask for a shorter answer"
+            ))
+            .with_code("context_length_exceeded"),
+            EngineError::EmptyPrompt => Self::bad("the prompt is empty: give it at least one token"),
+            EngineError::Option { .. } | EngineError::Policy(_) => Self::bad(error.to_string()),
+            EngineError::Form(_) | EngineError::NoTokenizer(_) | EngineError::NoChatTemplate(_) => {
+                Self::bad(error.to_string())
+            }
+            EngineError::OutOfMemory { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        };
+        Self {
+            message: failure.message.replace(['\n', '\r'], " "),
+            ..failure
+        }
+    }
+
+    /// The error as an object of its API.
+    pub(crate) fn body(&self, shape: Shape) -> Value {
+        match shape {
+            Shape::OpenAi => json!({"error": {
+                "message": self.message,
+                "type": self.openai_type(),
+                "param": self.param,
+                "code": self.code,
+            }}),
+            Shape::Anthropic => json!({
+                "type": "error",
+                "error": {"type": self.anthropic_type(), "message": self.message},
+            }),
+        }
+    }
+
+    pub(crate) fn into_response_of(self, shape: Shape) -> Response {
+        let mut response = (self.status, Json(self.body(shape))).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+
+    fn openai_type(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            503 => "service_unavailable_error",
+            500..=599 => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn anthropic_type(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500..=599 => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        self.into_response_of(Shape::OpenAi)
+    }
+}

@@ -1,0 +1,236 @@
+//! Structured output: answers held to a JSON schema, a pattern or a grammar, by `llguidance`.
+//!
+//! A form is prepared once and answers with it begin from copies. The tokens that may come next are worked out on a thread of their
+//! own while the engine computes the logits they are drawn from.
+
+mod constraint;
+mod vocabulary;
+mod worker;
+
+use std::sync::{Arc, OnceLock};
+
+use axum::http::StatusCode;
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory};
+use riffle_engine::{AnswerForm, Engine};
+use serde_json::{Value, json};
+
+use crate::app::aside;
+use crate::failure::Failure;
+use crate::fields::{Fields, text_of};
+use constraint::PreparedForm;
+use worker::Worker;
+
+/// A form that an answer shall have.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Form {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema describes.
+    Schema(Value),
+    /// Text that a regular expression matches as a whole.
+    Pattern(String),
+    /// Text of a grammar in llguidance's variant of Lark.
+    Grammar(String),
+}
+
+/// Prepares forms for one model.
+pub(crate) struct Forms {
+    engine: Arc<Engine>,
+    factory: OnceLock<Result<Arc<ParserFactory>, String>>,
+    limits: crate::Limits,
+    worker: Worker,
+}
+
+impl Forms {
+    pub(crate) fn new(engine: &Arc<Engine>, limits: crate::Limits) -> std::io::Result<Self> {
+        Ok(Self {
+            engine: Arc::clone(engine),
+            factory: OnceLock::new(),
+            limits,
+            worker: Worker::start()?,
+        })
+    }
+
+    /// Prepares a form; `place` is the field it came from.
+    pub(crate) async fn prepare(self: &Arc<Self>, form: Form, place: &str) -> Result<Arc<dyn AnswerForm>, Failure> {
+        let most = self.limits.form_bytes;
+        let bytes = match &form {
+            Form::JsonObject => 0,
+            Form::Schema(schema) => schema.to_string().len(),
+            Form::Pattern(text) | Form::Grammar(text) => text.len(),
+        };
+        if bytes > most {
+            return Err(Failure::field(
+                place,
+                format!("it has {bytes} bytes, {most} are the limit"),
+            ));
+        }
+        let (own, at) = (Arc::clone(self), place.to_owned());
+        let prepared = aside(move || own.prepare_now(form, &at));
+        let late = || {
+            Failure::field(
+                place,
+                format!(
+                    "it could not be prepared within {} s: make it simpler",
+                    self.limits.form_time.as_secs()
+                ),
+            )
+        };
+        tokio::time::timeout(self.limits.form_time, prepared)
+            .await
+            .map_err(|_| late())?
+    }
+
+    fn prepare_now(&self, form: Form, place: &str) -> Result<Arc<dyn AnswerForm>, Failure> {
+        let factory = self.factory.get_or_init(|| vocabulary::factory(&self.engine));
+        let factory = factory
+            .as_ref()
+            .map_err(|problem| Failure::new(StatusCode::NOT_IMPLEMENTED, problem.clone()))?;
+        let grammar = match form {
+            Form::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
+            Form::Schema(schema) => {
+                refuse_options(&schema, place)?;
+                TopLevelGrammar::from_json_schema(schema)
+            }
+            Form::Pattern(pattern) => TopLevelGrammar::from_regex(&pattern),
+            Form::Grammar(grammar) => TopLevelGrammar::from_lark(grammar),
+        };
+        let matcher = Matcher::new(factory.create_parser(grammar));
+        match matcher.get_error() {
+            None => Ok(Arc::new(PreparedForm::new(matcher, self.worker.clone()))),
+            Some(problem) => Err(Failure::field(place, one_line(&problem)).with_code("unsupported_schema")),
+        }
+    }
+}
+
+/// A schema may not change how schemas are read.
+fn refuse_options(schema: &Value, place: &str) -> Result<(), Failure> {
+    match schema.get("x-guidance") {
+        None => Ok(()),
+        Some(_) => Err(Failure::field(
+            place,
+            "x-guidance is not taken: a schema is read as it stands",
+        )),
+    }
+}
+
+fn one_line(problem: &str) -> String {
+    const LONGEST: usize = 300;
+    let line = problem.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(LONGEST) {
+        None => line,
+        Some((end, _)) => format!("{}…", &line[..end]),
+    }
+}
+
+/// Takes `response_format` and the fields in which other servers take patterns and grammars.
+pub(crate) fn take_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure> {
+    let mut forms = Vec::new();
+    let place = fields.name("response_format");
+    if let Some(mut format) = fields.object("response_format")? {
+        if let Some(form) = form_of(&mut format, &place)? {
+            forms.push((form, place));
+        }
+        format.finish()?;
+    }
+    if let Some(mut outputs) = fields.object("structured_outputs")? {
+        let place = fields.name("structured_outputs");
+        take_outputs(&mut outputs, "", &place, &mut forms)?;
+        outputs.finish()?;
+    }
+    take_outputs(fields, "guided_", "", &mut forms)?;
+    if let Some(schema) = fields.value("json_schema") {
+        forms.push((Form::Schema(schema), fields.name("json_schema")));
+    }
+    fields.refuse(
+        "grammar",
+        &[json!("")],
+        "grammars in GBNF are not taken: send one in Lark as response_format {\"type\": \"grammar\", \"grammar\": …}",
+    )?;
+    match forms.len() {
+        0 | 1 => Ok(forms.pop()),
+        _ => Err(Failure::field(
+            forms.swap_remove(1).1,
+            "the request asks for another form already: ask for one",
+        )),
+    }
+}
+
+/// The fields in which vLLM takes forms.
+fn take_outputs(
+    fields: &mut Fields,
+    prefix: &str,
+    place: &str,
+    forms: &mut Vec<(Form, String)>,
+) -> Result<(), Failure> {
+    let at = |name: &str| match place {
+        "" => format!("{prefix}{name}"),
+        place => format!("{place}.{name}"),
+    };
+    if let Some(schema) = fields.value(&format!("{prefix}json")) {
+        // A schema may be given as text.
+        let schema = match schema {
+            Value::String(text) => serde_json::from_str(&text)
+                .map_err(|error| Failure::field(at("json"), format!("the schema is not valid JSON: {error}")))?,
+            schema => schema,
+        };
+        forms.push((Form::Schema(schema), at("json")));
+    }
+    if let Some(pattern) = fields.text(&format!("{prefix}regex"))? {
+        forms.push((Form::Pattern(pattern), at("regex")));
+    }
+    if let Some(grammar) = fields.text(&format!("{prefix}grammar"))? {
+        forms.push((Form::Grammar(grammar), at("grammar")));
+    }
+    if let Some(choices) = fields.list(&format!("{prefix}choice"))? {
+        let choices = choices.into_iter().map(|choice| text_of(choice, &at("choice")));
+        let choices = choices.collect::<Result<Vec<_>, _>>()?;
+        if choices.is_empty() {
+            return Err(Failure::field(at("choice"), "it must have at least one choice"));
+        }
+        forms.push((Form::Grammar(grammar_of_choices(&choices)), at("choice")));
+    }
+    Ok(())
+}
+
+fn grammar_of_choices(choices: &[String]) -> String {
+    let texts = choices.iter().map(|choice| json!(choice).to_string());
+    format!("start: {}", texts.collect::<Vec<_>>().join(" | "))
+}
+
+/// The form that an object with a `type` asks for.
+pub(crate) fn form_of(format: &mut Fields, place: &str) -> Result<Option<Form>, Failure> {
+    match format.required_text("type")?.as_str() {
+        "text" => Ok(None),
+        "json_object" => match format.value("schema") {
+            Some(schema) => Ok(Some(Form::Schema(schema))),
+            None => Ok(Some(Form::JsonObject)),
+        },
+        "json_schema" => {
+            let schema = match format.object("json_schema")? {
+                // As chat completions nest it.
+                Some(mut nested) => {
+                    nested.pass_over(&["name", "description", "strict"]);
+                    let schema = nested.value("schema");
+                    nested.finish()?;
+                    schema
+                }
+                // As responses spell it, and llama.cpp.
+                None => {
+                    format.pass_over(&["name", "description", "strict"]);
+                    format.value("schema")
+                }
+            };
+            let schema = schema
+                .ok_or_else(|| Failure::field(format!("{place}.json_schema.schema"), "this field is required"))?;
+            Ok(Some(Form::Schema(schema)))
+        }
+        "regex" => Ok(Some(Form::Pattern(format.required_text("pattern")?))),
+        "grammar" => Ok(Some(Form::Grammar(format.required_text("grammar")?))),
+        other => Err(Failure::field(
+            format!("{place}.type"),
+            format!("{other:?} is not known: use text, json_object, json_schema, regex or grammar"),
+        )),
+    }
+}

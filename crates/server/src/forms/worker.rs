@@ -1,0 +1,29 @@
+//! The thread on which is worked out what may come next in answers.
+
+use std::sync::mpsc::{Sender, channel};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Hands work to the thread; it ends when all handles are gone.
+#[derive(Debug, Clone)]
+pub(super) struct Worker(Sender<Job>);
+
+impl Worker {
+    pub(super) fn start() -> std::io::Result<Self> {
+        let (jobs, received) = channel::<Job>();
+        std::thread::Builder::new()
+            .name("riffle-forms".to_owned())
+            .spawn(move || {
+                for job in received {
+                    // What a job was to send is missed by whoever waits for it.
+                    drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)));
+                }
+            })?;
+        Ok(Self(jobs))
+    }
+
+    pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        // A thread that has gone drops the job, which whoever waits for it notices.
+        drop(self.0.send(Box::new(job)));
+    }
+}

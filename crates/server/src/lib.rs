@@ -1,0 +1,48 @@
+//! A server for long contexts over HTTP, on the engine's scheduler.
+//!
+//! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`) and of Anthropic (`/v1/messages`), and
+//! does no scheduling of its own: one thread steps a [`Scheduler`](riffle_engine::Scheduler), and requests reach it as messages.
+//!
+//! What it keeps to:
+//!
+//! - What is not supported is refused by name with status 400, never ignored.
+//! - Who goes away is noticed: the work for that request ends within one piece, and what was read of the prompt stays for whoever
+//!   comes back with the same beginning. No client has to say so.
+//! - An answer has the bytes that it has alone, whatever else runs.
+//! - A client that reads slowly holds up nobody.
+//!
+//! ```no_run
+//! use riffle_engine::{Engine, EngineOptions};
+//! use riffle_server::{Server, ServerOptions};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let engine = Engine::load("fixtures/model", EngineOptions { sequences: 4, ..EngineOptions::default() })?;
+//!     let server = Server::bind(&engine, ServerOptions::default())?;
+//!     println!("http://{}", server.address());
+//!     server.run()?;
+//!     Ok(())
+//! }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod app;
+mod asking;
+mod driver;
+mod error;
+mod failure;
+mod fields;
+mod forms;
+mod log;
+mod metrics;
+mod options;
+mod room;
+mod router;
+mod serve;
+mod speech;
+
+pub use error::ServerError;
+pub use options::{Limits, ServerOptions};
+pub use room::engine_options;
+pub use serve::{Server, Stopper};

@@ -1,0 +1,267 @@
+//! What a monitoring system reads at `/metrics`: names of vLLM where one exists, else names of our own.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use riffle_engine::{Scheduler, StopReason};
+use serde_json::{Value, json};
+
+use crate::driver::Finished;
+
+/// A pause between two tokens that counts as a stall.
+const STALL_S: f64 = 1.0;
+
+/// Everything that is counted.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    running: Gauge,
+    waiting: Gauge,
+    idle: Gauge,
+    kv_usage: Gauge<f64, AtomicU64>,
+    kv_bytes: Family<Tier, Gauge>,
+    kv_pages: Gauge,
+    prompt_tokens: Counter,
+    written_tokens: Counter,
+    cached_tokens: Counter,
+    queried_tokens: Counter,
+    pairs_read: Counter,
+    pairs_causal: Counter,
+    kept_mass: Gauge<f64, AtomicU64>,
+    stalls: Counter,
+    ended: Family<Ended, Counter>,
+    first_token_s: Histogram,
+    next_token_s: Histogram,
+    request_s: Histogram,
+    waited_s: Histogram,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Tier {
+    tier: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    finished_reason: &'static str,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let seconds = |bounds: &[f64]| Histogram::new(bounds.iter().copied());
+        let long = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0];
+        let short = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
+        let mut metrics = Self {
+            registry: Registry::default(),
+            running: Gauge::default(),
+            waiting: Gauge::default(),
+            idle: Gauge::default(),
+            kv_usage: Gauge::default(),
+            kv_bytes: Family::default(),
+            kv_pages: Gauge::default(),
+            prompt_tokens: Counter::default(),
+            written_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            queried_tokens: Counter::default(),
+            pairs_read: Counter::default(),
+            pairs_causal: Counter::default(),
+            kept_mass: Gauge::default(),
+            stalls: Counter::default(),
+            ended: Family::default(),
+            first_token_s: seconds(&long),
+            next_token_s: seconds(&short),
+            request_s: seconds(&long),
+            waited_s: seconds(&long),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        self.register_gauges();
+        let registry = &mut self.registry;
+        let counters = [
+            (
+                "vllm:prompt_tokens",
+                "Tokens of prompts that were answered",
+                &self.prompt_tokens,
+            ),
+            ("vllm:generation_tokens", "Tokens written", &self.written_tokens),
+            (
+                "vllm:prefix_cache_queries",
+                "Tokens of prompts that were looked for among what had been read",
+                &self.queried_tokens,
+            ),
+            (
+                "vllm:prefix_cache_hits",
+                "Tokens of prompts that had been read before",
+                &self.cached_tokens,
+            ),
+            (
+                "riffle:attention_pairs_read",
+                "Pairs of query and key that attention has read",
+                &self.pairs_read,
+            ),
+            (
+                "riffle:attention_pairs_causal",
+                "Pairs of query and key that dense attention would have read",
+                &self.pairs_causal,
+            ),
+            (
+                "riffle:stalls",
+                "Pauses of over a second between two tokens of an answer",
+                &self.stalls,
+            ),
+        ];
+        for (name, help, counter) in counters {
+            registry.register(name, help, counter.clone());
+        }
+        registry.register("vllm:request_success", "Requests by how they ended", self.ended.clone());
+        let histograms = [
+            (
+                "vllm:time_to_first_token_seconds",
+                "From a request's arrival to its first token",
+                &self.first_token_s,
+            ),
+            (
+                "vllm:inter_token_latency_seconds",
+                "From one token of an answer to the next",
+                &self.next_token_s,
+            ),
+            (
+                "vllm:e2e_request_latency_seconds",
+                "From a request's arrival to the end of its answer",
+                &self.request_s,
+            ),
+            (
+                "vllm:request_queue_time_seconds",
+                "From a request's arrival until it has a place",
+                &self.waited_s,
+            ),
+        ];
+        for (name, help, histogram) in histograms {
+            registry.register(name, help, histogram.clone());
+        }
+    }
+
+    fn register_gauges(&mut self) {
+        let registry = &mut self.registry;
+        let gauges = [
+            (
+                "vllm:num_requests_running",
+                "Requests that read or answer",
+                &self.running,
+            ),
+            ("vllm:num_requests_waiting", "Requests without a place", &self.waiting),
+            (
+                "riffle:idle_sequences",
+                "Sequences kept for whoever asks next",
+                &self.idle,
+            ),
+            ("riffle:kv_pages", "Pages of the KV cache in use", &self.kv_pages),
+        ];
+        for (name, help, gauge) in gauges {
+            registry.register(name, help, gauge.clone());
+        }
+        registry.register(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV cache in use, from 0 to 1",
+            self.kv_usage.clone(),
+        );
+        registry.register(
+            "riffle:kv_bytes",
+            "Bytes of the KV cache by where they lie",
+            self.kv_bytes.clone(),
+        );
+        registry.register(
+            "riffle:kept_mass",
+            "Mean share of the true attention that the latest audited request kept",
+            self.kept_mass.clone(),
+        );
+    }
+
+    /// Sets what changes with the scheduler.
+    pub(crate) fn observe(&self, scheduler: &Scheduler) {
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        let bytes = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let pool = scheduler.pool();
+        self.running.set(count(scheduler.running()));
+        self.waiting.set(count(scheduler.waiting()));
+        self.idle.set(count(scheduler.idle()));
+        self.kv_pages.set(count(pool.pages()));
+        let tiers = [("ram", pool.near_bytes()), ("disk", pool.file_bytes())];
+        for (tier, held) in tiers {
+            self.kv_bytes.get_or_create(&Tier { tier }).set(bytes(held));
+        }
+        let used = pool.pages() as f64 * pool.shape().page_bytes() as f64;
+        let most = scheduler.engine().plan().kv_bytes as f64;
+        self.kv_usage.set(if most > 0.0 { (used / most).min(1.0) } else { 0.0 });
+    }
+
+    pub(crate) fn count_token(&self, gap_s: f64, is_first: bool) {
+        self.written_tokens.inc();
+        match is_first {
+            true => self.first_token_s.observe(gap_s),
+            false => {
+                self.next_token_s.observe(gap_s);
+                if gap_s > STALL_S {
+                    self.stalls.inc();
+                }
+            }
+        }
+    }
+
+    pub(crate) fn count_finished(&self, finished: &Finished, age_s: f64) {
+        let report = &finished.report;
+        self.prompt_tokens.inc_by(report.prompt_tokens as u64);
+        self.queried_tokens.inc_by(report.prompt_tokens as u64);
+        self.cached_tokens.inc_by(report.reused_tokens as u64);
+        self.pairs_read.inc_by(finished.pairs.read);
+        self.pairs_causal.inc_by(finished.pairs.causal);
+        self.request_s.observe(age_s);
+        self.waited_s.observe(report.times.waited_s);
+        if let Some(audit) = &finished.audit {
+            self.kept_mass.set(audit.mean_mass);
+        }
+        self.count_end(match report.generation.stop {
+            StopReason::MaxTokens | StopReason::ContextFull => "length",
+            StopReason::Interrupted => "abort",
+            StopReason::EndOfText | StopReason::StopString(_) => "stop",
+        });
+    }
+
+    pub(crate) fn count_end(&self, finished_reason: &'static str) {
+        self.ended.get_or_create(&Ended { finished_reason }).inc();
+    }
+
+    /// The text that Prometheus reads.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        match encode(&mut text, &self.registry) {
+            Ok(()) => text,
+            // Writing into a text does not fail.
+            Err(error) => format!("# {error}\n"),
+        }
+    }
+
+    /// What the web page shows.
+    pub(crate) fn summary(&self) -> Value {
+        let bytes = |tier| self.kv_bytes.get_or_create(&Tier { tier }).get();
+        let load = |gauge: &Gauge<f64, AtomicU64>| gauge.get();
+        json!({
+            "running": self.running.get(),
+            "waiting": self.waiting.get(),
+            "idle": self.idle.get(),
+            "kv_pages": self.kv_pages.get(),
+            "kv_ram_bytes": bytes("ram"),
+            "kv_disk_bytes": bytes("disk"),
+            "kv_usage": load(&self.kv_usage),
+        })
+    }
+}

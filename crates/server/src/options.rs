@@ -1,0 +1,100 @@
+//! How a server is set up.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use riffle_engine::PrefixCacheOptions;
+
+/// Where a server listens, whom it serves and how much it takes on.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Where to listen. A port of 0 takes a free one.
+    pub address: SocketAddr,
+    /// Threads that compute; `None` takes every core.
+    pub threads: Option<usize>,
+    /// Requests that read or answer at a time; at most as many as the engine has sequences.
+    pub parallel: usize,
+    /// The name that clients see the model under.
+    pub model_name: String,
+    /// Keys, one of which every request has to bring; empty lets everybody in.
+    pub api_keys: Vec<String>,
+    /// Origins of web pages of others that may use the server (`https://example.org`); empty allows none.
+    pub allowed_origins: Vec<String>,
+    /// Names beside those of the loopback that a server on the loopback answers to, such as that of a proxy before it.
+    pub allowed_hosts: Vec<String>,
+    /// What is taken on at most.
+    pub limits: Limits,
+    /// Tokens of an answer whose request does not say how many.
+    pub default_max_tokens: usize,
+    /// Share of the time that prompts get while answers are written.
+    pub prompt_share: f64,
+    /// Beginnings on disk, which outlive the server.
+    pub prefix_cache: Option<PrefixCacheOptions>,
+    /// Folder of named sessions; without one there are none.
+    pub session_folder: Option<PathBuf>,
+    /// How long what was read stays in memory after it was last used; `None` until its room is needed.
+    pub keep_alive: Option<Duration>,
+    /// How long answers under way may go on when the server is to end.
+    pub grace: Duration,
+    /// Show prompts and answers in the log.
+    pub logs_texts: bool,
+}
+
+/// What a server takes on at most.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes of the body of a request.
+    pub body_bytes: usize,
+    /// Requests that read, answer or wait; further ones are refused with 429.
+    pub requests: usize,
+    /// Connections; further ones wait until one is closed.
+    pub connections: usize,
+    /// Answers to one request, over its prompts and choices.
+    pub answers_per_request: usize,
+    /// Time from the arrival of a request to its end.
+    pub request_time: Duration,
+    /// Time in which the head of a request has to arrive, and the longest pause in its body.
+    pub arrival_time: Duration,
+    /// Bytes of a schema, a pattern or a grammar.
+    pub form_bytes: usize,
+    /// Time that a schema, a pattern or a grammar may take to be prepared.
+    pub form_time: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            threads: None,
+            parallel: 1,
+            model_name: "riffle".to_owned(),
+            api_keys: Vec::new(),
+            allowed_origins: Vec::new(),
+            allowed_hosts: Vec::new(),
+            limits: Limits::default(),
+            default_max_tokens: 4096,
+            prompt_share: 0.5,
+            prefix_cache: None,
+            session_folder: None,
+            keep_alive: None,
+            grace: Duration::from_secs(10),
+            logs_texts: false,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 64 << 20,
+            requests: 256,
+            connections: 1024,
+            answers_per_request: 64,
+            request_time: Duration::from_secs(6 * 3600),
+            arrival_time: Duration::from_secs(30),
+            form_bytes: 256 << 10,
+            form_time: Duration::from_secs(5),
+        }
+    }
+}

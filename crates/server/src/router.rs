@@ -1,0 +1,202 @@
+//! Which request goes where, and who is let in.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use subtle::ConstantTimeEq;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::timeout::RequestBodyTimeoutLayer;
+
+use crate::api::{anthropic, openai, plain, web};
+use crate::app::App;
+use crate::failure::{Failure, Shape};
+
+/// Everything that the server answers.
+pub(crate) fn router(app: &Arc<App>) -> Router {
+    let open = Router::new()
+        .route("/", get(web::page))
+        .route("/web/{file}", get(web::file))
+        .route("/health", get(plain::health))
+        .route("/ready", get(plain::ready));
+    let keyed = Router::new()
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{name}", get(openai::models::one))
+        .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/chat/completions", post(openai::chat::answer))
+        .route("/v1/responses", post(openai::responses::answer))
+        .route("/v1/messages", post(anthropic::messages::answer))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count))
+        .route("/tokenize", post(plain::tokenize))
+        .route("/detokenize", post(plain::detokenize))
+        .route("/apply-template", post(plain::apply_template))
+        .route("/metrics", get(plain::metrics))
+        .route("/status", get(plain::status))
+        .layer(from_fn_with_state(Arc::clone(app), check_key));
+    let most = app.options.limits.body_bytes;
+    open.merge(keyed)
+        .fallback(unknown)
+        .method_not_allowed_fallback(other_method)
+        .layer(axum::extract::DefaultBodyLimit::max(most))
+        .layer(RequestBodyTimeoutLayer::new(app.options.limits.arrival_time))
+        .layer(from_fn_with_state(Arc::clone(app), check_host))
+        .layer(cors(&app.options.allowed_origins))
+        .layer(CatchPanicLayer::custom(panicked))
+        .with_state(Arc::clone(app))
+}
+
+/// The shape of errors at a path.
+fn shape_of(path: &str) -> Shape {
+    match path.starts_with("/v1/messages") {
+        true => Shape::Anthropic,
+        false => Shape::OpenAi,
+    }
+}
+
+async fn unknown(request: Request) -> Response {
+    let path = request.uri().path();
+    let failure = Failure::new(
+        StatusCode::NOT_FOUND,
+        format!("there is nothing at {path:?}: see /v1/models for a beginning"),
+    );
+    failure.into_response_of(shape_of(path))
+}
+
+async fn other_method(request: Request) -> Response {
+    let failure = Failure::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        format!("{} is not taken here: try GET or POST", request.method()),
+    );
+    failure.into_response_of(shape_of(request.uri().path()))
+}
+
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    Failure::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "the server failed on this request: please report it",
+    )
+    .into_response()
+}
+
+/// Lets requests in that bring a key, where keys are asked for.
+async fn check_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let keys = &app.options.api_keys;
+    if !keys.is_empty() && !has_key(request.headers(), keys) {
+        let failure = Failure {
+            code: Some("invalid_api_key"),
+            ..Failure::new(
+                StatusCode::UNAUTHORIZED,
+                "this server asks for a key: send it as \"Authorization: Bearer KEY\" or as \"x-api-key: KEY\"",
+            )
+        };
+        return failure.into_response_of(shape_of(request.uri().path()));
+    }
+    next.run(request).await
+}
+
+fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
+    let Some(given) = given else {
+        return false;
+    };
+    // Every key is compared, so that the time says nothing about any.
+    let mut fits = subtle::Choice::from(0);
+    for key in keys {
+        fits |= key.as_bytes().ct_eq(given);
+    }
+    fits.into()
+}
+
+/// A server on the loopback answers to names of the loopback alone: a page of a stranger cannot reach it under a name of its own.
+async fn check_host(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let options = &app.options;
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let is_known = |host: &str| is_loopback(host) || options.allowed_hosts.iter().any(|name| name == name_of(host));
+    if options.address.ip().is_loopback() && !host.is_none_or(is_known) {
+        let failure = Failure::new(
+            StatusCode::FORBIDDEN,
+            "this server answers to localhost alone: allow the name it is asked by with --allow-host",
+        );
+        return failure.into_response_of(shape_of(request.uri().path()));
+    }
+    next.run(request).await
+}
+
+fn name_of(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.chars().all(|letter| letter.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    let name = name_of(host);
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
+    CorsLayer::new()
+        .allow_origin(AllowOrigin::list(origins))
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
+        .allow_headers([
+            header::AUTHORIZATION,
+            header::CONTENT_TYPE,
+            header::HeaderName::from_static("x-api-key"),
+            header::HeaderName::from_static("anthropic-version"),
+        ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_the_loopback_are_loopback() {
+        for host in [
+            "localhost",
+            "localhost:8080",
+            "127.0.0.1:1",
+            "[::1]:8080",
+            "[::1]",
+            "127.9.9.9",
+        ] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in [
+            "example.org",
+            "localhost.example.org:80",
+            "10.0.0.1",
+            "",
+            "127.0.0.1.example.org",
+        ] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_key_fits_as_a_whole_or_not() {
+        let keys = vec!["first".to_owned(), "second".to_owned()];
+        let headers = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_str(value).unwrap());
+            headers
+        };
+        assert!(has_key(&headers("authorization", "Bearer second"), &keys));
+        assert!(has_key(&headers("x-api-key", "first"), &keys));
+        for value in ["Bearer secon", "Bearer secondd", "second", "Basic second", "Bearer "] {
+            assert!(!has_key(&headers("authorization", value), &keys), "{value}");
+        }
+        assert!(!has_key(&HeaderMap::new(), &keys));
+    }
+}

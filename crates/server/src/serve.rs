@@ -1,0 +1,203 @@
+//! Connections: accepted, limited, and ended in an orderly way.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use riffle_engine::Engine;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::app::{App, unix_seconds};
+use crate::driver::Driver;
+use crate::forms::Forms;
+use crate::metrics::Metrics;
+use crate::speech::Markup;
+use crate::{ServerError, ServerOptions, log, router};
+
+/// How long to wait after a connection could not be accepted, as when all file handles are in use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A server that listens.
+pub struct Server {
+    runtime: Runtime,
+    listener: TcpListener,
+    address: SocketAddr,
+    app: Arc<App>,
+    stop: watch::Sender<bool>,
+}
+
+/// Ends a server from elsewhere, such as from a handler of signals.
+#[derive(Debug, Clone)]
+pub struct Stopper(watch::Sender<bool>);
+
+impl Stopper {
+    /// Tells the server to end: it takes no more requests, lets answers go on for a while and keeps what has been read.
+    pub fn stop(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Server {
+    /// Listens, and starts the thread that computes. Requests are answered once it [runs](Self::run).
+    ///
+    /// # Errors
+    /// [`ServerError::Listen`] for an address that is taken; [`ServerError::Engine`] for an engine that cannot serve requests;
+    /// [`ServerError::Option`] for options that make no sense.
+    pub fn bind(engine: &Arc<Engine>, options: ServerOptions) -> Result<Self, ServerError> {
+        check(&options)?;
+        engine.tokenizer()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("riffle-http")
+            .enable_all()
+            .build()
+            .map_err(ServerError::Thread)?;
+        let address = options.address;
+        let listen = |source| ServerError::Listen { address, source };
+        let listener = runtime.block_on(TcpListener::bind(address)).map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let metrics = Arc::new(Metrics::new());
+        let app = App {
+            engine: Arc::clone(engine),
+            driver: Driver::start(engine, &options, Arc::clone(&metrics))?,
+            forms: Arc::new(Forms::new(engine, options.limits.clone()).map_err(ServerError::Thread)?),
+            markup: Markup::of(engine),
+            started: unix_seconds(),
+            metrics,
+            options,
+        };
+        Ok(Self {
+            runtime,
+            listener,
+            address,
+            app: Arc::new(app),
+            stop: watch::Sender::new(false),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What ends it.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.stop.clone())
+    }
+
+    /// Serves until it is told to stop, and returns when everything has ended.
+    ///
+    /// # Errors
+    /// None at present: connections that fail end alone.
+    pub fn run(self) -> Result<(), ServerError> {
+        let Self {
+            runtime,
+            listener,
+            app,
+            stop,
+            ..
+        } = self;
+        let grace = app.options.grace;
+        let router = router::router(&app);
+        runtime.block_on(async {
+            let open = accept(&listener, &app, router, stop.subscribe()).await;
+            drop(listener);
+            let ending = Arc::clone(&app);
+            let driver = tokio::task::spawn_blocking(move || ending.driver.stop(grace));
+            // Answers end with the driver; who does not take theirs is not waited for.
+            drop(driver.await);
+            drop(tokio::time::timeout(Duration::from_secs(1), open.shutdown()).await);
+        });
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        Ok(())
+    }
+}
+
+fn check(options: &ServerOptions) -> Result<(), ServerError> {
+    let refuse = |option, value: String, problem: &str| {
+        Err(ServerError::Option {
+            option,
+            value,
+            problem: problem.to_owned(),
+        })
+    };
+    if options.limits.requests == 0 {
+        return refuse("--max-requests", "0".to_owned(), "at least 1 request has to be taken");
+    }
+    if options.limits.connections == 0 {
+        return refuse(
+            "--max-connections",
+            "0".to_owned(),
+            "at least 1 connection has to be taken",
+        );
+    }
+    if let Some(key) = options.api_keys.iter().find(|key| key.trim().is_empty()) {
+        return refuse("--api-key-file", format!("{key:?}"), "a key must not be empty");
+    }
+    match &options.session_folder {
+        Some(path) => std::fs::create_dir_all(path).map_err(|source| ServerError::Sessions {
+            path: path.clone(),
+            source,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Accepts connections until the server is to stop; returns those that are open.
+async fn accept(
+    listener: &TcpListener,
+    app: &Arc<App>,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+) -> GracefulShutdown {
+    let open = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(app.options.limits.connections));
+    loop {
+        let next = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (listener.accept().await, place.ok())
+        };
+        let (accepted, place) = tokio::select! {
+            next = next => next,
+            _ = stop.wait_for(|stop| *stop) => return open,
+        };
+        match accepted {
+            Ok((stream, _)) => serve(stream, app, router.clone(), &open, place),
+            Err(error) => {
+                log::note(&format!("a connection could not be accepted: {error}"));
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Serves one connection on a task of its own.
+fn serve(
+    stream: TcpStream,
+    app: &Arc<App>,
+    router: Router,
+    open: &GracefulShutdown,
+    place: Option<OwnedSemaphorePermit>,
+) {
+    drop(stream.set_nodelay(true));
+    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(app.options.limits.arrival_time);
+    let service = TowerToHyperService::new(router);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    let connection = open.watch(connection.into_owned());
+    tokio::spawn(async move {
+        // A connection that breaks is its client's affair; the request it carried is taken back.
+        drop(connection.await);
+        drop(place);
+    });
+}

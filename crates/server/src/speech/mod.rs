@@ -1,0 +1,426 @@
+//! What a model writes, taken apart: text for the reader, thoughts, and calls of tools in the marks of its family.
+
+mod calls;
+
+use serde_json::{Map, Value};
+
+use riffle_engine::Engine;
+
+/// How a model writes tool calls and thoughts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Markup {
+    calls: CallStyle,
+    /// Whether it puts thoughts between `<think>` and `</think>`.
+    thinks: bool,
+}
+
+/// How a family of models writes tool calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallStyle {
+    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Qwen, Hermes), or `<function=…>` within (Qwen3-Coder).
+    Tagged,
+    /// `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or `[TOOL_CALLS]name[ARGS]{…}` (Mistral).
+    Mistral,
+    /// `<|tool_call|>[{"name": …, "arguments": {…}}]<|/tool_call|>` (Phi).
+    Phi,
+    /// `<start_function_call>call:name{key:<escape>value<escape>}<end_function_call>` (Gemma).
+    Gemma,
+    /// The whole answer is `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` or a fence (Llama, Gemma 3).
+    Bare,
+}
+
+/// A piece of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Piece {
+    Text(String),
+    Thought(String),
+    Call(Call),
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Call {
+    pub(crate) name: String,
+    pub(crate) arguments: Map<String, Value>,
+}
+
+/// Takes an answer apart as it is written.
+#[derive(Debug, Clone)]
+pub(crate) struct Speech {
+    markup: Markup,
+    /// Whether the request has tools; otherwise nothing is taken for a call.
+    takes_calls: bool,
+    /// Whether only the first call is told.
+    is_single: bool,
+    state: State,
+    /// Text whose meaning is not known yet.
+    held: String,
+    /// Whether anything but spaces has been told.
+    has_begun: bool,
+    calls: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Text,
+    Thought,
+    Call,
+}
+
+impl Markup {
+    /// That of the model of an engine, by its chat template.
+    pub(crate) fn of(engine: &Engine) -> Self {
+        let template = engine.chat_template();
+        let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
+        let styles = [
+            ("<tool_call>", CallStyle::Tagged),
+            ("[TOOL_CALLS]", CallStyle::Mistral),
+            ("<|tool_call|>", CallStyle::Phi),
+            ("<start_function_call>", CallStyle::Gemma),
+        ];
+        let calls = styles.into_iter().find(|(mark, _)| mentions(mark));
+        Self {
+            calls: calls.map_or(CallStyle::Bare, |(_, style)| style),
+            thinks: mentions("<think>") || mentions("</think>"),
+        }
+    }
+
+    /// Whether a prompt ends inside a thought.
+    pub(crate) fn ends_thinking(self, prompt: &str) -> bool {
+        self.thinks && prompt.trim_end().ends_with("<think>")
+    }
+
+    pub(crate) fn calls(self) -> CallStyle {
+        self.calls
+    }
+}
+
+impl CallStyle {
+    /// What a call begins with, and what it ends with where that is not the end of the answer.
+    fn marks(self) -> (&'static [&'static str], Option<&'static str>) {
+        match self {
+            Self::Tagged => (&["<tool_call>"], Some("</tool_call>")),
+            Self::Mistral => (&["[TOOL_CALLS]"], None),
+            Self::Phi => (&["<|tool_call|>"], Some("<|/tool_call|>")),
+            Self::Gemma => (&["<start_function_call>"], Some("<end_function_call>")),
+            Self::Bare => (&["<|python_tag|>"], None),
+        }
+    }
+}
+
+impl Speech {
+    /// Of an answer to a prompt; `is_thinking` where the prompt ends inside a thought.
+    pub(crate) fn new(markup: Markup, takes_calls: bool, is_thinking: bool) -> Self {
+        Self {
+            markup,
+            takes_calls,
+            is_single: false,
+            state: if is_thinking { State::Thought } else { State::Text },
+            held: String::new(),
+            has_begun: false,
+            calls: 0,
+        }
+    }
+
+    /// The same; with `is_single` it tells the first call alone.
+    pub(crate) fn with_single_call(self, is_single: bool) -> Self {
+        Self { is_single, ..self }
+    }
+
+    /// The same, of an answer whose thoughts are its text.
+    pub(crate) fn without_thoughts(mut self) -> Self {
+        self.markup.thinks = false;
+        self
+    }
+
+    /// Whether a special token's text is a mark that text is searched for.
+    pub(crate) fn is_mark(&self, special: &str) -> bool {
+        let (begins, ends) = self.markup.calls.marks();
+        let marks = begins.iter().chain(&ends);
+        (self.takes_calls && (marks.into_iter().any(|mark| *mark == special) || special == "[ARGS]"))
+            || (self.markup.thinks && ["<think>", "</think>"].contains(&special))
+    }
+
+    /// Calls so far.
+    pub(crate) fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Takes the next text of the answer; returns the pieces that are certain now.
+    pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
+        self.held.push_str(text);
+        let mut pieces = Vec::new();
+        while self.advance(&mut pieces) {}
+        pieces
+    }
+
+    /// The pieces that are left at the end of the answer.
+    pub(crate) fn finish(&mut self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let held = std::mem::take(&mut self.held);
+        match self.state {
+            State::Text if self.may_be_bare_call(&held) => self.tell_calls_or_text(&held, "", &mut pieces),
+            State::Text => self.tell_text(held, &mut pieces),
+            State::Thought => tell_thought(held, &mut pieces),
+            State::Call => {
+                let (begins, _) = self.markup.calls.marks();
+                self.tell_calls_or_text(&held, begins[0], &mut pieces);
+            }
+        }
+        pieces
+    }
+
+    /// Takes apart what is held as far as it is certain; true where there may be more to take.
+    fn advance(&mut self, pieces: &mut Vec<Piece>) -> bool {
+        let (begins, end) = self.markup.calls.marks();
+        match self.state {
+            State::Text => self.advance_text(begins, pieces),
+            State::Thought => match self.held.find("</think>") {
+                Some(at) => {
+                    let rest = self.held.split_off(at);
+                    tell_thought(
+                        std::mem::replace(&mut self.held, rest["</think>".len()..].to_owned()),
+                        pieces,
+                    );
+                    self.state = State::Text;
+                    true
+                }
+                None => {
+                    let certain = self.held.len() - open_end(&self.held, &["</think>"]);
+                    let rest = self.held.split_off(certain);
+                    tell_thought(std::mem::replace(&mut self.held, rest), pieces);
+                    false
+                }
+            },
+            State::Call => match end.and_then(|end| self.held.find(end).map(|at| (at, end))) {
+                Some((at, end)) => {
+                    let rest = self.held.split_off(at);
+                    let call = std::mem::replace(&mut self.held, rest[end.len()..].to_owned());
+                    self.state = State::Text;
+                    self.tell_calls_or_text(&call, begins[0], pieces);
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    fn advance_text(&mut self, begins: &[&str], pieces: &mut Vec<Piece>) -> bool {
+        if self.may_be_bare_call(&self.held) {
+            return false;
+        }
+        let mut marks: Vec<&str> = Vec::new();
+        if self.takes_calls {
+            marks.extend(begins);
+        }
+        if self.markup.thinks {
+            marks.extend(["<think>", "</think>"]);
+        }
+        let found = marks
+            .iter()
+            .filter_map(|mark| Some((self.held.find(mark)?, *mark)))
+            .min_by_key(|(at, _)| *at);
+        let Some((at, mark)) = found else {
+            let certain = self.held.len() - open_end(&self.held, &marks);
+            let rest = self.held.split_off(certain);
+            let text = std::mem::replace(&mut self.held, rest);
+            self.tell_text(text, pieces);
+            return false;
+        };
+        let rest = self.held.split_off(at);
+        let text = std::mem::replace(&mut self.held, rest[mark.len()..].to_owned());
+        self.tell_text(text, pieces);
+        self.state = match mark {
+            "<think>" => State::Thought,
+            // The end of a thought that the prompt began.
+            "</think>" => State::Text,
+            _ => State::Call,
+        };
+        true
+    }
+
+    /// Whether a text may be a call without marks.
+    fn may_be_bare_call(&self, text: &str) -> bool {
+        let begins = |text: &str| text.starts_with(['{', '[']) || text.starts_with("```");
+        let text = text.trim_start();
+        self.takes_calls
+            && self.markup.calls == CallStyle::Bare
+            && !self.has_begun
+            && (begins(text) || text.is_empty() || "```".starts_with(text))
+    }
+
+    fn tell_text(&mut self, text: String, pieces: &mut Vec<Piece>) {
+        // Spaces around thoughts and calls are nobody's text.
+        let is_blank = text.trim().is_empty();
+        if is_blank && !self.has_begun && (self.markup.thinks || self.takes_calls) {
+            return;
+        }
+        if !text.is_empty() {
+            self.has_begun |= !is_blank;
+            pieces.push(Piece::Text(text));
+        }
+    }
+
+    /// Tells the calls that a text spells; a text that spells none stays text, with the mark it stood behind.
+    fn tell_calls_or_text(&mut self, text: &str, mark: &str, pieces: &mut Vec<Piece>) {
+        match calls::parse(self.markup.calls, text) {
+            Some(mut calls) if !calls.is_empty() => {
+                if self.is_single {
+                    calls.truncate(1usize.saturating_sub(self.calls));
+                }
+                self.calls += calls.len();
+                self.has_begun = true;
+                pieces.extend(calls.into_iter().map(Piece::Call));
+            }
+            _ => self.tell_text(format!("{mark}{text}"), pieces),
+        }
+    }
+}
+
+fn tell_thought(thought: String, pieces: &mut Vec<Piece>) {
+    if !thought.is_empty() {
+        pieces.push(Piece::Thought(thought));
+    }
+}
+
+/// Bytes at the end of a text that may be the beginning of one of the marks.
+fn open_end(text: &str, marks: &[&str]) -> usize {
+    let open = |mark: &str| {
+        let longest = text.len().min(mark.len() - 1);
+        (1..=longest)
+            .rev()
+            .find(|length| {
+                text.is_char_boundary(text.len() - length)
+                    && mark.as_bytes().starts_with(&text.as_bytes()[text.len() - length..])
+            })
+            .unwrap_or(0)
+    };
+    marks.iter().map(|mark| open(mark)).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MARKED: [CallStyle; 5] = [
+        CallStyle::Tagged,
+        CallStyle::Mistral,
+        CallStyle::Phi,
+        CallStyle::Gemma,
+        CallStyle::Bare,
+    ];
+
+    fn speech(calls: CallStyle, takes_calls: bool) -> Speech {
+        Speech::new(Markup { calls, thinks: true }, takes_calls, false)
+    }
+
+    /// What comes of a text that arrives in pieces of `size` characters: text, thoughts, calls.
+    fn told(mut speech: Speech, text: &str, size: usize) -> (String, String, Vec<(String, String)>) {
+        let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+        let letters: Vec<char> = text.chars().collect();
+        let mut pieces: Vec<Piece> = Vec::new();
+        for part in letters.chunks(size) {
+            pieces.extend(speech.push(&part.iter().collect::<String>()));
+        }
+        pieces.extend(speech.finish());
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => said.push_str(&text),
+                Piece::Thought(text) => thought.push_str(&text),
+                Piece::Call(call) => calls.push((call.name, Value::Object(call.arguments).to_string())),
+            }
+        }
+        (said, thought, calls)
+    }
+
+    #[test]
+    fn calls_of_every_family_are_found_however_the_text_is_cut() {
+        let call = ("weather".to_owned(), r#"{"city":"Bern","days":2}"#.to_owned());
+        let json = r#"{"name": "weather", "arguments": {"city": "Bern", "days": 2}}"#;
+        let cases = [
+            (CallStyle::Tagged, format!("<tool_call>\n{json}\n</tool_call>")),
+            (
+                CallStyle::Tagged,
+                "<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>".to_owned(),
+            ),
+            (CallStyle::Mistral, format!("[TOOL_CALLS] [{json}]")),
+            (
+                CallStyle::Mistral,
+                r#"[TOOL_CALLS]weather[ARGS]{"city": "Bern", "days": 2}"#.to_owned(),
+            ),
+            (CallStyle::Phi, format!("<|tool_call|>[{json}]<|/tool_call|>")),
+            (
+                CallStyle::Gemma,
+                "<start_function_call>call:weather{city:<escape>Bern<escape>,days:2}<end_function_call>".to_owned(),
+            ),
+            (CallStyle::Bare, json.replace("arguments", "parameters")),
+            (CallStyle::Bare, format!("<|python_tag|>{json}")),
+            (CallStyle::Bare, format!("```json\n{json}\n```")),
+        ];
+        for (style, text) in cases {
+            for size in [1, 2, 3, 7, 1000] {
+                let (said, thought, calls) = told(speech(style, true), &text, size);
+                assert_eq!((said.trim(), thought.as_str()), ("", ""), "{style:?} {text}");
+                assert_eq!(calls, [call.clone()], "{style:?} in pieces of {size}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn several_calls_and_the_text_before_them_keep_their_order() {
+        let text = "I look it up.\n<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>\n<tool_call>{\"name\": \"b\", \"arguments\": {\"x\": \"</tool\"}}</tool_call>";
+        for size in [1, 5, 1000] {
+            let (said, _, calls) = told(speech(CallStyle::Tagged, true), text, size);
+            assert_eq!(said.trim(), "I look it up.");
+            let calls: Vec<_> = calls
+                .iter()
+                .map(|(name, arguments)| format!("{name}{arguments}"))
+                .collect();
+            assert_eq!(calls, ["a{}", "b{\"x\":\"</tool\"}"]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_call_stays_text_to_the_last_letter() {
+        let texts = [
+            "<tool_call>{not json}</tool_call> and more",
+            "{\"name\": 5}",
+            "[1, 2, 3]",
+            "a < b, <tool_cal",
+            "[TOOL_CALLS",
+            "`code` and ```more```",
+        ];
+        for style in MARKED {
+            for text in texts {
+                for size in [1, 4, 1000] {
+                    let (said, _, calls) = told(speech(style, true), text, size);
+                    assert_eq!((said.as_str(), calls.len()), (text, 0), "{style:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_tools_nothing_is_a_call() {
+        let text = "<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>";
+        assert_eq!(told(speech(CallStyle::Tagged, false), text, 3).0, text);
+    }
+
+    #[test]
+    fn thoughts_are_told_apart_also_where_the_prompt_began_them() {
+        for size in [1, 3, 1000] {
+            let (said, thought, _) = told(speech(CallStyle::Tagged, false), "<think>\nhm\n</think>\n\nYes.", size);
+            assert_eq!((said.trim(), thought.trim()), ("Yes.", "hm"));
+            let begun = Speech::new(
+                Markup {
+                    calls: CallStyle::Tagged,
+                    thinks: true,
+                },
+                false,
+                true,
+            );
+            let (said, thought, _) = told(begun, "hm</think>Yes.", size);
+            assert_eq!((said.as_str(), thought.as_str()), ("Yes.", "hm"));
+        }
+    }
+}
