@@ -46,6 +46,9 @@ pub(crate) struct ServeArguments {
     /// Bytes of pages in --prefix-cache at most; those used longest ago go first [default: 8G]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
     pub(crate) prefix_cache_budget: Option<u64>,
+    /// Folder of named sessions, which clients may save, restore, copy and delete
+    #[arg(long, value_name = "DIR", help_heading = "What is kept")]
+    pub(crate) sessions: Option<PathBuf>,
     /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
     #[arg(long, value_name = "SECONDS", help_heading = "What is kept")]
     pub(crate) keep_alive: Option<u64>,

@@ -185,7 +185,12 @@ impl Fields {
 
     /// Refuses what is left.
     pub(crate) fn finish(self) -> Result<(), Failure> {
-        match self.fields.into_iter().find(|(_, value)| !value.is_null()) {
+        self.check_finished()
+    }
+
+    /// As [`finish`](Self::finish).
+    pub(crate) fn check_finished(&self) -> Result<(), Failure> {
+        match self.fields.iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),
             Some((field, _)) => {
                 let name = format!("{}{field}", self.place);

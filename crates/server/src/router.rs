@@ -14,7 +14,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::api::{anthropic, openai, plain, web};
+use crate::api::{anthropic, openai, plain, sessions, web};
 use crate::app::App;
 use crate::failure::{Failure, Shape};
 
@@ -36,6 +36,10 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/tokenize", post(plain::tokenize))
         .route("/detokenize", post(plain::detokenize))
         .route("/apply-template", post(plain::apply_template))
+        .route("/sessions", get(sessions::list))
+        .route("/sessions/{name}", post(sessions::save).delete(sessions::delete))
+        .route("/sessions/{name}/restore", post(sessions::restore))
+        .route("/sessions/{name}/fork", post(sessions::fork))
         .route("/metrics", get(plain::metrics))
         .route("/status", get(plain::status))
         .layer(from_fn_with_state(Arc::clone(app), check_key));

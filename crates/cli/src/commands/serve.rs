@@ -90,6 +90,7 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
             folder,
             budget_bytes: arguments.prefix_cache_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
         }),
+        session_folder: arguments.sessions.clone(),
         keep_alive: arguments.keep_alive.map(Duration::from_secs),
         grace: Duration::from_secs(arguments.grace),
         logs_texts: arguments.log_texts,

@@ -93,9 +93,7 @@ impl Scheduler {
             is_cancelled: false,
         };
         loop {
-            let promised: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
-            let used = self.pool.pages() as u64 * self.pool.shape().page_bytes();
-            let needed = used + promised + self.growth_bytes(&started);
+            let needed = self.taken_bytes() + self.growth_bytes(&started);
             if needed <= self.capacity_bytes() && self.alive() < self.engine.options().sequences {
                 self.running.push(started);
                 return Ok(None);
@@ -158,6 +156,22 @@ impl Scheduler {
             }
         }
         true
+    }
+
+    /// Drops idle sequences until pages of so many bytes find room; false where the others take it all.
+    pub(super) fn make_room_for_bytes(&mut self, bytes: u64) -> bool {
+        while self.taken_bytes().saturating_add(bytes) > self.capacity_bytes() {
+            if !self.idle.drop_oldest() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Bytes of pages that are in use or promised to running requests.
+    fn taken_bytes(&self) -> u64 {
+        let promised: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
+        self.pool.pages() as u64 * self.pool.shape().page_bytes() + promised
     }
 
     /// Sequences that read, answer, are parked or idle.

@@ -22,6 +22,7 @@ mod prompts;
 mod request;
 mod step;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -266,6 +267,21 @@ impl Scheduler {
         drop(sequence.share_prefix());
         self.idle.keep(sequence, 0);
         true
+    }
+
+    /// Takes in the sequence that [`Sequence::save`] wrote to a file, as [`adopt`](Self::adopt) does; idle sequences make room for its
+    /// pages. Returns its tokens, or `None` where there is no room for it now, or it can serve nobody.
+    ///
+    /// # Errors
+    /// As [`Sequence::restore`].
+    pub fn restore(&mut self, path: &Path) -> Result<Option<usize>, EngineError> {
+        let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
+        if !self.make_room_for_one() || !self.make_room_for_bytes(bytes) {
+            return Ok(None);
+        }
+        let sequence = Sequence::restore(&self.engine, &self.pool, path)?;
+        let tokens = sequence.tokens().len();
+        Ok(self.adopt(sequence).then_some(tokens))
     }
 
     /// What the prefix cache on disk has been used for, where there is one.

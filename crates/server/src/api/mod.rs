@@ -6,6 +6,7 @@ mod events;
 pub(crate) mod openai;
 pub(crate) mod plain;
 mod report;
+pub(crate) mod sessions;
 pub(crate) mod web;
 
 use axum::body::Bytes;

@@ -1,5 +1,6 @@
 //! A request that the scheduler has been given.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use riffle_engine::{PrefillProgress, TimeLeft};
@@ -14,6 +15,8 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Entry {
     pub(super) events: UnboundedSender<Told>,
     pub(super) deadline: Instant,
+    /// Where its sequence is saved at the end.
+    pub(super) saved_to: Option<PathBuf>,
     submitted: Instant,
     /// When its prompt was first read, and how many tokens had been read before.
     begun: Option<(Instant, f64)>,
@@ -23,10 +26,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(events: UnboundedSender<Told>, deadline: Instant) -> Self {
+    pub(super) fn new(events: UnboundedSender<Told>, deadline: Instant, saved_to: Option<PathBuf>) -> Self {
         Self {
             events,
             deadline,
+            saved_to,
             submitted: Instant::now(),
             begun: None,
             time_left: TimeLeft::default(),

@@ -6,6 +6,7 @@
 mod entry;
 mod thread;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll};
@@ -94,6 +95,8 @@ struct Asked {
     request: Request,
     events: UnboundedSender<Told>,
     deadline: Instant,
+    /// Where the sequence is saved when the answer is complete.
+    saved_to: Option<PathBuf>,
 }
 
 /// Hands requests to the thread that owns the scheduler.
@@ -144,6 +147,11 @@ impl Driver {
 
     /// Asks for an answer.
     pub(crate) fn ask(&self, request: Request) -> Result<Answer, Failure> {
+        self.ask_and_save(request, None)
+    }
+
+    /// Asks for an answer whose sequence is saved to a file at its end. It fails where that fails.
+    pub(crate) fn ask_and_save(&self, request: Request, saved_to: Option<PathBuf>) -> Result<Answer, Failure> {
         let place = Place::take(&self.taken, self.most_requests).ok_or_else(|| {
             Failure::busy(format!(
                 "{} requests are being answered or wait already: try again in a few seconds",
@@ -155,6 +163,7 @@ impl Driver {
             request,
             events,
             deadline: Instant::now() + self.request_time,
+            saved_to,
         };
         self.commands
             .send(Command::Ask(Box::new(asked)))

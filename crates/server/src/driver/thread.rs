@@ -124,8 +124,9 @@ impl Work {
             request,
             events,
             deadline,
+            saved_to,
         } = asked;
-        let entry = Entry::new(events, deadline);
+        let entry = Entry::new(events, deadline, saved_to);
         if self.stops.is_some() {
             return entry.tell(Told::Failed(Failure::stopping()));
         }
@@ -265,6 +266,12 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, event: Event
         }
         Event::Finished(id, report, sequence) => {
             if let Some(entry) = entries.remove(&id) {
+                if let Some(path) = &entry.saved_to
+                    && let Err(error) = sequence.save(path)
+                {
+                    metrics.count_end("error");
+                    return entry.tell(Told::Failed(Failure::of(&error)));
+                }
                 let finished = Finished {
                     report,
                     pairs: sequence.pairs(),

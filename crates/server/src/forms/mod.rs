@@ -88,10 +88,10 @@ impl Forms {
             .as_ref()
             .map_err(|problem| Failure::new(StatusCode::NOT_IMPLEMENTED, problem.clone()))?;
         let grammar = match form {
-            Form::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
+            Form::JsonObject => TopLevelGrammar::from_json_schema(with_short_spaces(json!({"type": "object"}))),
             Form::Schema(schema) => {
                 refuse_options(&schema, place)?;
-                TopLevelGrammar::from_json_schema(schema)
+                TopLevelGrammar::from_json_schema(with_short_spaces(schema))
             }
             Form::Pattern(pattern) => TopLevelGrammar::from_regex(&pattern),
             Form::Grammar(grammar) => TopLevelGrammar::from_lark(grammar),
@@ -112,6 +112,19 @@ fn refuse_options(schema: &Value, place: &str) -> Result<(), Failure> {
             place,
             "x-guidance is not taken: a schema is read as it stands",
         )),
+    }
+}
+
+/// Limits the spaces between the parts of JSON: small models would write spaces without end.
+fn with_short_spaces(schema: Value) -> Value {
+    let options = json!({"whitespace_pattern": "[ \\n\\r\\t]{0,20}"});
+    match schema {
+        Value::Object(mut fields) => {
+            fields.insert("x-guidance".to_owned(), options);
+            Value::Object(fields)
+        }
+        Value::Bool(true) => json!({"x-guidance": options}),
+        other => other,
     }
 }
 

@@ -1,0 +1,10 @@
+//! What the server promises to programs that use it.
+
+mod access;
+mod answers;
+mod reading;
+mod sessions;
+mod shapes;
+mod stopping;
+mod structured;
+mod testing;

@@ -1,0 +1,45 @@
+//! The end of a server.
+
+use std::time::{Duration, Instant};
+
+use riffle_server::ServerOptions;
+use serde_json::{Value, json};
+
+use crate::testing::{options, start, text};
+
+#[test]
+fn answers_under_way_are_finished_and_new_requests_refused() {
+    let server = start(options());
+    let body = json!({"prompt": "In the beginning", "max_tokens": 200, "stream": true, "ignore_eos": true});
+    let mut stream = server.stream("/v1/completions", &body);
+    stream.event().unwrap();
+    let stopped = std::thread::spawn(move || server.stop());
+    let events = stream.events();
+    assert_eq!(events.last(), Some(&json!("[DONE]")));
+    let reasons = events
+        .iter()
+        .filter(|event| event["choices"][0]["finish_reason"] == "length");
+    assert_eq!(reasons.count(), 1);
+    stopped.join().unwrap();
+}
+
+#[test]
+fn answers_that_take_longer_than_the_grace_end_with_an_error() {
+    let server = start(ServerOptions {
+        grace: Duration::from_millis(100),
+        ..options()
+    });
+    let body = json!({"prompt": text(80_000), "max_tokens": 4000, "stream": true, "ignore_eos": true});
+    let mut stream = server.stream("/v1/completions", &body);
+    stream.event().unwrap();
+    let began = Instant::now();
+    let stopped = std::thread::spawn(move || server.stop());
+    let events = stream.events();
+    let last: &Value = events.last().unwrap();
+    assert!(
+        last["error"]["message"].as_str().unwrap().contains("shutting down"),
+        "{last}"
+    );
+    stopped.join().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(30));
+}

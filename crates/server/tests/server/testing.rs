@@ -1,0 +1,232 @@
+//! A server in this process on a free port, and a client for it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use riffle_engine::{Engine, EngineOptions};
+use riffle_server::{Server, ServerOptions, Stopper};
+use serde_json::{Value, json};
+
+/// Tokens that go through a layer together in these tests.
+pub(crate) const BATCH: usize = 1024;
+
+/// The shipped model, loaded once for all tests.
+pub(crate) fn engine() -> Arc<Engine> {
+    static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
+    let load = || {
+        let options = EngineOptions {
+            context_tokens: Some(32768),
+            batch_tokens: BATCH,
+            chunk_tokens: 256,
+            page_tokens: 64,
+            sequences: 16,
+            pool_tokens: Some(65536),
+            keeps_beginnings: true,
+            ..EngineOptions::default()
+        };
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
+        Engine::load(path, options).unwrap()
+    };
+    Arc::clone(ENGINE.get_or_init(load))
+}
+
+/// A server that runs until it is dropped.
+pub(crate) struct Running {
+    pub(crate) address: SocketAddr,
+    stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub(crate) fn options() -> ServerOptions {
+    ServerOptions {
+        address: SocketAddr::from(([127, 0, 0, 1], 0)),
+        parallel: 8,
+        model_name: "fixture".to_owned(),
+        grace: Duration::from_secs(5),
+        ..ServerOptions::default()
+    }
+}
+
+pub(crate) fn start(options: ServerOptions) -> Running {
+    start_on(&engine(), options)
+}
+
+pub(crate) fn start_on(engine: &Arc<Engine>, options: ServerOptions) -> Running {
+    let server = Server::bind(engine, options).unwrap();
+    Running {
+        address: server.address(),
+        stopper: server.stopper(),
+        thread: Some(std::thread::spawn(move || server.run().unwrap())),
+    }
+}
+
+/// A response: its status, head and body.
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+/// A response that is being read.
+pub(crate) struct Stream {
+    pub(crate) status: u16,
+    head: String,
+    lines: BufReader<TcpStream>,
+}
+
+impl Running {
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        stream
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> Stream {
+        let mut stream = self.connect();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+        .unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(
+                lines.read_line(&mut head).unwrap() > 0,
+                "the connection ended in the head: {head:?}"
+            );
+        }
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Stream { status, head, lines }
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Response {
+        self.send("GET", path, "", "").whole()
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
+        self.stream(path, body).whole()
+    }
+
+    pub(crate) fn stream(&self, path: &str, body: &Value) -> Stream {
+        self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string())
+    }
+
+    /// What a request that succeeds is answered with.
+    pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
+        let response = self.post(path, body);
+        assert_eq!(response.status, 200, "{}", response.body);
+        response.json()
+    }
+
+    pub(crate) fn complete(&self, prompt: &str, more: Value) -> Value {
+        let mut body = json!({"prompt": prompt, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.ask("/v1/completions", &body)
+    }
+
+    /// A number of `/metrics`.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").body;
+        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in\n{text}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until a number of `/metrics` is as wanted.
+    pub(crate) fn wait_for(&self, name: &str, wanted: impl Fn(f64) -> bool) {
+        for _ in 0..600 {
+            if wanted(self.metric(name)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{name} is {}", self.metric(name));
+    }
+
+    /// Ends the server and waits until it has ended.
+    pub(crate) fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            let outcome = thread.join();
+            assert!(std::thread::panicking() || outcome.is_ok());
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Stream {
+    pub(crate) fn whole(mut self) -> Response {
+        let mut body = Vec::new();
+        self.lines.read_to_end(&mut body).unwrap();
+        let body = match self.head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+            true => unchunked(&body),
+            false => body,
+        };
+        Response {
+            status: self.status,
+            head: self.head,
+            body: String::from_utf8(body).unwrap(),
+        }
+    }
+
+    /// The data of the next event; `None` at the end.
+    pub(crate) fn event(&mut self) -> Option<String> {
+        loop {
+            let mut line = String::new();
+            if self.lines.read_line(&mut line).ok()? == 0 {
+                return None;
+            }
+            if let Some(data) = line.trim_end().strip_prefix("data: ") {
+                return Some(data.to_owned());
+            }
+        }
+    }
+
+    /// All events to the end, as JSON; what is no JSON as text.
+    pub(crate) fn events(mut self) -> Vec<Value> {
+        std::iter::from_fn(|| self.event())
+            .map(|data| serde_json::from_str(&data).unwrap_or(Value::String(data)))
+            .collect()
+    }
+}
+
+impl Response {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+fn unchunked(mut body: &[u8]) -> Vec<u8> {
+    let mut whole = Vec::new();
+    loop {
+        let end = body.windows(2).position(|pair| pair == b"\r\n").unwrap();
+        let size = usize::from_str_radix(std::str::from_utf8(&body[..end]).unwrap(), 16).unwrap();
+        if size == 0 {
+            return whole;
+        }
+        whole.extend_from_slice(&body[end + 2..end + 2 + size]);
+        body = &body[end + 4 + size..];
+    }
+}
+
+/// The beginning of the shipped text, `bytes` long.
+pub(crate) fn text(bytes: usize) -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/text/prophets.txt");
+    let text = std::fs::read_to_string(path).unwrap();
+    text[..text.floor_char_boundary(bytes)].to_owned()
+}
