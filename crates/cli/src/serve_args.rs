@@ -79,9 +79,9 @@ pub(crate) struct ServeArguments {
         hide_short_help = true
     )]
     pub(crate) grace: u64,
-    /// Show prompts and answers in the log
+    /// Write no line for each answer to standard error
     #[arg(long, hide_short_help = true)]
-    pub(crate) log_texts: bool,
+    pub(crate) quiet: bool,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
 }

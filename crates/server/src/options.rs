@@ -37,8 +37,8 @@ pub struct ServerOptions {
     pub keep_alive: Option<Duration>,
     /// How long answers under way may go on when the server is to end.
     pub grace: Duration,
-    /// Show prompts and answers in the log.
-    pub logs_texts: bool,
+    /// Write a line to standard error for every answer: how many tokens it took, never what they say.
+    pub logs_answers: bool,
 }
 
 /// What a server takes on at most.
@@ -79,7 +79,7 @@ impl Default for ServerOptions {
             session_folder: None,
             keep_alive: None,
             grace: Duration::from_secs(10),
-            logs_texts: false,
+            logs_answers: false,
         }
     }
 }

@@ -93,7 +93,7 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         session_folder: arguments.sessions.clone(),
         keep_alive: arguments.keep_alive.map(Duration::from_secs),
         grace: Duration::from_secs(arguments.grace),
-        logs_texts: arguments.log_texts,
+        logs_answers: !arguments.quiet,
         ..ServerOptions::default()
     })
 }

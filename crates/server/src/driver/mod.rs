@@ -124,7 +124,7 @@ impl Driver {
         let scheduler = Scheduler::new(engine, scheduling.clone())?;
         let (commands, received) = mpsc::channel();
         let threads = options.threads;
-        let work = thread::Work::new(scheduler, scheduling, received, metrics, options.keep_alive);
+        let work = thread::Work::new(scheduler, scheduling, received, metrics, options);
         let thread = std::thread::Builder::new()
             .name("riffle-engine".to_owned())
             .spawn(move || {

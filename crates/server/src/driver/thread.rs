@@ -7,10 +7,11 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions};
+use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions, StopReason};
 
 use super::entry::Entry;
 use super::{Asked, Command, Finished, Token, Told};
+use crate::ServerOptions;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
 
@@ -31,6 +32,7 @@ pub(super) struct Work {
     entries: HashMap<RequestId, Entry>,
     metrics: Arc<Metrics>,
     keep_alive: Option<Duration>,
+    logs_answers: bool,
     told_gauges: Instant,
     /// Until when answers may go on, once the server is to end.
     stops: Option<Instant>,
@@ -42,7 +44,7 @@ impl Work {
         scheduling: SchedulerOptions,
         commands: Receiver<Command>,
         metrics: Arc<Metrics>,
-        keep_alive: Option<Duration>,
+        options: &ServerOptions,
     ) -> Self {
         Self {
             scheduler,
@@ -50,7 +52,8 @@ impl Work {
             commands,
             entries: HashMap::new(),
             metrics,
-            keep_alive,
+            keep_alive: options.keep_alive,
+            logs_answers: options.logs_answers,
             told_gauges: Instant::now(),
             stops: None,
         }
@@ -168,12 +171,12 @@ impl Work {
     /// One piece of work; false where there is none.
     fn step(&mut self) -> bool {
         let (entries, metrics) = (&mut self.entries, &self.metrics);
-        let scheduler = &mut self.scheduler;
+        let (scheduler, logs) = (&mut self.scheduler, self.logs_answers);
         let mut lost = None;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             scheduler.step(&mut |event| match event {
                 Event::PrefixCacheLost(error) => lost = Some(error),
-                event => tell(entries, metrics, event),
+                event => tell(entries, metrics, logs, event),
             })
         }));
         if let Some(error) = lost {
@@ -240,8 +243,24 @@ impl Work {
     }
 }
 
+/// A line about an answer, without a word of it.
+fn log_answer(id: RequestId, finished: &Finished, age_s: f64) {
+    let report = &finished.report;
+    crate::log::note(&format!(
+        "request {}: prompt of {} tokens, {} of them read before; answer of {} tokens, ended by {}; {age_s:.2} s",
+        id.0,
+        report.prompt_tokens,
+        report.reused_tokens,
+        report.generation.tokens.len(),
+        match &report.generation.stop {
+            StopReason::StopString(_) => "a stop text".to_owned(),
+            stop => stop.to_string(),
+        },
+    ));
+}
+
 /// Hands an event to whoever waits for it.
-fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, event: Event<'_>) {
+fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, event: Event<'_>) {
     match event {
         Event::Reading(id, progress, reused_tokens) => {
             if let Some(entry) = entries.get_mut(&id) {
@@ -278,6 +297,9 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, event: Event
                     audit: sequence.audit(),
                 };
                 metrics.count_finished(&finished, entry.age_s());
+                if logs {
+                    log_answer(id, &finished, entry.age_s());
+                }
                 entry.tell(Told::Finished(Box::new(finished)));
             }
         }
