@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, header};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -13,6 +15,7 @@ use riffle_engine::Engine;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tower::ServiceExt;
 
 use crate::app::{App, unix_seconds};
 use crate::driver::Driver;
@@ -90,6 +93,27 @@ impl Server {
     /// What ends it.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.stop.clone())
+    }
+
+    /// Answers one request without a connection: its status and its body. For tests and fuzzing.
+    pub fn respond(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
+        let request = Request::post(path)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body.to_vec()));
+        let Ok(request) = request else {
+            // A path that is none.
+            return (400, Vec::new());
+        };
+        let router = router::router(&self.app);
+        self.runtime.block_on(async {
+            let response = match router.oneshot(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            };
+            let status = response.status().as_u16();
+            let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+            (status, body.unwrap_or_default().to_vec())
+        })
     }
 
     /// Serves until it is told to stop, and returns when everything has ended.

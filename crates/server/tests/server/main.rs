@@ -2,6 +2,7 @@
 
 mod access;
 mod answers;
+mod mutants;
 mod reading;
 mod sessions;
 mod shapes;

@@ -1,0 +1,50 @@
+//! Bodies of requests to the server: each is answered or refused, and no fault of the server.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use libfuzzer_sys::fuzz_target;
+use riffle_engine::{Engine, EngineOptions};
+use riffle_server::{Server, ServerOptions};
+
+const PATHS: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+];
+
+/// A server of the shipped model whose answers are short.
+static SERVER: LazyLock<Server> = LazyLock::new(|| {
+    let options = EngineOptions {
+        context_tokens: Some(256),
+        sequences: 4,
+        keeps_beginnings: true,
+        ..EngineOptions::default()
+    };
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/model");
+    let engine = Engine::load(model, options).expect("the shipped model can be loaded");
+    let options = ServerOptions {
+        address: ([127, 0, 0, 1], 0).into(),
+        default_max_tokens: 4,
+        logs_answers: false,
+        ..ServerOptions::default()
+    };
+    Server::bind(&engine, options).expect("a free port can be listened on")
+});
+
+fuzz_target!(|input: &[u8]| {
+    let Some((first, body)) = input.split_first() else {
+        return;
+    };
+    let path = PATHS[usize::from(*first) % PATHS.len()];
+    let (status, answer) = SERVER.respond(path, body);
+    assert!(status < 500, "{status}: {}", String::from_utf8_lossy(&answer));
+    let text = String::from_utf8(answer).expect("answers are text");
+    assert!(status == 200 || text.contains("\"message\""), "{status}: {text}");
+});
