@@ -85,6 +85,11 @@ impl Metrics {
 
     fn register(&mut self) {
         self.register_gauges();
+        self.register_counters();
+        self.register_histograms();
+    }
+
+    fn register_counters(&mut self) {
         let registry = &mut self.registry;
         let counters = [
             (
@@ -123,6 +128,10 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         registry.register("vllm:request_success", "Requests by how they ended", self.ended.clone());
+    }
+
+    fn register_histograms(&mut self) {
+        let registry = &mut self.registry;
         let histograms = [
             (
                 "vllm:time_to_first_token_seconds",

@@ -361,7 +361,11 @@ mod tests {
             for size in [1, 2, 3, 7, 1000] {
                 let (said, thought, calls) = told(speech(style, true), &text, size);
                 assert_eq!((said.trim(), thought.as_str()), ("", ""), "{style:?} {text}");
-                assert_eq!(calls, [call.clone()], "{style:?} in pieces of {size}: {text}");
+                assert_eq!(
+                    calls,
+                    std::slice::from_ref(&call),
+                    "{style:?} in pieces of {size}: {text}"
+                );
             }
         }
     }

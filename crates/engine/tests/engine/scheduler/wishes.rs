@@ -118,7 +118,7 @@ impl AnswerForm for Exactly {
 impl TokenConstraint for Rest {
     fn allowed(&mut self) -> Result<&[u32], String> {
         self.bits = vec![0; 4096];
-        for token in self.tokens.first() {
+        if let Some(token) = self.tokens.first() {
             self.bits[*token as usize / 32] |= 1 << (token % 32);
         }
         Ok(&self.bits)
