@@ -7,30 +7,188 @@ use axum::response::{IntoResponse, Response};
 use crate::failure::Failure;
 
 /// What a page may load and whom it may talk to: this server alone.
-const POLICY: &str = "default-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const POLICY: &str = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src 'self'; \
+     object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const PICTURE: &str = "image/svg+xml";
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// A file of the page under `/web/`.
+struct File {
+    name: &'static str,
+    /// Its media type.
+    kind: &'static str,
+    bytes: &'static [u8],
+}
+
+/// A file of the folder `web`; one of a pinned library names where it lies there.
+macro_rules! file {
+    ($name:literal, $kind:ident) => {
+        file!($name, $kind, $name)
+    };
+    ($name:literal, $kind:ident, $place:literal) => {
+        File {
+            name: $name,
+            kind: $kind,
+            bytes: include_bytes!(concat!("../../web/", $place)),
+        }
+    };
+}
+
+/// Every file of the page.
+const FILES: &[File] = &[
+    file!("index.html", HTML),
+    file!("style.css", STYLE),
+    file!("conversation.css", STYLE),
+    file!("icon.svg", PICTURE),
+    file!("answers.js", SCRIPT),
+    file!("app.js", SCRIPT),
+    file!("clock.js", SCRIPT),
+    file!("composer.js", SCRIPT),
+    file!("conversation-list.js", SCRIPT),
+    file!("conversations.js", SCRIPT),
+    file!("dialogs.js", SCRIPT),
+    file!("document-texts.js", SCRIPT),
+    file!("documents.js", SCRIPT),
+    file!("elements.js", SCRIPT),
+    file!("epub.js", SCRIPT),
+    file!("html-text.js", SCRIPT),
+    file!("inline.js", SCRIPT),
+    file!("markdown.js", SCRIPT),
+    file!("messages.js", SCRIPT),
+    file!("numbers.js", SCRIPT),
+    file!("pdf.js", SCRIPT),
+    file!("report.js", SCRIPT),
+    file!("server.js", SCRIPT),
+    file!("server-state.js", SCRIPT),
+    file!("settings.js", SCRIPT),
+    file!("theme.js", SCRIPT),
+    file!("zip.js", SCRIPT),
+    file!("pdfjs-4.10.38.min.mjs", SCRIPT, "vendor/pdfjs-4.10.38/pdf.min.mjs"),
+    file!(
+        "pdfjs-4.10.38.worker.min.mjs",
+        SCRIPT,
+        "vendor/pdfjs-4.10.38/pdf.worker.min.mjs"
+    ),
+    file!("pdfjs-4.10.38.LICENSE", TEXT, "vendor/pdfjs-4.10.38/LICENSE"),
+];
 
 pub(crate) async fn page() -> Response {
-    file_of("index.html")
+    response("index.html")
 }
 
 pub(crate) async fn file(Path(name): Path<String>) -> Response {
-    file_of(&name)
+    response(&name)
 }
 
-fn file_of(name: &str) -> Response {
-    let (kind, text) = match name {
-        "index.html" => ("text/html; charset=utf-8", include_str!("../../web/index.html")),
-        "style.css" => ("text/css; charset=utf-8", include_str!("../../web/style.css")),
-        "app.js" => ("text/javascript; charset=utf-8", include_str!("../../web/app.js")),
-        _ => {
-            return Failure::new(StatusCode::NOT_FOUND, format!("the page has no file {name:?}")).into_response();
-        }
+fn response(name: &str) -> Response {
+    let Some(file) = FILES.iter().find(|file| file.name == name) else {
+        return Failure::new(StatusCode::NOT_FOUND, format!("the page has no file {name:?}")).into_response();
     };
     let headers = [
-        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_TYPE, file.kind),
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-cache"),
     ];
-    (headers, text).into_response()
+    (headers, file.bytes).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("web")
+    }
+
+    fn text_of(file: &File) -> &'static str {
+        std::str::from_utf8(file.bytes).unwrap()
+    }
+
+    fn own_files() -> impl Iterator<Item = &'static File> {
+        FILES.iter().filter(|file| !file.name.starts_with("pdfjs-"))
+    }
+
+    /// The texts between `before` and the next quotation mark.
+    fn quoted<'a>(text: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
+        text.split(before).skip(1).filter_map(|rest| rest.split('"').next())
+    }
+
+    #[test]
+    fn every_file_of_the_folder_is_served() {
+        let names: BTreeSet<String> = fs::read_dir(folder())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| entry.file_type().unwrap().is_file())
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        let served: BTreeSet<String> = own_files().map(|file| file.name.to_owned()).collect();
+        assert_eq!(names, served);
+    }
+
+    #[test]
+    fn what_the_page_loads_is_there() {
+        let is_there = |name: &str| FILES.iter().any(|file| file.name == name);
+        for file in own_files() {
+            for name in quoted(text_of(file), "\"/web/") {
+                assert!(is_there(name), "{} loads {name}", file.name);
+            }
+            for name in quoted(text_of(file), "from \"./") {
+                assert!(is_there(name), "{} imports {name}", file.name);
+            }
+        }
+    }
+
+    #[test]
+    fn kinds_follow_from_names() {
+        for file in FILES {
+            let ending = file.name.rsplit('.').next().unwrap();
+            let kind = match ending {
+                "html" => HTML,
+                "css" => STYLE,
+                "js" | "mjs" => SCRIPT,
+                "svg" => PICTURE,
+                _ => TEXT,
+            };
+            assert_eq!(file.kind, kind, "{}", file.name);
+            let head = response(file.name);
+            assert_eq!(head.status(), StatusCode::OK);
+            assert_eq!(head.headers()[header::CONTENT_TYPE], kind);
+            assert_eq!(head.headers()[header::CONTENT_SECURITY_POLICY], POLICY);
+        }
+        assert_eq!(response("../Cargo.toml").status(), StatusCode::NOT_FOUND);
+    }
+
+    /// The policy of the page would stop the first two; the third would run what a model writes.
+    #[test]
+    fn the_page_has_no_script_or_style_of_its_own_and_takes_no_markup_from_texts() {
+        let page = text_of(FILES.iter().find(|file| file.name == "index.html").unwrap());
+        for (number, line) in page.lines().enumerate() {
+            let is_inline = line.contains("<style") || line.contains(" style=") || line.contains(" on");
+            let is_script = line.contains("<script") && !line.contains("src=\"/web/");
+            assert!(!is_inline || !line.contains('<'), "line {}: {line}", number + 1);
+            assert!(!is_script, "line {}: {line}", number + 1);
+        }
+        for file in own_files().filter(|file| file.kind == SCRIPT) {
+            for word in [
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "eval(",
+                "new Function",
+            ] {
+                assert!(!text_of(file).contains(word), "{} has {word}", file.name);
+            }
+        }
+    }
 }

@@ -1,0 +1,141 @@
+// Having questions answered: from a conversation to a request, and from its chunks to an answer.
+
+import { isUnderWay, saveConversation } from "./conversations.js";
+import { textOf } from "./document-texts.js";
+import { streamAnswer } from "./server.js";
+import { serverState } from "./server-state.js";
+import { settings } from "./settings.js";
+
+const SAVE_EVERY_MS = 2000;
+
+/** Requests under way, by the id of their conversation. */
+const running = new Map();
+
+/** Whether an answer of this conversation is under way. */
+export function isRunning(conversation) {
+    return running.has(conversation.id);
+}
+
+/** Ends the answer of this conversation that is under way. The server stops at once and keeps what it read. */
+export function stopAnswer(conversation) {
+    running.get(conversation.id)?.abort();
+}
+
+/**
+ * Has `answer`, the last message of a conversation, written or gone on with. `changed(conversation, answer)` is called
+ * whenever there is something new to show.
+ */
+export async function writeAnswer(conversation, answer, changed) {
+    const control = new AbortController();
+    running.set(conversation.id, control);
+    Object.assign(answer, { state: "waiting", progress: null, report: null, timings: null, isCut: false, error: "" });
+    if (!answer.text) {
+        answer.thought = "";
+    }
+    changed(conversation, answer);
+    let savedAt = Date.now();
+    try {
+        const body = await bodyOf(conversation, answer);
+        for await (const chunk of streamAnswer(body, control.signal)) {
+            take(answer, chunk);
+            changed(conversation, answer);
+            if (Date.now() - savedAt > SAVE_EVERY_MS) {
+                savedAt = Date.now();
+                saveConversation(conversation);
+            }
+        }
+        answer.state = "done";
+    } catch (error) {
+        if (control.signal.aborted) {
+            answer.state = "stopped";
+        } else {
+            answer.state = "failed";
+            answer.error = error.message;
+        }
+    } finally {
+        running.delete(conversation.id);
+        conversation.changed = Date.now();
+        changed(conversation, answer);
+    }
+}
+
+/** Keeps every conversation whose answer is under way, as when the page is closed. */
+export function saveUnderWay(conversations) {
+    conversations.filter(isRunning).forEach(saveConversation);
+}
+
+function take(answer, chunk) {
+    const choice = chunk.choices?.[0];
+    const progress = chunk.riffle?.progress;
+    if (progress) {
+        answer.state = "reading";
+        answer.progress = { read: progress.tokens_read, tokens: progress.tokens, seconds_left: progress.seconds_left };
+    } else if (chunk.riffle) {
+        answer.report = chunk.riffle;
+    }
+    if (chunk.timings) {
+        answer.timings = chunk.timings;
+    }
+    const { content, reasoning_content: thought } = choice?.delta ?? {};
+    if (content || thought) {
+        answer.state = "answering";
+        answer.text += content ?? "";
+        answer.thought += thought ?? "";
+    }
+    if (choice?.finish_reason) {
+        answer.isCut = choice.finish_reason === "length";
+    }
+}
+
+/** The request whose answer is to come behind what `answer` has already. */
+async function bodyOf(conversation, answer) {
+    const before = conversation.messages.slice(0, conversation.messages.indexOf(answer));
+    const messages = await messagesOf(before);
+    const body = { messages, riffle: { audit: settings.audit } };
+    if (answer.text && serverState.status?.has_chat_template === false) {
+        // Such a model reads the texts one after the other: the answer goes on where its text ends.
+        messages.at(-1).content += answer.text;
+    } else if (answer.text) {
+        messages.push({ role: "assistant", content: answer.text });
+        body.continue_final_message = true;
+    }
+    if (settings.prefill) {
+        body.riffle.prefill = settings.prefill;
+    }
+    if (settings.decode) {
+        body.riffle.decode = settings.decode;
+    }
+    if (settings.maxTokens) {
+        body.max_tokens = settings.maxTokens;
+    }
+    if (settings.temperature !== null) {
+        body.temperature = settings.temperature;
+    }
+    return body;
+}
+
+/** Messages as the server takes them. Users and models take turns: what belongs to one turn becomes one message. */
+async function messagesOf(messages) {
+    const sent = [];
+    for (const message of messages) {
+        const content = message.role === "user" ? await questionOf(message) : message.text;
+        if (!content || (message.role === "assistant" && isUnderWay(message))) {
+            continue;
+        }
+        if (sent.at(-1)?.role === message.role) {
+            sent.at(-1).content += `\n\n${content}`;
+        } else {
+            sent.push({ role: message.role, content });
+        }
+    }
+    return sent;
+}
+
+/** Documents first: whoever asks again about them finds them read. */
+async function questionOf(message) {
+    const parts = [];
+    for (const document of message.documents) {
+        parts.push(`Document ${document.name}:\n\n${await textOf(document.id)}\n\nEnd of document ${document.name}.`);
+    }
+    return [...parts, message.text].filter(Boolean).join("\n\n");
+}

@@ -1,0 +1,44 @@
+// The list of conversations.
+
+import { isRunning } from "./answers.js";
+import { button, byId, element } from "./elements.js";
+
+/** Shows the conversations. `actions` are {open, rename, remove}, functions of a conversation. */
+export function showConversations(conversations, current, actions) {
+    const list = byId("conversation-list");
+    const focused = focusIn(list);
+    list.replaceChildren(...conversations.map((conversation) => entry(conversation, conversation === current, actions)));
+    byId("no-conversations").hidden = conversations.length > 0;
+    if (focused) {
+        list.querySelector(`[data-id="${focused.id}"] [data-part="${focused.part}"]`)?.focus();
+    }
+}
+
+function entry(conversation, isCurrent, actions) {
+    const { id, title } = conversation;
+    const open = button(title, () => actions.open(conversation), { class: "open", title, "data-part": "open" });
+    if (isCurrent) {
+        open.setAttribute("aria-current", "true");
+    }
+    const busy = isRunning(conversation) ? element("span", { class: "busy", role: "img", "aria-label": "being answered" }) : null;
+    const rename = button("", () => actions.rename(conversation), {
+        class: "icon rename",
+        "aria-label": `Rename ${title}`,
+        title: "Rename",
+        "data-part": "rename",
+    });
+    const remove = button("", () => actions.remove(conversation), {
+        class: "icon delete",
+        "aria-label": `Delete ${title}`,
+        title: "Delete",
+        "data-part": "delete",
+    });
+    return element("li", { "data-id": id }, open, busy, rename, remove);
+}
+
+/** Which button of the list has the focus, which it would lose when the list is shown anew. */
+function focusIn(list) {
+    const focused = document.activeElement;
+    const line = list.contains(focused) ? focused.closest("[data-id]") : null;
+    return line && { id: line.dataset.id, part: focused.dataset.part };
+}

@@ -1,0 +1,50 @@
+// The server's state, live.
+
+import { whileVisible } from "./clock.js";
+import { byId, setText } from "./elements.js";
+import { bytes, count } from "./numbers.js";
+import { askForKey, getStatus } from "./server.js";
+
+const PERIOD_MS = 1500;
+
+/** The latest that the server said of itself in `status`; null before it said anything. */
+export const serverState = { status: null };
+
+/** Keeps the panel up to date. `changed(status)` is called with each answer of the server. */
+export function watchServer(changed) {
+    const look = async () => {
+        try {
+            serverState.status = await getStatus();
+            showStatus(serverState.status);
+            changed(serverState.status);
+        } catch (error) {
+            showTrouble(error);
+        }
+    };
+    const lookNow = whileVisible(look, PERIOD_MS);
+    byId("server-key").addEventListener("click", async () => {
+        await askForKey();
+        lookNow();
+    });
+    return lookNow;
+}
+
+function showStatus(status) {
+    byId("server").dataset.state = status.running + status.waiting > 0 ? "busy" : "idle";
+    byId("server-key").hidden = true;
+    setText(byId("server-line"), status.model);
+    byId("server-line").title = status.model;
+    setText(byId("server-requests"), `${count(status.running)} running, ${count(status.waiting)} waiting`);
+    setText(byId("server-kept"), `${count(status.idle)} kept`);
+    setText(byId("server-ram"), `${bytes(status.kv_ram_bytes)} of ${bytes(status.kv_most_bytes)}`);
+    setText(byId("server-disk"), bytes(status.kv_disk_bytes));
+    setText(byId("server-context"), `${count(status.context_tokens)} tokens`);
+    byId("server-usage").value = status.kv_usage;
+}
+
+function showTrouble(error) {
+    byId("server").dataset.state = "trouble";
+    const needsKey = error.status === 401;
+    byId("server-key").hidden = !needsKey;
+    setText(byId("server-line"), needsKey ? "asks for a key" : "cannot be reached");
+}

@@ -1,0 +1,160 @@
+// Talking to the server.
+
+const KEY = "riffle.key";
+
+/** Why the server did not do what it was asked. `message` is its one line. */
+export class ServerError extends Error {
+    constructor(message, status = 0) {
+        super(message);
+        this.name = "ServerError";
+        this.status = status;
+    }
+}
+
+let keyAsker = null;
+let askingNow = null;
+
+/** Says who asks the user for a key: a function of the server's line that resolves to a key, or to null. */
+export function setKeyAsker(ask) {
+    keyAsker = ask;
+}
+
+/** Whether a key is kept. It goes when the tab is closed. */
+export function hasKey() {
+    return Boolean(sessionStorage.getItem(KEY));
+}
+
+/** Forgets the key. */
+export function forgetKey() {
+    sessionStorage.removeItem(KEY);
+}
+
+/** Asks the user for a key. Resolves to whether one was given. */
+export async function askForKey() {
+    // Several requests may be refused at a time: the user is asked once.
+    askingNow ??= keyAsker(hasKey()).finally(() => {
+        askingNow = null;
+    });
+    const key = await askingNow;
+    if (key) {
+        sessionStorage.setItem(KEY, key);
+    }
+    return Boolean(key);
+}
+
+/** The server's state, or an error. It never asks for a key. */
+export async function getStatus() {
+    return (await send("/status", {})).json();
+}
+
+/** Tokens of a text: `{count, max_model_len}`. */
+export async function tokenize(text, signal) {
+    return (await ask("/tokenize", { content: text }, signal)).json();
+}
+
+/** The chunks of an answer, as they come. */
+export async function* streamAnswer(body, signal) {
+    const response = await ask("/v1/chat/completions", { ...body, stream: true }, signal);
+    let isWhole = false;
+    for await (const data of events(response.body)) {
+        if (data === "[DONE]") {
+            isWhole = true;
+            break;
+        }
+        const chunk = JSON.parse(data);
+        if (chunk.error) {
+            throw new ServerError(chunk.error.message, 500);
+        }
+        yield chunk;
+    }
+    if (!isWhole) {
+        throw new ServerError("The connection ended before the answer did.");
+    }
+}
+
+/** Posts, and asks for a key where one is missing. */
+async function ask(path, body, signal) {
+    const request = {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(body),
+        signal,
+    };
+    for (;;) {
+        try {
+            return await send(path, request);
+        } catch (error) {
+            if (error.status !== 401 || !(await askForKey())) {
+                throw error;
+            }
+        }
+    }
+}
+
+async function send(path, request) {
+    const headers = { ...request.headers };
+    const key = sessionStorage.getItem(KEY);
+    if (key) {
+        headers.authorization = `Bearer ${key}`;
+    }
+    let response;
+    try {
+        response = await fetch(path, { ...request, headers, cache: "no-store" });
+    } catch (error) {
+        if (error.name === "AbortError") {
+            throw error;
+        }
+        throw new ServerError("The server cannot be reached. Is it still running?");
+    }
+    if (!response.ok) {
+        throw await refusal(response);
+    }
+    return response;
+}
+
+async function refusal(response) {
+    let message = `The server answered with status ${response.status}.`;
+    try {
+        const body = await response.json();
+        message = body.error?.message ?? message;
+    } catch {
+        // What is between us and the server may answer in a form of its own.
+    }
+    return new ServerError(message, response.status);
+}
+
+/** The data of server-sent events. */
+async function* events(stream) {
+    const reader = stream.getReader();
+    const decoder = new TextDecoder();
+    let rest = "";
+    try {
+        for (;;) {
+            const { done, value } = await read(reader);
+            rest += done ? decoder.decode() : decoder.decode(value, { stream: true });
+            const lines = rest.split(/\r?\n/);
+            rest = lines.pop();
+            for (const line of lines) {
+                if (line.startsWith("data:")) {
+                    yield line.slice(5).trim();
+                }
+            }
+            if (done) {
+                return;
+            }
+        }
+    } finally {
+        reader.cancel().catch(() => {});
+    }
+}
+
+async function read(reader) {
+    try {
+        return await reader.read();
+    } catch (error) {
+        if (error.name === "AbortError") {
+            throw error;
+        }
+        throw new ServerError("The connection to the server was lost.");
+    }
+}
