@@ -1,11 +1,12 @@
 //! Prompts: what was read is found again, and read by nobody who has gone.
 
-use std::time::Duration;
+use std::io::Write;
+use std::time::{Duration, Instant};
 
-use riffle_engine::PrefixCacheOptions;
+use riffle_engine::{Engine, EngineOptions, PrefixCacheOptions};
 use serde_json::{Value, json};
 
-use crate::testing::{BATCH, options, start, text};
+use crate::testing::{BATCH, options, start, start_on, text};
 
 fn cached(answer: &Value) -> usize {
     let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
@@ -56,6 +57,55 @@ fn who_goes_is_not_read_for_any_longer() {
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(server.metric("riffle:kv_pages"), pages);
     assert!(read < 12_000, "{read}");
+}
+
+#[test]
+fn who_goes_without_having_asked_for_a_stream_is_noticed_too() {
+    let server = start(options());
+    let body = json!({"prompt": text(80_000), "max_tokens": 4000, "ignore_eos": true}).to_string();
+    let mut stream = server.connect();
+    let length = body.len();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    server.wait_for("vllm:num_requests_running", |running| running == 1.0);
+    drop(stream);
+    let began = Instant::now();
+    server.wait_for("vllm:num_requests_running", |running| running == 0.0);
+    assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
+fn models_with_recurrent_layers_go_on_from_a_state_they_know() {
+    let load = || {
+        let options = EngineOptions {
+            context_tokens: Some(16384),
+            batch_tokens: BATCH,
+            page_tokens: 64,
+            sequences: 8,
+            keeps_beginnings: true,
+            ..EngineOptions::default()
+        };
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model-hybrid");
+        Engine::load(path, options).unwrap()
+    };
+    let few = || riffle_server::ServerOptions {
+        parallel: 4,
+        ..options()
+    };
+    let server = start_on(&load(), few());
+    let book = text(20_000);
+    let ask = |server: &crate::testing::Running, question: &str| {
+        server.complete(&format!("{book}{question}"), json!({"max_tokens": 4}))
+    };
+    ask(&server, "\nWho?");
+    let answer = ask(&server, "\nWhen was it?");
+    let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    assert!(2 * cached(&answer) > tokens, "{} of {tokens}", cached(&answer));
+    let alone = ask(&start_on(&load(), few()), "\nWhen was it?");
+    assert_eq!(answer["choices"], alone["choices"]);
 }
 
 #[test]
