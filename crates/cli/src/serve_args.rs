@@ -59,7 +59,7 @@ pub(crate) struct ServeArguments {
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "1024", help_heading = "Limits", hide_short_help = true)]
     pub(crate) max_connections: usize,
     /// Bytes of a request at most
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "64M", help_heading = "Limits", hide_short_help = true)]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "32M", help_heading = "Limits", hide_short_help = true)]
     pub(crate) max_body: u64,
     /// Seconds from the arrival of a request to the end of its answer at most
     #[arg(

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_engine::Engine;
+use tokio::sync::Semaphore;
 
 use crate::ServerOptions;
 use crate::driver::Driver;
@@ -12,6 +13,9 @@ use crate::forms::Forms;
 use crate::metrics::Metrics;
 use crate::speech::Markup;
 
+/// Bytes that room for bodies is counted in.
+pub(crate) const BODY_STEP: usize = 64 << 10;
+
 /// The engine, who drives it, and how the server is set up.
 pub(crate) struct App {
     pub(crate) engine: Arc<Engine>,
@@ -19,6 +23,8 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) forms: Arc<Forms>,
+    /// Room for bodies, in steps of [`BODY_STEP`].
+    pub(crate) bodies: Arc<Semaphore>,
     /// How the model writes tool calls and thoughts.
     pub(crate) markup: Markup,
     /// Seconds since 1970.

@@ -46,6 +46,8 @@ pub struct ServerOptions {
 pub struct Limits {
     /// Bytes of the body of a request.
     pub body_bytes: usize,
+    /// Bytes of the bodies of all requests that have come in and are not yet answered; further ones wait.
+    pub bodies_bytes: usize,
     /// Requests that read, answer or wait; further ones are refused with 429.
     pub requests: usize,
     /// Connections; further ones wait until one is closed.
@@ -87,7 +89,8 @@ impl Default for ServerOptions {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            body_bytes: 64 << 20,
+            body_bytes: 32 << 20,
+            bodies_bytes: 256 << 20,
             requests: 256,
             connections: 1024,
             answers_per_request: 64,

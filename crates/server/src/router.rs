@@ -15,7 +15,7 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::api::{anthropic, openai, plain, sessions, web};
-use crate::app::App;
+use crate::app::{App, BODY_STEP};
 use crate::failure::{Failure, Shape};
 
 /// Everything that the server answers.
@@ -49,6 +49,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .method_not_allowed_fallback(other_method)
         .layer(axum::extract::DefaultBodyLimit::max(most))
         .layer(RequestBodyTimeoutLayer::new(app.options.limits.arrival_time))
+        .layer(from_fn_with_state(Arc::clone(app), wait_for_room))
         .layer(from_fn_with_state(Arc::clone(app), check_host))
         .layer(cors(&app.options.allowed_origins))
         .layer(CatchPanicLayer::custom(panicked))
@@ -133,6 +134,21 @@ async fn check_host(State(app): State<Arc<App>>, request: Request, next: Next) -
         return failure.into_response_of(shape_of(request.uri().path()));
     }
     next.run(request).await
+}
+
+/// Takes a body in once there is room for it, so that many large ones together stay within a limit.
+async fn wait_for_room(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let most = app.options.limits.body_bytes;
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    let has_body = length.is_some_and(|length| length > 0) || request.headers().contains_key(header::TRANSFER_ENCODING);
+    // A body that does not say how long it is may be as long as any.
+    let steps = length.unwrap_or(most).min(most).div_ceil(BODY_STEP);
+    let steps = u32::try_from(if has_body { steps } else { 0 }).unwrap_or(u32::MAX);
+    let room = Arc::clone(&app.bodies).acquire_many_owned(steps).await;
+    let response = next.run(request).await;
+    drop(room);
+    response
 }
 
 fn name_of(host: &str) -> &str {

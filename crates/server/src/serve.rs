@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower::ServiceExt;
 
-use crate::app::{App, unix_seconds};
+use crate::app::{App, BODY_STEP, unix_seconds};
 use crate::driver::Driver;
 use crate::forms::Forms;
 use crate::metrics::Metrics;
@@ -73,6 +73,7 @@ impl Server {
             forms: Arc::new(Forms::new(engine, options.limits.clone()).map_err(ServerError::Thread)?),
             markup: Markup::of(engine),
             started: unix_seconds(),
+            bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),
             metrics,
             options,
         };
@@ -164,6 +165,14 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
     }
     if let Some(key) = options.api_keys.iter().find(|key| key.trim().is_empty()) {
         return refuse("--api-key-file", format!("{key:?}"), "a key must not be empty");
+    }
+    if options.limits.bodies_bytes < options.limits.body_bytes {
+        let bytes = options.limits.body_bytes.to_string();
+        return refuse(
+            "--max-body",
+            bytes,
+            "it is more than the bodies of all requests may have together",
+        );
     }
     match &options.session_folder {
         Some(path) => std::fs::create_dir_all(path).map_err(|source| ServerError::Sessions {

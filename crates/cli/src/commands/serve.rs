@@ -80,6 +80,8 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         allowed_hosts: arguments.allow_host.clone(),
         limits: Limits {
             body_bytes: usize::try_from(arguments.max_body).unwrap_or(usize::MAX),
+            // Eight of the longest at a time.
+            bodies_bytes: usize::try_from(arguments.max_body.saturating_mul(8)).unwrap_or(usize::MAX),
             requests: arguments.max_requests,
             connections: arguments.max_connections,
             request_time: Duration::from_secs(arguments.max_time),

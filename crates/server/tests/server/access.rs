@@ -161,6 +161,40 @@ fn who_reads_slowly_holds_up_nobody() {
 }
 
 #[test]
+fn bodies_together_keep_to_a_limit() {
+    let server = start(ServerOptions {
+        limits: Limits {
+            body_bytes: 64 << 10,
+            bodies_bytes: 64 << 10,
+            ..Limits::default()
+        },
+        ..options()
+    });
+    // The head of a request says that its body will come, and takes the room.
+    let mut first = server.connect();
+    write!(
+        first,
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n{{"
+    )
+    .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let mut second = server.connect();
+    second.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
+    let length = body.len();
+    write!(
+        second,
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut byte = [0];
+    assert!(std::io::Read::read(&mut second, &mut byte).is_err(), "it waits");
+    drop(first);
+    second.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    assert_eq!(std::io::Read::read(&mut second, &mut byte).unwrap(), 1);
+}
+
+#[test]
 fn a_request_that_takes_too_long_is_ended() {
     let server = start(ServerOptions {
         limits: Limits {
