@@ -37,7 +37,7 @@ pub(crate) enum Measurement {
     Perplexity(Box<PerplexityArguments>),
     /// Compare policies on the same tasks, at equal budgets if asked
     #[command(
-        after_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well. Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
+        after_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well, as are auto:SHARE and profiles (FILE.toml). Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
     )]
     Compare(Box<CompareArguments>),
     /// Compare what a policy reads with the true attention: mass kept by layer, head and place in the text, attention
@@ -121,7 +121,7 @@ pub(crate) struct NeedleArguments {
     /// Documents of each kind and length, each with other facts
     #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "3")]
     pub(crate) documents: u64,
-    /// How many facts: single (one in the text), multi-key (one at every depth, one asked for), multi-value (three values of one name), multi-query (three names asked for)
+    /// How many facts: single (one in the text), multi-key (one at every depth, one asked for), multi-value (three values of one name), multi-query (three names asked for), cross-file (source files in place of the text: a line that needs a name from another file)
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "multi-key")]
     pub(crate) kinds: Vec<String>,
     /// When the question comes: end, middle (text goes on behind it), late (token by token, after the text was read), second-turn
@@ -179,9 +179,13 @@ pub(crate) struct PerplexityArguments {
     /// Tokens from one window to the next, and scored at the end of each [default: the window, half of it with a decode policy]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) stride: Option<usize>,
-    /// A policy to compare with dense attention, POLICY, prefill=POLICY or decode=POLICY; may be given several times
+    /// A policy to compare with dense attention, POLICY, prefill=POLICY or decode=POLICY; may be given several times. Also auto:SHARE and
+    /// profiles, FILE.toml
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
+    /// Share of the query-key pairs that every policy is fitted to read on the first window [default: policies as they are]
+    #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
+    pub(crate) budget: Option<f64>,
     /// Local budgets of h2o-chunk to compare, each with every one of --ablate-heavy; a picture shows both
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_heavy")]
     pub(crate) ablate_local: Vec<usize>,
@@ -224,6 +228,10 @@ pub(crate) struct CompareArguments {
     /// Share of the query-key pairs that every policy is fitted to read at each length [default: policies as they are]
     #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
     pub(crate) budget: Option<f64>,
+    /// Read once what a policy's prompts begin with alike, and one document densely for all decode policies that do not learn: the same
+    /// answers sooner, with times and shares of the pairs of what was read anew
+    #[arg(long)]
+    pub(crate) share: bool,
     #[command(flatten)]
     pub(crate) prompts: PromptArguments,
     #[command(flatten)]

@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Deref, DerefMut, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use riffle_policy::Phase;
+use riffle_policy::{Phase, PolicyRules};
 
 use crate::pass::{PrefillProgress, Runner, Work};
 use crate::sequence::{Sequence, SequenceOptions};
@@ -94,13 +94,26 @@ impl Session {
     /// # Errors
     /// As [`Sequence::fork`].
     pub fn fork(&mut self) -> Result<Self, EngineError> {
-        let sequence = self.sequence.fork()?;
-        // Scratch of a pass is the plan's once: it goes to the session that reads next, as a rule the fork.
+        let fork = self.sequence.fork()?;
+        Ok(self.hand_scratch_to(fork))
+    }
+
+    /// As [`Session::fork`], with other policies for what is generated from here on: one reading of a text serves several of them.
+    ///
+    /// # Errors
+    /// As [`Sequence::fork_under`].
+    pub fn fork_under(&mut self, decode: PolicyRules) -> Result<Self, EngineError> {
+        let fork = self.sequence.fork_under(decode)?;
+        Ok(self.hand_scratch_to(fork))
+    }
+
+    /// Scratch of a pass is the plan's once: it goes to the session that reads next, as a rule the fork.
+    fn hand_scratch_to(&mut self, sequence: Sequence) -> Self {
         let fresh = Runner::new(sequence.engine());
-        Ok(Self {
+        Self {
             sequence,
             runner: std::mem::replace(&mut self.runner, fresh),
-        })
+        }
     }
 
     /// An empty session that may [adopt](Sequence::adopt_prefix) what this one shares; both together keep to the plan's

@@ -1,23 +1,35 @@
 //! A policy in the phase it chooses in.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
-use riffle_engine::EngineOptions;
-use riffle_policy::{Phase, PolicyRules, PolicySpec};
+use riffle_engine::{EngineError, EngineOptions, Profile};
+use riffle_policy::{Phase, PolicyRule, PolicyRules, PolicySpec};
+use twox_hash::XxHash3_64;
 
 use crate::EvalError;
 use crate::baselines::parse_policy;
 
+/// Most bytes of a profile that is read.
+const LARGEST_PROFILE_BYTES: u64 = 16 << 20;
+
 /// A policy and its phase, spelled `POLICY`, `prefill=POLICY` or `decode=POLICY`; the other phase is dense. Without a phase
 /// it is the prefill, where the policy chooses there.
+///
+/// In place of a policy stands `auto:SHARE`, automatic choice for that share of the attention in prefill, or the path of a profile, which
+/// ends in `.toml` and whose section for the phase counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyChoice {
     /// The phase it chooses in.
     pub phase: Phase,
-    /// The policy.
+    /// The policy, of a profile that for heads without a rule.
     pub policy: PolicySpec,
-    /// As it was spelled.
+    /// Of a profile.
+    rules: Vec<PolicyRule>,
+    /// What automatic choice must keep.
+    auto_target: Option<f64>,
+    /// As it was spelled; a profile with a hash of what it says.
     spelled: String,
 }
 
@@ -27,13 +39,28 @@ impl PolicyChoice {
         Self {
             phase: Phase::Prefill,
             policy: PolicySpec::full(),
+            rules: Vec::new(),
+            auto_target: None,
             spelled: "full".to_owned(),
         }
     }
 
     /// Whether everything is read.
     pub fn is_full(&self) -> bool {
-        self.policy.info().traits.dense
+        self.auto_target.is_none() && self.rules().specs().all(|spec| spec.info().traits.dense)
+    }
+
+    /// The policies of all layers and heads.
+    pub fn rules(&self) -> PolicyRules {
+        PolicyRules {
+            base: self.policy.clone(),
+            rules: self.rules.clone(),
+        }
+    }
+
+    /// The one policy of all layers and heads; `None` where they differ.
+    pub(crate) fn single(&self) -> Option<&PolicySpec> {
+        (self.rules.is_empty() && self.auto_target.is_none()).then_some(&self.policy)
     }
 
     /// The same phase and name with other parameters.
@@ -43,7 +70,7 @@ impl PolicyChoice {
 
     /// `options` with this policy in its phase, in chunks that suit it, and dense attention in the other.
     pub fn options(&self, options: &EngineOptions) -> EngineOptions {
-        let rules = PolicyRules::from(self.policy.clone());
+        let rules = self.rules();
         let full = PolicyRules::from(PolicySpec::full());
         let chunk_tokens = rules
             .preferred_chunk_tokens()
@@ -58,6 +85,7 @@ impl PolicyChoice {
             prefill,
             decode,
             chunk_tokens,
+            auto_target: self.auto_target,
             ..options.clone()
         }
     }
@@ -81,6 +109,12 @@ impl FromStr for PolicyChoice {
         } else {
             (None, text)
         };
+        if let Some(target) = spec.strip_prefix("auto:") {
+            return Self::auto(phase, target, text);
+        }
+        if spec.ends_with(".toml") {
+            return Self::of_profile(phase, spec, text);
+        }
         let wrong = riffle_engine::EngineError::from;
         let mut policy = parse_policy(spec).map_err(wrong)?.base;
         // Quality is asked for where the policy acts, not where its guard lets it.
@@ -95,7 +129,48 @@ impl FromStr for PolicyChoice {
         Ok(Self {
             phase,
             policy,
+            rules: Vec::new(),
+            auto_target: None,
             spelled: text.to_owned(),
+        })
+    }
+}
+
+impl PolicyChoice {
+    fn auto(phase: Option<Phase>, target: &str, spelled: &str) -> Result<Self, EvalError> {
+        let share = target.parse().ok().filter(|share: &f64| (0.0..=1.0).contains(share));
+        let share = share.filter(|_| phase != Some(Phase::Decode)).ok_or_else(|| {
+            EvalError::Option(format!(
+                "policy {spelled:?}: auto:SHARE is for prefill, with a share of the attention from 0 to 1, e.g. auto:0.95"
+            ))
+        })?;
+        Ok(Self {
+            auto_target: Some(share),
+            spelled: spelled.to_owned(),
+            ..Self::full()
+        })
+    }
+
+    fn of_profile(phase: Option<Phase>, path: &str, spelled: &str) -> Result<Self, EvalError> {
+        let failed = |reason: String| EvalError::File {
+            path: path.into(),
+            reason,
+        };
+        let text = riffle_files::read_text(path, LARGEST_PROFILE_BYTES);
+        let text = text.map_err(|error| EvalError::file(Path::new(path), &error.into()))?;
+        let profile: Profile = text.parse().map_err(|error: EngineError| failed(error.to_string()))?;
+        let phase = phase.unwrap_or(Phase::Prefill);
+        let rules = match phase {
+            Phase::Prefill => profile.prefill,
+            Phase::Decode => profile.decode,
+        };
+        let hash = XxHash3_64::oneshot(format!("{rules:?}").as_bytes()) as u32;
+        Ok(Self {
+            phase,
+            policy: rules.base,
+            rules: rules.rules,
+            auto_target: None,
+            spelled: format!("{spelled} {hash:08x}"),
         })
     }
 }
@@ -118,7 +193,39 @@ mod tests {
         }
         let guarded: PolicyChoice = "xattention:from=auto".parse().unwrap();
         assert_eq!(guarded.policy.from_tokens(), None);
+        let auto: PolicyChoice = "auto:0.95".parse().unwrap();
+        assert_eq!((auto.phase, auto.is_full()), (Phase::Prefill, false));
+        assert_eq!(auto.options(&EngineOptions::default()).auto_target, Some(0.95));
+        for text in ["decode=auto:0.9", "auto:2", "auto:much"] {
+            let message = text.parse::<PolicyChoice>().unwrap_err().to_string();
+            assert!(message.contains("auto:SHARE is for prefill"), "{message}");
+        }
         let message = "prefill=quest".parse::<PolicyChoice>().unwrap_err().to_string();
         assert!(message.contains("does not support prefill"), "{message}");
+    }
+
+    #[test]
+    fn a_profile_is_compared_in_one_phase_and_told_by_what_it_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.toml");
+        let path = path.to_str().unwrap();
+        let choice = |rules: &str, text: &str| {
+            std::fs::write(path, format!("[decode]\npolicy = \"quest\"\n{rules}")).unwrap();
+            text.parse::<PolicyChoice>()
+        };
+        let decode = format!("decode={path}");
+        let rule = "[[decode.rules]]\nlayers = \"3-5\"\npolicy = \"full\"\n";
+        let found = choice(rule, &decode).unwrap();
+        assert_eq!((found.phase, found.is_full(), found.single()), (Phase::Decode, false, None));
+        let options = found.options(&EngineOptions::default());
+        assert_eq!(options.decode.policy(4, 0).name(), "full");
+        assert_eq!((options.decode.policy(2, 0).name(), options.prefill.base.name()), ("quest", "full"));
+        let other = choice("", &decode).unwrap();
+        assert_ne!(found.to_string(), other.to_string(), "cells of another profile have another name");
+        assert!(choice("", path).unwrap().is_full(), "it says nothing of prefill");
+        let message = choice("[prompt]\n", &decode).unwrap_err().to_string();
+        assert!(message.contains("mine.toml"), "{message}");
+        let message = "no-such.toml".parse::<PolicyChoice>().unwrap_err().to_string();
+        assert!(message.contains("no-such.toml"), "{message}");
     }
 }

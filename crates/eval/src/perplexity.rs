@@ -10,8 +10,9 @@ use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
-use crate::cells::{Cell, StepWatch, run_cells};
+use crate::cells::{Cell, Step, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
+use crate::compare::{Fitted, check_budget};
 use crate::journal::Journal;
 use crate::record::{PerplexityBucket, PerplexityRow, PerplexityTable, RunSettings};
 use crate::tasks::{Watch, go_on, most_likely};
@@ -31,6 +32,9 @@ pub struct PerplexityOptions {
     pub stride_tokens: usize,
     /// Policies beside dense attention. In decode the scored tokens are read one by one behind the rest of the window.
     pub policies: Vec<PolicyChoice>,
+    /// Share of the pairs that every policy is fitted to read in its phase, on the text's first window; `None` takes policies as they
+    /// are.
+    pub budget: Option<f64>,
     /// Bytes that the predictions of dense attention for one window may take in a temporary file.
     pub predictions_budget_bytes: u64,
 }
@@ -69,9 +73,8 @@ pub fn perplexity(
     if !dense_alone {
         options.check_predictions(scored, engine.model().config().vocab_size)?;
     }
-    let dense = [PolicyChoice::full()];
-    let others = options.policies.iter().filter(|policy| !policy.is_full());
-    let choices: Vec<&PolicyChoice> = dense.iter().chain(others).collect();
+    let choices = choices(engine, options, watch)?;
+    let choices: Vec<&PolicyChoice> = choices.iter().collect();
     let buckets = buckets(options.window_tokens);
     let reader = |choice: &&PolicyChoice| {
         Ok(WindowReader {
@@ -116,6 +119,29 @@ pub fn perplexity(
         stride_tokens: options.stride_tokens,
         rows,
     })
+}
+
+/// Dense attention and the policies, fitted to the budget where there is one.
+fn choices(
+    engine: &Arc<Engine>,
+    options: &PerplexityOptions,
+    watch: &mut StepWatch<'_>,
+) -> Result<Vec<PolicyChoice>, EvalError> {
+    check_budget(options.budget)?;
+    let mut fitted = Fitted::new(engine, &options.tokens, options.budget, 0);
+    let mut choices = vec![PolicyChoice::full()];
+    for policy in options.policies.iter().filter(|policy| !policy.is_full()) {
+        let step = Step {
+            done: 0.0,
+            total: 1.0,
+            found: 0.0,
+            cells_done: 0,
+            cells: 1,
+            cell: &format!("fitting {policy}"),
+        };
+        choices.push(fitted.choice(policy, options.window_tokens, &mut |_| watch(&step))?);
+    }
+    Ok(choices)
 }
 
 /// Every window under every policy. Dense attention leads each window: what it predicts is what the others are compared with.
@@ -472,6 +498,7 @@ mod tests {
             window_tokens,
             stride_tokens,
             policies: Vec::new(),
+            budget: None,
             predictions_budget_bytes: 0,
         };
         assert_eq!(windows(&options(8, 4, 17)).unwrap(), [0..8, 4..12, 8..16]);

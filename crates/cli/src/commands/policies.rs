@@ -28,6 +28,9 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     print(&text)
 }
 
+/// What every policy that evicts cannot do.
+const EVICTS: &str = "    evicts tokens for good before a later question is known: what such a question asks for is lost as a rule\n";
+
 /// A policy as data.
 fn described(policy: &PolicyInfo, shape: &PolicyShape) -> Value {
     let parameters = policy.parameters.iter().map(|parameter| {
@@ -47,6 +50,7 @@ fn described(policy: &PolicyInfo, shape: &PolicyShape) -> Value {
             Recall::AtTheEnd => Some("at-the-end"),
             Recall::Anywhere => Some("anywhere"),
         },
+        "evicts": policy.traits.evicts,
         "source": policy.source,
         "break_even_tokens": {
             "prefill": break_even(policy, Phase::Prefill, shape),
@@ -72,6 +76,9 @@ fn paragraph(policy: &PolicyInfo, shape: &PolicyShape) -> String {
         "{} ({phases}; saves {}{recalls})\n    {}\n",
         policy.name, policy.saves, policy.source
     );
+    if policy.traits.evicts {
+        text += EVICTS;
+    }
     for phase in [Phase::Prefill, Phase::Decode] {
         if !policy.supports(phase) || policy.traits.dense {
             continue;

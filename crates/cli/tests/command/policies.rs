@@ -43,6 +43,21 @@ fn a_profile_gives_layers_and_heads_their_policies() {
 }
 
 #[test]
+fn policies_that_evict_say_what_they_cannot_find() {
+    let list: Value = serde_json::from_str(&stdout(&run(&["policies", "--json"]))).expect("JSON");
+    let evicting: Vec<&str> = list
+        .as_array()
+        .expect("policies")
+        .iter()
+        .filter(|policy| policy["evicts"] == true)
+        .filter_map(|policy| policy["name"].as_str())
+        .collect();
+    assert_eq!(evicting, ["h2o", "snapkv"]);
+    let text = stdout(&run(&["policies"]));
+    assert_eq!(text.matches("before a later question is known").count(), 2, "{text}");
+}
+
+#[test]
 fn an_audit_says_what_was_kept() {
     let streaming = "streaming:sinks=4,window=64";
     let report = report(&["--audit", "--prefill", streaming]);

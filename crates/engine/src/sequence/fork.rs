@@ -1,5 +1,7 @@
 //! Sequences that hold pages in common.
 
+use riffle_policy::PolicyRules;
+
 use crate::pass::device::DevicePages;
 use crate::sequence::prefix::grid;
 use crate::{EngineError, Sequence, SequenceOptions};
@@ -11,8 +13,36 @@ impl Sequence {
     /// # Errors
     /// [`EngineError::Policy`] when a policy's state cannot be carried over.
     pub fn fork(&mut self) -> Result<Self, EngineError> {
+        let mut fork = self.fork_pages(self.options.clone())?;
+        for (from, to) in self.decode.iter().zip(fork.decode.iter_mut()) {
+            to.restore_state(&from.save_state())?;
+        }
+        Ok(fork)
+    }
+
+    /// As [`Sequence::fork`], with other policies for what is generated from here on: one reading of a text serves several of them.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] where the policies of either sequence learn from the queries of the text or evict its tokens;
+    /// [`EngineError::Policy`] when a policy does not select for generated tokens.
+    pub fn fork_under(&mut self, decode: PolicyRules) -> Result<Self, EngineError> {
+        let follows = |rules: &PolicyRules| rules.specs().all(|spec| spec.info().traits.follows_from_keys);
+        for rules in [&self.options.decode, &decode] {
+            if !follows(rules) {
+                let problem = "it has to see the text while it is read: read the text under it";
+                return Err(EngineError::option("--decode", rules, problem));
+            }
+        }
+        self.fork_pages(SequenceOptions {
+            decode,
+            ..self.options.clone()
+        })
+    }
+
+    /// A fork whose decode policies begin anew.
+    fn fork_pages(&mut self, options: SequenceOptions) -> Result<Self, EngineError> {
         let device = self.device.as_mut().map(DevicePages::fork);
-        let mut fork = Self::over(&self.engine, self.cache.fork(), device, self.options.clone())?;
+        let mut fork = Self::over(&self.engine, self.cache.fork(), device, options)?;
         let (from, to) = (&self.statistics, &mut fork.statistics);
         if let (Some(from), Some(to)) = (&from.auto, &mut to.auto) {
             to.resume(&from.state(), &mut fork.prefill)?;
@@ -21,11 +51,8 @@ impl Sequence {
             to.resume(from.sums().to_vec());
         }
         to.pairs = from.pairs;
-        let pairs = [(&self.prefill, &mut fork.prefill), (&self.decode, &mut fork.decode)];
-        for (from, to) in pairs {
-            for (from, to) in from.iter().zip(to.iter_mut()) {
-                to.restore_state(&from.save_state())?;
-            }
+        for (from, to) in self.prefill.iter().zip(fork.prefill.iter_mut()) {
+            to.restore_state(&from.save_state())?;
         }
         fork.recurrence.copy_from(&self.recurrence)?;
         fork.placement = self.placement.clone();

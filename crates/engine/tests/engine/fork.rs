@@ -75,6 +75,39 @@ fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
 }
 
 #[test]
+fn one_reading_serves_several_decode_policies_to_the_bit() {
+    let book = prompt(100);
+    let question = prompt(17);
+    let read = |decode: &str| {
+        let mut session = Session::new(&engine("xattention:from=0,block=16,stride=4,tail=16", decode, Format::F16)).unwrap();
+        session.prefill(&book, &mut go_on).unwrap();
+        session
+    };
+    let mut reader = read("full");
+    let policies = [
+        "quest:from=0,topk=1,threshold=1,block=16,dense_layers=0",
+        "twilight:from=0,least=1,block=16,dense_layers=0",
+        "certified:from=0",
+        "blasst:from=0",
+        "streaming:sinks=2,window=16",
+    ];
+    let mut dense = reader.fork().unwrap();
+    let dense = ask(&mut dense, &question);
+    for decode in policies {
+        let mut fork = reader.fork_under(decode.parse().unwrap()).unwrap();
+        let found = ask(&mut fork, &question);
+        assert_eq!(found, ask(&mut read(decode), &question), "{decode}");
+        assert_ne!(found, dense, "{decode} reads everything");
+    }
+    for decode in ["h2o:budget=60", "snapkv:budget=60"] {
+        let error = reader.fork_under(decode.parse().unwrap()).err().unwrap().to_string();
+        assert!(error.contains("--decode") && error.contains("read the text under it"), "{error}");
+        let error = read(decode).fork_under("full".parse().unwrap()).err().unwrap().to_string();
+        assert!(error.contains("read the text under it"), "{error}");
+    }
+}
+
+#[test]
 fn forks_of_a_hybrid_model_carry_their_own_state() {
     let engine = hybrid_engine(EngineOptions::default());
     let mut reader = Session::new(&engine).unwrap();

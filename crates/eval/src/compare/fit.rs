@@ -8,7 +8,7 @@ use riffle_policy::{BudgetParameter, Phase};
 
 use crate::EvalError;
 use crate::choice::PolicyChoice;
-use crate::tasks::{Corpus, Watch, go_on};
+use crate::tasks::{Watch, go_on};
 
 /// Runs of the model that a fit takes at most.
 const TRIES: usize = 9;
@@ -20,19 +20,20 @@ const CLOSE: f64 = 0.03;
 const STEPS: usize = 24;
 
 /// Fitted policies, by policy and length.
-pub(super) struct Fitted<'a> {
+pub(crate) struct Fitted<'a> {
     engine: &'a Arc<Engine>,
-    corpus: &'a Corpus,
+    /// Tokens of the text that densities are measured on.
+    hay: &'a [u32],
     budget: Option<f64>,
     seed: u64,
     known: HashMap<(String, usize), PolicyChoice>,
 }
 
 impl<'a> Fitted<'a> {
-    pub(super) fn new(engine: &'a Arc<Engine>, corpus: &'a Corpus, budget: Option<f64>, seed: u64) -> Self {
+    pub(crate) fn new(engine: &'a Arc<Engine>, hay: &'a [u32], budget: Option<f64>, seed: u64) -> Self {
         Self {
             engine,
-            corpus,
+            hay,
             budget,
             seed,
             known: HashMap::new(),
@@ -40,7 +41,7 @@ impl<'a> Fitted<'a> {
     }
 
     /// The policy as it is to be run at this length.
-    pub(super) fn choice(
+    pub(crate) fn choice(
         &mut self,
         choice: &PolicyChoice,
         context_tokens: usize,
@@ -65,10 +66,10 @@ impl<'a> Fitted<'a> {
         budget: f64,
         watch: &mut Watch<'_>,
     ) -> Result<PolicyChoice, EvalError> {
-        let parameter = choice.policy.info().traits.budget.ok_or_else(|| {
+        let parameter = choice.single().and_then(|policy| policy.info().traits.budget);
+        let parameter = parameter.ok_or_else(|| {
             EvalError::Option(format!(
-                "policy {} has no parameter that sets how much it reads: leave it out, or leave --budget out",
-                choice.policy.name()
+                "policy {choice} has no parameter that sets how much it reads: leave it out, or leave --budget out"
             ))
         })?;
         search(&parameter.at(context_tokens), budget, &mut |value| {
@@ -85,8 +86,8 @@ impl<'a> Fitted<'a> {
     /// The share of the pairs that the policy reads in its phase, on a text of this length.
     fn density(&self, choice: &PolicyChoice, context_tokens: usize, watch: &mut Watch<'_>) -> Result<f64, EvalError> {
         let engine = self.engine.with_options(choice.options(self.engine.options()))?;
-        let start = self.seed as usize % self.corpus.hay.len();
-        let text = self.corpus.hay.iter().cycle().skip(start).take(context_tokens + STEPS);
+        let start = self.seed as usize % self.hay.len();
+        let text = self.hay.iter().cycle().skip(start).take(context_tokens + STEPS);
         let tokens: Vec<u32> = text.copied().collect();
         let (document, steps) = tokens.split_at(context_tokens.saturating_sub(STEPS).max(1));
         let mut session = Session::new(&engine)?;

@@ -6,7 +6,7 @@ mod task;
 use std::sync::Arc;
 
 use riffle_engine::Engine;
-use riffle_policy::{KeyUse, Phase};
+use riffle_policy::{KeyUse, Phase, PolicySpec};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -18,6 +18,7 @@ use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
 use crate::statistics::Interval;
 use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader, RulerTest, Watch, check_lengths};
 
+pub(crate) use fit::Fitted;
 pub use task::CompareTask;
 
 /// What to compare.
@@ -37,6 +38,8 @@ pub struct CompareOptions {
     pub seed: u64,
     /// Share of the pairs that every policy is fitted to read in its phase, at each length; `None` takes policies as they are.
     pub budget: Option<f64>,
+    /// Read once what prompts of a policy begin with alike, and for decode policies that do not learn the document alone, densely.
+    pub shares: bool,
 }
 
 /// What a cell found: the scores of its prompts and what they cost.
@@ -58,7 +61,10 @@ struct Entry<'a> {
 /// Runs every policy on every task at every length. Finished cells come from the journal and go there.
 ///
 /// A prefill policy is asked with the document, as one prompt. A decode policy is asked late, token by token behind the
-/// document, so that all of its answers depend on it. Every prompt is read from its beginning, so that times are whole.
+/// document, so that all of its answers depend on it.
+///
+/// Every prompt is read from its beginning, so that times are whole. With [`CompareOptions::shares`] that costs less: answers are
+/// the same, but times and densities of a prompt are those of the part that was read anew.
 ///
 /// # Errors
 /// [`EvalError::Option`] for nothing to compare or a policy that cannot be fitted; [`EvalError::Interrupted`].
@@ -75,11 +81,21 @@ pub fn compare(
     let policies = options.policies.iter().filter(|choice| !choice.is_full());
     let choices: Vec<&PolicyChoice> = std::iter::once(&full).chain(policies).collect();
     let cells = cells(options, &choices);
-    let mut fitted = fit::Fitted::new(engine, corpus, options.budget, options.seed);
+    let mut fitted = Fitted::new(engine, &corpus.hay, options.budget, options.seed);
+    let mut readers = Readers::default();
     let found: Vec<Scored> = run_cells(&cells, journal, watch, &mut |entry: &Entry<'_>, watch| {
         let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
-        let engine = engine.with_options(choice.options(engine.options()))?;
-        entry.score(&engine, corpus, options, watch)
+        let mut scored = Scored {
+            settings: RunSettings::of(&*engine.with_options(choice.options(engine.options()))?),
+            scores: Vec::new(),
+            cost: Cost::default(),
+        };
+        for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
+            let reader = readers.of(engine, &choice, options.shares)?;
+            let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
+            entry.score(corpus, reader, (options.depths, seed), &mut scored, watch)?;
+        }
+        Ok(scored)
     })?;
     let rows = cells
         .iter()
@@ -120,63 +136,97 @@ impl CompareOptions {
                 "nothing to compare: give --tasks and --lengths, and --samples and --depths of at least 1".to_owned(),
             ));
         }
-        match self.budget {
-            Some(budget) if !(budget > 0.0 && budget <= 1.0) => Err(EvalError::Option(format!(
-                "--budget is {budget}, but must be a share above 0 and at most 1"
-            ))),
-            _ => Ok(()),
+        check_budget(self.budget)
+    }
+}
+
+/// Refuses a budget that is no share.
+pub(crate) fn check_budget(budget: Option<f64>) -> Result<(), EvalError> {
+    match budget {
+        Some(budget) if !(budget > 0.0 && budget <= 1.0) => Err(EvalError::Option(format!(
+            "--budget is {budget}, but must be a share above 0 and at most 1"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Sessions that hold what was read last.
+#[derive(Default)]
+struct Readers {
+    /// Under dense attention.
+    dense: Option<Reader>,
+    /// Under the policy that was asked last, which is named.
+    own: Option<(String, Reader)>,
+}
+
+impl Readers {
+    /// The reader for a policy: one that has read nothing, or with `shares` one that may know how the prompt begins.
+    fn of(&mut self, engine: &Arc<Engine>, choice: &PolicyChoice, shares: bool) -> Result<&mut Reader, EvalError> {
+        let reader = |choice: &PolicyChoice| {
+            let engine = engine.with_options(choice.options(engine.options()))?;
+            Reader::new(&engine, !shares, None)
+        };
+        let rules = choice.rules();
+        let follows = rules.specs().all(|spec| spec.info().traits.follows_from_keys);
+        let answers_alone = choice.phase == Phase::Decode && follows;
+        if shares && (choice.is_full() || answers_alone) {
+            let dense = match self.dense.take() {
+                Some(dense) => dense,
+                None => reader(&PolicyChoice::full())?,
+            };
+            let dense = self.dense.insert(dense);
+            dense.answer_under(answers_alone.then_some(rules));
+            return Ok(dense);
         }
+        let name = format!("{choice} {}", choice.policy);
+        let own = match self.own.take() {
+            Some((known, reader)) if shares && known == name => reader,
+            _ => reader(choice)?,
+        };
+        Ok(&mut self.own.insert((name, own)).1)
     }
 }
 
 impl Entry<'_> {
-    /// Asks every prompt of the task, under the options of `engine`.
+    /// Asks the prompts of one sample, with its number of depths and its seed, and adds what was found.
     fn score(
         &self,
-        engine: &Arc<Engine>,
         corpus: &Corpus,
-        options: &CompareOptions,
+        reader: &mut Reader,
+        (depths, seed): (usize, u64),
+        scored: &mut Scored,
         watch: &mut Watch<'_>,
-    ) -> Result<Scored, EvalError> {
-        let mut scored = Scored {
-            settings: RunSettings::of(engine),
-            scores: Vec::new(),
-            cost: Cost::default(),
+    ) -> Result<(), EvalError> {
+        let cost = match self.task {
+            CompareTask::Needle(kind, place) => {
+                let test = NeedleTest {
+                    kind,
+                    place,
+                    context_tokens: self.context_tokens,
+                    depths,
+                    seed,
+                };
+                let (samples, cost) = test.run(corpus, reader, watch)?;
+                scored.scores.extend(samples.iter().map(|sample| sample.score()));
+                cost
+            }
+            CompareTask::Ruler(task) => {
+                let test = RulerTest {
+                    task,
+                    context_tokens: self.context_tokens,
+                    seed,
+                    asked: match self.choice.phase {
+                        Phase::Prefill => Asked::WithDocument,
+                        Phase::Decode => Asked::Late,
+                    },
+                };
+                let (sample, cost) = test.run(corpus, reader, watch)?;
+                scored.scores.push(sample.score);
+                cost
+            }
         };
-        for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
-            let mut reader = Reader::new(engine, true, None)?;
-            let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
-            let cost = match self.task {
-                CompareTask::Needle(kind, place) => {
-                    let test = NeedleTest {
-                        kind,
-                        place,
-                        context_tokens: self.context_tokens,
-                        depths: options.depths,
-                        seed,
-                    };
-                    let (samples, cost) = test.run(corpus, &mut reader, watch)?;
-                    scored.scores.extend(samples.iter().map(|sample| sample.score()));
-                    cost
-                }
-                CompareTask::Ruler(task) => {
-                    let test = RulerTest {
-                        task,
-                        context_tokens: self.context_tokens,
-                        seed,
-                        asked: match self.choice.phase {
-                            Phase::Prefill => Asked::WithDocument,
-                            Phase::Decode => Asked::Late,
-                        },
-                    };
-                    let (sample, cost) = test.run(corpus, &mut reader, watch)?;
-                    scored.scores.push(sample.score);
-                    cost
-                }
-            };
-            scored.cost.add(&cost);
-        }
-        Ok(scored)
+        scored.cost.add(&cost);
+        Ok(())
     }
 }
 
@@ -194,8 +244,11 @@ fn row(engine: &Engine, options: &CompareOptions, entry: &Entry<'_>, scored: &Sc
         budget: options.budget.filter(|_| !entry.choice.is_full()),
         settings: scored.settings.clone(),
         score: Interval::of_scores(&scored.scores),
-        density: pairs.read as f64 / pairs.causal.max(1) as f64,
-        prefill_ms: cost.prompt_s * 1e3 / cost.prompts.max(1) as f64,
+        density: match pairs.causal {
+            0 => 1.0,
+            causal => pairs.read as f64 / causal as f64,
+        },
+        prefill_ms: (cost.prompts > 0).then(|| cost.prompt_s * 1e3 / cost.prompts as f64),
         decode_ms: cost.steps_s * 1e3 / cost.steps.max(1) as f64,
         decode_bytes: decode_bytes(engine, entry.choice, cost),
     }
@@ -210,9 +263,9 @@ fn decode_bytes(engine: &Engine, choice: &PolicyChoice, cost: &Cost) -> f64 {
         format.plane_bytes(page, config.head_dim) as f64 / page as f64
     };
     let (keys, values) = (bytes(options.key_format), bytes(options.value_format));
-    let info = choice.policy.info();
-    let oracle = baselines().contains(info);
-    let scans = choice.phase == Phase::Decode && !oracle && info.traits.keys == KeyUse::Scanned;
+    let rules = choice.rules();
+    let mut scanning = rules.specs().map(PolicySpec::info).filter(|info| info.traits.keys == KeyUse::Scanned);
+    let scans = choice.phase == Phase::Decode && scanning.any(|info| !baselines().contains(info));
     let scanned = if scans && !choice.is_full() {
         cost.step_pairs.causal as f64 * keys
     } else {

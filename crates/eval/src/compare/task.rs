@@ -59,7 +59,7 @@ impl FromStr for CompareTask {
         let place = parts.next().map_or(Ok(AskPlace::Late), str::parse)?;
         if parts.next().is_some() || !kind.can_be_asked(place) {
             return Err(EvalError::Option(format!(
-                "task {text:?}: needle:KIND:PLACE has two parts, and in mid-document only single and multi-key can be asked for, in a second turn only multi-key"
+                "task {text:?}: needle:KIND:PLACE has two parts, and in mid-document only single, multi-key and cross-file can be asked for, in a second turn only multi-key"
             )));
         }
         Ok(Self::Needle(kind, place))
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn tasks_are_spelled_as_they_print() {
-        for text in ["needle:single:end", "needle:multi-key:middle", "vt", "qa_2"] {
+        for text in ["needle:single:end", "needle:multi-key:middle", "needle:cross-file:middle", "vt", "qa_2"] {
             assert_eq!(text.parse::<CompareTask>().unwrap().to_string(), text);
         }
         assert_eq!(

@@ -98,7 +98,7 @@ fn comparison(table: &ComparisonTable) -> Checked {
         interval("score", &row.score)?;
         share("density", row.density)?;
         share("budget", row.budget.unwrap_or(0.0))?;
-        not_negative("prefill_ms", row.prefill_ms)?;
+        not_negative("prefill_ms", row.prefill_ms.unwrap_or(0.0))?;
         not_negative("decode_ms", row.decode_ms)?;
         not_negative("decode_bytes", row.decode_bytes)?;
     }

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_attention::ceiling::instructions;
-use riffle_engine::Engine;
+use riffle_engine::{CompressOptions, Engine};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -93,6 +93,12 @@ pub struct RunSettings {
     pub context_tokens: usize,
     /// Where KV pages may lie: `ram`, or the tiers with their budgets.
     pub tiers: String,
+    /// Which tokens of a prompt the upper layers read, as `--select-tokens` has it (`0.1,layers=10`); `None` where they read all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_selection: Option<String>,
+    /// What compressed a document when it had been read, as `kvzip:0.3`; `None` where nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compress: Option<String>,
 }
 
 impl Header {
@@ -197,6 +203,16 @@ impl RunSettings {
             } else {
                 named.join(", ")
             },
+            token_selection: options.token_selection.as_ref().map(ToString::to_string),
+            compress: None,
+        }
+    }
+
+    /// The same with what compresses documents when they have been read.
+    pub fn compressed_by(self, compress: Option<&CompressOptions>) -> Self {
+        Self {
+            compress: compress.map(ToString::to_string),
+            ..self
         }
     }
 }

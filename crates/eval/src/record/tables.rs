@@ -22,6 +22,9 @@ pub enum NeedleKind {
     MultiValue,
     /// Several names, all asked for in one prompt.
     MultiQuery,
+    /// Source files of a generated package in place of a text. Each defines a type with a constructor of its own; a line of another
+    /// file is to be completed with one of these constructors.
+    CrossFile,
 }
 
 /// When the question comes.
@@ -44,9 +47,6 @@ pub enum AskPlace {
 pub struct NeedleTable {
     /// How the model was run.
     pub settings: RunSettings,
-    /// What compressed the documents before the questions, as `kvzip:0.3`; `None` where nothing did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compress: Option<String>,
     /// The wording of facts and questions.
     pub wording: String,
     /// Every question.
@@ -227,8 +227,8 @@ pub struct ComparisonRow {
     pub score: Interval,
     /// Share of the causal pairs that were read in the policy's phase.
     pub density: f64,
-    /// Milliseconds to read a prompt, on average.
-    pub prefill_ms: f64,
+    /// Milliseconds to read a prompt from its beginning, on average; `None` where no prompt was.
+    pub prefill_ms: Option<f64>,
     /// Milliseconds to read or write one token after it.
     pub decode_ms: f64,
     /// Bytes of keys and values that a token after the prompt reads, estimates that scan all keys included.
@@ -306,7 +306,13 @@ impl RulerTable {
 
 impl NeedleKind {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Single, Self::MultiKey, Self::MultiValue, Self::MultiQuery];
+    pub const ALL: [Self; 5] = [
+        Self::Single,
+        Self::MultiKey,
+        Self::MultiValue,
+        Self::MultiQuery,
+        Self::CrossFile,
+    ];
 }
 
 impl AskPlace {
@@ -321,6 +327,7 @@ impl fmt::Display for NeedleKind {
             Self::MultiKey => "multi-key",
             Self::MultiValue => "multi-value",
             Self::MultiQuery => "multi-query",
+            Self::CrossFile => "cross-file",
         })
     }
 }

@@ -12,7 +12,7 @@ use riffle_policy::PolicySpec;
 
 use crate::files::{REPORT, write_file};
 use crate::pictures::Picture;
-use crate::record::{NeedleTable, Record, Results, RunSettings};
+use crate::record::{Record, Results, RunSettings};
 use crate::{EvalError, Table};
 
 impl Results {
@@ -70,15 +70,6 @@ pub fn write_report(records: &[Record], folder: &Path) -> Result<PathBuf, EvalEr
     Ok(path)
 }
 
-/// How a needle test is named in tables and pictures.
-fn needle_label(table: &NeedleTable) -> String {
-    let name = label(&table.settings);
-    match &table.compress {
-        Some(compress) => format!("{name}, compressed by {compress}"),
-        None => name,
-    }
-}
-
 /// How a run is named in tables and legends.
 fn label(settings: &RunSettings) -> String {
     let (prefill, decode) = (short_policy(&settings.prefill), short_policy(&settings.decode));
@@ -97,6 +88,12 @@ fn label(settings: &RunSettings) -> String {
     }
     if settings.tiers != "ram" {
         name += &format!(", {}", settings.tiers);
+    }
+    if let Some(selection) = &settings.token_selection {
+        name += &format!(", tokens {selection}");
+    }
+    if let Some(compress) = &settings.compress {
+        name += &format!(", compressed by {compress}");
     }
     name
 }

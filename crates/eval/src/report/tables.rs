@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{device_tables, label, needle_label, speed_tables};
+use super::{device_tables, label, speed_tables};
 use crate::numbers::{milliseconds, percent, short, tokens};
 use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
 use crate::statistics::Interval;
@@ -27,7 +27,7 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
 
 fn needle(table: &NeedleTable) -> Table {
     let mut rows = Table::new(
-        format!("Facts found, {} ({})", needle_label(table), table.wording),
+        format!("Facts found, {} ({})", label(&table.settings), table.wording),
         &["kind", "asked", "tokens", "found", "95% interval", "questions"],
     );
     let keys: BTreeSet<_> = table
@@ -132,7 +132,7 @@ fn comparison(table: &ComparisonTable) -> Table {
             interval(&row.score),
             row.budget.map_or("–".to_owned(), percent),
             percent(row.density),
-            milliseconds(row.prefill_ms),
+            row.prefill_ms.map_or("–".to_owned(), milliseconds),
             milliseconds(row.decode_ms),
             riffle_engine::human_bytes(row.decode_bytes as u64),
         ]

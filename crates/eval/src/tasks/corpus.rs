@@ -179,21 +179,27 @@ impl Corpus {
 
     /// Different keys of two plain words.
     pub(crate) fn keys(&self, random: &mut ChaCha8Rng, count: usize) -> Result<Vec<String>, EvalError> {
+        let pairs = self.word_pairs(random, count)?;
+        Ok(pairs.iter().map(|pair| pair.join(&self.wording.key_joiner)).collect())
+    }
+
+    /// Different pairs of plain words.
+    pub(crate) fn word_pairs(&self, random: &mut ChaCha8Rng, count: usize) -> Result<Vec<[String; 2]>, EvalError> {
         let possible = self.words.len() * (self.words.len() - 1);
         if count * 2 > possible {
             return Err(EvalError::Option(format!(
                 "{count} keys are needed and the text's plain words make {possible}: give a longer text or use a shorter context"
             )));
         }
-        let (mut seen, mut keys) = (BTreeSet::new(), Vec::with_capacity(count));
-        while keys.len() < count {
+        let (mut seen, mut pairs) = (BTreeSet::new(), Vec::with_capacity(count));
+        while pairs.len() < count {
             let pair: Vec<&String> = self.words.choose_multiple(random, 2).collect();
-            let key = format!("{}{}{}", pair[0], self.wording.key_joiner, pair[1]);
-            if seen.insert(key.clone()) {
-                keys.push(key);
+            let pair = [pair[0].clone(), pair[1].clone()];
+            if seen.insert(pair.clone()) {
+                pairs.push(pair);
             }
         }
-        Ok(keys)
+        Ok(pairs)
     }
 
     /// Different words; where the text has too few, words are joined to make more.

@@ -1,5 +1,6 @@
 //! Tasks: prompts made from any text, with answers that are known.
 
+mod code;
 mod corpus;
 mod filler;
 mod given;

@@ -6,10 +6,11 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::code::Module;
 use super::corpus::Corpus;
 use super::filler::{Fact, Filler, room};
 use super::prompt::{Asked, Cost, Prompt, Reader, Watch};
-use super::score::exact_values;
+use super::score::{exact_values, is_name};
 use super::wording::{Ask, fill};
 use crate::EvalError;
 use crate::record::{AskPlace, NeedleKind, NeedleSample};
@@ -36,14 +37,24 @@ struct Needle {
     key: String,
     values: Vec<String>,
     depth_index: usize,
-    /// Token at which the first fact begins, and the one behind it.
+    /// Token at which the first fact begins.
     start: usize,
-    end: usize,
+    /// The source file that states it, of a package.
+    module: Option<Module>,
+}
+
+/// A question in mid-document as text, and what stands behind it.
+struct Passage {
+    question: String,
+    answer: String,
+    behind: String,
 }
 
 struct Haystack {
     document: Vec<u32>,
     needles: Vec<Needle>,
+    /// What no question cuts: the facts of a text, the files of a package.
+    uncut: Vec<Range<usize>>,
 }
 
 impl NeedleKind {
@@ -52,7 +63,7 @@ impl NeedleKind {
     pub fn can_be_asked(self, place: AskPlace) -> bool {
         match place {
             AskPlace::End | AskPlace::Late => true,
-            AskPlace::Middle => matches!(self, Self::Single | Self::MultiKey),
+            AskPlace::Middle => matches!(self, Self::Single | Self::MultiKey | Self::CrossFile),
             AskPlace::SecondTurn => self == Self::MultiKey,
         }
     }
@@ -131,6 +142,16 @@ impl NeedleTest {
         asked: &[&Needle],
         watch: &mut Watch<'_>,
     ) -> Result<Prompt, EvalError> {
+        if let Some(module) = &asked[0].module {
+            let question = corpus.encode(&module.use_until_constructor())?;
+            let document = haystack.document.clone();
+            return Ok(ending_with_its_line(corpus.prompt(
+                document,
+                vec![question],
+                Vec::new(),
+                ANSWER_TOKENS,
+            )));
+        }
         let wording = &corpus.wording.niah;
         let form = match self.kind {
             NeedleKind::MultiValue => &wording.values,
@@ -152,11 +173,13 @@ impl NeedleTest {
             NeedleKind::MultiQuery if asks.len() == 1 => SEVERAL,
             _ => 1,
         };
-        let mut prompt = corpus.prompt(haystack.document.clone(), questions, Vec::new(), ANSWER_TOKENS * values);
-        if prompt.stops.is_empty() {
-            prompt.stops.push("\n".to_owned());
-        }
-        Ok(prompt)
+        let document = haystack.document.clone();
+        Ok(ending_with_its_line(corpus.prompt(
+            document,
+            questions,
+            Vec::new(),
+            ANSWER_TOKENS * values,
+        )))
     }
 
     fn sample(&self, haystack: &Haystack, asked: &[&Needle], answers: &[String], end: usize) -> NeedleSample {
@@ -166,7 +189,9 @@ impl NeedleTest {
         };
         let expected: Vec<String> = asked.iter().flat_map(|needle| needle.values.clone()).collect();
         // Where each key was asked for by itself, its answer alone counts.
-        let correct = if answers.len() == asked.len() {
+        let correct = if self.kind == NeedleKind::CrossFile {
+            answers.iter().filter(|answer| is_name(answer, &expected[0])).count()
+        } else if answers.len() == asked.len() {
             let pairs = answers.iter().zip(asked);
             pairs.map(|(answer, needle)| exact_values(answer, &needle.values)).sum()
         } else {
@@ -191,6 +216,9 @@ impl NeedleTest {
     /// One document, or for single needles one for each depth, the deepest first.
     fn haystacks(&self, corpus: &Corpus, watch: &mut Watch<'_>) -> Result<Vec<Haystack>, EvalError> {
         let mut random = self.random(0);
+        if self.kind == NeedleKind::CrossFile {
+            return Ok(vec![self.package(corpus, &mut random)?]);
+        }
         let keys = corpus.keys(&mut random, self.depths)?;
         let values = if self.kind == NeedleKind::MultiValue {
             SEVERAL
@@ -248,12 +276,78 @@ impl NeedleTest {
             values: values.clone(),
             depth_index: *index,
             start: starts[first],
-            end: starts[first] + facts[first].tokens.len(),
+            module: None,
         });
+        let ends = starts.iter().zip(&facts).map(|(start, fact)| start + fact.tokens.len());
         Ok(Haystack {
             needles: needles.collect(),
+            uncut: starts.iter().zip(ends).map(|(start, end)| *start..end).collect(),
             document,
         })
+    }
+
+    /// As many source files as the context holds; those at even depths are asked for.
+    fn package(&self, corpus: &Corpus, random: &mut ChaCha8Rng) -> Result<Haystack, EvalError> {
+        /// A file has more tokens than this, so a drawn module for each of so many tokens is enough.
+        const FEWEST_FILE_TOKENS: usize = 64;
+        let most = self.depths + self.context_tokens / FEWEST_FILE_TOKENS;
+        let mut modules = Module::draw(corpus, random, most)?.into_iter();
+        let asked: Vec<Module> = modules.by_ref().take(self.depths).collect();
+        let mut document = corpus.tokenizer()?.encode("", true)?;
+        let encoded: Result<Vec<Vec<u32>>, EvalError> = asked.iter().map(|one| corpus.encode(&one.file())).collect();
+        let encoded = encoded?;
+        let taken = document.len() + encoded.iter().map(Vec::len).sum::<usize>();
+        let what = format!("a package with {} files", asked.len());
+        let others = Filler::lines(room(self.context_tokens, taken, &what)?, |_| {
+            modules.next().map_or(Ok(Vec::new()), |module| corpus.encode(&module.file()))
+        })?;
+        let cuts = others.cuts.as_deref().unwrap_or_default();
+        let mut others = cuts.windows(2).map(|ends| &others.tokens[ends[0]..ends[1]]);
+        let (other_files, mut needles, mut uncut) = (others.len(), Vec::new(), Vec::new());
+        let mut push = |document: &mut Vec<u32>, file: &[u32]| {
+            uncut.push(document.len()..document.len() + file.len());
+            document.extend(file);
+        };
+        for (depth_index, (module, file)) in asked.into_iter().zip(&encoded).enumerate() {
+            let place = (depth_index + 1) * (other_files + self.depths) / (self.depths + 1);
+            let behind = other_files - place.saturating_sub(depth_index).min(other_files);
+            while others.len() > behind {
+                others.next().into_iter().for_each(|other| push(&mut document, other));
+            }
+            needles.push(Needle {
+                key: module.name.clone(),
+                values: vec![module.constructor.clone()],
+                depth_index,
+                start: document.len(),
+                module: Some(module),
+            });
+            push(&mut document, file);
+        }
+        others.for_each(|other| push(&mut document, other));
+        Ok(Haystack {
+            document,
+            needles,
+            uncut,
+        })
+    }
+
+    /// The question about a needle as it stands in mid-document.
+    fn passage(corpus: &Corpus, needle: &Needle) -> Passage {
+        match &needle.module {
+            Some(module) => Passage {
+                question: module.use_until_constructor(),
+                answer: needle.values[0].clone(),
+                behind: module.use_behind_constructor(),
+            },
+            None => {
+                let ask = filled(&corpus.wording.niah.one, &needle.key);
+                Passage {
+                    question: format!("\n{}{}", ask.question, ask.lead),
+                    answer: format!(" {}", needle.values[0]),
+                    behind: ".\n".to_owned(),
+                }
+            }
+        }
     }
 
     /// Questions and answers half-way between each needle and the document's end; the text goes on behind them. An answer
@@ -265,17 +359,16 @@ impl NeedleTest {
         reader: &mut Reader,
         watch: &mut Watch<'_>,
     ) -> Result<(Vec<NeedleSample>, Cost), EvalError> {
-        let wording = &corpus.wording.niah;
         let document = &haystack.document;
         // By needle: where it is asked for, the question, the answer's tokens.
         let mut asked = Vec::new();
         for needle in &haystack.needles {
-            let ask = filled(&wording.one, &needle.key);
-            let question = corpus.encode(&format!("\n{}{}", ask.question, ask.lead))?;
-            let whole = corpus.encode(&format!("\n{}{} {}", ask.question, ask.lead, needle.values[0]))?;
+            let passage = Self::passage(corpus, needle);
+            let question = corpus.encode(&passage.question)?;
+            let whole = corpus.encode(&(passage.question + &passage.answer))?;
             // Where the last token of the question and the first of the answer are one, it belongs to the answer.
             let shared = question.iter().zip(&whole).take_while(|(a, b)| a == b).count();
-            let behind = corpus.encode(".\n")?;
+            let behind = corpus.encode(&passage.behind)?;
             asked.push((
                 usize::midpoint(needle.start, document.len()),
                 whole,
@@ -287,9 +380,9 @@ impl NeedleTest {
         asked.sort_by_key(|(place, ..)| *place);
         let (mut tokens, mut taken) = (Vec::new(), 0);
         let mut answers: Vec<Range<usize>> = Vec::new();
-        // Two questions close together stand one behind the other, never one inside a needle of another.
+        // Two questions close together stand one behind the other, never one inside a needle of another or inside a file.
         for (place, whole, shared, behind, _) in &asked {
-            let place = outside_needles(*place, haystack).max(taken);
+            let place = uncutting(*place, haystack).max(taken);
             tokens.extend(&document[taken..place]);
             taken = place;
             answers.push(tokens.len() + shared..tokens.len() + whole.len());
@@ -316,10 +409,18 @@ impl NeedleTest {
     }
 }
 
-/// `place`, or the first token behind the fact that it lies in.
-fn outside_needles(place: usize, haystack: &Haystack) -> usize {
-    let holds = |needle: &&Needle| (needle.start..needle.end).contains(&place);
-    haystack.needles.iter().find(holds).map_or(place, |needle| needle.end)
+/// `place`, or the first token behind the fact or the file that it lies in.
+fn uncutting(place: usize, haystack: &Haystack) -> usize {
+    let holds = |range: &&Range<usize>| range.contains(&place);
+    haystack.uncut.iter().find(holds).map_or(place, |range| range.end)
+}
+
+/// The prompt, whose answer ends with its line where the wording names no other end.
+fn ending_with_its_line(mut prompt: Prompt) -> Prompt {
+    if prompt.stops.is_empty() {
+        prompt.stops.push("\n".to_owned());
+    }
+    prompt
 }
 
 fn filled(ask: &Ask, keys: &str) -> Ask {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_engine::{CompressOptions, Engine, EngineError, GenerateOptions, PairCount, Session, StopReason};
+use riffle_policy::PolicyRules;
 
 use super::corpus::Corpus;
 use crate::EvalError;
@@ -103,6 +104,8 @@ pub(crate) struct Reader {
     learns: bool,
     /// What compresses a document before it is asked about late.
     compress: Option<CompressOptions>,
+    /// Decode policies that answer late questions, where they are not those that read the document.
+    answers_under: Option<PolicyRules>,
 }
 
 impl Reader {
@@ -121,7 +124,13 @@ impl Reader {
             shares: !fresh && !learns && options.auto_target.is_none() && options.token_selection.is_none(),
             learns,
             compress: compress.cloned(),
+            answers_under: None,
         })
+    }
+
+    /// Answers late questions under these decode policies from now on; `None` for those of the engine.
+    pub(crate) fn answer_under(&mut self, decode: Option<PolicyRules>) {
+        self.answers_under = decode;
     }
 
     /// Reads a prompt and writes the answers.
@@ -145,22 +154,33 @@ impl Reader {
             Asked::Late => {
                 let document = &prompt.document;
                 // What a session that learns holds behind the document cannot be forgotten, so it holds nothing there.
-                let forks = self.learns || self.compress.is_some();
+                let keeps_nothing_behind = self.learns || self.compress.is_some();
+                let forks = keeps_nothing_behind || self.answers_under.is_some();
                 let behind = session.tokens().len() > document.len();
-                if session.shared_with(document) < document.len() || (forks && behind) {
-                    session.truncate(0)?;
-                    read(session, document, true, &mut reply.cost, watch)?;
+                let shared = session.shared_with(document);
+                if shared < document.len() || (keeps_nothing_behind && behind) {
+                    let batch = session.engine().options().batch_tokens;
+                    let kept = match self.shares && self.compress.is_none() {
+                        true => shared.min(document.len().saturating_sub(256)) / batch * batch,
+                        false => 0,
+                    };
+                    session.truncate(kept)?;
+                    read(session, &document[kept..], kept == 0, &mut reply.cost, watch)?;
                     if let Some(compress) = &self.compress {
                         session.compress(compress, &mut |progress| {
                             watch(progress.tokens_done / progress.tokens as f64)
                         })?;
                     }
                 }
-                if forks {
-                    fork = session.fork()?;
-                    session = &mut fork;
-                } else {
+                if !keeps_nothing_behind {
                     session.truncate(document.len())?;
+                }
+                if forks {
+                    fork = match &self.answers_under {
+                        Some(decode) => session.fork_under(decode.clone())?,
+                        None => session.fork()?,
+                    };
+                    session = &mut fork;
                 }
             }
         }
@@ -175,7 +195,7 @@ impl Reader {
         Ok(reply)
     }
 
-    /// Reads `tokens` as one prompt and says what the most likely token is at each of the `wanted` positions, for the
+    /// Reads `tokens` as one prompt, but for whole batches that the prompt before began with alike, and says what the most likely token is at each of the `wanted` positions, for the
     /// token behind it.
     pub(crate) fn likeliest(
         &mut self,
@@ -184,12 +204,18 @@ impl Reader {
         watch: &mut Watch<'_>,
     ) -> Result<(Vec<u32>, Cost), EvalError> {
         let session = &mut self.session;
-        session.truncate(0)?;
+        let batch = session.engine().options().batch_tokens;
+        let first_wanted = wanted.first().map_or(0, |range| range.start);
+        let kept = match self.shares {
+            true => session.shared_with(tokens).min(first_wanted) / batch * batch,
+            false => 0,
+        };
+        session.truncate(kept)?;
         let vocab = session.engine().model().config().vocab_size;
         let (start, before) = (Instant::now(), session.pairs());
         let mut found = Vec::new();
         session.prefill_with_logits_at(
-            tokens,
+            &tokens[kept..],
             wanted,
             &mut |progress| watch(progress.tokens_done / progress.tokens as f64),
             &mut |_, logits| {
@@ -197,11 +223,11 @@ impl Reader {
                 ControlFlow::Continue(())
             },
         )?;
-        let mut cost = Cost {
-            prompts: 1,
-            prompt_s: start.elapsed().as_secs_f64(),
-            ..Cost::default()
-        };
+        let mut cost = Cost::default();
+        if kept == 0 {
+            cost.prompts = 1;
+            cost.prompt_s = start.elapsed().as_secs_f64();
+        }
         add_since(&mut cost.prompt_pairs, before, session.pairs());
         Ok((found, cost))
     }

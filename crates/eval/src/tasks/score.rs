@@ -26,6 +26,14 @@ pub(crate) fn exact_values(answer: &str, expected: &[String]) -> usize {
     expected.iter().filter(|value| found.contains(&value.as_str())).count()
 }
 
+/// Whether the first name of an answer in code, a run of letters, digits and underscores, is the expected one.
+pub(crate) fn is_name(answer: &str, expected: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let begins = answer.trim_start_matches(|c| !is_part(c));
+    let end = begins.find(|c| !is_part(c)).unwrap_or(begins.len());
+    begins[..end] == *expected
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,6 +48,16 @@ mod tests {
         assert_eq!(match_all("ALPHA, delta and betas", &expected), 0.75);
         assert_eq!(match_any("no gamma here", &expected), 1.0);
         assert_eq!(match_any("none", &expected), 0.0);
+    }
+
+    #[test]
+    fn a_name_counts_whole_and_only_as_the_first_of_the_answer() {
+        for answer in ["river_stone", " river_stone(3);", "::river_stone(river_bank"] {
+            assert!(is_name(answer, "river_stone"), "{answer}");
+        }
+        for answer in ["", "river_stones(3)", "river", "river_bank(river_stone", "_river_stone"] {
+            assert!(!is_name(answer, "river_stone"), "{answer}");
+        }
     }
 
     #[test]

@@ -97,7 +97,7 @@ pub fn needle(
     }
     if cells.is_empty() {
         return Err(EvalError::Option(
-            "nothing to ask: in mid-document only single and multi-key can be asked for, in a second turn only multi-key"
+            "nothing to ask: in mid-document only single, multi-key and cross-file can be asked for, in a second turn only multi-key"
                 .to_owned(),
         ));
     }
@@ -106,8 +106,7 @@ pub fn needle(
         Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;
     Ok(NeedleTable {
-        settings: RunSettings::of(engine),
-        compress: options.compress.as_ref().map(ToString::to_string),
+        settings: RunSettings::of(engine).compressed_by(options.compress.as_ref()),
         wording: corpus.wording().to_owned(),
         samples: samples.concat(),
     })

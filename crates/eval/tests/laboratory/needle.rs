@@ -96,6 +96,34 @@ fn a_needle_alone_and_several_asked_for_at_once_are_found() {
 }
 
 #[test]
+fn a_package_of_source_files_is_the_same_each_time_and_asks_for_one_constructor_at_each_depth() {
+    let engine = engine("model", "full", "full");
+    let options = |places: &[AskPlace], seed| NeedleOptions {
+        lengths: vec![4096],
+        depths: 5,
+        kinds: vec![NeedleKind::CrossFile],
+        places: places.to_vec(),
+        documents: 1,
+        seed,
+        compress: None,
+    };
+    let places = [AskPlace::Late, AskPlace::End, AskPlace::Middle];
+    let samples = found(&engine, &options(&places, 1));
+    assert_eq!(samples.len(), 15);
+    for (number, sample) in samples.iter().enumerate() {
+        assert_eq!((sample.expected.len(), sample.depth_index), (1, number % 5), "{sample:?}");
+        assert!((sample.depth - (sample.depth_index + 1) as f64 / 6.0).abs() < 0.06, "{sample:?}");
+        let expected: Vec<&str> = sample.expected[0].split('_').collect();
+        assert!(expected.len() == 2 && expected.iter().all(|word| word.len() >= 4), "{sample:?}");
+        let names = (sample.names.clone(), sample.expected.clone());
+        assert_eq!(names, (samples[number % 5].names.clone(), samples[number % 5].expected.clone()));
+    }
+    assert_eq!(samples, found(&engine, &options(&places, 1)));
+    let other = found(&engine, &options(&places[..1], 2));
+    assert!(other.iter().zip(&samples).all(|(a, b)| a.expected != b.expected), "{other:?}");
+}
+
+#[test]
 fn the_hybrid_model_finds_with_its_attention_layers_what_lies_far_back() {
     let full = engine("model-hybrid", "full", "full");
     for (place, context_tokens) in [

@@ -161,6 +161,7 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
         window_tokens: 1024,
         stride_tokens: 512,
         policies: policies.map(|policy| policy.parse().unwrap()).to_vec(),
+        budget: None,
         predictions_budget_bytes: 1 << 30,
     };
     let table = perplexity(&engine, &options, &mut Journal::none(), &mut on).unwrap();
@@ -195,6 +196,17 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
         "attention rests on the first token: {there} with it, {missing} in mid-text"
     );
 
+    let fitted = PerplexityOptions {
+        policies: ["streaming:sinks=4", "tri-shape"].map(|policy| policy.parse().unwrap()).to_vec(),
+        budget: Some(0.4),
+        ..options.clone()
+    };
+    let table = perplexity(&engine, &fitted, &mut Journal::none(), &mut on).unwrap();
+    assert_eq!(table.rows[0].density, 1.0, "dense attention has no budget");
+    for row in &table.rows[1..] {
+        assert!((row.density - 0.4).abs() < 0.02, "{row:?}");
+    }
+
     let little = PerplexityOptions {
         predictions_budget_bytes: 1000,
         ..options
@@ -221,6 +233,7 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
         depths: 5,
         seed: 1,
         budget: Some(0.1),
+        shares: false,
     };
     let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap();
     // The decode policy is not asked in mid-document.
@@ -251,6 +264,61 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
         .find(|row| row.policy == "full" && row.task == "niah_multikey_1")
         .unwrap();
     assert!(decode.decode_bytes < 0.15 * full.decode_bytes, "{decode:?} {full:?}");
+}
+
+#[test]
+fn what_is_read_once_for_several_cells_is_answered_as_if_each_had_read_it() {
+    let engine = engine();
+    let engine = engine
+        .with_options(EngineOptions {
+            batch_tokens: 256,
+            chunk_tokens: 128,
+            ..engine.options().clone()
+        })
+        .unwrap();
+    let corpus = corpus(&engine, Wording::plain(), Vec::new());
+    let policies = [
+        "streaming:sinks=16,window=256",
+        "xattention",
+        "decode=quest:dense_layers=0,topk=1",
+        "decode=twilight:dense_layers=0,least=1,candidates=0.1",
+        "decode=snapkv:budget=600",
+    ];
+    let tasks = ["middle", "late", "end"].map(|place| format!("needle:multi-key:{place}").parse().unwrap());
+    let options = CompareOptions {
+        policies: policies.map(|policy| policy.parse().unwrap()).to_vec(),
+        tasks: tasks.to_vec(),
+        lengths: vec![1400, 2100],
+        samples: 1,
+        depths: 5,
+        seed: 1,
+        budget: None,
+        shares: false,
+    };
+    let compared = |shares| {
+        let options = CompareOptions {
+            shares,
+            ..options.clone()
+        };
+        compare(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap().rows
+    };
+    let (whole, shared) = (compared(false), compared(true));
+    assert_eq!((whole.len(), shared.len()), (24, 24));
+    for (whole, shared) in whole.iter().zip(&shared) {
+        assert_eq!(
+            (&whole.policy, &whole.task, whole.score, &whole.settings),
+            (&shared.policy, &shared.task, shared.score, &shared.settings)
+        );
+        assert!(whole.prefill_ms.is_some());
+        if whole.phase == "decode" {
+            assert_eq!((whole.density, whole.decode_bytes), (shared.density, shared.decode_bytes));
+        }
+    }
+    let scores = |rows: &[ComparisonRow]| rows.iter().map(|row| row.score.mean).collect::<Vec<_>>();
+    assert!(scores(&whole).contains(&1.0) && scores(&whole).contains(&0.0), "{whole:?}");
+    // Of 24 rows these are read from their beginning: at each length dense attention and the two prefill policies in mid-document,
+    // and the document of the policy that learns.
+    assert_eq!(shared.iter().filter(|row| row.prefill_ms.is_some()).count(), 8);
 }
 
 /// The shipped model with a chat template.

@@ -39,6 +39,7 @@ pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         depths: arguments.depths,
         seed: arguments.prompts.seed,
         budget: arguments.budget,
+        shares: arguments.share,
     };
     let subject = Subject::new(&arguments.subject, "text/prophets.txt")?;
     let name = ("compare", options.seed);
@@ -46,6 +47,9 @@ pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, Vec::new())?;
         about["budget"] = arguments.budget.into();
         about["seed"] = arguments.prompts.seed.into();
+        if arguments.share {
+            about["share"] = true.into();
+        }
         let table = riffle_eval::compare(engine, &corpus, &options, &mut journal(about)?, watch)?;
         Ok(Results::Comparison(table))
     })

@@ -34,12 +34,15 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
             let beginning = tokenizer.encode("", true)?.first().copied();
             let beginning = beginning.filter(|beginning| tokens.first() == Some(beginning));
             tokens.truncate(arguments.tokens.unwrap_or(usize::MAX));
-            let about = json!({
+            let mut about = json!({
                 "text": riffle_eval::digest(&tokens),
                 "window": arguments.window,
                 "stride": stride,
                 "beginning": beginning,
             });
+            if let Some(share) = arguments.budget {
+                about["budget"] = share.into();
+            }
             let options = PerplexityOptions {
                 text: name,
                 tokens,
@@ -47,6 +50,7 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
                 window_tokens: arguments.window,
                 stride_tokens: stride,
                 policies,
+                budget: arguments.budget,
                 predictions_budget_bytes: budget,
             };
             let table = riffle_eval::perplexity(engine, &options, &mut journal(about)?, watch)?;
@@ -62,7 +66,7 @@ pub(super) fn policies(
 ) -> Result<(EngineArguments, Vec<PolicyChoice>), Failure> {
     if engine.auto.is_some() || engine.profile.is_some() || engine.window_size.is_some() {
         return Err(Failure::new(
-            "--auto, --profile and --window-size are not compared here: give policies with --policy",
+            "--auto, --profile and --window-size are not compared here: give policies with --policy, and auto:SHARE or a profile's path in place of one",
         ));
     }
     let mut policies: Vec<PolicyChoice> = parsed(given)?;

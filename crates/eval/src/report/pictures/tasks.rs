@@ -6,7 +6,7 @@ use super::capital;
 use crate::numbers::{percent, tokens};
 use crate::pictures::{HeatCell, HeatMap, Picture};
 use crate::record::{AskPlace, NeedleCell, NeedleKind, NeedleTable, RulerTable};
-use crate::report::{label, needle_label};
+use crate::report::label;
 
 pub(super) fn needle(table: &NeedleTable, on: &str) -> Vec<(String, Picture)> {
     let mut maps: BTreeMap<(NeedleKind, AskPlace), Vec<NeedleCell>> = BTreeMap::new();
@@ -36,7 +36,7 @@ pub(super) fn needle(table: &NeedleTable, on: &str) -> Vec<(String, Picture)> {
         }
         let picture = HeatMap {
             title: format!("Needles found: {kind}, {asked}"),
-            subtitle: format!("{on}{}.", capital(&needle_label(table))),
+            subtitle: format!("{on}{}.", capital(&label(&table.settings))),
             column_label: "document length, tokens".to_owned(),
             row_label: "depth in the document".to_owned(),
             columns: lengths.iter().map(|length| tokens(*length as f64)).collect(),

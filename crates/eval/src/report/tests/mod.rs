@@ -128,6 +128,12 @@ fn runs_are_named_by_what_differs_from_the_defaults() {
         label(&run),
         "prefill xattention, decode streaming:window=77, KV f16:q4_0, ram 4 MiB"
     );
+    let selected = RunSettings {
+        token_selection: Some("0.1,layers=10".to_owned()),
+        compress: Some("kvzip:0.3".to_owned()),
+        ..settings("full")
+    };
+    assert_eq!(label(&selected), "full, tokens 0.1,layers=10, compressed by kvzip:0.3");
     assert_eq!(label(&settings("full")), "full");
 }
 

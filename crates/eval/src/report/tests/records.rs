@@ -23,6 +23,8 @@ pub(super) fn settings(prefill: &str) -> RunSettings {
         chunk_tokens: 512,
         context_tokens: 8192,
         tiers: "ram".to_owned(),
+        token_selection: None,
+        compress: None,
     }
 }
 
@@ -42,7 +44,6 @@ fn needle() -> Results {
     };
     Results::Needle(NeedleTable {
         settings: settings("full"),
-        compress: None,
         wording: "plain".to_owned(),
         samples: [2048, 4096]
             .iter()
@@ -112,7 +113,7 @@ fn comparison() -> Results {
             samples: 8,
         },
         density: 0.125,
-        prefill_ms: 100.0,
+        prefill_ms: Some(100.0),
         decode_ms: 1.5,
         decode_bytes: 4096.0,
     };
