@@ -216,12 +216,22 @@ mod tests {
         let decode = format!("decode={path}");
         let rule = "[[decode.rules]]\nlayers = \"3-5\"\npolicy = \"full\"\n";
         let found = choice(rule, &decode).unwrap();
-        assert_eq!((found.phase, found.is_full(), found.single()), (Phase::Decode, false, None));
+        assert_eq!(
+            (found.phase, found.is_full(), found.single()),
+            (Phase::Decode, false, None)
+        );
         let options = found.options(&EngineOptions::default());
         assert_eq!(options.decode.policy(4, 0).name(), "full");
-        assert_eq!((options.decode.policy(2, 0).name(), options.prefill.base.name()), ("quest", "full"));
+        assert_eq!(
+            (options.decode.policy(2, 0).name(), options.prefill.base.name()),
+            ("quest", "full")
+        );
         let other = choice("", &decode).unwrap();
-        assert_ne!(found.to_string(), other.to_string(), "cells of another profile have another name");
+        assert_ne!(
+            found.to_string(),
+            other.to_string(),
+            "cells of another profile have another name"
+        );
         assert!(choice("", path).unwrap().is_full(), "it says nothing of prefill");
         let message = choice("[prompt]\n", &decode).unwrap_err().to_string();
         assert!(message.contains("mine.toml"), "{message}");

@@ -29,7 +29,8 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
 }
 
 /// What every policy that evicts cannot do.
-const EVICTS: &str = "    evicts tokens for good before a later question is known: what such a question asks for is lost as a rule\n";
+const EVICTS: &str =
+    "    evicts tokens for good before a later question is known: what such a question asks for is lost as a rule\n";
 
 /// A policy as data.
 fn described(policy: &PolicyInfo, shape: &PolicyShape) -> Value {

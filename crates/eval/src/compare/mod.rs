@@ -86,7 +86,7 @@ pub fn compare(
     let found: Vec<Scored> = run_cells(&cells, journal, watch, &mut |entry: &Entry<'_>, watch| {
         let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
         let mut scored = Scored {
-            settings: RunSettings::of(&*engine.with_options(choice.options(engine.options()))?),
+            settings: RunSettings::of(&engine.with_options(choice.options(engine.options()))?),
             scores: Vec::new(),
             cost: Cost::default(),
         };
@@ -264,7 +264,10 @@ fn decode_bytes(engine: &Engine, choice: &PolicyChoice, cost: &Cost) -> f64 {
     };
     let (keys, values) = (bytes(options.key_format), bytes(options.value_format));
     let rules = choice.rules();
-    let mut scanning = rules.specs().map(PolicySpec::info).filter(|info| info.traits.keys == KeyUse::Scanned);
+    let mut scanning = rules
+        .specs()
+        .map(PolicySpec::info)
+        .filter(|info| info.traits.keys == KeyUse::Scanned);
     let scans = choice.phase == Phase::Decode && scanning.any(|info| !baselines().contains(info));
     let scanned = if scans && !choice.is_full() {
         cost.step_pairs.causal as f64 * keys

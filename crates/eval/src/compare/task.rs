@@ -81,7 +81,13 @@ mod tests {
 
     #[test]
     fn tasks_are_spelled_as_they_print() {
-        for text in ["needle:single:end", "needle:multi-key:middle", "needle:cross-file:middle", "vt", "qa_2"] {
+        for text in [
+            "needle:single:end",
+            "needle:multi-key:middle",
+            "needle:cross-file:middle",
+            "vt",
+            "qa_2",
+        ] {
             assert_eq!(text.parse::<CompareTask>().unwrap().to_string(), text);
         }
         assert_eq!(

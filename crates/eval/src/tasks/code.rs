@@ -94,7 +94,14 @@ mod tests {
         }
         assert_eq!(file.matches('{').count(), file.matches('}').count());
         let asked = module.use_until_constructor();
-        assert!(asked.ends_with("let mut made = OliveHarbor::") && !asked.contains("river"), "{asked}");
-        assert!(module.use_behind_constructor().starts_with("(3);\n    made.house_total("));
+        assert!(
+            asked.ends_with("let mut made = OliveHarbor::") && !asked.contains("river"),
+            "{asked}"
+        );
+        assert!(
+            module
+                .use_behind_constructor()
+                .starts_with("(3);\n    made.house_total(")
+        );
     }
 }

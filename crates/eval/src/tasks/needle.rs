@@ -299,7 +299,9 @@ impl NeedleTest {
         let taken = document.len() + encoded.iter().map(Vec::len).sum::<usize>();
         let what = format!("a package with {} files", asked.len());
         let others = Filler::lines(room(self.context_tokens, taken, &what)?, |_| {
-            modules.next().map_or(Ok(Vec::new()), |module| corpus.encode(&module.file()))
+            modules
+                .next()
+                .map_or(Ok(Vec::new()), |module| corpus.encode(&module.file()))
         })?;
         let cuts = others.cuts.as_deref().unwrap_or_default();
         let mut others = cuts.windows(2).map(|ends| &others.tokens[ends[0]..ends[1]]);
@@ -311,8 +313,10 @@ impl NeedleTest {
         for (depth_index, (module, file)) in asked.into_iter().zip(&encoded).enumerate() {
             let place = (depth_index + 1) * (other_files + self.depths) / (self.depths + 1);
             let behind = other_files - place.saturating_sub(depth_index).min(other_files);
-            while others.len() > behind {
-                others.next().into_iter().for_each(|other| push(&mut document, other));
+            while others.len() > behind
+                && let Some(other) = others.next()
+            {
+                push(&mut document, other);
             }
             needles.push(Needle {
                 key: module.name.clone(),

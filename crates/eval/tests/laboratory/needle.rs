@@ -111,16 +111,32 @@ fn a_package_of_source_files_is_the_same_each_time_and_asks_for_one_constructor_
     let samples = found(&engine, &options(&places, 1));
     assert_eq!(samples.len(), 15);
     for (number, sample) in samples.iter().enumerate() {
-        assert_eq!((sample.expected.len(), sample.depth_index), (1, number % 5), "{sample:?}");
-        assert!((sample.depth - (sample.depth_index + 1) as f64 / 6.0).abs() < 0.06, "{sample:?}");
+        assert_eq!(
+            (sample.expected.len(), sample.depth_index),
+            (1, number % 5),
+            "{sample:?}"
+        );
+        assert!(
+            (sample.depth - (sample.depth_index + 1) as f64 / 6.0).abs() < 0.06,
+            "{sample:?}"
+        );
         let expected: Vec<&str> = sample.expected[0].split('_').collect();
-        assert!(expected.len() == 2 && expected.iter().all(|word| word.len() >= 4), "{sample:?}");
+        assert!(
+            expected.len() == 2 && expected.iter().all(|word| word.len() >= 4),
+            "{sample:?}"
+        );
         let names = (sample.names.clone(), sample.expected.clone());
-        assert_eq!(names, (samples[number % 5].names.clone(), samples[number % 5].expected.clone()));
+        assert_eq!(
+            names,
+            (samples[number % 5].names.clone(), samples[number % 5].expected.clone())
+        );
     }
     assert_eq!(samples, found(&engine, &options(&places, 1)));
     let other = found(&engine, &options(&places[..1], 2));
-    assert!(other.iter().zip(&samples).all(|(a, b)| a.expected != b.expected), "{other:?}");
+    assert!(
+        other.iter().zip(&samples).all(|(a, b)| a.expected != b.expected),
+        "{other:?}"
+    );
 }
 
 #[test]

@@ -197,7 +197,9 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
     );
 
     let fitted = PerplexityOptions {
-        policies: ["streaming:sinks=4", "tri-shape"].map(|policy| policy.parse().unwrap()).to_vec(),
+        policies: ["streaming:sinks=4", "tri-shape"]
+            .map(|policy| policy.parse().unwrap())
+            .to_vec(),
         budget: Some(0.4),
         ..options.clone()
     };
@@ -300,7 +302,9 @@ fn what_is_read_once_for_several_cells_is_answered_as_if_each_had_read_it() {
             shares,
             ..options.clone()
         };
-        compare(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap().rows
+        compare(&engine, &corpus, &options, &mut Journal::none(), &mut on)
+            .unwrap()
+            .rows
     };
     let (whole, shared) = (compared(false), compared(true));
     assert_eq!((whole.len(), shared.len()), (24, 24));
@@ -311,11 +315,17 @@ fn what_is_read_once_for_several_cells_is_answered_as_if_each_had_read_it() {
         );
         assert!(whole.prefill_ms.is_some());
         if whole.phase == "decode" {
-            assert_eq!((whole.density, whole.decode_bytes), (shared.density, shared.decode_bytes));
+            assert_eq!(
+                (whole.density, whole.decode_bytes),
+                (shared.density, shared.decode_bytes)
+            );
         }
     }
     let scores = |rows: &[ComparisonRow]| rows.iter().map(|row| row.score.mean).collect::<Vec<_>>();
-    assert!(scores(&whole).contains(&1.0) && scores(&whole).contains(&0.0), "{whole:?}");
+    assert!(
+        scores(&whole).contains(&1.0) && scores(&whole).contains(&0.0),
+        "{whole:?}"
+    );
     // Of 24 rows these are read from their beginning: at each length dense attention and the two prefill policies in mid-document,
     // and the document of the policy that learns.
     assert_eq!(shared.iter().filter(|row| row.prefill_ms.is_some()).count(), 8);

@@ -19,6 +19,9 @@ use crate::{
 /// Candidates are the blocks of highest bound, as in Quest. Their tokens are scored with keys in four bits. The policy
 /// reads the fewest of them that hold `p` of every query's estimated mass, and always the first and the latest blocks.
 /// The queries and heads of a tile share their tokens.
+///
+/// No layer is read whole by default: a head that spreads its attention reads more of its own accord. Neither the first layers nor
+/// those that an audit finds spread out earn what they cost (docs/results/quality.md).
 struct Twilight {
     p: f32,
     candidates: f32,
@@ -64,7 +67,10 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
             meaning: "tokens in a block",
             kind: ParameterKind::PowerOfTwo { min: 16, max: 1024 },
         },
-        ParameterInfo::DENSE_LAYERS,
+        ParameterInfo {
+            default: "0",
+            ..ParameterInfo::DENSE_LAYERS
+        },
         ParameterInfo::SINK_BLOCKS,
         ParameterInfo::RECENT_BLOCKS,
     ],
