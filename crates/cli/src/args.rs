@@ -363,7 +363,7 @@ pub(crate) struct CalibrateArguments {
     #[arg(long, value_name = "P", value_parser = numbers::share, conflicts_with = "target")]
     pub(crate) mean: Option<f64>,
     /// Policies to choose from; full attention is always among them. May be given several times
-    #[arg(long, value_name = "POLICY", default_values = ["streaming", "vertical-slash", "xattention", "peaks"])]
+    #[arg(long, value_name = "POLICY", default_values = ["streaming", "vertical-slash", "xattention"])]
     pub(crate) candidate: Vec<String>,
     /// The profile to write
     #[arg(long, value_name = "FILE")]

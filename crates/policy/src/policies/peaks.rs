@@ -33,7 +33,6 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     traits: Traits {
         recall: Recall::Anywhere,
         keys: KeyUse::Scanned,
-        automatic: true,
         work: Some(work),
         stored_bytes: |_, _| 8.0,
         budget: Some(BudgetParameter::falling("peak", 1e-4, 1.0)),
