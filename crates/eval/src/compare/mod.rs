@@ -85,8 +85,9 @@ pub fn compare(
     let mut readers = Readers::default();
     let found: Vec<Scored> = run_cells(&cells, journal, watch, &mut |entry: &Entry<'_>, watch| {
         let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
+        let asked = engine.with_options(choice.options(engine.options()))?;
         let mut scored = Scored {
-            settings: RunSettings::of(&engine.with_options(choice.options(engine.options()))?),
+            settings: RunSettings::of(&asked),
             scores: Vec::new(),
             cost: Cost::default(),
         };
