@@ -125,6 +125,9 @@ impl<V: Visible> Call<'_, V> {
             }
             at += tile.rows;
         }
+        if self.options.arithmetic == Arithmetic::Rounded {
+            self.pack_rounded(workspace, queries);
+        }
         if self.quantised && self.fused() && self.level.int8_dot() {
             let Workspace { int8, queries, .. } = workspace;
             int8.clear();

@@ -60,6 +60,7 @@ mod partial;
 mod parts;
 mod prefetch;
 pub mod reference;
+mod rounded;
 mod scan;
 mod scanned;
 mod scorer;

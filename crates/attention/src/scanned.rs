@@ -216,7 +216,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::testing::{Problem, close};
+    use crate::testing::{Problem, close, tolerance_of};
     use crate::{Span, attend};
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
                 let kv = KvView { pages: &pages, ..kv };
                 attend_scanned(&scan, &selection, &kv, &mut by_page).unwrap();
             }
-            close(&at_once, &expected, problem.quantised(), "scanned");
+            close(&at_once, &expected, tolerance_of(&problem), "scanned");
             assert_eq!(at_once, by_page);
         }
     }

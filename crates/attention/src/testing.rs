@@ -169,10 +169,18 @@ impl Page {
     }
 }
 
-/// Fails unless both hold the same attention up to rounding. Integer sums over quantised planes carry
-/// 15 bits of queries and weights, the rest single precision.
-pub(crate) fn close(ours: &Partial, expected: &Partial, quantised: bool, what: &str) {
-    let tolerance = if quantised { 1e-4 } else { 1e-5 };
+/// How far two ways to compute a problem may differ. Integer sums over quantised planes carry 15 bits of queries and weights,
+/// and the last bit of a weight in [`Arithmetic::Rounded`] is 2⁻¹³; the rest is single precision.
+pub(crate) fn tolerance_of(problem: &Problem) -> f32 {
+    match problem.options.arithmetic {
+        Arithmetic::Rounded => 3e-4,
+        _ if problem.quantised() => 1e-4,
+        _ => 1e-5,
+    }
+}
+
+/// Fails unless both hold the same attention, with outputs up to `tolerance`.
+pub(crate) fn close(ours: &Partial, expected: &Partial, tolerance: f32, what: &str) {
     for row in 0..ours.rows() {
         for head in 0..ours.group() {
             let (a, b) = (ours.log_sum_exp(row, head), expected.log_sum_exp(row, head));

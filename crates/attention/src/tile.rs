@@ -18,7 +18,22 @@ use crate::{Format, LANES, Plane, Span};
 
 impl<V: Visible> Call<'_, V> {
     pub(crate) fn block(&self, workspace: &mut Workspace, queries: QueryBlock, block: &Block, output: &mut Output) {
-        let (union, uniform) = self.seen(&mut workspace.bits, queries, block.span);
+        if self.rounds(block, output) {
+            return self.rounded_block(workspace, queries, block, output);
+        }
+        let seen = self.seen(&mut workspace.bits, queries, block.span);
+        self.exact_block(workspace, queries, block, seen, output);
+    }
+
+    /// What `queries` read of a block in single precision. `seen` is as [`seen`](Self::seen) says.
+    pub(crate) fn exact_block(
+        &self,
+        workspace: &mut Workspace,
+        queries: QueryBlock,
+        block: &Block,
+        (union, uniform): (u128, bool),
+        output: &mut Output,
+    ) {
         if union == 0 {
             return;
         }
@@ -43,7 +58,7 @@ impl<V: Visible> Call<'_, V> {
 
     /// Which tokens of a block any of the queries sees, and whether all see the same. If they do not, `bits` holds what
     /// each position sees.
-    fn seen(&self, bits: &mut Vec<u128>, queries: QueryBlock, block: Span) -> (u128, bool) {
+    pub(crate) fn seen(&self, bits: &mut Vec<u128>, queries: QueryBlock, block: Span) -> (u128, bool) {
         let start = self.queries.start + queries.first;
         let valid = low_bits(block.len());
         let in_range = low_bits(self.range.end.saturating_sub(block.start))
@@ -382,20 +397,20 @@ impl<V: Visible> Call<'_, V> {
 }
 
 /// A query block's part of a block.
-struct Part<'a> {
-    queries: QueryBlock,
-    biased: bool,
+pub(crate) struct Part<'a> {
+    pub(crate) queries: QueryBlock,
+    pub(crate) biased: bool,
     /// Whether all rows see the same.
-    uniform: bool,
+    pub(crate) uniform: bool,
     /// What any of them sees.
-    union: u128,
+    pub(crate) union: u128,
     /// Where tokens that were gathered stood in their block.
-    places: Option<&'a [usize]>,
+    pub(crate) places: Option<&'a [usize]>,
 }
 
 impl Part<'_> {
     /// What any row of the tile sees, where `bits` says what each position of the query block sees unless all see the same.
-    fn bits_of(&self, tile: &Tile, group: usize, bits: &[u128]) -> u128 {
+    pub(crate) fn bits_of(&self, tile: &Tile, group: usize, bits: &[u128]) -> u128 {
         if self.uniform {
             return self.union;
         }
@@ -405,34 +420,34 @@ impl Part<'_> {
 }
 
 /// One tile's part of a block.
-struct TileWork<'a> {
-    group: usize,
-    tile: Tile,
+pub(crate) struct TileWork<'a> {
+    pub(crate) group: usize,
+    pub(crate) tile: Tile,
     /// The tile's first row within the whole call.
-    first_row: usize,
+    pub(crate) first_row: usize,
     /// Where its packed queries begin.
-    queries: usize,
-    slots: &'a [Slot],
+    pub(crate) queries: usize,
+    pub(crate) slots: &'a [Slot],
     /// Bits of the tile where a mask is needed.
-    bits: Option<u128>,
-    uniform: bool,
-    bias: Option<&'a [f32; KEY_BLOCK]>,
+    pub(crate) bits: Option<u128>,
+    pub(crate) uniform: bool,
+    pub(crate) bias: Option<&'a [f32; KEY_BLOCK]>,
     /// Whether the planes are read as they lie, rather than widened.
-    keys_in_place: bool,
-    values_in_place: bool,
+    pub(crate) keys_in_place: bool,
+    pub(crate) values_in_place: bool,
     /// What the tile asks for beside scoring keys, and beside accumulating values.
-    ahead: (Ahead<'a>, Ahead<'a>),
-    places: Option<&'a [usize]>,
+    pub(crate) ahead: (Ahead<'a>, Ahead<'a>),
+    pub(crate) places: Option<&'a [usize]>,
 }
 
 impl TileWork<'_> {
     /// The tile's rows within the whole call.
-    fn rows(&self) -> Range<usize> {
+    pub(crate) fn rows(&self) -> Range<usize> {
         self.first_row..self.first_row + self.tile.rows
     }
 
     /// What each row sees of each slot: `all` where all see the same, otherwise what `bits` says of its position.
-    fn fill_masks(&self, all: u128, bits: &[u128], masks: &mut [[u16; STRIPES]]) {
+    pub(crate) fn fill_masks(&self, all: u128, bits: &[u128], masks: &mut [[u16; STRIPES]]) {
         for (r, mask) in masks.iter_mut().enumerate().take(self.tile.rows) {
             let position = (self.tile.first + r) / self.group;
             let bits = if self.uniform { all } else { bits[position] };
@@ -444,7 +459,7 @@ impl TileWork<'_> {
 }
 
 /// The logits of a tile of `R` rows, in scratch.
-fn scores_of<const R: usize>(scores: &mut Vec<f32>) -> &mut [[f32; KEY_BLOCK]; R] {
+pub(crate) fn scores_of<const R: usize>(scores: &mut Vec<f32>) -> &mut [[f32; KEY_BLOCK]; R] {
     let scores = aligned(scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
     scores.first_chunk_mut::<R>().expect("as long as was asked for")
 }

@@ -6,6 +6,7 @@ use crate::Span;
 use crate::diagonal::DiagonalWorkspace;
 use crate::gathered::Gathered;
 use crate::kernel::Int8Queries;
+use crate::rounded::Rounded;
 
 /// Scratch that is reused from call to call.
 #[derive(Debug, Default)]
@@ -20,6 +21,7 @@ pub(crate) struct Workspace {
     pub(crate) keys: Vec<f32>,
     pub(crate) values: Vec<f32>,
     pub(crate) gathered: Gathered,
+    pub(crate) rounded: Rounded,
     summary_open: Vec<bool>,
     summary_weights: Vec<f32>,
 }

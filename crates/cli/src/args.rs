@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use riffle_engine::AttentionPrecision;
 use riffle_model::Activations;
 
 use crate::bench_args::BenchArguments;
@@ -95,6 +96,10 @@ pub(crate) struct EngineArguments {
     /// [default: exact]
     #[arg(long, value_name = "exact|rounded", value_parser = activations, help_heading = "Machine", hide_short_help = true)]
     pub(crate) activations: Option<Activations>,
+    /// How prompts attend on the CPU: exact multiplies in f32; rounded multiplies integers of 11 to 16 bits, faster, and moves
+    /// outputs by about 10⁻³ of their length. Answers attend exactly
+    #[arg(long, value_name = "exact|rounded", value_parser = attention, default_value = "exact", help_heading = "Machine", hide_short_help = true)]
+    pub(crate) attention: AttentionPrecision,
     /// Context: tokens the prompt and the answer may take together [default: what the model was made for, or what fits in memory if that is less]
     #[arg(short = 'c', long, alias = "ctx-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Context")]
     pub(crate) ctx: Option<usize>,
@@ -409,6 +414,12 @@ pub(crate) struct CompressArguments {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn attention(text: &str) -> Result<AttentionPrecision, String> {
+    let mut all = AttentionPrecision::ALL.iter();
+    let named = all.find(|precision| precision.name().eq_ignore_ascii_case(text));
+    named.copied().ok_or_else(|| "it must be exact or rounded".to_owned())
 }
 
 fn activations(text: &str) -> Result<Activations, String> {

@@ -44,6 +44,7 @@ mod origin;
 mod parse;
 mod pass;
 mod plan;
+mod precision;
 mod profile;
 mod rounding;
 mod run;
@@ -69,6 +70,7 @@ pub use pass::{Failure, PrefillProgress, Runner, Work};
 pub use plan::{
     DevicePlan, MemoryPlan, ProcessPlan, PromptText, TierPlan, available_memory_bytes, human_bytes, largest_text_bytes,
 };
+pub use precision::AttentionPrecision;
 pub use profile::Profile;
 pub use riffle_cuda::{Gpu, TransferCount};
 pub use rounding::{activations_note, described_activations};

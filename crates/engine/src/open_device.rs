@@ -4,7 +4,7 @@ use riffle_attention::Format;
 use riffle_cuda::{Gpu, KernelCache};
 use riffle_model::ModelConfig;
 
-use crate::{EngineError, EngineOptions};
+use crate::{AttentionPrecision, EngineError, EngineOptions};
 
 impl EngineOptions {
     /// The same options on the device that `--device` names: `cpu`, `cuda` or `cuda:N`; without a name on a CUDA device
@@ -55,6 +55,13 @@ impl EngineOptions {
 fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError> {
     if let Some(selection) = &options.token_selection {
         return Some(selection.refuse("a device reads every token in every layer"));
+    }
+    if options.attention == AttentionPrecision::Rounded {
+        return Some(EngineError::option(
+            "--attention",
+            options.attention,
+            "a device has arithmetic of its own: leave it out, or use --device cpu",
+        ));
     }
     if let Some(shape) = config.recurrent.as_ref().filter(|shape| shape.key_dim > 256) {
         return Some(EngineError::option(

@@ -7,7 +7,7 @@ use riffle_model::{Activations, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::pass::rotation::Rotation;
-use crate::{EngineError, PromptText, StreamWindow, TokenSelection};
+use crate::{AttentionPrecision, EngineError, PromptText, StreamWindow, TokenSelection};
 
 /// How a model is run: context, batches, cache formats and policies.
 #[derive(Debug, Clone)]
@@ -19,6 +19,9 @@ pub struct EngineOptions {
     /// Whether linear layers of bf16 weights round their input on the CPU, which reads prompts at twice the speed and moves
     /// logits by some 1e-2. Other weights are not concerned: quantised ones round their input to 8 bits in any case.
     pub activations: Activations,
+    /// What attention of prompt tokens does with what it multiplies. Rounded, hidden states after the first layer differ, and so
+    /// do the keys and values made of them: they go together with no others.
+    pub attention: AttentionPrecision,
     /// Logical batch: tokens that go through one layer before the next layer starts (`-b`).
     pub batch_tokens: usize,
     /// Chunk: tokens whose attention is computed together inside a layer (`-ub`).
@@ -77,6 +80,7 @@ impl Default for EngineOptions {
             context_tokens: None,
             rope_scaling: None,
             activations: Activations::Exact,
+            attention: AttentionPrecision::Exact,
             batch_tokens: 4096,
             chunk_tokens: 512,
             page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,

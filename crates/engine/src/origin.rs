@@ -3,7 +3,7 @@
 use riffle_model::Activations;
 use riffle_policy::PolicyRules;
 
-use crate::{Engine, EngineError, SequenceOptions};
+use crate::{AttentionPrecision, Engine, EngineError, SequenceOptions};
 
 /// Everything that decides over keys and values beside the tokens, part by part so that a difference can be named.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,9 @@ impl Origin {
         }
         if options.activations == Activations::Rounded {
             origin.add("--activations", options.activations.to_string());
+        }
+        if options.attention == AttentionPrecision::Rounded {
+            origin.add("--attention", options.attention.to_string());
         }
         let formats = (options.key_format.name(), options.value_format.name());
         origin.add("--kv-type", format!("{}:{}", formats.0, formats.1));

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use riffle_attention::ceiling::{instructions, multiply_add_gflops};
 use riffle_attention::{
-    Arithmetic, AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch,
-    reference,
+    AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
 };
-use riffle_engine::EngineError;
+use riffle_engine::{AttentionPrecision, EngineError};
 use riffle_kv::{CacheShape, KvCache};
+use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -36,6 +36,8 @@ pub struct AttentionCase {
     pub format: Format,
     /// Share of 128-token blocks that are read; 1 is dense.
     pub density: f64,
+    /// What prefill does with what it multiplies.
+    pub precision: AttentionPrecision,
 }
 
 /// What a case took, beside the ceilings of the same run.
@@ -84,6 +86,7 @@ pub fn attention_cases() -> Vec<AttentionCase> {
         tokens,
         format,
         density,
+        precision: AttentionPrecision::Exact,
     };
     let mut cases = Vec::new();
     for head_dim in [128, 64] {
@@ -93,6 +96,13 @@ pub fn attention_cases() -> Vec<AttentionCase> {
     }
     cases.extend([0.05, 0.1, 0.25, 0.5].map(|density| case(128, 1024, 8192, Format::F16, density)));
     cases.push(case(128, 1024, 8192, Format::F16, 1.0));
+    for head_dim in [128, 64] {
+        for (tokens, format) in [(8192, Format::F16), (32_768, Format::F16), (8192, Format::Q8_0)] {
+            let exact = case(head_dim, 512, tokens, format, 1.0);
+            let precision = AttentionPrecision::Rounded;
+            cases.extend([exact, AttentionCase { precision, ..exact }]);
+        }
+    }
     for tokens in [16_384, 131_072] {
         cases.extend(Format::ALL.map(|format| case(128, 1, tokens, format, 1.0)));
     }
@@ -109,16 +119,17 @@ pub fn device_cases() -> Vec<AttentionCase> {
         tokens,
         format,
         density,
+        precision: AttentionPrecision::Exact,
     };
     let mut cases = attention_cases();
-    cases.retain(|case| case.format != Format::F32);
+    cases.retain(|case| case.format != Format::F32 && case.precision == AttentionPrecision::Exact);
     cases.push(case(32_768, 32_768, Format::Bf16, 1.0));
     cases.extend([1.0, 0.5, 0.25, 0.1, 0.05].map(|density| case(4096, 131_072, Format::F16, density)));
     cases
 }
 
 impl AttentionCase {
-    /// The case's name: what is done, format, rows × tokens, head width, density below 1.
+    /// The case's name: what is done, format, rows × tokens, head width, density below 1, precision.
     pub fn name(&self) -> String {
         let phase = if self.rows == 1 { "decode" } else { "prefill" };
         let (format, rows, tokens, head_dim) = (self.format.name(), self.rows, self.tokens, self.head_dim);
@@ -127,7 +138,11 @@ impl AttentionCase {
         } else {
             String::new()
         };
-        format!("{phase} {format} {rows}x{tokens} d{head_dim}{density}")
+        let precision = match self.precision {
+            AttentionPrecision::Exact => String::new(),
+            rounded => format!(" {rounded}"),
+        };
+        format!("{phase} {format} {rows}x{tokens} d{head_dim}{density}{precision}")
     }
 
     /// Its one layer.
@@ -294,11 +309,8 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
         .collect();
     let tiles = CaseTiles::of(case);
     let jobs = tiles.jobs(&queries, &pages);
-    let arithmetic = match case.rows {
-        1 => Arithmetic::Fused,
-        _ => Arithmetic::Expanded,
-    };
-    let options = AttendOptions::for_head_dim(case.head_dim).with_arithmetic(arithmetic);
+    let phase = if case.rows == 1 { Phase::Decode } else { Phase::Prefill };
+    let options = AttendOptions::for_head_dim(case.head_dim).with_arithmetic(case.precision.arithmetic(phase));
     let mut partials: Vec<Partial> = jobs.iter().map(|_| Partial::new(0, 0, 0)).collect();
     let median_ms = median_ms(|| {
         for (partial, job) in partials.iter_mut().zip(&jobs) {
@@ -408,23 +420,32 @@ mod tests {
             tokens: 2048,
             format: Format::F32,
             density: 0.25,
+            precision: AttentionPrecision::Exact,
         };
         let decode = AttentionCase {
             rows: 1,
             density: 1.0,
             ..case
         };
-        let report = measure_attention(
-            &[case, decode],
-            &mut Journal::none(),
-            &mut |_| ControlFlow::Continue(()),
-        )
+        let rounded = AttentionCase {
+            precision: AttentionPrecision::Rounded,
+            ..case
+        };
+        let report = measure_attention(&[case, decode, rounded], &mut Journal::none(), &mut |_| {
+            ControlFlow::Continue(())
+        })
         .unwrap();
         assert!((report.rates[0].density - 0.25).abs() < 0.08, "{report:?}");
         assert_eq!(report.rates[1].density, 1.0);
-        for rate in &report.rates {
+        for rate in &report.rates[..2] {
             assert!(rate.relative_error < 1e-5, "{rate:?}");
         }
+        let rounded = &report.rates[2];
+        assert!(
+            rounded.relative_error > 1e-5 && rounded.relative_error < 2e-3,
+            "{rounded:?}"
+        );
+        assert_eq!(rounded.name, "prefill f32 200x2048 d32 25% rounded");
         assert_eq!(report.rates[0].name, "prefill f32 200x2048 d32 25%");
     }
 }

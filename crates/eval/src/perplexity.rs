@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use riffle_engine::{Engine, PairCount, Session, human_bytes};
+use riffle_engine::{AttentionPrecision, Engine, EngineOptions, PairCount, Session, human_bytes};
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
@@ -69,16 +69,25 @@ pub fn perplexity(
 ) -> Result<PerplexityTable, EvalError> {
     let windows = windows(options)?;
     let scored = options.stride_tokens.min(options.window_tokens - 1);
-    let dense_alone = options.policies.iter().all(PolicyChoice::is_full);
+    let precision = engine.options().attention;
+    let dense_alone = precision == AttentionPrecision::Exact && options.policies.iter().all(PolicyChoice::is_full);
     if !dense_alone {
         options.check_predictions(scored, engine.model().config().vocab_size)?;
     }
-    let choices = choices(engine, options, watch)?;
-    let choices: Vec<&PolicyChoice> = choices.iter().collect();
+    let fitted = choices(engine, options, watch)?;
+    // Others are compared with dense attention that multiplies exactly. One that does not is such another.
+    let mut choices = vec![(&fitted[0], AttentionPrecision::Exact)];
+    if precision != AttentionPrecision::Exact {
+        choices.push((&fitted[0], precision));
+    }
+    choices.extend(fitted[1..].iter().map(|policy| (policy, precision)));
     let buckets = buckets(options.window_tokens);
-    let reader = |choice: &&PolicyChoice| {
+    let reader = |(choice, attention): &(&PolicyChoice, AttentionPrecision)| {
         Ok(WindowReader {
-            engine: engine.with_options(choice.options(engine.options()))?,
+            engine: engine.with_options(EngineOptions {
+                attention: *attention,
+                ..choice.options(engine.options())
+            })?,
             phase: choice.phase,
             scored,
             buckets: &buckets,
@@ -145,12 +154,19 @@ fn choices(
 }
 
 /// Every window under every policy. Dense attention leads each window: what it predicts is what the others are compared with.
-fn cells(windows: &[Range<usize>], choices: &[&PolicyChoice]) -> Vec<Cell<(usize, Range<usize>)>> {
+fn cells(
+    windows: &[Range<usize>],
+    choices: &[(&PolicyChoice, AttentionPrecision)],
+) -> Vec<Cell<(usize, Range<usize>)>> {
     let mut cells = Vec::new();
     for window in windows {
-        for (number, choice) in choices.iter().enumerate() {
+        for (number, (choice, attention)) in choices.iter().enumerate() {
+            let precision = match attention {
+                AttentionPrecision::Exact => String::new(),
+                rounded => format!(" with {rounded} attention"),
+            };
             cells.push(Cell {
-                name: format!("{choice}, window from {}", window.start),
+                name: format!("{choice}{precision}, window from {}", window.start),
                 tokens: window.len(),
                 task: (number, window.clone()),
             });

@@ -11,6 +11,7 @@ mod gather;
 mod int8;
 mod maxima;
 mod pack;
+mod pairs;
 mod quantised_values;
 mod score;
 mod softmax;
@@ -25,6 +26,10 @@ pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
 pub(crate) use int8::{Int8Queries, ScoreInt8};
 pub(crate) use maxima::{ByteKeys, ByteQueries, Maxima, RoundKeys, RoundQueries, TOGETHER};
 pub(crate) use pack::{FetchRows, Pack, pack};
+pub(crate) use pairs::{
+    AccumulatePairs, PairKeys, PairQueries, PairTile, PairValues, PairWeights, RoundPairKeys, RoundPairValues,
+    ScorePairs, WeighPairs,
+};
 pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
 pub(crate) use score::score;
 pub(crate) use softmax::{AddMass, Softmax};

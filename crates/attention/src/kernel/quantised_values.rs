@@ -129,7 +129,7 @@ pub(super) fn four_tokens<S: Simd, const FOUR_BITS: bool, const N: usize>(
 
 /// Added before rounding, multiples of the golden ratio: many small weights beside a large one then keep
 /// their sum, where plain rounding would lose them all. Zero stays zero.
-const DITHER: [[f32; 16]; STRIPES] = {
+pub(super) const DITHER: [[f32; 16]; STRIPES] = {
     let mut dither = [[0.0; 16]; STRIPES];
     let mut token = 0;
     while token < KEY_BLOCK {

@@ -38,6 +38,7 @@ impl Simd for Avx2 {
     /// Bytes 0 and 2 of every four as 16-bit integers, then bytes 1 and 3.
     type Factors = [[__m256i; 2]; 2];
     type Sums = [__m256i; 2];
+    type Pairs = [__m256i; 2];
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -109,6 +110,14 @@ impl Simd for Avx2 {
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         // SAFETY: see the impl.
         unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    fn max_abs(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            [0, 1].map(|n| _mm256_max_ps(a[n], _mm256_andnot_ps(sign, b[n])))
+        }
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
@@ -278,6 +287,54 @@ impl Simd for Avx2 {
             let order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0));
             _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_shuffle_epi8(x[0], order));
             _mm256_storeu_si256(out[8..].as_mut_ptr().cast(), _mm256_shuffle_epi8(x[1], order));
+        }
+    }
+    #[inline(always)]
+    fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_loadu_si256(x.as_ptr().cast()),
+                _mm256_loadu_si256(x[8..].as_ptr().cast()),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe {
+            let word = _mm256_set1_epi32(word);
+            [
+                _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs[0], word)),
+                _mm256_add_epi32(sums[1], _mm256_madd_epi16(pairs[1], word)),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn pair(self, low: Self::I, high: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                _mm256_blend_epi16::<0xaa>(low[0], _mm256_slli_epi32::<16>(high[0])),
+                _mm256_blend_epi16::<0xaa>(low[1], _mm256_slli_epi32::<16>(high[1])),
+            ]
+        }
+    }
+    #[inline(always)]
+    fn store_words(self, x: Self::I, out: &mut [i32; 16]) {
+        // SAFETY: see the impl.
+        unsafe {
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), x[0]);
+            _mm256_storeu_si256(out[8..].as_mut_ptr().cast(), x[1]);
+        }
+    }
+    #[inline(always)]
+    fn narrow(self, x: Self::I, out: &mut [i32; 8]) {
+        // SAFETY: see the impl.
+        unsafe {
+            // The integers have 16 bits, so that nothing saturates; lanes of 128 bits come interleaved.
+            let both = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x[0], x[1]));
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), both);
         }
     }
     #[inline(always)]

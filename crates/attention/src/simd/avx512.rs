@@ -42,6 +42,7 @@ impl Simd for Avx512 {
     type Factors = __m512i;
     /// By the high bytes of the integers, then by the low ones.
     type Sums = [__m512i; 2];
+    type Pairs = __m512i;
     const WIDE: bool = true;
     const HIGH_UNIT: i32 = 1;
 
@@ -103,6 +104,11 @@ impl Simd for Avx512 {
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         // SAFETY: see the impl.
         unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    fn max_abs(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { _mm512_max_ps(a, _mm512_abs_ps(b)) }
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
@@ -223,6 +229,31 @@ impl Simd for Avx512 {
             let planes = _mm512_xor_si512(_mm512_shuffle_epi8(raised, order), lower);
             _mm512_storeu_si512(out.as_mut_ptr().cast(), planes);
         }
+    }
+    #[inline(always)]
+    fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs {
+        // SAFETY: see the impl.
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_dpwssd_epi32(sums, pairs, _mm512_set1_epi32(word)) }
+    }
+    #[inline(always)]
+    fn pair(self, low: Self::I, high: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { _mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_slli_epi32::<16>(high)) }
+    }
+    #[inline(always)]
+    fn store_words(self, x: Self::I, out: &mut [i32; 16]) {
+        // SAFETY: see the impl.
+        unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), x) }
+    }
+    #[inline(always)]
+    fn narrow(self, x: Self::I, out: &mut [i32; 8]) {
+        // SAFETY: see the impl.
+        unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(x)) }
     }
     #[inline(always)]
     fn transpose(self, r: [Self::V; 16]) -> [Self::V; 16] {

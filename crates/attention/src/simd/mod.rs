@@ -26,6 +26,8 @@ pub(crate) trait Simd: Copy {
     type Factors: Copy;
     /// Integer sums of 16 lanes, in the form that [`dot4`](Self::dot4) adds to.
     type Sums: Copy;
+    /// 16 words of two 16-bit integers, prepared for [`dot2`](Self::dot2).
+    type Pairs: Copy;
     /// Whether registers suffice for tiles of 12 rows × 2 vectors.
     const WIDE: bool;
     /// What [`dot4_high`](Self::dot4_high) adds for a product of 1 with 256.
@@ -43,6 +45,8 @@ pub(crate) trait Simd: Copy {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The larger of a and |b|.
+    fn max_abs(self, a: Self::V, b: Self::V) -> Self::V;
     fn round(self, a: Self::V) -> Self::V;
     /// v·2ⁿ for integral n ≤ 127; zero when n ≤ −160.
     fn scale_pow2(self, v: Self::V, n: Self::V) -> Self::V;
@@ -77,6 +81,15 @@ pub(crate) trait Simd: Copy {
     /// Packs integers of magnitude up to 32512 as [`dot4`](Self::dot4) takes them: four of them into the first two
     /// words of every four lanes. The other words mean nothing.
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]);
+    /// 16 words of two 16-bit integers.
+    fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs;
+    /// Adds to each lane the products of its two 16-bit integers with those of `word`.
+    fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I;
+    /// Words of the low halves of two integers each.
+    fn pair(self, low: Self::I, high: Self::I) -> Self::I;
+    fn store_words(self, x: Self::I, out: &mut [i32; 16]);
+    /// The low halves of 16 integers, two neighbours to a word.
+    fn narrow(self, x: Self::I, out: &mut [i32; 8]);
     /// Lane `j` of vector `i` becomes lane `i` of vector `j`.
     #[inline(always)]
     fn transpose(self, rows: [Self::V; 16]) -> [Self::V; 16] {

@@ -20,6 +20,8 @@ impl Simd for Neon {
     type B = [uint8x16_t; 4];
     type Factors = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];
+    /// The low halves of every four words, then the high ones.
+    type Pairs = [[int16x4_t; 4]; 2];
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -132,6 +134,11 @@ impl Simd for Neon {
                 vmaxnmq_f32(a[3], b[3]),
             ]
         }
+    }
+    #[inline(always)]
+    fn max_abs(self, a: Self::V, b: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        unsafe { core::array::from_fn(|n| vmaxnmq_f32(a[n], vabsq_f32(b[n]))) }
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
@@ -280,6 +287,43 @@ impl Simd for Neon {
             unsafe { vst1q_s32(lanes.as_mut_ptr(), x) };
         }
         super::pack_neighbours(&lanes, out);
+    }
+    #[inline(always)]
+    fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs {
+        // SAFETY: see the impl.
+        unsafe {
+            let words: Self::I = core::array::from_fn(|n| vld1q_s32(x[4 * n..].as_ptr()));
+            [words.map(|x| vmovn_s32(x)), words.map(|x| vshrn_n_s32::<16>(x))]
+        }
+    }
+    #[inline(always)]
+    fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe {
+            core::array::from_fn(|n| {
+                let sum = vmlal_n_s16(sums[n], pairs[0][n], word as i16);
+                vmlal_n_s16(sum, pairs[1][n], (word >> 16) as i16)
+            })
+        }
+    }
+    #[inline(always)]
+    fn pair(self, low: Self::I, high: Self::I) -> Self::I {
+        // SAFETY: see the impl.
+        unsafe { core::array::from_fn(|n| vsliq_n_s32::<16>(low[n], high[n])) }
+    }
+    #[inline(always)]
+    fn store_words(self, x: Self::I, out: &mut [i32; 16]) {
+        for (out, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(x) {
+            // SAFETY: see the impl.
+            unsafe { vst1q_s32(out.as_mut_ptr(), x) };
+        }
+    }
+    #[inline(always)]
+    fn narrow(self, x: Self::I, out: &mut [i32; 8]) {
+        for (out, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(x) {
+            // SAFETY: see the impl.
+            unsafe { vst1_s32(out.as_mut_ptr(), vreinterpret_s32_s16(vmovn_s32(x))) };
+        }
     }
     #[inline(always)]
     fn prefetch<T>(self, _: &[T], _: usize) {}

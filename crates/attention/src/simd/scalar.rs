@@ -16,6 +16,7 @@ impl Simd for Scalar {
     type B = [u8; 64];
     type Factors = [u8; 64];
     type Sums = [i32; 16];
+    type Pairs = [i32; 16];
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -61,6 +62,10 @@ impl Simd for Scalar {
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         map2(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn max_abs(self, a: Self::V, b: Self::V) -> Self::V {
+        map2(a, b, |a, b| if a > b.abs() { a } else { b.abs() })
     }
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
@@ -151,6 +156,29 @@ impl Simd for Scalar {
     #[inline(always)]
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         super::pack_neighbours(&x, out);
+    }
+    #[inline(always)]
+    fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs {
+        *x
+    }
+    #[inline(always)]
+    fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I {
+        let product = |a: i32, b: i32| i32::from(a as i16) * i32::from(b as i16);
+        let both = |i: usize| product(pairs[i], word).wrapping_add(product(pairs[i] >> 16, word >> 16));
+        // Lanes without a token may hold anything.
+        core::array::from_fn(|i| sums[i].wrapping_add(both(i)))
+    }
+    #[inline(always)]
+    fn pair(self, low: Self::I, high: Self::I) -> Self::I {
+        core::array::from_fn(|i| (low[i] & 0xffff) | high[i] << 16)
+    }
+    #[inline(always)]
+    fn store_words(self, x: Self::I, out: &mut [i32; 16]) {
+        *out = x;
+    }
+    #[inline(always)]
+    fn narrow(self, x: Self::I, out: &mut [i32; 8]) {
+        *out = core::array::from_fn(|i| (x[2 * i] & 0xffff) | x[2 * i + 1] << 16);
     }
     #[inline(always)]
     fn prefetch<T>(self, _: &[T], _: usize) {}

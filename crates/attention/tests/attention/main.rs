@@ -1,6 +1,7 @@
 //! Attention against definitions in f64.
 
 mod attend;
+mod rounded;
 mod rows;
 mod shared_pages;
 #[path = "../testing/mod.rs"]

@@ -43,6 +43,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
             .transpose()
             .map_err(EngineError::from)?,
         activations: arguments.activations.unwrap_or_default(),
+        attention: arguments.attention,
         batch_tokens: arguments.batch,
         chunk_tokens: arguments.chunk.unwrap_or(chunk_tokens),
         page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),

@@ -87,7 +87,7 @@ impl<'a> SequenceAttention<'a> {
             reads_ahead: true,
             options: AttendOptions::new(config.attention_scale)
                 .with_soft_cap(config.soft_cap)
-                .with_arithmetic(phase.arithmetic()),
+                .with_arithmetic(options.attention.arithmetic(phase)),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use riffle_attention::{
-    AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Scan, Selection, Span,
+    Arithmetic, AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Scan, Selection, Span,
     add_column_mass, attend_scanned,
 };
 use riffle_kv::{KvCache, LayerRead, stream_together};
@@ -117,7 +117,7 @@ pub(crate) fn attend(
     Ok(stream.finish(partials)?)
 }
 
-/// Attends queries of KV heads of a chunk to everything before them.
+/// Attends queries of KV heads of a chunk to everything before them, exactly.
 pub(crate) fn attend_everything(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
@@ -126,6 +126,10 @@ pub(crate) fn attend_everything(
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
     let everything = Selection::full(chunk.end());
+    let options = &match options.arithmetic {
+        Arithmetic::Rounded => options.with_arithmetic(Arithmetic::Expanded),
+        _ => *options,
+    };
     let mut stream = BatchStream::new(queries.iter().map(|(_, queries)| queries), options);
     cache.stream::<EngineError>(chunk.layer, None, None, &mut |pages| {
         let pages = cut(pages, chunk);

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_attention::ceiling::instructions;
-use riffle_engine::{CompressOptions, Engine};
+use riffle_engine::{AttentionPrecision, CompressOptions, Engine};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -83,6 +83,9 @@ pub struct RunSettings {
     pub key_format: String,
     /// Format of cached values.
     pub value_format: String,
+    /// What attention of prompts does with what it multiplies, where it is not exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
     /// Tokens in a page.
     pub page_tokens: usize,
     /// Logical batch (`-b`).
@@ -194,6 +197,7 @@ impl RunSettings {
             decode: options.decode.to_string(),
             key_format: options.key_format.name().to_owned(),
             value_format: options.value_format.name().to_owned(),
+            attention: (options.attention != AttentionPrecision::Exact).then(|| options.attention.to_string()),
             page_tokens: options.page_tokens,
             batch_tokens: options.batch_tokens,
             chunk_tokens: options.chunk_tokens,

@@ -86,6 +86,9 @@ fn label(settings: &RunSettings) -> String {
             false => format!(", KV {keys}:{values}"),
         };
     }
+    if let Some(attention) = &settings.attention {
+        name += &format!(", attention {attention}");
+    }
     if settings.tiers != "ram" {
         name += &format!(", {}", settings.tiers);
     }

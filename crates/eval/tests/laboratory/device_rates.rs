@@ -25,6 +25,7 @@ fn cases_on_an_emulated_device_are_right_whatever_their_time() {
         tokens: 300,
         format: Format::F16,
         density: 0.5,
+        precision: riffle_engine::AttentionPrecision::Exact,
     };
     let decode = AttentionCase {
         rows: 1,

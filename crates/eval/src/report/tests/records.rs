@@ -18,6 +18,7 @@ pub(super) fn settings(prefill: &str) -> RunSettings {
         decode: "full".to_owned(),
         key_format: "f16".to_owned(),
         value_format: "f16".to_owned(),
+        attention: None,
         page_tokens: 256,
         batch_tokens: 4096,
         chunk_tokens: 512,

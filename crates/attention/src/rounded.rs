@@ -1,0 +1,292 @@
+//! Drives the integer kernels of [`Arithmetic::Rounded`] over one block of keys.
+//!
+//! How a key or a value is rounded depends on its block alone, and how a weight is, on what its own row sees there. So a row
+//! has the same bits beside any other rows, however a prompt is cut, and whatever tokens come later.
+
+use alloc::vec::Vec;
+
+use crate::block::{Block, active, aligned, whole};
+use crate::call::{Call, Output, QueryBlock, Tile};
+use crate::gathered::Gathered;
+use crate::kernel::{
+    AccumulatePairs, Bf16, Element, F16, F32, KEY_BLOCK, PairKeys, PairQueries, PairTile, PairValues, PairWeights,
+    RoundPairKeys, RoundPairValues, STRIPES, ScorePairs, Slot, WeighPairs, WidenKeys, WidenValues,
+};
+use crate::partial::Sums;
+use crate::tile::{Part, TileWork, scores_of};
+use crate::visible::Visible;
+use crate::workspace::Workspace;
+use crate::{Arithmetic, LANES, Plane};
+
+/// Scratch of a call in [`Arithmetic::Rounded`].
+#[derive(Debug, Default)]
+pub(crate) struct Rounded {
+    queries: PairQueries,
+    keys: PairKeys,
+    values: PairValues,
+    /// Of the rows of a tile.
+    weights: Vec<PairWeights>,
+}
+
+/// Whether a row reads so few tokens here and there in a block that it takes them exactly: they are then laid side by side,
+/// where rounding would take whole stripes.
+fn scattered(bits: u128) -> bool {
+    let stripes = (0..STRIPES).filter(|stripe| (bits >> (stripe * LANES)) as u16 != 0);
+    bits != 0 && Gathered::pays(bits, stripes.count())
+}
+
+impl<V: Visible> Call<'_, V> {
+    /// Whether what goes into `output` from a block is computed in integers, but for scattered tokens and diagonals.
+    pub(crate) fn rounds(&self, block: &Block, output: &Output) -> bool {
+        let asked = self.options.arithmetic == Arithmetic::Rounded;
+        asked && !matches!(output, Output::Mass { .. }) && self.visible.bias(block.span.start).is_none()
+    }
+
+    /// Rounds the queries of a block.
+    pub(crate) fn pack_rounded(&self, workspace: &mut Workspace, queries: QueryBlock) {
+        let total = queries.positions * self.queries.group;
+        let packed = &mut workspace.rounded.queries;
+        packed.clear();
+        let mut at = 0;
+        while at < total {
+            let tile = self.tile(at, total);
+            let rows = self.rows_of(queries, &tile);
+            packed.push(self.level, &rows[..tile.rows], tile.width, self.options.scale);
+            at += tile.rows;
+        }
+    }
+
+    /// The queries of a tile, as they are.
+    fn rows_of(&self, queries: QueryBlock, tile: &Tile) -> [&[f32]; 12] {
+        let group = self.queries.group;
+        core::array::from_fn(|r| match r < tile.rows {
+            true => self
+                .queries
+                .query(queries.first + (tile.first + r) / group, (tile.first + r) % group),
+            false => &[],
+        })
+    }
+
+    /// What `queries` read of a block.
+    pub(crate) fn rounded_block(
+        &self,
+        workspace: &mut Workspace,
+        queries: QueryBlock,
+        block: &Block,
+        output: &mut Output,
+    ) {
+        let (mut union, uniform) = self.seen(&mut workspace.bits, queries, block.span);
+        if uniform && scattered(union) || !uniform && workspace.bits.iter().any(|bits| scattered(*bits)) {
+            if !uniform {
+                union = keep(&mut workspace.bits, scattered);
+            }
+            self.exact_block(workspace, queries, block, (union, uniform), output);
+            if uniform {
+                return;
+            }
+            self.seen(&mut workspace.bits, queries, block.span);
+            union = keep(&mut workspace.bits, |bits| !scattered(bits));
+        }
+        let Some(mut sums) = output.sums().filter(|_| union != 0) else {
+            return;
+        };
+        let mut slots = [Slot::default(); STRIPES];
+        let slots_len = active(union, block.span.len(), &mut slots);
+        self.round_block(workspace, block, &slots[..slots_len]);
+        let part = Part {
+            queries,
+            biased: false,
+            uniform,
+            union,
+            places: None,
+        };
+        self.rounded_tiles(workspace, block, &part, &mut sums);
+    }
+
+    /// Rounds the keys and values of some slots.
+    fn round_block(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot]) {
+        let (head_dim, len) = (self.kv.head_dim, KEY_BLOCK * self.kv.head_dim);
+        if is_quantised(block.keys) {
+            // The block's first key is taken off the others, whether it is read or not.
+            let beginning = Slot {
+                stripe: 0,
+                tokens: LANES.min(block.span.len()),
+            };
+            for slots in [&[beginning], slots] {
+                self.level.run(WidenKeys {
+                    keys: block.keys,
+                    slots,
+                    head_dim,
+                    out: aligned(&mut workspace.keys, len),
+                });
+            }
+        }
+        if is_quantised(block.values) {
+            self.level.run(WidenValues {
+                values: block.values,
+                slots,
+                head_dim,
+                out: aligned(&mut workspace.values, len),
+            });
+        }
+        let Workspace {
+            rounded, keys, values, ..
+        } = workspace;
+        let task = Rounding {
+            level: self.level,
+            slots,
+            head_dim,
+        };
+        match block.keys {
+            Plane::F32(data) => task.keys::<F32>(data, &mut rounded.keys),
+            Plane::F16(data) => task.keys::<F16>(data, &mut rounded.keys),
+            Plane::Bf16(data) => task.keys::<Bf16>(data, &mut rounded.keys),
+            Plane::Q8_0(_) | Plane::Q4_0(_) => task.keys::<F32>(aligned(keys, len), &mut rounded.keys),
+        }
+        match block.values {
+            Plane::F32(data) => task.values::<F32>(data, &mut rounded.values),
+            Plane::F16(data) => task.values::<F16>(data, &mut rounded.values),
+            Plane::Bf16(data) => task.values::<Bf16>(data, &mut rounded.values),
+            Plane::Q8_0(_) | Plane::Q4_0(_) => task.values::<F32>(aligned(values, len), &mut rounded.values),
+        }
+    }
+
+    fn rounded_tiles(&self, workspace: &mut Workspace, block: &Block, part: &Part, sums: &mut Sums) {
+        let group = self.queries.group;
+        let total = part.queries.positions * group;
+        let mut slots = [Slot::default(); STRIPES];
+        let (mut at, mut packed) = (0, 0);
+        while at < total {
+            let tile = self.tile(at, total);
+            let bits = part.bits_of(&tile, group, &workspace.bits);
+            if bits != 0 {
+                let slots_len = active(bits, block.span.len(), &mut slots);
+                let slots = &slots[..slots_len];
+                let work = TileWork {
+                    group,
+                    tile,
+                    first_row: part.queries.first * group + at,
+                    queries: packed,
+                    slots,
+                    bits: (!part.uniform || bits != whole(slots)).then_some(bits),
+                    uniform: part.uniform,
+                    bias: None,
+                    keys_in_place: false,
+                    values_in_place: false,
+                    ahead: Default::default(),
+                    places: None,
+                };
+                match tile.width {
+                    1 => self.rounded_tile::<1>(workspace, part.queries, &work, sums),
+                    2 => self.rounded_tile::<2>(workspace, part.queries, &work, sums),
+                    4 => self.rounded_tile::<4>(workspace, part.queries, &work, sums),
+                    6 => self.rounded_tile::<6>(workspace, part.queries, &work, sums),
+                    8 => self.rounded_tile::<8>(workspace, part.queries, &work, sums),
+                    _ => self.rounded_tile::<12>(workspace, part.queries, &work, sums),
+                }
+            }
+            packed += tile.width * self.kv.head_dim;
+            at += tile.rows;
+        }
+    }
+
+    fn rounded_tile<const R: usize>(
+        &self,
+        workspace: &mut Workspace,
+        queries: QueryBlock,
+        work: &TileWork,
+        sums: &mut Sums,
+    ) {
+        let (level, head_dim, slots) = (self.level, self.kv.head_dim, work.slots);
+        let mut masks = [[0; STRIPES]; R];
+        let masks = work.bits.map(|all| {
+            work.fill_masks(all, &workspace.bits, &mut masks);
+            &masks
+        });
+        let scores = scores_of::<R>(&mut workspace.scores);
+        let Rounded {
+            queries: integers,
+            keys,
+            values,
+            weights,
+        } = &mut workspace.rounded;
+        let rows = self.rows_of(queries, &work.tile);
+        level.run(ScorePairs {
+            queries: PairTile::<R>::of(integers, work.queries, head_dim),
+            rows: &rows[..work.tile.rows],
+            scale: self.options.scale,
+            keys,
+            slots,
+            scores,
+        });
+        let weights = weights_of::<R>(weights);
+        let (mut keep, mut unit) = ([1.0; R], [0.0; R]);
+        let range = work.rows();
+        level.run(WeighPairs {
+            scores,
+            slots,
+            masks,
+            soft_cap: self.options.soft_cap,
+            values,
+            m: &mut sums.m[range.clone()],
+            l: &mut sums.l[range.clone()],
+            weights,
+            keep: &mut keep,
+            unit: &mut unit,
+        });
+        level.run(AccumulatePairs {
+            weights,
+            values,
+            slots,
+            keep: &keep,
+            unit: &unit,
+            o: &mut sums.o[range.start * head_dim..range.end * head_dim],
+            head_dim,
+        });
+    }
+}
+
+/// Keeps what some rows see, and returns what any of them sees.
+fn keep(bits: &mut [u128], kept: impl Fn(u128) -> bool) -> u128 {
+    bits.iter_mut().filter(|bits| !kept(**bits)).for_each(|bits| *bits = 0);
+    bits.iter().fold(0, |union, bits| union | bits)
+}
+
+/// Slots whose keys and values are rounded.
+struct Rounding<'a> {
+    level: crate::simd::Level,
+    slots: &'a [Slot],
+    head_dim: usize,
+}
+
+impl Rounding<'_> {
+    fn keys<E: Element>(&self, keys: &[E::Raw], out: &mut PairKeys) {
+        self.level.run(RoundPairKeys::<E> {
+            keys,
+            slots: self.slots,
+            head_dim: self.head_dim,
+            out,
+        });
+    }
+
+    fn values<E: Element>(&self, values: &[E::Raw], out: &mut PairValues) {
+        self.level.run(RoundPairValues::<E> {
+            values,
+            slots: self.slots,
+            head_dim: self.head_dim,
+            out,
+        });
+    }
+}
+
+fn is_quantised(plane: Plane) -> bool {
+    matches!(plane, Plane::Q8_0(_) | Plane::Q4_0(_))
+}
+
+/// The integer weights of a tile of `R` rows, in scratch.
+fn weights_of<const R: usize>(weights: &mut Vec<PairWeights>) -> &mut [PairWeights; R] {
+    if weights.len() < R {
+        weights.resize(R, PairWeights::default());
+    }
+    weights.first_chunk_mut::<R>().expect("as long as was asked for")
+}

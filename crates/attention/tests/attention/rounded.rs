@@ -1,0 +1,202 @@
+//! `Arithmetic::Rounded`: how far it is off, and on what the bits of a row depend.
+
+use crate::testing::*;
+use proptest::prelude::*;
+use riffle_attention::*;
+
+fn rounded(shape: &Shape) -> AttendOptions<'static> {
+    shape.options().with_arithmetic(Arithmetic::Rounded)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn outputs_are_those_of_the_reference_up_to_a_thousandth(shape in shape()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let mut partial = shape.partial();
+        attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut partial).unwrap();
+        let exact =
+            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
+        assert_matches(&partial, &exact, 1e-3);
+    }
+
+    #[test]
+    fn page_by_page_gives_the_same_bits_as_one_call(shape in shape()) {
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let (mut whole, mut paged) = (shape.partial(), shape.partial());
+        attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut whole).unwrap();
+        for page in &views {
+            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
+            attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut paged).unwrap();
+        }
+        prop_assert_eq!(whole, paged);
+    }
+
+    #[test]
+    fn rows_have_the_same_bits_in_any_tile(shape in shape(), cut in 0usize..40) {
+        prop_assume!(shape.rows > 1);
+        let (pages, queries) = (shape.pages(), shape.queries());
+        let views: Vec<_> = pages.iter().map(Page::view).collect();
+        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let mut whole = shape.partial();
+        attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut whole).unwrap();
+        let cut = cut % shape.rows;
+        for (first, rows) in [(0, cut), (cut, shape.rows - cut)] {
+            let tile = QueryTile {
+                data: &queries[first * shape.row_stride()..],
+                rows,
+                start: shape.start + first,
+                ..shape.tile(&queries)
+            };
+            let mut part = Partial::new(rows, shape.group, shape.head_dim);
+            attend(&tile, &kv, &shape.selection, &rounded(&shape), &mut part).unwrap();
+            let heads = first * shape.group..(first + rows) * shape.group;
+            prop_assert_eq!(&part.m, &whole.m[heads.clone()]);
+            prop_assert_eq!(&part.l, &whole.l[heads.clone()]);
+            prop_assert_eq!(&part.o, &whole.o[heads.start * shape.head_dim..heads.end * shape.head_dim]);
+        }
+    }
+
+    #[test]
+    fn a_later_token_never_changes_an_earlier_row(shape in shape(), from in 0usize..600) {
+        prop_assume!(shape.causal);
+        let (mut pages, queries) = (shape.pages(), shape.queries());
+        let run = |pages: &[Page]| {
+            let views: Vec<_> = pages.iter().map(Page::view).collect();
+            let kv = KvView { head_dim: shape.head_dim, pages: &views };
+            let mut partial = shape.partial();
+            attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut partial).unwrap();
+            partial
+        };
+        let before = run(&pages);
+        let mut noise = Noise::new(shape.seed ^ 77);
+        for page in &mut pages {
+            for slot in 0..page.tokens {
+                if page.start + slot >= from {
+                    let key: Vec<f32> = noise.values(shape.head_dim).iter().map(|x| x * 9.0).collect();
+                    let value = noise.values(shape.head_dim);
+                    write_keys(&mut page.keys.plane_mut(), shape.head_dim, slot, 1, &key, shape.head_dim).unwrap();
+                    write_values(&mut page.values.plane_mut(), shape.head_dim, slot, 1, &value, shape.head_dim).unwrap();
+                }
+            }
+        }
+        // As a prompt that ends before these tokens sees the cache.
+        let cut: Vec<Page> = shape.pages().into_iter().filter(|page| page.start < from).map(|mut page| {
+            page.tokens = page.tokens.min(from - page.start);
+            page
+        }).collect();
+        let rows = from.saturating_sub(shape.start).min(shape.rows) * shape.group;
+        for after in [run(&pages), run(&cut)] {
+            prop_assert_eq!(&before.m[..rows], &after.m[..rows]);
+            prop_assert_eq!(&before.l[..rows], &after.l[..rows]);
+            prop_assert_eq!(&before.o[..rows * shape.head_dim], &after.o[..rows * shape.head_dim]);
+        }
+    }
+}
+
+/// One head, `tokens` keys in pages of 256, and what two rows at the end read of them, rounded and exact.
+fn outputs(keys: &[f32], values: &[f32], queries: &[f32], head_dim: usize) -> (Vec<f32>, Vec<f64>) {
+    let tokens = keys.len() / head_dim;
+    let pages = keys
+        .chunks(256 * head_dim)
+        .zip(values.chunks(256 * head_dim))
+        .enumerate();
+    let pages = pages.map(|(number, (keys, values))| {
+        let tokens = keys.len() / head_dim;
+        let mut page = Page {
+            start: number * 256,
+            tokens,
+            keys: Buffer::new(Format::F32, 256, head_dim),
+            values: Buffer::new(Format::F32, 256, head_dim),
+        };
+        write_keys(&mut page.keys.plane_mut(), head_dim, 0, tokens, keys, head_dim).unwrap();
+        write_values(&mut page.values.plane_mut(), head_dim, 0, tokens, values, head_dim).unwrap();
+        page
+    });
+    let pages: Vec<Page> = pages.collect();
+    let views: Vec<_> = pages.iter().map(Page::view).collect();
+    let kv = KvView {
+        head_dim,
+        pages: &views,
+    };
+    let rows = queries.len() / head_dim;
+    let tile = QueryTile {
+        data: queries,
+        rows,
+        row_stride: head_dim,
+        group: 1,
+        head_dim,
+        start: tokens - rows,
+    };
+    let (selection, options) = (Selection::full(tokens), AttendOptions::for_head_dim(head_dim));
+    let mut partial = Partial::new(rows, 1, head_dim);
+    let rounding = options.with_arithmetic(Arithmetic::Rounded);
+    attend(&tile, &kv, &selection, &rounding, &mut partial).unwrap();
+    let mut out = vec![0.0; rows * head_dim];
+    partial.finish_into(&mut out, head_dim, None).unwrap();
+    let exact = reference::attend(&tile, &kv, &selection, &options, None).unwrap();
+    (out, exact.output)
+}
+
+/// ‖found − exact‖ / ‖exact‖.
+fn relative_error((found, exact): (Vec<f32>, Vec<f64>)) -> f64 {
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (found, exact) in found.iter().zip(&exact) {
+        error += (f64::from(*found) - exact).powi(2);
+        norm += exact.powi(2);
+    }
+    (error / norm).sqrt()
+}
+
+#[test]
+fn what_all_keys_have_in_common_costs_no_bits() {
+    // One channel of every key is hundreds of times as large as the others, as in models whose keys have a bias.
+    let (head_dim, tokens) = (64, 1000);
+    let mut noise = Noise::new(3);
+    let mut keys = noise.values(tokens * head_dim);
+    keys.chunks_exact_mut(head_dim).for_each(|key| key[7] += 300.0);
+    let values = noise.values(tokens * head_dim);
+    let queries: Vec<f32> = noise.values(4 * head_dim).iter().map(|q| q * 8.0).collect();
+    let error = relative_error(outputs(&keys, &values, &queries, head_dim));
+    assert!(error < 2e-3, "{error}");
+}
+
+#[test]
+fn a_long_tail_beside_one_heavy_key_keeps_its_mass() {
+    // 1023 weights, each below half a unit of the heavy one's integer: in its own block all would round to nothing.
+    let (head_dim, tokens) = (32, 1024);
+    let mut keys = vec![0.0; tokens * head_dim];
+    keys[5 * head_dim] = 11.0 * (head_dim as f32).sqrt();
+    let mut values = vec![1.0; tokens * head_dim];
+    values[5 * head_dim..6 * head_dim].fill(0.0);
+    let mut query = vec![0.0; head_dim];
+    query[0] = 1.0;
+    let (out, exact) = outputs(&keys, &values, &query, head_dim);
+    for (out, exact) in out.iter().zip(&exact) {
+        assert!((f64::from(*out) - exact).abs() < 0.02 * exact, "{out} for {exact}");
+    }
+}
+
+#[test]
+fn values_of_any_size_and_of_none_are_weighed_right() {
+    // The heavy key has no value at all, others have values from 10⁻⁶ to 10⁶.
+    let (head_dim, tokens) = (32, 300);
+    let mut noise = Noise::new(9);
+    let keys = noise.values(tokens * head_dim);
+    let mut values = noise.values(tokens * head_dim);
+    for (token, value) in values.chunks_exact_mut(head_dim).enumerate() {
+        let size = [0.0, 1e-6, 1.0, 1e6][token % 4];
+        value.iter_mut().for_each(|x| *x = (*x + 2.0) * size);
+    }
+    let queries = noise.values(3 * head_dim);
+    let error = relative_error(outputs(&keys, &values, &queries, head_dim));
+    assert!(error < 1e-3, "{error}");
+    // None at all.
+    let (out, _) = outputs(&keys, &vec![0.0; tokens * head_dim], &queries, head_dim);
+    assert!(out.iter().all(|x| *x == 0.0));
+}

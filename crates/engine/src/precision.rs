@@ -1,0 +1,43 @@
+//! How the attention of prompts multiplies.
+
+use std::fmt;
+
+use riffle_attention::Arithmetic;
+use riffle_policy::Phase;
+
+/// What the attention of prompt tokens does with queries, keys, weights and values on the CPU. Generated tokens attend exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum AttentionPrecision {
+    /// Multiplies in f32.
+    #[default]
+    Exact,
+    /// Rounds to integers of up to 16 bits ([`Arithmetic::Rounded`]), which is faster.
+    Rounded,
+}
+
+impl AttentionPrecision {
+    /// Every precision.
+    pub const ALL: [Self; 2] = [Self::Exact, Self::Rounded];
+
+    /// The name used on command lines: `exact`, `rounded`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Rounded => "rounded",
+        }
+    }
+
+    /// How attention of a phase multiplies.
+    pub fn arithmetic(self, phase: Phase) -> Arithmetic {
+        match (self, phase) {
+            (Self::Rounded, Phase::Prefill) => Arithmetic::Rounded,
+            _ => phase.arithmetic(),
+        }
+    }
+}
+
+impl fmt::Display for AttentionPrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
