@@ -9,8 +9,8 @@ use crate::block::{Block, active, aligned, whole};
 use crate::call::{Call, Output, QueryBlock, Tile};
 use crate::gathered::Gathered;
 use crate::kernel::{
-    AccumulatePairs, Bf16, Element, F16, F32, KEY_BLOCK, PairKeys, PairQueries, PairTile, PairValues, PairWeights,
-    RoundPairKeys, RoundPairValues, STRIPES, ScorePairs, Slot, WeighPairs, WidenKeys, WidenValues,
+    AccumulatePairs, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, PairKeys, PairQueries, PairTile, PairValues,
+    PairWeights, RoundPairKeys, RoundPairValues, STRIPES, ScorePairs, Slot, WeighPairs, WidenKeys, WidenValues,
 };
 use crate::partial::Sums;
 use crate::tile::{Part, TileWork, scores_of};
@@ -173,7 +173,10 @@ impl<V: Visible> Call<'_, V> {
                     bias: None,
                     keys_in_place: false,
                     values_in_place: false,
-                    ahead: Default::default(),
+                    ahead: block.next.map_or(Default::default(), |(keys, values)| {
+                        let share = |next| Ahead::new(None, Some((next, usize::MAX))).share(at..at + tile.rows, total);
+                        (share(keys), share(values))
+                    }),
                     places: None,
                 };
                 match tile.width {
@@ -217,6 +220,7 @@ impl<V: Visible> Call<'_, V> {
             scale: self.options.scale,
             keys,
             slots,
+            ahead: work.ahead.0,
             scores,
         });
         let weights = weights_of::<R>(weights);
@@ -238,6 +242,7 @@ impl<V: Visible> Call<'_, V> {
             weights,
             values,
             slots,
+            ahead: work.ahead.1,
             keep: &keep,
             unit: &unit,
             o: &mut sums.o[range.start * head_dim..range.end * head_dim],

@@ -126,7 +126,7 @@ impl<V: Visible> Call<'_, V> {
                     *packed = true;
                 }
                 let mut current = block_of(page, block, self.kv.head_dim);
-                if self.looks_ahead(queries.positions * self.queries.group) {
+                if self.looks_ahead(queries.positions * self.queries.group) || self.rounds(&current, output) {
                     current.next = self.next_block(part.page, block + 1, end);
                 }
                 self.block(workspace, *queries, &current, output);

@@ -1,8 +1,7 @@
 use super::round::line_of;
 use super::{PairValues, PairWeights};
 use crate::LANES;
-use crate::kernel::Slot;
-use crate::kernel::accumulate::{load_sums, store_sums};
+use crate::kernel::{Ahead, Fetch, Slot};
 use crate::simd::{Kernel, Simd};
 
 /// o ← o·keep + unit · Σ weights · values, in sums of integers over the tokens of a block.
@@ -10,6 +9,7 @@ pub(crate) struct AccumulatePairs<'a, const R: usize> {
     pub(crate) weights: &'a [PairWeights; R],
     pub(crate) values: &'a PairValues,
     pub(crate) slots: &'a [Slot],
+    pub(crate) ahead: Ahead<'a>,
     pub(crate) keep: &'a [f32; R],
     pub(crate) unit: &'a [f32; R],
     /// `[rows, head_dim]`, rows ≤ R.
@@ -23,15 +23,16 @@ impl<const R: usize> Kernel for AccumulatePairs<'_, R> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let vectors = self.head_dim / LANES;
-        let mut vector = 0;
+        let (mut vector, mut fetch) = (0, self.ahead.over(vectors));
         while S::WIDE && vector + 2 <= vectors {
-            columns::<S, R, R, 2>(simd, &mut self, vector);
+            columns::<S, R, R, 2>(simd, &mut self, vector, &mut fetch);
             vector += 2;
         }
         while vector < vectors {
             match (S::WIDE, R) {
-                (false, 8) => columns::<S, R, 4, 1>(simd, &mut self, vector),
-                _ => columns::<S, R, R, 1>(simd, &mut self, vector),
+                (false, 6) => columns::<S, R, 3, 1>(simd, &mut self, vector, &mut fetch),
+                (false, 8) => columns::<S, R, 4, 1>(simd, &mut self, vector, &mut fetch),
+                _ => columns::<S, R, R, 1>(simd, &mut self, vector, &mut fetch),
             }
             vector += 1;
         }
@@ -44,7 +45,9 @@ fn columns<S: Simd, const R: usize, const P: usize, const N: usize>(
     simd: S,
     task: &mut AccumulatePairs<'_, R>,
     vector: usize,
+    fetch: &mut Fetch,
 ) {
+    fetch.step(simd, N);
     let (head_dim, rows) = (task.head_dim, task.o.len() / task.head_dim);
     let (first_line, next) = (
         line_of(vector, 0, head_dim / LANES),
@@ -70,15 +73,18 @@ fn columns<S: Simd, const R: usize, const P: usize, const N: usize>(
                 }
             }
         }
-        let keep: [f32; P] = core::array::from_fn(|p| task.keep[part + p]);
-        let o = &mut task.o[part * head_dim..];
-        let mut out: [[S::V; N]; P] = load_sums(simd, o, head_dim, rows - part, vector * LANES, &keep);
         for p in 0..P {
-            let unit = simd.splat(task.unit[part + p]);
+            if part + p >= rows {
+                break;
+            }
+            let (keep, unit) = (simd.splat(task.keep[part + p]), simd.splat(task.unit[part + p]));
+            let o = &mut task.o[(part + p) * head_dim + vector * LANES..][..N * LANES]
+                .as_chunks_mut::<LANES>()
+                .0[..N];
             for n in 0..N {
-                out[p][n] = simd.fma(simd.i32_to_f32(sums[p][n]), unit, out[p][n]);
+                let before = simd.mul(simd.load(&o[n]), keep);
+                simd.store(simd.fma(simd.i32_to_f32(sums[p][n]), unit, before), &mut o[n]);
             }
         }
-        store_sums(simd, o, head_dim, rows - part, vector * LANES, &out);
     }
 }

@@ -1,6 +1,6 @@
 use super::{Line, PairKeys, PairQueries};
 use crate::LANES;
-use crate::kernel::{KEY_BLOCK, Slot};
+use crate::kernel::{Ahead, Fetch, KEY_BLOCK, Slot};
 use crate::simd::{Kernel, Simd};
 
 /// The integers of one tile of queries.
@@ -8,16 +8,17 @@ use crate::simd::{Kernel, Simd};
 pub(crate) struct PairTile<'a, const R: usize> {
     /// `[head_dim / 2]`.
     words: &'a [[i32; R]],
-    units: &'a [f32],
+    units: [f32; R],
 }
 
 impl<'a, const R: usize> PairTile<'a, R> {
     /// The tile before which tiles of `before` elements were pushed.
     pub(crate) fn of(queries: &'a PairQueries, before: usize, head_dim: usize) -> Self {
         let words = &queries.words[before / 2..][..head_dim / 2 * R];
+        let units = &queries.units[before / head_dim..][..R];
         Self {
             words: words.as_chunks().0,
-            units: &queries.units[before / head_dim..][..R],
+            units: core::array::from_fn(|r| units[r]),
         }
     }
 }
@@ -31,6 +32,7 @@ pub(crate) struct ScorePairs<'a, const R: usize> {
     pub(crate) scale: f32,
     pub(crate) keys: &'a PairKeys,
     pub(crate) slots: &'a [Slot],
+    pub(crate) ahead: Ahead<'a>,
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
 }
 
@@ -50,15 +52,15 @@ impl<const R: usize> Kernel for ScorePairs<'_, R> {
             *product = simd.reduce_add(sum) * self.scale;
         }
         let slots = self.slots.len();
-        let mut slot = 0;
+        let (mut slot, mut fetch) = (0, self.ahead.over(slots));
         while S::WIDE && slot + 2 <= slots {
-            stripes::<S, R, R, 2>(simd, &mut self, &with_first, slot);
+            stripes::<S, R, R, 2>(simd, &mut self, &with_first, slot, &mut fetch);
             slot += 2;
         }
         while slot < slots {
             match (S::WIDE, R) {
-                (false, 8) => stripes::<S, R, 4, 1>(simd, &mut self, &with_first, slot),
-                _ => stripes::<S, R, R, 1>(simd, &mut self, &with_first, slot),
+                (false, 8) => stripes::<S, R, 4, 1>(simd, &mut self, &with_first, slot, &mut fetch),
+                _ => stripes::<S, R, R, 1>(simd, &mut self, &with_first, slot, &mut fetch),
             }
             slot += 1;
         }
@@ -72,7 +74,9 @@ fn stripes<S: Simd, const R: usize, const P: usize, const N: usize>(
     task: &mut ScorePairs<'_, R>,
     with_first: &[f32; R],
     slot: usize,
+    fetch: &mut Fetch,
 ) {
+    fetch.step(simd, N);
     let pairs = task.queries.words.len();
     let slots = &task.slots[slot..slot + N];
     let keys: [&[Line]; N] = core::array::from_fn(|n| &task.keys.lines[slots[n].stripe * pairs..][..pairs]);
