@@ -15,8 +15,19 @@ pub enum Arithmetic {
     /// For prompts: quantised planes are expanded to f32, once for all rows of a tile.
     #[default]
     Expanded,
-    /// For prompts, faster and no longer exact: queries, keys, weights and values are rounded to integers of 11 to 16 bits, whose
-    /// products machines add up two at a time, and sums stay exact. Outputs are off by about 10⁻³ of their length.
+    /// For prompts, faster and not exact: queries, keys, weights and values are rounded to integers of up to 16 bits, whose products
+    /// AVX-512 VNNI and AVX2 add up two at a time. Sums of integers are exact. The method is that of SageAttention
+    /// (arXiv 2410.02367, 2411.10958), which rounds to 8 bits.
+    ///
+    /// With L = √(2³¹ / head_dim), 4095 at head_dim 128, and k a key less the first key of its block of 128:
+    /// - a logit is off by at most scale · (‖q‖∞·‖k‖₁ + ‖k‖∞·‖q‖₁) / 2L, beside the rounding of f32;
+    /// - an element of a value is off by at most 1/2046 of the largest in the value;
+    /// - a weight is off by at most 1/8192 of the heaviest that its row has in the block, both times the size of their values.
+    ///
+    /// Outputs are off by some 3·10⁻⁴ of their length. Diagonals, block means and rows that read few tokens here and there in a block
+    /// are computed as in [`Expanded`](Self::Expanded), column masses and scans always. A row has the same bits in any
+    /// tile, however the prompt is cut and pages arrive, on any number of threads, and whatever tokens come later; on other
+    /// instructions it may differ by what the last bit of a weight is worth. Keys and values must be finite.
     Rounded,
     /// For tokens that are generated or verified, a few rows over many keys: quantised planes are multiplied as they lie, by
     /// integers where the machine has them. [`attend_batch`](crate::attend_batch) and [`BatchStream`](crate::BatchStream)

@@ -6,7 +6,7 @@ use crate::testing::device::{MODEL, any_device, difference, far, gpu, load, logi
 use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
 use riffle_cuda::{CudaError, EmulatedOptions, Gpu};
-use riffle_engine::{Engine, EngineError, EngineOptions, Session, StreamWindow};
+use riffle_engine::{AttentionPrecision, Engine, EngineError, EngineOptions, Session, StreamWindow};
 
 #[test]
 fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
@@ -360,6 +360,14 @@ fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
         ..here()
     });
     assert!(error.contains("--page-tokens"), "{error}");
+    let error = refused(EngineOptions {
+        attention: AttentionPrecision::Rounded,
+        ..here()
+    });
+    assert!(
+        error.contains("--attention rounded") && error.contains("--device cpu"),
+        "{error}"
+    );
     let small = gpu(EmulatedOptions {
         memory_bytes: 300_000,
         ..EmulatedOptions::default()

@@ -17,6 +17,7 @@ mod joined;
 mod layer_attention;
 mod plan;
 mod policies;
+mod precision;
 mod prefix;
 mod questions;
 mod rotation;

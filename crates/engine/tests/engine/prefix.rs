@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, GenerateOptions, Session, StreamWindow};
+use riffle_engine::{AttentionPrecision, Engine, EngineOptions, GenerateOptions, Session, StreamWindow};
 use riffle_kv::PrefixCache;
 
 fn engine(prefill: &str, decode: &str, change: impl FnOnce(&mut EngineOptions)) -> Arc<Engine> {
@@ -83,6 +83,8 @@ fn pages_of_another_policy_format_or_chunk_are_never_found() {
         found(engine("full", "full", |options| options.value_format = Format::Q4_0)),
         0
     );
+    let rounded = |options: &mut EngineOptions| options.attention = AttentionPrecision::Rounded;
+    assert_eq!(found(engine("full", "full", rounded)), 0);
     assert_eq!(found(engine("tri-shape:sinks=64", "full", |_| ())), 0);
     assert_eq!(
         found(engine("tri-shape", "full", |options| options.chunk_tokens = 64)),
@@ -94,6 +96,7 @@ fn pages_of_another_policy_format_or_chunk_are_never_found() {
         384
     );
     assert_eq!(found(engine("tri-shape", "full", |_| ())), 384);
+    assert_eq!(found(engine("full", "full", rounded)), 384);
 }
 
 #[test]

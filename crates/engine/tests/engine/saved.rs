@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineError, EngineOptions, GenerateOptions, SamplingOptions, Session};
+use riffle_engine::{
+    AttentionPrecision, Engine, EngineError, EngineOptions, GenerateOptions, SamplingOptions, Session,
+};
 use riffle_kv::KvError;
 
 fn engine(options: EngineOptions) -> Arc<Engine> {
@@ -238,6 +240,14 @@ fn another_model_or_other_options_are_refused_by_name() {
         }));
         assert!(message.contains(what), "{message}");
     }
+    let message = refused(&engine(EngineOptions {
+        attention: AttentionPrecision::Rounded,
+        ..Default::default()
+    }));
+    assert!(
+        message.contains("--attention not set, this run has rounded"),
+        "{message}"
+    );
     let other_pages = EngineOptions {
         page_tokens: 64,
         ..Default::default()

@@ -73,6 +73,8 @@ fn columns<S: Simd, const R: usize, const P: usize, const N: usize>(
                 }
             }
         }
+        // All at once: where only some were taken, the compiler would keep the sums in memory, in the loop above as well.
+        let sums: [[S::V; N]; P] = core::array::from_fn(|p| core::array::from_fn(|n| simd.i32_to_f32(sums[p][n])));
         for p in 0..P {
             if part + p >= rows {
                 break;
@@ -83,7 +85,7 @@ fn columns<S: Simd, const R: usize, const P: usize, const N: usize>(
                 .0[..N];
             for n in 0..N {
                 let before = simd.mul(simd.load(&o[n]), keep);
-                simd.store(simd.fma(simd.i32_to_f32(sums[p][n]), unit, before), &mut o[n]);
+                simd.store(simd.fma(sums[p][n], unit, before), &mut o[n]);
             }
         }
     }
