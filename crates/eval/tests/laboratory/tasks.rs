@@ -143,27 +143,32 @@ fn a_run_that_is_resumed_finds_what_one_run_finds() {
     assert!(resumed.samples.iter().all(|sample| sample.score == 1.0), "{resumed:?}");
 }
 
-#[test]
-fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
-    let engine = engine();
+/// A text of 1,536 tokens under these policies.
+fn predicted(engine: &Engine, policies: &[&str]) -> PerplexityOptions {
     let text = fs::read_to_string(fixtures().join("text/zechariah.txt")).unwrap();
     let mut tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
     tokens.truncate(1536);
-    let policies = [
-        "streaming:sinks=4,window=64",
-        "oracle-top-p:mass=0.999999",
-        "decode=streaming:sinks=4,window=64",
-    ];
-    let options = PerplexityOptions {
+    PerplexityOptions {
         text: "zechariah".to_owned(),
         beginning: tokens.first().copied(),
         tokens,
         window_tokens: 1024,
         stride_tokens: 512,
-        policies: policies.map(|policy| policy.parse().unwrap()).to_vec(),
+        policies: policies.iter().map(|policy| policy.parse().unwrap()).collect(),
         budget: None,
         predictions_budget_bytes: 1 << 30,
-    };
+    }
+}
+
+#[test]
+fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
+    let engine = engine();
+    let policies = [
+        "streaming:sinks=4,window=64",
+        "oracle-top-p:mass=0.999999",
+        "decode=streaming:sinks=4,window=64",
+    ];
+    let options = predicted(&engine, &policies);
     let table = perplexity(&engine, &options, &mut Journal::none(), &mut on).unwrap();
     let [full, streaming, oracle, decode] = &table.rows[..] else {
         panic!("{table:?}");
@@ -187,7 +192,7 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
     let unannounced = PerplexityOptions {
         beginning: None,
         policies: Vec::new(),
-        ..options.clone()
+        ..options
     };
     let table = perplexity(&engine, &unannounced, &mut Journal::none(), &mut on).unwrap();
     let (there, missing) = (full.all.perplexity, table.rows[0].all.perplexity);
@@ -195,11 +200,13 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
         there < missing,
         "attention rests on the first token: {there} with it, {missing} in mid-text"
     );
+}
 
+#[test]
+fn policies_are_fitted_to_a_budget_and_predictions_keep_to_theirs() {
+    let engine = engine();
+    let options = predicted(&engine, &["streaming:sinks=4", "tri-shape"]);
     let fitted = PerplexityOptions {
-        policies: ["streaming:sinks=4", "tri-shape"]
-            .map(|policy| policy.parse().unwrap())
-            .to_vec(),
         budget: Some(0.4),
         ..options.clone()
     };
