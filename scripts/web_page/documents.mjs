@@ -3,7 +3,7 @@
 import { readFileSync } from "node:fs";
 
 import { PRINTED, book, pdf, zip } from "./files.mjs";
-import { Tab, expect } from "./harness.mjs";
+import { Tab, expect, post } from "./harness.mjs";
 
 const PROPHETS = readFileSync("fixtures/text/prophets.txt", "utf8");
 
@@ -12,7 +12,7 @@ async function a_text_is_counted_as_the_server_counts_it(browser, url, opened) {
     const text = PROPHETS.slice(0, 20_000);
     await tab.drop(["prophets.txt", text]);
     await tab.documents(1);
-    const counted = await (await fetch(`${url}/tokenize`, { method: "POST", body: JSON.stringify({ content: text }) })).json();
+    const counted = await (await post(`${url}/tokenize`, { content: text })).json();
     const shown = await tab.text("#composer-documents .document-size");
     expect(shown.includes(counted.count.toLocaleString("en")), `${shown} lacks ${counted.count}`);
     const room = await tab.text("#room");
@@ -39,6 +39,10 @@ async function html_is_read_as_one_sees_it(browser, url, opened) {
     const wanted = "One two,\nthree\n\na\n  b\n\n[picture: a boat]\n\n- ### head\n\nline\n\n<b>";
     expect(text === wanted, `the page reads ${JSON.stringify(text)}`);
 }
+
+// The policy of the page keeps what a file would run or draw from doing so, and the browser says that it did.
+a_book_is_read_in_the_order_of_its_spine.allows = /Applying inline style violates/;
+html_is_read_as_one_sees_it.allows = /Executing inline event handler violates/;
 
 async function pdf_is_read_page_by_page(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
@@ -117,7 +121,7 @@ async function a_document_is_read_once_for_several_questions(browser, url, opene
 async function reading_shows_progress_and_goes_on_where_it_was_stopped(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
     await limitAnswers(tab, 40);
-    await tab.drop(["prophets.txt", PROPHETS.slice(0, 90_000)]);
+    await tab.drop(["prophets.txt", PROPHETS.slice(0, 60_000)]);
     await tab.documents(1);
     await tab.ask("What is told here?");
     await tab.state(["reading"]);
@@ -128,27 +132,29 @@ async function reading_shows_progress_and_goes_on_where_it_was_stopped(browser, 
     await tab.until(() => document.querySelector("#server-requests").textContent.startsWith("1 running"), "the request in the panel");
     await tab.picture("reading");
     await tab.accessible("reading");
+    await tab.until(() => document.querySelector(".answer progress").value > 0.5, "half of the prompt read", 60_000);
     await tab.page.keyboard.press("Escape");
     await tab.state(["stopped"], 2000);
     const { summary } = await tab.answer();
-    const read = Number(/^Stopped: ([\d,]+) of [\d,]+ tokens read, and kept$/.exec(summary)?.[1].replaceAll(",", ""));
+    const read = Number(/^Stopped: ([\d,]+) of [\d,]+ tokens read$/.exec(summary)?.[1].replaceAll(",", ""));
     expect(read > 1000, `the line says ${summary}`);
     await tab.until(() => document.querySelector("#server-requests").textContent.startsWith("0 running"), "the server's rest", 6000);
     await tab.picture("stopped");
     await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Resume").click());
     await tab.state(["done"]);
     const { timings } = await tab.kept();
-    expect(timings.cache_n > read * 0.8, `${timings.cache_n} tokens were found read of ${read}`);
+    // What was read of the batch that was stopped is read again.
+    expect(timings.cache_n > 0 && timings.cache_n > read - 4096, `${timings.cache_n} tokens were found read of ${read}`);
     await tab.picture("read");
 }
 
 async function a_page_that_is_closed_while_it_reads_resumes_after_a_reload(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
     await limitAnswers(tab, 10);
-    await tab.drop(["prophets.txt", PROPHETS.slice(20_000, 70_000)]);
+    await tab.drop(["prophets.txt", PROPHETS.slice(20_000, 60_000)]);
     await tab.documents(1);
     await tab.ask("Who is it?");
-    await tab.until(() => document.querySelector(".answer progress")?.value > 0.3, "some of the prompt read", 60_000);
+    await tab.until(() => document.querySelector(".answer progress")?.value > 0.6, "some of the prompt read", 60_000);
     await tab.page.reload({ waitUntil: "networkidle2" });
     await tab.state(["stopped"], 3000);
     await tab.page.evaluate(() => [...document.querySelectorAll(".answer button")].find((made) => made.textContent === "Resume").click());

@@ -55,8 +55,8 @@ async function openSample(browser, url, view) {
     const tab = await Tab.open(browser, url, view);
     await tab.page.evaluate((sample) => {
         localStorage.setItem("riffle.conversation.sample", JSON.stringify(sample));
-        for (const [id, title] of [["x", "Chapter three, in plain words"], ["y", "Who is Anna?"]]) {
-            localStorage.setItem(`riffle.conversation.${id}`, JSON.stringify({ ...sample, id, title, changed: 1 }));
+        for (const [id, title, changed] of [["x", "Chapter three, in plain words", 1], ["y", "Who is Anna?", 0]]) {
+            localStorage.setItem(`riffle.conversation.${id}`, JSON.stringify({ ...sample, id, title, changed }));
         }
         sessionStorage.setItem("riffle.open", "sample");
     }, sampleConversation());
@@ -104,6 +104,7 @@ async function on_a_telephone_the_list_is_a_drawer(browser, url, opened) {
     await tab.page.waitForFunction(() => document.querySelector("#side").getBoundingClientRect().left === 0);
     await tab.page.click("#conversation-list li:nth-child(3) .open");
     await tab.until(() => document.querySelector("#title").textContent === "Who is Anna?", "the other conversation");
+    await tab.until(() => getComputedStyle(document.querySelector("#side")).visibility === "hidden", "the end of the list");
     await tab.page.click("#side-open");
     await tab.page.waitForFunction(() => document.querySelector("#side").getBoundingClientRect().left === 0);
     await tab.page.click("#new");
@@ -128,7 +129,7 @@ async function colours_follow_the_system_until_they_are_chosen(browser, url, ope
 async function everything_can_be_done_by_keyboard(browser, url, opened) {
     const tab = opened(await Tab.open(browser, url));
     const { keyboard } = tab.page;
-    await limitAnswers(tab, 400);
+    await limitAnswers(tab, 4000);
     await tab.page.reload({ waitUntil: "networkidle2" });
     expect((await tab.page.evaluate(() => document.activeElement.id)) === "question", "the question has no focus at first");
     await keyboard.type("First");
@@ -173,7 +174,7 @@ async function tabThrough(tab) {
             // The question shows its focus on the field around it.
             const around = node.closest(".field:focus-within");
             const isSeen = (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2) || (node.id === "question" && getComputedStyle(around).boxShadow !== "none");
-            return [node.getAttribute("aria-label") ?? node.textContent.trim(), isSeen && style.opacity === "1"];
+            return [node === document.body ? "the page" : (node.getAttribute("aria-label") ?? node.textContent.trim()), isSeen || node === document.body];
         });
         reached.set(name, isSeen);
     }

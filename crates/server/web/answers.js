@@ -59,9 +59,12 @@ export async function writeAnswer(conversation, answer, changed) {
     }
 }
 
-/** Keeps every conversation whose answer is under way, as when the page is closed. */
-export function saveUnderWay(conversations) {
-    conversations.filter(isRunning).forEach(saveConversation);
+/** Stops every answer and keeps what there is of it, as when the page is closed. */
+export function stopAll(conversations) {
+    for (const conversation of conversations.filter(isRunning)) {
+        stopAnswer(conversation);
+        saveConversation(conversation);
+    }
 }
 
 function take(answer, chunk) {

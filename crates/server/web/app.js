@@ -1,6 +1,6 @@
 // The page: which conversation is open, and what happens to it.
 
-import { isRunning, saveUnderWay, stopAnswer, writeAnswer } from "./answers.js";
+import { isRunning, stopAll, stopAnswer, writeAnswer } from "./answers.js";
 import { oncePerPicture } from "./clock.js";
 import { Composer } from "./composer.js";
 import { showConversations } from "./conversation-list.js";
@@ -33,11 +33,11 @@ setUpSettings(() => announce("Settings kept"));
 const lookNow = watchServer((status) => {
     showOwnPolicies(status);
     byId("no-template").hidden = status.has_chat_template;
-    composer.refresh();
+    composer.showRoom();
 });
 byId("files").accept = OFFERED;
 byId("new").addEventListener("click", () => openConversation(createConversation()));
-addEventListener("pagehide", () => saveUnderWay(conversations));
+addEventListener("pagehide", () => stopAll(conversations));
 setUpSide();
 openConversation(current);
 
@@ -201,12 +201,17 @@ function setUpSide() {
     };
     byId("side-close").addEventListener("click", close);
     byId("shade").addEventListener("click", close);
-    byId("side").addEventListener("keydown", (event) => {
-        if (event.key === "Escape" && document.body.classList.contains("is-side-open") && !isDialogOpen()) {
-            event.stopPropagation();
-            close();
-        }
-    });
+    // Before anybody else hears of the key: Escape ends what lies on top.
+    document.addEventListener(
+        "keydown",
+        (event) => {
+            if (event.key === "Escape" && document.body.classList.contains("is-side-open") && !isDialogOpen()) {
+                event.stopImmediatePropagation();
+                close();
+            }
+        },
+        { capture: true },
+    );
     matchMedia("(min-width: 52rem)").addEventListener("change", closeSide);
 }
 

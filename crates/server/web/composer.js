@@ -107,7 +107,7 @@ export class Composer {
         const isEmpty = !this.#field.value.trim() && this.#documents.length === 0;
         // It stays where it can be reached: whoever presses it too early is told why.
         this.#button.setAttribute("aria-disabled", String(!this.#isBusy && (!isReady || isEmpty)));
-        this.#showRoom();
+        this.showRoom();
     }
 
     #chip(document) {
@@ -132,7 +132,8 @@ export class Composer {
         return tokensOf(this.#current()).tokens + documents + this.#questionTokens;
     }
 
-    #showRoom() {
+    /** Shows how much of the context is taken. */
+    showRoom() {
         const context = serverState.status?.context_tokens;
         const taken = this.#taken();
         const { isGuess } = tokensOf(this.#current());
@@ -148,7 +149,7 @@ export class Composer {
             const { count: tokens } = text ? await tokenize(text) : { count: 0 };
             if (text === this.#field.value) {
                 this.#questionTokens = tokens;
-                this.#showRoom();
+                this.showRoom();
             }
         } catch {
             // The guess stays.

@@ -17,8 +17,11 @@ const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 export function showMarkdown(container, text) {
     const blocks = blocksOf(text.split("\n"), 0);
     const shown = [...container.children];
+    const top = Math.min(...blocks.map(({ level }) => level ?? Infinity));
     for (const [index, block] of blocks.entries()) {
-        const source = `${block.kind}\n${block.lines.join("\n")}`;
+        // The page has headings of its own above the highest of an answer, whichever that is.
+        block.shownLevel = block.level && Math.min(block.level - top + 3, 6);
+        const source = `${block.kind} ${block.shownLevel}\n${block.lines.join("\n")}`;
         const old = shown[index];
         if (old?.source === source) {
             continue;
@@ -54,8 +57,9 @@ function blockAt(lines, start, depth) {
     if (fence) {
         return { kind: "code", language: fence[2].trim().split(/\s+/)[0], end: endOfCode(lines, start, fence[1]) };
     }
-    if (HEADING.test(line)) {
-        return { kind: "heading", end: start + 1 };
+    const heading = HEADING.exec(line);
+    if (heading) {
+        return { kind: "heading", level: heading[1].length, end: start + 1 };
     }
     if (RULE.test(line)) {
         return { kind: "rule", end: start + 1 };
@@ -126,11 +130,8 @@ function build(block) {
     switch (block.kind) {
         case "code":
             return buildCode(block);
-        case "heading": {
-            const [, marks, text] = HEADING.exec(lines[0]);
-            // The page has headings of its own above those of an answer.
-            return element(`h${Math.min(marks.length + 2, 6)}`, {}, ...inline(text));
-        }
+        case "heading":
+            return element(`h${block.shownLevel ?? 6}`, {}, ...inline(HEADING.exec(lines[0])[2]));
         case "rule":
             return element("hr");
         case "quote":

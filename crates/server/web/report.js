@@ -59,7 +59,7 @@ function stoppedLine({ text, progress }) {
     if (!progress) {
         return "Stopped";
     }
-    return `Stopped: ${count(progress.read)} of ${countOf(progress.tokens, "token")} read, and kept`;
+    return `Stopped: ${count(progress.read)} of ${countOf(progress.tokens, "token")} read`;
 }
 
 function reportLine({ report, timings }) {

@@ -42,7 +42,9 @@ macro_rules! file {
 const FILES: &[File] = &[
     file!("index.html", HTML),
     file!("style.css", STYLE),
+    file!("controls.css", STYLE),
     file!("conversation.css", STYLE),
+    file!("markdown.css", STYLE),
     file!("icon.svg", PICTURE),
     file!("answers.js", SCRIPT),
     file!("app.js", SCRIPT),
