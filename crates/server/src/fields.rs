@@ -17,8 +17,8 @@ pub(crate) struct Fields {
 impl Fields {
     /// The fields of the object that a request is.
     pub(crate) fn of_body(body: &[u8]) -> Result<Self, Failure> {
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|error| Failure::bad(format!("the body is not valid JSON: {error}")))?;
+        let value =
+            crate::json::parse(body).map_err(|error| Failure::bad(format!("the body is not valid JSON: {error}")))?;
         match value {
             Value::Object(fields) => Ok(Self {
                 fields,

@@ -34,6 +34,7 @@ mod error;
 mod failure;
 mod fields;
 mod forms;
+mod json;
 mod log;
 mod metrics;
 mod options;

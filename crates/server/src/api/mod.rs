@@ -36,6 +36,13 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
 
 /// A page of a stranger can send anything but JSON without asking.
 fn check_type(request: &Request) -> Result<(), Failure> {
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    if encoding.is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity")) {
+        return Err(Failure::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "a compressed body is not taken: send it as it is, without Content-Encoding",
+        ));
+    }
     let kind = request.headers().get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("");
     let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();

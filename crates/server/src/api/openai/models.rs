@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
@@ -13,7 +14,11 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [model(&app)]}))
 }
 
-pub(crate) async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, Failure> {
+pub(crate) async fn one(
+    State(app): State<Arc<App>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, Failure> {
+    let Path(name) = name.map_err(|rejection| Failure::bad(rejection.body_text()))?;
     app.check_model(Some(&name))?;
     Ok(Json(model(&app)))
 }
