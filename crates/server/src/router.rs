@@ -25,12 +25,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/web/{file}", get(web::file))
         .route("/health", get(plain::health))
         .route("/ready", get(plain::ready));
-    let keyed = Router::new()
-        .route("/v1/models", get(openai::models::list))
-        .route("/v1/models/{name}", get(openai::models::one))
-        .route("/v1/completions", post(openai::completions::answer))
-        .route("/v1/chat/completions", post(openai::chat::answer))
-        .route("/v1/responses", post(openai::responses::answer))
+    let keyed = openai_routes("/v1")
+        .merge(openai_routes(""))
         .route("/v1/messages", post(anthropic::messages::answer))
         .route("/v1/messages/count_tokens", post(anthropic::messages::count))
         .route("/tokenize", post(plain::tokenize))
@@ -54,6 +50,19 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .layer(cors(&app.options.allowed_origins))
         .layer(CatchPanicLayer::custom(panicked))
         .with_state(Arc::clone(app))
+}
+
+/// The paths of OpenAI. Some programs are given an address without `/v1` and do not add it.
+fn openai_routes(prefix: &str) -> Router<Arc<App>> {
+    let at = |path: &str| format!("{prefix}{path}");
+    Router::new()
+        .route(&at("/models"), get(openai::models::list))
+        .route(&at("/models/{name}"), get(openai::models::one))
+        .route(&at("/completions"), post(openai::completions::answer))
+        .route(&at("/chat/completions"), post(openai::chat::answer))
+        .route(&at("/chat/completions/input_tokens"), post(openai::chat::count))
+        .route(&at("/responses"), post(openai::responses::answer))
+        .route(&at("/responses/input_tokens"), post(openai::responses::count))
 }
 
 /// The shape of errors at a path.

@@ -136,12 +136,14 @@ async fn template_of(app: &Arc<App>, request: Request) -> Result<Response, Failu
         Some(Value::Object(variables)) => variables,
         Some(other) => return Err(crate::fields::unexpected("chat_template_kwargs", "an object", &other)),
     };
+    let is_answered = fields.flag("add_generation_prompt")?.unwrap_or(true);
     fields.finish()?;
     let conversation = Conversation {
         messages: read_messages(messages)?,
         tools: tools.tools,
         variables,
         goes_on: false,
+        ends_with_message: !is_answered,
     };
     let prompt = render(app, conversation).await?;
     Ok(Json(json!({"prompt": prompt})).into_response())

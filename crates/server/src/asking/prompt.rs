@@ -21,6 +21,8 @@ pub(crate) struct Conversation {
     pub(crate) variables: Map<String, Value>,
     /// Whether the last message is the beginning of the answer.
     pub(crate) goes_on: bool,
+    /// Whether the text ends with the last message, and not where the assistant is to speak.
+    pub(crate) ends_with_message: bool,
 }
 
 /// A prompt, and its end as text.
@@ -57,6 +59,7 @@ fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Re
         tools,
         mut variables,
         goes_on,
+        ends_with_message,
     } = conversation;
     let Some(template) = engine.chat_template() else {
         if !tools.is_empty() {
@@ -85,7 +88,7 @@ fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Re
         true => ControlFlow::Continue(()),
         false => ControlFlow::Break(()),
     };
-    let text = template.render_until(&Value::Array(messages), true, &variables, &mut poll);
+    let text = template.render_until(&Value::Array(messages), !ends_with_message, &variables, &mut poll);
     let mut text = text.map_err(|error| Failure::field("messages", error.to_string().replace('\n', " ")))?;
     if let Some(beginning) = beginning {
         text.push_str(beginning["content"].as_str().unwrap_or(""));

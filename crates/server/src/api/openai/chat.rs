@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::{Map, Value, json};
 
-use super::chunks::{Head, call_value, delta_of};
+use super::chunks::{FINGERPRINT, Head, call_value, delta_of};
 use super::tools::{self, Tools};
 use super::{messages, probabilities};
 use crate::api::answers::{Answers, Whole, collect, spoken};
@@ -68,6 +68,20 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     }
 }
 
+/// Counts the tokens of the prompt.
+pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, counted(app, request).await)
+}
+
+async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    let chat = Chat::take(&app, &mut fields)?;
+    fields.finish()?;
+    let prompt = prompt(&app, chat.conversation).await?;
+    let body = json!({"object": "chat.completion.input_tokens", "input_tokens": prompt.tokens.len()});
+    Ok(Json(body).into_response())
+}
+
 impl Chat {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
         app.check_model(fields.text("model")?.as_deref())?;
@@ -84,7 +98,7 @@ impl Chat {
         if form.is_some() && tools.form.is_some() {
             return Err(Failure::field(
                 "response_format",
-                "an answer that has to be a call cannot have another form",
+                "tools that are strict or required give the answer a form already: ask for one of the two",
             ));
         }
         let name = fields.name("messages");
@@ -159,6 +173,7 @@ fn take_conversation(fields: &mut Fields, messages: Vec<Value>, tools: &Tools) -
         tools: tools.tools.clone(),
         variables,
         goes_on,
+        ends_with_message: false,
     })
 }
 
@@ -220,6 +235,7 @@ impl Answering {
             "object": "chat.completion",
             "created": self.head.created,
             "model": self.head.model,
+            "system_fingerprint": FINGERPRINT,
             "choices": choices?,
             "usage": usage.openai(),
         });
@@ -241,13 +257,17 @@ impl Answering {
             let mut calls = vec![0; count];
             let mut finished: Vec<Box<Finished>> = Vec::new();
             for index in 0..count {
-                yield events::data(&self.head.chunk(index, &json!({"role": "assistant", "content": ""}), None));
+                yield events::data(&self.head.chunk(index, &json!({"role": "assistant", "content": null}), None));
             }
             while let Some((index, told)) = self.answers.next().await {
                 match told {
                     Told::Accepted | Told::PromptProbabilities(_) => {}
                     Told::Reading(reading) => {
                         let mut chunk = self.head.chunk(index, &json!({}), None);
+                        if self.wishes.generate.probabilities.is_some() {
+                            // Programs that asked for them look for them in every chunk.
+                            chunk["choices"][0]["logprobs"] = json!({"content": [], "refusal": null});
+                        }
                         let (llama, own) = report::progress(&reading);
                         if self.wishes.extras.shows_progress {
                             chunk["prompt_progress"] = llama;

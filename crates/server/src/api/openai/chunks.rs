@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 use crate::app::{new_id, unix_seconds};
 use crate::speech::{Call, Piece};
 
+/// What computes answers: those to one request with one seed may change when it does.
+pub(super) const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
+
 /// What all chunks of a stream share.
 #[derive(Debug, Clone)]
 pub(super) struct Head {
@@ -36,6 +39,7 @@ impl Head {
             "object": "chat.completion.chunk",
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": FINGERPRINT,
             "choices": [],
         })
     }

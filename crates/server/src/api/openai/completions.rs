@@ -13,7 +13,7 @@ use riffle_engine::TokenProbabilities;
 use serde_json::{Value, json};
 
 use super::chat::{MOST_LIKELIEST, take_stream_options};
-use super::chunks::Head;
+use super::chunks::{FINGERPRINT, Head};
 use super::probabilities;
 use crate::api::answers::{Answers, Whole, collect};
 use crate::api::report::{Usage, finish_reason};
@@ -192,6 +192,7 @@ impl Answering {
             "object": "text_completion",
             "created": self.head.created,
             "model": self.head.model,
+            "system_fingerprint": FINGERPRINT,
             "choices": choices,
         })
     }

@@ -63,6 +63,20 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     }
 }
 
+/// Counts the tokens of the prompt.
+pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, counted(app, request).await)
+}
+
+async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let mut fields = fields_of(request).await?;
+    let asked = Asked::take(&app, &mut fields)?;
+    fields.finish()?;
+    let prompt = prompt(&app, asked.conversation).await?;
+    let body = json!({"object": "response.input_tokens", "input_tokens": prompt.tokens.len()});
+    Ok(Json(body).into_response())
+}
+
 impl Asked {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
         app.check_model(fields.text("model")?.as_deref())?;
@@ -78,7 +92,7 @@ impl Asked {
         if form.is_some() && tools.form.is_some() {
             return Err(Failure::field(
                 "text.format",
-                "an answer that has to be a call cannot have another form",
+                "tools that are strict or required give the answer a form already: ask for one of the two",
             ));
         }
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
