@@ -88,10 +88,10 @@ impl Forms {
             .as_ref()
             .map_err(|problem| Failure::new(StatusCode::NOT_IMPLEMENTED, problem.clone()))?;
         let grammar = match form {
-            Form::JsonObject => TopLevelGrammar::from_json_schema(with_short_spaces(json!({"type": "object"}))),
+            Form::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))),
             Form::Schema(schema) => {
                 refuse_options(&schema, place)?;
-                TopLevelGrammar::from_json_schema(with_short_spaces(schema))
+                TopLevelGrammar::from_json_schema(with_options(schema))
             }
             Form::Pattern(pattern) => TopLevelGrammar::from_regex(&pattern),
             Form::Grammar(grammar) => TopLevelGrammar::from_lark(grammar),
@@ -102,6 +102,22 @@ impl Forms {
             Some(problem) => Err(Failure::field(place, one_line(&problem)).with_code("unsupported_schema")),
         }
     }
+}
+
+/// What may stand between two parts of JSON: a space, or a line break with what the next line is indented by. A small model that
+/// takes the likeliest token would go on with spaces for ever.
+const SPACES: &str = r" |\n[ \t]{0,24}";
+
+/// A schema with the options that it is read by.
+pub(crate) fn with_options(schema: Value) -> Value {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        schema => schema,
+    };
+    if let Some(fields) = schema.as_object_mut() {
+        fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": SPACES}));
+    }
+    schema
 }
 
 /// A schema may not change how schemas are read.
@@ -115,21 +131,12 @@ fn refuse_options(schema: &Value, place: &str) -> Result<(), Failure> {
     }
 }
 
-/// Limits the spaces between the parts of JSON: small models would write spaces without end.
-fn with_short_spaces(schema: Value) -> Value {
-    let options = json!({"whitespace_pattern": "[ \\n\\r\\t]{0,20}"});
-    match schema {
-        Value::Object(mut fields) => {
-            fields.insert("x-guidance".to_owned(), options);
-            Value::Object(fields)
-        }
-        Value::Bool(true) => json!({"x-guidance": options}),
-        other => other,
-    }
-}
-
 fn one_line(problem: &str) -> String {
     const LONGEST: usize = 300;
+    if problem.contains("coerce_one_of") {
+        // llguidance names an option that clients cannot set.
+        return "oneOf: it cannot be told that its alternatives exclude one another: use anyOf".to_owned();
+    }
     let line = problem.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(LONGEST) {
         None => line,
@@ -245,5 +252,59 @@ pub(crate) fn form_of(format: &mut Fields, place: &str) -> Result<Option<Form>, 
             format!("{place}.type"),
             format!("{other:?} is not known: use text, json_object, json_schema, regex or grammar"),
         )),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use riffle_engine::EngineOptions;
+
+    use super::*;
+
+    /// The shipped model.
+    pub(crate) fn engine() -> Arc<Engine> {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
+        let options = EngineOptions {
+            context_tokens: Some(512),
+            ..EngineOptions::default()
+        };
+        Engine::load(model, options).unwrap()
+    }
+
+    /// Whether an answer of a form may be this text, taken token by token, and end there.
+    pub(crate) fn fits(engine: &Arc<Engine>, form: Form, text: &str) -> bool {
+        let forms = Forms::new(engine, crate::Limits::default()).unwrap();
+        let mut answer = forms.prepare_now(form, "form").unwrap().begin().unwrap();
+        let mut takes = |token: u32| {
+            let allowed = answer.allowed().unwrap()[token as usize / 32] >> (token % 32) & 1 == 1;
+            allowed && answer.accept(token).is_ok()
+        };
+        let tokens = engine.tokenizer().unwrap().encode(text, false).unwrap();
+        tokens.into_iter().all(&mut takes) && takes(engine.generation_defaults().eos[0])
+    }
+
+    #[test]
+    fn alternatives_that_may_overlap_are_refused_in_words_of_this_server() {
+        let forms = Forms::new(&engine(), crate::Limits::default()).unwrap();
+        let schema = json!({"oneOf": [{"type": "integer"}, {"minimum": 2}]});
+        let refused = forms.prepare_now(Form::Schema(schema), "form").unwrap_err();
+        assert!(refused.message.starts_with("form: oneOf: "), "{}", refused.message);
+    }
+
+    #[test]
+    fn json_may_be_indented_but_not_be_filled_with_spaces() {
+        let engine = engine();
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+        for text in ["{\"a\":1}", "{\"a\": 1}", "{\n    \"a\": 1\n}"] {
+            assert!(fits(&engine, Form::Schema(schema.clone()), text), "{text}");
+        }
+        for text in [
+            "{  \"a\":1}",
+            "{\n\n\"a\": 1}",
+            &format!("{{\n{}\"a\": 1}}", " ".repeat(25)),
+        ] {
+            assert!(!fits(&engine, Form::Schema(schema.clone()), text), "{text:?}");
+        }
+        assert!(fits(&engine, Form::Schema(json!(true)), "[1, \"b\"]"));
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::Fields;
-use crate::forms::Form;
+use crate::forms::{Form, with_options};
 use crate::speech::CallStyle;
 
 /// The tools of a request.
@@ -16,7 +16,7 @@ use crate::speech::CallStyle;
 pub(crate) struct Tools {
     /// In the shape of chat completions, as templates take them; empty where none may be called.
     pub(crate) tools: Vec<Value>,
-    /// The form of an answer that has to be a call.
+    /// The form of an answer that has to be a call, or of one whose calls have to fit what strict tools take.
     pub(crate) form: Option<Form>,
     /// Whether one call at most is wanted.
     pub(crate) is_single: bool,
@@ -62,17 +62,11 @@ pub(crate) fn finish(
             None
         }
         Choice::Freely => {
-            let strict = tools.iter().find(|tool| tool["function"]["strict"] == json!(true));
-            if let Some(tool) = strict {
-                return Err(Failure::field(
-                    "tools",
-                    format!(
-                        "{:?} is strict, which holds only where a call is required: set tool_choice to \"required\", or leave strict out",
-                        name_of(tool)
-                    ),
-                ));
+            let is_strict = tools.iter().any(|tool| tool["function"]["strict"] == json!(true));
+            match is_strict {
+                true => Some(form_of(app, &tools, false)?),
+                false => None,
             }
-            None
         }
         Choice::Always if tools.is_empty() => {
             return Err(Failure::field(
@@ -80,13 +74,13 @@ pub(crate) fn finish(
                 "a call is required but there are no tools",
             ));
         }
-        Choice::Always => Some(form_of(app, &tools)?),
+        Choice::Always => Some(form_of(app, &tools, true)?),
         Choice::One(name) => {
             let chosen: Vec<Value> = tools.iter().filter(|tool| name_of(tool) == *name).cloned().collect();
             if chosen.is_empty() {
                 return Err(Failure::field("tool_choice", format!("there is no tool {name:?}")));
             }
-            Some(form_of(app, &chosen)?)
+            Some(form_of(app, &chosen, true)?)
         }
     };
     Ok(Tools {
@@ -167,8 +161,9 @@ fn choice_of(choice: Option<Value>) -> Result<Choice, Failure> {
     }
 }
 
-/// The form of a call of one of these tools, in the marks of the model.
-fn form_of(app: &App, tools: &[Value]) -> Result<Form, Failure> {
+/// The form of an answer that calls one of these tools, in the marks of the model. Unless a call is required, the answer may be
+/// text, and calls may stand in it.
+fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<Form, Failure> {
     let style = app.markup.calls();
     let key = match style {
         CallStyle::Bare => "parameters",
@@ -183,22 +178,47 @@ fn form_of(app: &App, tools: &[Value]) -> Result<Form, Failure> {
             "additionalProperties": false,
         })
     });
-    let schema = json!({"anyOf": calls.collect::<Vec<_>>()});
+    let schema = with_options(json!({"anyOf": calls.collect::<Vec<_>>()}));
     let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
-    let mark = |text: &str| mark_of(tokenizer, text);
-    let start = match style {
-        CallStyle::Tagged => format!("{} \"\\n\" call \"\\n\" {}", mark("<tool_call>"), mark("</tool_call>")),
-        CallStyle::Mistral => format!("{} \"[\" call \"]\"", mark("[TOOL_CALLS]")),
-        CallStyle::Phi => format!("{} \"[\" call \"]\" {}", mark("<|tool_call|>"), mark("<|/tool_call|>")),
-        CallStyle::Bare => "call".to_owned(),
-        CallStyle::Gemma => {
-            return Err(Failure::field(
-                "tool_choice",
-                "this model's calls cannot be required: use auto",
-            ));
+    let (begin, inner, end) = match style {
+        CallStyle::Tagged => ("<tool_call>", r#""\n" call "\n""#, Some("</tool_call>")),
+        CallStyle::Mistral => ("[TOOL_CALLS]", r#""[" call "]""#, None),
+        CallStyle::Phi => ("<|tool_call|>", r#""[" call "]""#, Some("<|/tool_call|>")),
+        CallStyle::Bare if is_required => return Ok(Form::Grammar(format!("start: call\ncall: %json {schema}"))),
+        CallStyle::Bare | CallStyle::Gemma => {
+            return Err(match is_required {
+                true => Failure::field("tool_choice", "this model's calls cannot be required: use auto"),
+                false => Failure::field(
+                    "tools",
+                    "this model's calls cannot be held to strict tools: leave strict out",
+                ),
+            });
         }
     };
-    Ok(Form::Grammar(format!("start: {start}\ncall: %json {schema}")))
+    let end = end.map(|end| mark_of(tokenizer, end)).unwrap_or_default();
+    let rest = format!("{inner} {end}\ncall: %json {schema}");
+    Ok(Form::Grammar(match is_required {
+        true => format!("start: {} {rest}", mark_of(tokenizer, begin)),
+        false => format!("{}\nrest: {rest}", free_start(tokenizer, begin)),
+    }))
+}
+
+/// The beginning of a grammar of text in which the mark `begin` is followed by a `rest`.
+fn free_start(tokenizer: &Tokenizer, begin: &str) -> String {
+    let is_special = |mark: &str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
+    let mark = mark_of(tokenizer, begin);
+    if !is_special(begin) {
+        return format!(
+            "start: (lead rest)* TAIL?\nlead[lazy]: ANY {mark}\nANY: /(.|\\n)*/\nTAIL: /(.|\\n)+/ & ~(ANY {mark} ANY)"
+        );
+    }
+    // Text matches no special token.
+    let mut pieces = vec!["TEXT".to_owned(), format!("{mark} rest")];
+    let thoughts = ["<think>", "</think>"]
+        .into_iter()
+        .filter(|thought| is_special(thought));
+    pieces.extend(thoughts.map(|thought| mark_of(tokenizer, thought)));
+    format!("start: ({})*\nTEXT: /(.|\\n)+/", pieces.join(" | "))
 }
 
 /// A mark in a grammar: a special token by its number, anything else by its text.
@@ -206,5 +226,37 @@ fn mark_of(tokenizer: &Tokenizer, mark: &str) -> String {
     match tokenizer.token_id(mark).filter(|id| tokenizer.is_special(*id)) {
         Some(id) => format!("<[{id}]>"),
         None => json!(mark).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_that_is_text_begins_a_call_wherever_it_stands() {
+        let engine = crate::forms::tests::engine();
+        let grammar = format!(
+            "{}\nrest: \"\\n\" call \"\\n</tool_call>\"\ncall: %json {}",
+            free_start(engine.tokenizer().unwrap(), "<tool_call>"),
+            json!({"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"], "additionalProperties": false}),
+        );
+        let fits = |text: &str| crate::forms::tests::fits(&engine, Form::Grammar(grammar.clone()), text);
+        for text in [
+            "No call at all, but a < and a <tool",
+            "<tool_call>\n{\"days\":1}\n</tool_call>",
+            "I look it up.\n<tool_call>\n{\"days\":2}\n</tool_call>",
+            "<tool_call>\n{\"days\":1}\n</tool_call>\n<tool_call>\n{\"days\":2}\n</tool_call> done",
+        ] {
+            assert!(fits(text), "{text}");
+        }
+        for text in [
+            "<tool_call>\n{\"days\":3}\n</tool_call>",
+            "I look it up. <tool_call> somewhere",
+            "<tool_call>\n{\"days\":1}\n</tool_call>\n<tool_call>\n{}\n</tool_call>",
+            "ends with <tool_call>",
+        ] {
+            assert!(!fits(text), "{text}");
+        }
     }
 }
