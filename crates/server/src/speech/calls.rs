@@ -42,6 +42,20 @@ fn call_of(value: Value) -> Option<Call> {
     Some(Call { name, arguments })
 }
 
+/// Whether a text is the beginning of an object whose first field is a name, with or without a fence around it.
+pub(super) fn may_be_unmarked(text: &str) -> bool {
+    let letters: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
+    let begins = [
+        "{\"name\":\"",
+        "[{\"name\":\"",
+        "```{\"name\":\"",
+        "```json{\"name\":\"",
+    ];
+    begins
+        .iter()
+        .any(|begin| letters.starts_with(begin) || begin.starts_with(letters.as_str()))
+}
+
 fn without_fence(text: &str) -> &str {
     let Some(inner) = text.strip_prefix("```").and_then(|text| text.strip_suffix("```")) else {
         return text;

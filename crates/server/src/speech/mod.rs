@@ -90,6 +90,11 @@ impl Markup {
         self.thinks && prompt.trim_end().ends_with("<think>")
     }
 
+    /// Whether the model thinks before it answers.
+    pub(crate) fn thinks(self) -> bool {
+        self.thinks
+    }
+
     pub(crate) fn calls(self) -> CallStyle {
         self.calls
     }
@@ -159,7 +164,7 @@ impl Speech {
         let mut pieces = Vec::new();
         let held = std::mem::take(&mut self.held);
         match self.state {
-            State::Text if self.may_be_bare_call(&held) => self.tell_calls_or_text(&held, "", &mut pieces),
+            State::Text if self.may_be_bare_call(&held) => self.tell_bare_calls_or_text(&held, &mut pieces),
             State::Text => self.tell_text(held, &mut pieces),
             State::Thought => tell_thought(held, &mut pieces),
             State::Call => {
@@ -239,14 +244,17 @@ impl Speech {
         true
     }
 
-    /// Whether a text may be a call without marks.
+    /// Whether a text may be a call without marks: all of an answer. Models whose calls have marks forget them at times.
     fn may_be_bare_call(&self, text: &str) -> bool {
+        if !self.takes_calls || self.has_begun {
+            return false;
+        }
         let begins = |text: &str| text.starts_with(['{', '[']) || text.starts_with("```");
         let text = text.trim_start();
-        self.takes_calls
-            && self.markup.calls == CallStyle::Bare
-            && !self.has_begun
-            && (begins(text) || text.is_empty() || "```".starts_with(text))
+        match self.markup.calls {
+            CallStyle::Bare => begins(text) || text.is_empty() || "```".starts_with(text),
+            _ => calls::may_be_unmarked(text),
+        }
     }
 
     fn tell_text(&mut self, text: String, pieces: &mut Vec<Piece>) {
@@ -261,9 +269,17 @@ impl Speech {
         }
     }
 
+    fn tell_bare_calls_or_text(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+        self.tell(calls::parse(CallStyle::Bare, text), text, "", pieces);
+    }
+
     /// Tells the calls that a text spells; a text that spells none stays text, with the mark it stood behind.
     fn tell_calls_or_text(&mut self, text: &str, mark: &str, pieces: &mut Vec<Piece>) {
-        match calls::parse(self.markup.calls, text) {
+        self.tell(calls::parse(self.markup.calls, text), text, mark, pieces);
+    }
+
+    fn tell(&mut self, calls: Option<Vec<Call>>, text: &str, mark: &str, pieces: &mut Vec<Piece>) {
+        match calls {
             Some(mut calls) if !calls.is_empty() => {
                 if self.is_single {
                     calls.truncate(1usize.saturating_sub(self.calls));
@@ -356,6 +372,8 @@ mod tests {
             (CallStyle::Bare, json.replace("arguments", "parameters")),
             (CallStyle::Bare, format!("<|python_tag|>{json}")),
             (CallStyle::Bare, format!("```json\n{json}\n```")),
+            (CallStyle::Tagged, json.to_owned()),
+            (CallStyle::Mistral, format!("```json\n{json}\n```")),
         ];
         for (style, text) in cases {
             for size in [1, 2, 3, 7, 1000] {
@@ -393,6 +411,9 @@ mod tests {
             "a < b, <tool_cal",
             "[TOOL_CALLS",
             "`code` and ```more```",
+            "```json\n{\"names\": [1]}\n```",
+            "{\"name\": \"a",
+            "```\n{ \"na",
         ];
         for style in MARKED {
             for text in texts {
@@ -402,6 +423,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_cannot_be_a_call_any_more_is_told_at_once() {
+        let mut speech = speech(CallStyle::Tagged, true);
+        assert!(speech.push("```").is_empty());
+        assert!(speech.push("json\n{").is_empty());
+        assert_eq!(speech.push("\"a\": 1"), [Piece::Text("```json\n{\"a\": 1".to_owned())]);
+        assert_eq!(speech.push(", 2"), [Piece::Text(", 2".to_owned())]);
     }
 
     #[test]
