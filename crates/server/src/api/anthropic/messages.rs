@@ -23,7 +23,11 @@ use crate::asking::prompt::prompt;
 use crate::driver::{Finished, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
+use crate::forms::{Form, form_of};
 use crate::speech::Speech;
+
+/// Where the form of an answer stands in a request.
+const OUTPUT_FORMAT: &str = "output_config.format";
 
 /// A message under way.
 struct Answering {
@@ -48,12 +52,26 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     if !wishes.has_length {
         return Err(Failure::field("max_tokens", "this field is required"));
     }
+    if wishes.generate.max_tokens == 0 {
+        return Err(Failure::field("max_tokens", "it must be at least 1"));
+    }
     let (conversation, tools) = conversation::take(&app, &mut fields)?;
     let is_streamed = fields.flag("stream")?.unwrap_or(false);
-    refuse_what_is_not_done(&mut fields)?;
+    let form = take_output(&mut fields)?;
+    refuse_what_is_not_done(&app, &mut fields)?;
     fields.finish()?;
-    if let Some(form) = tools.form.clone() {
-        wishes.generate.form = Some(app.forms.prepare(form, "tool_choice").await?);
+    let form = match (form, tools.form.clone()) {
+        (Some(_), Some(_)) => {
+            return Err(Failure::field(
+                OUTPUT_FORMAT,
+                "tools that are strict or required give the answer a form already: ask for one of the two",
+            ));
+        }
+        (Some(form), None) => Some((form, OUTPUT_FORMAT)),
+        (None, form) => form.map(|form| (form, "tool_choice")),
+    };
+    if let Some((form, place)) = form {
+        wishes.generate.form = Some(app.forms.prepare(form, place).await?);
     }
     let prompt = prompt(&app, conversation).await?;
     let prompt_tokens = prompt.tokens.len();
@@ -80,13 +98,36 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     let mut fields = fields_of(request).await?;
     app.check_model(fields.text("model")?.as_deref())?;
     let (conversation, _) = conversation::take(&app, &mut fields)?;
-    refuse_what_is_not_done(&mut fields)?;
+    take_output(&mut fields)?;
+    refuse_what_is_not_done(&app, &mut fields)?;
     fields.finish()?;
     let prompt = prompt(&app, conversation).await?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
 }
 
-fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
+/// Takes the form that an answer shall have.
+fn take_output(fields: &mut Fields) -> Result<Option<Form>, Failure> {
+    let Some(mut output) = fields.object("output_config")? else {
+        return Ok(None);
+    };
+    output.refuse(
+        "effort",
+        &[json!("high")],
+        "how much a model thinks is up to its template: leave it out",
+    )?;
+    let form = match output.object("format")? {
+        None => None,
+        Some(mut format) => {
+            let form = form_of(&mut format, OUTPUT_FORMAT)?;
+            format.finish()?;
+            form
+        }
+    };
+    output.finish()?;
+    Ok(form)
+}
+
+fn refuse_what_is_not_done(app: &App, fields: &mut Fields) -> Result<(), Failure> {
     fields.pass_over(&["metadata", "service_tier", "cache_control"]);
     let name = fields.name("thinking");
     if let Some(mut thinking) = fields.object("thinking")? {
@@ -95,21 +136,18 @@ fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
         if !["enabled", "disabled", "adaptive"].contains(&kind.as_str()) {
             return Err(Failure::field(format!("{name}.type"), format!("{kind:?} is not known")));
         }
-        thinking.refuse(
-            "budget_tokens",
-            &[],
-            "how long a model thinks cannot be limited here: leave it out",
-        )?;
+        // A model that does not think keeps to any budget.
+        let budget = thinking.integer("budget_tokens", 0..=i64::from(i32::MAX))?;
+        if budget.is_some() && app.markup.thinks() {
+            return Err(Failure::field(
+                format!("{name}.budget_tokens"),
+                "how long this model thinks cannot be limited: use {\"type\": \"adaptive\"}",
+            ));
+        }
         thinking.pass_over(&["display"]);
         thinking.finish()?;
     }
-    for field in [
-        "mcp_servers",
-        "container",
-        "context_management",
-        "output_config",
-        "output_format",
-    ] {
+    for field in ["mcp_servers", "container", "context_management", "output_format"] {
         fields.refuse(field, &[json!([])], "this server does not do that: leave it out")?;
     }
     Ok(())
