@@ -226,7 +226,8 @@ fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(app.options.limits.arrival_time);
     let service = TowerToHyperService::new(router);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    // The variant with upgrades would wait for the first byte without end, and take up HTTP/2.
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
     let connection = open.watch(connection.into_owned());
     tokio::spawn(async move {
         // A connection that breaks is its client's affair; the request it carried is taken back.
