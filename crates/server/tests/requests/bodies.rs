@@ -1,0 +1,127 @@
+//! Bodies that are no JSON, or JSON of another shape.
+
+use serde_json::json;
+
+use super::{CHAT, COMPLETIONS, Case, MESSAGES, RESPONSES, valid};
+
+const PATHS: [&str; 8] = [
+    COMPLETIONS,
+    CHAT,
+    RESPONSES,
+    MESSAGES,
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+];
+
+/// Not JSON, or no object.
+const NO_OBJECTS: [(&str, &[u8]); 14] = [
+    ("nothing", b""),
+    ("spaces", b" \n\t "),
+    ("null", b"null"),
+    ("a number", b"5"),
+    ("a text", b"\"model\""),
+    ("a list", b"[{}]"),
+    ("no JSON", b"model=model&prompt=a"),
+    ("single quotes", b"{'model': 'model'}"),
+    ("a comma too many", b"{\"model\": \"model\",}"),
+    ("a comment", b"{/* model */}"),
+    ("zero bytes", b"\0\0\0\0"),
+    ("UTF-16", b"\xff\xfe{\0}\0"),
+    ("a mark of byte order", b"\xef\xbb\xbf{}"),
+    ("a compressed body", b"\x1f\x8b\x08\x00\x00\x00\x00\x00"),
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for path in PATHS {
+        for (what, body) in NO_OBJECTS {
+            // Each kind of body at half of the paths is enough.
+            if (path.len() + what.len()) % 2 == 0 {
+                cases.push(Case::body(path, what, body));
+            }
+        }
+        cases.push(Case::body(path, "an empty object", b"{}"));
+        let body = valid(path).to_string();
+        for cut in [1, body.len() / 3, body.len() / 2, body.len() - 1] {
+            cases.push(Case::body(
+                path,
+                &format!("cut after {cut} bytes"),
+                &body.as_bytes()[..cut],
+            ));
+        }
+        cases.push(Case::body(path, "more behind the end", format!("{body}{body}")));
+        cases.push(Case::body(
+            path,
+            "an unknown field",
+            body.replacen('{', "{\"colour\": 1, ", 1),
+        ));
+        let named = body.replace("\"model\":\"model\",", "");
+        cases.push(Case::body(
+            path,
+            "another model",
+            named.replacen('{', "{\"model\": \"other\", ", 1),
+        ));
+        cases.push(Case::body(path, "a field twice", twice(&body)));
+    }
+    for path in [COMPLETIONS, CHAT, RESPONSES, MESSAGES] {
+        cases.extend(texts(path));
+    }
+    cases
+}
+
+/// The first field a second time.
+fn twice(body: &str) -> String {
+    let (field, rest) = body[1..].split_once(':').unwrap();
+    format!("{{{field}: \"model\", {field}:{rest}")
+}
+
+/// Texts and numbers that JSON does not know.
+fn texts(path: &str) -> Vec<Case> {
+    let body = valid(path).to_string();
+    let with_text = |text: &[u8]| {
+        let (before, after) = body.split_once("\"a\"").unwrap();
+        [before.as_bytes(), b"\"", text, b"\"", after.as_bytes()].concat()
+    };
+    let with_field = |field: &str| body.replacen('{', &format!("{{{field}, "), 1);
+    let deep = |open: &str, close: &str| format!("\"x\": {}{}", open.repeat(50_000), close.repeat(50_000));
+    vec![
+        Case::body(path, "bytes that are no UTF-8", with_text(b"\xff\xfe")),
+        Case::body(path, "a cut UTF-8 letter", with_text(b"\xe2\x82")),
+        Case::body(path, "an overlong UTF-8 letter", with_text(b"\xc0\xaf")),
+        Case::body(path, "half a surrogate pair", with_text(b"\\ud800")),
+        Case::body(path, "an unknown escape", with_text(b"\\q")),
+        Case::body(path, "a line break in a text", with_text(b"\n")),
+        Case::body(path, "NaN", with_field("\"temperature\": NaN")),
+        Case::body(path, "an infinite number", with_field("\"temperature\": Infinity")),
+        Case::body(path, "a number beyond all bounds", with_field("\"temperature\": 1e999")),
+        Case::body(path, "a number with a leading zero", with_field("\"temperature\": 01")),
+        Case::body(path, "nested lists", with_field(&deep("[", "]"))),
+        Case::body(path, "nested objects", with_field(&deep("{\"a\":", "}"))),
+        Case::body(path, "a field of no name", with_field("\"\": 1")),
+        Case::body(
+            path,
+            "a nested field twice",
+            with_field("\"riffle\": {\"audit\": true, \"audit\": false}"),
+        ),
+        Case::body(path, "a body beyond the limit", vec![b' '; (1 << 20) + 1]),
+        Case::body(
+            path,
+            "a prompt beyond the context",
+            with_text("word ".repeat(40_000).as_bytes()),
+        ),
+        Case::body(path, "a prompt and an answer beyond the context", json_with(path, 3000)),
+    ]
+}
+
+/// A body that asks for an answer of so many tokens.
+fn json_with(path: &str, tokens: usize) -> String {
+    let mut body = valid(path);
+    let field = match path {
+        RESPONSES => "max_output_tokens",
+        _ => "max_tokens",
+    };
+    body[field] = json!(tokens);
+    body.to_string()
+}

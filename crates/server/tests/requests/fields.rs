@@ -1,0 +1,274 @@
+//! Fields of other types, out of range, or that ask for what there is not.
+
+use serde_json::{Value, json};
+
+use super::{CHAT, COMPLETIONS, Case, MESSAGES, RESPONSES, with};
+
+pub(super) fn cases() -> Vec<Case> {
+    let tables = [
+        (&[COMPLETIONS, CHAT, RESPONSES, MESSAGES][..], shared()),
+        (&[COMPLETIONS][..], completions()),
+        (&[CHAT][..], chat()),
+        (&[RESPONSES][..], responses()),
+        (&[MESSAGES][..], messages()),
+        (
+            &["/tokenize"][..],
+            vec![
+                ("content", json!(5)),
+                ("content", json!(["a"])),
+                ("with_pieces", json!(1)),
+            ],
+        ),
+        (
+            &["/detokenize"][..],
+            vec![
+                ("tokens", json!("a")),
+                ("tokens", json!([-1])),
+                ("tokens", json!([1e12])),
+                ("tokens", json!([2048])),
+            ],
+        ),
+        (
+            &["/apply-template"][..],
+            vec![("messages", json!({})), ("messages", json!([])), ("tools", json!({}))],
+        ),
+        (
+            &["/v1/messages/count_tokens"][..],
+            vec![("messages", json!([])), ("max_tokens", json!(1)), ("system", json!(5))],
+        ),
+    ];
+    let mut cases = Vec::new();
+    for (paths, table) in tables {
+        for path in paths {
+            for (field, value) in &table {
+                let what = format!("{field} = {}", short(value));
+                cases.push(Case::body(path, &what, with(path, field, value.clone()).to_string()));
+            }
+        }
+    }
+    cases
+}
+
+fn short(value: &Value) -> String {
+    value.to_string().chars().take(80).collect()
+}
+
+/// What all four know.
+fn shared() -> Vec<(&'static str, Value)> {
+    vec![
+        ("model", json!(5)),
+        ("temperature", json!("warm")),
+        ("temperature", json!(-0.1)),
+        ("temperature", json!(1e30)),
+        ("top_p", json!(0)),
+        ("top_p", json!(1.1)),
+        ("top_p", json!([0.5])),
+        ("stream", json!("yes")),
+        ("stream", json!(1)),
+        ("riffle", json!("audit")),
+        ("riffle", json!({"speed": "fast"})),
+        ("riffle", json!({"audit": "yes"})),
+        ("riffle", json!({"decode": 5})),
+        ("riffle", json!({"decode": "no-such-policy"})),
+        ("riffle", json!({"decode": "quest:pages=-1"})),
+        ("riffle", json!({"prefill": "streaming:sinks=many"})),
+        ("riffle", json!({"prefill": "full;;;=:"})),
+        ("riffle", json!({"priority": 1e9})),
+    ]
+}
+
+fn completions() -> Vec<(&'static str, Value)> {
+    vec![
+        ("prompt", json!(5)),
+        ("prompt", json!({})),
+        ("prompt", json!([])),
+        ("prompt", json!([[]])),
+        ("prompt", json!([1.5])),
+        ("prompt", json!([-1])),
+        ("prompt", json!([2048])),
+        ("prompt", json!([1, "a"])),
+        ("prompt", json!(["a", null])),
+        ("prompt", json!(vec!["a"; 65])),
+        ("max_tokens", json!(-2)),
+        ("max_tokens", json!(1.5)),
+        ("max_tokens", json!("1")),
+        ("max_tokens", json!(1e20)),
+        ("max_tokens", json!(u64::MAX)),
+        ("n", json!(0)),
+        ("n", json!(65)),
+        ("n", json!(true)),
+        ("best_of", json!(3)),
+        ("suffix", json!("end")),
+        ("echo", json!(1)),
+        ("logprobs", json!(21)),
+        ("logprobs", json!(true)),
+        ("prompt_logprobs", json!(-1)),
+        ("stop", json!(5)),
+        ("stop", json!([5])),
+        ("stop", json!("")),
+        ("stop", json!(vec!["a"; 65])),
+        ("stop", json!("a".repeat(1025))),
+        ("stop_token_ids", json!(["a"])),
+        ("stop_token_ids", json!([99999])),
+        ("seed", json!("a")),
+        ("seed", json!(0.5)),
+        ("top_k", json!(-2)),
+        ("min_p", json!(2)),
+        ("min_tokens", json!(-1)),
+        ("ignore_eos", json!("no")),
+        ("presence_penalty", json!(3)),
+        ("frequency_penalty", json!(-3)),
+        ("repetition_penalty", json!(0)),
+        ("repeat_last_n", json!(-1)),
+        ("logit_bias", json!([1])),
+        ("logit_bias", json!({"word": 1})),
+        ("logit_bias", json!({"2048": 1})),
+        ("logit_bias", json!({"1": "much"})),
+        ("logit_bias", json!({"1": 1e300})),
+        ("stream_options", json!({"include_usage": true})),
+        ("guided_regex", json!("(")),
+        ("guided_json", json!("{")),
+        ("guided_choice", json!([])),
+        ("guided_grammar", json!("start: nothing")),
+        ("grammar", json!("root ::= \"a\"")),
+    ]
+}
+
+fn chat() -> Vec<(&'static str, Value)> {
+    let said = |role: &str, content: Value| json!([{"role": role, "content": content}]);
+    let tool = |function: Value| json!([{"type": "function", "function": function}]);
+    let form = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    vec![
+        ("messages", json!("a")),
+        ("messages", json!([])),
+        ("messages", json!(["a"])),
+        ("messages", json!([{}])),
+        ("messages", said("king", json!("a"))),
+        ("messages", said("user", json!(null))),
+        ("messages", said("user", json!(5))),
+        ("messages", said("user", json!([{"type": "text"}]))),
+        (
+            "messages",
+            said("user", json!([{"type": "image_url", "image_url": {"url": "data:,"}}])),
+        ),
+        (
+            "messages",
+            said("user", json!([{"type": "text", "text": "a", "size": 1}])),
+        ),
+        ("messages", json!([{"role": "user", "content": "a", "mood": "good"}])),
+        ("messages", json!([{"role": "assistant"}])),
+        (
+            "messages",
+            json!([{"role": "assistant", "tool_calls": [{"type": "function"}]}]),
+        ),
+        (
+            "messages",
+            json!([{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "a", "arguments": "{"}}]}]),
+        ),
+        ("continue_final_message", json!(true)),
+        ("add_generation_prompt", json!(false)),
+        ("top_logprobs", json!(3)),
+        ("tools", json!("a")),
+        ("tools", json!([{"type": "code_interpreter"}])),
+        ("tools", tool(json!({}))),
+        ("tools", tool(json!({"name": ""}))),
+        ("tools", tool(json!({"name": "a"}))),
+        ("tool_choice", json!("required")),
+        ("tool_choice", json!("perhaps")),
+        ("tool_choice", json!({"type": "function", "function": {"name": "a"}})),
+        ("response_format", json!("json")),
+        ("response_format", json!({"type": "yaml"})),
+        ("response_format", json!({"type": "json_schema"})),
+        ("response_format", form(json!({"type": "hiccup"}))),
+        ("response_format", form(json!({"type": 5}))),
+        ("response_format", form(json!(false))),
+        (
+            "response_format",
+            form(json!({"type": "integer", "minimum": 2, "maximum": 1})),
+        ),
+        ("response_format", form(json!({"$ref": "#/nowhere"}))),
+        ("response_format", form(json!({"$ref": "http://localhost/a.json"}))),
+        ("response_format", form(json!({"not": {"type": "string"}}))),
+        ("response_format", form(json!({"type": "string", "pattern": "("}))),
+        ("response_format", form(json!({"x-guidance": {"lenient": true}}))),
+        ("response_format", form(json!({"enum": ["a".repeat(300_000)]}))),
+        ("response_format", json!({"type": "regex", "pattern": "(?<=a)b"})),
+        ("chat_template_kwargs", json!([])),
+        ("functions", json!([{"name": "a"}])),
+        ("store", json!(true)),
+        ("modalities", json!(["audio"])),
+        ("reasoning_effort", json!("extreme")),
+        ("n", json!(1e18)),
+        ("max_completion_tokens", json!("many")),
+    ]
+}
+
+fn responses() -> Vec<(&'static str, Value)> {
+    vec![
+        ("input", json!(5)),
+        ("input", json!([])),
+        ("input", json!([{"type": "music"}])),
+        (
+            "input",
+            json!([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]),
+        ),
+        ("input", json!([{"type": "function_call_output", "call_id": "1"}])),
+        ("instructions", json!(["a"])),
+        ("max_output_tokens", json!(-2)),
+        ("previous_response_id", json!("resp_1")),
+        ("conversation", json!("conv_1")),
+        ("store", json!(true)),
+        ("background", json!(true)),
+        ("truncation", json!("auto")),
+        ("tools", json!([{"type": "web_search"}])),
+        ("tools", json!([{"type": "function"}])),
+        ("text", json!({"format": {"type": "yaml"}})),
+        ("text", json!({"format": {"type": "json_schema", "name": "a"}})),
+        ("include", json!(["everything"])),
+        ("prompt", json!({"id": "a"})),
+        ("top_logprobs", json!(3)),
+        ("reasoning", json!({"depth": 3})),
+    ]
+}
+
+fn messages() -> Vec<(&'static str, Value)> {
+    let said = |content: Value| json!([{"role": "user", "content": content}]);
+    vec![
+        ("max_tokens", json!(null)),
+        ("max_tokens", json!(0)),
+        ("max_tokens", json!(-1)),
+        ("max_tokens", json!("1")),
+        ("messages", json!([])),
+        ("messages", json!({})),
+        ("messages", json!([{"role": "tool", "content": "a"}])),
+        ("messages", said(json!(5))),
+        ("messages", said(json!([{"text": "a"}]))),
+        (
+            "messages",
+            said(json!([{"type": "image", "source": {"type": "base64"}}])),
+        ),
+        (
+            "messages",
+            said(json!([{"type": "tool_use", "id": "1", "name": "a", "input": {}}])),
+        ),
+        ("messages", said(json!([{"type": "tool_result", "content": "a"}]))),
+        (
+            "messages",
+            said(json!([{"type": "document", "source": {"type": "url", "url": "http://localhost"}}])),
+        ),
+        ("system", json!(5)),
+        ("system", json!([{"type": "image"}])),
+        ("stop_sequences", json!([5])),
+        ("tools", json!([{"name": "a"}])),
+        ("tools", json!([{"type": "web_search_20250305", "name": "web_search"}])),
+        ("tools", json!([{"name": "a", "input_schema": {"type": "object"}}])),
+        ("tool_choice", json!({"type": "any"})),
+        ("tool_choice", json!("any")),
+        ("thinking", json!({"type": "perhaps"})),
+        ("thinking", json!({"type": "enabled", "budget_tokens": "all"})),
+        ("output_config", json!({"format": {"type": "yaml"}})),
+        ("output_config", json!({"effort": "all"})),
+        ("mcp_servers", json!([{"type": "url", "url": "http://localhost"}])),
+        ("container", json!("a")),
+    ]
+}
