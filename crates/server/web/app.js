@@ -29,7 +29,7 @@ const drawSoon = oncePerPicture(() => messages.update(current));
 const listActions = { open: openConversation, rename, remove };
 
 setKeyAsker(askForKeyText);
-setUpSettings(() => announce("Settings kept"));
+setUpSettings(() => announce("Settings saved"));
 const lookNow = watchServer((status) => {
     showOwnPolicies(status);
     byId("no-template").hidden = status.has_chat_template;

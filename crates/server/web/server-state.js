@@ -35,7 +35,7 @@ function showStatus(status) {
     setText(byId("server-line"), status.model);
     byId("server-line").title = status.model;
     setText(byId("server-requests"), `${count(status.running)} running, ${count(status.waiting)} waiting`);
-    setText(byId("server-kept"), `${count(status.idle)} kept`);
+    setText(byId("server-kept"), count(status.idle));
     setText(byId("server-ram"), `${bytes(status.kv_ram_bytes)} of ${bytes(status.kv_most_bytes)}`);
     setText(byId("server-disk"), bytes(status.kv_disk_bytes));
     setText(byId("server-context"), `${count(status.context_tokens)} tokens`);
