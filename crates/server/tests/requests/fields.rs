@@ -134,6 +134,7 @@ fn completions() -> Vec<(&'static str, Value)> {
     ]
 }
 
+#[allow(clippy::too_many_lines, reason = "a table of requests")]
 fn chat() -> Vec<(&'static str, Value)> {
     let said = |role: &str, content: Value| json!([{"role": role, "content": content}]);
     let tool = |function: Value| json!([{"type": "function", "function": function}]);

@@ -146,6 +146,7 @@ fn heads() -> Vec<Case> {
 }
 
 /// What is no HTTP, or not enough of it.
+#[allow(clippy::too_many_lines, reason = "a table of requests")]
 fn no_http() -> Vec<Case> {
     let long = |length: usize| "a".repeat(length);
     let many: String = (0..1000).map(|number| format!("x-{number}: a\r\n")).collect();
