@@ -365,7 +365,7 @@ fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
         ..here()
     });
     assert!(
-        error.contains("--attention rounded") && error.contains("--device cpu"),
+        error.contains("--attention is rounded") && error.contains("--device cpu"),
         "{error}"
     );
     let small = gpu(EmulatedOptions {
