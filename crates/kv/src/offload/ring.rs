@@ -3,7 +3,7 @@
 //! A page is known by its id, so what was loaded serves every sequence that holds it. A page that is due is read from now on;
 //! what was loaded and is not due stays while nobody needs its slot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::loader::{Load, LoadPlane, Loaders};
@@ -226,11 +226,12 @@ impl Ring {
     pub(super) fn wait(&mut self, pages: impl Iterator<Item = PageId> + Clone) -> Result<(), KvError> {
         loop {
             let missing = |page: &PageId| self.held.get(page).is_some_and(|held| held.loaded.is_none());
-            let count = pages.clone().filter(missing).count();
-            if count == 0 {
+            // A page that is read at two places comes back once.
+            let missing: BTreeSet<PageId> = pages.clone().filter(missing).collect();
+            if missing.is_empty() {
                 break;
             }
-            self.receive(count);
+            self.receive(missing.len());
         }
         let mut pages = pages;
         pages.try_for_each(|page| self.check(page))
@@ -306,5 +307,29 @@ impl Ring {
                 }
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CpuDevice;
+
+    #[test]
+    fn a_page_that_is_waited_for_at_two_places_comes_back_once() {
+        let layout = SlotLayout {
+            values_at: 64,
+            bytes: 128,
+        };
+        let mut ring = Ring::new(Arc::new(CpuDevice::new()), layout, 2, 2);
+        let planes = Planes {
+            keys: true,
+            values: true,
+        };
+        let page = PageId::of(7);
+        assert!(ring.ask(page, planes, 0, |_| [None, None]).unwrap());
+        assert!(ring.ask(page, planes, 1, |_| [None, None]).unwrap());
+        ring.wait([page, page].into_iter()).unwrap();
+        assert_eq!(ring.bytes(page).len(), 128);
     }
 }

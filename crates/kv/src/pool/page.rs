@@ -10,6 +10,13 @@ use crate::slots::SlotMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(u32);
 
+#[cfg(test)]
+impl PageId {
+    pub(crate) fn of(number: u32) -> Self {
+        Self(number)
+    }
+}
+
 /// Names what a page holds: whoever has copied its first tokens under a version finds them there, to the bit, while the page has
 /// that version. Tokens that are appended behind them leave it as it is. It changes when bytes that were there are written
 /// over and when an id names another page; no two pages of a process ever have the same one.
