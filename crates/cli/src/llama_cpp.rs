@@ -122,7 +122,7 @@ const REFUSED: [(&[&str], &str); 20] = [
     ),
     (
         &["--parallel", "--cont-batching"],
-        "riffle run answers one prompt at a time: give --question several times to ask several things about one text",
+        "give --question several times to ask several things about one text, or use riffle serve --parallel N",
     ),
     (
         &[
@@ -235,10 +235,11 @@ mod tests {
                 let known = REFUSED.iter().any(|(names, _)| names.contains(&&*format!("--{long}")));
                 assert!(!known, "--{long} of {}", command.get_name());
             }
-            // llama.cpp has nothing like riffle session, whose --keep is another than llama.cpp's.
+            // llama.cpp has nothing like riffle session, whose --keep is another than llama.cpp's. riffle serve is like
+            // llama.cpp's server, whose --parallel it has; the other commands refuse it.
             let alike = command
                 .get_subcommands()
-                .filter(|command| command.get_name() != "session");
+                .filter(|command| !["session", "serve"].contains(&command.get_name()));
             alike.for_each(check);
         }
         check(&crate::command());

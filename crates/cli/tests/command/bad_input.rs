@@ -319,7 +319,7 @@ fn a_benchmark_that_does_not_exist_lists_those_that_do() {
     assert_refused(
         &run(&["bench", "attention", "--only", "sideways"]),
         1,
-        &["sideways", "decode f16 1x16384 d128"],
+        &["sideways", "prefill f16 512x4096 d128"],
     );
 }
 

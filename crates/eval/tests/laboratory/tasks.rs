@@ -205,7 +205,7 @@ fn dense_attention_does_not_diverge_from_itself_and_less_attention_does() {
 #[test]
 fn policies_are_fitted_to_a_budget_and_predictions_keep_to_theirs() {
     let engine = engine();
-    let options = predicted(&engine, &["streaming:sinks=4", "tri-shape"]);
+    let options = predicted(&engine, &["streaming:sinks=4"]);
     let fitted = PerplexityOptions {
         budget: Some(0.4),
         ..options.clone()
