@@ -169,7 +169,7 @@ impl Speech {
             State::Thought => tell_thought(held, &mut pieces),
             State::Call => {
                 let (begins, _) = self.markup.calls.marks();
-                self.tell_calls_or_text(&held, begins[0], &mut pieces);
+                self.tell_calls_or_text(&held, (begins[0], ""), &mut pieces);
             }
         }
         pieces
@@ -202,7 +202,7 @@ impl Speech {
                     let rest = self.held.split_off(at);
                     let call = std::mem::replace(&mut self.held, rest[end.len()..].to_owned());
                     self.state = State::Text;
-                    self.tell_calls_or_text(&call, begins[0], pieces);
+                    self.tell_calls_or_text(&call, (begins[0], end), pieces);
                     true
                 }
                 None => false,
@@ -270,15 +270,15 @@ impl Speech {
     }
 
     fn tell_bare_calls_or_text(&mut self, text: &str, pieces: &mut Vec<Piece>) {
-        self.tell(calls::parse(CallStyle::Bare, text), text, "", pieces);
+        self.tell(calls::parse(CallStyle::Bare, text), text, ("", ""), pieces);
     }
 
-    /// Tells the calls that a text spells; a text that spells none stays text, with the mark it stood behind.
-    fn tell_calls_or_text(&mut self, text: &str, mark: &str, pieces: &mut Vec<Piece>) {
-        self.tell(calls::parse(self.markup.calls, text), text, mark, pieces);
+    /// Tells the calls that a text spells; a text that spells none stays text, with the marks it stood between.
+    fn tell_calls_or_text(&mut self, text: &str, marks: (&str, &str), pieces: &mut Vec<Piece>) {
+        self.tell(calls::parse(self.markup.calls, text), text, marks, pieces);
     }
 
-    fn tell(&mut self, calls: Option<Vec<Call>>, text: &str, mark: &str, pieces: &mut Vec<Piece>) {
+    fn tell(&mut self, calls: Option<Vec<Call>>, text: &str, (begin, end): (&str, &str), pieces: &mut Vec<Piece>) {
         match calls {
             Some(mut calls) if !calls.is_empty() => {
                 if self.is_single {
@@ -288,7 +288,7 @@ impl Speech {
                 self.has_begun = true;
                 pieces.extend(calls.into_iter().map(Piece::Call));
             }
-            _ => self.tell_text(format!("{mark}{text}"), pieces),
+            _ => self.tell_text(format!("{begin}{text}{end}"), pieces),
         }
     }
 }
