@@ -257,7 +257,7 @@ pub(crate) fn form_of(format: &mut Fields, place: &str) -> Result<Option<Form>, 
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use riffle_engine::EngineOptions;
+    use riffle_engine::{EngineOptions, TokenConstraint};
 
     use super::*;
 
@@ -275,12 +275,18 @@ pub(crate) mod tests {
     pub(crate) fn fits(engine: &Arc<Engine>, form: Form, text: &str) -> bool {
         let forms = Forms::new(engine, crate::Limits::default()).unwrap();
         let mut answer = forms.prepare_now(form, "form").unwrap().begin().unwrap();
-        let mut takes = |token: u32| {
-            let allowed = answer.allowed().unwrap()[token as usize / 32] >> (token % 32) & 1 == 1;
-            allowed && answer.accept(token).is_ok()
-        };
-        let tokens = engine.tokenizer().unwrap().encode(text, false).unwrap();
-        tokens.into_iter().all(&mut takes) && takes(engine.generation_defaults().eos[0])
+        let mut is_complete = false;
+        for token in engine.tokenizer().unwrap().encode(text, false).unwrap() {
+            if is_complete || !is_allowed(&mut *answer, token) {
+                return false;
+            }
+            is_complete = answer.accept(token).unwrap();
+        }
+        is_complete || is_allowed(&mut *answer, engine.generation_defaults().eos[0])
+    }
+
+    fn is_allowed(answer: &mut dyn TokenConstraint, token: u32) -> bool {
+        answer.allowed().unwrap()[token as usize / 32] >> (token % 32) & 1 == 1
     }
 
     #[test]
