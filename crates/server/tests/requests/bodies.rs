@@ -38,7 +38,7 @@ pub(super) fn cases() -> Vec<Case> {
     for path in PATHS {
         for (what, body) in NO_OBJECTS {
             // Each kind of body at half of the paths is enough.
-            if (path.len() + what.len()) % 2 == 0 {
+            if (path.len() + what.len()).is_multiple_of(2) {
                 cases.push(Case::body(path, what, body));
             }
         }

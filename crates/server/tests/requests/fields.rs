@@ -9,6 +9,7 @@ pub(super) fn cases() -> Vec<Case> {
         (&[COMPLETIONS, CHAT, RESPONSES, MESSAGES][..], shared()),
         (&[COMPLETIONS][..], completions()),
         (&[CHAT][..], chat()),
+        (&[CHAT][..], forms()),
         (&[RESPONSES][..], responses()),
         (&[MESSAGES][..], messages()),
         (
@@ -138,7 +139,6 @@ fn completions() -> Vec<(&'static str, Value)> {
 fn chat() -> Vec<(&'static str, Value)> {
     let said = |role: &str, content: Value| json!([{"role": role, "content": content}]);
     let tool = |function: Value| json!([{"type": "function", "function": function}]);
-    let form = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
     vec![
         ("messages", json!("a")),
         ("messages", json!([])),
@@ -177,6 +177,20 @@ fn chat() -> Vec<(&'static str, Value)> {
         ("tool_choice", json!("required")),
         ("tool_choice", json!("perhaps")),
         ("tool_choice", json!({"type": "function", "function": {"name": "a"}})),
+        ("chat_template_kwargs", json!([])),
+        ("functions", json!([{"name": "a"}])),
+        ("store", json!(true)),
+        ("modalities", json!(["audio"])),
+        ("reasoning_effort", json!("extreme")),
+        ("n", json!(1e18)),
+        ("max_completion_tokens", json!("many")),
+    ]
+}
+
+/// Forms of answers.
+fn forms() -> Vec<(&'static str, Value)> {
+    let form = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    vec![
         ("response_format", json!("json")),
         ("response_format", json!({"type": "yaml"})),
         ("response_format", json!({"type": "json_schema"})),
@@ -194,13 +208,6 @@ fn chat() -> Vec<(&'static str, Value)> {
         ("response_format", form(json!({"x-guidance": {"lenient": true}}))),
         ("response_format", form(json!({"enum": ["a".repeat(300_000)]}))),
         ("response_format", json!({"type": "regex", "pattern": "(?<=a)b"})),
-        ("chat_template_kwargs", json!([])),
-        ("functions", json!([{"name": "a"}])),
-        ("store", json!(true)),
-        ("modalities", json!(["audio"])),
-        ("reasoning_effort", json!("extreme")),
-        ("n", json!(1e18)),
-        ("max_completion_tokens", json!("many")),
     ]
 }
 

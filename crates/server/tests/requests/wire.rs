@@ -146,74 +146,47 @@ fn heads() -> Vec<Case> {
 }
 
 /// What is no HTTP, or not enough of it.
-#[allow(clippy::too_many_lines, reason = "a table of requests")]
+const NO_HTTP: [(&str, &str); 15] = [
+    ("nonsense", "nonsense\r\n\r\n"),
+    ("line breaks and nonsense", "\r\n\r\n\0\r\n\r\n"),
+    ("another version", "GET /health HTTP/9.9\r\n\r\n"),
+    ("TLS", "\u{16}\u{3}\u{1}\u{2}\0\u{1}\0\u{1}\u{fc}\u{3}\u{3}\r\n\r\n"),
+    ("a path with a space", "GET /hea lth HTTP/1.1\r\n\r\n"),
+    ("a path with a control letter", "GET /\u{1} HTTP/1.1\r\n\r\n"),
+    ("a line without a name", "GET /health HTTP/1.1\r\n: a\r\n\r\n"),
+    ("a line without a colon", "GET /health HTTP/1.1\r\nhost\r\n\r\n"),
+    ("a name with a space", "GET /health HTTP/1.1\r\nho st: a\r\n\r\n"),
+    ("a zero byte in the head", "GET /health HTTP/1.1\r\nx: a\0b\r\n\r\n"),
+    ("a negative length", "POST /a HTTP/1.1\r\nContent-Length: -1\r\n\r\n"),
+    ("a length of words", "POST /a HTTP/1.1\r\nContent-Length: ten\r\n\r\n"),
+    (
+        "a huge length",
+        "POST /a HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    ),
+    (
+        "two lengths",
+        "POST /a HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    ),
+    (
+        "an unknown encoding",
+        "POST /a HTTP/1.1\r\nTransfer-Encoding: rot13\r\n\r\n{}",
+    ),
+];
+
 fn no_http() -> Vec<Case> {
-    let long = |length: usize| "a".repeat(length);
+    let get = |path: &str, lines: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n");
     let many: String = (0..1000).map(|number| format!("x-{number}: a\r\n")).collect();
-    let table = [
-        ("nonsense", "nonsense\r\n\r\n".to_owned()),
-        ("only line breaks and nonsense", "\r\n\r\n\0\r\n\r\n".to_owned()),
-        ("HTTP of another version", "GET /health HTTP/9.9\r\n\r\n".to_owned()),
-        (
-            "a handshake of TLS",
-            "\u{16}\u{3}\u{1}\u{2}\0\u{1}\0\u{1}\u{fc}\u{3}\u{3}\r\n\r\n".to_owned(),
-        ),
-        ("a path with a space", "GET /hea lth HTTP/1.1\r\n\r\n".to_owned()),
-        ("a path with a control letter", "GET /\u{1} HTTP/1.1\r\n\r\n".to_owned()),
-        (
-            "a path without end",
-            format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", long(70_000)),
-        ),
+    let long = [
+        ("a path without end", get(&format!("/{}", "a".repeat(70_000)), "")),
         (
             "a head without end",
-            format!(
-                "GET /health HTTP/1.1\r\nHost: localhost\r\nx: {}\r\n\r\n",
-                long(600_000)
-            ),
+            get("/health", &format!("x: {}\r\n", "a".repeat(600_000))),
         ),
-        (
-            "a thousand lines of head",
-            format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n"),
-        ),
-        (
-            "a line of head without a name",
-            "GET /health HTTP/1.1\r\n: a\r\n\r\n".to_owned(),
-        ),
-        (
-            "a line of head without a colon",
-            "GET /health HTTP/1.1\r\nhost\r\n\r\n".to_owned(),
-        ),
-        (
-            "a name with a space",
-            "GET /health HTTP/1.1\r\nho st: a\r\n\r\n".to_owned(),
-        ),
-        (
-            "a zero byte in the head",
-            "GET /health HTTP/1.1\r\nx: a\0b\r\n\r\n".to_owned(),
-        ),
-        (
-            "a negative length",
-            "POST /tokenize HTTP/1.1\r\nContent-Length: -1\r\n\r\n".to_owned(),
-        ),
-        (
-            "a length of words",
-            "POST /tokenize HTTP/1.1\r\nContent-Length: ten\r\n\r\n".to_owned(),
-        ),
-        (
-            "a length beyond all bounds",
-            "POST /tokenize HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n".to_owned(),
-        ),
-        (
-            "two lengths",
-            "POST /tokenize HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}".to_owned(),
-        ),
-        (
-            "an unknown encoding",
-            "POST /tokenize HTTP/1.1\r\nTransfer-Encoding: rot13\r\n\r\n{}".to_owned(),
-        ),
+        ("a thousand lines of head", get("/health", &many)),
     ];
-    let table = table.into_iter();
-    table
+    let short = NO_HTTP.iter().map(|(name, text)| (*name, (*text).to_owned()));
+    short
+        .chain(long)
         .map(|(name, text)| Case::raw(name, text.into_bytes(), Shape::Bare))
         .collect()
 }
