@@ -101,7 +101,7 @@ impl Place {
             "run" => vec![model, given("--prompt", "In the beginning"), given("--tokens", "1")],
             "plan" | "tokenize" => vec![model],
             // An address that no machine has: the server ends once everything else has been looked at.
-            "serve" => vec![model, given("--host", "192.0.2.1"), given("--ctx", "256")],
+            "serve" => vec![model, given("--host", "192.0.2.1")],
             "policies" => Vec::new(),
             "session compress" => vec![model, ("--session", self.session.clone()), given("--keep", "0.5")],
             "calibrate" => vec![
