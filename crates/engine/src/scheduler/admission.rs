@@ -2,9 +2,12 @@
 
 use std::time::Instant;
 
-use crate::scheduler::{Lookup, Request, Running, Scheduler, Stage, Waiting};
+use crate::scheduler::{Lookup, Request, RequestId, Running, Scheduler, Stage, Waiting};
 use crate::sequence::common_prefix;
 use crate::{EngineError, Sequence};
+
+/// Tokens of a prompt that are worth waiting for while another request reads them.
+const WORTH_WAITING: usize = 64;
 
 impl Scheduler {
     /// Gives places to waiting requests in their order, as far as there are places and room. Nobody overtakes a request that
@@ -34,16 +37,27 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether another request is about to read more of the same prompt than anybody has read.
+    /// Whether another request is about to read more of the same prompt than anybody has read, by enough to wait for. In the middle
+    /// of a pass nothing can be taken over from it, and nothing is lost by waiting for the pass to end.
     fn waits_for_reader(&self, waiting: &Waiting) -> bool {
-        let page_tokens = self.engine.options().page_tokens;
-        let prompt = &waiting.request.tokens;
-        waiting.parked.is_none()
-            && waiting.request.prompt_probabilities.is_none()
-            && self.running.iter().any(|running| {
-                let reads = matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
-                reads && common_prefix(&running.request.tokens, prompt) >= running.sequence.tokens().len() + page_tokens
-            })
+        let request = &waiting.request;
+        if waiting.parked.is_some() || request.prompt_probabilities.is_some() {
+            return false;
+        }
+        let prompt = &request.tokens;
+        let free = self.running.iter().filter(|running| !self.is_in_pass(running.id));
+        let free = free.map(|running| running.sequence.known_beginning(prompt));
+        let known = free.chain(self.idle.known_beginning(prompt)).max().unwrap_or(0);
+        self.running.iter().any(|running| {
+            let step = running.sequence.beginning_step();
+            let shared = common_prefix(&running.request.tokens, prompt) / step * step;
+            let known = match self.is_in_pass(running.id) {
+                true => known,
+                false => running.sequence.tokens().len(),
+            };
+            let reads = matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
+            reads && shared >= known + WORTH_WAITING
+        })
     }
 
     /// Parks the answer of the lowest priority below `priority`; false where there is none, or no room for a further sequence.
@@ -124,17 +138,29 @@ impl Scheduler {
         }
         if !sequence.is_recurrent() {
             sequence.adopt_prefix(&request.tokens)?;
-            return Ok(sequence);
         }
-        // The state of recurrent layers is known where a sequence has kept it.
-        if let Some((idle, shared)) = self.idle.longest_shared(&request.tokens)
-            && idle.options().makes_the_same_pages(sequence.options())
-        {
-            sequence = idle.fork()?;
-            let again = sequence.truncate(shared)?;
-            debug_assert!(again.is_empty(), "the state at {shared} tokens is known");
+        let adopted = sequence.tokens().len();
+        Ok(self.fork_longer(request, adopted)?.unwrap_or(sequence))
+    }
+
+    /// A sequence that goes on from what another one has read of a request's prompt, where that is more than `known` tokens: a
+    /// page that both read in part, and the state of recurrent layers, are found nowhere else.
+    fn fork_longer(&mut self, request: &Request, known: usize) -> Result<Option<Sequence>, EngineError> {
+        let options = request.sequence_options(&self.engine);
+        let in_pass: Vec<RequestId> = self.requests_in_pass().collect();
+        let running = self.running.iter_mut();
+        let free = running.filter(|running| !in_pass.contains(&running.id));
+        let free = free.map(|running| {
+            let tokens = running.sequence.known_beginning(&request.tokens);
+            (&mut running.sequence, tokens)
+        });
+        let longest = free
+            .chain(self.idle.longest_shared(&request.tokens))
+            .max_by_key(|(_, tokens)| *tokens);
+        match longest {
+            Some((sequence, tokens)) if tokens > known => sequence.fork_beginning(tokens, &options),
+            _ => Ok(None),
         }
-        Ok(sequence)
     }
 
     /// Keeps the state of a sequence with recurrent layers for others that go on from its tokens, where there is room.

@@ -59,15 +59,18 @@ impl Idle {
         before - self.sequences.len()
     }
 
+    /// The longest beginning of `tokens` that others may go on from.
+    pub(super) fn known_beginning(&self, tokens: &[u32]) -> Option<usize> {
+        let known = |idle: &IdleSequence| idle.sequence.known_beginning(tokens);
+        self.sequences.iter().map(known).max()
+    }
+
     /// The idle sequence that can go back to the longest beginning of `tokens` that it has read as prompt, and that beginning's
     /// length.
     pub(super) fn longest_shared(&mut self, tokens: &[u32]) -> Option<(&mut Sequence, usize)> {
-        let shared = |idle: &IdleSequence| {
-            let sequence = &idle.sequence;
-            sequence.latest_known(sequence.shared_prompt(tokens).min(tokens.len() - 1))
-        };
-        let best = (0..self.sequences.len()).max_by_key(|place| shared(&self.sequences[*place]))?;
-        let tokens = shared(&self.sequences[best]);
+        let shared = |place: &usize| self.sequences[*place].sequence.known_beginning(tokens);
+        let best = (0..self.sequences.len()).max_by_key(shared)?;
+        let tokens = shared(&best);
         if tokens == 0 {
             return None;
         }

@@ -419,7 +419,12 @@ impl Scheduler {
     }
 
     fn is_in_pass(&self, id: RequestId) -> bool {
+        self.requests_in_pass().any(|other| other == id)
+    }
+
+    /// Requests whose prompts the pass under way reads.
+    fn requests_in_pass(&self) -> impl Iterator<Item = RequestId> {
         let parts = self.prompt_pass.iter().flat_map(|pass| &pass.parts);
-        parts.into_iter().any(|part| part.id == id)
+        parts.map(|part| part.id)
     }
 }

@@ -3,7 +3,6 @@
 use riffle_policy::PolicyRules;
 
 use crate::pass::device::DevicePages;
-use crate::sequence::prefix::grid;
 use crate::{EngineError, Sequence, SequenceOptions};
 
 impl Sequence {
@@ -14,6 +13,7 @@ impl Sequence {
     /// [`EngineError::Policy`] when a policy's state cannot be carried over.
     pub fn fork(&mut self) -> Result<Self, EngineError> {
         let mut fork = self.fork_pages(self.options.clone())?;
+        fork.copy_statistics(self)?;
         for (from, to) in self.decode.iter().zip(fork.decode.iter_mut()) {
             to.restore_state(&from.save_state())?;
         }
@@ -33,24 +33,36 @@ impl Sequence {
                 return Err(EngineError::option("--decode", rules, problem));
             }
         }
-        self.fork_pages(SequenceOptions {
+        let mut fork = self.fork_pages(SequenceOptions {
             decode,
             ..self.options.clone()
-        })
+        })?;
+        fork.copy_statistics(self)?;
+        Ok(fork)
     }
 
-    /// A fork whose decode policies begin anew.
+    /// A sequence under `options` that goes on from the first `tokens` tokens of this one, which it read as prompt; nothing has been
+    /// counted of it yet. `None` where `options` would have made other pages, or this sequence cannot go back so far.
+    ///
+    /// # Errors
+    /// As [`Sequence::fork`].
+    pub(crate) fn fork_beginning(
+        &mut self,
+        tokens: usize,
+        options: &SequenceOptions,
+    ) -> Result<Option<Self>, EngineError> {
+        if !self.can_share() || !self.options.makes_the_same_pages(options) {
+            return Ok(None);
+        }
+        let mut fork = self.fork_pages(options.clone())?;
+        let again = fork.truncate(tokens)?;
+        Ok((again.is_empty() && fork.tokens.len() == tokens).then_some(fork))
+    }
+
+    /// A fork whose decode policies and statistics begin anew.
     fn fork_pages(&mut self, options: SequenceOptions) -> Result<Self, EngineError> {
         let device = self.device.as_mut().map(DevicePages::fork);
         let mut fork = Self::over(&self.engine, self.cache.fork(), device, options)?;
-        let (from, to) = (&self.statistics, &mut fork.statistics);
-        if let (Some(from), Some(to)) = (&from.auto, &mut to.auto) {
-            to.resume(&from.state(), &mut fork.prefill)?;
-        }
-        if let (Some(from), Some(to)) = (&from.audit, &mut to.audit) {
-            to.resume(from.sums().to_vec());
-        }
-        to.pairs = from.pairs;
         for (from, to) in self.prefill.iter().zip(fork.prefill.iter_mut()) {
             to.restore_state(&from.save_state())?;
         }
@@ -61,6 +73,18 @@ impl Sequence {
         fork.answer = self.answer;
         fork.logits = self.logits.clone();
         Ok(fork)
+    }
+
+    fn copy_statistics(&mut self, from: &Self) -> Result<(), EngineError> {
+        let (from, to) = (&from.statistics, &mut self.statistics);
+        if let (Some(from), Some(to)) = (&from.auto, &mut to.auto) {
+            to.resume(&from.state(), &mut self.prefill)?;
+        }
+        if let (Some(from), Some(to)) = (&from.audit, &mut to.audit) {
+            to.resume(from.sums().to_vec());
+        }
+        to.pairs = from.pairs;
+        Ok(())
     }
 
     /// An empty sequence of the same options that may [adopt](Self::adopt_prefix) what this one shares; both together keep to
@@ -97,7 +121,7 @@ impl Sequence {
     pub fn adopt_prefix(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
         self.check_sharing()?;
         self.forget_all();
-        let grid = grid(self.engine.options());
+        let grid = self.prompt_grid();
         let found = self.cache.adopt(&self.options.pages_identity(), tokens);
         let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;
         self.cache.truncate(kept);
@@ -116,14 +140,15 @@ impl Sequence {
         self.prefilled > 0 && self.can_share()
     }
 
-    /// Tokens of its prompt that `tokens` begin with.
-    pub(crate) fn shared_prompt(&self, tokens: &[u32]) -> usize {
-        self.shared_with(tokens).min(self.prefilled)
-    }
-
-    /// The latest position up to `tokens` at which the state of recurrent layers is known; `tokens` for other models.
-    pub(crate) fn latest_known(&self, tokens: usize) -> usize {
-        self.recurrence.latest_known(tokens)
+    /// The longest beginning of `tokens` that it has read as prompt and that another sequence may go on from, which leaves at least
+    /// the last token to be read. None where tokens have been evicted: what is left is not what others would read.
+    pub(crate) fn known_beginning(&self, tokens: &[u32]) -> usize {
+        if !self.placement.evicted.is_empty() {
+            return 0;
+        }
+        let shared = self.shared_with(tokens).min(self.prefilled).min(tokens.len() - 1);
+        let grid = self.prompt_grid();
+        self.recurrence.latest_known(shared / grid * grid)
     }
 
     /// Whether layers of the model hold a recurrent state in place of keys and values.

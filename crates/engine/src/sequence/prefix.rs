@@ -52,7 +52,7 @@ impl Sequence {
     pub(crate) fn find_prefix(&self, cache: &PrefixCache, tokens: &[u32]) -> Result<PrefixSearch, EngineError> {
         let identity = self.prefix_identity()?;
         let (shape, page) = (*self.cache.shape(), self.engine.options().page_tokens);
-        let grid = grid(self.engine.options());
+        let grid = self.prompt_grid();
         let most = tokens.len().saturating_sub(1).min(self.servable_tokens()) / grid * grid;
         let mut search = PrefixSearch {
             identity,
@@ -91,7 +91,7 @@ impl Sequence {
         if search.tokens <= self.tokens.len() {
             return Ok(false);
         }
-        let (page, grid) = (self.engine.options().page_tokens, grid(self.engine.options()));
+        let (page, grid) = (self.engine.options().page_tokens, self.prompt_grid());
         let step = lcm(page, grid);
         // A page that is held in part is filled anew.
         let held = self.tokens.len() / step * step;
@@ -193,7 +193,7 @@ impl Sequence {
     pub fn prefix_cuts(&self, tokens: usize) -> Vec<usize> {
         let whole = self.servable_tokens();
         if self.recurrence.state.is_empty() {
-            let (page, grid) = (self.engine.options().page_tokens, grid(self.engine.options()));
+            let (page, grid) = (self.engine.options().page_tokens, self.prompt_grid());
             let cut = whole / lcm(page, grid) * lcm(page, grid);
             return Vec::from_iter((cut > self.tokens.len() && whole < tokens).then_some(cut));
         }
@@ -213,9 +213,29 @@ impl Sequence {
     /// The state of recurrent layers is worth keeping at multiples of so many tokens: whole pages, whole chunks, and whole steps of
     /// these layers' own.
     pub(crate) fn state_step(&self) -> usize {
-        let options = self.engine.options();
-        let steps = [options.page_tokens, grid(options), RECURRENT_STEP];
+        let steps = [self.engine.options().page_tokens, self.prompt_grid(), RECURRENT_STEP];
         steps.into_iter().fold(1, lcm)
+    }
+
+    /// A prompt may be gone on with from these places: then it is read as if it had been read at once. Under dense attention
+    /// that holds anywhere, since no row depends on what is read beside it; other policies choose for whole chunks.
+    pub(crate) fn prompt_grid(&self) -> usize {
+        match self.is_dense_prefill() {
+            true => 1,
+            false => chunk_grid(self.engine.options()),
+        }
+    }
+
+    /// Beginnings are shared in multiples of so many tokens.
+    pub(crate) fn beginning_step(&self) -> usize {
+        match self.is_recurrent() {
+            true => self.state_step(),
+            false => self.prompt_grid(),
+        }
+    }
+
+    fn is_dense_prefill(&self) -> bool {
+        self.options.prefill.specs().all(|spec| spec.info().traits.dense)
     }
 
     /// Tokens that a beginning may have.
@@ -253,7 +273,7 @@ impl Sequence {
         self.check_prefix()?;
         let options = self.engine.options();
         let mut origin = Origin::of_pages(&self.engine, &self.options)?;
-        if self.options.prefill.specs().any(|spec| !spec.info().traits.dense) {
+        if !self.is_dense_prefill() {
             // What such a policy chooses depends on the chunk it is asked for.
             origin.add("-b -ub", format!("{} {}", options.batch_tokens, options.chunk_tokens));
         }
@@ -262,7 +282,7 @@ impl Sequence {
 }
 
 /// A prompt is cut into chunks at these places, whatever its length: to go on from there gives the same chunks.
-pub(crate) fn grid(options: &EngineOptions) -> usize {
+fn chunk_grid(options: &EngineOptions) -> usize {
     if options.batch_tokens.is_multiple_of(options.chunk_tokens) {
         options.chunk_tokens
     } else {

@@ -48,9 +48,8 @@ fn text(engine: &Engine) -> String {
 }
 
 fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, bool), EngineError> {
-    // Whole pages and chunks of the text come from the first prompt.
-    let page_tokens = engine.options().page_tokens;
-    let shared = (CONTEXT - 70) / page_tokens * page_tokens / 64 * 64;
+    // The text comes from the first prompt; its last token may be another one before another question.
+    let shared = CONTEXT - 71;
     let (mut found, mut has_read) = (Vec::new(), false);
     let result = run_questions(
         engine,
@@ -61,7 +60,10 @@ fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, boo
             ControlFlow::Continue(())
         },
         &mut |report| {
-            assert_eq!(report.reused_tokens, if found.is_empty() { 0 } else { shared });
+            match found.is_empty() {
+                true => assert_eq!(report.reused_tokens, 0),
+                false => assert!(report.reused_tokens >= shared, "{} of {shared}", report.reused_tokens),
+            }
             found.push(report.text);
             ControlFlow::Continue(())
         },

@@ -106,8 +106,6 @@ fn usage_counts_the_prompt_once_and_every_answer() {
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         .as_u64()
         .unwrap();
-    assert!(
-        cached > 0 && cached < tokens && cached.is_multiple_of(64),
-        "{cached} of {tokens}"
-    );
+    // The last token is read again: its logits begin the answer.
+    assert_eq!(cached, tokens - 1);
 }

@@ -99,12 +99,12 @@ fn what_memory_holds_is_continued_from_disk() {
     first.submit(requests[0].clone()).unwrap();
     finish(&mut first);
     let mut second = with_disk(&engine, folder.path());
-    // Memory knows the first 256 tokens after this, and the disk more.
+    // Memory knows the first 300 tokens after this, and the disk more, in whole pages.
     second.submit(request(requests[0].tokens[..300].to_vec(), 2)).unwrap();
     finish(&mut second);
     let id = second.submit(requests[1].clone()).unwrap();
     let found = finish(&mut second);
-    assert_eq!(found[&id], (alone(&requests[1]), 640));
+    assert_eq!(found[&id], (alone(&requests[1]), 672));
 }
 
 #[test]
