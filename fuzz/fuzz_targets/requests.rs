@@ -6,18 +6,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use riffle_engine::{Engine, EngineOptions};
-use riffle_server::{Server, ServerOptions};
-
-const PATHS: [&str; 8] = [
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-];
+use riffle_server::{JSON_PATHS, Server, ServerOptions};
 
 /// A server of the shipped model whose answers are short.
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
@@ -42,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((first, body)) = input.split_first() else {
         return;
     };
-    let path = PATHS[usize::from(*first) % PATHS.len()];
+    let path = JSON_PATHS[usize::from(*first) % JSON_PATHS.len()];
     let (status, answer) = SERVER.respond(path, body);
     assert!(status < 500, "{status}: {}", String::from_utf8_lossy(&answer));
     let text = String::from_utf8(answer).expect("answers are text");

@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 
-use crate::block::{Block, active, aligned, whole};
+use crate::block::{Block, active, aligned};
 use crate::call::{Call, Output, QueryBlock, Tile};
 use crate::gathered::Gathered;
 use crate::kernel::{
@@ -163,21 +163,11 @@ impl<V: Visible> Call<'_, V> {
                 let slots_len = active(bits, block.span.len(), &mut slots);
                 let slots = &slots[..slots_len];
                 let work = TileWork {
-                    group,
-                    tile,
-                    first_row: part.queries.first * group + at,
-                    queries: packed,
-                    slots,
-                    bits: (!part.uniform || bits != whole(slots)).then_some(bits),
-                    uniform: part.uniform,
-                    bias: None,
-                    keys_in_place: false,
-                    values_in_place: false,
                     ahead: block.next.map_or(Default::default(), |(keys, values)| {
                         let share = |next| Ahead::new(None, Some((next, usize::MAX))).share(at..at + tile.rows, total);
                         (share(keys), share(values))
                     }),
-                    places: None,
+                    ..part.work(tile, packed, slots, bits, group)
                 };
                 match tile.width {
                     1 => self.rounded_tile::<1>(workspace, part.queries, &work, sums),

@@ -127,13 +127,6 @@ impl<V: Visible> Call<'_, V> {
                     self.fill_bias(block.span.start, slots, &mut bias);
                 }
                 let work = TileWork {
-                    group,
-                    tile,
-                    first_row: part.queries.first * group + at,
-                    queries: packed,
-                    slots,
-                    bits: (!part.uniform || bits != whole(slots)).then_some(bits),
-                    uniform: part.uniform,
                     bias: part.biased.then_some(&bias),
                     keys_in_place,
                     values_in_place,
@@ -142,6 +135,7 @@ impl<V: Visible> Call<'_, V> {
                         false => Default::default(),
                     },
                     places: part.places,
+                    ..part.work(tile, packed, slots, bits, group)
                 };
                 self.tile_of_any_width(workspace, block, &work, output);
             }
@@ -416,6 +410,32 @@ impl Part<'_> {
         }
         let positions = tile.first / group..(tile.first + tile.rows - 1) / group + 1;
         bits[positions].iter().fold(0, |all, bits| all | bits)
+    }
+
+    /// The work of a tile that reads `slots`, of which its rows see `bits`, from widened planes without a bias. `queries` is where
+    /// its packed queries begin.
+    pub(crate) fn work<'s>(
+        &self,
+        tile: Tile,
+        queries: usize,
+        slots: &'s [Slot],
+        bits: u128,
+        group: usize,
+    ) -> TileWork<'s> {
+        TileWork {
+            group,
+            first_row: self.queries.first * group + tile.first,
+            tile,
+            queries,
+            slots,
+            bits: (!self.uniform || bits != whole(slots)).then_some(bits),
+            uniform: self.uniform,
+            bias: None,
+            keys_in_place: false,
+            values_in_place: false,
+            ahead: Default::default(),
+            places: None,
+        }
     }
 }
 

@@ -46,4 +46,5 @@ mod speech;
 pub use error::ServerError;
 pub use options::{Limits, ServerOptions};
 pub use room::engine_options;
+pub use router::JSON_PATHS;
 pub use serve::{Server, Stopper};

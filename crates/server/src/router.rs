@@ -18,6 +18,18 @@ use crate::api::{anthropic, openai, plain, sessions, web};
 use crate::app::{App, BODY_STEP};
 use crate::failure::{Failure, Shape};
 
+/// Paths that take a JSON object by POST and answer it without keeping anything under a name.
+pub const JSON_PATHS: [&str; 8] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+];
+
 /// Everything that the server answers.
 pub(crate) fn router(app: &Arc<App>) -> Router {
     let open = Router::new()

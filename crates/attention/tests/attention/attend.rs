@@ -1,5 +1,6 @@
 //! `attend` against the f64 reference, and the algebra of partials.
 
+use crate::laws;
 use crate::testing::*;
 use proptest::prelude::*;
 use riffle_attention::*;
@@ -19,38 +20,22 @@ proptest! {
 
     #[test]
     fn attend_equals_the_reference(shape in shape()) {
-        let (pages, queries) = (shape.pages(), shape.queries());
-        let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
-        let mut partial = shape.partial();
-        attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut partial).unwrap();
-        let exact =
-            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
-        assert_matches(&partial, &exact, tolerance(&shape));
+        laws::equals_the_reference(&shape, &shape.options(), tolerance(&shape));
     }
 
     #[test]
     fn page_by_page_gives_the_same_bits_as_one_call(shape in shape()) {
-        let (pages, queries) = (shape.pages(), shape.queries());
-        let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
-        let (mut whole, mut paged) = (shape.partial(), shape.partial());
-        attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut whole).unwrap();
-        for page in &views {
-            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
-            attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut paged).unwrap();
-        }
-        prop_assert_eq!(whole, paged);
+        laws::pages_may_come_one_by_one(&shape, &shape.options());
     }
 
     #[test]
     fn partials_merge_the_same_in_any_order(shape in shape(), order in any::<u64>()) {
         let (pages, queries) = (shape.pages(), shape.queries());
         let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let kv = shape.kv(&views);
         let mut parts = vec![shape.partial()];
         for page in &views {
-            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
+            let kv = shape.kv(core::slice::from_ref(page));
             let mut part = shape.partial();
             attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), &mut part).unwrap();
             parts.push(part);
@@ -70,42 +55,14 @@ proptest! {
     #[test]
     fn a_later_token_never_changes_an_earlier_row(shape in shape(), from in 0usize..600) {
         prop_assume!(shape.causal);
-        let (mut pages, queries) = (shape.pages(), shape.queries());
-        let run = |pages: &[Page]| {
-            let views: Vec<_> = pages.iter().map(Page::view).collect();
-            let kv = KvView { head_dim: shape.head_dim, pages: &views };
-            let (tile, options) = (shape.tile(&queries), shape.options());
-            let mut partials = [shape.partial(), shape.partial()];
-            attend(&tile, &kv, &shape.selection, &options, &mut partials[0]).unwrap();
-            let job = AttendJob { queries: tile, kv, selection: &shape.selection };
-            attend_batch(&[job], &options, &mut partials[1..]).unwrap();
-            partials
-        };
-        let before = run(&pages);
-        let mut noise = Noise::new(shape.seed ^ 77);
-        for page in &mut pages {
-            for slot in 0..page.tokens {
-                if page.start + slot >= from {
-                    let (key, value) = (noise.values(shape.head_dim), noise.values(shape.head_dim));
-                    write_keys(&mut page.keys.plane_mut(), shape.head_dim, slot, 1, &key, shape.head_dim).unwrap();
-                    write_values(&mut page.values.plane_mut(), shape.head_dim, slot, 1, &value, shape.head_dim).unwrap();
-                }
-            }
-        }
-        let after = run(&pages);
-        let rows = from.saturating_sub(shape.start).min(shape.rows) * shape.group;
-        for (before, after) in before.iter().zip(&after) {
-            prop_assert_eq!(&before.m[..rows], &after.m[..rows]);
-            prop_assert_eq!(&before.l[..rows], &after.l[..rows]);
-            prop_assert_eq!(&before.o[..rows * shape.head_dim], &after.o[..rows * shape.head_dim]);
-        }
+        laws::later_tokens_change_no_earlier_row(&shape, &shape.options(), from);
     }
 
     #[test]
     fn a_batch_equals_its_jobs(shape in shape()) {
         let (pages, queries) = (shape.pages(), shape.queries());
         let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let kv = shape.kv(&views);
         let job = AttendJob { queries: shape.tile(&queries), kv, selection: &shape.selection };
         let mut partials = [shape.partial(), shape.partial(), shape.partial()];
         attend_batch(&[job; 3], &shape.options(), &mut partials).unwrap();
@@ -383,7 +340,7 @@ proptest! {
     fn column_mass_equals_the_reference_part_by_part(shape in shape()) {
         let (pages, queries) = (shape.pages(), shape.queries());
         let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
+        let kv = shape.kv(&views);
         let mut partial = shape.partial();
         let (tile, options) = (shape.tile(&queries), shape.options());
         attend(&tile, &kv, &shape.selection, &options, &mut partial).unwrap();
@@ -393,7 +350,7 @@ proptest! {
         let exact = reference::attend(&tile, &kv, &shape.selection, &options, None).unwrap();
         let mut expected = exact.column_mass.iter();
         for page in &views {
-            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
+            let kv = shape.kv(core::slice::from_ref(page));
             let mut mass = vec![0.0; page.tokens];
             let job = AttendJob { queries: tile, kv, selection: &shape.selection };
             add_column_mass(&job, &options, &total, page.start, &mut mass).unwrap();

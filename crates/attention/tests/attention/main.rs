@@ -1,6 +1,7 @@
 //! Attention against definitions in f64.
 
 mod attend;
+mod laws;
 mod rounded;
 mod rows;
 mod shared_pages;

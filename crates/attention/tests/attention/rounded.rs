@@ -1,5 +1,6 @@
 //! `Arithmetic::Rounded`: how far it is off, and on what the bits of a row depend.
 
+use crate::laws;
 use crate::testing::*;
 use proptest::prelude::*;
 use riffle_attention::*;
@@ -13,28 +14,12 @@ proptest! {
 
     #[test]
     fn outputs_are_those_of_the_reference_up_to_a_five_hundredth(shape in shape()) {
-        let (pages, queries) = (shape.pages(), shape.queries());
-        let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
-        let mut partial = shape.partial();
-        attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut partial).unwrap();
-        let exact =
-            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
-        assert_matches(&partial, &exact, 2e-3);
+        laws::equals_the_reference(&shape, &rounded(&shape), 2e-3);
     }
 
     #[test]
     fn page_by_page_gives_the_same_bits_as_one_call(shape in shape()) {
-        let (pages, queries) = (shape.pages(), shape.queries());
-        let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
-        let (mut whole, mut paged) = (shape.partial(), shape.partial());
-        attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut whole).unwrap();
-        for page in &views {
-            let kv = KvView { head_dim: shape.head_dim, pages: core::slice::from_ref(page) };
-            attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut paged).unwrap();
-        }
-        prop_assert_eq!(whole, paged);
+        laws::pages_may_come_one_by_one(&shape, &rounded(&shape));
     }
 
     #[test]
@@ -42,9 +27,8 @@ proptest! {
         prop_assume!(shape.rows > 1);
         let (pages, queries) = (shape.pages(), shape.queries());
         let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = KvView { head_dim: shape.head_dim, pages: &views };
-        let mut whole = shape.partial();
-        attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut whole).unwrap();
+        let kv = shape.kv(&views);
+        let whole = laws::attended(&shape, &pages, &rounded(&shape));
         let cut = cut % shape.rows;
         for (first, rows) in [(0, cut), (cut, shape.rows - cut)] {
             let tile = QueryTile {
@@ -65,37 +49,7 @@ proptest! {
     #[test]
     fn a_later_token_never_changes_an_earlier_row(shape in shape(), from in 0usize..600) {
         prop_assume!(shape.causal);
-        let (mut pages, queries) = (shape.pages(), shape.queries());
-        let run = |pages: &[Page]| {
-            let views: Vec<_> = pages.iter().map(Page::view).collect();
-            let kv = KvView { head_dim: shape.head_dim, pages: &views };
-            let mut partial = shape.partial();
-            attend(&shape.tile(&queries), &kv, &shape.selection, &rounded(&shape), &mut partial).unwrap();
-            partial
-        };
-        let before = run(&pages);
-        let mut noise = Noise::new(shape.seed ^ 77);
-        for page in &mut pages {
-            for slot in 0..page.tokens {
-                if page.start + slot >= from {
-                    let key: Vec<f32> = noise.values(shape.head_dim).iter().map(|x| x * 9.0).collect();
-                    let value = noise.values(shape.head_dim);
-                    write_keys(&mut page.keys.plane_mut(), shape.head_dim, slot, 1, &key, shape.head_dim).unwrap();
-                    write_values(&mut page.values.plane_mut(), shape.head_dim, slot, 1, &value, shape.head_dim).unwrap();
-                }
-            }
-        }
-        // As a prompt that ends before these tokens sees the cache.
-        let cut: Vec<Page> = shape.pages().into_iter().filter(|page| page.start < from).map(|mut page| {
-            page.tokens = page.tokens.min(from - page.start);
-            page
-        }).collect();
-        let rows = from.saturating_sub(shape.start).min(shape.rows) * shape.group;
-        for after in [run(&pages), run(&cut)] {
-            prop_assert_eq!(&before.m[..rows], &after.m[..rows]);
-            prop_assert_eq!(&before.l[..rows], &after.l[..rows]);
-            prop_assert_eq!(&before.o[..rows * shape.head_dim], &after.o[..rows * shape.head_dim]);
-        }
+        laws::later_tokens_change_no_earlier_row(&shape, &rounded(&shape), from);
     }
 }
 

@@ -170,6 +170,13 @@ impl Shape {
         }
     }
 
+    pub fn kv<'a>(&self, pages: &'a [PageView<'a>]) -> KvView<'a> {
+        KvView {
+            head_dim: self.head_dim,
+            pages,
+        }
+    }
+
     pub fn partial(&self) -> Partial {
         Partial::new(self.rows, self.group, self.head_dim)
     }

@@ -20,7 +20,7 @@ pub trait TokenConstraint: Send {
     /// Why this cannot be told, as a sentence; the answer ends with it.
     fn allowed(&mut self) -> Result<&[u32], String>;
 
-    /// Takes in the token that was drawn, one of those that are allowed. True when the answer is complete: nothing can follow.
+    /// Goes on behind `token`, which was drawn from the allowed tokens. True when the answer is complete and no token can follow.
     ///
     /// # Errors
     /// Why the answer cannot go on, as a sentence.

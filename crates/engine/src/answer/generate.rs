@@ -18,7 +18,7 @@ pub struct GenerateOptions {
     pub sampling: SamplingOptions,
     /// Texts that end the answer; they are not part of it.
     pub stops: Vec<String>,
-    /// Tokens that end the answer beside those that the model ends a text with.
+    /// Further tokens that end the answer. The tokens that the model ends a text with always do.
     pub stop_tokens: Vec<u32>,
     /// Tokens before which nothing ends the answer but its length.
     pub min_tokens: usize,

@@ -104,7 +104,7 @@ pub(crate) struct Reader {
     learns: bool,
     /// What compresses a document before it is asked about late.
     compress: Option<CompressOptions>,
-    /// Decode policies that answer late questions, where they are not those that read the document.
+    /// Policies that late questions are answered under. `None`: the policies that the document was read under.
     answers_under: Option<PolicyRules>,
 }
 

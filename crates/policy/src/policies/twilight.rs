@@ -20,8 +20,8 @@ use crate::{
 /// reads the fewest of them that hold `p` of every query's estimated mass, and always the first and the latest blocks.
 /// The queries and heads of a tile share their tokens.
 ///
-/// No layer is read whole by default: a head that spreads its attention reads more of its own accord. Neither the first layers nor
-/// those that an audit finds spread out earn what they cost (docs/results/quality.md).
+/// No layer is read whole by default: a head that spreads its attention reads more tokens by itself. Two ways to choose whole layers
+/// were measured: the first two, and the layers with the most even attention. Both cost more than they gain (docs/results/quality.md).
 struct Twilight {
     p: f32,
     candidates: f32,

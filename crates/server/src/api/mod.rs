@@ -9,13 +9,49 @@ mod report;
 pub(crate) mod sessions;
 pub(crate) mod web;
 
+use std::convert::Infallible;
+use std::sync::Arc;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use axum::response::Response;
+use axum::response::sse::Event;
+use futures_core::Stream;
 
+use crate::app::App;
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
+
+/// An answer under way, in the shape of one API.
+trait Answering {
+    /// The answer in one body, once it has ended.
+    fn whole(self) -> impl Future<Output = Result<Response, Failure>> + Send;
+
+    /// The answer as events, while it is written.
+    fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static;
+}
+
+/// The answer as the client wants it.
+async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, Failure> {
+    match is_streamed {
+        true => Ok(events::response(answering.stream())),
+        false => answering.whole().await,
+    }
+}
+
+/// What a request asks for: `take` reads the fields that its API knows, all others are refused.
+async fn read<T>(
+    app: &Arc<App>,
+    request: Request,
+    take: impl FnOnce(&Arc<App>, &mut Fields) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let mut fields = fields_of(request).await?;
+    app.check_model(fields.text("model")?.as_deref())?;
+    let asked = take(app, &mut fields)?;
+    fields.finish()?;
+    Ok(asked)
+}
 
 /// The fields of a request's body.
 async fn fields_of(request: Request) -> Result<Fields, Failure> {

@@ -6,13 +6,13 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::openai::{read_messages, take_tools};
 use super::{fields_of, respond};
 use crate::app::{App, aside};
 use crate::asking::options::token_of;
-use crate::asking::prompt::{Conversation, encode, render};
+use crate::asking::prompt::{Conversation, encode, render, take_variables};
 use crate::failure::{Failure, Shape};
 
 /// Whether the server is there.
@@ -131,11 +131,7 @@ async fn template_of(app: &Arc<App>, request: Request) -> Result<Response, Failu
     let messages = fields.list("messages")?;
     let messages = messages.ok_or_else(|| Failure::field("messages", "this field is required"))?;
     let tools = take_tools(app, &mut fields)?;
-    let variables = match fields.value("chat_template_kwargs") {
-        None => Map::new(),
-        Some(Value::Object(variables)) => variables,
-        Some(other) => return Err(crate::fields::unexpected("chat_template_kwargs", "an object", &other)),
-    };
+    let variables = take_variables(&mut fields)?;
     let is_answered = fields.flag("add_generation_prompt")?.unwrap_or(true);
     fields.finish()?;
     let conversation = Conversation {

@@ -82,7 +82,7 @@ fn kept_mass(audit: &AuditReport) -> Value {
 }
 
 /// Speeds in llama.cpp's names.
-pub(super) fn timings(finished: &Finished) -> Value {
+fn timings(finished: &Finished) -> Value {
     let (report, times) = (&finished.report, finished.report.times);
     let read = report.prompt_tokens - report.reused_tokens;
     let written = report.generation.tokens.len();
@@ -96,6 +96,21 @@ pub(super) fn timings(finished: &Finished) -> Value {
         "predicted_ms": times.answered_s * 1e3,
         "predicted_per_second": rate(written, times.answered_s),
     })
+}
+
+/// Adds to a body of OpenAI's shape what was read for an answer and how long it took.
+pub(super) fn put_end(body: &mut Value, app: &App, wishes: &Wishes, finished: &Finished) {
+    body["timings"] = timings(finished);
+    body["riffle"] = riffle(app, wishes, finished);
+}
+
+/// Adds to a chunk of OpenAI's shape how far the prompt has been read.
+pub(super) fn put_progress(chunk: &mut Value, wishes: &Wishes, reading: &Reading) {
+    let (llama, own) = progress(reading);
+    if wishes.extras.shows_progress {
+        chunk["prompt_progress"] = llama;
+    }
+    chunk["riffle"] = own;
 }
 
 /// How far a prompt has been read, in llama.cpp's names and ours.

@@ -2,12 +2,14 @@
 
 pub(crate) mod options;
 pub(crate) mod prompt;
+pub(crate) mod question;
 
 use riffle_engine::{GenerateOptions, Request, SequenceOptions};
 
 use crate::api::answers::Answers;
 use crate::app::App;
 use crate::failure::Failure;
+use crate::forms::Form;
 
 /// Everything that an answer needs but its prompt.
 #[derive(Debug, Clone)]
@@ -35,6 +37,14 @@ impl Wishes {
             audit: own.audit || extras.audits,
             window: own.window,
         })
+    }
+
+    /// Has the answers keep to a form, which stands in the field of the given name.
+    pub(crate) async fn keep_to(&mut self, app: &App, form: Option<(Form, String)>) -> Result<(), Failure> {
+        if let Some((form, place)) = form {
+            self.generate.form = Some(app.forms.prepare(form, &place).await?);
+        }
+        Ok(())
     }
 
     /// Asks for `choices` answers to each of the prompts, in their order.

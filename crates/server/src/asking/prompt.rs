@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::app::{App, aside};
 use crate::failure::Failure;
+use crate::fields::{Fields, unexpected};
 
 /// A conversation to be put into the model's words.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +32,15 @@ pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Whether the prompt ends inside a thought that the answer goes on with.
     pub(crate) is_thinking: bool,
+}
+
+/// Takes `chat_template_kwargs`.
+pub(crate) fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, Failure> {
+    match fields.value("chat_template_kwargs") {
+        None => Ok(Map::new()),
+        Some(Value::Object(variables)) => Ok(variables),
+        Some(other) => Err(unexpected("chat_template_kwargs", "an object", &other)),
+    }
 }
 
 /// The tokens of a text.

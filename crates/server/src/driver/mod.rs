@@ -65,7 +65,7 @@ pub(crate) struct Token {
 #[derive(Debug, Clone)]
 pub(crate) struct Finished {
     pub(crate) report: RequestReport,
-    /// Pairs of this request alone, without those that had been read before.
+    /// Query-key pairs that this request computed. Pairs of tokens that were found in the cache do not count.
     pub(crate) pairs: PairCount,
     pub(crate) audit: Option<AuditReport>,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Answer {
     _place: Place,
 }
 
-/// A request's place among those that a server takes on.
+/// One of the places for requests that the server has. It is free again when this is dropped.
 #[derive(Debug)]
 struct Place(Arc<AtomicUsize>);
 

@@ -1,19 +1,9 @@
 //! Bodies that are no JSON, or JSON of another shape.
 
+use riffle_server::JSON_PATHS;
 use serde_json::json;
 
 use super::{CHAT, COMPLETIONS, Case, MESSAGES, RESPONSES, valid};
-
-const PATHS: [&str; 8] = [
-    COMPLETIONS,
-    CHAT,
-    RESPONSES,
-    MESSAGES,
-    "/v1/messages/count_tokens",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-];
 
 /// Not JSON, or no object.
 const NO_OBJECTS: [(&str, &[u8]); 14] = [
@@ -35,7 +25,7 @@ const NO_OBJECTS: [(&str, &[u8]); 14] = [
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for path in PATHS {
+    for path in JSON_PATHS {
         for (what, body) in NO_OBJECTS {
             // Each kind of body at half of the paths is enough.
             if (path.len() + what.len()).is_multiple_of(2) {

@@ -1,5 +1,7 @@
 //! Heads, keys, methods, paths and encodings that make no sense.
 
+use riffle_server::JSON_PATHS;
+
 use super::{CHAT, COMPLETIONS, Case, Ending, KEY, MESSAGES, RESPONSES, Shape, shape_of, valid};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -60,15 +62,7 @@ fn places() -> Vec<Case> {
         let bytes = request(method, path, &[HOST, JSON, &key], "{}");
         cases.push(Case::raw(&format!("{method} {path}"), bytes, shape_of(path)));
     };
-    for path in [
-        COMPLETIONS,
-        CHAT,
-        RESPONSES,
-        MESSAGES,
-        "/v1/messages/count_tokens",
-        "/tokenize",
-        "/detokenize",
-    ] {
+    for path in JSON_PATHS {
         for method in ["GET", "PUT", "DELETE", "PATCH"] {
             push(method, path);
         }

@@ -1,19 +1,8 @@
 //! Requests that are nearly right: each is answered or refused, and no fault of the server.
 
-use riffle_server::{Server, ServerOptions};
+use riffle_server::{JSON_PATHS, Server, ServerOptions};
 
 use crate::testing::{engine, options};
-
-const PATHS: [&str; 8] = [
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/tokenize",
-    "/detokenize",
-    "/apply-template",
-];
 
 /// Pieces that are put into requests in place of others.
 const PIECES: [&str; 22] = [
@@ -103,7 +92,10 @@ fn requests_that_are_nearly_right_are_answered_or_refused() {
     let (mut numbers, mut answered) = (Numbers(7), 0);
     for round in 0..120 {
         for seed in &seeds {
-            let (path, body) = (PATHS[usize::from(seed[0])], std::str::from_utf8(&seed[1..]).unwrap());
+            let (path, body) = (
+                JSON_PATHS[usize::from(seed[0])],
+                std::str::from_utf8(&seed[1..]).unwrap(),
+            );
             let body = match round {
                 0 => body.to_owned(),
                 _ => mutant(body, &mut numbers),

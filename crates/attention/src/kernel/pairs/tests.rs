@@ -201,7 +201,7 @@ fn every_instruction_set_weighs_values_to_the_same_sums() {
     }
 }
 
-/// The integers of a row's weights for keys of logits 0, −1, −2, … and values of one and a half, and what the row holds then.
+/// Weighs one row over 64 keys whose values are all 1.5. Returns the weights as integers, and the fields of the row afterwards.
 fn weigh(level: Level) -> (Vec<i32>, [f32; 4]) {
     let head_dim = 16;
     let values = values_of(Level::SCALAR, &vec![1.5; 64 * head_dim], head_dim);

@@ -14,29 +14,31 @@ use serde_json::{Value, json};
 
 use super::blocks::Blocks;
 use super::conversation;
-use crate::api::answers::{Answers, Whole, collect, spoken};
-use crate::api::{events, fields_of, report, respond};
+use crate::api::answers::{Whole, collect, spoken};
+use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::{App, new_id};
-use crate::asking::Wishes;
 use crate::asking::options::take_wishes;
 use crate::asking::prompt::prompt;
+use crate::asking::question::{Asked, Question};
 use crate::driver::{Finished, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
-use crate::speech::Speech;
 
 /// Where the form of an answer stands in a request.
 const OUTPUT_FORMAT: &str = "output_config.format";
 
+/// A message that is asked for.
+struct Wanted {
+    question: Question,
+    is_streamed: bool,
+}
+
 /// A message under way.
-struct Answering {
+struct MessageAnswer {
     app: Arc<App>,
-    wishes: Wishes,
-    answers: Answers,
-    speech: Speech,
+    asked: Asked,
     id: String,
-    prompt_tokens: usize,
 }
 
 pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -44,50 +46,13 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let mut fields = fields_of(request).await?;
-    app.check_model(fields.text("model")?.as_deref())?;
-    // Named otherwise elsewhere.
-    fields.rename("stop_sequences", "stop")?;
-    let mut wishes = take_wishes(&app, &mut fields, &["max_tokens"])?;
-    if !wishes.has_length {
-        return Err(Failure::field("max_tokens", "this field is required"));
-    }
-    if wishes.generate.max_tokens == 0 {
-        return Err(Failure::field("max_tokens", "it must be at least 1"));
-    }
-    let (conversation, tools) = conversation::take(&app, &mut fields)?;
-    let is_streamed = fields.flag("stream")?.unwrap_or(false);
-    let form = take_output(&mut fields)?;
-    refuse_what_is_not_done(&app, &mut fields)?;
-    fields.finish()?;
-    let form = match (form, tools.form.clone()) {
-        (Some(_), Some(_)) => {
-            return Err(Failure::field(
-                OUTPUT_FORMAT,
-                "tools that are strict or required give the answer a form already: ask for one of the two",
-            ));
-        }
-        (Some(form), None) => Some((form, OUTPUT_FORMAT)),
-        (None, form) => form.map(|form| (form, "tool_choice")),
-    };
-    if let Some((form, place)) = form {
-        wishes.generate.form = Some(app.forms.prepare(form, place).await?);
-    }
-    let prompt = prompt(&app, conversation).await?;
-    let prompt_tokens = prompt.tokens.len();
-    let answers = wishes.ask(&app, &[prompt.tokens], 1).await?;
-    let answering = Answering {
-        speech: Speech::new(app.markup, !tools.tools.is_empty(), prompt.is_thinking).with_single_call(tools.is_single),
-        wishes,
-        answers,
+    let wanted = read(&app, request, Wanted::take).await?;
+    let answer = MessageAnswer {
+        asked: wanted.question.ask(&app).await?,
         id: new_id("msg_"),
-        prompt_tokens,
         app,
     };
-    match is_streamed {
-        true => Ok(events::response(answering.stream())),
-        false => answering.whole().await,
-    }
+    send(answer, wanted.is_streamed).await
 }
 
 pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -95,14 +60,36 @@ pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Resp
 }
 
 async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let mut fields = fields_of(request).await?;
-    app.check_model(fields.text("model")?.as_deref())?;
-    let (conversation, _) = conversation::take(&app, &mut fields)?;
-    take_output(&mut fields)?;
-    refuse_what_is_not_done(&app, &mut fields)?;
-    fields.finish()?;
-    let prompt = prompt(&app, conversation).await?;
+    let conversation = read(&app, request, |app, fields| {
+        let (conversation, _) = conversation::take(app, fields)?;
+        take_output(fields)?;
+        refuse_what_is_not_done(app, fields)?;
+        Ok(conversation)
+    });
+    let prompt = prompt(&app, conversation.await?).await?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
+}
+
+impl Wanted {
+    fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        // Named otherwise elsewhere.
+        fields.rename("stop_sequences", "stop")?;
+        let wishes = take_wishes(app, fields, &["max_tokens"])?;
+        if !wishes.has_length {
+            return Err(Failure::field("max_tokens", "this field is required"));
+        }
+        if wishes.generate.max_tokens == 0 {
+            return Err(Failure::field("max_tokens", "it must be at least 1"));
+        }
+        let (conversation, tools) = conversation::take(app, fields)?;
+        let is_streamed = fields.flag("stream")?.unwrap_or(false);
+        let form = take_output(fields)?.map(|form| (form, OUTPUT_FORMAT.to_owned()));
+        refuse_what_is_not_done(app, fields)?;
+        Ok(Self {
+            question: Question::new(wishes, conversation, form, tools)?,
+            is_streamed,
+        })
+    }
 }
 
 /// Takes the form that an answer shall have.
@@ -172,9 +159,9 @@ fn usage_of(finished: &Finished) -> Value {
     })
 }
 
-impl Answering {
+impl Answering for MessageAnswer {
     async fn whole(self) -> Result<Response, Failure> {
-        let wholes = collect(&self.app.engine, self.answers, &self.speech).await?;
+        let wholes = collect(&self.app.engine, self.asked.answers, &self.asked.speech).await?;
         let whole = wholes.into_iter().next().ok_or_else(Failure::stopping)?;
         let content = content_of(&whole);
         let finished = whole.finished.ok_or_else(Failure::stopping)?;
@@ -188,7 +175,7 @@ impl Answering {
             "stop_reason": reason,
             "stop_sequence": stop,
             "usage": usage_of(&finished),
-            "riffle": report::riffle(&self.app, &self.wishes, &finished),
+            "riffle": report::riffle(&self.app, &self.asked.wishes, &finished),
         });
         Ok(Json(body).into_response())
     }
@@ -203,11 +190,11 @@ impl Answering {
                 "content": [],
                 "stop_reason": null,
                 "stop_sequence": null,
-                "usage": {"input_tokens": self.prompt_tokens, "output_tokens": 0},
+                "usage": {"input_tokens": self.asked.prompt_tokens, "output_tokens": 0},
             }});
             yield events::named("message_start", &begun);
             let mut blocks = Blocks::default();
-            while let Some((_, told)) = self.answers.next().await {
+            while let Some((_, told)) = self.asked.answers.next().await {
                 match told {
                     Told::Accepted | Told::PromptProbabilities(_) => {}
                     Told::Reading(reading) => {
@@ -215,15 +202,15 @@ impl Answering {
                         yield events::named("ping", &json!({"type": "ping", "riffle": own}));
                     }
                     Told::Token(token) => {
-                        let text = spoken(&self.app.engine, &self.speech, &token);
-                        for piece in self.speech.push(&text) {
+                        let text = spoken(&self.app.engine, &self.asked.speech, &token);
+                        for piece in self.asked.speech.push(&text) {
                             for (name, event) in blocks.push(piece) {
                                 yield events::named(name, &event);
                             }
                         }
                     }
                     Told::Finished(finished) => {
-                        for piece in self.speech.finish() {
+                        for piece in self.asked.speech.finish() {
                             for (name, event) in blocks.push(piece) {
                                 yield events::named(name, &event);
                             }
@@ -231,12 +218,12 @@ impl Answering {
                         for (name, event) in blocks.finish() {
                             yield events::named(name, &event);
                         }
-                        let (reason, stop) = stop_reason(&finished.report.generation.stop, self.speech.calls());
+                        let (reason, stop) = stop_reason(&finished.report.generation.stop, self.asked.speech.calls());
                         let end = json!({
                             "type": "message_delta",
                             "delta": {"stop_reason": reason, "stop_sequence": stop},
                             "usage": usage_of(&finished),
-                            "riffle": report::riffle(&self.app, &self.wishes, &finished),
+                            "riffle": report::riffle(&self.app, &self.asked.wishes, &finished),
                         });
                         yield events::named("message_delta", &end);
                         yield events::named("message_stop", &json!({"type": "message_stop"}));

@@ -9,44 +9,37 @@ use axum::extract::{Request, State};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::chunks::{FINGERPRINT, Head, call_value, delta_of};
 use super::tools::{self, Tools};
 use super::{messages, probabilities};
-use crate::api::answers::{Answers, Whole, collect, spoken};
+use crate::api::answers::{Whole, collect, spoken};
 use crate::api::report::{Usage, finish_reason};
-use crate::api::{events, fields_of, report, respond};
+use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::App;
-use crate::asking::Wishes;
 use crate::asking::options::take_wishes;
-use crate::asking::prompt::{Conversation, prompt};
+use crate::asking::prompt::{Conversation, take_variables};
+use crate::asking::question::{Asked, Question};
 use crate::driver::{Finished, Token, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
-use crate::forms::{Form, take_form};
-use crate::speech::Speech;
+use crate::forms::take_form;
 
 /// Most of the likeliest tokens that a request may ask for.
 pub(super) const MOST_LIKELIEST: i64 = 20;
 
 /// A chat completion that is asked for.
 struct Chat {
-    wishes: Wishes,
-    conversation: Conversation,
-    form: Option<(Form, String)>,
-    tools: Tools,
-    choices: usize,
+    question: Question,
     is_streamed: bool,
     shows_usage: bool,
 }
 
 /// A chat completion under way.
-struct Answering {
+struct ChatAnswer {
     app: Arc<App>,
-    wishes: Wishes,
-    answers: Answers,
-    speech: Speech,
+    asked: Asked,
     head: Head,
     choices: usize,
     shows_usage: bool,
@@ -57,15 +50,9 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let mut fields = fields_of(request).await?;
-    let chat = Chat::take(&app, &mut fields)?;
-    fields.finish()?;
+    let chat = read(&app, request, Chat::take).await?;
     let is_streamed = chat.is_streamed;
-    let answering = chat.ask(app).await?;
-    match is_streamed {
-        true => Ok(events::response(answering.stream())),
-        false => answering.whole().await,
-    }
+    send(chat.ask(app).await?, is_streamed).await
 }
 
 /// Counts the tokens of the prompt.
@@ -74,17 +61,14 @@ pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Resp
 }
 
 async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let mut fields = fields_of(request).await?;
-    let chat = Chat::take(&app, &mut fields)?;
-    fields.finish()?;
-    let prompt = prompt(&app, chat.conversation).await?;
-    let body = json!({"object": "chat.completion.input_tokens", "input_tokens": prompt.tokens.len()});
+    let chat = read(&app, request, Chat::take).await?;
+    let tokens = chat.question.count(&app).await?;
+    let body = json!({"object": "chat.completion.input_tokens", "input_tokens": tokens});
     Ok(Json(body).into_response())
 }
 
 impl Chat {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        app.check_model(fields.text("model")?.as_deref())?;
         let mut wishes = take_wishes(app, fields, &["max_completion_tokens", "max_tokens", "n_predict"])?;
         let shows_logs = fields.flag("logprobs")?.unwrap_or(false);
         let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?;
@@ -95,12 +79,6 @@ impl Chat {
         wishes.prompt_probabilities = fields.count("prompt_logprobs", 0..=MOST_LIKELIEST)?;
         let tools = tools::take(app, fields)?;
         let form = take_form(fields)?;
-        if form.is_some() && tools.form.is_some() {
-            return Err(Failure::field(
-                "response_format",
-                "tools that are strict or required give the answer a form already: ask for one of the two",
-            ));
-        }
         let name = fields.name("messages");
         let list = fields.list("messages")?;
         let list = list.ok_or_else(|| Failure::field(name, "this field is required"))?;
@@ -108,53 +86,30 @@ impl Chat {
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         let shows_usage = take_stream_options(fields, is_streamed)?;
         refuse_what_is_not_done(fields)?;
+        let mut question = Question::new(wishes, conversation, form, tools)?;
+        question.choices = fields.count("n", 1..=64)?.unwrap_or(1);
         Ok(Self {
-            wishes,
-            conversation,
-            form,
-            tools,
-            choices: fields.count("n", 1..=64)?.unwrap_or(1),
+            question,
             is_streamed,
             shows_usage,
         })
     }
 
-    async fn ask(self, app: Arc<App>) -> Result<Answering, Failure> {
-        let Self {
-            mut wishes,
-            conversation,
-            form,
-            tools,
-            choices,
-            shows_usage,
-            ..
-        } = self;
-        let form = form.or_else(|| Some((tools.form.clone()?, "tool_choice".to_owned())));
-        if let Some((form, place)) = form {
-            wishes.generate.form = Some(app.forms.prepare(form, &place).await?);
-        }
-        let takes_calls = !tools.tools.is_empty();
-        let prompt = prompt(&app, conversation).await?;
-        let speech = Speech::new(app.markup, takes_calls, prompt.is_thinking).with_single_call(tools.is_single);
-        let answers = wishes.ask(&app, &[prompt.tokens], choices).await?;
-        Ok(Answering {
+    async fn ask(self, app: Arc<App>) -> Result<ChatAnswer, Failure> {
+        let choices = self.question.choices;
+        let asked = self.question.ask(&app).await?;
+        Ok(ChatAnswer {
             head: Head::new("chatcmpl-", &app.options.model_name),
-            answers,
-            speech,
-            wishes,
+            asked,
             choices,
-            shows_usage,
+            shows_usage: self.shows_usage,
             app,
         })
     }
 }
 
 fn take_conversation(fields: &mut Fields, messages: Vec<Value>, tools: &Tools) -> Result<Conversation, Failure> {
-    let variables = match fields.value("chat_template_kwargs") {
-        None => Map::new(),
-        Some(Value::Object(variables)) => variables,
-        Some(other) => return Err(crate::fields::unexpected("chat_template_kwargs", "an object", &other)),
-    };
+    let variables = take_variables(fields)?;
     let is_assistants = messages.last().is_some_and(|last| last["role"] == "assistant");
     let goes_on = fields.flag("continue_final_message")?.unwrap_or(false);
     if goes_on && !is_assistants {
@@ -190,7 +145,7 @@ pub(super) fn take_stream_options(fields: &mut Fields, is_streamed: bool) -> Res
     Ok(shows_usage)
 }
 
-/// Fields of OpenAI that ask for what this server does not do, and those that change nothing about an answer.
+/// Refuses fields that ask for what this server does not do. Passes over fields that do not change the answer.
 fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     fields.pass_over(&[
         "user",
@@ -220,9 +175,9 @@ fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     )
 }
 
-impl Answering {
+impl Answering for ChatAnswer {
     async fn whole(self) -> Result<Response, Failure> {
-        let wholes = collect(&self.app.engine, self.answers, &self.speech).await?;
+        let wholes = collect(&self.app.engine, self.asked.answers, &self.asked.speech).await?;
         let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
         let usage = Usage::of(finished.iter().copied(), self.choices);
         let choices: Result<Vec<Value>, Failure> = wholes
@@ -240,10 +195,9 @@ impl Answering {
             "usage": usage.openai(),
         });
         if let Some(first) = finished.first() {
-            body["timings"] = report::timings(first);
-            body["riffle"] = report::riffle(&self.app, &self.wishes, first);
+            report::put_end(&mut body, &self.app, &self.asked.wishes, first);
         }
-        if self.wishes.prompt_probabilities.is_some() {
+        if self.asked.wishes.prompt_probabilities.is_some() {
             let tokenizer = self.app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
             body["prompt_logprobs"] = probabilities::of_prompt(tokenizer, &wholes[0].prompt_probabilities);
         }
@@ -252,27 +206,23 @@ impl Answering {
 
     fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
         stream! {
-            let count = self.answers.len();
-            let mut speeches = vec![self.speech.clone(); count];
+            let count = self.asked.answers.len();
+            let mut speeches = vec![self.asked.speech.clone(); count];
             let mut calls = vec![0; count];
             let mut finished: Vec<Box<Finished>> = Vec::new();
             for index in 0..count {
                 yield events::data(&self.head.chunk(index, &json!({"role": "assistant", "content": null}), None));
             }
-            while let Some((index, told)) = self.answers.next().await {
+            while let Some((index, told)) = self.asked.answers.next().await {
                 match told {
                     Told::Accepted | Told::PromptProbabilities(_) => {}
                     Told::Reading(reading) => {
                         let mut chunk = self.head.chunk(index, &json!({}), None);
-                        if self.wishes.generate.probabilities.is_some() {
+                        if self.asked.wishes.generate.probabilities.is_some() {
                             // Programs that asked for them look for them in every chunk.
                             chunk["choices"][0]["logprobs"] = json!({"content": [], "refusal": null});
                         }
-                        let (llama, own) = report::progress(&reading);
-                        if self.wishes.extras.shows_progress {
-                            chunk["prompt_progress"] = llama;
-                        }
-                        chunk["riffle"] = own;
+                        report::put_progress(&mut chunk, &self.asked.wishes, &reading);
                         yield events::data(&chunk);
                     }
                     Told::Token(token) => {
@@ -289,8 +239,7 @@ impl Answering {
                         }
                         let reason = finish_reason(&end.report.generation.stop, calls[index]);
                         let mut chunk = self.head.chunk(index, &json!({}), Some(reason));
-                        chunk["timings"] = report::timings(&end);
-                        chunk["riffle"] = report::riffle(&self.app, &self.wishes, &end);
+                        report::put_end(&mut chunk, &self.app, &self.asked.wishes, &end);
                         yield events::data(&chunk);
                         finished.push(end);
                     }
@@ -308,7 +257,9 @@ impl Answering {
             yield events::done();
         }
     }
+}
 
+impl ChatAnswer {
     /// The chunks of pieces that came of a token. Its probabilities go with the first.
     fn chunks(
         &self,

@@ -17,7 +17,7 @@ use super::chunks::{FINGERPRINT, Head};
 use super::probabilities;
 use crate::api::answers::{Answers, Whole, collect};
 use crate::api::report::{Usage, finish_reason};
-use crate::api::{events, fields_of, report, respond};
+use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::{App, aside};
 use crate::asking::Wishes;
 use crate::asking::options::{take_wishes, token_of};
@@ -50,7 +50,7 @@ enum Prompt {
 }
 
 /// A completion under way.
-struct Answering {
+struct CompletionAnswer {
     app: Arc<App>,
     wishes: Wishes,
     answers: Answers,
@@ -67,20 +67,13 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let mut fields = fields_of(request).await?;
-    let completion = Completion::take(&app, &mut fields)?;
-    fields.finish()?;
+    let completion = read(&app, request, Completion::take).await?;
     let is_streamed = completion.is_streamed;
-    let answering = completion.ask(app).await?;
-    match is_streamed {
-        true => Ok(events::response(answering.stream())),
-        false => answering.whole().await,
-    }
+    send(completion.ask(app).await?, is_streamed).await
 }
 
 impl Completion {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        app.check_model(fields.text("model")?.as_deref())?;
         let prompts = prompts_of(app, fields.required("prompt")?)?;
         let mut wishes = take_wishes(app, fields, &["max_tokens", "n_predict"])?;
         if !wishes.has_length {
@@ -124,16 +117,14 @@ impl Completion {
         })
     }
 
-    async fn ask(self, app: Arc<App>) -> Result<Answering, Failure> {
+    async fn ask(self, app: Arc<App>) -> Result<CompletionAnswer, Failure> {
         let Self {
             mut wishes,
             prompts,
             form,
             ..
         } = self;
-        if let Some((form, place)) = form {
-            wishes.generate.form = Some(app.forms.prepare(form, &place).await?);
-        }
+        wishes.keep_to(&app, form).await?;
         let engine = Arc::clone(&app.engine);
         let prompts = aside(move || {
             let prompts = prompts.into_iter().map(|prompt| match prompt {
@@ -144,7 +135,7 @@ impl Completion {
         })
         .await?;
         let answers = wishes.ask(&app, &prompts, self.choices).await?;
-        Ok(Answering {
+        Ok(CompletionAnswer {
             head: Head::new("cmpl-", &app.options.model_name),
             wishes,
             answers,
@@ -185,7 +176,7 @@ fn prompts_of(app: &App, value: Value) -> Result<Vec<Prompt>, Failure> {
     }
 }
 
-impl Answering {
+impl CompletionAnswer {
     fn body(&self, choices: Value) -> Value {
         json!({
             "id": self.head.id,
@@ -204,24 +195,6 @@ impl Answering {
             Ok(tokenizer.decode(&self.prompts[index / self.choices])?)
         };
         decode().map_err(|error: riffle_engine::EngineError| Failure::of(&error))
-    }
-
-    async fn whole(mut self) -> Result<Response, Failure> {
-        let answers = std::mem::replace(&mut self.answers, Answers::new(Vec::new()));
-        let plain = Speech::new(self.app.markup, false, false).without_thoughts();
-        let wholes = collect(&self.app.engine, answers, &plain).await?;
-        let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
-        let choices = wholes
-            .iter()
-            .enumerate()
-            .map(|(index, whole)| self.choice(index, whole));
-        let mut body = self.body(choices.collect::<Result<Vec<_>, _>>()?.into());
-        body["usage"] = Usage::of(finished.iter().copied(), self.choices).openai();
-        if let Some(first) = finished.first() {
-            body["timings"] = report::timings(first);
-            body["riffle"] = report::riffle(&self.app, &self.wishes, first);
-        }
-        Ok(Json(body).into_response())
     }
 
     fn choice(&self, index: usize, whole: &Whole) -> Result<Value, Failure> {
@@ -258,6 +231,25 @@ impl Answering {
     fn chunk(&self, index: usize, text: &str, logs: Value, finish_reason: Option<&str>) -> Value {
         self.body(json!([{"index": index, "text": text, "logprobs": logs, "finish_reason": finish_reason}]))
     }
+}
+
+impl Answering for CompletionAnswer {
+    async fn whole(mut self) -> Result<Response, Failure> {
+        let answers = std::mem::replace(&mut self.answers, Answers::new(Vec::new()));
+        let plain = Speech::new(self.app.markup, false, false).without_thoughts();
+        let wholes = collect(&self.app.engine, answers, &plain).await?;
+        let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
+        let choices = wholes
+            .iter()
+            .enumerate()
+            .map(|(index, whole)| self.choice(index, whole));
+        let mut body = self.body(choices.collect::<Result<Vec<_>, _>>()?.into());
+        body["usage"] = Usage::of(finished.iter().copied(), self.choices).openai();
+        if let Some(first) = finished.first() {
+            report::put_end(&mut body, &self.app, &self.wishes, first);
+        }
+        Ok(Json(body).into_response())
+    }
 
     fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
         stream! {
@@ -274,11 +266,7 @@ impl Answering {
                     Told::Accepted | Told::PromptProbabilities(_) => {}
                     Told::Reading(reading) => {
                         let mut chunk = self.chunk(index, "", Value::Null, None);
-                        let (llama, own) = report::progress(&reading);
-                        if self.wishes.extras.shows_progress {
-                            chunk["prompt_progress"] = llama;
-                        }
-                        chunk["riffle"] = own;
+                        report::put_progress(&mut chunk, &self.wishes, &reading);
                         yield events::data(&chunk);
                     }
                     Told::Token(token) => {
@@ -294,8 +282,7 @@ impl Answering {
                     Told::Finished(end) => {
                         let reason = finish_reason(&end.report.generation.stop, 0);
                         let mut chunk = self.chunk(index, "", Value::Null, Some(reason));
-                        chunk["timings"] = report::timings(&end);
-                        chunk["riffle"] = report::riffle(&self.app, &self.wishes, &end);
+                        report::put_end(&mut chunk, &self.app, &self.wishes, &end);
                         yield events::data(&chunk);
                         finished.push(end);
                     }

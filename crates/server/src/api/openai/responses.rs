@@ -11,38 +11,32 @@ use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::{Map, Value, json};
 
+use super::input;
 use super::items::Items;
-use super::{input, tools};
-use crate::api::answers::{Answers, spoken};
+use crate::api::answers::spoken;
 use crate::api::report::Usage;
-use crate::api::{events, fields_of, report, respond};
+use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::{App, new_id, unix_seconds};
-use crate::asking::Wishes;
 use crate::asking::options::take_wishes;
-use crate::asking::prompt::{Conversation, prompt};
+use crate::asking::prompt::Conversation;
+use crate::asking::question::{Asked, Question};
 use crate::driver::{Finished, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
-use crate::speech::Speech;
 use riffle_engine::StopReason;
 
 /// A response under way.
-struct Answering {
+struct ResponseAnswer {
     app: Arc<App>,
-    wishes: Wishes,
-    answers: Answers,
-    speech: Speech,
+    asked: Asked,
     /// The response as it is shown before anything has been written.
     begun: Value,
 }
 
 /// A response that is asked for.
-struct Asked {
-    wishes: Wishes,
-    conversation: Conversation,
-    form: Option<(Form, String)>,
-    tools: tools::Tools,
+struct Wanted {
+    question: Question,
     is_streamed: bool,
     begun: Value,
 }
@@ -52,15 +46,9 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let mut fields = fields_of(request).await?;
-    let asked = Asked::take(&app, &mut fields)?;
-    fields.finish()?;
-    let is_streamed = asked.is_streamed;
-    let answering = asked.ask(app).await?;
-    match is_streamed {
-        true => Ok(events::response(answering.stream())),
-        false => answering.whole().await,
-    }
+    let wanted = read(&app, request, Wanted::take).await?;
+    let is_streamed = wanted.is_streamed;
+    send(wanted.ask(app).await?, is_streamed).await
 }
 
 /// Counts the tokens of the prompt.
@@ -69,17 +57,14 @@ pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Resp
 }
 
 async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let mut fields = fields_of(request).await?;
-    let asked = Asked::take(&app, &mut fields)?;
-    fields.finish()?;
-    let prompt = prompt(&app, asked.conversation).await?;
-    let body = json!({"object": "response.input_tokens", "input_tokens": prompt.tokens.len()});
+    let wanted = read(&app, request, Wanted::take).await?;
+    let tokens = wanted.question.count(&app).await?;
+    let body = json!({"object": "response.input_tokens", "input_tokens": tokens});
     Ok(Json(body).into_response())
 }
 
-impl Asked {
+impl Wanted {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        app.check_model(fields.text("model")?.as_deref())?;
         let shown = shown_as_asked(fields);
         let wishes = take_wishes(app, fields, &["max_output_tokens"])?;
         let instructions = fields.text("instructions")?;
@@ -89,12 +74,6 @@ impl Asked {
         }
         let form = take_text_form(fields)?;
         let tools = input::take_tools(app, fields)?;
-        if form.is_some() && tools.form.is_some() {
-            return Err(Failure::field(
-                "text.format",
-                "tools that are strict or required give the answer a form already: ask for one of the two",
-            ));
-        }
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         refuse_what_is_not_done(fields)?;
         let mut begun = json!({
@@ -124,41 +103,22 @@ impl Asked {
         for (name, value) in shown {
             begun[name] = value;
         }
+        let conversation = Conversation {
+            messages,
+            tools: tools.tools.clone(),
+            ..Conversation::default()
+        };
         Ok(Self {
-            conversation: Conversation {
-                messages,
-                tools: tools.tools.clone(),
-                ..Conversation::default()
-            },
-            wishes,
-            form,
-            tools,
+            question: Question::new(wishes, conversation, form, tools)?,
             is_streamed,
             begun,
         })
     }
 
-    async fn ask(self, app: Arc<App>) -> Result<Answering, Failure> {
-        let Self {
-            mut wishes,
-            conversation,
-            form,
-            tools,
-            begun,
-            ..
-        } = self;
-        let form = form.or_else(|| Some((tools.form.clone()?, "tool_choice".to_owned())));
-        if let Some((form, place)) = form {
-            wishes.generate.form = Some(app.forms.prepare(form, &place).await?);
-        }
-        let takes_calls = !tools.tools.is_empty();
-        let prompt = prompt(&app, conversation).await?;
-        let answers = wishes.ask(&app, &[prompt.tokens], 1).await?;
-        Ok(Answering {
-            speech: Speech::new(app.markup, takes_calls, prompt.is_thinking).with_single_call(tools.is_single),
-            wishes,
-            answers,
-            begun,
+    async fn ask(self, app: Arc<App>) -> Result<ResponseAnswer, Failure> {
+        Ok(ResponseAnswer {
+            asked: self.question.ask(&app).await?,
+            begun: self.begun,
             app,
         })
     }
@@ -272,7 +232,7 @@ fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Answering {
+impl ResponseAnswer {
     /// The response at its end.
     fn complete(&self, items: &Items, finished: &Finished) -> Value {
         let is_cut = matches!(
@@ -295,23 +255,25 @@ impl Answering {
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt_tokens + usage.written_tokens,
         });
-        response["riffle"] = report::riffle(&self.app, &self.wishes, finished);
+        response["riffle"] = report::riffle(&self.app, &self.asked.wishes, finished);
         response
     }
+}
 
+impl Answering for ResponseAnswer {
     async fn whole(mut self) -> Result<Response, Failure> {
         let mut items = Items::default();
-        while let Some((_, told)) = self.answers.next().await {
+        while let Some((_, told)) = self.asked.answers.next().await {
             match told {
                 Told::Accepted | Told::Reading(_) | Told::PromptProbabilities(_) => {}
                 Told::Token(token) => {
-                    let text = spoken(&self.app.engine, &self.speech, &token);
-                    for piece in self.speech.push(&text) {
+                    let text = spoken(&self.app.engine, &self.asked.speech, &token);
+                    for piece in self.asked.speech.push(&text) {
                         drop(items.push(piece));
                     }
                 }
                 Told::Finished(finished) => {
-                    for piece in self.speech.finish() {
+                    for piece in self.asked.speech.finish() {
                         drop(items.push(piece));
                     }
                     drop(items.finish());
@@ -335,7 +297,7 @@ impl Answering {
             yield numbered("response.created", json!({"response": self.begun}));
             yield numbered("response.in_progress", json!({"response": self.begun}));
             let mut items = Items::default();
-            while let Some((_, told)) = self.answers.next().await {
+            while let Some((_, told)) = self.asked.answers.next().await {
                 match told {
                     Told::Accepted | Told::PromptProbabilities(_) => {}
                     Told::Reading(reading) => {
@@ -343,15 +305,15 @@ impl Answering {
                         yield numbered("response.in_progress", json!({"response": self.begun, "riffle": own}));
                     }
                     Told::Token(token) => {
-                        let text = spoken(&self.app.engine, &self.speech, &token);
-                        for piece in self.speech.push(&text) {
+                        let text = spoken(&self.app.engine, &self.asked.speech, &token);
+                        for piece in self.asked.speech.push(&text) {
                             for (kind, event) in items.push(piece) {
                                 yield numbered(kind, event);
                             }
                         }
                     }
                     Told::Finished(finished) => {
-                        for piece in self.speech.finish() {
+                        for piece in self.asked.speech.finish() {
                             for (kind, event) in items.push(piece) {
                                 yield numbered(kind, event);
                             }

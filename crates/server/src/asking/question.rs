@@ -1,0 +1,80 @@
+//! A conversation that a client wants answered, whatever its API.
+
+use std::sync::Arc;
+
+use super::Wishes;
+use super::prompt::{Conversation, prompt};
+use crate::api::answers::Answers;
+use crate::api::openai::Tools;
+use crate::app::App;
+use crate::failure::Failure;
+use crate::forms::Form;
+use crate::speech::Speech;
+
+/// A conversation with everything that its answer has to keep to.
+pub(crate) struct Question {
+    pub(crate) wishes: Wishes,
+    pub(crate) conversation: Conversation,
+    /// The form of the answer, and the field that asks for it.
+    form: Option<(Form, String)>,
+    takes_calls: bool,
+    is_single_call: bool,
+    /// Answers that are asked for.
+    pub(crate) choices: usize,
+}
+
+/// Answers under way, and how their text is to be read.
+pub(crate) struct Asked {
+    pub(crate) wishes: Wishes,
+    pub(crate) answers: Answers,
+    pub(crate) speech: Speech,
+    pub(crate) prompt_tokens: usize,
+}
+
+impl Question {
+    /// A question with one answer. `form` comes with the field that it stands in; tools may ask for a form too, and one
+    /// answer cannot keep to both.
+    pub(crate) fn new(
+        wishes: Wishes,
+        conversation: Conversation,
+        form: Option<(Form, String)>,
+        tools: Tools,
+    ) -> Result<Self, Failure> {
+        let form = match (form, tools.form) {
+            (Some((_, place)), Some(_)) => {
+                return Err(Failure::field(
+                    place,
+                    "tools that are strict or required give the answer a form already: ask for one of the two",
+                ));
+            }
+            (None, Some(form)) => Some((form, "tool_choice".to_owned())),
+            (form, None) => form,
+        };
+        Ok(Self {
+            wishes,
+            conversation,
+            form,
+            takes_calls: !tools.tools.is_empty(),
+            is_single_call: tools.is_single,
+            choices: 1,
+        })
+    }
+
+    /// The number of tokens of the prompt.
+    pub(crate) async fn count(self, app: &Arc<App>) -> Result<usize, Failure> {
+        Ok(prompt(app, self.conversation).await?.tokens.len())
+    }
+
+    /// Asks for the answers; returns once the scheduler has taken the request.
+    pub(crate) async fn ask(mut self, app: &Arc<App>) -> Result<Asked, Failure> {
+        self.wishes.keep_to(app, self.form).await?;
+        let prompt = prompt(app, self.conversation).await?;
+        let prompt_tokens = prompt.tokens.len();
+        Ok(Asked {
+            answers: self.wishes.ask(app, &[prompt.tokens], self.choices).await?,
+            speech: Speech::new(app.markup, self.takes_calls, prompt.is_thinking).with_single_call(self.is_single_call),
+            wishes: self.wishes,
+            prompt_tokens,
+        })
+    }
+}
