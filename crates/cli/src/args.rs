@@ -7,6 +7,7 @@ use riffle_engine::AttentionPrecision;
 use riffle_model::Activations;
 
 use crate::bench_args::BenchArguments;
+use crate::chat_args::ChatArguments;
 use crate::eval_args::EvalArguments;
 use crate::numbers;
 use crate::serve_args::ServeArguments;
@@ -25,6 +26,12 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Read a prompt and write the answer
     Run(RunArguments),
+    /// Talk with a model in many turns, each of which reads only what is new
+    #[command(
+        mut_arg("tokens", |argument| argument.default_value("2048")),
+        after_help = "Example:\n  riffle chat --model model.gguf notes.txt"
+    )]
+    Chat(Box<ChatArguments>),
     /// Serve the model to programs and in the browser, over HTTP
     Serve(Box<ServeArguments>),
     /// Print the memory plan before anything is allocated; exits with 1 if it does not fit

@@ -51,6 +51,24 @@ pub(crate) fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{}", shown::shown(&text.to_string()));
 }
 
+/// A note beside an answer, on standard error: dim where that is a terminal that shows colours.
+pub(crate) fn aside(text: impl Display) {
+    // As in `note`.
+    let _ = end_line();
+    let text = text.to_string();
+    let shown = shown::shown(&text);
+    let _ = match has_colours(&io::stderr()) {
+        true => writeln!(io::stderr().lock(), "\u{1b}[2m{shown}\u{1b}[0m"),
+        false => writeln!(io::stderr().lock(), "{shown}"),
+    };
+}
+
+/// Whether colours are written there: on a terminal, unless NO_COLOR is set (no-color.org).
+pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
 /// Ends the line of standard output that an answer left open.
 pub(crate) fn end_line() -> Result<(), Failure> {
     match LINE_IS_OPEN.load(Ordering::Relaxed) {

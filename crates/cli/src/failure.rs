@@ -4,6 +4,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::process::ExitCode;
 
+use riffle_chat::ChatError;
 use riffle_engine::EngineError;
 use riffle_eval::EvalError;
 use riffle_model::ModelError;
@@ -87,6 +88,15 @@ impl From<EngineError> for Failure {
         match error {
             EngineError::Model(error) => error.into(),
             EngineError::Interrupted { .. } => Self::interrupted(error),
+            error => Self::new(error),
+        }
+    }
+}
+
+impl From<ChatError> for Failure {
+    fn from(error: ChatError) -> Self {
+        match error {
+            ChatError::Engine(error) => error.into(),
             error => Self::new(error),
         }
     }

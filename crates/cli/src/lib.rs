@@ -8,6 +8,7 @@
 
 mod args;
 mod bench_args;
+mod chat_args;
 mod command_line;
 mod commands;
 mod console;
@@ -38,6 +39,7 @@ pub fn main() -> ExitCode {
     let result = match arguments.command {
         None => commands::demo::demo(),
         Some(Command::Run(arguments)) => commands::run::run(&arguments),
+        Some(Command::Chat(arguments)) => commands::chat::chat(&arguments),
         Some(Command::Serve(arguments)) => commands::serve::serve(&arguments),
         Some(Command::Plan(arguments)) => commands::plan::plan(&arguments),
         Some(Command::Inspect(arguments)) => commands::inspect::inspect(&arguments),

@@ -57,7 +57,7 @@ const REFUSED: [(&[&str], &str); 20] = [
     ),
     (
         &["--conversation", "--interactive", "--interactive-first"],
-        "riffle run answers one prompt: give the same --session FILE to each run to go on with a conversation",
+        "riffle run answers one prompt: riffle chat holds a conversation",
     ),
     (
         &["--no-conversation"],

@@ -116,6 +116,11 @@ impl Session {
         }
     }
 
+    /// Takes the scratch of a pass from a session that does not read next: the plan has it once for all sessions of an engine.
+    pub fn take_scratch(&mut self, from: &mut Self) {
+        std::mem::swap(&mut self.runner, &mut from.runner);
+    }
+
     /// An empty session that may [adopt](Sequence::adopt_prefix) what this one shares; both together keep to the plan's
     /// budgets.
     ///

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod calibrate;
+pub(crate) mod chat;
 pub(crate) mod demo;
 pub(crate) mod eval;
 pub(crate) mod inspect;

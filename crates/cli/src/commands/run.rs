@@ -177,7 +177,7 @@ pub(super) fn text_bytes(path: &Path) -> u64 {
 }
 
 /// Generation options: what was typed, else what the model recommends, else the most likely token.
-fn generate_options(engine: &Engine, arguments: &GenerateArguments) -> GenerateOptions {
+pub(super) fn generate_options(engine: &Engine, arguments: &GenerateArguments) -> GenerateOptions {
     let model = SamplingOptions::recommended(engine.generation_defaults());
     GenerateOptions {
         max_tokens: arguments.tokens,

@@ -100,6 +100,8 @@ impl Place {
         Some(match command {
             "run" => vec![model, given("--prompt", "In the beginning"), given("--tokens", "1")],
             "plan" | "tokenize" => vec![model],
+            // Without a line on standard input it ends once the model is loaded.
+            "chat" => vec![model],
             // An address that no machine has: the server ends once everything else has been looked at.
             "serve" => vec![model, given("--host", "192.0.2.1")],
             "policies" => Vec::new(),

@@ -1,0 +1,445 @@
+//! A conversation: what is asked, read, answered and kept.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_engine::{
+    Engine, EngineError, EngineOptions, GenerateOptions, RunEvent, SamplingOptions, Sequence, Session, StopReason,
+};
+use riffle_policy::PolicyRules;
+
+use crate::branch::{Branch, Document, Turn};
+use crate::error::ChatError;
+use crate::prompt::{prompt_text, text_before_message, with_documents};
+use crate::report::{BranchReport, ChatReport, TurnReport};
+use crate::transcript::Mark;
+
+/// Branches that a conversation has at most: what [`EngineOptions::sequences`] should be.
+pub const MOST_BRANCHES: usize = 4;
+
+/// Is told of progress and text; breaks to stop.
+pub type Observe<'a> = dyn FnMut(RunEvent<'_>) -> ControlFlow<()> + 'a;
+
+/// How a conversation is held.
+#[derive(Debug, Clone, Default)]
+pub struct ChatOptions {
+    /// Instructions for the model.
+    pub system: Option<String>,
+    /// How answers are drawn and when they end; `None` for what the model recommends.
+    pub generate: Option<GenerateOptions>,
+}
+
+/// What a change of policies did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PolicyChange {
+    /// Tokens of the current branch that the next message has to read again.
+    pub again_tokens: usize,
+}
+
+/// Turns with a model, each of which reads only what is new.
+pub struct Conversation {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) generate: GenerateOptions,
+    pub(crate) system: Option<String>,
+    pub(crate) branch: Branch,
+    /// The branches that do not go on now.
+    pub(crate) others: Vec<Branch>,
+    /// Branches there have been.
+    pub(crate) branches_made: usize,
+}
+
+/// How a message was read.
+struct Reading {
+    prompt_tokens: usize,
+    kept_tokens: usize,
+    again_tokens: usize,
+    /// Tokens of earlier turns that had been read.
+    held_tokens: usize,
+    seconds: f64,
+}
+
+impl Conversation {
+    /// An empty conversation.
+    ///
+    /// # Errors
+    /// [`ChatError::Option`] where the engine's options lose what later turns need; [`ChatError::Engine`] where instructions are given to a
+    /// model without a chat template, without a tokenizer, or with sampling options out of range.
+    pub fn new(engine: Arc<Engine>, options: ChatOptions) -> Result<Self, ChatError> {
+        if engine.options().token_selection.is_some() {
+            return Err(ChatError::Option(
+                "--select-tokens serves one question at the end of a text, and a conversation has several: leave it out",
+            ));
+        }
+        engine.tokenizer()?;
+        let recommended = || GenerateOptions {
+            sampling: SamplingOptions::recommended(engine.generation_defaults()),
+            ..GenerateOptions::default()
+        };
+        let generate = options.generate.unwrap_or_else(recommended);
+        generate.sampling.validate()?;
+        let mut conversation = Self {
+            engine,
+            generate,
+            system: None,
+            branch: Branch::named("1"),
+            others: Vec::new(),
+            branches_made: 1,
+        };
+        conversation.set_system(options.system)?;
+        Ok(conversation)
+    }
+
+    /// The engine that it runs on.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// How answers are drawn and when they end.
+    pub fn generate_options(&self) -> &GenerateOptions {
+        &self.generate
+    }
+
+    /// Changes how further answers are drawn.
+    ///
+    /// # Errors
+    /// [`ChatError::Engine`] for sampling options out of range; nothing has changed then.
+    pub fn set_generate_options(&mut self, options: GenerateOptions) -> Result<(), ChatError> {
+        options.sampling.validate()?;
+        self.generate = options;
+        Ok(())
+    }
+
+    /// Instructions for the model.
+    pub fn system(&self) -> Option<&str> {
+        self.system.as_deref()
+    }
+
+    /// Changes the instructions. They stand at the beginning, so that the next message reads everything again.
+    ///
+    /// # Errors
+    /// [`ChatError::Engine`] where the model has no chat template, or one that takes no instructions; nothing has changed then.
+    pub fn set_system(&mut self, system: Option<String>) -> Result<(), ChatError> {
+        // A template says only when it is used whether it takes them.
+        prompt_text(&self.engine, system.as_deref(), &[], "?", &mut || {
+            ControlFlow::Continue(())
+        })?;
+        if self.system != system {
+            self.branch.prompt_end = None;
+            self.system = system;
+        }
+        Ok(())
+    }
+
+    /// The turns of the current branch.
+    pub fn turns(&self) -> &[Turn] {
+        &self.branch.turns
+    }
+
+    /// Texts that the next message will have before it.
+    pub fn attached(&self) -> &[Document] {
+        &self.branch.attached
+    }
+
+    /// Puts a text before the next message, and reads it at once where the policies let it be read without the message. Returns the
+    /// tokens that were read.
+    ///
+    /// # Errors
+    /// [`ChatError::ContextFull`] and failures of reading: the text is not attached then. When `observe` breaks, the text stays attached
+    /// and the rest of it is read with the message.
+    pub fn attach(&mut self, document: Document, observe: &mut Observe<'_>) -> Result<usize, ChatError> {
+        self.branch.attached.push(document);
+        let read = self.read_attached(observe);
+        if read.as_ref().is_err_and(|error| !error.is_interrupted()) {
+            self.branch.attached.pop();
+        }
+        read
+    }
+
+    /// Reads a message and writes the answer, which `observe` is shown.
+    ///
+    /// # Errors
+    /// [`ChatError::EmptyMessage`]; [`ChatError::ContextFull`] before anything is read; failures of reading and writing. The conversation is
+    /// then as it was before, and [`Self::retry`] asks again. When `observe` breaks in an answer, what was written is the answer.
+    pub fn ask(&mut self, message: &str, observe: &mut Observe<'_>) -> Result<TurnReport, ChatError> {
+        if message.trim().is_empty() {
+            return Err(ChatError::EmptyMessage);
+        }
+        self.answer(message.to_owned(), 0, observe)
+    }
+
+    /// Changes the policies. Where the decode policy alone changes and both follow from keys, nothing is read again.
+    ///
+    /// # Errors
+    /// [`ChatError::Engine`] for policies that the model, the memory or the phase does not allow; nothing has changed then.
+    pub fn set_policies(
+        &mut self,
+        prefill: Option<PolicyRules>,
+        decode: Option<PolicyRules>,
+    ) -> Result<PolicyChange, ChatError> {
+        let now = self.engine.options();
+        if now.window.is_some() {
+            return Err(ChatError::Option(
+                "with --window-size the window decides what is read: start without it to choose policies",
+            ));
+        }
+        let prefill_stays = prefill.as_ref().is_none_or(|prefill| *prefill == now.prefill);
+        let options = EngineOptions {
+            auto_target: now.auto_target.filter(|_| prefill_stays),
+            prefill: prefill.unwrap_or_else(|| now.prefill.clone()),
+            decode: decode.unwrap_or_else(|| now.decode.clone()),
+            // The plan was made when no pages were there yet.
+            context_tokens: Some(self.engine.plan().context_tokens),
+            memory_budget_bytes: Some(self.engine.plan().available_bytes),
+            ..now.clone()
+        };
+        options.validate()?;
+        let decode = options.decode.clone();
+        self.engine = self.engine.with_options(options)?;
+        let mut again_tokens = self.branch.held_tokens();
+        let branches = self.others.iter_mut().chain([&mut self.branch]);
+        for branch in branches {
+            let fork = match &mut branch.session {
+                Some(session) if prefill_stays => session.fork_under(decode.clone()).ok(),
+                _ => None,
+            };
+            branch.prompt_end = None;
+            branch.session = fork;
+        }
+        again_tokens -= self.branch.held_tokens();
+        Ok(PolicyChange { again_tokens })
+    }
+
+    /// Where the conversation stands.
+    pub fn report(&self) -> ChatReport {
+        let session = self.branch.session.as_ref();
+        let usage = session.map(|session| session.usage()).unwrap_or_default();
+        let options = self.engine.options();
+        let branches = self.others.iter().chain([&self.branch]);
+        let mut branches: Vec<BranchReport> = branches
+            .map(|branch| BranchReport {
+                name: branch.name.clone(),
+                turns: branch.turns.len(),
+                is_current: branch.name == self.branch.name,
+            })
+            .collect();
+        branches.sort_by(|left, right| left.name.cmp(&right.name));
+        ChatReport {
+            branches,
+            turns: self.branch.turns.len(),
+            tokens: self.branch.held_tokens(),
+            context_tokens: options.window.is_none().then_some(self.engine.plan().context_tokens),
+            last: self.branch.last.clone(),
+            device_bytes: usage.bytes_by_tier.device + session.map_or(0, |session| session.device_page_bytes()),
+            ram_bytes: usage.bytes_by_tier.ram,
+            disk_bytes: usage.bytes_by_tier.disk,
+            shared_bytes: usage.shared_bytes,
+            pairs: session.map(|session| session.pairs()).unwrap_or_default(),
+            prefill_policy: match options.auto_target {
+                Some(target) => format!("auto to {target}"),
+                None => options.prefill.to_string(),
+            },
+            decode_policy: options.decode.to_string(),
+            plan: self.engine.plan().clone(),
+        }
+    }
+
+    /// Reads the message and answers it for the `retries + 1`st time.
+    pub(crate) fn answer(
+        &mut self,
+        message: String,
+        retries: u64,
+        observe: &mut Observe<'_>,
+    ) -> Result<TurnReport, ChatError> {
+        let begin = self.branch.transcript.end();
+        self.branch.unanswered = Some(message.clone());
+        let says_names = self.engine.chat_template().is_some();
+        let content = with_documents(&self.branch.attached, &message, says_names);
+        let text = prompt_text(
+            &self.engine,
+            self.system.as_deref(),
+            &self.branch.turns,
+            &content,
+            &mut || observe(RunEvent::Waiting),
+        )?;
+        let start = Instant::now();
+        let add_special = !says_names;
+        let tokens = self
+            .branch
+            .transcript
+            .tokens_of(self.engine.tokenizer()?, &text, add_special)?;
+        // The answer takes a token at least.
+        let room = self
+            .engine
+            .check_context("the conversation with this message", tokens.len() + 1);
+        if room.is_err() {
+            self.branch.unanswered = None;
+        }
+        room?;
+        let reading = self.read(&tokens, begin, start, observe)?;
+        self.branch.transcript.become_prompt(text, tokens);
+        let session = self.session()?;
+        let checkpoint = session.checkpoint()?;
+        self.branch.prompt_end = Some(checkpoint);
+        let turn = Turn {
+            documents: self.branch.attached.clone(),
+            message,
+            answer: String::new(),
+            begin,
+            held_tokens: reading.held_tokens,
+            prompt: self.branch.transcript.end(),
+            retries,
+        };
+        let report = self.write(turn, &reading, observe)?;
+        self.branch.attached.clear();
+        Ok(report)
+    }
+
+    /// Writes the answer to a turn whose prompt has been read, and adds the turn.
+    pub(crate) fn write_again(&mut self, turn: Turn, observe: &mut Observe<'_>) -> Result<TurnReport, ChatError> {
+        let reading = Reading {
+            prompt_tokens: turn.prompt.tokens,
+            kept_tokens: turn.prompt.tokens,
+            again_tokens: 0,
+            held_tokens: turn.held_tokens,
+            seconds: 0.0,
+        };
+        self.write(turn, &reading, observe)
+    }
+
+    fn write(&mut self, mut turn: Turn, reading: &Reading, observe: &mut Observe<'_>) -> Result<TurnReport, ChatError> {
+        let mut options = self.generate.clone();
+        options.sampling.seed = options.sampling.seed.wrapping_add(turn.retries);
+        let start = Instant::now();
+        let session = self.session()?;
+        let mut generation = session.generate(&options, &mut |text| observe(RunEvent::Text(text)))?;
+        let seconds = start.elapsed().as_secs_f64();
+        let decoded = session.tokens().len().saturating_sub(reading.prompt_tokens);
+        let generated_tokens = generation.tokens.len();
+        if generation.stop == StopReason::EndOfText {
+            generation.tokens.pop();
+        }
+        let (branch, tokenizer) = (&mut self.branch, self.engine.tokenizer()?);
+        branch
+            .transcript
+            .add_answer(tokenizer, &generation.text, &generation.tokens)?;
+        turn.answer = generation.text;
+        branch.turns.push(turn);
+        branch.unanswered = None;
+        let read_tokens = reading.prompt_tokens - reading.kept_tokens;
+        let report = TurnReport {
+            prompt_tokens: reading.prompt_tokens,
+            reused_tokens: reading.kept_tokens,
+            read_tokens,
+            again_tokens: reading.again_tokens,
+            generated_tokens,
+            stop: generation.stop,
+            time_to_first_token_ms: reading.seconds * 1e3,
+            prefill_tokens_per_s: per_second(read_tokens, reading.seconds),
+            decode_tokens_per_s: per_second(decoded, seconds),
+        };
+        branch.last = Some(report.clone());
+        Ok(report)
+    }
+
+    /// Brings the session to exactly `tokens`, of which those up to `begin` belong to earlier turns.
+    fn read(
+        &mut self,
+        tokens: &[u32],
+        begin: Mark,
+        start: Instant,
+        observe: &mut Observe<'_>,
+    ) -> Result<Reading, ChatError> {
+        self.branch.prompt_end = None;
+        let session = self.session()?;
+        let held_tokens = session.tokens().len().min(begin.tokens);
+        let kept_tokens = keep(session, tokens)?;
+        if kept_tokens < tokens.len() {
+            session.prefill(&tokens[kept_tokens..], &mut |progress| {
+                observe(RunEvent::Prefill(progress))
+            })?;
+        }
+        Ok(Reading {
+            prompt_tokens: tokens.len(),
+            kept_tokens,
+            again_tokens: held_tokens.saturating_sub(kept_tokens),
+            held_tokens,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// Reads what stands before the next message, as far as no message changes its tokens.
+    fn read_attached(&mut self, observe: &mut Observe<'_>) -> Result<usize, ChatError> {
+        let follows_from_keys = |rules: &PolicyRules| rules.specs().all(|spec| spec.info().traits.follows_from_keys);
+        let options = self.engine.options();
+        if !follows_from_keys(&options.decode) || !follows_from_keys(&options.prefill) {
+            return Ok(0);
+        }
+        let (branch, system) = (&self.branch, self.system.as_deref());
+        let begin = branch.transcript.end();
+        let text = text_before_message(&self.engine, system, &branch.turns, &branch.attached, &mut || {
+            observe(RunEvent::Waiting)
+        })?;
+        let Some(text) = text else { return Ok(0) };
+        // A word at the end of the text may be another token once the message follows it.
+        let tokenizer = self.engine.tokenizer()?;
+        let add_special = self.engine.chat_template().is_none();
+        let with = |message: &str| {
+            branch
+                .transcript
+                .tokens_of(tokenizer, &(text.clone() + message), add_special)
+        };
+        let (mut tokens, other) = (with("What")?, with(" 1\n")?);
+        let same = tokens.iter().zip(&other).take_while(|(a, b)| a == b).count();
+        tokens.truncate(same);
+        if tokens.is_empty() || branch.held_tokens() >= same {
+            return Ok(0);
+        }
+        self.engine
+            .check_context("the conversation with this text", tokens.len() + 1)?;
+        let reading = self.read(&tokens, begin, Instant::now(), observe)?;
+        Ok(reading.prompt_tokens - reading.kept_tokens)
+    }
+
+    /// The session of the current branch; an empty one where everything has to be read again.
+    pub(crate) fn session(&mut self) -> Result<&mut Session, ChatError> {
+        if self.branch.session.is_none() {
+            let other = self.others.iter_mut().find_map(|branch| branch.session.as_mut());
+            let session = match other {
+                // One pool of pages keeps all branches within the plan.
+                Some(other) => {
+                    let mut session = other.beside()?;
+                    session.take_scratch(other);
+                    session
+                }
+                None => Session::new(&self.engine)?,
+            };
+            self.branch.session = Some(session);
+        }
+        self.branch
+            .session
+            .as_mut()
+            .ok_or(ChatError::Engine(EngineError::EmptyPrompt))
+    }
+}
+
+/// Keeps what the session and `tokens` begin with alike, so that reading the rest leaves exactly `tokens`. Returns how many are kept.
+fn keep(session: &mut Session, tokens: &[u32]) -> Result<usize, ChatError> {
+    let (held, shared) = (session.tokens().len(), session.shared_with(tokens));
+    if shared == held && shared < tokens.len() {
+        return Ok(shared);
+    }
+    if shared == held && !session.logits().is_empty() {
+        return Ok(session.keep_shared(tokens)?);
+    }
+    // Logits are those of the last token that is read. What has to be read again is read with the rest, where progress is shown.
+    let _again = Sequence::truncate(session, shared.min(tokens.len() - 1))?;
+    Ok(session.tokens().len())
+}
+
+fn per_second(tokens: usize, seconds: f64) -> f64 {
+    match tokens {
+        0 => 0.0,
+        tokens => tokens as f64 / seconds.max(1e-9),
+    }
+}

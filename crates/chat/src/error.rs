@@ -1,0 +1,104 @@
+//! What can go wrong in a conversation.
+
+use std::path::PathBuf;
+
+use riffle_engine::EngineError;
+use riffle_files::FileError;
+use riffle_model::ModelError;
+use riffle_policy::PolicyError;
+
+/// Every way a step of a conversation can fail. The conversation can go on after each of them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatError {
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(EngineError),
+    /// The conversation does not fit the context any more.
+    #[error("{refusal}; or take back the last turn (/undo) or begin anew (/clear). The message was not read")]
+    ContextFull {
+        /// What does not fit, and which options would make it fit.
+        refusal: EngineError,
+    },
+    /// There is no turn, no document or no branch to do this to.
+    #[error("there is nothing to {0} yet")]
+    Nothing(&'static str),
+    /// A message without text.
+    #[error("the message is empty")]
+    EmptyMessage,
+    /// An option of the engine that makes no sense in a conversation.
+    #[error("{0}")]
+    Option(&'static str),
+    /// No branch has this name.
+    #[error("there is no branch {name:?}; there are {known}")]
+    NoBranch {
+        /// The name given.
+        name: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The name of a branch is taken.
+    #[error("there is a branch {0:?} already: use another name")]
+    BranchExists(String),
+    /// Too many branches.
+    #[error("a conversation has at most {0} branches: remove one with /drop NAME")]
+    TooManyBranches(usize),
+    /// The current branch cannot be removed.
+    #[error("{0:?} is the branch you are in: /switch to another first")]
+    CurrentBranch(String),
+    /// A file of a conversation cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file of a conversation cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: FileError,
+    },
+    /// A file holds no conversation.
+    #[error("{} holds no saved conversation ({problem}): give a file that /save wrote", path.display())]
+    NotAConversation {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl ChatError {
+    /// Whether the caller asked to stop.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(
+            self,
+            Self::Engine(EngineError::Interrupted { .. } | EngineError::Model(ModelError::TemplateInterrupted { .. }))
+        )
+    }
+}
+
+impl From<EngineError> for ChatError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            refusal @ EngineError::ContextExceeded { .. } => Self::ContextFull { refusal },
+            error => Self::Engine(error),
+        }
+    }
+}
+
+impl From<ModelError> for ChatError {
+    fn from(error: ModelError) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
+impl From<PolicyError> for ChatError {
+    fn from(error: PolicyError) -> Self {
+        Self::Engine(error.into())
+    }
+}

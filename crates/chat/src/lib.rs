@@ -1,0 +1,45 @@
+//! A conversation of many turns with a model. Each turn reads only what is new.
+//!
+//! A [`Conversation`] holds the turns as text and the keys and values of their tokens. For each message it writes the whole
+//! conversation in the model's template, finds how far that is what has been read already, and reads the rest. Answers are kept as the
+//! tokens that the model wrote, so they are not read again.
+//!
+//! ```no_run
+//! use std::ops::ControlFlow;
+//!
+//! use riffle_chat::{Conversation, ChatOptions};
+//! use riffle_engine::{Engine, EngineOptions, RunEvent};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let options = EngineOptions { sequences: riffle_chat::MOST_BRANCHES, ..EngineOptions::default() };
+//!     let engine = Engine::load("model.gguf", options)?;
+//!     let mut conversation = Conversation::new(engine, ChatOptions::default())?;
+//!     for message in ["Who wrote Emma?", "When?"] {
+//!         conversation.ask(message, &mut |event| {
+//!             if let RunEvent::Text(text) = event {
+//!                 print!("{text}");
+//!             }
+//!             ControlFlow::Continue(())
+//!         })?;
+//!     }
+//!     Ok(())
+//! }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod branch;
+mod conversation;
+mod error;
+mod prompt;
+mod report;
+mod saved;
+mod transcript;
+mod turns;
+
+pub use branch::{Document, Turn};
+pub use conversation::{ChatOptions, Conversation, MOST_BRANCHES, Observe, PolicyChange};
+pub use error::ChatError;
+pub use report::{BranchReport, ChatReport, TurnReport};
+pub use saved::Loaded;
+pub use turns::Undone;

@@ -1,0 +1,155 @@
+//! Conversations in files: the text as JSON, and beside it the pages, so that nothing has to be read again.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use riffle_engine::Session;
+use serde::{Deserialize, Serialize};
+
+use crate::branch::{Branch, Document, Turn};
+use crate::conversation::Conversation;
+use crate::error::ChatError;
+use crate::transcript::Transcript;
+
+/// Changes with the file's fields.
+const VERSION: u32 = 1;
+
+/// Most bytes of a file.
+const LARGEST_FILE_BYTES: u64 = 1 << 30;
+
+/// A conversation from a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// Its turns.
+    pub turns: usize,
+    /// Tokens whose pages were found.
+    pub held_tokens: usize,
+    /// Tokens that the next message has to read again.
+    pub again_tokens: usize,
+    /// Why pages were not used, where there are some.
+    pub problem: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    riffle_chat: u32,
+    /// Hash of the model's settings and weights.
+    model: String,
+    system: Option<String>,
+    turns: Vec<Turn>,
+    attached: Vec<Document>,
+    transcript: Transcript,
+}
+
+impl Conversation {
+    /// Writes the current branch to `path` and its pages to `path` with `.pages` behind it. New files are readable by their owner alone.
+    /// Returns the bytes of both.
+    ///
+    /// # Errors
+    /// [`ChatError::Write`], [`ChatError::Engine`]; what was there before is still whole then.
+    pub fn save(&self, path: &Path) -> Result<u64, ChatError> {
+        let file = File {
+            riffle_chat: VERSION,
+            model: self.model()?,
+            system: self.system.clone(),
+            turns: self.branch.turns.clone(),
+            attached: self.branch.attached.clone(),
+            transcript: self.branch.transcript.clone(),
+        };
+        let pages = pages_path(path);
+        if let Some(session) = &self.branch.session {
+            session.save(&pages)?;
+        }
+        let failed = |source| ChatError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let mut written = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+        let text = serde_json::to_vec(&file).map_err(|error| failed(error.into()))?;
+        written.write_all(&text).map_err(failed)?;
+        written.as_file().sync_all().map_err(failed)?;
+        written.persist(path).map_err(|error| failed(error.error))?;
+        let bytes = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+        Ok(bytes(path) + bytes(&pages))
+    }
+
+    /// Goes on with the conversation in a file in place of the current branch. Where its pages cannot be used, because another model or other
+    /// options made them, the text is read again with the next message.
+    ///
+    /// # Errors
+    /// [`ChatError::Read`], [`ChatError::NotAConversation`]; [`ChatError::Engine`] where the model takes no instructions and the file has
+    /// some. The current conversation goes on then.
+    pub fn load(&mut self, path: &Path) -> Result<Loaded, ChatError> {
+        let bytes = riffle_files::read(path, LARGEST_FILE_BYTES).map_err(|source| ChatError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let unusable = |problem: String| ChatError::NotAConversation {
+            path: path.to_owned(),
+            problem,
+        };
+        let file: File = serde_json::from_slice(&bytes).map_err(|error| unusable(error.to_string()))?;
+        drop(bytes);
+        if file.riffle_chat != VERSION {
+            return Err(unusable(format!("its version is {}, not {VERSION}", file.riffle_chat)));
+        }
+        if !file.transcript.is_sound() {
+            return Err(unusable("its text and its tokens do not go together".to_owned()));
+        }
+        let is_same_model = self.model()? == file.model;
+        self.set_system(file.system)?;
+        self.branch = Branch {
+            turns: file.turns,
+            attached: file.attached,
+            ..Branch::named(std::mem::take(&mut self.branch.name))
+        };
+        let mut problem = None;
+        if is_same_model {
+            self.branch.transcript = file.transcript;
+            problem = self.load_pages(&pages_path(path));
+        } else {
+            problem.get_or_insert("another model wrote it".to_owned());
+        }
+        let (held_tokens, all) = (self.branch.held_tokens(), self.branch.transcript.end().tokens);
+        Ok(Loaded {
+            turns: self.branch.turns.len(),
+            held_tokens,
+            // The last token of an answer that was cut has not been read yet.
+            again_tokens: if held_tokens + 1 >= all { 0 } else { all - held_tokens },
+            problem,
+        })
+    }
+
+    /// Takes in pages from a file. Returns why they cannot be used.
+    fn load_pages(&mut self, path: &Path) -> Option<String> {
+        if !path.exists() {
+            return None;
+        }
+        // Restored pages lie in a pool of their own; one pool alone has the memory of the plan.
+        for branch in &mut self.others {
+            branch.forget_pages();
+        }
+        match Session::restore(&self.engine, path) {
+            Ok(session) => {
+                self.branch.session = Some(session);
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn model(&self) -> Result<String, ChatError> {
+        Ok(format!("{:032x}", self.engine.fingerprint()?))
+    }
+}
+
+fn pages_path(path: &Path) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(".pages");
+    PathBuf::from(name)
+}

@@ -1,0 +1,127 @@
+//! The text of a conversation beside the tokens that were read of it.
+
+use riffle_model::{ModelError, Tokenizer};
+use serde::{Deserialize, Serialize};
+
+/// A place in a transcript where a token ends and its text ends with it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mark {
+    /// Bytes of the text before it.
+    pub(crate) text: usize,
+    /// Tokens before it.
+    pub(crate) tokens: usize,
+}
+
+/// A text with its tokens, and places where both are known to go together. Answers stand in it as the tokens that the model wrote.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Transcript {
+    text: String,
+    tokens: Vec<u32>,
+    /// Ascending; the first is the beginning.
+    marks: Vec<Mark>,
+}
+
+impl Default for Transcript {
+    fn default() -> Self {
+        Self {
+            text: String::new(),
+            tokens: Vec::new(),
+            marks: vec![Mark::default()],
+        }
+    }
+}
+
+impl Transcript {
+    /// Its last mark.
+    pub(crate) fn end(&self) -> Mark {
+        self.marks.last().copied().unwrap_or_default()
+    }
+
+    /// Whether lengths and marks go together, of a transcript from a file.
+    pub(crate) fn is_sound(&self) -> bool {
+        let ascending = self.marks.is_sorted_by_key(|mark| (mark.text, mark.tokens));
+        let fits = |mark: &Mark| mark.tokens <= self.tokens.len() && self.text.is_char_boundary(mark.text);
+        self.marks.first() == Some(&Mark::default()) && ascending && self.marks.iter().all(fits)
+    }
+
+    /// The tokens of `text`: those of the transcript as far as the two begin alike, the rest encoded. `add_special` is for texts that no
+    /// template wrote.
+    pub(crate) fn tokens_of(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        add_special: bool,
+    ) -> Result<Vec<u32>, ModelError> {
+        let alike = common_bytes(&self.text, text);
+        for mark in self.marks.iter().rev().filter(|mark| mark.text <= alike) {
+            let rest = &text[mark.text..];
+            if mark.tokens == 0 {
+                return tokenizer.encode(rest, add_special);
+            }
+            let encoded = tokenizer.encode(rest, false)?;
+            // Some tokenizers change the beginning of a text, which here lies in its middle.
+            if spells(tokenizer, &encoded, rest)? {
+                return Ok([&self.tokens[..mark.tokens], &encoded].concat());
+            }
+        }
+        tokenizer.encode(text, add_special)
+    }
+
+    /// Becomes `text` and its `tokens`, which [`Self::tokens_of`] gave.
+    pub(crate) fn become_prompt(&mut self, text: String, tokens: Vec<u32>) {
+        let alike = common_bytes(&self.text, &text);
+        let same_tokens = self.tokens.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+        self.marks
+            .retain(|mark| mark.text <= alike && mark.tokens <= same_tokens);
+        let end = Mark {
+            text: text.len(),
+            tokens: tokens.len(),
+        };
+        if self.end() != end {
+            self.marks.push(end);
+        }
+        (self.text, self.tokens) = (text, tokens);
+    }
+
+    /// Adds an answer. Where its tokens do not spell its text, the text will be encoded anew.
+    pub(crate) fn add_answer(&mut self, tokenizer: &Tokenizer, text: &str, tokens: &[u32]) -> Result<(), ModelError> {
+        if tokens.is_empty() || !spells(tokenizer, tokens, text)? {
+            return Ok(());
+        }
+        self.text.push_str(text);
+        self.tokens.extend_from_slice(tokens);
+        self.marks.push(Mark {
+            text: self.text.len(),
+            tokens: self.tokens.len(),
+        });
+        Ok(())
+    }
+
+    /// Forgets everything after a mark.
+    pub(crate) fn cut(&mut self, mark: Mark) {
+        self.marks
+            .retain(|kept| kept.text <= mark.text && kept.tokens <= mark.tokens);
+        let end = self.end();
+        self.text.truncate(end.text);
+        self.tokens.truncate(end.tokens);
+    }
+}
+
+/// Whether tokens in the middle of a text are exactly `text`.
+fn spells(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> Result<bool, ModelError> {
+    let mut rest = text.as_bytes();
+    for token in tokens {
+        let bytes = tokenizer.token_bytes(*token)?;
+        match rest.strip_prefix(bytes.as_slice()) {
+            Some(behind) => rest = behind,
+            None => return Ok(false),
+        }
+    }
+    Ok(rest.is_empty())
+}
+
+/// Bytes that two texts begin with alike, up to the end of a character.
+fn common_bytes(left: &str, right: &str) -> usize {
+    let alike = left.bytes().zip(right.bytes()).take_while(|(a, b)| a == b).count();
+    (0..=alike).rev().find(|at| left.is_char_boundary(*at)).unwrap_or(0)
+}

@@ -1,0 +1,80 @@
+//! Engines for conversations, and ways to hold them.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use riffle_chat::{ChatOptions, Conversation, MOST_BRANCHES, TurnReport};
+use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunEvent, SamplingOptions};
+use tempfile::TempDir;
+
+/// A template as models have it: roles in marks, and a line for the answer.
+pub(crate) const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
+
+/// One that shows earlier answers otherwise than they were written, as models that think do.
+pub(crate) const CHANGING_TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {% if m.role == 'assistant' %}({{ m.content }}){% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
+
+/// A folder of the fixtures.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
+}
+
+/// The options that conversations take, with a short context.
+pub(crate) fn options() -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(4096),
+        sequences: MOST_BRANCHES,
+        ..EngineOptions::default()
+    }
+}
+
+/// The shipped model, which has no chat template.
+pub(crate) fn plain_engine() -> Arc<Engine> {
+    Engine::load(fixture("model"), options()).expect("the shipped model")
+}
+
+/// A copy of a shipped model with a chat template.
+pub(crate) fn engine_with_template(model: &str, template: &str, options: EngineOptions) -> (Arc<Engine>, TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    for entry in fs::read_dir(fixture(model)).expect("a shipped model") {
+        let entry = entry.expect("a file");
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+    }
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("a file");
+    (Engine::load(folder.path(), options).expect("a model"), folder)
+}
+
+/// Answers of at most `max_tokens` tokens.
+pub(crate) fn chat_options(max_tokens: usize, temperature: f32) -> ChatOptions {
+    ChatOptions {
+        system: None,
+        generate: Some(GenerateOptions {
+            max_tokens,
+            sampling: SamplingOptions {
+                temperature,
+                ..SamplingOptions::default()
+            },
+            ..GenerateOptions::default()
+        }),
+    }
+}
+
+pub(crate) fn conversation(engine: &Arc<Engine>, max_tokens: usize) -> Conversation {
+    Conversation::new(Arc::clone(engine), chat_options(max_tokens, 0.0)).expect("a conversation")
+}
+
+/// For what runs to the end.
+pub(crate) fn go_on(_: RunEvent<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+/// Asks, and returns the answer with what the turn took.
+pub(crate) fn ask(conversation: &mut Conversation, message: &str) -> (String, TurnReport) {
+    let report = conversation.ask(message, &mut go_on).expect("an answer");
+    (last_answer(conversation), report)
+}
+
+pub(crate) fn last_answer(conversation: &Conversation) -> String {
+    conversation.turns().last().expect("a turn").answer.clone()
+}

@@ -1,0 +1,26 @@
+//! The arguments of `riffle chat`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::args::{EngineArguments, GenerateArguments, ModelArguments};
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Text files to talk about; they are read before the first message
+    #[arg(value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Instructions for the model, where its chat template takes them
+    #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) system: Option<String>,
+    /// Do not keep what is typed: otherwise a file in the folder for the state of programs holds it, readable by you alone
+    #[arg(long, help_heading = "What is kept")]
+    pub(crate) no_history: bool,
+    #[command(flatten)]
+    pub(crate) generate: GenerateArguments,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+}

@@ -1,0 +1,245 @@
+//! Where messages come from: a terminal, with editing and history, or lines of standard input.
+
+use std::borrow::Cow;
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+use rustyline::completion::{Completer, FilenameCompleter, Pair};
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{ColorMode, Config, Context, Editor, Helper};
+
+use super::entry::{COMMANDS, is_whole};
+use crate::commands::LARGEST_TEXT_BYTES;
+use crate::console;
+use crate::failure::Failure;
+
+/// What standard input gives next.
+pub(crate) enum Typed {
+    Text(String),
+    /// Ctrl-C where nothing is being written.
+    Interrupted,
+    End,
+}
+
+/// A source of messages.
+pub(crate) enum Input {
+    Terminal(Box<Terminal>),
+    Lines,
+}
+
+/// Lines of a terminal.
+pub(crate) struct Terminal {
+    editor: Editor<Assistant, FileHistory>,
+    history: Option<PathBuf>,
+}
+
+impl Input {
+    /// A terminal where there is one at both ends, with the history in the user's folder for the state of programs.
+    ///
+    /// # Errors
+    /// Where the terminal cannot be asked what it is.
+    pub(crate) fn open(keeps_history: bool) -> Result<Self, Failure> {
+        if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+            return Ok(Self::Lines);
+        }
+        let has_colours = console::has_colours(&io::stdout());
+        let config = Config::builder()
+            .auto_add_history(true)
+            .history_ignore_space(true)
+            .color_mode(if has_colours {
+                ColorMode::Enabled
+            } else {
+                ColorMode::Disabled
+            })
+            .build();
+        let editor = Editor::with_config(config);
+        let mut editor = editor.map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
+        editor.set_helper(Some(Assistant {
+            files: FilenameCompleter::new(),
+            has_colours,
+        }));
+        let history = history_path().filter(|_| keeps_history);
+        let history = history.and_then(|path| match open_history(&path) {
+            Ok(()) => Some(path),
+            Err(error) => {
+                console::note(format!("what you type is not kept: {}: {error}", path.display()));
+                None
+            }
+        });
+        if let Some(path) = &history {
+            // A history that cannot be read begins anew.
+            let _ = editor.load_history(path);
+        }
+        Ok(Self::Terminal(Box::new(Terminal { editor, history })))
+    }
+
+    /// Whether a person types.
+    pub(crate) fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal(_))
+    }
+
+    /// The next message or command, whole.
+    ///
+    /// # Errors
+    /// Where standard input cannot be read or is no UTF-8 text.
+    pub(crate) fn next(&mut self, prompt: &str) -> Result<Typed, Failure> {
+        match self {
+            Self::Terminal(terminal) => terminal.next(prompt),
+            Self::Lines => next_of_lines(&mut io::stdin().lock()),
+        }
+    }
+}
+
+impl Terminal {
+    fn next(&mut self, prompt: &str) -> Result<Typed, Failure> {
+        match self.editor.readline(prompt) {
+            Ok(text) => {
+                if let Some(path) = &self.history {
+                    // What was typed is answered whether it can be kept or not.
+                    let _ = self.editor.append_history(path);
+                }
+                Ok(Typed::Text(text))
+            }
+            Err(ReadlineError::Interrupted) => Ok(Typed::Interrupted),
+            Err(ReadlineError::Eof) => Ok(Typed::End),
+            Err(error) => Err(Failure::new(format!("cannot read the terminal: {error}"))),
+        }
+    }
+}
+
+fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
+    let mut text = String::new();
+    loop {
+        let read = input.by_ref().take(LARGEST_TEXT_BYTES).read_line(&mut text);
+        let read = read.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => {
+                Failure::new("standard input: not UTF-8 text: convert it first, e.g. with iconv -t UTF-8")
+            }
+            _ => Failure::new(format!("standard input: {error}")),
+        })?;
+        if read == 0 && text.is_empty() {
+            return Ok(Typed::End);
+        }
+        if text.len() as u64 >= LARGEST_TEXT_BYTES {
+            return Err(Failure::new("standard input: a message is longer than any context"));
+        }
+        if read == 0 || is_whole(&text) {
+            return Ok(Typed::Text(text));
+        }
+    }
+}
+
+/// The file of what was typed, where the system says where it belongs.
+fn history_path() -> Option<PathBuf> {
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let state = match cfg!(windows) {
+        true => folder("LOCALAPPDATA"),
+        false => folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state"))),
+    };
+    Some(state?.join("riffle").join("chat_history"))
+}
+
+/// Makes sure that the file is there and readable by its owner alone.
+fn open_history(path: &Path) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut options = OpenOptions::new();
+    options.create(true).append(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+        let file = options.mode(0o600).open(path)?;
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))
+    }
+    #[cfg(not(unix))]
+    options.open(path).map(drop)
+}
+
+/// Completes commands and paths, and knows where a message ends.
+struct Assistant {
+    files: FilenameCompleter,
+    has_colours: bool,
+}
+
+impl Helper for Assistant {}
+
+impl Hinter for Assistant {
+    type Hint = String;
+}
+
+impl Validator for Assistant {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        Ok(match is_whole(context.input()) {
+            true => ValidationResult::Valid(None),
+            false => ValidationResult::Incomplete,
+        })
+    }
+}
+
+impl Highlighter for Assistant {
+    fn highlight_prompt<'b, 's: 'b, 'p: 'b>(&'s self, prompt: &'p str, _default: bool) -> Cow<'b, str> {
+        match self.has_colours {
+            true => Cow::Owned(format!("\u{1b}[1;36m{prompt}\u{1b}[0m")),
+            false => Cow::Borrowed(prompt),
+        }
+    }
+}
+
+impl Completer for Assistant {
+    type Candidate = Pair;
+
+    fn complete(&self, line: &str, position: usize, _context: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
+        let typed = &line[..position];
+        let takes_path = ["/file ", "/save ", "/load "]
+            .iter()
+            .find(|name| typed.starts_with(**name));
+        if let Some(name) = takes_path {
+            // A path may hold spaces, which the completer takes for the beginning of a word.
+            let (start, pairs) = self.files.complete_path(&typed[name.len()..], position - name.len())?;
+            return Ok((start + name.len(), pairs));
+        }
+        if !typed.starts_with('/') || typed.contains(char::is_whitespace) {
+            return Ok((position, Vec::new()));
+        }
+        let names = COMMANDS.iter().filter_map(|(usage, _)| usage.split(' ').next());
+        let matching = names.filter(|name| name.starts_with(typed)).map(|name| Pair {
+            display: name.to_owned(),
+            replacement: format!("{name} "),
+        });
+        Ok((0, matching.collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_joined_where_they_go_on() {
+        let mut input: &[u8] = b"one\ntwo \\\nthree\n\"\"\"four\n\nfive\"\"\"\n\nsix";
+        let mut texts = Vec::new();
+        while let Ok(Typed::Text(text)) = next_of_lines(&mut input) {
+            texts.push(text);
+        }
+        assert_eq!(
+            texts,
+            ["one\n", "two \\\nthree\n", "\"\"\"four\n\nfive\"\"\"\n", "\n", "six"]
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_refused() {
+        let mut input: &[u8] = b"\xff\xfe\n";
+        assert!(next_of_lines(&mut input).is_err());
+    }
+}

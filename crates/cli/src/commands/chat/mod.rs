@@ -1,0 +1,389 @@
+//! `riffle chat`: a conversation of many turns.
+
+mod entry;
+mod input;
+mod settings;
+mod stats;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use riffle_chat::{ChatError, ChatOptions, Conversation, Document, MOST_BRANCHES, TurnReport, Undone};
+use riffle_engine::{Engine, RunEvent, StopReason, human_bytes, with_threads};
+use riffle_policy::PolicyRules;
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+
+use super::run::generate_options;
+use super::{engine_options, grouped, note_activations, read_text};
+use crate::chat_args::ChatArguments;
+use crate::console;
+use crate::failure::Failure;
+use crate::progress::PrefillDisplay;
+use entry::{COMMANDS, Command, Entry, entry};
+use input::{Input, Typed};
+
+/// Tokens from which on it is shown how far reading has come.
+const SHOWN_FROM_TOKENS: usize = 512;
+
+pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
+    let mut options = engine_options(&arguments.engine)?;
+    options.sequences = MOST_BRANCHES;
+    let documents: Vec<Document> = arguments
+        .files
+        .iter()
+        .map(|path| document(path))
+        .collect::<Result<_, _>>()?;
+    with_threads(arguments.engine.threads, || {
+        let engine = Engine::load(&arguments.model.model, options)?;
+        let on_device = engine.options().device.is_some();
+        note_activations(&arguments.engine, engine.model().config(), on_device);
+        let options = ChatOptions {
+            system: arguments.system.clone(),
+            generate: Some(generate_options(&engine, &arguments.generate)),
+        };
+        let conversation = Conversation::new(Arc::clone(&engine), options).map_err(Failure::from)?;
+        let input = Input::open(!arguments.no_history)?;
+        let mut talk = Talk {
+            conversation,
+            stop: Stop::install()?,
+            output: Ok(()),
+        };
+        if input.is_terminal() {
+            talk.introduce(&arguments.model.model);
+        }
+        for document in documents {
+            talk.attach(document)?;
+        }
+        talk.take_turns(input)
+    })?
+}
+
+/// Reads a document: the one place that knows which kinds there are.
+fn document(path: &Path) -> Result<Document, Failure> {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    Ok(Document {
+        name: name.to_string_lossy().into_owned(),
+        text: read_text(path)?,
+    })
+}
+
+/// Ctrl-C: it stops an answer; where nothing is being written, it ends a program that is not typed to.
+struct Stop {
+    asked: Arc<AtomicBool>,
+    /// Whether Ctrl-C ends the program.
+    ends: Arc<AtomicBool>,
+}
+
+impl Stop {
+    fn install() -> Result<Self, Failure> {
+        let (asked, ends) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&ends))
+            .and_then(|_| flag::register(SIGINT, Arc::clone(&asked)))
+            .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))?;
+        Ok(Self { asked, ends })
+    }
+
+    /// From here on Ctrl-C stops what is done, and not the program.
+    fn begin(&self) {
+        self.asked.store(false, Ordering::Relaxed);
+        self.ends.store(false, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+
+    fn flow(asked: &AtomicBool) -> ControlFlow<()> {
+        match asked.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+}
+
+/// A conversation and what is shown of it.
+struct Talk {
+    conversation: Conversation,
+    stop: Stop,
+    /// Whether standard output takes what is written.
+    output: Result<(), Failure>,
+}
+
+impl Talk {
+    fn introduce(&self, model: &Path) {
+        let context = self.conversation.report().context_tokens;
+        let context = context.map_or(String::new(), |tokens| {
+            format!(", {} tokens of context", grouped(tokens))
+        });
+        console::aside(format!("{}{context}; /help lists what you can type", model.display()));
+    }
+
+    fn take_turns(&mut self, mut input: Input) -> Result<(), Failure> {
+        let mut failed: usize = 0;
+        loop {
+            let text = match input.next(&self.prompt())? {
+                Typed::Text(text) => text,
+                Typed::Interrupted => {
+                    console::aside("Ctrl-D or /quit leaves");
+                    continue;
+                }
+                Typed::End => break,
+            };
+            let carried_out = match entry(&text) {
+                Ok(Entry::Nothing) => Ok(()),
+                Ok(Entry::Message(message)) => self.answer(|talk, observe| talk.ask(&message, observe)),
+                Ok(Entry::Command(Command::Quit)) => break,
+                Ok(Entry::Command(command)) => self.carry_out(command),
+                Err(problem) => Err(Failure::new(problem)),
+            };
+            std::mem::replace(&mut self.output, Ok(()))?;
+            if let Err(failure) = carried_out {
+                failed += 1;
+                console::note(failure);
+            }
+        }
+        match failed {
+            0 => Ok(()),
+            _ if input.is_terminal() => Ok(()),
+            1 => Err(Failure::new("one of the lines failed, see above")),
+            failed => Err(Failure::new(format!("{failed} of the lines failed, see above"))),
+        }
+    }
+
+    fn prompt(&self) -> String {
+        let report = self.conversation.report();
+        let branch = report.branches.iter().find(|branch| branch.is_current);
+        let branch = branch.filter(|_| report.branches.len() > 1);
+        let mut before: Vec<String> = branch.map(|branch| branch.name.clone()).into_iter().collect();
+        before.extend(
+            self.conversation
+                .attached()
+                .iter()
+                .map(|document| document.name.clone()),
+        );
+        match before.is_empty() {
+            true => "> ".to_owned(),
+            false => format!("[{}] > ", crate::shown::name(&before.join(", "))),
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<(), Failure> {
+        match command {
+            Command::Help => console::aside(help()),
+            Command::File(path) => return self.attach(document(&path)?),
+            Command::Undo => console::aside(undone(&self.conversation.undo()?)),
+            Command::Retry => {
+                if self.conversation.generate_options().sampling.temperature == 0.0 {
+                    console::aside(
+                        "the temperature is 0, so the answer will be the same: /set temperature 0.7 changes that",
+                    );
+                }
+                return self.answer(|talk, observe| talk.retry(observe));
+            }
+            Command::Fork(name) => {
+                let from = self.current_branch();
+                let name = self.conversation.fork(name.as_deref())?;
+                console::aside(format!("you are in {name:?} now; /switch {from} goes back"));
+            }
+            Command::Switch(Some(name)) => {
+                self.conversation.switch(&name)?;
+                let turns = self.conversation.turns();
+                let last = turns.last().map_or(String::new(), |turn| {
+                    format!("; the last message was: {}", crate::shown::name(&turn.message))
+                });
+                console::aside(format!("you are in {name:?} now, {}{last}", turns_text(turns.len())));
+            }
+            Command::Switch(None) => console::aside(stats::branches(&self.conversation.report())),
+            Command::Drop(name) => {
+                self.conversation.drop_branch(&name)?;
+                console::aside(format!("{name:?} is gone"));
+            }
+            Command::Save(path) => {
+                let bytes = self.conversation.save(&path)?;
+                console::aside(format!(
+                    "saved {} in {} and {1}.pages, {}",
+                    turns_text(self.conversation.turns().len()),
+                    path.display(),
+                    human_bytes(bytes)
+                ));
+            }
+            Command::Load(path) => {
+                let loaded = self.conversation.load(&path)?;
+                console::aside(stats::loaded(&loaded));
+            }
+            Command::System(text) => self.set_system(text)?,
+            Command::Policy(choices) => self.set_policies(&choices)?,
+            Command::Set(None) => console::aside(settings::shown(self.conversation.generate_options())),
+            Command::Set(Some((name, value))) => {
+                let options = settings::with(self.conversation.generate_options(), &name, &value)?;
+                self.conversation.set_generate_options(options)?;
+            }
+            Command::Stats => console::aside(stats::stats(&self.conversation.report())),
+            Command::Clear => {
+                self.conversation.clear();
+                console::aside("the conversation is forgotten; instructions and settings stay");
+            }
+            Command::Quit => {}
+        }
+        Ok(())
+    }
+
+    fn current_branch(&self) -> String {
+        let branches = self.conversation.report().branches;
+        let current = branches.into_iter().find(|branch| branch.is_current);
+        current.map_or(String::new(), |branch| branch.name)
+    }
+
+    fn set_system(&mut self, text: Option<String>) -> Result<(), Failure> {
+        match text {
+            None => {
+                let system = self.conversation.system();
+                console::aside(system.map_or(
+                    "there are no instructions: /system TEXT gives some".to_owned(),
+                    str::to_owned,
+                ));
+            }
+            Some(text) => {
+                self.conversation.set_system((text != "-").then_some(text))?;
+                if !self.conversation.turns().is_empty() {
+                    console::aside("instructions stand at the beginning: your next message reads everything again");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_policies(&mut self, choices: &[(String, String)]) -> Result<(), Failure> {
+        if !choices.is_empty() {
+            let chosen = |phase: &str| -> Result<Option<PolicyRules>, ChatError> {
+                let choice = choices.iter().rev().find(|(name, _)| name == phase);
+                Ok(choice.map(|(_, policy)| policy.parse()).transpose()?)
+            };
+            let (prefill, decode) = (chosen("prefill")?, chosen("decode")?);
+            let change = self.conversation.set_policies(prefill, decode)?;
+            if change.again_tokens > 0 {
+                console::aside(format!(
+                    "your next message reads {} tokens again: they were read under another policy",
+                    grouped(change.again_tokens)
+                ));
+            }
+        }
+        let report = self.conversation.report();
+        console::aside(format!(
+            "prefill={} decode={}",
+            report.prefill_policy, report.decode_policy
+        ));
+        Ok(())
+    }
+
+    fn attach(&mut self, document: Document) -> Result<(), Failure> {
+        let name = document.name.clone();
+        let (mut display, asked) = (PrefillDisplay::new(), Arc::clone(&self.stop.asked));
+        self.stop.begin();
+        let read = self.conversation.attach(document, &mut |event| {
+            if let RunEvent::Prefill(progress) = event {
+                display.update(progress);
+            }
+            Stop::flow(&asked)
+        });
+        self.stop.end();
+        display.finish();
+        match read {
+            Ok(0) => console::aside(format!("{name} is read with your next message")),
+            Ok(tokens) => console::aside(format!("{name}: {} tokens read; ask about it", grouped(tokens))),
+            Err(error) if error.is_interrupted() => {
+                console::aside(format!(
+                    "stopped; the rest of {name} is read with your next message, /undo removes it"
+                ));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Shows an answer while it is written.
+    fn answer(
+        &mut self,
+        ask: impl FnOnce(&mut Conversation, &mut riffle_chat::Observe<'_>) -> Result<TurnReport, ChatError>,
+    ) -> Result<(), Failure> {
+        let (mut display, asked) = (PrefillDisplay::new(), Arc::clone(&self.stop.asked));
+        let output = &mut self.output;
+        self.stop.begin();
+        let answered = ask(&mut self.conversation, &mut |event| {
+            match event {
+                RunEvent::Waiting => {}
+                RunEvent::Prefill(progress) if progress.tokens < SHOWN_FROM_TOKENS => {}
+                RunEvent::Prefill(progress) => display.update(progress),
+                RunEvent::Text(text) => {
+                    display.finish();
+                    *output = console::print_answer(text);
+                }
+            }
+            match output {
+                Ok(()) => Stop::flow(&asked),
+                Err(_) => ControlFlow::Break(()),
+            }
+        });
+        self.stop.end();
+        display.finish();
+        if self.output.is_ok() {
+            self.output = console::end_line();
+        }
+        match answered {
+            Ok(report) => self.note_end(&report),
+            Err(error) if error.is_interrupted() => {
+                console::aside("stopped before the answer; what was read is kept, and /retry goes on");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Says why an answer is not whole.
+    fn note_end(&self, report: &TurnReport) {
+        match &report.stop {
+            StopReason::EndOfText | StopReason::StopString(_) => {}
+            StopReason::MaxTokens => console::aside(format!(
+                "cut after {} tokens: /set tokens N allows more, /retry answers again",
+                grouped(report.generated_tokens)
+            )),
+            StopReason::ContextFull => console::aside(format!(
+                "the context of {} tokens is full, and the answer ends here: /undo takes back turns, /clear begins anew, or /save and start \
+                 riffle chat with a larger --ctx",
+                grouped(self.conversation.report().context_tokens.unwrap_or(0))
+            )),
+            StopReason::Interrupted => console::aside("stopped; what was said is kept"),
+        }
+    }
+}
+
+fn help() -> String {
+    let lines = COMMANDS.iter().map(|(usage, about)| format!("{usage:<41} {about}"));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn undone(undone: &Undone) -> String {
+    match undone {
+        Undone::Document { name } => format!("{name} is taken back"),
+        Undone::Turn { message, again_tokens } => {
+            let message = crate::shown::name(message);
+            match again_tokens {
+                0 => format!("taken back: {message}"),
+                again => format!(
+                    "taken back: {message}; your next message reads {} tokens again, since this model cannot go back to that point",
+                    grouped(*again)
+                ),
+            }
+        }
+    }
+}
+
+fn turns_text(turns: usize) -> String {
+    match turns {
+        1 => "one turn".to_owned(),
+        turns => format!("{} turns", grouped(turns)),
+    }
+}
