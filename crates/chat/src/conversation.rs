@@ -235,6 +235,7 @@ impl Conversation {
             disk_bytes: usage.bytes_by_tier.disk,
             shared_bytes: usage.shared_bytes,
             pairs: session.map(|session| session.pairs()).unwrap_or_default(),
+            audit: session.and_then(|session| session.audit()),
             prefill_policy: match options.auto_target {
                 Some(target) => format!("auto to {target}"),
                 None => options.prefill.to_string(),

@@ -1,6 +1,6 @@
 //! What a conversation has read, written and taken.
 
-use riffle_engine::{MemoryPlan, PairCount, StopReason};
+use riffle_engine::{AuditReport, MemoryPlan, PairCount, StopReason};
 use serde::Serialize;
 
 /// What one turn took.
@@ -60,6 +60,8 @@ pub struct ChatReport {
     pub shared_bytes: u64,
     /// Pairs of query and key that attention read, and those there are.
     pub pairs: PairCount,
+    /// What was kept of the true attention, where an audit is on.
+    pub audit: Option<AuditReport>,
     /// The policy for prompts.
     pub prefill_policy: String,
     /// The policy for answers.

@@ -98,10 +98,11 @@ impl Conversation {
         if file.riffle_chat != VERSION {
             return Err(unusable(format!("its version is {}, not {VERSION}", file.riffle_chat)));
         }
-        if !file.transcript.is_sound() {
+        let is_same_model = self.model()? == file.model;
+        let vocabulary = self.engine.model().config().vocab_size;
+        if is_same_model && !file.transcript.is_sound(vocabulary) {
             return Err(unusable("its text and its tokens do not go together".to_owned()));
         }
-        let is_same_model = self.model()? == file.model;
         self.set_system(file.system)?;
         self.branch = Branch {
             turns: file.turns,

@@ -37,11 +37,12 @@ impl Transcript {
         self.marks.last().copied().unwrap_or_default()
     }
 
-    /// Whether lengths and marks go together, of a transcript from a file.
-    pub(crate) fn is_sound(&self) -> bool {
+    /// Whether lengths, marks and tokens go together, of a transcript from a file. Tokens are below `vocabulary`.
+    pub(crate) fn is_sound(&self, vocabulary: usize) -> bool {
         let ascending = self.marks.is_sorted_by_key(|mark| (mark.text, mark.tokens));
         let fits = |mark: &Mark| mark.tokens <= self.tokens.len() && self.text.is_char_boundary(mark.text);
-        self.marks.first() == Some(&Mark::default()) && ascending && self.marks.iter().all(fits)
+        let known = self.tokens.iter().all(|token| (*token as usize) < vocabulary);
+        known && self.marks.first() == Some(&Mark::default()) && ascending && self.marks.iter().all(fits)
     }
 
     /// The tokens of `text`: those of the transcript as far as the two begin alike, the rest encoded. `add_special` is for texts that no

@@ -95,3 +95,29 @@ fn a_file_that_is_no_conversation_is_refused_and_the_current_one_goes_on() {
     assert_eq!(conversation.turns().len(), 1);
     assert_eq!(ask(&mut conversation, "And then?").1.again_tokens, 0);
 }
+
+#[test]
+fn whatever_a_damaged_file_holds_the_conversation_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("talk");
+    let engine = plain_engine();
+    let mut before = conversation(&engine, 4);
+    ask(&mut before, FIRST);
+    before.save(&path).expect("saved");
+    let text = fs::read_to_string(&path).expect("JSON");
+    // Every number is another one in turn: lengths, marks, tokens.
+    let numbers: Vec<(usize, &str)> = text.match_indices(|c: char| c.is_ascii_digit()).collect();
+    for (at, _) in numbers.into_iter().step_by(3) {
+        for digits in ["", "9", "99999999"] {
+            let damaged = [&text[..at], digits, &text[at + 1..]].concat();
+            fs::write(&path, damaged).expect("a file");
+            let mut after = conversation(&engine, 2);
+            if after.load(&path).is_ok() {
+                ask(&mut after, "And then?");
+                for _ in 0..2 {
+                    after.undo().expect("a turn");
+                }
+            }
+        }
+    }
+}

@@ -5,6 +5,7 @@ use riffle_engine::human_bytes;
 
 use super::turns_text;
 use crate::commands::grouped;
+use crate::commands::run::audit_text;
 
 /// Where the conversation stands, in a few lines.
 pub(crate) fn stats(report: &ChatReport) -> String {
@@ -22,8 +23,12 @@ pub(crate) fn stats(report: &ChatReport) -> String {
 context   {context}{last}
 KV pages  device {device}, RAM {ram}, disk {disk}; {shared} of them shared
 policies  prefill {prefill}, decode {decode}: {share:.1}% of the query-key pairs read, {read} of {causal}
-memory    weights {weights}, scratch {scratch}, KV at most {kv}",
+memory    weights {weights}, scratch {scratch}, KV at most {kv}{audit}",
         turns = turns_text(report.turns),
+        audit = report
+            .audit
+            .as_ref()
+            .map_or(String::new(), |audit| format!("\n{}", audit_text(audit))),
         branches = match report.branches.len() {
             1 => "one copy".to_owned(),
             copies => format!("{copies} copies"),
@@ -52,16 +57,24 @@ fn last_turn(turn: &TurnReport) -> String {
     };
     format!(
         "
-last turn {read} tokens read{again}, {reused} kept from before, at {rate:.0} tokens/s; first token after {first:.2} s
-answer    {written} tokens at {decode:.1} tokens/s, ended by {stop}",
-        read = grouped(turn.read_tokens),
+last turn {read} read{again}, {reused} kept from before, at {rate:.0} tokens/s; first token after {first:.2} s
+answer    {written} at {decode:.1} tokens/s, ended by {stop}",
+        read = tokens_text(turn.read_tokens),
         reused = grouped(turn.reused_tokens),
         rate = turn.prefill_tokens_per_s,
         first = turn.time_to_first_token_ms / 1e3,
-        written = grouped(turn.generated_tokens),
+        written = tokens_text(turn.generated_tokens),
         decode = turn.decode_tokens_per_s,
         stop = turn.stop,
     )
+}
+
+/// A number of tokens, in words where it is one.
+fn tokens_text(tokens: usize) -> String {
+    match tokens {
+        1 => "one token".to_owned(),
+        tokens => format!("{} tokens", grouped(tokens)),
+    }
 }
 
 /// The copies of the conversation, a line each.
@@ -79,6 +92,6 @@ pub(crate) fn loaded(loaded: &Loaded) -> String {
     match (loaded.again_tokens, &loaded.problem) {
         (_, Some(problem)) => format!("{turns}; your next message reads all of it again: {problem}"),
         (0, None) => format!("{turns}; nothing has to be read again"),
-        (again, None) => format!("{turns}; your next message reads {} tokens again", grouped(again)),
+        (again, None) => format!("{turns}; your next message reads {} again", tokens_text(again)),
     }
 }
