@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bad_model;
+mod book;
 mod chat;
 mod commands;
 mod laboratory;

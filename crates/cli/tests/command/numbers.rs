@@ -222,7 +222,10 @@ fn cases(place: &Place) -> Vec<Case> {
             let quick = place.quick(command);
             let quick = quick.unwrap_or_else(|| panic!("{command} takes numbers: give it a quick case here"));
             let others = quick.into_iter().chain(place.beside(command, &option));
-            let others: Vec<(&str, String)> = others.filter(|(name, _)| *name != option).collect();
+            // A window decides the context.
+            let is_of_window = ["--window-size", "--sink-tokens"].contains(&&*option);
+            let is_fitting = |name: &str| name != option && !(is_of_window && name == "--ctx");
+            let others: Vec<(&str, String)> = others.filter(|(name, _)| is_fitting(name)).collect();
             for value in VALUES {
                 let mut words: Vec<String> = command.split(' ').map(str::to_owned).collect();
                 words.extend(
