@@ -1,0 +1,200 @@
+//! The layout of the hub's cache, shared with Python's `huggingface_hub`.
+//!
+//! ```text
+//! models--owner--name/blobs/SUM                     the bytes of a file, under their sum
+//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob
+//! models--owner--name/refs/main                     the commit that was pulled last
+//! .locks/models--owner--name/SUM.lock               held while that blob is written
+//! ```
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::{HubError, ModelName};
+
+/// The folder of one repository in a cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Repository {
+    cache: PathBuf,
+    folder_name: String,
+}
+
+/// A lock that other processes respect, Python's among them. Dropping it lets go.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+/// Characters of a commit's hash.
+const COMMIT_DIGITS: usize = 40;
+/// Bytes of `refs/main` at most.
+const LARGEST_REFERENCE: u64 = 200;
+/// What tells programs that make backups to leave a folder out.
+const CACHE_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
+    # This file marks a cache of models: see https://bford.info/cachedir/\n";
+
+impl Repository {
+    pub(crate) fn new(cache: &Path, name: &ModelName) -> Self {
+        Self {
+            cache: cache.to_owned(),
+            folder_name: name.folder_name(),
+        }
+    }
+
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.cache.join(&self.folder_name)
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.folder().join("blobs")
+    }
+
+    pub(crate) fn blob(&self, sum: &str) -> PathBuf {
+        self.blobs().join(sum)
+    }
+
+    /// What a download has written so far.
+    #[cfg(feature = "download")]
+    pub(crate) fn partial(&self, sum: &str) -> PathBuf {
+        self.blobs().join(format!("{sum}.incomplete"))
+    }
+
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.folder().join("snapshots")
+    }
+
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.snapshots().join(commit)
+    }
+
+    pub(crate) fn locks(&self) -> PathBuf {
+        self.cache.join(".locks").join(&self.folder_name)
+    }
+
+    /// The commit that `main` was when it was pulled last.
+    pub(crate) fn main(&self) -> Option<String> {
+        let text = riffle_files::read_text(self.folder().join("refs/main"), LARGEST_REFERENCE).ok()?;
+        let commit = text.trim();
+        is_commit(commit).then(|| commit.to_owned())
+    }
+
+    /// Commits that have a snapshot: what `main` was last, then the others, the latest first.
+    pub(crate) fn commits(&self) -> Result<Vec<String>, HubError> {
+        let main = self.main();
+        let mut found = Vec::new();
+        for entry in entries(&self.snapshots())? {
+            let commit = entry.file_name().to_string_lossy().into_owned();
+            let metadata = entry.metadata().map_err(HubError::io(entry.path()))?;
+            if metadata.is_dir() {
+                let changed = metadata.modified().map_err(HubError::io(entry.path()))?;
+                found.push((Some(&commit) == main.as_ref(), changed, commit));
+            }
+        }
+        found.sort();
+        Ok(found.into_iter().rev().map(|(_, _, commit)| commit).collect())
+    }
+
+    /// Makes the folders, and marks the cache as one.
+    #[cfg(feature = "download")]
+    pub(crate) fn create(&self) -> Result<(), HubError> {
+        for folder in [self.blobs(), self.snapshots(), self.folder().join("refs"), self.locks()] {
+            fs::create_dir_all(&folder).map_err(HubError::io(folder))?;
+        }
+        let tag = self.cache.join("CACHEDIR.TAG");
+        match OpenOptions::new().write(true).create_new(true).open(&tag) {
+            Ok(mut file) => file.write_all(CACHE_TAG.as_bytes()).map_err(HubError::io(tag)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(HubError::io(tag)(error)),
+        }
+    }
+
+    /// Says that `main` is this commit.
+    #[cfg(feature = "download")]
+    pub(crate) fn set_main(&self, commit: &str) -> Result<(), HubError> {
+        let path = self.folder().join("refs/main");
+        let beside = self.folder().join(format!("refs/main.{}.tmp", std::process::id()));
+        fs::write(&beside, commit)
+            .and_then(|()| fs::rename(&beside, &path))
+            .map_err(HubError::io(path))
+    }
+
+    /// Puts a blob into a snapshot under its path there.
+    #[cfg(feature = "download")]
+    pub(crate) fn link(&self, commit: &str, path: &str, sum: &str) -> Result<(), HubError> {
+        let link = self.snapshot(commit).join(path);
+        let target = format!("{}blobs/{sum}", "../".repeat(2 + path.matches('/').count()));
+        if fs::read_link(&link).is_ok_and(|found| found == Path::new(&target)) {
+            return Ok(());
+        }
+        let folder = link.parent().unwrap_or(&link).to_owned();
+        fs::create_dir_all(&folder).map_err(HubError::io(&folder))?;
+        let beside = folder.join(format!(".{sum}.{}.tmp", std::process::id()));
+        let made = symlink(&target, &beside).and_then(|()| fs::rename(&beside, &link));
+        made.or_else(|_| {
+            // A file system without links: the file itself, as Python does it there. What the first way left is removed.
+            let _ = fs::remove_file(&beside);
+            fs::rename(self.blob(sum), &link)
+        })
+        .map_err(HubError::io(link))
+    }
+}
+
+#[cfg(all(feature = "download", unix))]
+fn symlink(target: &str, link: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
+}
+
+#[cfg(all(feature = "download", not(unix)))]
+fn symlink(_target: &str, _link: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+impl Lock {
+    /// Takes the lock of a file if nobody holds it; makes the file.
+    pub(crate) fn take(path: &Path) -> Result<Option<Self>, HubError> {
+        loop {
+            let mut options = OpenOptions::new();
+            let options = options.read(true).write(true).create(true).truncate(false);
+            let file = riffle_files::open_no_link(path, options).map_err(HubError::file(path))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(HubError::io(path)(error)),
+            }
+            // Whoever held it may have removed the file: then this is the lock of a file that nobody else will find.
+            if is_the_same(&file, path) {
+                return Ok(Some(Self { _file: file }));
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+fn is_the_same(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let (Ok(opened), Ok(found)) = (file.metadata(), fs::symlink_metadata(path)) else {
+        return false;
+    };
+    (opened.dev(), opened.ino()) == (found.dev(), found.ino())
+}
+
+#[cfg(not(unix))]
+fn is_the_same(_file: &File, path: &Path) -> bool {
+    path.exists()
+}
+
+/// Whether a text is a commit's hash, and so a plain name of a folder.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == COMMIT_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// What a folder holds; nothing where there is none.
+pub(crate) fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, HubError> {
+    let listed = match fs::read_dir(folder) {
+        Ok(listed) => listed,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(HubError::io(folder)(error)),
+    };
+    listed.collect::<io::Result<_>>().map_err(HubError::io(folder))
+}

@@ -1,0 +1,155 @@
+//! Addresses, as far as redirects need them.
+
+use std::fmt::{self, Display};
+
+/// An `http` or `https` address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    scheme: String,
+    /// Host and port, in small letters.
+    authority: String,
+    /// From the slash on.
+    path: String,
+}
+
+impl Address {
+    /// Reads an address; `None` for one of another kind, or with characters that a request cannot hold.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let text = text.split('#').next().unwrap_or_default();
+        if !text.chars().all(|c| c.is_ascii_graphic()) {
+            return None;
+        }
+        let (scheme, rest) = text.split_once("://")?;
+        let scheme = scheme.to_ascii_lowercase();
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let authority = rest[..end].to_ascii_lowercase();
+        let path = match rest[end..].starts_with('/') {
+            true => rest[end..].to_owned(),
+            false => format!("/{}", &rest[end..]),
+        };
+        let is_known = scheme == "http" || scheme == "https";
+        (is_known && !authority.is_empty()).then_some(Self {
+            scheme,
+            authority,
+            path,
+        })
+    }
+
+    /// Where `location` leads from here.
+    pub(crate) fn join(&self, location: &str) -> Option<Self> {
+        if location.contains("://") && !location.starts_with(['/', '?', '.']) {
+            return Self::parse(location);
+        }
+        let Self { scheme, authority, path } = self;
+        if let Some(rest) = location.strip_prefix("//") {
+            return Self::parse(&format!("{scheme}://{rest}"));
+        }
+        if location.starts_with('/') {
+            return Self::parse(&format!("{scheme}://{authority}{location}"));
+        }
+        let folder = path.split('?').next().unwrap_or_default();
+        let folder = &folder[..=folder.rfind('/').unwrap_or(0)];
+        Self::parse(&format!("{scheme}://{authority}{folder}{location}"))
+    }
+
+    /// The address of `path`, which begins with a slash, below this one.
+    pub(crate) fn below(&self, path: &str) -> Self {
+        Self {
+            path: format!("{}{path}", self.path.trim_end_matches('/')),
+            ..self.clone()
+        }
+    }
+
+    /// The address for a message: without what follows `?`, which may hold a secret.
+    pub(crate) fn shown(&self) -> String {
+        let shown = self.to_string();
+        shown.split('?').next().unwrap_or_default().to_owned()
+    }
+
+    /// Whether both are the same server, reached in the same way: scheme, host and port.
+    pub(crate) fn is_same_origin(&self, other: &Self) -> bool {
+        self.scheme == other.scheme && self.host_and_port() == other.host_and_port()
+    }
+
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.scheme == "https"
+    }
+
+    /// The host, with a port where one was given.
+    pub(crate) fn host(&self) -> &str {
+        &self.authority
+    }
+
+    fn host_and_port(&self) -> &str {
+        let usual = if self.is_encrypted() { ":443" } else { ":80" };
+        self.authority.strip_suffix(usual).unwrap_or(&self.authority)
+    }
+}
+
+impl Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}{}", self.scheme, self.authority, self.path)
+    }
+}
+
+/// A path as it stands in an address: every byte but letters, digits, `-._~` and slashes in percent.
+pub(crate) fn encoded(path: &str) -> String {
+    let mut result = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        match byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            true => result.push(byte as char),
+            false => result += &format!("%{byte:02X}"),
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Address {
+        Address::parse(text).unwrap_or_else(|| panic!("{text}"))
+    }
+
+    #[test]
+    fn locations_are_followed_as_browsers_do() {
+        let here = address("https://Hub.co/a/b/c?x=1");
+        for (location, there) in [
+            ("https://cdn.co/f?sig=a/b", "https://cdn.co/f?sig=a/b"),
+            ("//cdn.co/f", "https://cdn.co/f"),
+            ("/d/e?y=https://z", "https://hub.co/d/e?y=https://z"),
+            ("d", "https://hub.co/a/b/d"),
+            ("HTTPS://CDN.co", "https://cdn.co/"),
+        ] {
+            let found = here.join(location).unwrap_or_else(|| panic!("{location}"));
+            assert_eq!(found.to_string(), there);
+        }
+        for location in ["ftp://a/b", "file:///etc/passwd", "https://", "https://a/b c", "https:///x", "https://a/\r\nX: y"] {
+            assert_eq!(here.join(location), None, "{location:?}");
+        }
+    }
+
+    #[test]
+    fn another_scheme_host_or_port_is_another_origin() {
+        let here = address("https://hub.co/a");
+        for same in ["https://hub.co/b", "https://HUB.co:443/"] {
+            assert!(here.is_same_origin(&address(same)), "{same}");
+        }
+        for other in [
+            "http://hub.co/",
+            "https://hub.co:444/",
+            "https://cdn.hub.co/",
+            "https://hub.co.evil.co/",
+            "https://hub.co@evil.co/",
+            "https://evil.co/hub.co",
+        ] {
+            assert!(!here.is_same_origin(&address(other)), "{other}");
+        }
+    }
+
+    #[test]
+    fn paths_are_encoded() {
+        assert_eq!(encoded("a b/ü#?%.gguf"), "a%20b/%C3%BC%23%3F%25.gguf");
+    }
+}

@@ -1,0 +1,419 @@
+//! Requests to the hub: redirects, reasons, tries.
+
+use std::cell::Cell;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use ureq::Agent;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+use super::OnProgress;
+use super::address::{Address, encoded};
+use super::exchange::{Exchange, Head, Piece, Request};
+use crate::progress::{Activity, Progress};
+use crate::{HubError, ModelName, Settings, Token, Waits};
+
+/// Asks one hub about one repository.
+pub(crate) struct Client {
+    agent: Agent,
+    endpoint: Address,
+    token: Option<Token>,
+    waits: Waits,
+    repository: String,
+    /// Whether any server has answered so far.
+    answered: Cell<bool>,
+}
+
+/// An answer whose body is still to come.
+pub(crate) struct Answer {
+    pub(crate) head: Head,
+    /// Where it came from, after redirects.
+    pub(crate) address: Address,
+    exchange: Exchange,
+    silence: Duration,
+}
+
+/// Why one try failed.
+pub(crate) enum Trouble {
+    /// Another try would fail as well.
+    Lasting(HubError),
+    /// Another try may do better.
+    Passing {
+        host: String,
+        problem: String,
+        /// What the server asks to wait.
+        wait: Option<Duration>,
+    },
+}
+
+impl From<HubError> for Trouble {
+    fn from(error: HubError) -> Self {
+        Self::Lasting(error)
+    }
+}
+
+/// Tells the caller how far a pull has come, and hears from it whether to stop.
+pub(crate) struct Watch<'a> {
+    pub(crate) progress: Progress,
+    on_progress: &'a mut OnProgress<'a>,
+    told: Option<Instant>,
+}
+
+/// Redirects that are followed at most.
+const MOST_REDIRECTS: usize = 10;
+/// How long the caller waits at most until it is asked whether to stop.
+const TICK: Duration = Duration::from_millis(50);
+/// Tries before anybody has answered.
+const FIRST_ATTEMPTS: u32 = 2;
+/// Characters of a server's own message that are shown.
+const LONGEST_MESSAGE: usize = 200;
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(progress: Progress, on_progress: &'a mut OnProgress<'a>) -> Self {
+        Self {
+            progress,
+            on_progress,
+            told: None,
+        }
+    }
+
+    /// Tells how things stand, not too often.
+    pub(crate) fn tick(&mut self) -> Result<(), HubError> {
+        match self.told.is_some_and(|told| told.elapsed() < TICK) {
+            true => Ok(()),
+            false => self.tell(),
+        }
+    }
+
+    /// Tells that something else begins.
+    pub(crate) fn begin(&mut self, activity: Activity) -> Result<(), HubError> {
+        self.progress.activity = activity;
+        self.tell()
+    }
+
+    /// Waits before another try.
+    pub(crate) fn wait(&mut self, time: Duration, why: &str) -> Result<(), HubError> {
+        let end = Instant::now() + time;
+        let before = self.progress.activity.clone();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return self.begin(before);
+            }
+            self.begin(Activity::WaitingToRetry {
+                why: why.to_owned(),
+                seconds: left.as_secs_f64(),
+            })?;
+            std::thread::sleep(left.min(TICK));
+        }
+    }
+
+    fn tell(&mut self) -> Result<(), HubError> {
+        self.told = Some(Instant::now());
+        match (self.on_progress)(&self.progress) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(HubError::Interrupted),
+        }
+    }
+}
+
+impl Answer {
+    /// The next bytes; `None` at the end.
+    pub(crate) fn next(&self, watch: &mut Watch<'_>) -> Result<Option<Vec<u8>>, Trouble> {
+        match self.piece(watch)? {
+            Piece::Bytes(bytes) => Ok(Some(bytes)),
+            Piece::Head(_) | Piece::End => Ok(None),
+            Piece::Failed(error) => Err(self.trouble(error.to_string())),
+        }
+    }
+
+    /// The whole body, of at most `limit_bytes`.
+    pub(crate) fn read(&self, limit_bytes: usize, watch: &mut Watch<'_>) -> Result<Vec<u8>, Trouble> {
+        let mut body = Vec::new();
+        while let Some(bytes) = self.next(watch)? {
+            body.extend_from_slice(&bytes);
+            if body.len() > limit_bytes {
+                return Err(self.refused(format!("the answer is longer than {limit_bytes} bytes")));
+            }
+            watch.tick()?;
+        }
+        Ok(body)
+    }
+
+    /// What is wrong with this answer, for good.
+    pub(crate) fn refused(&self, problem: String) -> Trouble {
+        Trouble::Lasting(HubError::Answer {
+            url: self.address.shown(),
+            problem,
+        })
+    }
+
+    /// What happened to this answer, this time.
+    pub(crate) fn trouble(&self, problem: String) -> Trouble {
+        passing(&self.address, problem)
+    }
+
+    fn piece(&self, watch: &mut Watch<'_>) -> Result<Piece, Trouble> {
+        piece(&self.exchange, &self.address, self.silence, watch)
+    }
+}
+
+fn passing(address: &Address, problem: String) -> Trouble {
+    Trouble::Passing {
+        host: address.host().to_owned(),
+        problem,
+        wait: None,
+    }
+}
+
+fn piece(exchange: &Exchange, address: &Address, silence: Duration, watch: &mut Watch<'_>) -> Result<Piece, Trouble> {
+    let start = Instant::now();
+    loop {
+        if let Some(piece) = exchange.next(TICK) {
+            return Ok(piece);
+        }
+        watch.tick()?;
+        if start.elapsed() > silence {
+            return Err(passing(address, format!("nothing came for {} s", silence.as_secs_f32())));
+        }
+    }
+}
+
+impl Client {
+    /// # Errors
+    /// [`HubError::Variable`] for an endpoint that is no address.
+    pub(crate) fn new(settings: &Settings, name: &ModelName) -> Result<Self, HubError> {
+        let endpoint = Address::parse(&settings.endpoint).ok_or_else(|| HubError::Variable {
+            variable: "HF_ENDPOINT".to_owned(),
+            problem: format!("is {:?}, which is no address", settings.endpoint),
+        })?;
+        let certificates = rustls_native_certs::load_native_certs().certs;
+        let roots: Vec<Certificate<'static>> = certificates
+            .iter()
+            .map(|certificate| Certificate::from_der(certificate).to_owned())
+            .collect();
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::new_with_certs(&roots))
+            .unversioned_rustls_crypto_provider(Arc::new(rustls_graviola::default_provider()))
+            .build();
+        let config = Agent::config_builder()
+            .tls_config(tls)
+            .user_agent(concat!("riffle/", env!("CARGO_PKG_VERSION")))
+            .http_status_as_error(false)
+            // Redirects are followed here, where it is known who may see the token.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(settings.waits.silence))
+            .timeout_recv_response(Some(settings.waits.silence))
+            .timeout_per_read(Some(settings.waits.silence))
+            .build();
+        Ok(Self {
+            agent: config.into(),
+            endpoint,
+            token: settings.token.clone(),
+            waits: settings.waits.clone(),
+            repository: name.repository(),
+            answered: Cell::new(false),
+        })
+    }
+
+    /// Where the hub tells about this repository; `rest` is joined as it is.
+    pub(crate) fn api(&self, rest: &str) -> Address {
+        let path = format!("/api/models/{}/{rest}", self.repository);
+        self.below_endpoint(&path)
+    }
+
+    /// Where a file's bytes are asked for.
+    pub(crate) fn file(&self, commit: &str, path: &str) -> Address {
+        self.below_endpoint(&format!("/{}/resolve/{commit}/{}", self.repository, encoded(path)))
+    }
+
+    /// Whether an address is the hub's own.
+    pub(crate) fn is_hub(&self, address: &Address) -> bool {
+        address.is_same_origin(&self.endpoint)
+    }
+
+    /// Does `attempt` until it succeeds or there is no hope: after troubles that pass it waits, twice as long each time, or
+    /// as long as the server asks. Bytes that came in between set the count back.
+    pub(crate) fn with_tries<T>(
+        &self,
+        watch: &mut Watch<'_>,
+        attempt: &mut dyn FnMut(&mut Watch<'_>) -> Result<T, Trouble>,
+    ) -> Result<T, HubError> {
+        let mut failed = 0;
+        loop {
+            let before = watch.progress.bytes_done;
+            let (host, problem, wait) = match attempt(watch) {
+                Ok(value) => return Ok(value),
+                Err(Trouble::Lasting(error)) => return Err(error),
+                Err(Trouble::Passing { host, problem, wait }) => (host, problem, wait),
+            };
+            if watch.progress.bytes_done > before {
+                failed = 0;
+            }
+            failed += 1;
+            if !self.answered.get() && failed >= FIRST_ATTEMPTS.min(self.waits.attempts) {
+                return Err(HubError::Unreachable { host, problem });
+            }
+            if let Some(wait) = wait.filter(|wait| *wait > self.waits.asked) {
+                return Err(HubError::Busy { host, wait });
+            }
+            if failed >= self.waits.attempts {
+                return Err(HubError::Connection {
+                    host,
+                    problem,
+                    attempts: failed,
+                });
+            }
+            let doubled = self.waits.first.saturating_mul(1 << (failed - 1).min(16));
+            let wait = wait.unwrap_or(doubled.min(self.waits.longest));
+            watch.wait(wait, &format!("{host}: {problem}"))?;
+        }
+    }
+
+    /// Asks once, and follows redirects. The token goes to the hub alone.
+    pub(crate) fn ask(&self, address: &Address, from: u64, watch: &mut Watch<'_>) -> Result<Answer, Trouble> {
+        let mut address = address.clone();
+        for _ in 0..=MOST_REDIRECTS {
+            let answer = self.ask_one(&address, from, watch)?;
+            match answer.head.status {
+                200 | 206 | 416 => return Ok(answer),
+                301 | 302 | 303 | 307 | 308 => address = next_address(&answer)?,
+                _ => return Err(self.reason(&answer)),
+            }
+        }
+        Err(HubError::Answer {
+            url: address.shown(),
+            problem: format!("it is behind more than {MOST_REDIRECTS} redirects"),
+        }
+        .into())
+    }
+
+    fn below_endpoint(&self, path: &str) -> Address {
+        self.endpoint.below(path)
+    }
+
+    fn ask_one(&self, address: &Address, from: u64, watch: &mut Watch<'_>) -> Result<Answer, Trouble> {
+        if address.is_encrypted()
+            && let Some(missing) = missing_instructions()
+        {
+            return Err(HubError::Processor {
+                missing: missing.to_owned(),
+                repository: self.repository.clone(),
+            }
+            .into());
+        }
+        let request = Request {
+            address: address.clone(),
+            token: self.token.clone().filter(|_| self.is_hub(address)),
+            from,
+        };
+        let no_thread = |error: std::io::Error| passing(address, format!("no thread can be started: {error}"));
+        let exchange = Exchange::begin(&self.agent, request).map_err(no_thread)?;
+        match piece(&exchange, address, self.waits.silence, watch)? {
+            Piece::Head(head) => {
+                self.answered.set(true);
+                Ok(Answer {
+                    head,
+                    address: address.clone(),
+                    exchange,
+                    silence: self.waits.silence,
+                })
+            }
+            Piece::Failed(error) => Err(passing(address, error.to_string())),
+            Piece::Bytes(_) | Piece::End => Err(passing(address, "the connection was cut".to_owned())),
+        }
+    }
+
+    /// Why a server answers with another status than success.
+    fn reason(&self, answer: &Answer) -> Trouble {
+        let status = answer.head.status;
+        let (address, repository) = (&answer.address, self.repository.clone());
+        let said = answer.head.header("x-error-message").unwrap_or_default();
+        let said: String = said.chars().take(LONGEST_MESSAGE).collect();
+        let stated = match said.is_empty() {
+            true => format!("it answers with status {status}"),
+            false => format!("it answers with status {status}: {said}"),
+        };
+        if matches!(status, 408 | 425 | 429 | 500..) {
+            return Trouble::Passing {
+                host: address.host().to_owned(),
+                problem: stated,
+                wait: asked_wait(&answer.head),
+            };
+        }
+        if !self.is_hub(address) {
+            // Links to where files lie hold for some minutes; another request to the hub gets a new one.
+            return passing(address, stated);
+        }
+        let is_gated = answer.head.header("x-error-code") == Some("GatedRepo");
+        let host = address.host().to_owned();
+        let error = match status {
+            401 | 403 if is_gated => self.gated(),
+            401 => match &self.token {
+                Some(token) => HubError::Token {
+                    host: self.endpoint.below("").to_string().trim_end_matches('/').to_owned(),
+                    source_of_token: token.source().to_owned(),
+                },
+                None => HubError::NotFound { host, repository },
+            },
+            403 => self.gated(),
+            404 if answer.head.header("x-error-code") != Some("EntryNotFound") => HubError::NotFound { host, repository },
+            _ => return answer.refused(stated),
+        };
+        Trouble::Lasting(error)
+    }
+
+    fn gated(&self) -> HubError {
+        HubError::Gated {
+            repository: self.repository.clone(),
+            page: self.endpoint.below(&format!("/{}", self.repository)).to_string(),
+        }
+    }
+}
+
+fn next_address(answer: &Answer) -> Result<Address, Trouble> {
+    let location = answer.head.header("location").unwrap_or_default();
+    let next = answer.address.join(location);
+    let next = next.ok_or_else(|| answer.refused("it redirects to what is no address".to_owned()))?;
+    match answer.address.is_encrypted() && !next.is_encrypted() {
+        true => Err(answer.refused(format!("it redirects to {} without encryption", next.host()))),
+        false => Ok(next),
+    }
+}
+
+/// What a server asks to wait: `Retry-After`, in seconds or as a date, or the rest of the hub's own period.
+fn asked_wait(head: &Head) -> Option<Duration> {
+    if let Some(asked) = head.header("retry-after") {
+        let asked = asked.trim();
+        return match asked.parse() {
+            Ok(seconds) => Some(Duration::from_secs(seconds)),
+            Err(_) => {
+                let date = httpdate::parse_http_date(asked).ok()?;
+                Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+            }
+        };
+    }
+    // RateLimit: "api";r=0;t=55
+    let period = head.header("ratelimit")?.split(';').find_map(|part| part.trim().strip_prefix("t="))?;
+    period.parse().ok().map(Duration::from_secs)
+}
+
+/// Instructions that the cryptography needs and this processor lacks.
+fn missing_instructions() -> Option<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected as has;
+        let all = has!("aes") && has!("ssse3") && has!("avx") && has!("avx2") && has!("adx") && has!("bmi2");
+        (!(all && has!("pclmulqdq"))).then_some("AES, AVX2, ADX or BMI2")
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        use std::arch::is_aarch64_feature_detected as has;
+        let all = has!("aes") && has!("sha2") && has!("pmull") && has!("neon");
+        (!all).then_some("AES, PMULL or SHA2")
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    None
+}

@@ -1,0 +1,176 @@
+//! What a repository holds.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use super::OnProgress;
+use super::address::Address;
+use super::client::{Answer, Client, Trouble, Watch};
+use super::sum::Sum;
+use crate::cache::is_commit;
+use crate::paths::is_plain_path;
+use crate::progress::Progress;
+use crate::{HubError, ModelName};
+
+/// A repository's files at one commit.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) commit: String,
+    files: Vec<RemoteFile>,
+}
+
+/// A file of a repository.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RemoteFile {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    /// What its bytes must sum to; `None` where the hub states none.
+    sum: Option<Sum>,
+}
+
+/// Files of a repository, and bytes of one answer, at most.
+const MOST_FILES: usize = 200_000;
+const LARGEST_ANSWER: usize = 32 << 20;
+
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    #[serde(default)]
+    oid: String,
+    lfs: Option<LargeFile>,
+}
+
+/// A file that Git LFS keeps.
+#[derive(Deserialize)]
+struct LargeFile {
+    oid: String,
+    size: u64,
+}
+
+impl RemoteFile {
+    /// The sum, which [`Listing::files`] has looked for.
+    pub(crate) fn sum(&self) -> Option<&Sum> {
+        self.sum.as_ref()
+    }
+}
+
+impl Listing {
+    /// Asks the hub for the latest commit and its files.
+    pub(crate) fn ask(
+        client: &Client,
+        name: &ModelName,
+        progress: &mut Progress,
+        on_progress: &mut OnProgress<'_>,
+    ) -> Result<Self, HubError> {
+        let mut tell = |progress: &Progress| on_progress(progress);
+        let mut watch = Watch::new(progress.clone(), &mut tell);
+        let commit = client.with_tries(&mut watch, &mut |watch| latest_commit(client, watch))?;
+        let mut next = Some(client.api(&format!("tree/{commit}?recursive=true&expand=false")));
+        let mut files = Vec::new();
+        while let Some(address) = next {
+            let (page, following) = client.with_tries(&mut watch, &mut |watch| page(client, &address, watch))?;
+            // A page without a file that names another would go on for ever.
+            next = following.filter(|_| !page.is_empty());
+            files.extend(page);
+            if files.len() > MOST_FILES {
+                return Err(HubError::NoModel {
+                    repository: name.repository(),
+                    problem: format!("it has more than {MOST_FILES} files"),
+                });
+            }
+        }
+        Ok(Self { commit, files })
+    }
+
+    pub(crate) fn paths(&self) -> Vec<&str> {
+        self.files.iter().map(|file| file.path.as_str()).collect()
+    }
+
+    /// The files with these paths, in their order.
+    ///
+    /// # Errors
+    /// [`HubError::NoModel`] for a path that is not there, or one whose sum the hub does not state.
+    pub(crate) fn files(&self, name: &ModelName, paths: &[String]) -> Result<Vec<RemoteFile>, HubError> {
+        let by_path: HashMap<&str, &RemoteFile> = self.files.iter().map(|file| (file.path.as_str(), file)).collect();
+        let no_model = |problem: String| HubError::NoModel {
+            repository: name.repository(),
+            problem,
+        };
+        let found = paths.iter().map(|path| {
+            let file = by_path.get(path.as_str());
+            let file = file.ok_or_else(|| no_model(format!("{path} is missing there")))?;
+            match file.sum {
+                Some(_) => Ok((*file).clone()),
+                None => Err(no_model(format!("the hub states no sum of {path}"))),
+            }
+        });
+        found.collect()
+    }
+}
+
+fn latest_commit(client: &Client, watch: &mut Watch<'_>) -> Result<String, Trouble> {
+    let answer = client.ask(&client.api("revision/main"), 0, watch)?;
+    let revision: Revision = json(&answer, watch)?;
+    match is_commit(&revision.sha) {
+        true => Ok(revision.sha),
+        false => Err(answer.refused("it names no commit; HF_ENDPOINT may not be a hub".to_owned())),
+    }
+}
+
+/// A page of the list, and where the next one is.
+fn page(client: &Client, address: &Address, watch: &mut Watch<'_>) -> Result<(Vec<RemoteFile>, Option<Address>), Trouble> {
+    let answer = client.ask(address, 0, watch)?;
+    let entries: Vec<Entry> = json(&answer, watch)?;
+    let mut files = Vec::new();
+    for entry in entries.into_iter().filter(|entry| entry.kind == "file") {
+        if !is_plain_path(&entry.path) {
+            return Err(answer.refused(format!(
+                "it lists a file named {:?}, which could lie outside of the model's folder",
+                entry.path
+            )));
+        }
+        let (bytes, sum) = match entry.lfs {
+            Some(large) => (large.size, Sum::sha256(&large.oid)),
+            None => (entry.size, Sum::git(&entry.oid)),
+        };
+        files.push(RemoteFile {
+            path: entry.path,
+            bytes,
+            sum,
+        });
+    }
+    let next = answer.head.header("link").and_then(next_of);
+    let next = next.and_then(|next| answer.address.join(next));
+    match next {
+        Some(next) if !client.is_hub(&next) => Err(answer.refused(format!("its list goes on at {}", next.host()))),
+        next => Ok((files, next)),
+    }
+}
+
+/// The address in `<…>; rel="next"`.
+fn next_of(link: &str) -> Option<&str> {
+    link.split(',').find_map(|part| {
+        let (address, about) = part.trim().strip_prefix('<')?.split_once('>')?;
+        about.contains("rel=\"next\"").then_some(address)
+    })
+}
+
+fn json<T: for<'a> Deserialize<'a>>(answer: &Answer, watch: &mut Watch<'_>) -> Result<T, Trouble> {
+    let body = answer.read(LARGEST_ANSWER, watch)?;
+    let stated: Option<usize> = answer.head.header("content-length").and_then(|length| length.parse().ok());
+    if stated.is_some_and(|stated| stated > body.len()) {
+        return Err(answer.trouble("the connection was cut".to_owned()));
+    }
+    let is_no_hub = "it is not what a hub answers; HF_ENDPOINT may not be a hub";
+    serde_json::from_slice(&body).map_err(|error| answer.refused(format!("{is_no_hub} ({error})")))
+}

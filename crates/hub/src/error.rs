@@ -1,0 +1,200 @@
+//! What can go wrong, a line each.
+
+use std::io;
+use std::path::PathBuf;
+
+use riffle_files::FileError;
+
+use crate::bytes::human_bytes;
+
+/// Why a model was not pulled, found or removed. Each message is one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// A name that is none.
+    #[error("{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf")]
+    Name {
+        /// As it was given.
+        name: String,
+    },
+    /// An environment variable with a value that cannot be used.
+    #[error("{variable} {problem}")]
+    Variable {
+        /// Its name.
+        variable: String,
+        /// What is wrong about it.
+        problem: String,
+    },
+    /// The model is not in the cache.
+    #[error("{name} is not in the cache of models; get it: riffle pull {name}")]
+    NotStored {
+        /// As it was asked for.
+        name: String,
+    },
+    /// Files of the model are missing in the cache.
+    #[error("{name} is not complete in the cache of models ({missing}); get the rest: riffle pull {name}")]
+    Incomplete {
+        /// As it was asked for.
+        name: String,
+        /// What is not there.
+        missing: String,
+    },
+    /// Nothing may be downloaded.
+    #[error("HF_HUB_OFFLINE is set, so that {name} cannot be downloaded; unset it, and run the same command again")]
+    Offline {
+        /// The model.
+        name: String,
+    },
+    /// The repository has no model that Riffle reads.
+    #[error("{repository} has no model that riffle reads: {problem}")]
+    NoModel {
+        /// `owner/name`.
+        repository: String,
+        /// What it has in its place.
+        problem: String,
+    },
+    /// Nothing of the repository matches the name.
+    #[error("{repository} has no {wanted}; it has {choices}")]
+    NoSuchPart {
+        /// `owner/name`.
+        repository: String,
+        /// The quantisation or the file asked for.
+        wanted: String,
+        /// What there is.
+        choices: String,
+    },
+    /// Several files of the repository match the name.
+    #[error("{repository} has several models for this name; give one of {choices}")]
+    Several {
+        /// `owner/name`.
+        repository: String,
+        /// Their full names.
+        choices: String,
+    },
+    /// The hub does not know the repository.
+    #[error("{host} has no model {repository}, or it is private; check the name, and for a private one give a token that may read it ({})", TOKEN_HINT)]
+    NotFound {
+        /// The hub's host.
+        host: String,
+        /// `owner/name`.
+        repository: String,
+    },
+    /// The repository is gated, or the token may not read it.
+    #[error("{repository} is for those who have been given access; ask for it at {page}, then give a token that may read it ({})", TOKEN_HINT)]
+    Gated {
+        /// `owner/name`.
+        repository: String,
+        /// Where to ask.
+        page: String,
+    },
+    /// The hub does not take the token.
+    #[error("{host} does not take the token that was given by {source_of_token}; make one at {host}/settings/tokens")]
+    Token {
+        /// The hub, with its scheme.
+        host: String,
+        /// The variable or the file.
+        source_of_token: String,
+    },
+    /// The server asks to wait for longer than we do.
+    #[error("{host} asks to wait for {} s before the next request; run the same command then: it goes on where it was{}", wait.as_secs(), RATE_HINT)]
+    Busy {
+        /// Who asks.
+        host: String,
+        /// For how long.
+        wait: std::time::Duration,
+    },
+    /// A server's answer that is neither the file nor a reason known here.
+    #[error("{url}: {problem}")]
+    Answer {
+        /// The address.
+        url: String,
+        /// What was wrong about the answer.
+        problem: String,
+    },
+    /// The connection failed as often as it is tried.
+    #[error("{host}: {problem}, {attempts} times in a row; what was downloaded is kept: run the same command later, it goes on from there")]
+    Connection {
+        /// Who does not answer.
+        host: String,
+        /// What happened.
+        problem: String,
+        /// How often.
+        attempts: u32,
+    },
+    /// No connection at all.
+    #[error("no connection to {host}: {problem}; check the network (HTTPS_PROXY names a proxy, HF_ENDPOINT another hub)")]
+    Unreachable {
+        /// Who was asked.
+        host: String,
+        /// What happened.
+        problem: String,
+    },
+    /// This processor lacks what encryption needs here.
+    #[error("this processor lacks {missing}, which encrypted connections of riffle need; get the model with another program (hf download {repository}): riffle finds it afterwards")]
+    Processor {
+        /// Features of the processor.
+        missing: String,
+        /// `owner/name`.
+        repository: String,
+    },
+    /// The sum of a file's bytes is not the one that the hub states.
+    #[error("{file}: its bytes have the sum {found}, and the hub states {stated}; the file was removed: run the same command again, and if it fails again ask the model's author")]
+    Sum {
+        /// The file in the repository.
+        file: String,
+        /// The sum of what came.
+        found: String,
+        /// The sum that the hub states.
+        stated: String,
+    },
+    /// The disk has no room.
+    #[error("{} are to be downloaded, and {} has {} free; riffle list shows what is stored, riffle rm NAME removes it, HF_HUB_CACHE names another folder", human_bytes(*needed), folder.display(), human_bytes(*free))]
+    NoRoom {
+        /// Bytes still to come.
+        needed: u64,
+        /// Bytes that the file system can take.
+        free: u64,
+        /// The cache.
+        folder: PathBuf,
+    },
+    /// Another process downloads this repository.
+    #[error("{repository} is being downloaded by another process; wait until it ends, or end it")]
+    InUse {
+        /// `owner/name`.
+        repository: String,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted; what was downloaded is kept: the same command goes on from there")]
+    Interrupted,
+    /// A file or a folder of the cache.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What happened.
+        #[source]
+        source: FileError,
+    },
+}
+
+/// How to give a token.
+const TOKEN_HINT: &str = "HF_TOKEN=…, or hf auth login, which keeps it in a file";
+/// Why servers ask to wait.
+const RATE_HINT: &str = " (with a token more requests are allowed)";
+
+impl HubError {
+    /// What happened to `path`.
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(FileError) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
+
+    /// As [`HubError::file`], for errors of the standard library.
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File {
+            path,
+            source: source.into(),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Names of models: `owner/name`, `owner/name:Q4_K_M`, `owner/name/file.gguf`.
+
+use std::fmt::{self, Display};
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::HubError;
+use crate::paths::is_plain_path;
+
+/// A model of the hub: a repository, and what of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ModelName {
+    owner: String,
+    repository: String,
+    /// What of the repository.
+    pub part: Part,
+}
+
+/// Which of a repository's models is meant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The one that [`PREFERENCE`](crate::PREFERENCE) chooses.
+    Preferred,
+    /// The GGUF file, or files, of this quantisation, such as `Q4_K_M`, in capitals.
+    Quantisation(String),
+    /// This file, by its path in the repository.
+    File(String),
+}
+
+/// Ways in which people write where a name belongs.
+const PREFIXES: [&str; 5] = [
+    "https://huggingface.co/",
+    "http://huggingface.co/",
+    "huggingface.co/",
+    "https://hf.co/",
+    "hf.co/",
+];
+/// Characters of an owner or of a repository's own name.
+const LONGEST_PART: usize = 96;
+
+impl ModelName {
+    /// `owner/name`, as the hub knows the repository.
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.owner, self.repository)
+    }
+
+    /// The repository's folder in a cache: `models--owner--name`.
+    pub fn folder_name(&self) -> String {
+        format!("models--{}--{}", self.owner, self.repository)
+    }
+
+    /// The name of the repository whose folder in a cache is called `folder`.
+    pub fn of_folder(folder: &str) -> Option<Self> {
+        let (owner, repository) = folder.strip_prefix("models--")?.split_once("--")?;
+        Self::checked(owner, repository, Part::Preferred)
+    }
+
+    /// The name of the model that lies at `path` in a cache: in `models--owner--name/snapshots/COMMIT`. `None` for a path
+    /// of another kind.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        let folders: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
+        let at = folders.iter().rposition(|folder| *folder == "snapshots")?;
+        let name = Self::of_folder(folders.get(at.checked_sub(1)?)?)?;
+        let file = folders.get(at + 2..).unwrap_or_default().join("/");
+        let part = match file.is_empty() {
+            true => Part::Preferred,
+            false => Part::File(file),
+        };
+        Some(Self { part, ..name })
+    }
+
+    /// The same repository, and another part of it.
+    pub fn with_part(&self, part: Part) -> Self {
+        Self { part, ..self.clone() }
+    }
+
+    fn checked(owner: &str, repository: &str, part: Part) -> Option<Self> {
+        let is_name = |text: &str| {
+            let end = |c: char| c == '-' || c == '.';
+            (1..=LONGEST_PART).contains(&text.len())
+                && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+                && !text.starts_with(end)
+                && !text.ends_with(end)
+                && !text.contains("..")
+                && !text.contains("--")
+        };
+        (is_name(owner) && is_name(repository)).then(|| Self {
+            owner: owner.to_owned(),
+            repository: repository.to_owned(),
+            part,
+        })
+    }
+}
+
+impl FromStr for ModelName {
+    type Err = HubError;
+
+    fn from_str(text: &str) -> Result<Self, HubError> {
+        let refused = || HubError::Name { name: text.to_owned() };
+        let given = PREFIXES
+            .iter()
+            .find_map(|prefix| text.strip_prefix(prefix))
+            .unwrap_or(text);
+        let (owner, rest) = given.trim_end_matches('/').split_once('/').ok_or_else(refused)?;
+        let (repository, part) = match (rest.split_once('/'), rest.split_once(':')) {
+            (Some((repository, file)), _) => {
+                // As the hub's pages name files.
+                let file = file.strip_prefix("blob/main/").unwrap_or(file);
+                let file = file.strip_prefix("resolve/main/").unwrap_or(file);
+                let ends = |end: &str| file.to_ascii_lowercase().ends_with(end);
+                if !is_plain_path(file) || !(ends(".gguf") || ends(".safetensors")) {
+                    return Err(refused());
+                }
+                (repository, Part::File(file.to_owned()))
+            }
+            (None, Some((repository, quantisation))) => {
+                let is_quantisation =
+                    !quantisation.is_empty() && quantisation.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+                if !is_quantisation {
+                    return Err(refused());
+                }
+                (repository, Part::Quantisation(quantisation.to_ascii_uppercase()))
+            }
+            (None, None) => (rest, Part::Preferred),
+        };
+        Self::checked(owner, repository, part).ok_or_else(refused)
+    }
+}
+
+impl Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.owner, self.repository)?;
+        match &self.part {
+            Part::Preferred => Ok(()),
+            Part::Quantisation(quantisation) => write!(f, ":{quantisation}"),
+            Part::File(file) => write!(f, "/{file}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_people_write_them() {
+        for (text, part) in [
+            ("Qwen/Qwen2.5-0.5B", Part::Preferred),
+            ("https://huggingface.co/Qwen/Qwen2.5-0.5B/", Part::Preferred),
+            ("hf.co/Qwen/Qwen2.5-0.5B:q4_k_m", Part::Quantisation("Q4_K_M".into())),
+            ("Qwen/Qwen2.5-0.5B/a/b.gguf", Part::File("a/b.gguf".into())),
+            ("https://huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/b.gguf", Part::File("b.gguf".into())),
+        ] {
+            let name: ModelName = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(name.repository(), "Qwen/Qwen2.5-0.5B", "{text}");
+            assert_eq!(name.folder_name(), "models--Qwen--Qwen2.5-0.5B", "{text}");
+            assert_eq!(name.part, part, "{text}");
+            assert_eq!(name.to_string().parse::<ModelName>().ok(), Some(name), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused() {
+        for text in [
+            "", "gpt2", "/", "a/", "/b", "../b", "a/..", "a/b/../../c.gguf", "a/b//c.gguf", "a/b/c.bin", "a/b:", "a/b:Q 4",
+            "a b/c", "a/b\n", "a/b/\u{1b}.gguf", "a--b/c", "a/-b", "./a", "a/b:Q4/c.gguf", "C:\\a/b",
+        ] {
+            assert!(text.parse::<ModelName>().is_err(), "{text:?} is taken for a name");
+        }
+        assert!(format!("a/{}", "b".repeat(97)).parse::<ModelName>().is_err());
+    }
+
+    #[test]
+    fn a_path_in_a_cache_tells_its_name() {
+        let of = |path: &str| ModelName::of_path(Path::new(path)).map(|name| name.to_string());
+        assert_eq!(of("/c/models--a--b/snapshots/12"), Some("a/b".into()));
+        assert_eq!(of("/c/models--a--b/snapshots/12/x/y.gguf"), Some("a/b/x/y.gguf".into()));
+        assert_eq!(of("/c/models/a/b"), None);
+        assert_eq!(of("snapshots/12"), None);
+    }
+}

@@ -1,0 +1,38 @@
+//! Paths of a repository's files, which strangers choose.
+
+/// Bytes of a path at most.
+const LONGEST: usize = 1000;
+/// Folders of a path at most.
+const DEEPEST: usize = 16;
+
+/// Whether a path stays below the folder that it is joined to, on any system, and can be shown: parts of visible characters
+/// between slashes, none of them `.` or `..` or empty.
+pub(crate) fn is_plain_path(path: &str) -> bool {
+    let mut parts = path.split('/');
+    path.len() <= LONGEST
+        && path.split('/').count() <= DEEPEST
+        && !path.chars().any(|c| c.is_control() || c == '\\' || c == ':')
+        && parts.all(|part| !part.is_empty() && part != "." && part != "..")
+}
+
+/// A file's name without its folders.
+pub(crate) fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paths_below_the_folder_are_plain() {
+        for path in ["a", "a/b.gguf", "..a/b..", "a b", "é.gguf", ".gitattributes"] {
+            assert!(is_plain_path(path), "{path:?}");
+        }
+        for path in ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "./a", "a/.", "a\\..\\b", "c:/a", "a\n", "a\0"] {
+            assert!(!is_plain_path(path), "{path:?}");
+        }
+        assert!(!is_plain_path(&"a/".repeat(600)));
+        assert!(!is_plain_path(&"a".repeat(2000)));
+    }
+}

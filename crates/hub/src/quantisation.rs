@@ -1,0 +1,115 @@
+//! Quantisations, as the names of GGUF files tell them.
+
+use crate::paths::file_name;
+
+/// The order in which a GGUF file is chosen where the name says none: the common compromise first, then those near it that
+/// keep more, then those that keep less.
+pub const PREFERENCE: [&str; 19] = [
+    "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "Q3_K_L",
+    "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16", "F32",
+];
+
+/// The quantisation that the name of a GGUF file tells, in capitals: the last part that reads as one, between `-`, `.` and
+/// `_`. `None` where it tells none.
+pub(crate) fn of_file(path: &str) -> Option<String> {
+    let stem = file_name(path).to_ascii_uppercase();
+    let stem = stem.strip_suffix(".GGUF")?;
+    let stem = shard_of(stem).map_or(stem, |shard| shard.stem);
+    let starts = stem.char_indices().filter(|&(at, _)| {
+        at == 0 || stem[..at].ends_with(['-', '.', '_'])
+    });
+    let mut found = None;
+    for (at, _) in starts {
+        let end = stem[at..].find(['-', '.']).map_or(stem.len(), |length| at + length);
+        let word = &stem[at..end];
+        if is_quantisation(word) && found.is_none_or(|(last, _)| at >= last) {
+            // Of Q4_K_M not K_M, and not M: what begins inside of one that was found is a part of it.
+            found = Some((end, word));
+        }
+    }
+    found.map(|(_, word)| word.to_owned())
+}
+
+/// Whether a word in capitals names a quantisation.
+fn is_quantisation(word: &str) -> bool {
+    if ["F32", "F16", "BF16", "FP16", "FP32", "MXFP4", "MXFP4_MOE"].contains(&word) {
+        return true;
+    }
+    let Some(rest) = ["IQ", "TQ", "Q"].iter().find_map(|start| word.strip_prefix(start)) else {
+        return false;
+    };
+    let mut parts = rest.split('_');
+    let bits = parts.next().unwrap_or_default();
+    let is_kind = |part: &str| {
+        matches!(part, "0" | "1" | "K" | "S" | "M" | "L" | "XS" | "XXS" | "XL" | "NL" | "4" | "8")
+    };
+    matches!(bits, "1" | "2" | "3" | "4" | "5" | "6" | "8") && rest.contains('_') && parts.all(is_kind)
+}
+
+/// A file of several that are one model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shard<'a> {
+    /// The name before the numbers.
+    pub(crate) stem: &'a str,
+    /// From 1.
+    pub(crate) number: u32,
+    pub(crate) count: u32,
+}
+
+/// What `…-00001-of-00003`, without an extension, says; `None` for other names.
+pub(crate) fn shard_of(stem: &str) -> Option<Shard<'_>> {
+    let at = stem.len().checked_sub("-00001-of-00003".len())?;
+    let (stem, numbers) = (stem.get(..at)?, stem.get(at..)?);
+    let (number, count) = numbers
+        .strip_prefix('-')?
+        .split_once("-of-")
+        .or_else(|| numbers.strip_prefix('-')?.split_once("-OF-"))?;
+    let digits = |text: &str| match text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        true => text.parse::<u32>().ok(),
+        false => None,
+    };
+    let (number, count) = (digits(number)?, digits(count)?);
+    (1 <= number && number <= count).then_some(Shard { stem, number, count })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_file_tells_its_quantisation() {
+        for (file, quantisation) in [
+            ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", Some("Q4_K_M")),
+            ("Llama-3.2-1B-Instruct.Q8_0.gguf", Some("Q8_0")),
+            ("Llama-3.2-1B-Instruct-IQ3_XXS.gguf", Some("IQ3_XXS")),
+            ("Qwen3-0.6B-UD-Q4_K_XL.gguf", Some("Q4_K_XL")),
+            ("model_q4_0.gguf", Some("Q4_0")),
+            ("model-BF16.gguf", Some("BF16")),
+            ("Q6_K/model-Q6_K-00002-of-00003.gguf", Some("Q6_K")),
+            ("Q4_0/model.gguf", None),
+            ("gemma-3-270m.gguf", None),
+            ("Q4_K_M.gguf", Some("Q4_K_M")),
+            ("model.Q4_0_4_8.gguf", Some("Q4_0_4_8")),
+            ("model-Q4_0.safetensors", None),
+            ("q4-model.gguf", None),
+        ] {
+            assert_eq!(of_file(file).as_deref(), quantisation, "{file}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_file_tells_its_place_among_shards() {
+        let shard = shard_of("model-00002-of-00003");
+        assert_eq!(shard, Some(Shard { stem: "model", number: 2, count: 3 }));
+        for stem in ["model", "model-00000-of-00003", "model-00004-of-00003", "model-0002-of-0003", "é-00002-of-0000", "-of-"] {
+            assert_eq!(shard_of(stem), None, "{stem}");
+        }
+    }
+
+    #[test]
+    fn every_quantisation_of_the_preference_is_found_in_a_name() {
+        for quantisation in PREFERENCE {
+            assert_eq!(of_file(&format!("m-{quantisation}.gguf")).as_deref(), Some(quantisation));
+        }
+    }
+}

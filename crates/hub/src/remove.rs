@@ -1,0 +1,171 @@
+//! Removing models from a cache.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cache::{Lock, Repository, entries};
+use crate::choice::gguf_models;
+use crate::shared_blobs;
+use crate::stored::files_of;
+use crate::{HubError, ModelName, Part};
+
+/// What was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Removed {
+    /// Bytes that the disk has free again.
+    pub bytes: u64,
+    /// Files whose bytes these were.
+    pub files: usize,
+}
+
+/// Removes a model from the cache: of `owner/name` everything that is stored, of `owner/name:Q4_K_M` or
+/// `owner/name/file.gguf` that model. Bytes that another snapshot uses stay.
+///
+/// # Errors
+/// [`HubError::NotStored`], [`HubError::InUse`], [`HubError::File`].
+pub fn remove(cache: &Path, name: &ModelName) -> Result<Removed, HubError> {
+    let repository = Repository::new(cache, name);
+    let not_stored = || HubError::NotStored { name: name.to_string() };
+    if fs::symlink_metadata(repository.folder()).is_err() {
+        return Err(not_stored());
+    }
+    let _locks = locks(&repository, name)?;
+    let links = links(&repository)?;
+    let unwanted: Vec<&Link> = match &name.part {
+        Part::Preferred => links.iter().collect(),
+        part => {
+            let unwanted = links.iter().filter(|link| link.model_is(part)).collect::<Vec<_>>();
+            if unwanted.is_empty() {
+                return Err(not_stored());
+            }
+            unwanted
+        }
+    };
+    if unwanted.len() == links.len() {
+        return remove_all(cache, &repository);
+    }
+    let kept = links.iter().filter(|link| !unwanted.contains(link));
+    let kept: BTreeSet<&PathBuf> = kept.map(|link| &link.blob).collect();
+    let blobs: BTreeSet<&PathBuf> = unwanted.iter().map(|link| &link.blob).collect();
+    for link in &unwanted {
+        fs::remove_file(&link.path).map_err(HubError::io(&link.path))?;
+        remove_empty_folders(&link.path, &repository.snapshots());
+    }
+    let mut removed = Removed { bytes: 0, files: 0 };
+    for blob in blobs.into_iter().filter(|blob| !kept.contains(blob)) {
+        remove_blob(cache, blob, &mut removed)?;
+    }
+    Ok(removed)
+}
+
+/// A file of a snapshot: a link to a blob, or where there are no links the bytes themselves.
+#[derive(Debug, PartialEq, Eq)]
+struct Link {
+    path: PathBuf,
+    /// The link's target, or the path itself.
+    blob: PathBuf,
+    /// The path in the repository, and of a GGUF model the paths of its shards and its quantisation.
+    file: String,
+    shards: Vec<String>,
+    quantisation: Option<String>,
+}
+
+impl Link {
+    fn model_is(&self, part: &Part) -> bool {
+        match part {
+            Part::Preferred => true,
+            Part::Quantisation(wanted) => self.quantisation.as_ref() == Some(wanted),
+            Part::File(wanted) => self.file == *wanted || self.shards.contains(wanted),
+        }
+    }
+}
+
+fn links(repository: &Repository) -> Result<Vec<Link>, HubError> {
+    let mut links = Vec::new();
+    for commit in repository.commits()? {
+        let snapshot = repository.snapshot(&commit);
+        let files = files_of(&snapshot)?;
+        let models = gguf_models(files.iter().map(|file| file.path.as_str()));
+        for file in files {
+            let path = snapshot.join(&file.path);
+            let blob = match fs::read_link(&path) {
+                // Blobs lie flat in one folder.
+                Ok(target) => target.file_name().map_or(path.clone(), |sum| repository.blobs().join(sum)),
+                Err(_) => path.clone(),
+            };
+            let model = models.iter().find(|model| model.files.contains(&file.path));
+            links.push(Link {
+                path,
+                blob,
+                shards: model.map(|model| model.files.clone()).unwrap_or_default(),
+                quantisation: model.and_then(|model| model.quantisation.clone()),
+                file: file.path,
+            });
+        }
+    }
+    Ok(links)
+}
+
+/// Holds every lock of the repository, so that no download writes meanwhile.
+fn locks(repository: &Repository, name: &ModelName) -> Result<Vec<Lock>, HubError> {
+    let mut held = Vec::new();
+    for entry in entries(&repository.locks())? {
+        match Lock::take(&entry.path())? {
+            Some(lock) => held.push(lock),
+            None => {
+                return Err(HubError::InUse {
+                    repository: name.repository(),
+                });
+            }
+        }
+    }
+    Ok(held)
+}
+
+fn remove_all(cache: &Path, repository: &Repository) -> Result<Removed, HubError> {
+    let mut removed = Removed { bytes: 0, files: 0 };
+    for entry in entries(&repository.blobs())? {
+        remove_blob(cache, &entry.path(), &mut removed)?;
+    }
+    // Snapshots without links hold the bytes themselves.
+    for commit in repository.commits()? {
+        let snapshot = repository.snapshot(&commit);
+        for file in files_of(&snapshot)? {
+            removed.bytes += file.bytes;
+            removed.files += 1;
+        }
+    }
+    let folder = repository.folder();
+    fs::remove_dir_all(&folder).map_err(HubError::io(folder))?;
+    let locks = repository.locks();
+    match fs::remove_dir_all(&locks) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(HubError::io(locks)(error)),
+        _ => Ok(removed),
+    }
+}
+
+fn remove_blob(cache: &Path, blob: &Path, removed: &mut Removed) -> Result<(), HubError> {
+    let Ok(metadata) = fs::symlink_metadata(blob) else {
+        return Ok(());
+    };
+    let target = fs::read_link(blob).ok();
+    fs::remove_file(blob).map_err(HubError::io(blob))?;
+    match target {
+        None => removed.bytes += metadata.len(),
+        Some(target) => removed.bytes += shared_blobs::release(cache, blob, &target)?,
+    }
+    removed.files += 1;
+    Ok(())
+}
+
+/// Removes the folders above a file, up to `top`, as long as they are empty.
+fn remove_empty_folders(file: &Path, top: &Path) {
+    let above = file.ancestors().skip(1).take_while(|folder| *folder != top);
+    for folder in above {
+        // A folder that is not empty stays.
+        if fs::remove_dir(folder).is_err() {
+            return;
+        }
+    }
+}

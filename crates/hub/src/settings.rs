@@ -1,0 +1,264 @@
+//! What the environment says: the hub, the cache, the token.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::HubError;
+
+/// Where models come from and where they are kept.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The hub's address without a slash at the end, `https://huggingface.co` where `HF_ENDPOINT` names no other.
+    pub endpoint: String,
+    /// The folder that holds `models--owner--name`.
+    pub cache: PathBuf,
+    /// What proves who asks, where one was given.
+    pub token: Option<Token>,
+    /// Whether nothing may be downloaded.
+    pub offline: bool,
+    /// How long is waited, and for what.
+    pub waits: Waits,
+}
+
+/// A secret that proves to the hub who asks. It is sent to the hub's own host alone, and never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    secret: String,
+    source: String,
+}
+
+/// How long a download waits, and how often it tries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waits {
+    /// Before the second try; each further wait is twice as long.
+    pub first: Duration,
+    /// The longest wait between two tries.
+    pub longest: Duration,
+    /// Tries in a row without a byte before a download is given up.
+    pub attempts: u32,
+    /// Silence after which a connection counts as cut.
+    pub silence: Duration,
+    /// The longest wait that a server may ask for.
+    pub asked: Duration,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self {
+            first: Duration::from_secs(1),
+            longest: Duration::from_secs(30),
+            attempts: 6,
+            silence: Duration::from_secs(60),
+            asked: Duration::from_secs(300),
+        }
+    }
+}
+
+impl Token {
+    /// A token and the words that say where it came from.
+    ///
+    /// # Errors
+    /// [`HubError::Variable`] for a text that cannot be one: empty, or with characters that a header cannot hold.
+    pub fn new(secret: &str, source: impl Into<String>) -> Result<Self, HubError> {
+        let (secret, source) = (secret.trim().to_owned(), source.into());
+        match !secret.is_empty() && secret.chars().all(|c| c.is_ascii_graphic()) {
+            true => Ok(Self { secret, source }),
+            false => Err(HubError::Variable {
+                variable: source,
+                problem: "does not hold a token: one word that begins with hf_".to_owned(),
+            }),
+        }
+    }
+
+    /// The variable or the file that it came from.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The secret itself.
+    #[cfg(feature = "download")]
+    pub(crate) fn secret(&self) -> &str {
+        &self.secret
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token(… of {})", self.source)
+    }
+}
+
+/// Bytes of the token's file at most.
+const LARGEST_TOKEN_BYTES: u64 = 4096;
+
+impl Settings {
+    /// What the variables of this process and the token's file say: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`,
+    /// `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names, as Python's `huggingface_hub` reads them.
+    ///
+    /// # Errors
+    /// [`HubError::Variable`] for a value that cannot be used; [`HubError::File`] for a token's file that cannot be read.
+    pub fn from_environment() -> Result<Self, HubError> {
+        Self::from_variables(&|name| std::env::var_os(name))
+    }
+
+    /// As [`from_environment`](Self::from_environment), from other variables than this process's.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let text = |name: &str| match given(name).map(OsString::into_string) {
+            None => Ok(None),
+            Some(Ok(value)) => Ok(Some(value)),
+            Some(Err(_)) => Err(HubError::Variable {
+                variable: name.to_owned(),
+                problem: "is not UTF-8".to_owned(),
+            }),
+        };
+        let home = given("HOME").map(PathBuf::from);
+        let path = |name: &str| given(name).map(|value| below_home(Path::new(&value), home.as_deref()));
+        let hub_home = path("HF_HOME")
+            .or_else(|| path("XDG_CACHE_HOME").map(|folder| folder.join("huggingface")))
+            .or_else(|| home.as_ref().map(|home| home.join(".cache/huggingface")));
+        let cache = path("HF_HUB_CACHE")
+            .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+            .or_else(|| hub_home.as_ref().map(|folder| folder.join("hub")))
+            .ok_or_else(|| HubError::Variable {
+                variable: "HOME".to_owned(),
+                problem: "is not set, so that there is no place for models; HF_HUB_CACHE names a folder for them".to_owned(),
+            })?;
+        let is_true = |value: Option<String>| {
+            value.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_ascii_uppercase().as_str()))
+        };
+        let token = match text("HF_TOKEN")? {
+            Some(token) => Some(Token::new(&token, "HF_TOKEN")?),
+            None => match text("HUGGING_FACE_HUB_TOKEN")? {
+                Some(token) => Some(Token::new(&token, "HUGGING_FACE_HUB_TOKEN")?),
+                None => {
+                    let file = path("HF_TOKEN_PATH").or_else(|| hub_home.map(|folder| folder.join("token")));
+                    file.map_or(Ok(None), |file| token_of(&file))?
+                }
+            },
+        };
+        Ok(Self {
+            endpoint: endpoint(text("HF_ENDPOINT")?)?,
+            cache,
+            token,
+            offline: is_true(text("HF_HUB_OFFLINE")?) || is_true(text("TRANSFORMERS_OFFLINE")?),
+            waits: Waits::default(),
+        })
+    }
+}
+
+/// A path in which `~` stands for the home folder.
+fn below_home(path: &Path, home: Option<&Path>) -> PathBuf {
+    match (path.strip_prefix("~"), home) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => path.to_owned(),
+    }
+}
+
+fn endpoint(given: Option<String>) -> Result<String, HubError> {
+    let endpoint = given.unwrap_or_else(|| "https://huggingface.co".to_owned());
+    let rest = endpoint
+        .strip_prefix("https://")
+        .or_else(|| endpoint.strip_prefix("http://"));
+    let is_address = rest.is_some_and(|rest| {
+        !rest.is_empty() && !rest.starts_with('/') && rest.chars().all(|c| c.is_ascii_graphic() && !"?#@".contains(c))
+    });
+    match is_address {
+        true => Ok(endpoint.trim_end_matches('/').to_owned()),
+        false => Err(HubError::Variable {
+            variable: "HF_ENDPOINT".to_owned(),
+            problem: format!("is {endpoint:?}; it must be an address such as https://huggingface.co"),
+        }),
+    }
+}
+
+/// The token that a file holds; `None` where there is no file or nothing in it.
+fn token_of(file: &Path) -> Result<Option<Token>, HubError> {
+    match riffle_files::read_text(file, LARGEST_TOKEN_BYTES) {
+        Ok(text) if text.trim().is_empty() => Ok(None),
+        Ok(text) => Token::new(&text, file.display().to_string()).map(Some),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(HubError::file(file)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Result<Settings, HubError> {
+        Settings::from_variables(&|name| {
+            let found = variables.iter().find(|(given, _)| *given == name);
+            found.map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn the_cache_is_where_python_keeps_it() {
+        for (variables, cache) in [
+            (&[("HOME", "/h")][..], "/h/.cache/huggingface/hub"),
+            (&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
+            (&[("HOME", "/h"), ("HF_HOME", "~/f")], "/h/f/hub"),
+            (&[("HF_HOME", "/f"), ("HUGGINGFACE_HUB_CACHE", "/g")], "/g"),
+            (&[("HF_HOME", "/f"), ("HUGGINGFACE_HUB_CACHE", "/g"), ("HF_HUB_CACHE", "/c")], "/c"),
+            (&[("HOME", "/h"), ("HF_HUB_CACHE", "")], "/h/.cache/huggingface/hub"),
+        ] {
+            let found = settings(variables).unwrap_or_else(|error| panic!("{variables:?}: {error}"));
+            assert_eq!(found.cache, Path::new(cache), "{variables:?}");
+        }
+        let refused = settings(&[]).expect_err("no place").to_string();
+        assert!(refused.contains("HF_HUB_CACHE"), "{refused}");
+    }
+
+    #[test]
+    fn the_token_of_the_environment_comes_before_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let home = folder.path().to_str().expect("UTF-8");
+        let token = |variables: &[(&str, &str)]| settings(variables).expect("settings").token;
+        assert_eq!(token(&[("HF_HOME", home)]), None);
+        fs::write(folder.path().join("token"), "hf_file\n").expect("a file");
+        let of_file = token(&[("HF_HOME", home)]).expect("a token");
+        assert_eq!(of_file.secret, "hf_file");
+        assert!(of_file.source().ends_with("/token"));
+        let given = token(&[("HF_HOME", home), ("HF_TOKEN", " hf_given ")]).expect("a token");
+        assert_eq!((given.secret.as_str(), given.source()), ("hf_given", "HF_TOKEN"));
+        assert!(!format!("{given:?}").contains("hf_given"), "a token is never shown");
+        let other = folder.path().join("other");
+        fs::write(&other, "").expect("a file");
+        let path = other.to_str().expect("UTF-8");
+        assert_eq!(token(&[("HF_HOME", home), ("HF_TOKEN_PATH", path)]), None);
+    }
+
+    #[test]
+    fn values_that_cannot_be_used_are_refused_by_the_variable_s_name() {
+        for (name, value) in [
+            ("HF_ENDPOINT", "huggingface.co"),
+            ("HF_ENDPOINT", "ftp://huggingface.co"),
+            ("HF_ENDPOINT", "https://"),
+            ("HF_ENDPOINT", "https://user@host"),
+            ("HF_TOKEN", "two words"),
+            ("HF_TOKEN", "hf_\u{e9}"),
+        ] {
+            let error = settings(&[("HOME", "/nowhere"), (name, value)]).expect_err(value).to_string();
+            assert!(error.starts_with(name), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        let secret = settings(&[("HOME", "/nowhere"), ("HF_TOKEN", "se cret")]).expect_err("two words");
+        assert!(!secret.to_string().contains("cret"), "a token is never shown");
+    }
+
+    #[test]
+    fn offline_is_what_python_takes_for_true() {
+        for (value, offline) in [("1", true), ("true", true), ("YES", true), ("0", false), ("", false), ("no", false)] {
+            let found = settings(&[("HOME", "/nowhere"), ("HF_HUB_OFFLINE", value)]).expect("settings");
+            assert_eq!(found.offline, offline, "{value:?}");
+        }
+    }
+}
