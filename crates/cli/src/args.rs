@@ -9,6 +9,7 @@ use riffle_model::Activations;
 use crate::bench_args::BenchArguments;
 use crate::chat_args::ChatArguments;
 use crate::eval_args::EvalArguments;
+use crate::hub_args::{self, CompletionsArguments, ListArguments, ManArguments, PullArguments, RmArguments};
 use crate::numbers;
 use crate::serve_args::ServeArguments;
 
@@ -53,12 +54,24 @@ pub(crate) enum Command {
     Eval(EvalArguments),
     /// Measure speed
     Bench(BenchArguments),
+    /// Download a model from the Hugging Face hub, or go on with a download
+    Pull(PullArguments),
+    /// List the models in the hub's cache, with sizes and when they were used
+    List(ListArguments),
+    /// Remove a model from the hub's cache
+    Rm(RmArguments),
+    /// Write what a shell needs to complete commands and options
+    Completions(CompletionsArguments),
+    /// Write manual pages
+    #[command(hide = true)]
+    Man(ManArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ModelArguments {
-    /// Model: a Hugging Face folder (config.json, safetensors, tokenizer.json) or a GGUF file
-    #[arg(short = 'm', long, value_name = "PATH")]
+    /// Model: a Hugging Face folder (config.json, safetensors, tokenizer.json), a GGUF file, or the name of a model that was
+    /// pulled, such as owner/name:Q4_K_M
+    #[arg(short = 'm', long, value_name = "PATH", value_parser = hub_args::model())]
     pub(crate) model: PathBuf,
 }
 
@@ -305,7 +318,8 @@ pub(crate) struct PlanArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// Model: a Hugging Face folder or a GGUF file
+    /// Model: a Hugging Face folder, a GGUF file, or the name of a model that was pulled
+    #[arg(value_parser = hub_args::model())]
     pub(crate) path: PathBuf,
     /// List every tensor with its format and shape
     #[arg(long)]

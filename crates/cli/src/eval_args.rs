@@ -69,8 +69,8 @@ pub(crate) struct LogitsArguments {
 /// What is measured.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArguments {
-    /// Model: a Hugging Face folder or a GGUF file [default: the shipped model]
-    #[arg(short = 'm', long, value_name = "PATH")]
+    /// Model: a Hugging Face folder, a GGUF file or the name of a model that was pulled [default: the shipped model]
+    #[arg(short = 'm', long, value_name = "PATH", value_parser = crate::hub_args::model())]
     pub(crate) model: Option<PathBuf>,
     /// UTF-8 text to read, predict, or make prompts of [default: a shipped text]
     #[arg(short = 'f', long, visible_alias = "file", value_name = "F")]

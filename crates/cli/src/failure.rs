@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use riffle_chat::ChatError;
 use riffle_engine::EngineError;
 use riffle_eval::EvalError;
+use riffle_hub::HubError;
 use riffle_model::ModelError;
 use riffle_server::ServerError;
 
@@ -116,6 +117,15 @@ impl From<ServerError> for Failure {
     fn from(error: ServerError) -> Self {
         match error {
             ServerError::Engine(error) => error.into(),
+            error => Self::new(error),
+        }
+    }
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        match error {
+            HubError::Interrupted => Self::interrupted(error),
             error => Self::new(error),
         }
     }

@@ -14,6 +14,7 @@ mod commands;
 mod console;
 mod eval_args;
 mod failure;
+mod hub_args;
 mod interrupt;
 mod llama_cpp;
 mod numbers;
@@ -49,6 +50,11 @@ pub fn main() -> ExitCode {
         Some(Command::Session(arguments)) => commands::session::session(&arguments),
         Some(Command::Eval(arguments)) => commands::eval::eval(&arguments),
         Some(Command::Bench(arguments)) => commands::bench::bench(&arguments),
+        Some(Command::Pull(arguments)) => commands::pull::pull(&arguments),
+        Some(Command::List(arguments)) => commands::list::list(&arguments),
+        Some(Command::Rm(arguments)) => commands::rm::rm(&arguments),
+        Some(Command::Completions(arguments)) => commands::completions::completions(&arguments),
+        Some(Command::Man(arguments)) => commands::completions::man(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

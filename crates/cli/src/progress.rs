@@ -1,8 +1,12 @@
 //! Prefill progress on standard error: a bar on a terminal, a line every few seconds elsewhere.
 
+#[cfg(feature = "pull")]
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+#[cfg(feature = "pull")]
+use riffle_engine::human_bytes;
 use riffle_engine::{PrefillProgress, TimeLeft};
 use riffle_eval::Step;
 
@@ -91,6 +95,86 @@ impl StepDisplay {
         if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             console::note(message);
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Progress of a download, with the time left.
+#[cfg(feature = "pull")]
+pub(crate) struct PullDisplay {
+    bar: ProgressBar,
+    last_line: Instant,
+    /// When how many bytes were there, in the last seconds.
+    samples: VecDeque<(Instant, u64)>,
+}
+
+/// What the rate of a download is taken over.
+#[cfg(feature = "pull")]
+const RATE_OVER: Duration = Duration::from_secs(10);
+
+#[cfg(feature = "pull")]
+impl PullDisplay {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
+        let style =
+            ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        Self {
+            bar,
+            last_line: Instant::now(),
+            samples: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn update(&mut self, progress: &riffle_hub::Progress) {
+        let message = self.message(progress);
+        let share = progress.bytes_done as f64 / (progress.bytes as f64).max(1.0);
+        self.bar.set_position((1000.0 * share) as u64);
+        self.bar.set_message(message.clone());
+        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            console::note(message);
+        }
+    }
+
+    fn message(&mut self, progress: &riffle_hub::Progress) -> String {
+        use riffle_hub::Activity;
+        let file = crate::shown::name(&progress.file);
+        match &progress.activity {
+            Activity::Asking => "asking the hub what there is".to_owned(),
+            Activity::Checking => format!("{file}: reading what an earlier download left"),
+            Activity::WaitingForProcess => format!("{file}: another process downloads it; waiting for its end"),
+            Activity::WaitingToRetry { why, seconds } => {
+                self.samples.clear();
+                format!("{}; next try in {seconds:.0} s", crate::shown::line(why))
+            }
+            _ => self.downloading(progress, &file),
+        }
+    }
+
+    fn downloading(&mut self, progress: &riffle_hub::Progress, file: &str) -> String {
+        let now = Instant::now();
+        self.samples.push_back((now, progress.bytes_done));
+        while self.samples.front().is_some_and(|(then, _)| now - *then > RATE_OVER) {
+            self.samples.pop_front();
+        }
+        let of = format!(
+            "{} of {}",
+            human_bytes(progress.bytes_done),
+            human_bytes(progress.bytes)
+        );
+        let (then, before) = self.samples.front().copied().unwrap_or((now, progress.bytes_done));
+        let rate = progress.bytes_done.saturating_sub(before) as f64 / (now - then).as_secs_f64().max(1e-3);
+        match rate >= 1.0 && now - then > Duration::from_secs(1) {
+            false => format!("{of}, {file}"),
+            true => {
+                let left = (progress.bytes.saturating_sub(progress.bytes_done)) as f64 / rate;
+                format!("{of}, {}/s, {left:.0} s left, {file}", human_bytes(rate as u64))
+            }
         }
     }
 

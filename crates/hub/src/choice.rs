@@ -57,7 +57,10 @@ pub(crate) fn gguf_models<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<G
     for path in paths {
         let name = file_name(path).to_ascii_lowercase();
         let is_model = name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix");
-        let Some(stem) = path.get(..path.len().saturating_sub(".gguf".len())).filter(|_| is_model) else {
+        let Some(stem) = path
+            .get(..path.len().saturating_sub(".gguf".len()))
+            .filter(|_| is_model)
+        else {
             continue;
         };
         let (key, count) = match quantisation::shard_of(stem) {
@@ -111,7 +114,10 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
         Part::Preferred if models.is_empty() => folder(name, paths),
         Part::Preferred => {
             let of = |wanted: &str| matching(&|model| model.quantisation.as_deref() == Some(wanted));
-            let preferred = PREFERENCE.iter().map(|wanted| of(wanted)).find(|found| !found.is_empty());
+            let preferred = PREFERENCE
+                .iter()
+                .map(|wanted| of(wanted))
+                .find(|found| !found.is_empty());
             one(name, &preferred.unwrap_or_else(|| models.iter().collect()))
         }
     }
@@ -121,7 +127,9 @@ fn one(name: &ModelName, found: &[&Gguf]) -> Result<Chosen, HubError> {
     if let [model] = found {
         return Ok(Chosen::Gguf((*model).clone()));
     }
-    let names = found.iter().map(|model| format!("{}/{}", name.repository(), model.first()));
+    let names = found
+        .iter()
+        .map(|model| format!("{}/{}", name.repository(), model.first()));
     Err(HubError::Several {
         repository: name.repository(),
         choices: listed(names.collect()),
@@ -138,7 +146,11 @@ fn folder(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubError> {
         (true, _) => SINGLE,
         (false, true) => INDEX,
         (false, false) => {
-            let is_pickle = |path: &&str| [".bin", ".pt", ".pth", ".ckpt", ".pkl"].iter().any(|end| path.ends_with(end));
+            let is_pickle = |path: &&str| {
+                [".bin", ".pt", ".pth", ".ckpt", ".pkl"]
+                    .iter()
+                    .any(|end| path.ends_with(end))
+            };
             return Err(match paths.iter().find(|path| is_pickle(path)) {
                 Some(pickle) => no_model(&format!(
                     "its weights are pickles ({pickle}), which can run code; look for a repository with safetensors or GGUF files"
@@ -209,7 +221,10 @@ mod tests {
     #[test]
     fn a_gguf_file_is_chosen_by_preference_or_by_name() {
         assert_eq!(first("a/b", &MANY), "m-Q4_K_M.gguf");
-        assert_eq!(first("a/b", &["m-F16.gguf", "m-Q2_K.gguf", "m-Q8_0.gguf"]), "m-Q8_0.gguf");
+        assert_eq!(
+            first("a/b", &["m-F16.gguf", "m-Q2_K.gguf", "m-Q8_0.gguf"]),
+            "m-Q8_0.gguf"
+        );
         assert_eq!(first("a/b:f16", &MANY), "m-F16.gguf");
         assert_eq!(first("a/b/m-Q2_K.gguf", &MANY), "m-Q2_K.gguf");
         assert_eq!(first("a/b", &["only.gguf"]), "only.gguf");
@@ -225,22 +240,35 @@ mod tests {
         let many: Vec<String> = (0..100).map(|number| format!("m{number:03}-IQ1_S.gguf")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         let refused = chosen("a/b", &many).expect_err("several");
-        assert!(refused.ends_with("and 76 more") && refused.contains("a/b/m000-IQ1_S.gguf, "), "{refused}");
+        assert!(
+            refused.ends_with("and 76 more") && refused.contains("a/b/m000-IQ1_S.gguf, "),
+            "{refused}"
+        );
     }
 
     #[test]
     fn several_models_of_one_quantisation_are_listed() {
         let refused = chosen("a/b:Q8_0", &["big-Q8_0.gguf", "small-Q8_0.gguf"]).expect_err("several");
-        assert!(refused.ends_with("give one of a/b/big-Q8_0.gguf, a/b/small-Q8_0.gguf"), "{refused}");
+        assert!(
+            refused.ends_with("give one of a/b/big-Q8_0.gguf, a/b/small-Q8_0.gguf"),
+            "{refused}"
+        );
     }
 
     #[test]
     fn shards_belong_together() {
-        let paths = ["Q8_0/m-Q8_0-00002-of-00002.gguf", "Q8_0/m-Q8_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00003.gguf"];
+        let paths = [
+            "Q8_0/m-Q8_0-00002-of-00002.gguf",
+            "Q8_0/m-Q8_0-00001-of-00002.gguf",
+            "m-Q4_0-00002-of-00003.gguf",
+        ];
         let Ok(Chosen::Gguf(model)) = chosen("a/b:Q8_0", &paths) else {
             panic!("a model");
         };
-        assert_eq!(model.files, ["Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0/m-Q8_0-00002-of-00002.gguf"]);
+        assert_eq!(
+            model.files,
+            ["Q8_0/m-Q8_0-00001-of-00002.gguf", "Q8_0/m-Q8_0-00002-of-00002.gguf"]
+        );
         assert_eq!(model.missing, 0);
         let Ok(Chosen::Gguf(model)) = chosen("a/b:Q4_0", &paths) else {
             panic!("a model");
@@ -264,19 +292,38 @@ mod tests {
         let Ok(Chosen::Folder { files, index: None }) = chosen("a/b", &paths) else {
             panic!("a folder");
         };
-        assert_eq!(files, ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]);
+        assert_eq!(
+            files,
+            [
+                "config.json",
+                "tokenizer.json",
+                "tokenizer_config.json",
+                "model.safetensors"
+            ]
+        );
         let sharded = ["config.json", INDEX, "model-00001-of-00002.safetensors"];
         let Ok(Chosen::Folder { files, index }) = chosen("a/b", &sharded) else {
             panic!("a folder");
         };
-        assert_eq!((files.as_slice(), index.as_deref()), (&["config.json".to_owned(), INDEX.to_owned()][..], Some(INDEX)));
+        assert_eq!(
+            (files.as_slice(), index.as_deref()),
+            (&["config.json".to_owned(), INDEX.to_owned()][..], Some(INDEX))
+        );
     }
 
     #[test]
     fn pickles_are_never_taken() {
         let refused = chosen("a/b", &["config.json", "pytorch_model.bin"]).expect_err("pickles");
         assert!(refused.contains("pickles (pytorch_model.bin)"), "{refused}");
-        assert!(chosen("a/b", &["README.md"]).expect_err("nothing").contains("neither GGUF"));
-        assert!(chosen("a/b", &["model.safetensors"]).expect_err("no config").contains("config.json"));
+        assert!(
+            chosen("a/b", &["README.md"])
+                .expect_err("nothing")
+                .contains("neither GGUF")
+        );
+        assert!(
+            chosen("a/b", &["model.safetensors"])
+                .expect_err("no config")
+                .contains("config.json")
+        );
     }
 }

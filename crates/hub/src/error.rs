@@ -72,7 +72,10 @@ pub enum HubError {
         choices: String,
     },
     /// The hub does not know the repository.
-    #[error("{host} has no model {repository}, or it is private; check the name, and for a private one give a token that may read it ({})", TOKEN_HINT)]
+    #[error(
+        "{host} has no model {repository}, or it is private; check the name, and for a private one give a token that may read it ({})",
+        TOKEN_HINT
+    )]
     NotFound {
         /// The hub's host.
         host: String,
@@ -80,7 +83,10 @@ pub enum HubError {
         repository: String,
     },
     /// The repository is gated, or the token may not read it.
-    #[error("{repository} is for those who have been given access; ask for it at {page}, then give a token that may read it ({})", TOKEN_HINT)]
+    #[error(
+        "{repository} is for those who have been given access; ask for it at {page}, then give a token that may read it ({})",
+        TOKEN_HINT
+    )]
     Gated {
         /// `owner/name`.
         repository: String,
@@ -112,7 +118,9 @@ pub enum HubError {
         problem: String,
     },
     /// The connection failed as often as it is tried.
-    #[error("{host}: {problem}, {attempts} times in a row; what was downloaded is kept: run the same command later, it goes on from there")]
+    #[error(
+        "{host}: {problem}, {attempts} times in a row; what was downloaded is kept: run the same command later, it goes on from there"
+    )]
     Connection {
         /// Who does not answer.
         host: String,
@@ -122,7 +130,9 @@ pub enum HubError {
         attempts: u32,
     },
     /// No connection at all.
-    #[error("no connection to {host}: {problem}; check the network (HTTPS_PROXY names a proxy, HF_ENDPOINT another hub)")]
+    #[error(
+        "no connection to {host}: {problem}; check the network (HTTPS_PROXY names a proxy, HF_ENDPOINT another hub)"
+    )]
     Unreachable {
         /// Who was asked.
         host: String,
@@ -130,7 +140,9 @@ pub enum HubError {
         problem: String,
     },
     /// This processor lacks what encryption needs here.
-    #[error("this processor lacks {missing}, which encrypted connections of riffle need; get the model with another program (hf download {repository}): riffle finds it afterwards")]
+    #[error(
+        "this processor lacks {missing}, which encrypted connections of riffle need; get the model with another program (hf download {repository}): riffle finds it afterwards"
+    )]
     Processor {
         /// Features of the processor.
         missing: String,
@@ -138,7 +150,9 @@ pub enum HubError {
         repository: String,
     },
     /// The sum of a file's bytes is not the one that the hub states.
-    #[error("{file}: its bytes have the sum {found}, and the hub states {stated}; the file was removed: run the same command again, and if it fails again ask the model's author")]
+    #[error(
+        "{file}: its bytes have the sum {found}, and the hub states {stated}; the file was removed: run the same command again, and if it fails again ask the model's author"
+    )]
     Sum {
         /// The file in the repository.
         file: String,

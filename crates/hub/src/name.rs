@@ -149,7 +149,10 @@ mod tests {
             ("https://huggingface.co/Qwen/Qwen2.5-0.5B/", Part::Preferred),
             ("hf.co/Qwen/Qwen2.5-0.5B:q4_k_m", Part::Quantisation("Q4_K_M".into())),
             ("Qwen/Qwen2.5-0.5B/a/b.gguf", Part::File("a/b.gguf".into())),
-            ("https://huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/b.gguf", Part::File("b.gguf".into())),
+            (
+                "https://huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/b.gguf",
+                Part::File("b.gguf".into()),
+            ),
         ] {
             let name: ModelName = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(name.repository(), "Qwen/Qwen2.5-0.5B", "{text}");
@@ -162,8 +165,26 @@ mod tests {
     #[test]
     fn what_is_no_name_is_refused() {
         for text in [
-            "", "gpt2", "/", "a/", "/b", "../b", "a/..", "a/b/../../c.gguf", "a/b//c.gguf", "a/b/c.bin", "a/b:", "a/b:Q 4",
-            "a b/c", "a/b\n", "a/b/\u{1b}.gguf", "a--b/c", "a/-b", "./a", "a/b:Q4/c.gguf", "C:\\a/b",
+            "",
+            "gpt2",
+            "/",
+            "a/",
+            "/b",
+            "../b",
+            "a/..",
+            "a/b/../../c.gguf",
+            "a/b//c.gguf",
+            "a/b/c.bin",
+            "a/b:",
+            "a/b:Q 4",
+            "a b/c",
+            "a/b\n",
+            "a/b/\u{1b}.gguf",
+            "a--b/c",
+            "a/-b",
+            "./a",
+            "a/b:Q4/c.gguf",
+            "C:\\a/b",
         ] {
             assert!(text.parse::<ModelName>().is_err(), "{text:?} is taken for a name");
         }

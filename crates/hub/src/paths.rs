@@ -29,7 +29,9 @@ mod tests {
         for path in ["a", "a/b.gguf", "..a/b..", "a b", "é.gguf", ".gitattributes"] {
             assert!(is_plain_path(path), "{path:?}");
         }
-        for path in ["", "/a", "a/", "a//b", "..", "../a", "a/../b", "./a", "a/.", "a\\..\\b", "c:/a", "a\n", "a\0"] {
+        for path in [
+            "", "/a", "a/", "a//b", "..", "../a", "a/../b", "./a", "a/.", "a\\..\\b", "c:/a", "a\n", "a\0",
+        ] {
             assert!(!is_plain_path(path), "{path:?}");
         }
         assert!(!is_plain_path(&"a/".repeat(600)));

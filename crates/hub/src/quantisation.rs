@@ -15,9 +15,9 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
     let stem = file_name(path).to_ascii_uppercase();
     let stem = stem.strip_suffix(".GGUF")?;
     let stem = shard_of(stem).map_or(stem, |shard| shard.stem);
-    let starts = stem.char_indices().filter(|&(at, _)| {
-        at == 0 || stem[..at].ends_with(['-', '.', '_'])
-    });
+    let starts = stem
+        .char_indices()
+        .filter(|&(at, _)| at == 0 || stem[..at].ends_with(['-', '.', '_']));
     let mut found = None;
     for (at, _) in starts {
         let end = stem[at..].find(['-', '.']).map_or(stem.len(), |length| at + length);
@@ -41,7 +41,10 @@ fn is_quantisation(word: &str) -> bool {
     let mut parts = rest.split('_');
     let bits = parts.next().unwrap_or_default();
     let is_kind = |part: &str| {
-        matches!(part, "0" | "1" | "K" | "S" | "M" | "L" | "XS" | "XXS" | "XL" | "NL" | "4" | "8")
+        matches!(
+            part,
+            "0" | "1" | "K" | "S" | "M" | "L" | "XS" | "XXS" | "XL" | "NL" | "4" | "8"
+        )
     };
     matches!(bits, "1" | "2" | "3" | "4" | "5" | "6" | "8") && rest.contains('_') && parts.all(is_kind)
 }
@@ -100,8 +103,22 @@ mod tests {
     #[test]
     fn the_name_of_a_file_tells_its_place_among_shards() {
         let shard = shard_of("model-00002-of-00003");
-        assert_eq!(shard, Some(Shard { stem: "model", number: 2, count: 3 }));
-        for stem in ["model", "model-00000-of-00003", "model-00004-of-00003", "model-0002-of-0003", "é-00002-of-0000", "-of-"] {
+        assert_eq!(
+            shard,
+            Some(Shard {
+                stem: "model",
+                number: 2,
+                count: 3
+            })
+        );
+        for stem in [
+            "model",
+            "model-00000-of-00003",
+            "model-00004-of-00003",
+            "model-0002-of-0003",
+            "é-00002-of-0000",
+            "-of-",
+        ] {
             assert_eq!(shard_of(stem), None, "{stem}");
         }
     }
@@ -109,7 +126,10 @@ mod tests {
     #[test]
     fn every_quantisation_of_the_preference_is_found_in_a_name() {
         for quantisation in PREFERENCE {
-            assert_eq!(of_file(&format!("m-{quantisation}.gguf")).as_deref(), Some(quantisation));
+            assert_eq!(
+                of_file(&format!("m-{quantisation}.gguf")).as_deref(),
+                Some(quantisation)
+            );
         }
     }
 }

@@ -91,7 +91,9 @@ fn links(repository: &Repository) -> Result<Vec<Link>, HubError> {
             let path = snapshot.join(&file.path);
             let blob = match fs::read_link(&path) {
                 // Blobs lie flat in one folder.
-                Ok(target) => target.file_name().map_or(path.clone(), |sum| repository.blobs().join(sum)),
+                Ok(target) => target
+                    .file_name()
+                    .map_or(path.clone(), |sum| repository.blobs().join(sum)),
                 Err(_) => path.clone(),
             };
             let model = models.iter().find(|model| model.files.contains(&file.path));

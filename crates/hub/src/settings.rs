@@ -127,7 +127,8 @@ impl Settings {
             .or_else(|| hub_home.as_ref().map(|folder| folder.join("hub")))
             .ok_or_else(|| HubError::Variable {
                 variable: "HOME".to_owned(),
-                problem: "is not set, so that there is no place for models; HF_HUB_CACHE names a folder for them".to_owned(),
+                problem: "is not set, so that there is no place for models; HF_HUB_CACHE names a folder for them"
+                    .to_owned(),
             })?;
         let is_true = |value: Option<String>| {
             value.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_ascii_uppercase().as_str()))
@@ -207,7 +208,14 @@ mod tests {
             (&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
             (&[("HOME", "/h"), ("HF_HOME", "~/f")], "/h/f/hub"),
             (&[("HF_HOME", "/f"), ("HUGGINGFACE_HUB_CACHE", "/g")], "/g"),
-            (&[("HF_HOME", "/f"), ("HUGGINGFACE_HUB_CACHE", "/g"), ("HF_HUB_CACHE", "/c")], "/c"),
+            (
+                &[
+                    ("HF_HOME", "/f"),
+                    ("HUGGINGFACE_HUB_CACHE", "/g"),
+                    ("HF_HUB_CACHE", "/c"),
+                ],
+                "/c",
+            ),
             (&[("HOME", "/h"), ("HF_HUB_CACHE", "")], "/h/.cache/huggingface/hub"),
         ] {
             let found = settings(variables).unwrap_or_else(|error| panic!("{variables:?}: {error}"));
@@ -246,7 +254,9 @@ mod tests {
             ("HF_TOKEN", "two words"),
             ("HF_TOKEN", "hf_\u{e9}"),
         ] {
-            let error = settings(&[("HOME", "/nowhere"), (name, value)]).expect_err(value).to_string();
+            let error = settings(&[("HOME", "/nowhere"), (name, value)])
+                .expect_err(value)
+                .to_string();
             assert!(error.starts_with(name), "{error}");
             assert!(!error.contains('\n'), "{error}");
         }
@@ -256,7 +266,14 @@ mod tests {
 
     #[test]
     fn offline_is_what_python_takes_for_true() {
-        for (value, offline) in [("1", true), ("true", true), ("YES", true), ("0", false), ("", false), ("no", false)] {
+        for (value, offline) in [
+            ("1", true),
+            ("true", true),
+            ("YES", true),
+            ("0", false),
+            ("", false),
+            ("no", false),
+        ] {
             let found = settings(&[("HOME", "/nowhere"), ("HF_HUB_OFFLINE", value)]).expect("settings");
             assert_eq!(found.offline, offline, "{value:?}");
         }

@@ -33,7 +33,9 @@ pub(crate) fn release(cache: &Path, blob: &Path, target: &Path) -> Result<u64, H
     };
     let is_needed = |line: &str| {
         let link = cache.join(line);
-        let is_below = Path::new(line).components().all(|part| matches!(part, Component::Normal(_)));
+        let is_below = Path::new(line)
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)));
         let target = fs::read_link(&link);
         is_below && target.is_ok_and(|target| shared_blob(cache, &link, &target).as_ref() == Some(&shared))
     };

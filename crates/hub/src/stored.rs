@@ -158,7 +158,11 @@ fn of_snapshot(name: &ModelName, snapshot: &Path, files: &[StoredFile]) -> Vec<S
             Some(quantisation) if is_alone(model) => Part::Quantisation(quantisation.clone()),
             _ => Part::File(model.first().to_owned()),
         };
-        (name.with_part(part), model.quantisation.clone(), Chosen::Gguf(model.clone()))
+        (
+            name.with_part(part),
+            model.quantisation.clone(),
+            Chosen::Gguf(model.clone()),
+        )
     });
     let folder_files = paths.iter().copied().filter(|path| !path.ends_with(".gguf"));
     let folder = choice::choose(name, &folder_files.collect::<Vec<_>>());

@@ -3,11 +3,15 @@
 pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
+pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod eval;
 pub(crate) mod inspect;
+pub(crate) mod list;
 pub(crate) mod plan;
 pub(crate) mod policies;
+pub(crate) mod pull;
+pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod session;

@@ -51,6 +51,9 @@ Ctrl-C ends it; a second Ctrl-C ends it at once",
 
 fn model_name(arguments: &ServeArguments) -> String {
     let of_path = |path: &Path| {
+        if let Some(name) = riffle_hub::ModelName::of_path(path) {
+            return name.repository();
+        }
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let name = match path.is_dir() {
             true => path.file_name(),

@@ -5,6 +5,8 @@ mod bad_model;
 mod book;
 mod chat;
 mod commands;
+#[cfg(feature = "pull")]
+mod hub;
 mod laboratory;
 mod measure;
 mod numbers;

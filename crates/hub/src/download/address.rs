@@ -40,7 +40,11 @@ impl Address {
         if location.contains("://") && !location.starts_with(['/', '?', '.']) {
             return Self::parse(location);
         }
-        let Self { scheme, authority, path } = self;
+        let Self {
+            scheme,
+            authority,
+            path,
+        } = self;
         if let Some(rest) = location.strip_prefix("//") {
             return Self::parse(&format!("{scheme}://{rest}"));
         }
@@ -125,7 +129,14 @@ mod tests {
             let found = here.join(location).unwrap_or_else(|| panic!("{location}"));
             assert_eq!(found.to_string(), there);
         }
-        for location in ["ftp://a/b", "file:///etc/passwd", "https://", "https://a/b c", "https:///x", "https://a/\r\nX: y"] {
+        for location in [
+            "ftp://a/b",
+            "file:///etc/passwd",
+            "https://",
+            "https://a/b c",
+            "https:///x",
+            "https://a/\r\nX: y",
+        ] {
             assert_eq!(here.join(location), None, "{location:?}");
         }
     }

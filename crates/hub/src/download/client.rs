@@ -175,7 +175,10 @@ fn piece(exchange: &Exchange, address: &Address, silence: Duration, watch: &mut 
         }
         watch.tick()?;
         if start.elapsed() > silence {
-            return Err(passing(address, format!("nothing came for {} s", silence.as_secs_f32())));
+            return Err(passing(
+                address,
+                format!("nothing came for {} s", silence.as_secs_f32()),
+            ));
         }
     }
 }
@@ -359,7 +362,9 @@ impl Client {
                 None => HubError::NotFound { host, repository },
             },
             403 => self.gated(),
-            404 if answer.head.header("x-error-code") != Some("EntryNotFound") => HubError::NotFound { host, repository },
+            404 if answer.head.header("x-error-code") != Some("EntryNotFound") => {
+                HubError::NotFound { host, repository }
+            }
             _ => return answer.refused(stated),
         };
         Trouble::Lasting(error)
@@ -396,7 +401,10 @@ fn asked_wait(head: &Head) -> Option<Duration> {
         };
     }
     // RateLimit: "api";r=0;t=55
-    let period = head.header("ratelimit")?.split(';').find_map(|part| part.trim().strip_prefix("t="))?;
+    let period = head
+        .header("ratelimit")?
+        .split(';')
+        .find_map(|part| part.trim().strip_prefix("t="))?;
     period.parse().ok().map(Duration::from_secs)
 }
 

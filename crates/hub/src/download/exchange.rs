@@ -82,7 +82,9 @@ impl Exchange {
 }
 
 fn exchange(agent: &Agent, request: &Request, sender: &SyncSender<Piece>) -> Result<(), ureq::Error> {
-    let mut call = agent.get(request.address.to_string()).header("accept-encoding", "identity");
+    let mut call = agent
+        .get(request.address.to_string())
+        .header("accept-encoding", "identity");
     if let Some(token) = &request.token {
         call = call.header("authorization", format!("Bearer {}", token.secret()));
     }

@@ -128,7 +128,11 @@ fn latest_commit(client: &Client, watch: &mut Watch<'_>) -> Result<String, Troub
 }
 
 /// A page of the list, and where the next one is.
-fn page(client: &Client, address: &Address, watch: &mut Watch<'_>) -> Result<(Vec<RemoteFile>, Option<Address>), Trouble> {
+fn page(
+    client: &Client,
+    address: &Address,
+    watch: &mut Watch<'_>,
+) -> Result<(Vec<RemoteFile>, Option<Address>), Trouble> {
     let answer = client.ask(address, 0, watch)?;
     let entries: Vec<Entry> = json(&answer, watch)?;
     let mut files = Vec::new();
@@ -167,7 +171,10 @@ fn next_of(link: &str) -> Option<&str> {
 
 fn json<T: for<'a> Deserialize<'a>>(answer: &Answer, watch: &mut Watch<'_>) -> Result<T, Trouble> {
     let body = answer.read(LARGEST_ANSWER, watch)?;
-    let stated: Option<usize> = answer.head.header("content-length").and_then(|length| length.parse().ok());
+    let stated: Option<usize> = answer
+        .head
+        .header("content-length")
+        .and_then(|length| length.parse().ok());
     if stated.is_some_and(|stated| stated > body.len()) {
         return Err(answer.trouble("the connection was cut".to_owned()));
     }

@@ -74,7 +74,10 @@ pub fn pull(
             if let Some(index) = index {
                 let index = listing.files(name, std::slice::from_ref(index))?;
                 transfer.fetch_all(&index)?;
-                wanted.extend(shards(name, &repository.snapshot(&listing.commit).join(&index[0].path))?);
+                wanted.extend(shards(
+                    name,
+                    &repository.snapshot(&listing.commit).join(&index[0].path),
+                )?);
             }
             listing.files(name, &wanted)?
         }
@@ -110,5 +113,8 @@ fn shards(name: &ModelName, path: &Path) -> Result<BTreeSet<String>, HubError> {
 fn others(listing: &Listing, taken: Option<&str>) -> Vec<String> {
     let models = choice::gguf_models(listing.paths());
     let named: BTreeSet<String> = models.into_iter().filter_map(|model| model.quantisation).collect();
-    named.into_iter().filter(|other| Some(other.as_str()) != taken).collect()
+    named
+        .into_iter()
+        .filter(|other| Some(other.as_str()) != taken)
+        .collect()
 }

@@ -100,7 +100,14 @@ mod tests {
 
     #[test]
     fn only_digits_are_taken_for_a_sum() {
-        for text in ["", "../../etc/passwd", &"g".repeat(64), &"A".repeat(64), &"0".repeat(63), &"0".repeat(65)] {
+        for text in [
+            "",
+            "../../etc/passwd",
+            &"g".repeat(64),
+            &"A".repeat(64),
+            &"0".repeat(63),
+            &"0".repeat(65),
+        ] {
             assert_eq!(Sum::sha256(text), None, "{text}");
             assert_eq!(Sum::git(text), None, "{text}");
         }

@@ -203,7 +203,10 @@ impl Partial {
     fn restart(&mut self, file: &RemoteFile, sum: &Sum) -> Result<(), HubError> {
         self.position = 0;
         self.summing = sum.begin(file.bytes);
-        let emptied = self.file.set_len(0).and_then(|()| std::io::Seek::rewind(&mut self.file));
+        let emptied = self
+            .file
+            .set_len(0)
+            .and_then(|()| std::io::Seek::rewind(&mut self.file));
         emptied.map_err(HubError::io(&self.path))
     }
 
@@ -233,7 +236,10 @@ impl Partial {
                 Err(answer.trouble("it has no such part of the file".to_owned()))
             }
             _ => {
-                let length = answer.head.header("content-length").and_then(|length| length.parse().ok());
+                let length = answer
+                    .head
+                    .header("content-length")
+                    .and_then(|length| length.parse().ok());
                 if let Some(length) = length.filter(|length| *length != file.bytes) {
                     return Err(other_length(length));
                 }

@@ -1,0 +1,20 @@
+//! `riffle rm`: a model leaves the hub's cache.
+
+use riffle_engine::human_bytes;
+use riffle_hub::{ModelName, Settings};
+
+use super::print;
+use crate::failure::Failure;
+use crate::hub_args::RmArguments;
+
+pub(crate) fn rm(arguments: &RmArguments) -> Result<(), Failure> {
+    let name: ModelName = arguments.name.parse()?;
+    let settings = Settings::from_environment()?;
+    let removed = riffle_hub::remove(&settings.cache, &name)?;
+    let files = if removed.files == 1 { "file" } else { "files" };
+    print(&format!(
+        "removed {name}: {} {files}, {} are free again\n",
+        removed.files,
+        human_bytes(removed.bytes)
+    ))
+}

@@ -1,0 +1,215 @@
+//! Models of the hub by their names, and what the command writes for shells and `man`.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+#[allow(dead_code, reason = "the library's tests use the rest")]
+#[path = "../../../hub/tests/hub/server.rs"]
+mod server;
+
+use crate::testing::{assert_refused, riffle, run, shipped_model, stderr, stdout};
+use server::{Fault, Hub, bytes};
+
+/// The command with a hub and a cache, and no token of this machine's.
+fn with_hub(hub: &str, cache: &Path) -> Command {
+    let mut command = riffle();
+    for name in [
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HF_HUB_OFFLINE",
+        "HTTP_PROXY",
+        "http_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ] {
+        command.env_remove(name);
+    }
+    command
+        .env("HF_ENDPOINT", hub)
+        .env("HF_HUB_CACHE", cache)
+        .env("HF_HOME", cache);
+    command
+}
+
+fn run_with(hub: &str, cache: &Path, arguments: &[&str]) -> Output {
+    with_hub(hub, cache).args(arguments).output().expect("the binary runs")
+}
+
+fn shipped_files() -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(shipped_model()).expect("the shipped model");
+    let files = entries.map(|entry| entry.expect("an entry").path());
+    files
+        .filter(|path| path.is_file())
+        .map(|path| {
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            (name, fs::read(&path).expect("a file"))
+        })
+        .collect()
+}
+
+#[test]
+fn a_model_is_pulled_used_by_its_name_listed_and_removed() {
+    let files = shipped_files();
+    let files: Vec<(&str, Vec<u8>)> = files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.clone()))
+        .collect();
+    let hub = Hub::start(&files);
+    let cache = tempfile::tempdir().expect("a folder");
+    let go = |arguments: &[&str]| run_with(&hub.url(), cache.path(), arguments);
+    let prompt = [
+        "run",
+        "--model",
+        "owner/model",
+        "--prompt",
+        "In the beginning God",
+        "-n",
+        "4",
+    ];
+    assert_refused(&go(&prompt), 1, &["--model is owner/model", "riffle pull owner/model"]);
+
+    let pulled = go(&["pull", "owner/model"]);
+    let path = stdout(&pulled);
+    assert!(Path::new(path.trim()).join("config.json").is_file(), "{path}");
+    assert!(
+        stderr(&pulled).contains("next: riffle run --model owner/model"),
+        "{}",
+        stderr(&pulled)
+    );
+    let by_name = stdout(&go(&prompt));
+    let by_path = stdout(&run(&[
+        "run",
+        "--model",
+        shipped_model().to_str().expect("UTF-8"),
+        "--prompt",
+        "In the beginning God",
+        "-n",
+        "4",
+    ]));
+    assert_eq!(by_name, by_path);
+    assert!(stdout(&go(&["inspect", "owner/model"])).contains("layers"));
+
+    let listed = stdout(&go(&["list"]));
+    assert!(
+        listed.starts_with("NAME") && listed.contains("owner/model  safetensors"),
+        "{listed}"
+    );
+    assert!(listed.contains("complete") && listed.contains("just now"), "{listed}");
+    let listed: Value = serde_json::from_str(&stdout(&go(&["list", "--json"]))).expect("JSON");
+    assert_eq!(listed[0]["name"], "owner/model");
+    assert_eq!(listed[0]["complete"], true);
+    let removed = stdout(&go(&["rm", "owner/model"]));
+    assert!(
+        removed.starts_with("removed owner/model: ") && removed.contains("free again"),
+        "{removed}"
+    );
+    assert_refused(&go(&["rm", "owner/model"]), 1, &["owner/model is not in the cache"]);
+    assert_eq!(stdout(&go(&["list"])), "");
+}
+
+#[test]
+fn a_killed_pull_goes_on_where_it_was() {
+    let weights = bytes(4_000_000, 1);
+    let hub = Hub::start(&[("m-Q4_0.gguf", weights.clone())]);
+    hub.faults(|asked, _| asked.is_for("m-Q4_0.gguf").then_some(Fault::Slow(20_000)));
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut child = with_hub(&hub.url(), cache.path())
+        .args(["pull", "owner/model"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    let partial = cache.path().join(format!(
+        "models--owner--model/blobs/{}.incomplete",
+        server::sum(&weights)
+    ));
+    let length = || fs::metadata(&partial).map_or(0, |metadata| metadata.len());
+    let start = Instant::now();
+    while length() < 200_000 {
+        assert!(start.elapsed() < Duration::from_secs(20), "bytes come");
+        thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().expect("killed");
+    child.wait().expect("it ends");
+    let left = length();
+    let listed = stdout(&run_with(&hub.url(), cache.path(), &["list"]));
+    assert!(listed.contains("incomplete: its download was interrupted"), "{listed}");
+    let refused = run_with(&hub.url(), cache.path(), &["inspect", "owner/model"]);
+    assert_refused(&refused, 1, &["not complete", "riffle pull owner/model"]);
+    hub.faults(|_, _| None);
+    let path = stdout(&run_with(&hub.url(), cache.path(), &["pull", "owner/model"]));
+    assert_eq!(fs::read(path.trim()).expect("a file"), weights);
+    let asked = hub.asked_for("m-Q4_0.gguf");
+    assert_eq!(asked[0].header("range"), Some(format!("bytes={left}-").as_str()));
+}
+
+#[test]
+fn a_path_that_exists_comes_before_a_name() {
+    let cache = tempfile::tempdir().expect("a folder");
+    let place = tempfile::tempdir().expect("a folder");
+    fs::create_dir(place.path().join("owner")).expect("a folder");
+    std::os::unix::fs::symlink(
+        shipped_model().canonicalize().expect("a path"),
+        place.path().join("owner/model"),
+    )
+    .expect("a link");
+    let mut command = with_hub("http://127.0.0.1:1", cache.path());
+    let output = command
+        .current_dir(place.path())
+        .args(["inspect", "owner/model"])
+        .output();
+    assert!(stdout(&output.expect("the binary runs")).contains("layers"));
+}
+
+#[test]
+fn what_is_wrong_with_a_pull_is_one_line() {
+    let cache = tempfile::tempdir().expect("a folder");
+    let hub = Hub::start(&[("m-Q4_0.gguf", bytes(2000, 1))]);
+    let refused = |hub: &str, arguments: &[&str], parts: &[&str]| {
+        assert_refused(&run_with(hub, cache.path(), arguments), 1, parts)
+    };
+    refused(&hub.url(), &["pull", "gpt2"], &["owner/name"]);
+    refused(&hub.url(), &["pull", "owner/other"], &["has no model owner/other"]);
+    refused(&hub.url(), &["pull", "owner/model:Q8_0"], &["no Q8_0", "Q4_0"]);
+    refused("huggingface.co", &["pull", "owner/model"], &["HF_ENDPOINT"]);
+    refused("huggingface.co", &["list"], &["HF_ENDPOINT"]);
+    let offline = with_hub(&hub.url(), cache.path())
+        .env("HF_HUB_OFFLINE", "1")
+        .args(["pull", "owner/model"])
+        .output();
+    assert_refused(&offline.expect("the binary runs"), 1, &["HF_HUB_OFFLINE"]);
+}
+
+#[test]
+fn every_shell_gets_completions_of_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = stdout(&run(&["completions", shell]));
+        for word in ["pull", "tokenize", "prefix-cache"] {
+            assert!(script.contains(word), "{shell} has no {word}");
+        }
+    }
+    assert_refused(&run(&["completions", "sh"]), 2, &["bash"]);
+}
+
+#[test]
+fn manual_pages_are_written_for_every_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("man/man1");
+    stdout(&run(&["man", place.to_str().expect("UTF-8")]));
+    for page in ["riffle.1", "riffle-run.1", "riffle-pull.1", "riffle-eval-needle.1"] {
+        let text = fs::read_to_string(place.join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
+        assert!(text.contains(".TH"), "{page}");
+    }
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("a file");
+    assert_refused(&run(&["man", file.to_str().expect("UTF-8")]), 1, &["file"]);
+    assert!(
+        !stdout(&run(&["--help"])).contains("manual pages"),
+        "the command is for packagers"
+    );
+}

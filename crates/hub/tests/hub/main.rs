@@ -1,0 +1,52 @@
+//! Pulls from a server that speaks the hub's protocol, and what becomes of the cache.
+
+mod faults;
+mod pulls;
+mod refusals;
+#[allow(dead_code, reason = "the command's tests use all of it")]
+mod server;
+mod stored;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Duration;
+
+use riffle_hub::{HubError, ModelName, Pulled, Settings, Token, Waits, pull};
+
+use server::Hub;
+
+/// Settings for a hub and a cache, with waits that a test has time for.
+fn settings(hub: &Hub, cache: &Path) -> Settings {
+    Settings {
+        endpoint: hub.url(),
+        cache: cache.to_owned(),
+        token: Some(Token::new("hf_secret", "HF_TOKEN").expect("a token")),
+        offline: false,
+        waits: Waits {
+            first: Duration::from_millis(5),
+            longest: Duration::from_millis(20),
+            attempts: 4,
+            silence: Duration::from_millis(400),
+            asked: Duration::from_secs(3),
+        },
+    }
+}
+
+fn name(text: &str) -> ModelName {
+    text.parse().expect("a name")
+}
+
+fn pull_named(hub: &Hub, cache: &Path, text: &str) -> Result<Pulled, HubError> {
+    pull(&settings(hub, cache), &name(text), &mut |_| ControlFlow::Continue(()))
+}
+
+/// The message with which a pull is refused: one line.
+fn refused(hub: &Hub, cache: &Path, text: &str) -> String {
+    let message = pull_named(hub, cache, text).expect_err(text).to_string();
+    assert!(!message.contains('\n'), "{message}");
+    assert!(
+        !message.contains("hf_secret") && !message.contains("signature"),
+        "{message}"
+    );
+    message
+}

@@ -1,0 +1,355 @@
+//! A server that speaks the hub's protocol, with faults that a test asks for.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+/// The commit of every repository here.
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+/// Files from this length on are kept by Git LFS.
+const LARGE: usize = 1000;
+
+/// What a client asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Asked {
+    /// With what follows `?`.
+    pub(crate) path: String,
+    /// With names in small letters.
+    pub(crate) headers: BTreeMap<String, String>,
+}
+
+impl Asked {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
+    pub(crate) fn is_for(&self, file: &str) -> bool {
+        self.path.ends_with(&format!("/{file}")) && !self.path.contains("/api/")
+    }
+}
+
+/// What goes wrong with an answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// The connection ends after this many bytes of the body.
+    Cut(usize),
+    /// Nothing more comes after this many bytes, and the connection stays open.
+    Silence(usize),
+    /// Bytes come in pieces of this many, ten milliseconds apart.
+    Slow(usize),
+    /// Another status, with headers.
+    Status(u16, Vec<(&'static str, String)>),
+    /// The whole file in place of the part that was asked for.
+    NoRange,
+    /// A part from another byte on.
+    OtherRange(u64),
+    /// Other bytes of the same number.
+    OtherBytes,
+    /// A body that is longer, or shorter, than the list says.
+    OtherLength(usize),
+    /// This body, with status 200.
+    Body(String),
+    /// This body, with status 200 and a link to more.
+    Linked(String, String),
+    /// A line that is no HTTP.
+    Noise,
+}
+
+type Faults = Box<dyn FnMut(&Asked, usize) -> Option<Fault> + Send>;
+
+/// What the server has and does.
+pub(crate) struct State {
+    pub(crate) repository: String,
+    pub(crate) files: BTreeMap<String, Vec<u8>>,
+    /// Every request so far.
+    pub(crate) log: Vec<Asked>,
+    /// Asked for each request, with its number from 0.
+    pub(crate) faults: Faults,
+    /// Large files are redirected here.
+    pub(crate) storage: Option<String>,
+    /// Entries of a page of the list.
+    pub(crate) page: usize,
+}
+
+/// A hub on a port of its own, until the process ends.
+pub(crate) struct Hub {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+impl Hub {
+    pub(crate) fn start(files: &[(&str, Vec<u8>)]) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(Mutex::new(State {
+            repository: "owner/model".to_owned(),
+            files: files
+                .iter()
+                .map(|(path, bytes)| ((*path).to_owned(), bytes.clone()))
+                .collect(),
+            log: Vec::new(),
+            faults: Box::new(|_, _| None),
+            storage: None,
+            page: 1000,
+        }));
+        let shared = Arc::clone(&state);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = Arc::clone(&shared);
+                thread::spawn(move || {
+                    // A client that has gone ends its thread.
+                    let _ = converse(&stream, &state, address);
+                    let _ = stream.shutdown(Shutdown::Both);
+                });
+            }
+        });
+        Self { address, state }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic")
+    }
+
+    pub(crate) fn faults(&self, faults: impl FnMut(&Asked, usize) -> Option<Fault> + Send + 'static) {
+        let mut state = self.state();
+        state.log.clear();
+        state.faults = Box::new(faults);
+    }
+
+    /// What was asked of a file.
+    pub(crate) fn asked_for(&self, file: &str) -> Vec<Asked> {
+        let state = self.state();
+        state.log.iter().filter(|asked| asked.is_for(file)).cloned().collect()
+    }
+}
+
+/// Bytes without a pattern that a shift would keep.
+pub(crate) fn bytes(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    std::iter::repeat_with(next).take(length).collect()
+}
+
+/// The name of a file's blob in a cache.
+pub(crate) fn sum(content: &[u8]) -> String {
+    let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    match content.len() >= LARGE {
+        true => digits(&Sha256::digest(content)),
+        false => {
+            let header = format!("blob {}\0", content.len());
+            digits(&Sha1::new().chain_update(header).chain_update(content).finalize())
+        }
+    }
+}
+
+fn converse(stream: &TcpStream, state: &Mutex<State>, address: SocketAddr) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream);
+    loop {
+        let Some(asked) = request(&mut lines)? else {
+            return Ok(());
+        };
+        let (fault, answer) = {
+            let mut state = state.lock().expect("no panic");
+            let number = state.log.len();
+            state.log.push(asked.clone());
+            let fault = (state.faults)(&asked, number);
+            (fault.clone(), answer(&state, &asked, fault.as_ref(), address))
+        };
+        match fault {
+            Some(Fault::Noise) => return (&*stream).write_all(b"what?\r\n\r\n"),
+            Some(Fault::Cut(after)) => return send(stream, &answer, after),
+            Some(Fault::Silence(after)) => {
+                send(stream, &answer, after)?;
+                thread::sleep(Duration::from_secs(20));
+                return Ok(());
+            }
+            Some(Fault::Slow(piece)) => {
+                send(stream, &answer, 0)?;
+                for bytes in answer.body.chunks(piece) {
+                    thread::sleep(Duration::from_millis(10));
+                    (&*stream).write_all(bytes)?;
+                }
+            }
+            _ => send(stream, &answer, usize::MAX)?,
+        }
+    }
+}
+
+struct Answer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+fn send(mut stream: &TcpStream, answer: &Answer, body_bytes: usize) -> std::io::Result<()> {
+    let mut head = format!("HTTP/1.1 {} Status\r\n", answer.status);
+    for (name, value) in &answer.headers {
+        head += &format!("{name}: {value}\r\n");
+    }
+    head += &format!("content-length: {}\r\n\r\n", answer.body.len());
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(&answer.body[..body_bytes.min(answer.body.len())])
+}
+
+fn request(lines: &mut impl BufRead) -> std::io::Result<Option<Asked>> {
+    let mut line = String::new();
+    if lines.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        lines.read_line(&mut line)?;
+        let Some((name, value)) = line.trim_end().split_once(':') else {
+            return Ok(Some(Asked { path, headers }));
+        };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+    }
+}
+
+fn answer(state: &State, asked: &Asked, fault: Option<&Fault>, address: SocketAddr) -> Answer {
+    let plain = |status, body: String| Answer {
+        status,
+        headers: Vec::new(),
+        body: body.into_bytes(),
+    };
+    match fault {
+        Some(Fault::Status(status, headers)) => {
+            let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+            return Answer {
+                headers: headers.collect(),
+                ..plain(*status, "{\"error\":\"a fault\"}".to_owned())
+            };
+        }
+        Some(Fault::Body(body)) => return plain(200, body.clone()),
+        Some(Fault::Linked(body, link)) => {
+            let link = format!("<{link}>; rel=\"next\"");
+            return Answer {
+                headers: vec![("link".to_owned(), link)],
+                ..plain(200, body.clone())
+            };
+        }
+        _ => {}
+    }
+    let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
+    if path == format!("/api/models/{}/revision/main", state.repository) {
+        return plain(200, format!("{{\"sha\":\"{COMMIT}\",\"id\":\"{}\"}}", state.repository));
+    }
+    if path == format!("/api/models/{}/tree/{COMMIT}", state.repository) {
+        return list(state, query, address);
+    }
+    let file = path
+        .strip_prefix(&format!("/{}/resolve/{COMMIT}/", state.repository))
+        .or_else(|| path.strip_prefix("/storage/"));
+    let file = file.map(|file| file.replace("%20", " ")).unwrap_or_default();
+    let Some(content) = state.files.get(&file) else {
+        let not_found = ("X-Error-Code".to_owned(), "RepoNotFound".to_owned());
+        return Answer {
+            headers: vec![not_found],
+            ..plain(404, String::new())
+        };
+    };
+    match &state.storage {
+        Some(storage) if content.len() >= LARGE => Answer {
+            headers: vec![
+                (
+                    "location".to_owned(),
+                    format!("{storage}/storage/{file}?signature=secret"),
+                ),
+                ("x-linked-etag".to_owned(), format!("\"{}\"", sum(content))),
+                ("x-linked-size".to_owned(), content.len().to_string()),
+                ("x-repo-commit".to_owned(), COMMIT.to_owned()),
+            ],
+            ..plain(302, String::new())
+        },
+        _ => part(content, asked, fault),
+    }
+}
+
+/// A file, or the part of it that was asked for.
+fn part(content: &[u8], asked: &Asked, fault: Option<&Fault>) -> Answer {
+    let mut content = content.to_vec();
+    match fault {
+        Some(Fault::OtherBytes) => content.iter_mut().for_each(|byte| *byte ^= 1),
+        Some(Fault::OtherLength(length)) => content.resize(*length, 0),
+        _ => {}
+    }
+    let from = asked.header("range").and_then(|range| {
+        let range = range.strip_prefix("bytes=")?;
+        range.strip_suffix('-')?.parse::<usize>().ok()
+    });
+    let mut headers = vec![
+        ("etag".to_owned(), format!("\"{}\"", sum(&content))),
+        ("x-repo-commit".to_owned(), COMMIT.to_owned()),
+    ];
+    match from.filter(|_| !matches!(fault, Some(Fault::NoRange))) {
+        None => Answer {
+            status: 200,
+            headers,
+            body: content,
+        },
+        Some(from) if from >= content.len() => Answer {
+            status: 416,
+            headers,
+            body: Vec::new(),
+        },
+        Some(from) => {
+            let stated = match fault {
+                Some(Fault::OtherRange(other)) => *other,
+                _ => from as u64,
+            };
+            let range = format!("bytes {stated}-{}/{}", content.len() - 1, content.len());
+            headers.push(("content-range".to_owned(), range));
+            Answer {
+                status: 206,
+                headers,
+                body: content.split_off(from),
+            }
+        }
+    }
+}
+
+fn list(state: &State, query: &str, address: SocketAddr) -> Answer {
+    let from = query.split('&').find_map(|part| part.strip_prefix("cursor="));
+    let from: usize = from.and_then(|from| from.parse().ok()).unwrap_or(0);
+    let entries = state.files.iter().skip(from).take(state.page).map(|(path, content)| {
+        let (path, length, sum) = (serde_json::to_string(path).expect("JSON"), content.len(), sum(content));
+        match length >= LARGE {
+            true => format!(
+                "{{\"type\":\"file\",\"path\":{path},\"size\":{length},\"oid\":\"pointer\",\"lfs\":{{\"oid\":\"{sum}\",\"size\":{length},\"pointerSize\":130}}}}"
+            ),
+            false => format!("{{\"type\":\"file\",\"path\":{path},\"size\":{length},\"oid\":\"{sum}\"}}"),
+        }
+    });
+    let folder = "{\"type\":\"directory\",\"path\":\"folder\",\"size\":0,\"oid\":\"\"}".to_owned();
+    let body = entries.chain([folder]).collect::<Vec<_>>().join(",");
+    let next = from + state.page;
+    let link = (next < state.files.len()).then(|| {
+        let path = format!(
+            "/api/models/{}/tree/{COMMIT}?recursive=true&cursor={next}",
+            state.repository
+        );
+        ("link".to_owned(), format!("<http://{address}{path}>; rel=\"next\""))
+    });
+    Answer {
+        status: 200,
+        headers: link.into_iter().collect(),
+        body: format!("[{body}]").into_bytes(),
+    }
+}
