@@ -97,6 +97,12 @@ class Hub(http.server.BaseHTTPRequestHandler):
             return self.answer(206, headers, content[first:])
         self.answer(200, headers, content)
 
+    def handle(self):
+        try:
+            super().handle()
+        except ConnectionError:
+            pass  # A client that was killed.
+
 
 SERVER = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
 threading.Thread(target=SERVER.serve_forever, daemon=True).start()

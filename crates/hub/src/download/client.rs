@@ -21,6 +21,8 @@ pub(crate) struct Client {
     token: Option<Token>,
     waits: Waits,
     repository: String,
+    /// Whether there is anything that tells a true server from another.
+    trusts: bool,
     /// Whether any server has answered so far.
     answered: Cell<bool>,
 }
@@ -124,7 +126,7 @@ impl Answer {
         match self.piece(watch)? {
             Piece::Bytes(bytes) => Ok(Some(bytes)),
             Piece::Head(_) | Piece::End => Ok(None),
-            Piece::Failed(error) => Err(self.trouble(error.to_string())),
+            Piece::Failed(error) => Err(self.trouble(said(&error))),
         }
     }
 
@@ -217,6 +219,7 @@ impl Client {
             token: settings.token.clone(),
             waits: settings.waits.clone(),
             repository: name.repository(),
+            trusts: !roots.is_empty(),
             answered: Cell::new(false),
         })
     }
@@ -307,6 +310,13 @@ impl Client {
             }
             .into());
         }
+        if address.is_encrypted() && !self.trusts {
+            return Err(HubError::Unreachable {
+                host: address.host().to_owned(),
+                problem: "this system has no certificates to trust; install its package ca-certificates, or name a file of certificates by SSL_CERT_FILE".to_owned(),
+            }
+            .into());
+        }
         let request = Request {
             address: address.clone(),
             token: self.token.clone().filter(|_| self.is_hub(address)),
@@ -324,7 +334,7 @@ impl Client {
                     silence: self.waits.silence,
                 })
             }
-            Piece::Failed(error) => Err(passing(address, error.to_string())),
+            Piece::Failed(error) => Err(passing(address, said(&error))),
             Piece::Bytes(_) | Piece::End => Err(passing(address, "the connection was cut".to_owned())),
         }
     }
@@ -406,6 +416,14 @@ fn asked_wait(head: &Head) -> Option<Duration> {
         .split(';')
         .find_map(|part| part.trim().strip_prefix("t="))?;
     period.parse().ok().map(Duration::from_secs)
+}
+
+/// What happened, without the names of kinds that `ureq` puts before it.
+fn said(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Io(error) => error.to_string(),
+        error => error.to_string(),
+    }
 }
 
 /// Instructions that the cryptography needs and this processor lacks.

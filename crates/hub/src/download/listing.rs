@@ -17,15 +17,24 @@ use crate::{HubError, ModelName};
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) commit: String,
-    files: Vec<RemoteFile>,
+    files: Vec<Listed>,
 }
 
-/// A file of a repository.
+/// A file that can be downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RemoteFile {
     pub(crate) path: String,
     pub(crate) bytes: u64,
-    /// What its bytes must sum to; `None` where the hub states none.
+    /// What its bytes must sum to.
+    pub(crate) sum: Sum,
+}
+
+/// A file as the hub lists it.
+#[derive(Debug)]
+struct Listed {
+    path: String,
+    bytes: u64,
+    /// `None` where the hub states none.
     sum: Option<Sum>,
 }
 
@@ -55,13 +64,6 @@ struct Entry {
 struct LargeFile {
     oid: String,
     size: u64,
-}
-
-impl RemoteFile {
-    /// The sum, which [`Listing::files`] has looked for.
-    pub(crate) fn sum(&self) -> Option<&Sum> {
-        self.sum.as_ref()
-    }
 }
 
 impl Listing {
@@ -101,7 +103,7 @@ impl Listing {
     /// # Errors
     /// [`HubError::NoModel`] for a path that is not there, or one whose sum the hub does not state.
     pub(crate) fn files(&self, name: &ModelName, paths: &[String]) -> Result<Vec<RemoteFile>, HubError> {
-        let by_path: HashMap<&str, &RemoteFile> = self.files.iter().map(|file| (file.path.as_str(), file)).collect();
+        let by_path: HashMap<&str, &Listed> = self.files.iter().map(|file| (file.path.as_str(), file)).collect();
         let no_model = |problem: String| HubError::NoModel {
             repository: name.repository(),
             problem,
@@ -109,10 +111,12 @@ impl Listing {
         let found = paths.iter().map(|path| {
             let file = by_path.get(path.as_str());
             let file = file.ok_or_else(|| no_model(format!("{path} is missing there")))?;
-            match file.sum {
-                Some(_) => Ok((*file).clone()),
-                None => Err(no_model(format!("the hub states no sum of {path}"))),
-            }
+            let sum = file.sum.clone();
+            Ok(RemoteFile {
+                path: file.path.clone(),
+                bytes: file.bytes,
+                sum: sum.ok_or_else(|| no_model(format!("the hub states no sum of {path}")))?,
+            })
         });
         found.collect()
     }
@@ -128,11 +132,7 @@ fn latest_commit(client: &Client, watch: &mut Watch<'_>) -> Result<String, Troub
 }
 
 /// A page of the list, and where the next one is.
-fn page(
-    client: &Client,
-    address: &Address,
-    watch: &mut Watch<'_>,
-) -> Result<(Vec<RemoteFile>, Option<Address>), Trouble> {
+fn page(client: &Client, address: &Address, watch: &mut Watch<'_>) -> Result<(Vec<Listed>, Option<Address>), Trouble> {
     let answer = client.ask(address, 0, watch)?;
     let entries: Vec<Entry> = json(&answer, watch)?;
     let mut files = Vec::new();
@@ -147,7 +147,7 @@ fn page(
             Some(large) => (large.size, Sum::sha256(&large.oid)),
             None => (entry.size, Sum::git(&entry.oid)),
         };
-        files.push(RemoteFile {
+        files.push(Listed {
             path: entry.path,
             bytes,
             sum,

@@ -79,9 +79,7 @@ impl<'a> Transfer<'a> {
 
     /// Brings one file into the snapshot; `rest` are the bytes of the others that are there.
     fn fetch(&mut self, file: &RemoteFile, rest: u64) -> Result<(), HubError> {
-        let Some(sum) = file.sum() else {
-            unreachable!("files without a sum are refused when they are listed");
-        };
+        let sum = &file.sum;
         file.path.clone_into(&mut self.watch.progress.file);
         if !self.is_there(file) {
             let lock = self.repository.locks().join(format!("{}.lock", sum.digits()));
@@ -157,9 +155,8 @@ impl<'a> Transfer<'a> {
     }
 
     fn is_there(&self, file: &RemoteFile) -> bool {
-        let blob = file.sum().map(|sum| self.repository.blob(sum.digits()));
-        let metadata = blob.and_then(|blob| fs::metadata(blob).ok());
-        metadata.is_some_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
+        let metadata = fs::metadata(self.repository.blob(file.sum.digits()));
+        metadata.is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
     }
 
     /// Bytes of a file that need not be downloaded.
@@ -167,9 +164,8 @@ impl<'a> Transfer<'a> {
         if self.is_there(file) {
             return file.bytes;
         }
-        let partial = file.sum().map(|sum| self.repository.partial(sum.digits()));
-        let length = partial.and_then(|partial| fs::metadata(partial).ok());
-        let length = length.map_or(0, |metadata| metadata.len());
+        let partial = fs::metadata(self.repository.partial(file.sum.digits()));
+        let length = partial.map_or(0, |metadata| metadata.len());
         if length > file.bytes { 0 } else { length }
     }
 
