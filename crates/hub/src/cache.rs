@@ -8,7 +8,9 @@
 //! ```
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io;
+#[cfg(feature = "download")]
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::{HubError, ModelName};
@@ -31,6 +33,7 @@ const COMMIT_DIGITS: usize = 40;
 /// Bytes of `refs/main` at most.
 const LARGEST_REFERENCE: u64 = 200;
 /// What tells programs that make backups to leave a folder out.
+#[cfg(feature = "download")]
 const CACHE_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This file marks a cache of models: see https://bford.info/cachedir/\n";
 
@@ -50,6 +53,7 @@ impl Repository {
         self.folder().join("blobs")
     }
 
+    #[cfg(feature = "download")]
     pub(crate) fn blob(&self, sum: &str) -> PathBuf {
         self.blobs().join(sum)
     }
