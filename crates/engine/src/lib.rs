@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod attention_watch;
 mod compress;
 mod engine;
 mod error;
@@ -58,6 +59,7 @@ pub use answer::generate::{GenerateOptions, Generation, StopReason};
 pub use answer::probabilities::TokenProbabilities;
 pub use answer::sampler::{DrawContext, Sampler, SamplingOptions};
 pub use answer::stop::StopMatcher;
+pub use attention_watch::{AttentionWatch, WatchedHead};
 pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Spread};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::EngineError;

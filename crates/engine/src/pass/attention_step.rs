@@ -305,7 +305,8 @@ impl<'a> SequenceAttention<'a> {
     ) -> Result<(), EngineError> {
         let phase = self.step.phase;
         if let Some(observer) = self.statistics.observer.as_mut().filter(|_| self.window.is_none()) {
-            observer.observe(self.cache, &chosen.chunk)?;
+            let read = (!chosen.stays_on_device).then_some(&*partials);
+            observer.observe(self.cache, chosen, read, &self.options)?;
         }
         if chosen.stays_on_device {
             // Its time is taken by the device's clock, when it has run.

@@ -214,25 +214,44 @@ pub(crate) fn token_mass(
     chunk: &Chunk<'_>,
     options: &AttendOptions<'_>,
 ) -> Result<Vec<f32>, EngineError> {
+    let mut total = vec![0.0; chunk.end()];
+    for mass in exact_masses(cache, chunk, options)? {
+        total.iter_mut().zip(&mass).for_each(|(total, mass)| *total += mass);
+    }
+    Ok(total)
+}
+
+/// The mass that all queries of a chunk give each token under full attention, by KV head: summed over rows and heads of its group.
+pub(crate) fn exact_masses(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    options: &AttendOptions<'_>,
+) -> Result<Vec<Vec<f32>>, EngineError> {
     let queries: Vec<(usize, QueryTile<'_>)> = chunk.tiles.iter().map(|tile| (tile.kv_head, tile.queries)).collect();
     let partial = |(_, tile): &(usize, QueryTile<'_>)| Partial::new(tile.rows, tile.group, tile.head_dim);
     let mut partials: Vec<Partial> = queries.iter().map(partial).collect();
     attend_everything(cache, chunk, &queries, options, &mut partials)?;
+    let everything = vec![Selection::full(chunk.end()); queries.len()];
+    read_masses(cache, chunk, [&[], &everything], &partials, options)
+}
+
+/// The mass that all queries of a chunk gave each token under what they read, which `partials` come from, by KV head: summed over
+/// rows and heads of its group.
+pub(crate) fn read_masses(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    selections: [&[Selection]; 2],
+    partials: &[Partial],
+    options: &AttendOptions<'_>,
+) -> Result<Vec<Vec<f32>>, EngineError> {
     let heads = chunk.contexts.iter().filter_map(|context| {
         let first = context.tokens - chunk.tokens.len();
-        Observed::new(chunk, context, first, Some(&partials))
+        Observed::new(chunk, context, first, Some(partials))
     });
     let mut heads: Vec<Observed<'_>> = heads.collect();
-    let everything = vec![Selection::full(chunk.end()); queries.len()];
-    add_masses(cache, chunk, &mut heads, None, ([&[], &everything], options))?;
-    let mut total = vec![0.0; chunk.end()];
-    for head in &heads {
-        total
-            .iter_mut()
-            .zip(&head.mass)
-            .for_each(|(total, mass)| *total += mass);
-    }
-    Ok(total)
+    let wanted = wanted_by(cache, chunk, &heads, selections);
+    add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
+    Ok(heads.into_iter().map(|head| head.mass).collect())
 }
 
 /// Adds the mass of observed queries, under what they read, to [`Observed::mass`]. `wanted` are the pages that hold it.

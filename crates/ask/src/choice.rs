@@ -1,0 +1,239 @@
+//! What runs how: formats, policies and context from the memory there is and from what policies pay.
+
+use std::fmt;
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineError, EngineOptions, human_bytes};
+use riffle_policy::{Phase, PolicyRules, PolicyShape, PolicySpec};
+use serde::Serialize;
+
+use crate::AskError;
+
+/// Policies for long documents. Both find what stands anywhere in a text, and neither forgets: docs/results/quality.md has what they find
+/// on models that people run.
+const LONG_PREFILL: &str = "peaks";
+const LONG_DECODE: &str = "quest";
+
+/// A policy is chosen for documents so many times as long as where it breaks even: there it saves more than it risks.
+const BREAK_EVENS: usize = 8;
+
+/// Tokens that later questions and their answers may take, where the model and memory have them.
+const LATER_TOKENS: usize = 4096;
+
+/// Which options somebody has given, so that they are not chosen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Given {
+    /// The format of keys and values.
+    pub format: bool,
+    /// The context's length.
+    pub context: bool,
+    /// The policy of the prompt.
+    pub prefill: bool,
+    /// The policy of answers.
+    pub decode: bool,
+}
+
+/// What was chosen, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// Documents.
+    pub documents: usize,
+    /// Their tokens.
+    pub document_tokens: usize,
+    /// Tokens that documents, questions and answers may take together.
+    pub context_tokens: usize,
+    /// The format of keys and values.
+    pub kv_format: String,
+    /// Why this format.
+    pub format_reason: String,
+    /// The policy of the prompt.
+    pub prefill: String,
+    /// Why this policy.
+    pub prefill_reason: String,
+    /// The policy of answers.
+    pub decode: String,
+    /// Why this policy.
+    pub decode_reason: String,
+}
+
+/// One line.
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = match self.documents {
+            1 => "1 document".to_owned(),
+            count => format!("{count} documents"),
+        };
+        write!(
+            f,
+            "{count}, {} tokens: context {}, keys and values in {} ({}), documents read by {} ({}), answers by {} ({})",
+            self.document_tokens,
+            self.context_tokens,
+            self.kv_format,
+            self.format_reason,
+            self.prefill,
+            self.prefill_reason,
+            self.decode,
+            self.decode_reason,
+        )
+    }
+}
+
+/// What the documents and the first question need.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Need {
+    pub(crate) documents: usize,
+    pub(crate) document_tokens: usize,
+    pub(crate) prompt_tokens: usize,
+    /// Tokens that an answer may take.
+    pub(crate) answer_tokens: usize,
+}
+
+impl Need {
+    /// Tokens that the first question and its answer take at least.
+    fn least(&self) -> usize {
+        self.prompt_tokens + self.answer_tokens
+    }
+}
+
+/// The engine under what was chosen. `engine` holds the weights, under options that matter no more.
+pub(crate) fn choose(
+    engine: &Engine,
+    wanted: &EngineOptions,
+    given: Given,
+    need: Need,
+) -> Result<(Arc<Engine>, Choice), AskError> {
+    let limit = context_limit(engine, wanted, given, need)?;
+    let mut options = wanted.clone();
+    let prefill = policy(engine, wanted, Phase::Prefill, given.prefill, need.document_tokens)?;
+    let decode = policy(engine, wanted, Phase::Decode, given.decode, need.document_tokens)?;
+    if let Some(chunk) = prefill.rules.preferred_chunk_tokens().filter(|_| !given.prefill) {
+        options.chunk_tokens = chunk.min(options.batch_tokens);
+    }
+    (options.prefill, options.decode) = (prefill.rules, decode.rules);
+    let wide = (need.least() + LATER_TOKENS).min(limit);
+    let contexts = match given.context {
+        true => vec![limit],
+        false => vec![wide, need.least().min(limit)],
+    };
+    let formats: &[Option<Format>] = match given.format {
+        true => &[None],
+        false => &[Some(Format::F16), Some(Format::Q8_0)],
+    };
+    let mut refusal = None;
+    for format in formats {
+        for context in &contexts {
+            let mut tried = EngineOptions {
+                context_tokens: Some(*context),
+                ..options.clone()
+            };
+            if let Some(format) = *format {
+                (tried.key_format, tried.value_format) = (format, format);
+            }
+            match engine.with_options(tried) {
+                Ok(engine) => {
+                    let reason = format_reason(&engine, given.format, *format);
+                    let options = engine.options();
+                    let formats = [options.key_format.name(), options.value_format.name()];
+                    let choice = Choice {
+                        documents: need.documents,
+                        document_tokens: need.document_tokens,
+                        context_tokens: *context,
+                        kv_format: match formats[0] == formats[1] {
+                            true => formats[0].to_owned(),
+                            false => formats.join(":"),
+                        },
+                        format_reason: reason,
+                        prefill: options.prefill.to_string(),
+                        prefill_reason: prefill.reason,
+                        decode: options.decode.to_string(),
+                        decode_reason: decode.reason,
+                    };
+                    return Ok((engine, choice));
+                }
+                Err(error @ (EngineError::OutOfMemory { .. } | EngineError::TierTooSmall { .. })) => {
+                    refusal = Some(error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Err(refusal.map_or(AskError::EmptyQuestion, AskError::Engine))
+}
+
+fn format_reason(engine: &Engine, is_given: bool, format: Option<Format>) -> String {
+    let bytes = human_bytes(engine.plan().kv_bytes);
+    match format {
+        _ if is_given => "as asked".to_owned(),
+        Some(Format::Q8_0) => format!("{bytes} fit, f16 does not"),
+        _ => format!("{bytes} fit"),
+    }
+}
+
+/// Tokens that the context may have.
+fn context_limit(engine: &Engine, wanted: &EngineOptions, given: Given, need: Need) -> Result<usize, AskError> {
+    let maximum = engine.model().config().max_position;
+    let (limit, whose) = match wanted.context_tokens.filter(|_| given.context) {
+        Some(context) => (context, "fit --ctx"),
+        None => (maximum, "tokens are all that the model was made for"),
+    };
+    match need.least() > limit {
+        true => Err(AskError::TooLong {
+            documents: need.document_tokens,
+            rest: need.least() - need.document_tokens,
+            limit,
+            whose,
+            maximum,
+        }),
+        false => Ok(limit),
+    }
+}
+
+struct ChosenPolicy {
+    rules: PolicyRules,
+    reason: String,
+}
+
+/// The policy of a phase: what was given, else full attention, else for long documents one that finds what stands anywhere.
+fn policy(
+    engine: &Engine,
+    wanted: &EngineOptions,
+    phase: Phase,
+    is_given: bool,
+    document_tokens: usize,
+) -> Result<ChosenPolicy, AskError> {
+    let (rules, name) = match phase {
+        Phase::Prefill => (&wanted.prefill, LONG_PREFILL),
+        Phase::Decode => (&wanted.decode, LONG_DECODE),
+    };
+    if is_given {
+        return Ok(ChosenPolicy {
+            rules: rules.clone(),
+            reason: "as asked".to_owned(),
+        });
+    }
+    let config = engine.model().config();
+    let shape = PolicyShape {
+        layers: config.attention_layers(),
+        kv_heads: config.kv_heads,
+        group: config.heads / config.kv_heads,
+        head_dim: config.head_dim,
+        chunk_tokens: wanted.chunk_tokens,
+    };
+    let spec: PolicySpec = name.parse().map_err(EngineError::from)?;
+    let long = wanted.cost.break_even_tokens(&spec, phase, &shape);
+    let long = long.map(|tokens| tokens.saturating_mul(BREAK_EVENS));
+    Ok(match long {
+        Some(long) if document_tokens >= long => ChosenPolicy {
+            rules: spec.into(),
+            reason: format!("from {long} tokens on"),
+        },
+        long => ChosenPolicy {
+            rules: PolicySpec::full().into(),
+            reason: match long {
+                Some(long) => format!("{name} from {long} tokens on"),
+                None => format!("{name} never pays here"),
+            },
+        },
+    })
+}

@@ -1,0 +1,395 @@
+//! A conversation about documents.
+
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use riffle_documents::Document;
+use riffle_engine::{
+    AttentionWatch, Engine, EngineError, EngineOptions, GenerateOptions, PrefillProgress, PromptText, Session,
+    StopReason,
+};
+use riffle_kv::PrefixCache;
+use riffle_policy::PolicyRules;
+use serde::Serialize;
+
+use crate::choice::{Need, choose};
+use crate::passages::passages;
+use crate::prompt::{Prompt, PromptMaker, Turn};
+use crate::{AskError, Choice, Given, KeepOptions, Passage};
+
+/// Layers whose attention is watched, as shares of the model's depth: those between the first, which look at what stands near, and the
+/// last, which make words of what was found.
+const WATCHED_FROM: f64 = 0.3;
+const WATCHED_TO: f64 = 0.9;
+
+/// The least tokens of an answer for which a question is begun.
+const LEAST_ANSWER_TOKENS: usize = 16;
+
+/// How a conversation is opened.
+#[derive(Debug, Clone)]
+pub struct AskOptions {
+    /// Options of the engine; those that are not [`Given`] are chosen.
+    pub engine: EngineOptions,
+    /// Which of them somebody has given.
+    pub given: Given,
+    /// Instructions for the model in place of the usual ones, where its chat template takes them.
+    pub system: Option<String>,
+    /// Where what was read is kept; `None` keeps nothing.
+    pub keep: Option<KeepOptions>,
+    /// Tokens that an answer may take.
+    pub answer_tokens: usize,
+    /// The first question, for the plan; empty where it is not known yet.
+    pub first_question: String,
+}
+
+impl Default for AskOptions {
+    fn default() -> Self {
+        Self {
+            engine: EngineOptions::default(),
+            given: Given::default(),
+            system: None,
+            keep: None,
+            answer_tokens: 256,
+            first_question: String::new(),
+        }
+    }
+}
+
+/// What happens while a question is answered. Breaking ends the answer.
+#[derive(Debug, Clone, Copy)]
+pub enum AskEvent<'a> {
+    /// The chat template is rendered.
+    Waiting,
+    /// Documents or a question are read.
+    Reading(PrefillProgress),
+    /// The answer's next piece of text.
+    Text(&'a str),
+}
+
+/// An answer and what it rests on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Answer {
+    /// The question.
+    pub question: String,
+    /// The answer's text.
+    pub text: String,
+    /// Why it ended.
+    pub stop: StopReason,
+    /// The parts of documents to which attention went most, the best first. What a model attends to is a hint, no proof.
+    pub passages: Vec<Passage>,
+    /// Tokens of the prompt: documents, earlier turns, the question.
+    pub prompt_tokens: usize,
+    /// How many of them were read before, in this process or another.
+    pub reused_tokens: usize,
+    /// How many of these came from disk.
+    pub found_tokens: usize,
+    /// Tokens of the answer.
+    pub generated_tokens: usize,
+    /// Milliseconds from the question to the first token of the answer.
+    pub time_to_first_token_ms: f64,
+    /// Tokens a second after the first; 0 for fewer than two.
+    pub decode_tokens_per_s: f64,
+}
+
+/// Documents, a model, and what was asked so far.
+pub struct Conversation {
+    engine: Arc<Engine>,
+    session: Session,
+    documents: Vec<Document>,
+    maker: PromptMaker,
+    choice: Choice,
+    turns: Vec<Turn>,
+    keep: Option<PrefixCache>,
+    not_kept: Option<String>,
+    /// The model's layers whose attention is watched; none where tokens may be evicted.
+    watched: Range<usize>,
+}
+
+type Observe<'a> = dyn FnMut(AskEvent<'_>) -> ControlFlow<()> + 'a;
+
+impl Conversation {
+    /// Loads a model and chooses how to run it for these documents. Nothing is read yet.
+    ///
+    /// # Errors
+    /// [`AskError::TooLong`] where the documents do not fit; [`AskError::Engine`] for a model that cannot be loaded, and for what no choice
+    /// makes fit in memory; [`AskError::Option`] for options that forget documents.
+    pub fn open(model: impl AsRef<Path>, documents: Vec<Document>, options: AskOptions) -> Result<Self, AskError> {
+        let wanted = &options.engine;
+        refuse(wanted)?;
+        let bytes: usize = documents
+            .iter()
+            .map(|document| document.text.len() + document.name.len() + 16)
+            .sum();
+        let loading = EngineOptions {
+            // Weights and text have to fit in any case. What the cache takes is planned when the tokens are known.
+            prompt: Some(PromptText {
+                bytes: bytes as u64,
+                prompts: 1,
+            }),
+            keeps_beginnings: options.keep.is_some(),
+            ..wanted.clone()
+        };
+        let engine = Engine::load(model, first_options(&loading))?;
+        let maker = PromptMaker::new(&engine, &documents, options.system.clone())?;
+        let question = match options.first_question.trim() {
+            "" => "?",
+            question => question,
+        };
+        let prompt = maker.prompt(&engine, &[], question, &mut || ControlFlow::Continue(()))?;
+        let need = Need {
+            documents: documents.len(),
+            document_tokens: prompt.document_tokens,
+            prompt_tokens: prompt.tokens.len(),
+            answer_tokens: options.answer_tokens.clamp(1, 1 << 20),
+        };
+        let (engine, choice) = choose(&engine, &loading, options.given, need)?;
+        let (keep, not_kept) = match &options.keep {
+            Some(_) if !follows_from_keys(&engine) => (
+                None,
+                Some(format!(
+                    "{} has to see the documents each time",
+                    engine.options().decode
+                )),
+            ),
+            Some(keep) => keep.open()?,
+            None => (None, None),
+        };
+        Ok(Self {
+            session: Session::new(&engine)?,
+            watched: watched(&engine),
+            engine,
+            documents,
+            maker,
+            choice,
+            turns: Vec::new(),
+            keep,
+            not_kept,
+        })
+    }
+
+    /// What runs how.
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    /// The engine under what was chosen.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Why nothing is kept on disk, where that was asked for and is not possible.
+    pub fn not_kept(&self) -> Option<&str> {
+        self.not_kept.as_deref()
+    }
+
+    /// The documents.
+    pub fn documents(&self) -> &[Document] {
+        &self.documents
+    }
+
+    /// Answers a question behind those before it. What was read before is not read again.
+    ///
+    /// # Errors
+    /// [`AskError::EmptyQuestion`], [`AskError::ConversationFull`]; [`EngineError::Interrupted`] where `observe` breaks before the answer
+    /// begins: what was read by then is kept. A break later ends the answer, and is its [`StopReason`].
+    pub fn ask(
+        &mut self,
+        question: &str,
+        generate: &GenerateOptions,
+        observe: &mut Observe<'_>,
+    ) -> Result<Answer, AskError> {
+        let question = question.trim();
+        if question.is_empty() {
+            return Err(AskError::EmptyQuestion);
+        }
+        generate.sampling.validate()?;
+        let start = Instant::now();
+        let poll = &mut || observe(AskEvent::Waiting);
+        let prompt = self.maker.prompt(&self.engine, &self.turns, question, poll)?;
+        self.check_room(&prompt)?;
+        let found_tokens = self.find(&prompt)?;
+        let reused_tokens = self.session.keep_shared(&prompt.tokens)?;
+        self.read_documents(&prompt, observe)?;
+        let asked = self.read_question(&prompt, observe)?;
+        let first_s = start.elapsed().as_secs_f64();
+        self.session.watch_attention(self.watched.clone());
+        let generation = self
+            .session
+            .generate(generate, &mut |text| observe(AskEvent::Text(text)));
+        let answered = self.session.take_watched_attention().unwrap_or_default();
+        let generation = generation?;
+        let decode_s = start.elapsed().as_secs_f64() - first_s;
+        let decoded = self.session.tokens().len() - prompt.tokens.len();
+        self.turns.push(Turn {
+            question: question.to_owned(),
+            answer: generation.text.clone(),
+        });
+        Ok(Answer {
+            question: question.to_owned(),
+            passages: passages(&self.documents, &prompt, &[&asked, &answered]),
+            text: generation.text,
+            stop: generation.stop,
+            prompt_tokens: prompt.tokens.len(),
+            reused_tokens,
+            found_tokens,
+            generated_tokens: generation.tokens.len(),
+            time_to_first_token_ms: first_s * 1e3,
+            decode_tokens_per_s: match decoded {
+                0 => 0.0,
+                decoded => decoded as f64 / decode_s,
+            },
+        })
+    }
+
+    fn check_room(&self, prompt: &Prompt) -> Result<(), AskError> {
+        let context = self.engine.plan().context_tokens;
+        if prompt.tokens.len() + LEAST_ANSWER_TOKENS.min(context / 4) <= context {
+            return Ok(());
+        }
+        let held = self.session.tokens().len();
+        Err(match self.turns.is_empty() {
+            true => self
+                .engine
+                .check_context(
+                    "the documents with the question",
+                    prompt.tokens.len() + LEAST_ANSWER_TOKENS,
+                )
+                .err()
+                .map_or(AskError::EmptyQuestion, AskError::Engine),
+            false => AskError::ConversationFull {
+                held,
+                needed: prompt.tokens.len() + LEAST_ANSWER_TOKENS - held.min(prompt.tokens.len()),
+                context,
+            },
+        })
+    }
+
+    /// Fills an empty session with what was read of the documents before.
+    fn find(&mut self, prompt: &Prompt) -> Result<usize, AskError> {
+        let Some(keep) = self.keep.as_ref().filter(|_| self.session.tokens().is_empty()) else {
+            return Ok(0);
+        };
+        match self.session.fill_prefix(keep, &prompt.tokens) {
+            Ok(_) => Ok(self.session.tokens().len()),
+            Err(EngineError::Kv(error)) => {
+                self.lose_keep(error.to_string());
+                Ok(0)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads the documents as far as they are not known, and keeps them.
+    fn read_documents(&mut self, prompt: &Prompt, observe: &mut Observe<'_>) -> Result<(), AskError> {
+        let first = self.session.tokens().len();
+        let end = prompt.document_tokens.min(prompt.tokens.len().saturating_sub(1));
+        if first >= end {
+            return Ok(());
+        }
+        let cuts = match self.keep {
+            Some(_) => self.session.prefix_cuts(end),
+            None => Vec::new(),
+        };
+        for cut in cuts.into_iter().filter(|cut| *cut < end).chain([end]) {
+            let start = self.session.tokens().len();
+            if cut <= start {
+                continue;
+            }
+            let read = self.session.prefill(&prompt.tokens[start..cut], &mut |progress| {
+                observe(AskEvent::Reading(PrefillProgress {
+                    tokens_done: (start - first) as f64 + progress.tokens_done,
+                    tokens: end - first,
+                }))
+            });
+            self.store();
+            read?;
+        }
+        Ok(())
+    }
+
+    /// Reads the rest of the prompt; what stands before the question is not watched.
+    fn read_question(&mut self, prompt: &Prompt, observe: &mut Observe<'_>) -> Result<AttentionWatch, AskError> {
+        let held = self.session.tokens().len();
+        let total = prompt.tokens.len() - held;
+        let question = prompt.tokens_before_question.clamp(held, prompt.tokens.len());
+        let mut read = |session: &mut Session, range: Range<usize>| {
+            let before = range.start - held;
+            session.prefill(&prompt.tokens[range], &mut |progress| {
+                observe(AskEvent::Reading(PrefillProgress {
+                    tokens_done: before as f64 + progress.tokens_done,
+                    tokens: total,
+                }))
+            })
+        };
+        if question > held {
+            read(&mut self.session, held..question)?;
+        }
+        if question == prompt.tokens.len() {
+            return Ok(AttentionWatch::default());
+        }
+        self.session.watch_attention(self.watched.clone());
+        let outcome = read(&mut self.session, question..prompt.tokens.len());
+        let watch = self.session.take_watched_attention().unwrap_or_default();
+        outcome?;
+        Ok(watch)
+    }
+
+    /// Keeps what was read; a folder that cannot be written to any more is not asked again.
+    fn store(&mut self) {
+        if let Some(keep) = &self.keep
+            && let Err(error) = self.session.store_prefix(keep)
+        {
+            self.lose_keep(error.to_string());
+        }
+    }
+
+    fn lose_keep(&mut self, why: String) {
+        self.keep = None;
+        self.not_kept = Some(why);
+    }
+}
+
+/// Refuses what forgets documents.
+fn refuse(options: &EngineOptions) -> Result<(), AskError> {
+    let refusals = [
+        (options.window.is_some(), "--window-size", "a window forgets them"),
+        (
+            options.token_selection.is_some(),
+            "--select-tokens",
+            "what one question leaves out the next may need",
+        ),
+    ];
+    match refusals.into_iter().find(|(is_set, ..)| *is_set) {
+        Some((_, option, why)) => Err(AskError::Option { option, why }),
+        None => Ok(()),
+    }
+}
+
+/// Options under which the model is loaded: with the least context, since what is needed is not known before its tokenizer is.
+fn first_options(options: &EngineOptions) -> EngineOptions {
+    const LEAST_CONTEXT_TOKENS: usize = 64;
+    EngineOptions {
+        context_tokens: Some(LEAST_CONTEXT_TOKENS),
+        prompt: None,
+        ..options.clone()
+    }
+}
+
+/// Whether what a policy reads follows from keys, so that pages of another process serve it.
+fn follows_from_keys(engine: &Engine) -> bool {
+    let options = engine.options();
+    let follows = |rules: &PolicyRules| rules.specs().all(|spec| spec.info().traits.follows_from_keys);
+    follows(&options.prefill) && follows(&options.decode)
+}
+
+fn watched(engine: &Engine) -> Range<usize> {
+    let evicts = |rules: &PolicyRules| rules.specs().any(|spec| spec.info().traits.evicts);
+    if evicts(&engine.options().decode) || evicts(&engine.options().prefill) {
+        return 0..0;
+    }
+    let layers = engine.model().config().layers;
+    let first = (layers as f64 * WATCHED_FROM) as usize;
+    first..((layers as f64 * WATCHED_TO).ceil() as usize).clamp(first + 1, layers.max(first + 1))
+}

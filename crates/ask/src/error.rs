@@ -1,0 +1,73 @@
+//! Why a question was not answered.
+
+use riffle_engine::EngineError;
+use riffle_kv::KvError;
+use riffle_model::ModelError;
+
+/// Why a question was not answered; each message says what was wrong and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AskError {
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The documents are longer than the model's context.
+    #[error(
+        "the documents take {documents} tokens and the question and its answer {rest}, but {limit} {whose}: give fewer or shorter documents, a model with a longer context, {}or a smaller -n", stretch(*documents + *rest, *maximum)
+    )]
+    TooLong {
+        /// Tokens of the documents.
+        documents: usize,
+        /// Tokens that the question and its answer may take.
+        rest: usize,
+        /// Tokens that the context holds.
+        limit: usize,
+        /// What sets that limit.
+        whose: &'static str,
+        /// Positions that the model was made for.
+        maximum: usize,
+    },
+    /// The conversation is longer than the context.
+    #[error(
+        "the conversation has {held} tokens and this question needs {needed} more, but its context holds {context}: begin anew (the documents are not read again), or use a larger --ctx"
+    )]
+    ConversationFull {
+        /// Tokens of the conversation so far.
+        held: usize,
+        /// Tokens of the question and of the least answer.
+        needed: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// A question without words.
+    #[error("the question is empty: say what you want to know")]
+    EmptyQuestion,
+    /// An option that a conversation about documents cannot go with.
+    #[error("{option} does not go with questions about documents, since {why}: leave it out, or use riffle run")]
+    Option {
+        /// The option as the command line spells it.
+        option: &'static str,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The folder of what was read before cannot be used.
+    #[error("{0}; choose another folder with --keep, or leave it out with --no-keep")]
+    Keep(KvError),
+}
+
+impl From<ModelError> for AskError {
+    fn from(error: ModelError) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
+/// The advice to stretch positions, where more are needed than the model has.
+fn stretch(needed: usize, maximum: usize) -> String {
+    match needed > maximum {
+        true => format!(
+            "--rope-scaling yarn:factor={} --ctx {needed}, ",
+            needed.div_ceil(maximum.max(1)).max(2)
+        ),
+        false => String::new(),
+    }
+}

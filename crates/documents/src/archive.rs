@@ -1,0 +1,118 @@
+//! Parts of ZIP archives, within limits.
+
+use std::io::{Cursor, Read};
+
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use crate::{DocumentError, DocumentKind, Limits};
+
+/// An archive of which each part may be asked for, until all of them together are larger than the limit.
+pub(crate) struct Archive<'a> {
+    name: &'a str,
+    kind: DocumentKind,
+    limits: &'a Limits,
+    zip: ZipArchive<Cursor<&'a [u8]>>,
+    left_bytes: u64,
+}
+
+impl<'a> Archive<'a> {
+    /// Opens the archive of a file that should be of `kind`.
+    pub(crate) fn open(
+        name: &'a str,
+        kind: DocumentKind,
+        bytes: &'a [u8],
+        limits: &'a Limits,
+    ) -> Result<Self, DocumentError> {
+        let zip = ZipArchive::new(Cursor::new(bytes)).map_err(|error| DocumentError::damaged(name, kind, error))?;
+        if zip.len() > limits.files {
+            return Err(DocumentError::TooManyFiles {
+                name: name.to_owned(),
+                limit: limits.files,
+            });
+        }
+        Ok(Self {
+            name,
+            kind,
+            limits,
+            zip,
+            left_bytes: limits.expanded_bytes,
+        })
+    }
+
+    /// Whether there is a part of this name.
+    pub(crate) fn has(&self, part: &str) -> bool {
+        self.zip.index_for_name(part).is_some()
+    }
+
+    /// A part's bytes; `None` where there is no such part.
+    pub(crate) fn part(&mut self, part: &str) -> Result<Option<Vec<u8>>, DocumentError> {
+        let Some(index) = self.zip.index_for_name(part) else {
+            return Ok(None);
+        };
+        let (name, kind) = (self.name, self.kind);
+        let damaged = |reason: String| DocumentError::damaged(name, kind, reason);
+        let encrypted = self.encrypted();
+        let file = match self.zip.by_index(index) {
+            Ok(file) => file,
+            Err(ZipError::InvalidPassword) => return Err(encrypted),
+            Err(ZipError::UnsupportedArchive(why)) if why == ZipError::PASSWORD_REQUIRED => return Err(encrypted),
+            Err(error) => return Err(damaged(error.to_string())),
+        };
+        let mut bytes = Vec::new();
+        // The size that the archive tells is not believed.
+        let read = file.take(self.left_bytes.saturating_add(1)).read_to_end(&mut bytes);
+        read.map_err(|error| damaged(format!("{part}: {error}")))?;
+        if bytes.len() as u64 > self.left_bytes {
+            return Err(DocumentError::TooMuchInside {
+                name: self.name.to_owned(),
+                limit_bytes: self.limits.expanded_bytes,
+            });
+        }
+        self.left_bytes -= bytes.len() as u64;
+        Ok(Some(bytes))
+    }
+
+    /// A part that a file of the kind has to have.
+    pub(crate) fn needed(&mut self, part: &str) -> Result<Vec<u8>, DocumentError> {
+        let bytes = self.part(part)?;
+        bytes.ok_or_else(|| self.damaged(format!("{part} is missing")))
+    }
+
+    pub(crate) fn damaged(&self, reason: impl ToString) -> DocumentError {
+        DocumentError::damaged(self.name, self.kind, reason)
+    }
+
+    pub(crate) fn encrypted(&self) -> DocumentError {
+        DocumentError::Encrypted {
+            name: self.name.to_owned(),
+            kind: self.kind,
+        }
+    }
+}
+
+/// What an archive is; `None` for one that is not read.
+pub(crate) fn kind_of(name: &str, bytes: &[u8]) -> Result<Option<DocumentKind>, DocumentError> {
+    let by_name = match name.to_ascii_lowercase() {
+        lower if lower.ends_with(".epub") => Some(DocumentKind::Epub),
+        lower if lower.ends_with(".docx") => Some(DocumentKind::Docx),
+        _ => None,
+    };
+    let Ok(zip) = ZipArchive::new(Cursor::new(bytes)) else {
+        // The name says what a damaged archive should be.
+        return match by_name {
+            Some(kind) => Err(DocumentError::damaged(
+                name,
+                kind,
+                "no list of its parts at the end of the file",
+            )),
+            None => Ok(None),
+        };
+    };
+    let has = |part: &str| zip.index_for_name(part).is_some();
+    Ok(match () {
+        () if has("META-INF/container.xml") => Some(DocumentKind::Epub),
+        () if has("word/document.xml") => Some(DocumentKind::Docx),
+        () => by_name,
+    })
+}

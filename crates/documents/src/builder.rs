@@ -1,0 +1,229 @@
+//! A text under construction: white space as people read it, places by where they begin.
+
+use crate::{Place, PlaceKind};
+
+/// Collects the text of a document whose markup says where paragraphs and places begin.
+#[derive(Debug, Default)]
+pub(crate) struct TextBuilder {
+    text: String,
+    marks: Vec<(usize, PlaceKind)>,
+    /// Whether white space stands before what comes next.
+    space: bool,
+    /// Line ends that stand before what comes next.
+    breaks: usize,
+    /// What stands before the next text of a line, such as a list's dash.
+    prefix: &'static str,
+}
+
+impl TextBuilder {
+    /// Adds text of a line; runs of white space become one space.
+    pub(crate) fn flow(&mut self, text: &str) {
+        for word in text.split_inclusive(is_space) {
+            let trimmed = word.trim_end_matches(is_space);
+            if !trimmed.is_empty() {
+                self.begin();
+                clean_into(&mut self.text, trimmed);
+            }
+            self.space |= trimmed.len() < word.len();
+        }
+    }
+
+    /// Adds text as it is, line ends included.
+    pub(crate) fn verbatim(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.begin();
+            clean_into(&mut self.text, text);
+        }
+    }
+
+    /// At least `count` line ends stand before what comes next.
+    pub(crate) fn end_line(&mut self, count: usize) {
+        self.breaks = self.breaks.max(count);
+    }
+
+    /// What comes next begins with this.
+    pub(crate) fn prefix(&mut self, prefix: &'static str) {
+        self.prefix = prefix;
+    }
+
+    /// A place begins with what comes next.
+    pub(crate) fn mark(&mut self, kind: PlaceKind) {
+        let at = match self.text.is_empty() || self.breaks == 0 {
+            true => self.text.len(),
+            false => {
+                // The line ends belong to what came before.
+                self.write_breaks();
+                self.text.len()
+            }
+        };
+        self.marks.push((at, kind));
+    }
+
+    /// Places marked so far.
+    pub(crate) fn marks(&self) -> usize {
+        self.marks.len()
+    }
+
+    /// Gives the place that was marked as number `marks`, from 1, its name.
+    pub(crate) fn name(&mut self, marks: usize, name: String) {
+        let mark = marks.checked_sub(1).and_then(|at| self.marks.get_mut(at));
+        if let Some((_, PlaceKind::Chapter(title) | PlaceKind::Heading(title))) = mark {
+            *title = name;
+        }
+    }
+
+    /// Names the heading that was marked last; one without a name is no place.
+    pub(crate) fn name_last(&mut self, name: String) {
+        let last = self.marks.len();
+        match name.is_empty() {
+            true => drop(self.marks.pop()),
+            false => self.name(last, name),
+        }
+    }
+
+    /// Bytes written so far.
+    pub(crate) fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    /// The text, and its places: each ends where the next of its kind begins.
+    pub(crate) fn finish(mut self) -> (String, Vec<Place>) {
+        let kept = self.text.trim_end().len();
+        self.text.truncate(kept);
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        let places = places(&self.marks, self.text.len());
+        (self.text, places)
+    }
+
+    fn begin(&mut self) {
+        self.write_breaks();
+        if self.space && !self.text.is_empty() && !self.text.ends_with('\n') && !self.text.ends_with(is_space) {
+            self.text.push(' ');
+        }
+        self.space = false;
+        self.text.push_str(std::mem::take(&mut self.prefix));
+    }
+
+    fn write_breaks(&mut self) {
+        let breaks = std::mem::take(&mut self.breaks);
+        if breaks == 0 {
+            return;
+        }
+        self.space = false;
+        if self.text.is_empty() {
+            return;
+        }
+        let there = self.text.bytes().rev().take_while(|byte| *byte == b'\n').count();
+        for _ in there..breaks {
+            self.text.push('\n');
+        }
+    }
+}
+
+/// Places by where they begin, in a text of `end` bytes.
+pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<Place> {
+    let is_same = |a: &PlaceKind, b: &PlaceKind| std::mem::discriminant(a) == std::mem::discriminant(b);
+    // Where the next place of each kind begins, from behind.
+    let mut next: Vec<(&PlaceKind, usize)> = Vec::new();
+    let mut places: Vec<Place> = Vec::with_capacity(marks.len());
+    for (start, kind) in marks.iter().rev().filter(|(start, _)| *start < end) {
+        let known = next.iter_mut().find(|(other, _)| is_same(other, kind));
+        let stop = known.as_ref().map_or(end, |(_, at)| *at);
+        match known {
+            Some((_, at)) => *at = *start,
+            None => next.push((kind, *start)),
+        }
+        if *start < stop {
+            places.push(Place {
+                range: *start..stop,
+                kind: kind.clone(),
+            });
+        }
+    }
+    places.reverse();
+    places
+}
+
+/// Whether a character separates words; a no-break space does as well, since a model knows the plain one better.
+fn is_space(c: char) -> bool {
+    c.is_whitespace()
+}
+
+/// Adds text without control characters; line ends become `\n`.
+pub(crate) fn clean_into(out: &mut String, text: &str) {
+    out.reserve(text.len());
+    let mut characters = text.chars().peekable();
+    while let Some(c) = characters.next() {
+        match c {
+            '\n' | '\t' => out.push(c),
+            '\r' => {
+                if characters.peek() != Some(&'\n') {
+                    out.push('\n');
+                }
+            }
+            // A form feed ends a page of plain text.
+            '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}' => out.push('\n'),
+            // Hyphens that show at the end of a line alone, byte order marks, and characters that no text has.
+            '\u{ad}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {}
+            c if c.is_control() => {}
+            c => out.push(c),
+        }
+    }
+}
+
+/// A title on one line, of at most 120 characters.
+pub(crate) fn title(text: &str) -> String {
+    let mut clean = String::new();
+    clean_into(&mut clean, text);
+    let words: Vec<&str> = clean.split_whitespace().collect();
+    let title = words.join(" ");
+    match title.char_indices().nth(120) {
+        Some((end, _)) => format!("{}…", &title[..end]),
+        None => title,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn white_space_becomes_spaces_and_paragraphs() {
+        let mut builder = TextBuilder::default();
+        builder.end_line(2);
+        builder.flow("  one \n two");
+        builder.flow("three ");
+        builder.end_line(1);
+        builder.prefix("- ");
+        builder.flow(" four");
+        builder.end_line(2);
+        builder.end_line(1);
+        builder.mark(PlaceKind::Page(2));
+        builder.flow("five\u{0}\u{1b}[31m");
+        let (text, places) = builder.finish();
+        assert_eq!(text, "one twothree\n- four\n\nfive[31m\n");
+        assert_eq!(&text[places[0].range.clone()], "five[31m");
+    }
+
+    #[test]
+    fn places_end_where_the_next_of_their_kind_begins() {
+        let heading = |name: &str| PlaceKind::Heading(name.to_owned());
+        let marks = [
+            (0, PlaceKind::Page(1)),
+            (3, heading("a")),
+            (5, PlaceKind::Page(2)),
+            (9, heading("b")),
+        ];
+        let ranges: Vec<_> = places(&marks, 12).into_iter().map(|place| place.range).collect();
+        assert_eq!(ranges, [0..5, 3..9, 5..12, 9..12]);
+    }
+
+    #[test]
+    fn control_characters_are_left_out_and_line_ends_are_one_kind() {
+        let mut text = String::new();
+        clean_into(&mut text, "a\r\nb\rc\u{c}d\u{7}\u{9b}e\u{ad}\u{feff}\tf");
+        assert_eq!(text, "a\nb\nc\nde\tf");
+    }
+}

@@ -1,0 +1,177 @@
+//! From paths to documents.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_files::FileError;
+use serde::Serialize;
+
+use crate::guard::{self, Fault};
+use crate::kind::{Sniffed, sniff};
+use crate::{Document, DocumentError, DocumentKind, Limits, archive, docx, epub, folder, html, pdf, plain};
+
+/// Documents in the order in which their files were given, and what was left out of folders.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Collection {
+    /// The documents.
+    pub documents: Vec<Document>,
+    /// Files of folders that are no documents, or damaged ones.
+    pub left_out: LeftOut,
+}
+
+/// Files of folders that were not read. Files that are named themselves are read or refused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Files that hold no text.
+    pub binary: usize,
+    /// Empty files.
+    pub empty: usize,
+    /// What was wrong with the others, one line each.
+    pub failures: Vec<String>,
+}
+
+impl LeftOut {
+    /// All files that were left out.
+    pub fn count(&self) -> usize {
+        self.binary + self.empty + self.failures.len()
+    }
+}
+
+/// Reads files and folders.
+///
+/// # Errors
+/// A [`DocumentError`] for the first file that was named and cannot be read, for a folder in which no file can be, and for more
+/// files or text than the limits allow. A file of a folder that cannot be read is counted in [`Collection::left_out`].
+pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, DocumentError> {
+    if paths.is_empty() {
+        return Err(DocumentError::NothingNamed);
+    }
+    let limits = Arc::new(limits.clone());
+    let mut collection = Collection::default();
+    let mut text_bytes = 0;
+    for path in paths {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        if path.is_dir() {
+            read_folder(&name, path, &limits, &mut collection, &mut text_bytes)?;
+            continue;
+        }
+        let document = read_file(&name, path, &limits)?;
+        if document.text.trim().is_empty() {
+            return Err(DocumentError::Empty { name });
+        }
+        add(&mut collection, document, &limits, &mut text_bytes)?;
+    }
+    Ok(collection)
+}
+
+fn add(
+    collection: &mut Collection,
+    document: Document,
+    limits: &Limits,
+    text_bytes: &mut u64,
+) -> Result<(), DocumentError> {
+    *text_bytes += document.text.len() as u64;
+    if *text_bytes > limits.text_bytes {
+        return Err(DocumentError::TooMuchText {
+            name: document.name,
+            limit_bytes: limits.text_bytes,
+        });
+    }
+    collection.documents.push(document);
+    Ok(())
+}
+
+fn read_folder(
+    name: &str,
+    folder: &Path,
+    limits: &Arc<Limits>,
+    collection: &mut Collection,
+    text_bytes: &mut u64,
+) -> Result<(), DocumentError> {
+    let (documents_before, left_out_before) = (collection.documents.len(), collection.left_out.count());
+    let files = folder::files(name, folder, limits)?;
+    if collection.documents.len() + files.len() > limits.files {
+        return Err(DocumentError::TooManyFiles {
+            name: name.to_owned(),
+            limit: limits.files,
+        });
+    }
+    for path in files {
+        let file_name = path.display().to_string();
+        match read_file(&file_name, &path, limits) {
+            Ok(document) if document.text.trim().is_empty() => collection.left_out.empty += 1,
+            Ok(document) => add(collection, document, limits, text_bytes)?,
+            Err(DocumentError::Binary { .. } | DocumentError::OldOffice { .. } | DocumentError::NotUtf8 { .. }) => {
+                collection.left_out.binary += 1;
+            }
+            Err(error) => collection.left_out.failures.push(error.to_string()),
+        }
+    }
+    match collection.documents.len() > documents_before {
+        true => Ok(()),
+        false => Err(DocumentError::EmptyFolder {
+            name: name.to_owned(),
+            left_out: collection.left_out.count() - left_out_before,
+        }),
+    }
+}
+
+/// Reads one file.
+fn read_file(name: &str, path: &Path, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
+    let bytes = riffle_files::read(path, limits.file_bytes).map_err(|error| match error {
+        FileError::TooLarge { limit_bytes } => DocumentError::TooLarge {
+            name: name.to_owned(),
+            limit_bytes,
+        },
+        error if error.kind() == std::io::ErrorKind::NotFound => DocumentError::Unreadable {
+            name: name.to_owned(),
+            reason: "no such file; check the path".to_owned(),
+        },
+        error => DocumentError::Unreadable {
+            name: name.to_owned(),
+            reason: error.to_string(),
+        },
+    })?;
+    parse(name, bytes, limits)
+}
+
+/// The document that a file's bytes are.
+fn parse(name: &str, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
+    match sniff(name, &bytes) {
+        Sniffed::Binary => Err(DocumentError::Binary { name: name.to_owned() }),
+        Sniffed::Ole => Err(DocumentError::OldOffice { name: name.to_owned() }),
+        Sniffed::Kind(kind @ (DocumentKind::Text | DocumentKind::Markdown)) => plain::read(name, kind, &bytes),
+        Sniffed::Kind(kind) => guarded(name, kind, bytes, limits),
+        Sniffed::Archive => {
+            // Opening it to look is the parser's work as well.
+            guarded(name, DocumentKind::Epub, bytes, limits)
+        }
+    }
+}
+
+/// Parses on a thread of its own.
+fn guarded(name: &str, kind: DocumentKind, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
+    let (owned, shared) = (name.to_owned(), Arc::clone(limits));
+    let parsed = guard::run(limits.time, move || match kind {
+        DocumentKind::Html => Ok(html::read(&owned, &bytes)),
+        DocumentKind::Pdf => pdf::read(&owned, &bytes, &shared),
+        _ => match archive::kind_of(&owned, &bytes)? {
+            Some(DocumentKind::Epub) => epub::read(&owned, &bytes, &shared),
+            Some(_) => docx::read(&owned, &bytes, &shared),
+            None => Err(DocumentError::Binary { name: owned }),
+        },
+    });
+    match parsed {
+        Ok(document) => document,
+        Err(Fault::TimedOut) => Err(DocumentError::TimedOut {
+            name: name.to_owned(),
+            limit: limits.time,
+        }),
+        Err(Fault::Panicked) => Err(DocumentError::damaged(name, kind, "its parser gives up")),
+        Err(Fault::NoThread(reason)) => Err(DocumentError::Unreadable {
+            name: name.to_owned(),
+            reason,
+        }),
+    }
+}

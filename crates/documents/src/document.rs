@@ -1,0 +1,102 @@
+//! A text, and where its parts came from.
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use crate::DocumentKind;
+
+/// A document as a model reads it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Document {
+    /// The path that was given; for a file of a folder the folder and the path in it.
+    pub name: String,
+    /// What the file is.
+    pub kind: DocumentKind,
+    /// The text: UTF-8, lines ended by `\n`, no control characters but `\n` and tabs.
+    pub text: String,
+    /// What stands where in the text, by the first byte. Places of different kinds overlap: a heading stands on a page.
+    pub places: Vec<Place>,
+    /// What could not be read of the file, one line each.
+    pub warnings: Vec<String>,
+}
+
+/// A part of a text that a person can look up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// Bytes of the text.
+    pub range: Range<usize>,
+    /// What it is.
+    pub kind: PlaceKind,
+}
+
+/// What a [`Place`] is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlaceKind {
+    /// A page of the file, from 1.
+    Page(usize),
+    /// A chapter, by its title.
+    Chapter(String),
+    /// What stands under a heading, up to the next one.
+    Heading(String),
+}
+
+impl Document {
+    /// Where bytes `range` of the text came from, for people: `pages 3–4`, `chapter "Loomings"`, `lines 12–20, under "Install"`.
+    /// Empty where nothing is known.
+    pub fn describe(&self, range: &Range<usize>) -> String {
+        let mut parts = Vec::new();
+        let last = range.end.max(range.start + 1) - 1;
+        let page = |at: usize| {
+            self.at(at).find_map(|place| match place {
+                PlaceKind::Page(page) => Some(*page),
+                _ => None,
+            })
+        };
+        if let Some(first) = page(range.start) {
+            parts.push(numbers("page", first, page(last).unwrap_or(first)));
+        }
+        let chapter = self.at(range.start).find_map(|place| match place {
+            PlaceKind::Chapter(title) => Some(title),
+            _ => None,
+        });
+        parts.extend(chapter.map(|title| format!("chapter \"{title}\"")));
+        if self.kind.has_lines() {
+            let (first, last) = self.lines(range);
+            parts.push(numbers("line", first, last));
+        }
+        let heading = self.at(range.start).find_map(|place| match place {
+            PlaceKind::Heading(title) if Some(title) != chapter => Some(title),
+            _ => None,
+        });
+        parts.extend(heading.map(|title| format!("under \"{title}\"")));
+        parts.join(", ")
+    }
+
+    /// The first and the last line that bytes `range` of the text stand on, from 1.
+    pub fn lines(&self, range: &Range<usize>) -> (usize, usize) {
+        let bytes = self.text.as_bytes();
+        let count = |end: usize| {
+            let before = &bytes[..end.min(bytes.len())];
+            before.iter().filter(|byte| **byte == b'\n').count() + 1
+        };
+        let last = range.end.max(range.start + 1) - 1;
+        (count(range.start), count(last))
+    }
+
+    /// What a byte of the text stands in, the innermost first.
+    fn at(&self, byte: usize) -> impl Iterator<Item = &PlaceKind> {
+        let before = self.places.partition_point(|place| place.range.start <= byte);
+        let here = self.places[..before].iter().rev();
+        here.filter(move |place| place.range.contains(&byte))
+            .map(|place| &place.kind)
+    }
+}
+
+fn numbers(what: &str, first: usize, last: usize) -> String {
+    match first == last {
+        true => format!("{what} {first}"),
+        false => format!("{what}s {first}–{last}"),
+    }
+}

@@ -1,0 +1,146 @@
+//! Why a file did not become a text.
+
+use std::time::Duration;
+
+use crate::DocumentKind;
+
+/// Why a file did not become a text: one line that names it and says what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DocumentError {
+    /// The file could not be opened or read.
+    #[error("{name}: {reason}")]
+    Unreadable {
+        /// The file.
+        name: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// The file is larger than files may be.
+    #[error("{name}: more than {limit_bytes} bytes, the most that is read of one file; split it")]
+    TooLarge {
+        /// The file.
+        name: String,
+        /// [`Limits::file_bytes`](crate::Limits::file_bytes).
+        limit_bytes: u64,
+    },
+    /// What the file holds is larger than it may be.
+    #[error(
+        "{name}: holds more than {limit_bytes} bytes when it is unpacked, which no document of its kind needs; do not trust it"
+    )]
+    TooMuchInside {
+        /// The file.
+        name: String,
+        /// [`Limits::expanded_bytes`](crate::Limits::expanded_bytes).
+        limit_bytes: u64,
+    },
+    /// All documents together have more text than is read.
+    #[error("more than {limit_bytes} bytes of text in all, from {name} on; give fewer files")]
+    TooMuchText {
+        /// The first file beyond the limit.
+        name: String,
+        /// [`Limits::text_bytes`](crate::Limits::text_bytes).
+        limit_bytes: u64,
+    },
+    /// A folder or an archive has more files than are read.
+    #[error("{name}: more than {limit} files; name the folders or files that matter")]
+    TooManyFiles {
+        /// The folder or the archive.
+        name: String,
+        /// [`Limits::files`](crate::Limits::files).
+        limit: usize,
+    },
+    /// Bytes that are no text in an encoding that is read.
+    #[error("{name}: not UTF-8 text (byte {at} is wrong): convert it first, e.g. with iconv -t UTF-8")]
+    NotUtf8 {
+        /// The file.
+        name: String,
+        /// The first byte that is wrong.
+        at: usize,
+    },
+    /// Bytes that are no text and of no kind that is read.
+    #[error("{name}: no text, and none of the kinds that are read: text, Markdown, HTML, PDF, EPUB, DOCX and folders")]
+    Binary {
+        /// The file.
+        name: String,
+    },
+    /// The file can be read with a password alone.
+    #[error("{name}: this {kind} file is encrypted; remove the password with the program that set it, then try again")]
+    Encrypted {
+        /// The file.
+        name: String,
+        /// What it is.
+        kind: DocumentKind,
+    },
+    /// An Office file from before 2007, or an encrypted one: both look alike from outside.
+    #[error("{name}: an old or an encrypted Office file; save it as .docx without a password, then try again")]
+    OldOffice {
+        /// The file.
+        name: String,
+    },
+    /// The pages of the file are pictures.
+    #[error(
+        "{name}: its {pages} pages hold no text, only pictures of it perhaps; make it searchable first, e.g. with ocrmypdf"
+    )]
+    NoText {
+        /// The file.
+        name: String,
+        /// Pages of the file.
+        pages: usize,
+    },
+    /// The file is not what it says it is.
+    #[error("{name}: this {kind} file is damaged ({reason}); get it again, or save it as plain text")]
+    Damaged {
+        /// The file.
+        name: String,
+        /// What it says it is.
+        kind: DocumentKind,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The parser took too long.
+    #[error("{name}: not read within {} s; save it as plain text", limit.as_secs())]
+    TimedOut {
+        /// The file.
+        name: String,
+        /// [`Limits::time`](crate::Limits::time).
+        limit: Duration,
+    },
+    /// The file holds no text.
+    #[error("{name}: it holds no text")]
+    Empty {
+        /// The file.
+        name: String,
+    },
+    /// A folder without a file that is read.
+    #[error(
+        "{name}: no file in this folder can be read ({left_out} left out); check its ignore rules, or name the files"
+    )]
+    EmptyFolder {
+        /// The folder.
+        name: String,
+        /// Files that were left out.
+        left_out: usize,
+    },
+    /// No file was named.
+    #[error("no document was given: name at least one file or folder")]
+    NothingNamed,
+}
+
+impl DocumentError {
+    /// A damaged file; only the first line of a long reason is kept.
+    pub(crate) fn damaged(name: &str, kind: DocumentKind, reason: impl ToString) -> Self {
+        let reason = reason.to_string();
+        let line = reason.lines().next().unwrap_or_default().trim();
+        let reason = match line.char_indices().nth(120) {
+            Some((end, _)) => format!("{}…", &line[..end]),
+            None if line.is_empty() => "its parser gives up".to_owned(),
+            None => line.to_owned(),
+        };
+        Self::Damaged {
+            name: name.to_owned(),
+            kind,
+            reason,
+        }
+    }
+}

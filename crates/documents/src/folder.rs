@@ -1,0 +1,43 @@
+//! Files of a folder, as its ignore rules leave them.
+
+use std::path::{Path, PathBuf};
+
+use ignore::WalkBuilder;
+
+use crate::{DocumentError, Limits};
+
+/// Paths of the regular files of a folder, in the order of their names. Hidden files and those that `.gitignore`, `.ignore` or git's own
+/// excludes name are left out, links are not followed.
+pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<Vec<PathBuf>, DocumentError> {
+    let walk = WalkBuilder::new(folder)
+        .follow_links(false)
+        .require_git(false)
+        .max_depth(Some(limits.depth))
+        .sort_by_file_name(|a, b| a.cmp(b))
+        .build();
+    let mut files = Vec::new();
+    for entry in walk {
+        let entry = match entry {
+            Ok(entry) => entry,
+            // A folder within that may not be opened leaves the others.
+            Err(_) if !files.is_empty() => continue,
+            Err(error) => {
+                return Err(DocumentError::Unreadable {
+                    name: name.to_owned(),
+                    reason: error.to_string(),
+                });
+            }
+        };
+        if !entry.file_type().is_some_and(|kind| kind.is_file()) {
+            continue;
+        }
+        if files.len() == limits.files {
+            return Err(DocumentError::TooManyFiles {
+                name: name.to_owned(),
+                limit: limits.files,
+            });
+        }
+        files.push(entry.into_path());
+    }
+    Ok(files)
+}

@@ -1,0 +1,75 @@
+//! Runs parsers of others so that neither a panic nor an endless loop of theirs is one of this process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Once, mpsc};
+use std::thread;
+use std::time::Duration;
+
+/// The name of the threads that parse, by which their panics are told from others.
+const THREAD: &str = "riffle-document";
+
+/// Parsers call themselves for what lies within something else. Pages of the stack are taken as they are used.
+const STACK_BYTES: usize = 256 << 20;
+
+/// Why a parser has no result.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It panicked.
+    Panicked,
+    /// It did not end in time. Its thread goes on until the process ends.
+    TimedOut,
+    /// No thread could be started.
+    NoThread(String),
+}
+
+/// Runs `parse` on a thread of its own, for `time` at most.
+pub(crate) fn run<T: Send + 'static>(time: Duration, parse: impl FnOnce() -> T + Send + 'static) -> Result<T, Fault> {
+    quiet_panics();
+    let (send, receive) = mpsc::channel();
+    let thread = thread::Builder::new().name(THREAD.to_owned()).stack_size(STACK_BYTES);
+    let started = thread.spawn(move || {
+        // Who waited may have gone.
+        let _ = send.send(catch_unwind(AssertUnwindSafe(parse)));
+    });
+    let handle = started.map_err(|error| Fault::NoThread(error.to_string()))?;
+    match receive.recv_timeout(time) {
+        Ok(result) => {
+            let _ = handle.join();
+            result.map_err(|_| Fault::Panicked)
+        }
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(Fault::TimedOut),
+        Err(mpsc::RecvTimeoutError::Disconnected) => Err(Fault::Panicked),
+    }
+}
+
+/// Calls `parse` on a thread of [`run`], and makes its panic an error.
+pub(crate) fn caught<T>(parse: impl FnOnce() -> T) -> Result<T, Fault> {
+    catch_unwind(AssertUnwindSafe(parse)).map_err(|_| Fault::Panicked)
+}
+
+/// Lets panics of parsing threads print nothing: they become errors. Other threads' panics are printed as before.
+fn quiet_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if thread::current().name() != Some(THREAD) {
+                before(panic);
+            }
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_and_endless_loops_become_faults() {
+        let time = Duration::from_secs(60);
+        assert_eq!(run(time, || 3), Ok(3));
+        assert_eq!(run(time, || -> i32 { panic!("a fault") }), Err(Fault::Panicked));
+        let endless = || thread::sleep(Duration::from_secs(3600));
+        assert_eq!(run(Duration::from_millis(20), endless), Err(Fault::TimedOut));
+    }
+}

@@ -1,0 +1,50 @@
+//! Turns files into texts that a language model reads, and says where each part of a text came from.
+//!
+//! Plain text, Markdown, HTML, PDF, EPUB and DOCX files, and folders: source trees with their ignore rules. What a file is
+//! follows from its content first and from its name second. Each document comes with [`Place`]s, which map ranges of its text to
+//! what a person can look up: a page, a chapter, a heading, a line.
+//!
+//! Files are by strangers. Everything is read within [`Limits`]: bytes of a file, bytes after decompression, numbers of files
+//! and parts, depth of folders, time. Parsers of others run on a thread of their own; when one of them panics or does not end, that
+//! is an error of this crate ([`DocumentError`]), in one line that names the file and says what to do.
+//!
+//! ```
+//! use riffle_documents::{Limits, read};
+//!
+//! # let folder = std::env::temp_dir().join(format!("riffle-documents-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder)?;
+//! let path = folder.join("notes.md");
+//! std::fs::write(&path, "# Ships\n\nThe *Pequod* sails from Nantucket.\n")?;
+//!
+//! let collection = read(&[&path], &Limits::default())?;
+//! let document = &collection.documents[0];
+//! let at = document.text.find("Nantucket").unwrap();
+//! assert_eq!(document.describe(&(at..at + 9)), "line 3, under \"Ships\"");
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod archive;
+mod builder;
+mod collection;
+mod document;
+mod docx;
+mod encoding;
+mod epub;
+mod error;
+mod folder;
+mod guard;
+mod html;
+mod kind;
+mod limits;
+mod pdf;
+mod plain;
+mod xml;
+
+pub use collection::{Collection, LeftOut, read};
+pub use document::{Document, Place, PlaceKind};
+pub use error::DocumentError;
+pub use kind::DocumentKind;
+pub use limits::Limits;

@@ -1,0 +1,195 @@
+//! Every kind of file: its text, its places, and what is refused.
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
+use pdf_extract::{EncryptionState, EncryptionVersion, Permissions};
+use riffle_documents::{DocumentError, DocumentKind, Limits};
+
+use crate::make::{archive, docx, epub, epub_with, pdf, pdf_of_streams};
+use crate::{place, read_one, read_within};
+
+fn squeezed(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).expect("memory");
+    encoder.finish().expect("memory")
+}
+
+#[test]
+fn pages_of_a_pdf_are_places() {
+    let file = pdf(&["The ship sails.\nFrom Nantucket.", "The whale (white) waits."]);
+    // The content decides, not the name.
+    for name in ["a.pdf", "a.txt", "a"] {
+        let document = read_one(name, &file).unwrap();
+        assert_eq!(document.kind, DocumentKind::Pdf);
+        assert_eq!(
+            document.text,
+            "The ship sails.\nFrom Nantucket.\n\nThe whale (white) waits.\n"
+        );
+        assert_eq!(place(&document, "Nantucket"), "page 1");
+        assert_eq!(place(&document, "whale"), "page 2");
+        assert_eq!(document.describe(&(0..document.text.len())), "pages 1–2");
+    }
+}
+
+#[test]
+fn compressed_pages_are_read_and_bombs_are_refused() {
+    let page = b"BT /F1 12 Tf 72 720 Td (squeezed words) Tj ET";
+    let file = pdf_of_streams(&[squeezed(page)], " /Filter /FlateDecode");
+    assert_eq!(read_one("a.pdf", &file).unwrap().text, "squeezed words\n");
+    let limits = Limits {
+        expanded_bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let bomb = squeezed(&vec![b' '; 4 << 20]);
+    for (bomb, filter) in [
+        (bomb.clone(), " /Filter /FlateDecode"),
+        (squeezed(&bomb), " /Filter [/FlateDecode /FlateDecode]"),
+    ] {
+        let error = read_within("a.pdf", &pdf_of_streams(&[bomb], filter), &limits).unwrap_err();
+        assert!(matches!(error, DocumentError::TooMuchInside { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_pdf_of_pictures_and_an_encrypted_one_say_what_to_do() {
+    let error = read_one("a.pdf", &pdf(&["", ""])).unwrap_err().to_string();
+    assert!(
+        error.contains("its 2 pages hold no text") && error.contains("ocrmypdf"),
+        "{error}"
+    );
+
+    let plain = pdf(&["secret"]);
+    let encrypted = |user: &str| {
+        let mut document = pdf_extract::Document::load_mem(&plain).expect("a PDF");
+        let version = EncryptionVersion::V2 {
+            document: &document,
+            owner_password: "owner",
+            user_password: user,
+            key_length: 128,
+            permissions: Permissions::all(),
+        };
+        let state = EncryptionState::try_from(version).expect("a state");
+        document.encrypt(&state).expect("encrypted");
+        let mut bytes = Vec::new();
+        document.save_to(&mut bytes).expect("written");
+        bytes
+    };
+    let error = read_one("a.pdf", &encrypted("user")).unwrap_err();
+    assert!(matches!(error, DocumentError::Encrypted { .. }), "{error}");
+    assert!(error.to_string().contains("remove the password"), "{error}");
+    // Without a user's password everybody may read it.
+    assert_eq!(read_one("a.pdf", &encrypted("")).unwrap().text, "secret\n");
+}
+
+#[test]
+fn chapters_of_an_epub_are_places() {
+    let file = epub(&[
+        ("Loomings", "Call me Ishmael.\n\nSome years ago."),
+        ("The Chase &amp; end", "There she blows!"),
+    ]);
+    for name in ["a.epub", "a.zip", "a"] {
+        let document = read_one(name, &file).unwrap();
+        assert_eq!(document.kind, DocumentKind::Epub);
+        assert_eq!(
+            document.text,
+            "Call me Ishmael.\n\nSome years ago.\n\nThere she blows!\n"
+        );
+        assert_eq!(place(&document, "Some years"), "chapter \"Loomings\"");
+        assert_eq!(place(&document, "blows"), "chapter \"The Chase & end\"");
+        assert!(document.warnings.is_empty());
+    }
+}
+
+#[test]
+fn an_epub_with_locked_chapters_is_refused_and_locked_fonts_are_not() {
+    let locked = |part: &str| {
+        format!(
+            "<encryption><EncryptedData><CipherData><CipherReference URI=\"{part}\"/></CipherData></EncryptedData></encryption>"
+        )
+    };
+    let chapters = [("One", "text")];
+    let part = locked("OEBPS/text/c%200.xhtml");
+    let error = read_one(
+        "a.epub",
+        &epub_with(&chapters, &[("META-INF/encryption.xml", part.as_bytes())]),
+    )
+    .unwrap_err();
+    assert!(matches!(error, DocumentError::Encrypted { .. }), "{error}");
+    let part = locked("OEBPS/fonts/a.otf");
+    assert!(
+        read_one(
+            "a.epub",
+            &epub_with(&chapters, &[("META-INF/encryption.xml", part.as_bytes())])
+        )
+        .is_ok()
+    );
+}
+
+#[test]
+fn headings_tables_and_notes_of_a_docx_are_read() {
+    let document = read_one("a.docx", &docx("Ships &amp; men", &["One  two.", "Three."])).unwrap();
+    assert_eq!(document.kind, DocumentKind::Docx);
+    assert_eq!(
+        document.text,
+        "Ships & men\n\nOne two.\n\nThree.\n\nleft | right\n\nA note.\n"
+    );
+    assert_eq!(place(&document, "Three"), "under \"Ships & men\"");
+}
+
+#[test]
+fn an_archive_that_unpacks_to_too_much_is_refused() {
+    let limits = Limits {
+        expanded_bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let bomb = vec![b' '; 4 << 20];
+    let file = archive(&[("word/document.xml", &bomb)]);
+    let error = read_within("a.docx", &file, &limits).unwrap_err();
+    assert!(matches!(error, DocumentError::TooMuchInside { .. }), "{error}");
+    // Entities that stand for one another are not expanded.
+    let entities: String = (1..30)
+        .map(|at| format!("<!ENTITY e{at} \"&e{};&e{};\">", at - 1, at - 1))
+        .collect();
+    let body = format!(
+        "<?xml version=\"1.0\"?><!DOCTYPE w [<!ENTITY e0 \"ha\">{entities}]><w:document><w:p><w:t>a&e29;b</w:t></w:p></w:document>"
+    );
+    let document = read_one("a.docx", &archive(&[("word/document.xml", body.as_bytes())])).unwrap();
+    assert_eq!(document.text, "ab\n");
+}
+
+#[test]
+fn other_files_are_refused_by_what_they_are() {
+    let binary = read_one("a.bin", b"\x7fELF\0\0\x01").unwrap_err();
+    assert!(matches!(binary, DocumentError::Binary { .. }), "{binary}");
+    let archive = read_one("a.zip", &archive(&[("a.txt", b"x")])).unwrap_err();
+    assert!(matches!(archive, DocumentError::Binary { .. }), "{archive}");
+    let old = read_one("a.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1rest").unwrap_err();
+    assert!(old.to_string().contains("save it as .docx"), "{old}");
+    let wrong = read_one("a.txt", b"caf\xe9 au lait").unwrap_err();
+    assert!(matches!(wrong, DocumentError::NotUtf8 { at: 3, .. }), "{wrong}");
+    for name in ["a.txt", "a.md", "a.html", "a.rs"] {
+        assert!(
+            matches!(read_one(name, b" \n"), Err(DocumentError::Empty { .. })),
+            "{name}"
+        );
+    }
+    for name in ["a.pdf", "a.epub", "a.docx"] {
+        let error = read_one(name, b"").unwrap_err();
+        assert!(matches!(error, DocumentError::Damaged { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_file_larger_than_the_limit_is_not_read() {
+    let limits = Limits {
+        file_bytes: 10,
+        text_bytes: 5,
+        ..Limits::default()
+    };
+    let error = read_within("a.txt", b"12345678901", &limits).unwrap_err();
+    assert!(matches!(error, DocumentError::TooLarge { .. }), "{error}");
+    let error = read_within("a.txt", b"123456", &limits).unwrap_err();
+    assert!(matches!(error, DocumentError::TooMuchText { .. }), "{error}");
+}
