@@ -21,6 +21,9 @@ const BREAK_EVENS: usize = 8;
 /// Tokens that later questions and their answers may take, where the model and memory have them.
 const LATER_TOKENS: usize = 4096;
 
+/// Tokens of an answer without which nothing is asked.
+const SHORT_ANSWER_TOKENS: usize = 256;
+
 /// Which options somebody has given, so that they are not chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Given {
@@ -71,12 +74,17 @@ impl fmt::Display for Choice {
             self.context_tokens,
             self.kv_format,
             self.format_reason,
-            self.prefill,
+            policy_name(&self.prefill),
             self.prefill_reason,
-            self.decode,
+            policy_name(&self.decode),
             self.decode_reason,
         )
     }
+}
+
+/// A policy without its parameters.
+fn policy_name(policy: &str) -> &str {
+    policy.split(':').next().unwrap_or(policy)
 }
 
 /// What the documents and the first question need.
@@ -90,9 +98,16 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// Tokens that the first question and its answer take at least.
+    /// Tokens that the documents, the first question and a short answer take.
     fn least(&self) -> usize {
-        self.prompt_tokens + self.answer_tokens
+        self.prompt_tokens + self.answer_tokens.min(SHORT_ANSWER_TOKENS)
+    }
+
+    /// The same with room for a whole answer and for later questions.
+    fn wide(&self) -> usize {
+        self.prompt_tokens
+            .saturating_add(self.answer_tokens)
+            .saturating_add(LATER_TOKENS)
     }
 }
 
@@ -111,7 +126,7 @@ pub(crate) fn choose(
         options.chunk_tokens = chunk.min(options.batch_tokens);
     }
     (options.prefill, options.decode) = (prefill.rules, decode.rules);
-    let wide = (need.least() + LATER_TOKENS).min(limit);
+    let wide = need.wide().min(limit);
     let contexts = match given.context {
         true => vec![limit],
         false => vec![wide, need.least().min(limit)],
@@ -173,16 +188,14 @@ fn format_reason(engine: &Engine, is_given: bool, format: Option<Format>) -> Str
 /// Tokens that the context may have.
 fn context_limit(engine: &Engine, wanted: &EngineOptions, given: Given, need: Need) -> Result<usize, AskError> {
     let maximum = engine.model().config().max_position;
-    let (limit, whose) = match wanted.context_tokens.filter(|_| given.context) {
-        Some(context) => (context, "fit --ctx"),
-        None => (maximum, "tokens are all that the model was made for"),
-    };
+    let asked = wanted.context_tokens.filter(|_| given.context);
+    let limit = asked.unwrap_or(maximum);
     match need.least() > limit {
         true => Err(AskError::TooLong {
             documents: need.document_tokens,
             rest: need.least() - need.document_tokens,
             limit,
-            whose,
+            is_given: asked.is_some(),
             maximum,
         }),
         false => Ok(limit),

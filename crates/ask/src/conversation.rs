@@ -101,6 +101,8 @@ pub struct Conversation {
     maker: PromptMaker,
     choice: Choice,
     turns: Vec<Turn>,
+    /// The prompt of the first question, which the choice was made with.
+    first: Option<(String, Prompt)>,
     keep: Option<PrefixCache>,
     not_kept: Option<String>,
     /// The model's layers whose attention is watched; none where tokens may be evicted.
@@ -134,15 +136,15 @@ impl Conversation {
         let engine = Engine::load(model, first_options(&loading))?;
         let maker = PromptMaker::new(&engine, &documents, options.system.clone())?;
         let question = match options.first_question.trim() {
-            "" => "?",
-            question => question,
+            "" => "?".to_owned(),
+            question => question.to_owned(),
         };
-        let prompt = maker.prompt(&engine, &[], question, &mut || ControlFlow::Continue(()))?;
+        let prompt = maker.prompt(&engine, &[], &question, &mut || ControlFlow::Continue(()))?;
         let need = Need {
             documents: documents.len(),
             document_tokens: prompt.document_tokens,
             prompt_tokens: prompt.tokens.len(),
-            answer_tokens: options.answer_tokens.clamp(1, 1 << 20),
+            answer_tokens: options.answer_tokens,
         };
         let (engine, choice) = choose(&engine, &loading, options.given, need)?;
         let (keep, not_kept) = match &options.keep {
@@ -164,6 +166,7 @@ impl Conversation {
             maker,
             choice,
             turns: Vec::new(),
+            first: Some((question, prompt)),
             keep,
             not_kept,
         })
@@ -206,8 +209,13 @@ impl Conversation {
         }
         generate.sampling.validate()?;
         let start = Instant::now();
-        let poll = &mut || observe(AskEvent::Waiting);
-        let prompt = self.maker.prompt(&self.engine, &self.turns, question, poll)?;
+        let prompt = match self.first.take() {
+            Some((first, prompt)) if first == question => prompt,
+            _ => {
+                let poll = &mut || observe(AskEvent::Waiting);
+                self.maker.prompt(&self.engine, &self.turns, question, poll)?
+            }
+        };
         self.check_room(&prompt)?;
         let found_tokens = self.find(&prompt)?;
         let reused_tokens = self.session.keep_shared(&prompt.tokens)?;

@@ -13,7 +13,7 @@ pub enum AskError {
     Engine(#[from] EngineError),
     /// The documents are longer than the model's context.
     #[error(
-        "the documents take {documents} tokens and the question and its answer {rest}, but {limit} {whose}: give fewer or shorter documents, a model with a longer context, {}or a smaller -n", stretch(*documents + *rest, *maximum)
+        "the documents take {documents} tokens, the question and its answer {rest}, but {}: give fewer or shorter documents, {}or a model with a longer context", holds(*limit, *is_given), stretch(*documents + *rest, *maximum)
     )]
     TooLong {
         /// Tokens of the documents.
@@ -22,8 +22,8 @@ pub enum AskError {
         rest: usize,
         /// Tokens that the context holds.
         limit: usize,
-        /// What sets that limit.
-        whose: &'static str,
+        /// Whether `--ctx` sets that limit.
+        is_given: bool,
         /// Positions that the model was made for.
         maximum: usize,
     },
@@ -58,6 +58,13 @@ pub enum AskError {
 impl From<ModelError> for AskError {
     fn from(error: ModelError) -> Self {
         Self::Engine(error.into())
+    }
+}
+
+fn holds(limit: usize, is_given: bool) -> String {
+    match is_given {
+        true => format!("--ctx holds {limit}"),
+        false => format!("the model was made for {limit}"),
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Passage {
     pub document_number: usize,
     /// Bytes of the document's text.
     pub range: Range<usize>,
-    /// Where a person finds it: a page, a chapter, lines. Empty where nothing is known.
+    /// Where a person finds the quotation: a page, a chapter, lines. Empty where nothing is known.
     pub place: String,
     /// The part of it to which most attention went.
     pub quotation: String,
@@ -36,23 +36,40 @@ pub struct Passage {
     pub share: f64,
 }
 
+/// A part of a document and what was found about it.
+struct Candidate {
+    document: usize,
+    range: Range<usize>,
+    /// The sentence or line of it with the largest score.
+    best: Range<usize>,
+    score: f64,
+}
+
 /// The passages to which most attention went, the best first. `watches` are those of the question and of the answer.
 pub(crate) fn passages(documents: &[Document], prompt: &Prompt, watches: &[&AttentionWatch]) -> Vec<Passage> {
     let scores = token_scores(prompt, watches);
-    let mut found: Vec<Passage> = Vec::new();
+    let mut found: Vec<Candidate> = Vec::new();
     for (number, document) in documents.iter().enumerate() {
         let bytes = byte_scores(document, &prompt.documents[number], prompt, &scores);
-        found.extend(of_document(document, number, &bytes));
+        found.extend(candidates(document, number, &bytes));
     }
-    let total: f64 = found.iter().map(|passage| passage.share).sum();
-    found.sort_by(|a, b| b.share.total_cmp(&a.share));
-    let best = found.first().map_or(0.0, |passage| passage.share);
+    let total: f64 = found.iter().map(|candidate| candidate.score).sum();
+    found.sort_by(|a, b| b.score.total_cmp(&a.score));
+    let best = found.first().map_or(0.0, |candidate| candidate.score);
     found.truncate(MOST_PASSAGES);
-    found.retain(|passage| passage.share > 0.0 && passage.share >= LEAST_SHARE * best);
-    for passage in &mut found {
-        passage.share /= total;
-    }
-    found
+    found.retain(|candidate| candidate.score >= LEAST_SHARE * best);
+    let shown = found.into_iter().map(|candidate| {
+        let document = &documents[candidate.document];
+        Passage {
+            document: document.name.clone(),
+            document_number: candidate.document,
+            place: document.describe(&trimmed(&document.text, &candidate.best)),
+            quotation: quotation(&document.text, &candidate.best),
+            range: trimmed(&document.text, &candidate.range),
+            share: candidate.score / total,
+        }
+    });
+    shown.collect()
 }
 
 /// What each token of the documents received beyond what it receives anyway.
@@ -106,10 +123,10 @@ fn byte_scores(document: &Document, place: &Range<usize>, prompt: &Prompt, score
     bytes
 }
 
-/// Passages of one document, each with its score.
-fn of_document(document: &Document, number: usize, bytes: &[f64]) -> Vec<Passage> {
+/// Passages of one document that have a score.
+fn candidates(document: &Document, number: usize, bytes: &[f64]) -> Vec<Candidate> {
     let pieces = pieces(&document.text);
-    let mut passages = Vec::new();
+    let mut candidates = Vec::new();
     let mut first = 0;
     while first < pieces.len() {
         let start = pieces[first].start;
@@ -119,22 +136,19 @@ fn of_document(document: &Document, number: usize, bytes: &[f64]) -> Vec<Passage
         }
         let range = start..pieces[last].end;
         let score: f64 = bytes[range.clone()].iter().sum();
-        if score > 0.0 {
-            let of = |piece: &Range<usize>| bytes[piece.clone()].iter().sum::<f64>();
-            let best = pieces[first..=last].iter().max_by(|a, b| of(a).total_cmp(&of(b)));
-            let best = best.cloned().unwrap_or_else(|| range.clone());
-            passages.push(Passage {
-                document: document.name.clone(),
-                document_number: number,
-                place: document.describe(&trimmed(&document.text, &range)),
-                quotation: quotation(&document.text, &best, bytes),
-                range: trimmed(&document.text, &range),
-                share: score,
+        let of = |piece: &Range<usize>| bytes[piece.clone()].iter().sum::<f64>();
+        let best = pieces[first..=last].iter().max_by(|a, b| of(a).total_cmp(&of(b)));
+        if let (true, Some(best)) = (score > 0.0, best) {
+            candidates.push(Candidate {
+                document: number,
+                range,
+                best: best.clone(),
+                score,
             });
         }
         first = last + 1;
     }
-    passages
+    candidates
 }
 
 /// Sentences and lines of a text, which it is made of.
@@ -172,32 +186,16 @@ fn trimmed(text: &str, range: &Range<usize>) -> Range<usize> {
     start..start + part.trim().len()
 }
 
-/// A piece on one line; of a long one the part around its heaviest byte.
-fn quotation(text: &str, piece: &Range<usize>, bytes: &[f64]) -> String {
+/// A piece on one line; of a long one the beginning.
+fn quotation(text: &str, piece: &Range<usize>) -> String {
     let piece = trimmed(text, piece);
-    let mut range = piece.clone();
-    if piece.len() > QUOTATION_BYTES {
-        let heaviest = piece
-            .clone()
-            .max_by(|a, b| bytes[*a].total_cmp(&bytes[*b]))
-            .unwrap_or(piece.start);
-        let start = heaviest.saturating_sub(QUOTATION_BYTES / 2).max(piece.start);
-        range = start..(start + QUOTATION_BYTES).min(piece.end);
-        while !text.is_char_boundary(range.start) {
-            range.start += 1;
-        }
-        while !text.is_char_boundary(range.end) {
-            range.end -= 1;
-        }
+    let mut end = piece.end.min(piece.start + QUOTATION_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
     }
-    let words: Vec<&str> = text[range.clone()].split_whitespace().collect();
-    let (before, behind) = (range.start > piece.start, range.end < piece.end);
-    format!(
-        "{}{}{}",
-        if before { "…" } else { "" },
-        words.join(" "),
-        if behind { "…" } else { "" }
-    )
+    let words: Vec<&str> = text[piece.start..end].split_whitespace().collect();
+    let behind = if end < piece.end { "…" } else { "" };
+    words.join(" ") + behind
 }
 
 #[cfg(test)]
@@ -216,15 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn a_long_sentence_is_quoted_around_what_weighs_most() {
-        let text = "word ".repeat(100);
-        let mut bytes = vec![0.0; text.len()];
-        bytes[250] = 1.0;
-        let quoted = quotation(&text, &(0..text.len()), &bytes);
+    fn a_long_piece_is_quoted_from_its_beginning() {
+        let text = "wörd ".repeat(100);
+        let quoted = quotation(&text, &(0..text.len()));
         assert!(
-            quoted.starts_with('…') && quoted.ends_with('…') && quoted.len() < 210,
+            quoted.starts_with("wörd wörd") && quoted.ends_with('…') && quoted.len() < 210,
             "{quoted}"
         );
-        assert_eq!(quotation(&text, &(0..10), &bytes), "word word");
+        assert_eq!(quotation(&text, &(0..12)), "wörd wörd");
     }
 }

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use riffle_engine::AttentionPrecision;
 use riffle_model::Activations;
 
+use crate::ask_args::AskArguments;
 use crate::bench_args::BenchArguments;
 use crate::chat_args::ChatArguments;
 use crate::eval_args::EvalArguments;
@@ -25,6 +26,11 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Ask questions about documents; shows the passages that answers rest on
+    #[command(
+        after_help = "Examples:\n  riffle ask --model model.gguf book.epub \"Who is Queequeg?\"\n  riffle ask --model model.gguf report.pdf notes/ --question \"What was decided?\" --question \"By whom?\"\n  riffle ask --model model.gguf src/ --follow"
+    )]
+    Ask(Box<AskArguments>),
     /// Read a prompt and write the answer
     Run(RunArguments),
     /// Talk with a model in many turns, each of which reads only what is new

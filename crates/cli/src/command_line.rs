@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::args::Arguments;
+use crate::args::{Arguments, Command};
 use crate::failure::Failure;
 use crate::llama_cpp;
 
@@ -30,7 +30,11 @@ fn take_negative_numbers(command: clap::Command) -> clap::Command {
 /// Parses arguments, the program's name first.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
     let matches = command().try_get_matches_from(llama_cpp::spelled_for_clap(arguments))?;
-    Arguments::from_arg_matches(&matches)
+    let mut parsed = Arguments::from_arg_matches(&matches)?;
+    if let (Some(Command::Ask(ask)), Some((_, matches))) = (&mut parsed.command, matches.subcommand()) {
+        ask.note_given(matches);
+    }
+    Ok(parsed)
 }
 
 /// Ends a process whose arguments were not accepted, or asked for help.

@@ -4,7 +4,9 @@ use std::fmt::{self, Display};
 use std::io;
 use std::process::ExitCode;
 
+use riffle_ask::AskError;
 use riffle_chat::ChatError;
+use riffle_documents::DocumentError;
 use riffle_engine::EngineError;
 use riffle_eval::EvalError;
 use riffle_hub::HubError;
@@ -20,10 +22,10 @@ pub(crate) struct Failure {
     status: u8,
 }
 
-/// Exit status after Ctrl-C, as shells expect it.
-const INTERRUPTED: u8 = 130;
-
 impl Failure {
+    /// Exit status after Ctrl-C, as shells expect it.
+    pub(crate) const INTERRUPTED: u8 = 130;
+
     /// Exit status for arguments that the command does not have.
     pub(crate) const MISSPELLED: u8 = 2;
 
@@ -34,14 +36,18 @@ impl Failure {
 
     pub(crate) fn interrupted(message: impl Display) -> Self {
         Self {
-            status: INTERRUPTED,
+            status: Self::INTERRUPTED,
             ..Self::new(message)
         }
     }
 
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.status == Self::INTERRUPTED
+    }
+
     /// The same with what to do next, where the run was interrupted.
     pub(crate) fn with_hint(mut self, hint: &str) -> Self {
-        if self.status == INTERRUPTED {
+        if self.is_interrupted() {
             self.message += &format!("; {hint}");
         }
         self
@@ -94,12 +100,27 @@ impl From<EngineError> for Failure {
     }
 }
 
+impl From<AskError> for Failure {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Engine(error) => error.into(),
+            error => Self::new(error),
+        }
+    }
+}
+
 impl From<ChatError> for Failure {
     fn from(error: ChatError) -> Self {
         match error {
             ChatError::Engine(error) => error.into(),
             error => Self::new(error),
         }
+    }
+}
+
+impl From<DocumentError> for Failure {
+    fn from(error: DocumentError) -> Self {
+        Self::new(error)
     }
 }
 

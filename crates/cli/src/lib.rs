@@ -7,6 +7,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
+mod ask_args;
 mod bench_args;
 mod chat_args;
 mod command_line;
@@ -39,6 +40,7 @@ pub fn main() -> ExitCode {
     };
     let result = match arguments.command {
         None => commands::demo::demo(),
+        Some(Command::Ask(arguments)) => commands::ask::ask(&arguments),
         Some(Command::Run(arguments)) => commands::run::run(&arguments),
         Some(Command::Chat(arguments)) => commands::chat::chat(&arguments),
         Some(Command::Serve(arguments)) => commands::serve::serve(&arguments),

@@ -1,5 +1,6 @@
 //! One file a command.
 
+pub(crate) mod ask;
 pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod chat;

@@ -1,5 +1,6 @@
 //! What the command prints, reads, keeps and refuses.
 
+mod ask;
 mod bad_input;
 mod bad_model;
 mod book;

@@ -102,6 +102,13 @@ impl Place {
             "plan" | "tokenize" => vec![model],
             // Without a line on standard input it ends once the model is loaded.
             "chat" => vec![model],
+            // Two words: a document and the question.
+            "ask" => vec![
+                model,
+                (self.text.as_str(), "Who?".to_owned()),
+                given("--tokens", "1"),
+                ("--keep", file("kept")),
+            ],
             // An address that no machine has: the server ends once everything else has been looked at.
             "serve" => vec![model, given("--host", "192.0.2.1")],
             "policies" => Vec::new(),
@@ -181,7 +188,7 @@ impl Place {
             (_, "--ablate-local") => vec![("--ablate-heavy", "8".to_owned())],
             (_, "--ablate-heavy") => vec![("--ablate-local", "8".to_owned())],
             // An answer without end is as long as the context.
-            ("run", "--tokens") => vec![("--ctx", "64".to_owned())],
+            ("run" | "ask", "--tokens") => vec![("--ctx", "64".to_owned())],
             _ => Vec::new(),
         }
     }

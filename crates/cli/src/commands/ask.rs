@@ -1,0 +1,336 @@
+//! `riffle ask`: questions about documents.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use riffle_ask::{
+    Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, default_cache_folder,
+};
+use riffle_documents::{Collection, Document, LeftOut, Limits};
+use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
+use serde::Serialize;
+
+use super::run::generate_options;
+use super::{engine_options, grouped, note_activations, print, print_json};
+use crate::ask_args::AskArguments;
+use crate::failure::Failure;
+use crate::interrupt::on_interrupt;
+use crate::progress::PrefillDisplay;
+use crate::{console, shown};
+
+/// Files left out of folders that are named; the others are counted.
+const NAMED_FAILURES: usize = 5;
+
+pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
+    let (files, questions) = words(arguments)?;
+    if questions.iter().any(|question| question.trim().is_empty()) {
+        return Err(AskError::EmptyQuestion.into());
+    }
+    let follows = arguments.follow || questions.is_empty();
+    let collection = riffle_documents::read(&files, &Limits::default())?;
+    let options = AskOptions {
+        engine: engine_options(&arguments.engine)?,
+        given: arguments.given,
+        system: arguments.system.clone(),
+        keep: keep(arguments),
+        answer_tokens: arguments.generate.tokens,
+        first_question: questions.first().cloned().unwrap_or_default(),
+    };
+    with_threads(arguments.engine.threads, || {
+        let Collection { documents, left_out } = collection;
+        let mut conversation = Conversation::open(&arguments.model.model, documents, options)?;
+        let engine = conversation.engine();
+        let on_device = engine.options().device.is_some();
+        note_activations(&arguments.engine, engine.model().config(), on_device);
+        note_documents(&conversation, &left_out);
+        let mut asker = Asker {
+            generate: generate_options(engine, &arguments.generate),
+            conversation: &mut conversation,
+            arguments,
+            stop: Stop::install()?,
+            answers: Vec::new(),
+        };
+        let asked = asker.ask_all(&questions, follows);
+        let answers = asker.answers;
+        if arguments.json && !answers.is_empty() {
+            print_json(&Report::new(&conversation, &left_out, &answers))?;
+        }
+        asked
+    })?
+}
+
+/// What the words name: documents, and the questions.
+fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure> {
+    let (files, mut questions) = (arguments.words.clone(), arguments.question.clone());
+    let (last, before) = match files.split_last() {
+        Some((last, before)) if questions.is_empty() && !before.is_empty() && !Path::new(last).exists() => {
+            (last.clone(), before.to_vec())
+        }
+        _ => {
+            if questions.is_empty() && !arguments.follow && !io::stdin().is_terminal() {
+                return Err(Failure::new(
+                    "no question: put it behind the documents, in quotes, or give it with --question; --follow reads questions from standard input",
+                ));
+            }
+            return Ok((files, questions));
+        }
+    };
+    if looks_like_a_file(&last) {
+        return Err(Failure::new(format!(
+            "{last}: no such file; check the path. If it is the question, give it with --question"
+        )));
+    }
+    questions.push(last);
+    Ok((before, questions))
+}
+
+/// Whether a word is a path rather than a question.
+fn looks_like_a_file(word: &str) -> bool {
+    let ending = Path::new(word).extension().and_then(|ending| ending.to_str());
+    let has_ending = ending
+        .is_some_and(|ending| (1..=5).contains(&ending.len()) && ending.chars().all(|c| c.is_ascii_alphanumeric()));
+    !word.contains(char::is_whitespace) && (has_ending || word.contains('/'))
+}
+
+fn keep(arguments: &AskArguments) -> Option<KeepOptions> {
+    if arguments.no_keep {
+        return None;
+    }
+    let folder = arguments.keep.clone().or_else(default_cache_folder)?;
+    Some(KeepOptions {
+        folder,
+        budget_bytes: arguments.keep_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
+        is_needed: arguments.keep.is_some(),
+    })
+}
+
+/// Says what was chosen, and what of the documents is not read.
+fn note_documents(conversation: &Conversation, left_out: &LeftOut) {
+    if left_out.count() > 0 {
+        let failures = left_out.failures.len();
+        console::note(format!(
+            "left out of folders: {} without text, {} empty, {failures} that cannot be read",
+            left_out.binary, left_out.empty
+        ));
+        left_out.failures.iter().take(NAMED_FAILURES).for_each(console::note);
+    }
+    for document in conversation.documents() {
+        for warning in &document.warnings {
+            console::note(format!("{}: {warning}", shown::name(&document.name)));
+        }
+    }
+    console::note(conversation.choice());
+    if let Some(why) = conversation.not_kept() {
+        console::note(format!("nothing is kept for later: {why}"));
+    }
+}
+
+/// Asks questions and prints what comes of them.
+struct Asker<'a> {
+    conversation: &'a mut Conversation,
+    generate: GenerateOptions,
+    arguments: &'a AskArguments,
+    stop: Stop,
+    answers: Vec<Answer>,
+}
+
+impl Asker<'_> {
+    fn ask_all(&mut self, questions: &[String], follows: bool) -> Result<(), Failure> {
+        for question in questions {
+            if questions.len() > 1 && !self.arguments.json {
+                print(&format!(
+                    "{}{question}\n",
+                    if self.answers.is_empty() { "" } else { "\n" }
+                ))?;
+            }
+            self.ask(question)?;
+        }
+        if !follows {
+            return Ok(());
+        }
+        while let Some(question) = self.next_question()? {
+            match self.ask(&question) {
+                // A conversation that is full, or a question that is too long, ends no conversation at the keyboard.
+                Err(failure) if io::stdin().is_terminal() && !failure.is_interrupted() => console::note(failure),
+                asked => asked?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The next question at the keyboard or of a pipe; `None` at its end.
+    fn next_question(&mut self) -> Result<Option<String>, Failure> {
+        let is_terminal = io::stdin().is_terminal();
+        loop {
+            if is_terminal {
+                console::end_line()?;
+                // A prompt that cannot be written is not missed.
+                let _ = write!(io::stderr().lock(), "\nquestion> ").and_then(|()| io::stderr().flush());
+            }
+            let mut line = String::new();
+            let read = self.stop.while_waiting(|| io::stdin().lock().read_line(&mut line));
+            let read = read.map_err(|error| Failure::new(format!("standard input: {error}")))?;
+            if read == 0 {
+                return Ok(None);
+            }
+            if !line.trim().is_empty() {
+                return Ok(Some(line.trim().to_owned()));
+            }
+        }
+    }
+
+    fn ask(&mut self, question: &str) -> Result<(), Failure> {
+        let mut display = PrefillDisplay::new();
+        let mut output = Ok(());
+        let (json, stop) = (self.arguments.json, &self.stop);
+        let answer = self.conversation.ask(question, &self.generate, &mut |event| {
+            match event {
+                AskEvent::Waiting => {}
+                AskEvent::Reading(progress) => display.update(progress),
+                AskEvent::Text(text) => {
+                    display.finish();
+                    if !json {
+                        output = console::print_answer(text);
+                    }
+                }
+            }
+            match output.is_err() {
+                true => ControlFlow::Break(()),
+                false => stop.flow(),
+            }
+        });
+        display.finish();
+        output?;
+        let answer = answer?;
+        if !json {
+            print("\n")?;
+            if !self.arguments.no_passages {
+                print(&passages_text(&answer.passages))?;
+            }
+            console::note(summary(&answer));
+        }
+        let (is_interrupted, tokens) = (answer.stop == StopReason::Interrupted, answer.generated_tokens);
+        self.answers.push(answer);
+        match is_interrupted {
+            true => Err(Failure::interrupted(format!(
+                "interrupted after {tokens} generated tokens"
+            ))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Passages as a list. What attention shows is no proof, and the label says what it is.
+fn passages_text(passages: &[Passage]) -> String {
+    if passages.is_empty() {
+        return String::new();
+    }
+    let lines = passages.iter().map(|passage| {
+        let place = match passage.place.as_str() {
+            "" => String::new(),
+            place => format!(", {}", shown::name(place)),
+        };
+        format!(
+            "  {}{place} ({:.0}%): {}\n",
+            shown::name(&passage.document),
+            100.0 * passage.share,
+            shown::name(&passage.quotation)
+        )
+    });
+    format!("\nattention went most to\n{}", lines.collect::<String>())
+}
+
+fn summary(answer: &Answer) -> String {
+    let kept = match answer.found_tokens {
+        0 => String::new(),
+        found => format!(", {} of them from disk", grouped(found)),
+    };
+    format!(
+        "\nfirst token after {:.2} s ({} of {} tokens were read before{kept}), then {} tokens at {:.1} a second, ended by {}",
+        answer.time_to_first_token_ms / 1e3,
+        grouped(answer.reused_tokens),
+        grouped(answer.prompt_tokens),
+        grouped(answer.generated_tokens),
+        answer.decode_tokens_per_s,
+        answer.stop
+    )
+}
+
+/// Everything as one JSON object.
+#[derive(Serialize)]
+struct Report<'a> {
+    model: String,
+    choice: &'a Choice,
+    documents: Vec<DocumentReport<'a>>,
+    left_out: &'a LeftOut,
+    /// Why nothing is kept on disk, where that was asked for.
+    not_kept: Option<&'a str>,
+    answers: &'a [Answer],
+}
+
+#[derive(Serialize)]
+struct DocumentReport<'a> {
+    name: &'a str,
+    kind: String,
+    bytes: usize,
+    warnings: &'a [String],
+}
+
+impl<'a> Report<'a> {
+    fn new(conversation: &'a Conversation, left_out: &'a LeftOut, answers: &'a [Answer]) -> Self {
+        let document = |document: &'a Document| DocumentReport {
+            name: &document.name,
+            kind: document.kind.to_string(),
+            bytes: document.text.len(),
+            warnings: &document.warnings,
+        };
+        Self {
+            model: conversation.engine().path().display().to_string(),
+            choice: conversation.choice(),
+            documents: conversation.documents().iter().map(document).collect(),
+            left_out,
+            not_kept: conversation.not_kept(),
+            answers,
+        }
+    }
+}
+
+/// Ctrl-C: it stops an answer, and ends the process where a question is waited for.
+struct Stop {
+    asked: Arc<AtomicBool>,
+    is_waiting: Arc<AtomicBool>,
+}
+
+impl Stop {
+    fn install() -> Result<Self, Failure> {
+        let stop = Self {
+            asked: Arc::default(),
+            is_waiting: Arc::default(),
+        };
+        let (asked, is_waiting) = (Arc::clone(&stop.asked), Arc::clone(&stop.is_waiting));
+        on_interrupt(move || {
+            asked.store(true, Ordering::Relaxed);
+            if is_waiting.load(Ordering::Relaxed) {
+                std::process::exit(Failure::INTERRUPTED.into());
+            }
+        })?;
+        Ok(stop)
+    }
+
+    fn flow(&self) -> ControlFlow<()> {
+        match self.asked.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.is_waiting.store(true, Ordering::Relaxed);
+        let result = wait();
+        self.is_waiting.store(false, Ordering::Relaxed);
+        result
+    }
+}

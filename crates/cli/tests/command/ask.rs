@@ -1,0 +1,268 @@
+//! Questions about documents: a text, a PDF, an EPUB, a folder; what is kept, shown and refused.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+
+use crate::testing::{assert_refused, riffle, shipped_model, stderr, stdout};
+use serde_json::Value;
+
+// The same files as in the tests of riffle-documents.
+#[path = "../../../documents/tests/documents/make.rs"]
+#[allow(dead_code)]
+mod make;
+
+const FACT: &str = "The pass key for field house is 70452.";
+const QUESTION: &str = "What is the pass key for field house? The pass key for field house is";
+
+/// A temporary folder with documents, and a folder for what is kept.
+struct Desk {
+    folder: tempfile::TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().expect("a folder"),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> String {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(&path, bytes).expect("a file");
+        path.display().to_string()
+    }
+
+    /// `riffle ask` on the shipped model with the user's cache folder in this one.
+    fn ask(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("the binary runs")
+    }
+
+    fn command(&self, words: &[&str]) -> std::process::Command {
+        let mut command = riffle();
+        command.arg("ask").arg("--model").arg(shipped_model());
+        command.args(words).env("XDG_CACHE_HOME", self.path("caches"));
+        command
+    }
+}
+
+/// Lines of the shipped book with the fact among them.
+fn book(lines: usize) -> String {
+    let path = shipped_model().join("../text/zechariah.txt");
+    let book = fs::read_to_string(path).expect("the book");
+    let mut lines: Vec<&str> = book.lines().take(lines).collect();
+    lines.insert(lines.len() / 3, FACT);
+    lines.join("\n")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_str(&stdout(output)).expect("JSON")
+}
+
+/// The first passage holds the fact; returns its place.
+#[track_caller]
+fn place_of_fact(report: &Value) -> String {
+    let answer = &report["answers"][0];
+    assert!(answer["text"].as_str().expect("text").contains("70452"), "{report}");
+    let passage = &answer["passages"][0];
+    assert!(
+        passage["quotation"].as_str().expect("text").contains("70452"),
+        "{report}"
+    );
+    passage["place"].as_str().expect("a place").to_owned()
+}
+
+#[test]
+fn a_text_is_read_once_and_answers_show_where_they_come_from() {
+    let desk = Desk::new();
+    let text = desk.file("book.txt", book(60).as_bytes());
+    let first = desk.ask(&[&text, QUESTION, "-n", "6"]);
+    let said = stdout(&first);
+    assert!(said.contains("70452"), "{said}");
+    assert!(
+        said.contains("attention went most to\n") && said.contains("line 21 ("),
+        "{said}"
+    );
+    let notes = stderr(&first);
+    assert!(
+        notes.contains("1 document, ") && notes.contains("keys and values in f16"),
+        "{notes}"
+    );
+    assert!(notes.contains("(0 of "), "{notes}");
+
+    let second = json(&desk.ask(&[&text, QUESTION, "-n", "6", "--json"]));
+    assert_eq!(place_of_fact(&second), "line 21");
+    let number = |name: &str| second["answers"][0][name].as_u64().expect("a number");
+    assert!(number("found_tokens") + 512 + 256 > number("prompt_tokens"), "{second}");
+    // What is kept changes nothing, and may be left out.
+    let alone = desk.ask(&[&text, QUESTION, "-n", "6", "--json", "--no-keep"]);
+    let alone = json(&alone);
+    assert_eq!(alone["answers"][0]["found_tokens"], 0);
+    assert_eq!(alone["answers"][0]["text"], second["answers"][0]["text"]);
+    assert_eq!(alone["answers"][0]["passages"], second["answers"][0]["passages"]);
+}
+
+#[test]
+fn pages_of_a_pdf_and_chapters_of_an_epub_are_shown() {
+    let desk = Desk::new();
+    let book = book(30);
+    let lines: Vec<&str> = book.lines().collect();
+    // A line of a page holds some ninety characters.
+    let page = |lines: &[&str]| {
+        let words = lines.iter().flat_map(|line| line.split_whitespace());
+        let mut page = String::new();
+        let mut length = 0;
+        for word in words {
+            let breaks = length + word.len() > 90 || word == "The" && length > 0;
+            page.push(if breaks { '\n' } else { ' ' });
+            length = if breaks { 0 } else { length } + word.len() + 1;
+            page.push_str(word);
+        }
+        page
+    };
+    let (before, behind) = lines.split_at(8);
+    let pages = [page(before), page(behind)];
+    let pdf = desk.file("book.pdf", &make::pdf(&[&pages[0], &pages[1]]));
+    let report = json(&desk.ask(&[&pdf, QUESTION, "-n", "6", "--json"]));
+    assert_eq!(place_of_fact(&report), "page 2");
+    assert_eq!(report["documents"][0]["kind"], "PDF");
+
+    let chapters = [before.join("\n\n"), behind.join("\n\n")];
+    let epub = desk.file(
+        "book.epub",
+        &make::epub(&[("Visions", &chapters[0]), ("Horsemen", &chapters[1])]),
+    );
+    let report = json(&desk.ask(&[&epub, QUESTION, "-n", "6", "--json"]));
+    assert_eq!(place_of_fact(&report), "chapter \"Horsemen\"");
+}
+
+#[test]
+fn several_documents_stand_under_their_names_and_questions_follow_one_another() {
+    let desk = Desk::new();
+    desk.file("notes/a.md", b"# Places\n\nThe pass key for city wall is 31905.\n");
+    desk.file("notes/b.txt", book(20).as_bytes());
+    desk.file("notes/c.png", b"\x89PNG\0\0");
+    let other = "What is the pass key for city wall? The pass key for city wall is";
+    let folder = desk.path("notes").display().to_string();
+    let words = [&*folder, "--question", QUESTION, "--question", other, "-n", "5"];
+    let output = desk.ask(&[&words[..], &["--json"]].concat());
+    let report = json(&output);
+    place_of_fact(&report);
+    assert!(stderr(&output).contains("1 without text"), "{}", stderr(&output));
+    let second = &report["answers"][1];
+    assert!(second["text"].as_str().expect("text").contains("31905"), "{report}");
+    assert!(
+        second["passages"][0]["document"]
+            .as_str()
+            .expect("a name")
+            .ends_with("a.md"),
+        "{report}"
+    );
+    let number = |name: &str| second[name].as_u64().expect("a number");
+    assert!(number("prompt_tokens") - number("reused_tokens") < 60, "{report}");
+
+    // The same from standard input, line by line.
+    let mut child = desk
+        .command(&[&folder, "--follow", "-n", "5"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut input = child.stdin.take().expect("a pipe");
+    write!(input, "{QUESTION}\n\n{other}\n").expect("written");
+    drop(input);
+    let said = stdout(&child.wait_with_output().expect("it ends"));
+    assert!(said.contains("70452") && said.contains("31905"), "{said}");
+}
+
+#[test]
+fn what_is_given_is_not_chosen_and_memory_chooses_the_format() {
+    let desk = Desk::new();
+    let text = desk.file("book.txt", book(60).as_bytes());
+    let given = [
+        "--kv-type",
+        "q8_0",
+        "--prefill",
+        "xattention",
+        "--decode",
+        "twilight",
+        "--ctx",
+        "8192",
+    ];
+    let report = json(&desk.ask(&[&[&*text, QUESTION, "-n", "6", "--json"][..], &given].concat()));
+    let choice = &report["choice"];
+    assert_eq!(choice["kv_format"], "q8_0");
+    assert_eq!(choice["context_tokens"], 8192);
+    assert!(choice["prefill"].as_str().expect("a policy").starts_with("xattention"));
+    assert!(choice["decode"].as_str().expect("a policy").starts_with("twilight"));
+    for option in [["--window-size", "512"], ["--select-tokens", "0.5"]] {
+        let output = desk.ask(&[&[&*text, "Who?"][..], &option].concat());
+        assert_refused(&output, 1, &[option[0], "does not go with questions about documents"]);
+    }
+}
+
+#[test]
+fn documents_that_do_not_fit_are_refused_with_numbers_before_they_are_read() {
+    let desk = Desk::new();
+    let text = desk.file("book.txt", book(60).as_bytes());
+    let output = desk.ask(&[&text, "Who?", "--ctx", "512"]);
+    assert_refused(
+        &output,
+        1,
+        &[
+            "the documents take",
+            "--ctx holds 512",
+            "give fewer or shorter documents",
+        ],
+    );
+    let long = desk.file("long.txt", book(400).repeat(9).as_bytes());
+    let output = desk.ask(&[&long, "Who?"]);
+    assert_refused(&output, 1, &["the model was made for 131072", "--rope-scaling"]);
+}
+
+#[test]
+fn files_that_are_no_documents_and_missing_questions_are_one_line() {
+    let desk = Desk::new();
+    let damaged = desk.file("a.pdf", &make::pdf(&["words"])[..200]);
+    assert_refused(&desk.ask(&[&damaged, "Who?"]), 1, &["a.pdf: this PDF file is damaged"]);
+    let pictures = desk.file("b.pdf", &make::pdf(&["", ""]));
+    assert_refused(
+        &desk.ask(&[&pictures, "Who?"]),
+        1,
+        &["its 2 pages hold no text", "ocrmypdf"],
+    );
+    let text = desk.file("c.txt", b"some words");
+    assert_refused(&desk.ask(&[&text]), 1, &["no question", "--question", "--follow"]);
+    assert_refused(&desk.ask(&[&text, &text]), 1, &["no question"]);
+    assert_refused(&desk.ask(&[&text, " "]), 1, &["the question is empty"]);
+    assert_refused(
+        &desk.ask(&[&text, "missing.txt"]),
+        1,
+        &["missing.txt: no such file", "--question"],
+    );
+    assert_refused(&desk.ask(&["missing.txt", "Who?"]), 1, &["missing.txt: no such file"]);
+    assert_refused(
+        &desk.ask(&[&text, "Who?", "--keep", "/dev/null/x"]),
+        1,
+        &["/dev/null/x", "--no-keep"],
+    );
+    assert_refused(&desk.ask(&[]), 2, &["FILE… QUESTION"]);
+    // A cache folder that cannot be used, where nobody asked for one, costs only time.
+    let mut command = desk.command(&[&text, "Who?", "-n", "1"]);
+    let output = command
+        .env("XDG_CACHE_HOME", Path::new("/dev/null/x"))
+        .output()
+        .expect("it runs");
+    assert!(
+        output.status.success() && stderr(&output).contains("nothing is kept for later"),
+        "{}",
+        stderr(&output)
+    );
+}
