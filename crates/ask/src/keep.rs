@@ -21,12 +21,23 @@ pub struct KeepOptions {
 impl KeepOptions {
     /// Opens the folder; the second value says why nothing is kept, where that is so.
     pub(crate) fn open(&self) -> Result<(Option<PrefixCache>, Option<String>), AskError> {
+        make_private(&self.folder);
         match PrefixCache::open(&self.folder, self.budget_bytes) {
             Ok(cache) => Ok((Some(cache), None)),
             Err(error) if self.is_needed => Err(AskError::Keep(error)),
             Err(error) => Ok((None, Some(error.to_string()))),
         }
     }
+}
+
+/// Makes the folder, if it is not there, for this user alone: its pages tell what the documents say. What goes wrong shows when it is
+/// opened.
+fn make_private(folder: &Path) {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    let _ = builder.create(folder);
 }
 
 /// The folder of this user's cache for what was read: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps caches. `None`

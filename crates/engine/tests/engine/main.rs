@@ -1,5 +1,6 @@
 //! Sessions of an engine: what they read, keep, share, evict and give back.
 
+mod attention_watch;
 mod compress;
 #[path = "../../../kv/tests/testing/counted.rs"]
 mod counted;

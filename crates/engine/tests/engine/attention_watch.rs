@@ -1,0 +1,113 @@
+//! Watching where attention goes: it changes nothing, and says what an audit says.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use riffle_engine::{AttentionWatch, Engine, EngineOptions, Session};
+
+use crate::testing::device::{MODEL, any_device, options};
+use crate::testing::{fixture, go_on, largest_difference, prompt, small_engine};
+
+fn small(audit: bool) -> EngineOptions {
+    EngineOptions {
+        context_tokens: Some(256),
+        batch_tokens: 64,
+        chunk_tokens: 32,
+        page_tokens: 16,
+        audit,
+        ..EngineOptions::default()
+    }
+}
+
+/// Reads a text, then a question and an answer of given tokens under watch. Logits after each step, and what was seen.
+fn read(engine: &Arc<Engine>, watches: bool) -> (Vec<f32>, Option<AttentionWatch>) {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(&prompt(70), &mut go_on).unwrap();
+    if watches {
+        session.watch_attention(0..engine.model().config().layers);
+    }
+    session.prefill(&prompt(37), &mut go_on).unwrap();
+    let mut logits = session.logits().to_vec();
+    for token in [3, 5, 8, 13] {
+        session.advance(token).unwrap();
+        logits.extend_from_slice(session.logits());
+    }
+    let seen = session.take_watched_attention();
+    assert!(session.take_watched_attention().is_none());
+    (logits, seen)
+}
+
+#[test]
+fn a_watch_changes_no_bit_and_holds_all_mass() {
+    for policy in ["full", "streaming:sinks=8,window=24"] {
+        let options = EngineOptions {
+            prefill: policy.parse().unwrap(),
+            decode: policy.parse().unwrap(),
+            ..small(false)
+        };
+        let engine = small_engine(options);
+        let (plain, nothing) = read(&engine, false);
+        let (watched, seen) = read(&engine, true);
+        assert!(nothing.is_none() && plain == watched, "{policy}");
+        let seen = seen.unwrap();
+        assert_eq!(seen.queries(), 41);
+        let config = engine.model().config();
+        assert_eq!(seen.heads().len(), config.layers * config.kv_heads);
+        let all = (seen.queries() * config.heads / config.kv_heads) as f32;
+        for head in seen.heads() {
+            let total: f32 = head.mass.iter().sum();
+            assert!(head.mass.len() == 111 && (total - all).abs() < 1e-3 * all, "{policy}: {total} of {all}");
+        }
+    }
+}
+
+#[test]
+fn a_watch_of_an_answer_says_what_an_audit_of_every_query_says() {
+    let engine = small_engine(small(true));
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&prompt(90), &mut go_on).unwrap();
+    let audited: Arc<Mutex<BTreeMap<(usize, usize), Vec<f32>>>> = Arc::default();
+    let sums = Arc::clone(&audited);
+    session
+        .observe_audit(move |query| {
+            let mut sums = sums.lock().unwrap();
+            let sum = sums.entry((query.layer, query.kv_head)).or_insert_with(|| vec![0.0; 96]);
+            sum.iter_mut().zip(query.mass).for_each(|(sum, mass)| *sum += mass);
+        })
+        .unwrap();
+    session.watch_attention(0..engine.model().config().layers);
+    for token in [3, 5, 8, 13, 21, 34] {
+        session.advance(token).unwrap();
+    }
+    let seen = session.take_watched_attention().unwrap();
+    let audited = audited.lock().unwrap();
+    assert_eq!(seen.heads().len(), audited.len());
+    for head in seen.heads() {
+        let expected = &audited[&(head.layer, head.kv_head)];
+        assert!(largest_difference(&head.mass, expected) < 1e-4, "layer {}", head.layer);
+    }
+}
+
+#[test]
+fn layers_that_are_not_watched_are_not_seen() {
+    let engine = small_engine(small(false));
+    let mut session = Session::new(&engine).unwrap();
+    session.watch_attention(1..2);
+    session.prefill(&prompt(20), &mut go_on).unwrap();
+    let seen = session.take_watched_attention().unwrap();
+    assert!(!seen.heads().is_empty() && seen.heads().iter().all(|head| head.layer == 1));
+}
+
+#[test]
+fn a_device_sees_what_the_cpu_sees() {
+    let path = fixture(MODEL);
+    let seen = [None, Some(any_device())].map(|device| {
+        let engine = Engine::load(&path, options(device)).unwrap();
+        read(&engine, true).1.unwrap()
+    });
+    assert_eq!(seen[0].queries(), seen[1].queries());
+    for (cpu, device) in seen[0].heads().iter().zip(seen[1].heads()) {
+        assert_eq!((cpu.layer, cpu.kv_head), (device.layer, device.kv_head));
+        assert!(largest_difference(&cpu.mass, &device.mass) < 0.05, "layer {}", cpu.layer);
+    }
+}
