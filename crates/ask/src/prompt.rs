@@ -109,7 +109,7 @@ impl PromptMaker {
         let Some(template) = engine.chat_template() else {
             let mut text = self.body.clone();
             for turn in turns {
-                let _ = write!(text, "{}{}\n", turn.question, turn.answer);
+                let _ = writeln!(text, "{}{}", turn.question, turn.answer);
             }
             return Ok((text + question, false));
         };

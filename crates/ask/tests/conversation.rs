@@ -9,7 +9,14 @@ use riffle_documents::{Document, DocumentKind};
 use riffle_engine::{EngineOptions, GenerateOptions};
 
 const NAMES: [&str; 8] = [
-    "field house", "city wall", "gold hand", "water stone", "fire gate", "wind tree", "man young", "horse red",
+    "field house",
+    "city wall",
+    "gold hand",
+    "water stone",
+    "fire gate",
+    "wind tree",
+    "man young",
+    "horse red",
 ];
 
 fn fixture(name: &str) -> PathBuf {
@@ -69,7 +76,11 @@ fn the_passage_of_an_answer_ranks_first_in_most_cases() {
             assert!(text.get(passage.range.clone()).is_some());
         }
     }
-    assert!(answered >= 6 && first >= 6, "{answered} answers, {first} passages of {}", NAMES.len());
+    assert!(
+        answered >= 6 && first >= 6,
+        "{answered} answers, {first} passages of {}",
+        NAMES.len()
+    );
 }
 
 #[test]
@@ -100,7 +111,8 @@ fn what_was_kept_changes_no_answer_and_no_passage() {
     }
     #[cfg(unix)]
     {
-        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(folder.path().join("a/b")).unwrap().permissions());
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&fs::metadata(folder.path().join("a/b")).unwrap().permissions());
         assert_eq!(mode & 0o077, 0, "others may not look into it");
     }
 }

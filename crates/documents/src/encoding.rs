@@ -50,7 +50,7 @@ fn named(start: &[u8]) -> Option<&'static Encoding> {
         let (_, behind) = start.split_once(key)?;
         let behind = behind.trim_start_matches([' ', '"', '\'']);
         let end = behind.find(|c: char| !c.is_ascii_alphanumeric() && !"-_:".contains(c))?;
-        Encoding::for_label(behind[..end].as_bytes())
+        Encoding::for_label(&behind.as_bytes()[..end])
     };
     let found = value("charset=").or_else(|| value("encoding="))?;
     // A page that names UTF-16 in single bytes is not in UTF-16.

@@ -195,11 +195,7 @@ impl State {
         }
         match name {
             "pre" => self.verbatim += 1,
-            "td" | "th" => {
-                if std::mem::replace(&mut self.in_row, true) {
-                    self.builder.flow(" | ");
-                }
-            }
+            "td" | "th" if std::mem::replace(&mut self.in_row, true) => self.builder.flow(" | "),
             "tr" => self.in_row = false,
             _ => {}
         }

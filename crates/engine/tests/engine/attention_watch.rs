@@ -56,22 +56,30 @@ fn a_watch_changes_no_bit_and_holds_all_mass() {
         let all = (seen.queries() * config.heads / config.kv_heads) as f32;
         for head in seen.heads() {
             let total: f32 = head.mass.iter().sum();
-            assert!(head.mass.len() == 111 && (total - all).abs() < 1e-3 * all, "{policy}: {total} of {all}");
+            assert!(
+                head.mass.len() == 111 && (total - all).abs() < 1e-3 * all,
+                "{policy}: {total} of {all}"
+            );
         }
     }
 }
+
+/// Attention mass by token, by layer and KV head.
+type MassByHead = BTreeMap<(usize, usize), Vec<f32>>;
 
 #[test]
 fn a_watch_of_an_answer_says_what_an_audit_of_every_query_says() {
     let engine = small_engine(small(true));
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(90), &mut go_on).unwrap();
-    let audited: Arc<Mutex<BTreeMap<(usize, usize), Vec<f32>>>> = Arc::default();
+    let audited: Arc<Mutex<MassByHead>> = Arc::default();
     let sums = Arc::clone(&audited);
     session
         .observe_audit(move |query| {
             let mut sums = sums.lock().unwrap();
-            let sum = sums.entry((query.layer, query.kv_head)).or_insert_with(|| vec![0.0; 96]);
+            let sum = sums
+                .entry((query.layer, query.kv_head))
+                .or_insert_with(|| vec![0.0; 96]);
             sum.iter_mut().zip(query.mass).for_each(|(sum, mass)| *sum += mass);
         })
         .unwrap();
@@ -108,6 +116,10 @@ fn a_device_sees_what_the_cpu_sees() {
     assert_eq!(seen[0].queries(), seen[1].queries());
     for (cpu, device) in seen[0].heads().iter().zip(seen[1].heads()) {
         assert_eq!((cpu.layer, cpu.kv_head), (device.layer, device.kv_head));
-        assert!(largest_difference(&cpu.mass, &device.mass) < 0.05, "layer {}", cpu.layer);
+        assert!(
+            largest_difference(&cpu.mass, &device.mass) < 0.05,
+            "layer {}",
+            cpu.layer
+        );
     }
 }
