@@ -420,9 +420,13 @@ fn asked_wait(head: &Head) -> Option<Duration> {
 
 /// What happened, without the names of kinds that `ureq` puts before it.
 fn said(error: &ureq::Error) -> String {
-    match error {
+    let text = match error {
         ureq::Error::Io(error) => error.to_string(),
         error => error.to_string(),
+    };
+    match text.contains("certificate") {
+        true => format!("{text} (SSL_CERT_FILE names a file of certificates to trust)"),
+        false => text,
     }
 }
 
