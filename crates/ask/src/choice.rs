@@ -125,7 +125,7 @@ pub(crate) fn choose(
     if let Some(chunk) = prefill.rules.preferred_chunk_tokens().filter(|_| !given.prefill) {
         options.chunk_tokens = chunk.min(options.batch_tokens);
     }
-    (options.prefill, options.decode) = (prefill.rules, decode.rules);
+    (options.prefill, options.decode) = (prefill.rules.clone(), decode.rules.clone());
     let wide = need.wide().min(limit);
     let contexts = match given.context {
         true => vec![limit],
@@ -147,23 +147,12 @@ pub(crate) fn choose(
             }
             match engine.with_options(tried) {
                 Ok(engine) => {
-                    let reason = format_reason(&engine, given.format, *format);
-                    let options = engine.options();
-                    let formats = [options.key_format.name(), options.value_format.name()];
-                    let choice = Choice {
-                        documents: need.documents,
-                        document_tokens: need.document_tokens,
-                        context_tokens: *context,
-                        kv_format: match formats[0] == formats[1] {
-                            true => formats[0].to_owned(),
-                            false => formats.join(":"),
-                        },
-                        format_reason: reason,
-                        prefill: options.prefill.to_string(),
-                        prefill_reason: prefill.reason,
-                        decode: options.decode.to_string(),
-                        decode_reason: decode.reason,
-                    };
+                    let choice = described(
+                        &engine,
+                        need,
+                        format_reason(&engine, given.format, *format),
+                        [prefill, decode],
+                    );
                     return Ok((engine, choice));
                 }
                 Err(error @ (EngineError::OutOfMemory { .. } | EngineError::TierTooSmall { .. })) => {
@@ -174,6 +163,26 @@ pub(crate) fn choose(
         }
     }
     Err(refusal.map_or(AskError::EmptyQuestion, AskError::Engine))
+}
+
+fn described(engine: &Engine, need: Need, format_reason: String, policies: [ChosenPolicy; 2]) -> Choice {
+    let options = engine.options();
+    let formats = [options.key_format.name(), options.value_format.name()];
+    let [prefill, decode] = policies;
+    Choice {
+        documents: need.documents,
+        document_tokens: need.document_tokens,
+        context_tokens: engine.plan().context_tokens,
+        kv_format: match formats[0] == formats[1] {
+            true => formats[0].to_owned(),
+            false => formats.join(":"),
+        },
+        format_reason,
+        prefill: options.prefill.to_string(),
+        prefill_reason: prefill.reason,
+        decode: options.decode.to_string(),
+        decode_reason: decode.reason,
+    }
 }
 
 fn format_reason(engine: &Engine, is_given: bool, format: Option<Format>) -> String {

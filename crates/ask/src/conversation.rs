@@ -8,7 +8,7 @@ use std::time::Instant;
 use riffle_documents::Document;
 use riffle_engine::{
     AttentionWatch, Engine, EngineError, EngineOptions, GenerateOptions, PrefillProgress, PromptText, Session,
-    StopReason,
+    StopReason, largest_text_bytes,
 };
 use riffle_kv::PrefixCache;
 use riffle_policy::PolicyRules;
@@ -120,14 +120,11 @@ impl Conversation {
     pub fn open(model: impl AsRef<Path>, documents: Vec<Document>, options: AskOptions) -> Result<Self, AskError> {
         let wanted = &options.engine;
         refuse(wanted)?;
-        let bytes: usize = documents
-            .iter()
-            .map(|document| document.text.len() + document.name.len() + 16)
-            .sum();
+        let text_bytes = text_bytes(&documents, wanted)?;
         let loading = EngineOptions {
             // Weights and text have to fit in any case. What the cache takes is planned when the tokens are known.
             prompt: Some(PromptText {
-                bytes: bytes as u64,
+                bytes: text_bytes,
                 prompts: 1,
             }),
             keeps_beginnings: options.keep.is_some(),
@@ -372,6 +369,19 @@ fn refuse(options: &EngineOptions) -> Result<(), AskError> {
     match refusals.into_iter().find(|(is_set, ..)| *is_set) {
         Some((_, option, why)) => Err(AskError::Option { option, why }),
         None => Ok(()),
+    }
+}
+
+/// Bytes of the text of documents, which has to fit in memory while it becomes tokens.
+fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, AskError> {
+    // Names and the words around them take a little.
+    let bytes = documents
+        .iter()
+        .map(|document| document.text.len() + document.name.len() + 16);
+    let (bytes, limit_bytes) = (bytes.sum::<usize>() as u64, largest_text_bytes(options));
+    match bytes > limit_bytes {
+        true => Err(AskError::TooMuchText { bytes, limit_bytes }),
+        false => Ok(bytes),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Why a question was not answered.
 
-use riffle_engine::EngineError;
+use riffle_engine::{EngineError, human_bytes};
 use riffle_kv::KvError;
 use riffle_model::ModelError;
 
@@ -26,6 +26,14 @@ pub enum AskError {
         is_given: bool,
         /// Positions that the model was made for.
         maximum: usize,
+    },
+    /// The documents' text does not fit in memory while it becomes tokens.
+    #[error("the documents hold {} of text, and memory allows {}: give fewer documents, or a larger --memory", human_bytes(*bytes), human_bytes(*limit_bytes))]
+    TooMuchText {
+        /// Bytes of the documents' text.
+        bytes: u64,
+        /// Bytes that memory allows.
+        limit_bytes: u64,
     },
     /// The conversation is longer than the context.
     #[error(

@@ -124,6 +124,7 @@ fn memory_chooses_the_format() {
             engine: EngineOptions {
                 memory_budget_bytes: Some(memory),
                 batch_tokens: 256,
+                chunk_tokens: 256,
                 ..EngineOptions::default()
             },
             ..AskOptions::default()

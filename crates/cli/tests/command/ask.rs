@@ -150,7 +150,7 @@ fn several_documents_stand_under_their_names_and_questions_follow_one_another() 
     desk.file("notes/c.png", b"\x89PNG\0\0");
     let other = "What is the pass key for city wall? The pass key for city wall is";
     let folder = desk.path("notes").display().to_string();
-    let words = [&*folder, "--question", QUESTION, "--question", other, "-n", "5"];
+    let words = [&*folder, "--question", QUESTION, "--question", other, "-n", "6"];
     let output = desk.ask(&[&words[..], &["--json"]].concat());
     let report = json(&output);
     place_of_fact(&report);
@@ -169,7 +169,7 @@ fn several_documents_stand_under_their_names_and_questions_follow_one_another() 
 
     // The same from standard input, line by line.
     let mut child = desk
-        .command(&[&folder, "--follow", "-n", "5"])
+        .command(&[&folder, "--follow", "-n", "6"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
