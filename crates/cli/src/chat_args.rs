@@ -10,7 +10,7 @@ use crate::args::{EngineArguments, GenerateArguments, ModelArguments};
 pub(crate) struct ChatArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Text files to talk about; they are read before the first message
+    /// Documents and folders to talk about; they are read before the first message
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Instructions for the model, where its chat template takes them

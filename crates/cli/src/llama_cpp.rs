@@ -215,7 +215,7 @@ mod tests {
             ("riffle run -m model -p x --n-gpu-layers=99", "(-ngl)"),
             ("riffle run -m model -p x --mlock", "leave it out"),
             ("riffle run -m model -p x -fa on", "leave it out"),
-            ("riffle run -m model -cnv", "--session"),
+            ("riffle run -m model -cnv", "riffle chat"),
             ("riffle run -hf someone/model", "--model"),
             ("riffle plan -m model --rope-freq-base 10000", "--rope-scaling"),
         ] {
@@ -235,11 +235,11 @@ mod tests {
                 let known = REFUSED.iter().any(|(names, _)| names.contains(&&*format!("--{long}")));
                 assert!(!known, "--{long} of {}", command.get_name());
             }
-            // llama.cpp has nothing like riffle session, whose --keep is another than llama.cpp's. riffle serve is like
-            // llama.cpp's server, whose --parallel it has; the other commands refuse it.
+            // llama.cpp has nothing like riffle session and riffle ask, whose --keep is another than llama.cpp's. riffle serve is
+            // like llama.cpp's server, whose --parallel it has; the other commands refuse it.
             let alike = command
                 .get_subcommands()
-                .filter(|command| !["session", "serve"].contains(&command.get_name()));
+                .filter(|command| !["ask", "session", "serve"].contains(&command.get_name()));
             alike.for_each(check);
         }
         check(&crate::command());

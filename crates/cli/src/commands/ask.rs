@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use riffle_ask::{
     Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, default_cache_folder,
 };
-use riffle_documents::{Collection, Document, LeftOut, Limits};
+use riffle_documents::{Collection, Document, LeftOut};
 use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
 use serde::Serialize;
 
+use super::documents::{note_documents, read_documents};
 use super::run::generate_options;
 use super::{engine_options, grouped, note_activations, print, print_json};
 use crate::ask_args::AskArguments;
@@ -21,16 +22,13 @@ use crate::interrupt::on_interrupt;
 use crate::progress::PrefillDisplay;
 use crate::{console, shown};
 
-/// Files left out of folders that are named; the others are counted.
-const NAMED_FAILURES: usize = 5;
-
 pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     let (files, questions) = words(arguments)?;
     if questions.iter().any(|question| question.trim().is_empty()) {
         return Err(AskError::EmptyQuestion.into());
     }
     let follows = arguments.follow || questions.is_empty();
-    let collection = riffle_documents::read(&files, &Limits::default())?;
+    let collection = read_documents(&files)?;
     let options = AskOptions {
         engine: engine_options(&arguments.engine)?,
         given: arguments.given,
@@ -45,7 +43,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
         let engine = conversation.engine();
         let on_device = engine.options().device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
-        note_documents(&conversation, &left_out);
+        introduce(&conversation, &left_out);
         let mut asker = Asker {
             generate: generate_options(engine, &arguments.generate),
             conversation: &mut conversation,
@@ -108,20 +106,8 @@ fn keep(arguments: &AskArguments) -> Option<KeepOptions> {
 }
 
 /// Says what was chosen, and what of the documents is not read.
-fn note_documents(conversation: &Conversation, left_out: &LeftOut) {
-    if left_out.count() > 0 {
-        let failures = left_out.failures.len();
-        console::note(format!(
-            "left out of folders: {} without text, {} empty, {failures} that cannot be read",
-            left_out.binary, left_out.empty
-        ));
-        left_out.failures.iter().take(NAMED_FAILURES).for_each(console::note);
-    }
-    for document in conversation.documents() {
-        for warning in &document.warnings {
-            console::note(format!("{}: {warning}", shown::name(&document.name)));
-        }
-    }
+fn introduce(conversation: &Conversation, left_out: &LeftOut) {
+    note_documents(conversation.documents(), left_out);
     console::note(conversation.choice());
     if let Some(why) = conversation.not_kept() {
         console::note(format!("nothing is kept for later: {why}"));

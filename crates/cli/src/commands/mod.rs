@@ -6,6 +6,7 @@ pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod demo;
+pub(crate) mod documents;
 pub(crate) mod eval;
 pub(crate) mod inspect;
 pub(crate) mod list;

@@ -10,7 +10,7 @@ pub(crate) const COMMANDS: [(&str, &str); 16] = [
     ("/help", "this list"),
     (
         "/file PATH",
-        "put a text file before your next message, and read it now",
+        "put a document or a folder before your next message, and read it now",
     ),
     ("/undo", "take back the last file or the last turn"),
     ("/retry", "answer the last message again, or read on where you stopped"),

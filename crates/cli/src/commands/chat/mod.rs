@@ -11,13 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use riffle_chat::{ChatError, ChatOptions, Conversation, Document, MOST_BRANCHES, TurnReport, Undone};
+use riffle_documents::Collection;
 use riffle_engine::{Engine, RunEvent, StopReason, human_bytes, with_threads};
 use riffle_policy::PolicyRules;
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
+use super::documents::{note_documents, read_documents};
 use super::run::generate_options;
-use super::{engine_options, grouped, note_activations, read_text};
+use super::{engine_options, grouped, note_activations};
 use crate::chat_args::ChatArguments;
 use crate::console;
 use crate::failure::Failure;
@@ -31,10 +33,10 @@ const SHOWN_FROM_TOKENS: usize = 512;
 pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
     options.sequences = MOST_BRANCHES;
-    let documents: Vec<Document> = arguments
+    let documents: Vec<Vec<Document>> = arguments
         .files
         .iter()
-        .map(|path| document(path))
+        .map(|path| documents_of(path))
         .collect::<Result<_, _>>()?;
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
@@ -54,20 +56,25 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
         if input.is_terminal() {
             talk.introduce(&arguments.model.model);
         }
-        for document in documents {
+        for document in documents.into_iter().flatten() {
             talk.attach(document)?;
         }
         talk.take_turns(input)
     })?
 }
 
-/// Reads a document: the one place that knows which kinds there are.
-fn document(path: &Path) -> Result<Document, Failure> {
-    let name = path.file_name().unwrap_or(path.as_os_str());
-    Ok(Document {
-        name: name.to_string_lossy().into_owned(),
-        text: read_text(path)?,
-    })
+/// Reads a document, or the documents of a folder.
+fn documents_of(path: &Path) -> Result<Vec<Document>, Failure> {
+    let Collection { documents, left_out } = read_documents(&[path])?;
+    note_documents(&documents, &left_out);
+    let documents = documents.into_iter().map(|document| Document {
+        name: match path.file_name() {
+            Some(name) if !path.is_dir() => name.to_string_lossy().into_owned(),
+            _ => document.name,
+        },
+        text: document.text,
+    });
+    Ok(documents.collect())
 }
 
 /// Ctrl-C: it stops an answer; where nothing is being written, it ends a program that is not typed to.
@@ -173,7 +180,11 @@ impl Talk {
     fn carry_out(&mut self, command: Command) -> Result<(), Failure> {
         match command {
             Command::Help => console::aside(help()),
-            Command::File(path) => return self.attach(document(&path)?),
+            Command::File(path) => {
+                for document in documents_of(&path)? {
+                    self.attach(document)?;
+                }
+            }
             Command::Undo => console::aside(undone(&self.conversation.undo()?)),
             Command::Retry => {
                 if self.conversation.generate_options().sampling.temperature == 0.0 {

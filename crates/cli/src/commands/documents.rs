@@ -1,0 +1,33 @@
+//! Documents that a command is given: reading them, and saying what was left out.
+
+use std::path::Path;
+
+use riffle_documents::{Collection, Document, LeftOut, Limits};
+
+use crate::failure::Failure;
+use crate::{console, shown};
+
+/// Files left out of folders that are named; the others are counted.
+const NAMED_FAILURES: usize = 5;
+
+/// Reads files and folders within the limits that every command has.
+pub(crate) fn read_documents(paths: &[impl AsRef<Path>]) -> Result<Collection, Failure> {
+    Ok(riffle_documents::read(paths, &Limits::default())?)
+}
+
+/// Says which files of folders were not read, and what was lost of those that were.
+pub(crate) fn note_documents(documents: &[Document], left_out: &LeftOut) {
+    if left_out.count() > 0 {
+        let failures = left_out.failures.len();
+        console::note(format!(
+            "left out of folders: {} without text, {} empty, {failures} that cannot be read",
+            left_out.binary, left_out.empty
+        ));
+        left_out.failures.iter().take(NAMED_FAILURES).for_each(console::note);
+    }
+    for document in documents {
+        for warning in &document.warnings {
+            console::note(format!("{}: {warning}", shown::name(&document.name)));
+        }
+    }
+}
