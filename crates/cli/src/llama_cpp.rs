@@ -87,7 +87,7 @@ const REFUSED: [(&[&str], &str); 20] = [
     ),
     (
         &["--hf-repo", "--hf-file", "--hf-token", "--model-url", "--docker-repo"],
-        "riffle downloads nothing: download the model first, then give its path with --model",
+        "riffle pull NAME downloads a model, --model NAME runs it",
     ),
     (
         &["--escape", "--no-escape"],

@@ -204,7 +204,7 @@ mod tests {
         builder.flow("five\u{0}\u{1b}[31m");
         let (text, places) = builder.finish();
         assert_eq!(text, "one twothree\n- four\n\nfive[31m\n");
-        assert_eq!(&text[places[0].range.clone()], "five[31m");
+        assert_eq!(&text[places[0].range.clone()], "five[31m\n");
     }
 
     #[test]

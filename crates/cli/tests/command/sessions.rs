@@ -130,11 +130,12 @@ fn several_questions_about_a_text_are_answered_as_each_alone_and_share_its_pages
         assert_eq!(answer["text"], alone["text"]);
         assert_eq!(answer["prompt_tokens"], alone["prompt_tokens"]);
         let reused = answer["reused_tokens"].as_u64().expect("a number");
-        assert!(if number == 0 {
-            reused == 0
-        } else {
-            reused >= 1024 && reused % 512 == 0
-        });
+        let tokens = answer["prompt_tokens"].as_u64().expect("a number");
+        // All of the text: only the question is read.
+        assert!(
+            if number == 0 { reused == 0 } else { reused + 32 > tokens },
+            "{reused} of {tokens}"
+        );
         assert!(answer["kv"]["shared_bytes"].as_u64() > Some(0));
     }
 }
@@ -207,7 +208,7 @@ fn a_second_question_about_a_text_starts_at_once_in_another_process() {
     let second = ask("What was the name of the king?", true);
     let tokens = second["prompt_tokens"].as_u64().expect("tokens");
     let found = second["prefix_cache"]["found_tokens"].as_u64().expect("tokens");
-    assert!(found + 512 + 256 > tokens && found % 512 == 0, "{found} of {tokens}");
+    assert!(found + 256 + 32 > tokens && found % 256 == 0, "{found} of {tokens}");
     assert_eq!(second["text"], ask("What was the name of the king?", false)["text"]);
 
     let output = run_shipped(&[
