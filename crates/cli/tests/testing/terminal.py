@@ -46,9 +46,11 @@ def main():
             break
         looked = max(looked, shown.find(wanted.encode(), looked) + len(wanted.encode()))
         os.write(terminal, typed.encode())
-    until = time.monotonic() + (20 if missing is None else 0)
-    while time.monotonic() < until and read(0.2):
-        pass
+    ended, until = missing is not None, time.monotonic() + 20
+    while not ended and time.monotonic() < until:
+        ended = not read(0.2)
+    if not ended:
+        missing = "the end of the program"
     sys.stdout.buffer.write(shown)
     sys.stdout.flush()
     if missing is not None:
