@@ -56,9 +56,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
         if input.is_terminal() {
             talk.introduce(&arguments.model.model);
         }
-        for document in documents.into_iter().flatten() {
-            talk.attach(document)?;
-        }
+        talk.attach_all(documents.into_iter().flatten())?;
         talk.take_turns(input)
     })?
 }
@@ -180,11 +178,7 @@ impl Talk {
     fn carry_out(&mut self, command: Command) -> Result<(), Failure> {
         match command {
             Command::Help => console::aside(help()),
-            Command::File(path) => {
-                for document in documents_of(&path)? {
-                    self.attach(document)?;
-                }
-            }
+            Command::File(path) => return self.attach_all(documents_of(&path)?),
             Command::Undo => console::aside(undone(&self.conversation.undo()?)),
             Command::Retry => {
                 if self.conversation.generate_options().sampling.temperature == 0.0 {
@@ -288,6 +282,10 @@ impl Talk {
             report.prefill_policy, report.decode_policy
         ));
         Ok(())
+    }
+
+    fn attach_all(&mut self, documents: impl IntoIterator<Item = Document>) -> Result<(), Failure> {
+        documents.into_iter().try_for_each(|document| self.attach(document))
     }
 
     fn attach(&mut self, document: Document) -> Result<(), Failure> {
