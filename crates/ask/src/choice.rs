@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineError, EngineOptions, human_bytes};
-use riffle_policy::{Phase, PolicyRules, PolicyShape, PolicySpec};
+use riffle_engine::{Engine, EngineError, EngineOptions, human_bytes, policy_shape};
+use riffle_policy::{Phase, PolicyRules, PolicySpec};
 use serde::Serialize;
 
 use crate::AskError;
@@ -234,14 +234,7 @@ fn policy(
             reason: "as asked".to_owned(),
         });
     }
-    let config = engine.model().config();
-    let shape = PolicyShape {
-        layers: config.attention_layers(),
-        kv_heads: config.kv_heads,
-        group: config.heads / config.kv_heads,
-        head_dim: config.head_dim,
-        chunk_tokens: wanted.chunk_tokens,
-    };
+    let shape = policy_shape(engine.model().config(), wanted);
     let spec: PolicySpec = name.parse().map_err(EngineError::from)?;
     let long = wanted.cost.break_even_tokens(&spec, phase, &shape);
     let long = long.map(|tokens| tokens.saturating_mul(BREAK_EVENS));

@@ -30,9 +30,9 @@ const LEAST_ANSWER_TOKENS: usize = 16;
 /// How a conversation is opened.
 #[derive(Debug, Clone)]
 pub struct AskOptions {
-    /// Options of the engine; those that are not [`Given`] are chosen.
+    /// Options of the engine. [`Conversation::open`] chooses the ones that [`AskOptions::given`] does not name.
     pub engine: EngineOptions,
-    /// Which of them somebody has given.
+    /// The options that the caller chose.
     pub given: Given,
     /// Instructions for the model in place of the usual ones, where its chat template takes them.
     pub system: Option<String>,
@@ -395,11 +395,10 @@ fn first_options(options: &EngineOptions) -> EngineOptions {
     }
 }
 
-/// Whether what a policy reads follows from keys, so that pages of another process serve it.
+/// Whether the policies can use pages that another process computed.
 fn follows_from_keys(engine: &Engine) -> bool {
     let options = engine.options();
-    let follows = |rules: &PolicyRules| rules.specs().all(|spec| spec.info().traits.follows_from_keys);
-    follows(&options.prefill) && follows(&options.decode)
+    options.prefill.follows_from_keys() && options.decode.follows_from_keys()
 }
 
 fn watched(engine: &Engine) -> Range<usize> {

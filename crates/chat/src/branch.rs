@@ -64,7 +64,7 @@ impl Branch {
         self.session.as_ref().map_or(0, |session| session.tokens().len())
     }
 
-    /// Lets go of what was read. Returns how many tokens that was.
+    /// Frees the keys and values of this branch. Returns the number of tokens that they belonged to.
     pub(crate) fn forget_pages(&mut self) -> usize {
         let held = self.held_tokens();
         self.session = None;

@@ -371,9 +371,8 @@ impl Conversation {
 
     /// Reads what stands before the next message, as far as no message changes its tokens.
     fn read_attached(&mut self, observe: &mut Observe<'_>) -> Result<usize, ChatError> {
-        let follows_from_keys = |rules: &PolicyRules| rules.specs().all(|spec| spec.info().traits.follows_from_keys);
         let options = self.engine.options();
-        if !follows_from_keys(&options.decode) || !follows_from_keys(&options.prefill) {
+        if !options.decode.follows_from_keys() || !options.prefill.follows_from_keys() {
             return Ok(0);
         }
         let (branch, system) = (&self.branch, self.system.as_deref());

@@ -1,4 +1,4 @@
-//! What a conversation has read, written and taken.
+//! Reports of a turn and of a conversation: tokens, times, memory.
 
 use riffle_engine::{AuditReport, MemoryPlan, PairCount, StopReason};
 use serde::Serialize;

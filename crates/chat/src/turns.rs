@@ -13,7 +13,7 @@ pub enum Undone {
     Turn {
         /// Its message.
         message: String,
-        /// Tokens of what is left that the next message has to read again.
+        /// Tokens of earlier turns that the next message reads again.
         again_tokens: usize,
     },
     /// A text that stood before the next message.

@@ -70,11 +70,12 @@ pub use pass::audit::{AuditReport, AuditedQuery, HeadAudit};
 pub use pass::layer_attention::{ChunkRows, LayerAttention};
 pub use pass::{Failure, PrefillProgress, Runner, Work};
 pub use plan::{
-    DevicePlan, MemoryPlan, ProcessPlan, PromptText, TierPlan, available_memory_bytes, human_bytes, largest_text_bytes,
+    DevicePlan, MemoryPlan, ProcessPlan, PromptText, TierPlan, available_memory_bytes, largest_text_bytes, policy_shape,
 };
 pub use precision::AttentionPrecision;
 pub use profile::Profile;
 pub use riffle_cuda::{Gpu, TransferCount};
+pub use riffle_files::human_bytes;
 pub use rounding::{activations_note, described_activations};
 pub use run::compress_session::{CompressReport, compress_session};
 pub use run::questions::{plan_questions, run_questions};

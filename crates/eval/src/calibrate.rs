@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use riffle_engine::{AuditReport, Engine, EngineOptions, HeadAudit, Profile, Session};
+use riffle_engine::{AuditReport, Engine, EngineOptions, HeadAudit, Profile, Session, policy_shape};
 use riffle_policy::{CostModel, Phase, PolicyRule, PolicyRules, PolicyShape, PolicySpec};
 
 use crate::EvalError;
@@ -243,14 +243,7 @@ fn audited(
     tokens.truncate(most);
     let mut session = Session::new(&engine)?;
     session.prefill(&tokens, &mut |_| ControlFlow::Continue(()))?;
-    let config = engine.model().config();
-    let shape = PolicyShape {
-        layers: config.attention_layers(),
-        kv_heads: config.kv_heads,
-        group: config.heads / config.kv_heads,
-        head_dim: config.head_dim,
-        chunk_tokens: engine.options().chunk_tokens,
-    };
+    let shape = policy_shape(engine.model().config(), engine.options());
     let audit = session
         .audit()
         .ok_or_else(|| EvalError::Option("nothing was audited".to_owned()))?;

@@ -47,7 +47,7 @@ impl PolicyChoice {
 
     /// Whether everything is read.
     pub fn is_full(&self) -> bool {
-        self.auto_target.is_none() && self.rules().specs().all(|spec| spec.info().traits.dense)
+        self.auto_target.is_none() && self.rules().is_dense()
     }
 
     /// The policies of all layers and heads.

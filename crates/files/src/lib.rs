@@ -18,12 +18,14 @@
 //! ```
 
 mod error;
+mod size;
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
 pub use error::FileError;
+pub use size::human_bytes;
 
 /// Opens a regular file for reading.
 ///

@@ -1,11 +1,10 @@
 //! What can go wrong, a line each.
 
+use riffle_files::human_bytes;
 use std::io;
 use std::path::PathBuf;
 
 use riffle_files::FileError;
-
-use crate::bytes::human_bytes;
 
 /// Why a model was not pulled, found or removed. Each message is one line that says what to do.
 #[derive(Debug, thiserror::Error)]

@@ -35,7 +35,6 @@
 //!
 //! Without the default feature `download` only what the cache holds is found, listed and removed, and nothing of HTTP is built.
 
-mod bytes;
 mod cache;
 mod choice;
 #[cfg(feature = "download")]

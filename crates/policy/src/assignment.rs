@@ -77,6 +77,16 @@ impl PolicyRules {
         self.specs().any(|spec| spec.info().traits.two_phases)
     }
 
+    /// Whether every policy reads every token.
+    pub fn is_dense(&self) -> bool {
+        self.specs().all(|spec| spec.info().traits.dense)
+    }
+
+    /// Whether all policies choose from keys and current queries alone. Then keys that another sequence or process computed serve as well.
+    pub fn follows_from_keys(&self) -> bool {
+        self.specs().all(|spec| spec.info().traits.follows_from_keys)
+    }
+
     /// Whether a policy looks through the keys of the whole sequence.
     pub fn scans_keys(&self) -> bool {
         self.specs().any(|spec| spec.info().traits.keys == KeyUse::Scanned)

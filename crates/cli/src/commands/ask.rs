@@ -114,7 +114,7 @@ fn introduce(conversation: &Conversation, left_out: &LeftOut) {
     }
 }
 
-/// Asks questions and prints what comes of them.
+/// Asks questions and prints answers with their passages.
 struct Asker<'a> {
     conversation: &'a mut Conversation,
     generate: GenerateOptions,

@@ -1,4 +1,4 @@
-//! Documents that a command is given: reading them, and saying what was left out.
+//! Reads the documents on the command line, and lists the files that were skipped.
 
 use std::path::Path;
 

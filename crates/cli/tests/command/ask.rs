@@ -1,11 +1,10 @@
 //! Questions about documents: a text, a PDF, an EPUB, a folder; what is kept, shown and refused.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::Output;
 
-use crate::testing::{assert_refused, riffle, shipped_model, stderr, stdout};
+use crate::testing::{assert_refused, riffle, run_with_input, shipped_model, stderr, stdout};
 use serde_json::Value;
 
 // The same files as in the tests of riffle-documents.
@@ -168,17 +167,11 @@ fn several_documents_stand_under_their_names_and_questions_follow_one_another() 
     assert!(number("prompt_tokens") - number("reused_tokens") < 60, "{report}");
 
     // The same from standard input, line by line.
-    let mut child = desk
-        .command(&[&folder, "--follow", "-n", "6"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
-    let mut input = child.stdin.take().expect("a pipe");
-    write!(input, "{QUESTION}\n\n{other}\n").expect("written");
-    drop(input);
-    let said = stdout(&child.wait_with_output().expect("it ends"));
+    let mut command = desk.command(&[&folder, "--follow", "-n", "6"]);
+    let said = stdout(&run_with_input(
+        &mut command,
+        format!("{QUESTION}\n\n{other}\n").as_bytes(),
+    ));
     assert!(said.contains("70452") && said.contains("31905"), "{said}");
 }
 

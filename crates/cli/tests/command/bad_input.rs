@@ -1,10 +1,10 @@
 //! Every wrong input gets one clear line, a non-zero exit and no panic.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-use crate::testing::{assert_refused, riffle, run, run_shipped, shipped_model, stderr};
+use crate::testing::{assert_refused, riffle, run, run_shipped, run_with_input, shipped_model, stderr};
 
 #[test]
 fn a_missing_model_is_named() {
@@ -75,21 +75,7 @@ fn text_that_is_not_utf8_says_where_it_goes_wrong() {
         &["latin.txt", "not UTF-8", "byte 3"],
     );
 
-    let mut child = riffle()
-        .args(["run", "--model"])
-        .arg(shipped_model())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
-    child
-        .stdin
-        .take()
-        .expect("a pipe")
-        .write_all(b"\xff\xfe")
-        .expect("written");
-    let output = child.wait_with_output().expect("it ends");
+    let output = run_with_input(riffle().args(["run", "--model"]).arg(shipped_model()), b"\xff\xfe");
     assert_refused(&output, 1, &["standard input", "not UTF-8", "byte 0"]);
 }
 

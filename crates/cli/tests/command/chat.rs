@@ -1,11 +1,10 @@
 //! Conversations: over a pipe, line by line, and under a terminal where Python can make one.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::testing::{ModelCopy, assert_refused, riffle, shipped_model, stderr, stdout};
+use crate::testing::{ModelCopy, assert_refused, riffle, run_with_input, shipped_model, stderr, stdout};
 
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
 
@@ -20,19 +19,12 @@ fn talking_model() -> ModelCopy {
 
 /// `riffle chat` with these lines on standard input.
 fn chat(model: &Path, arguments: &[&str], lines: &[&str]) -> Output {
-    let mut child = riffle()
+    let mut command = riffle();
+    command
         .args(["chat", "--ctx", "4096", "--model"])
         .arg(model)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary runs");
-    let mut input = child.stdin.take().expect("a pipe");
-    input.write_all(lines.join("\n").as_bytes()).expect("it is read");
-    drop(input);
-    child.wait_with_output().expect("it ends")
+        .args(arguments);
+    run_with_input(&mut command, lines.join("\n").as_bytes())
 }
 
 /// The number before `what` in what `/stats` said for the `count`th time.

@@ -1,10 +1,8 @@
 //! Text to token ids and back.
 
 use std::fs;
-use std::io::Write;
-use std::process::Stdio;
 
-use crate::testing::{ModelCopy, assert_refused, riffle, run, shipped_model, stdout};
+use crate::testing::{ModelCopy, assert_refused, riffle, run, run_with_input, shipped_model, stdout};
 use serde_json::Value;
 
 const TEXT: &str = "In the beginning God created the heaven and the earth.";
@@ -37,16 +35,11 @@ fn a_text_is_read_from_an_argument_a_file_and_standard_input_alike() {
     fs::write(&path, TEXT).expect("a file");
     let expected = stdout(&tokenize(&["--prompt", TEXT]));
     assert_eq!(stdout(&tokenize(&["--file", path.to_str().expect("a path")])), expected);
-    let mut child = riffle()
-        .args(["tokenize", "--model"])
-        .arg(shipped_model())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it runs");
-    let written = child.stdin.take().expect("a pipe").write_all(TEXT.as_bytes());
-    written.expect("written");
-    assert_eq!(stdout(&child.wait_with_output().expect("it ends")), expected);
+    let output = run_with_input(
+        riffle().args(["tokenize", "--model"]).arg(shipped_model()),
+        TEXT.as_bytes(),
+    );
+    assert_eq!(stdout(&output), expected);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -30,6 +31,23 @@ pub fn riffle() -> Command {
 /// Runs to the end.
 pub fn run(arguments: &[&str]) -> Output {
     riffle().args(arguments).output().expect("the binary runs")
+}
+
+/// Runs a command to the end with `input` on standard input.
+pub fn run_with_input(command: &mut Command, input: &[u8]) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    child
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(input)
+        .expect("it is read");
+    child.wait_with_output().expect("it ends")
 }
 
 /// Runs `riffle run` on the shipped model.

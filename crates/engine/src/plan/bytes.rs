@@ -1,4 +1,4 @@
-//! What the machine has, and bytes in words.
+//! What the machine has.
 
 /// Bytes this process may still use: what the system has available, within its control group's limit.
 pub fn available_memory_bytes() -> u64 {
@@ -12,37 +12,5 @@ pub fn available_memory_bytes() -> u64 {
     match system.cgroup_limits() {
         Some(limits) if limits.total_memory > 0 => free.min(limits.free_memory),
         _ => free,
-    }
-}
-
-/// Bytes for people: `1.5 GiB`.
-pub fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{bytes} B")
-    } else if value >= 100.0 {
-        format!("{value:.0} {}", UNITS[unit])
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_are_written_for_people() {
-        assert_eq!(human_bytes(0), "0 B");
-        assert_eq!(human_bytes(1023), "1023 B");
-        assert_eq!(human_bytes(1536), "1.5 KiB");
-        assert_eq!(human_bytes(300 << 20), "300 MiB");
-        assert_eq!(human_bytes(u64::MAX), "16777216 TiB");
     }
 }

@@ -6,9 +6,10 @@ use riffle_model::ModelConfig;
 use riffle_policy::PolicySpec;
 use serde::Serialize;
 
-use super::{cache_shape, human_bytes, policy_shape};
+use super::{cache_shape, policy_shape};
 use crate::parse::typed_bytes;
 use crate::{EngineError, EngineOptions};
+use riffle_files::human_bytes;
 
 /// Bytes of a device's memory that a run needs, part by part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

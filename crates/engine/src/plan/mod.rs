@@ -7,6 +7,7 @@ mod process;
 mod resolved;
 mod tiers;
 
+use riffle_files::human_bytes;
 use riffle_kv::{CacheShape, largest};
 use riffle_model::{ModelConfig, ModelInfo};
 use riffle_policy::PolicyShape;
@@ -16,7 +17,7 @@ use crate::sequence::recurrence::Recurrence;
 use crate::sequence::sliding::SlidingLayers;
 use crate::{EngineError, EngineOptions, TokenSelection};
 
-pub use bytes::{available_memory_bytes, human_bytes};
+pub use bytes::available_memory_bytes;
 pub use device::DevicePlan;
 use device::room_options;
 pub use process::{ProcessPlan, PromptText, largest_text_bytes};
@@ -291,7 +292,7 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> CacheShape {
 }
 
 /// What the policies of a model are built for.
-pub(crate) fn policy_shape(config: &ModelConfig, options: &EngineOptions) -> PolicyShape {
+pub fn policy_shape(config: &ModelConfig, options: &EngineOptions) -> PolicyShape {
     PolicyShape {
         layers: config.attention_layers(),
         kv_heads: config.kv_heads,

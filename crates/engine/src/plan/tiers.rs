@@ -7,9 +7,10 @@ use riffle_kv::{CacheShape, KvTiers, Outlook};
 use riffle_model::ModelConfig;
 use serde::Serialize;
 
-use super::{MemoryPlan, human_bytes};
+use super::MemoryPlan;
 use crate::EngineOptions;
 use crate::sequence::sliding::SlidingLayers;
+use riffle_files::human_bytes;
 
 /// Bytes of KV pages by tier, and of those on their way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

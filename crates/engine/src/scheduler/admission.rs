@@ -45,19 +45,27 @@ impl Scheduler {
             return false;
         }
         let prompt = &request.tokens;
-        let free = self.running.iter().filter(|running| !self.is_in_pass(running.id));
-        let free = free.map(|running| running.sequence.known_beginning(prompt));
-        let known = free.chain(self.idle.known_beginning(prompt)).max().unwrap_or(0);
-        self.running.iter().any(|running| {
+        let reads = |running: &&Running| matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
+        self.running.iter().filter(reads).any(|running| {
             let step = running.sequence.beginning_step();
             let shared = common_prefix(&running.request.tokens, prompt) / step * step;
+            if shared < WORTH_WAITING {
+                return false;
+            }
             let known = match self.is_in_pass(running.id) {
-                true => known,
+                true => self.known_beginning(prompt),
                 false => running.sequence.tokens().len(),
             };
-            let reads = matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
-            reads && shared >= known + WORTH_WAITING
+            shared >= known + WORTH_WAITING
         })
+    }
+
+    /// Tokens of the longest beginning of `prompt` that a request could go on from now.
+    fn known_beginning(&self, prompt: &[u32]) -> usize {
+        let free = self.running.iter().filter(|running| !self.is_in_pass(running.id));
+        let free = free.map(|running| running.sequence.known_beginning(prompt));
+        let idle = self.idle.longest(prompt).map(|(_, tokens)| tokens);
+        free.chain(idle).max().unwrap_or(0)
     }
 
     /// Parks the answer of the lowest priority below `priority`; false where there is none, or no room for a further sequence.

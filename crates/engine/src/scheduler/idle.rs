@@ -59,21 +59,20 @@ impl Idle {
         before - self.sequences.len()
     }
 
-    /// The longest beginning of `tokens` that others may go on from.
-    pub(super) fn known_beginning(&self, tokens: &[u32]) -> Option<usize> {
+    /// The place of the idle sequence that can go back to the longest beginning of `tokens`, and that beginning's length.
+    pub(super) fn longest(&self, tokens: &[u32]) -> Option<(usize, usize)> {
         let known = |idle: &IdleSequence| idle.sequence.known_beginning(tokens);
-        self.sequences.iter().map(known).max()
+        self.sequences
+            .iter()
+            .map(known)
+            .enumerate()
+            .max_by_key(|(_, tokens)| *tokens)
     }
 
     /// The idle sequence that can go back to the longest beginning of `tokens` that it has read as prompt, and that beginning's
     /// length.
     pub(super) fn longest_shared(&mut self, tokens: &[u32]) -> Option<(&mut Sequence, usize)> {
-        let shared = |place: &usize| self.sequences[*place].sequence.known_beginning(tokens);
-        let best = (0..self.sequences.len()).max_by_key(shared)?;
-        let tokens = shared(&best);
-        if tokens == 0 {
-            return None;
-        }
+        let (best, tokens) = self.longest(tokens).filter(|(_, tokens)| *tokens > 0)?;
         let mut idle = self.sequences.remove(best);
         idle.used = Instant::now();
         self.sequences.push(idle);

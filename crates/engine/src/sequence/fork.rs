@@ -26,9 +26,8 @@ impl Sequence {
     /// [`EngineError::Option`] where the policies of either sequence learn from the queries of the text or evict its tokens;
     /// [`EngineError::Policy`] when a policy does not select for generated tokens.
     pub fn fork_under(&mut self, decode: PolicyRules) -> Result<Self, EngineError> {
-        let follows = |rules: &PolicyRules| rules.specs().all(|spec| spec.info().traits.follows_from_keys);
         for rules in [&self.options.decode, &decode] {
-            if !follows(rules) {
+            if !rules.follows_from_keys() {
                 let problem = "it has to see the text while it is read: read the text under it";
                 return Err(EngineError::option("--decode", rules, problem));
             }

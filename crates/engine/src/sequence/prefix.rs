@@ -220,7 +220,7 @@ impl Sequence {
     /// A prompt may be gone on with from these places: then it is read as if it had been read at once. Under dense attention
     /// that holds anywhere, since no row depends on what is read beside it; other policies choose for whole chunks.
     pub(crate) fn prompt_grid(&self) -> usize {
-        match self.is_dense_prefill() {
+        match self.options.prefill.is_dense() {
             true => 1,
             false => chunk_grid(self.engine.options()),
         }
@@ -232,10 +232,6 @@ impl Sequence {
             true => self.state_step(),
             false => self.prompt_grid(),
         }
-    }
-
-    fn is_dense_prefill(&self) -> bool {
-        self.options.prefill.specs().all(|spec| spec.info().traits.dense)
     }
 
     /// Tokens that a beginning may have.
@@ -273,7 +269,7 @@ impl Sequence {
         self.check_prefix()?;
         let options = self.engine.options();
         let mut origin = Origin::of_pages(&self.engine, &self.options)?;
-        if !self.is_dense_prefill() {
+        if !self.options.prefill.is_dense() {
             // What such a policy chooses depends on the chunk it is asked for.
             origin.add("-b -ub", format!("{} {}", options.batch_tokens, options.chunk_tokens));
         }

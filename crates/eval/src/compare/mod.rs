@@ -168,7 +168,7 @@ impl Readers {
             Reader::new(&engine, !shares, None)
         };
         let rules = choice.rules();
-        let follows = rules.specs().all(|spec| spec.info().traits.follows_from_keys);
+        let follows = rules.follows_from_keys();
         let answers_alone = choice.phase == Phase::Decode && follows;
         if shares && (choice.is_full() || answers_alone) {
             let dense = match self.dense.take() {

@@ -1,4 +1,4 @@
-//! `/stats`: what a conversation has read, written and taken.
+//! `/stats`: tokens, times and memory of a conversation.
 
 use riffle_chat::{ChatReport, Loaded, TurnReport};
 use riffle_engine::human_bytes;

@@ -1,7 +1,7 @@
-//! Bytes as people read them, in the units of `riffle plan`.
+//! Sizes in words.
 
-/// A number of bytes in the unit that leaves one to four digits.
-pub(crate) fn human_bytes(bytes: u64) -> String {
+/// Bytes for people: `1.5 GiB`.
+pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
@@ -9,10 +9,12 @@ pub(crate) fn human_bytes(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    match unit {
-        0 => format!("{bytes} B"),
-        _ if value >= 100.0 => format!("{value:.0} {}", UNITS[unit]),
-        _ => format!("{value:.1} {}", UNITS[unit]),
+    if unit == 0 {
+        format!("{bytes} B")
+    } else if value >= 100.0 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
     }
 }
 
@@ -21,11 +23,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_shown_in_a_fitting_unit() {
+    fn bytes_are_written_for_people() {
         assert_eq!(human_bytes(0), "0 B");
         assert_eq!(human_bytes(1023), "1023 B");
         assert_eq!(human_bytes(1024), "1.0 KiB");
+        assert_eq!(human_bytes(1536), "1.5 KiB");
         assert_eq!(human_bytes(300 << 20), "300 MiB");
         assert_eq!(human_bytes(4_920_000_000), "4.6 GiB");
+        assert_eq!(human_bytes(u64::MAX), "16777216 TiB");
     }
 }
