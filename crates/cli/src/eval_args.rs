@@ -97,7 +97,7 @@ pub(crate) struct OutputArguments {
     /// Print the rows as CSV
     #[arg(long)]
     pub(crate) csv: bool,
-    /// Write the record to DIR/NAME.json, for riffle eval report, and its pictures beside it as SVG and PNG
+    /// Write the record to DIR/NAME.json, for riffle eval report, and its pictures beside it as SVG
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// NAME of the record [default: the measurement and its policies]
@@ -270,7 +270,7 @@ pub(crate) struct ReportArguments {
     /// Folder of records (*.json), as --out of riffle eval and riffle bench writes them
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
-    /// Draw every record's pictures again as well (SVG and PNG)
+    /// Draw every record's pictures again as well
     #[arg(long)]
     pub(crate) pictures: bool,
     /// Print every record's tables as Markdown in place of the page's path

@@ -24,6 +24,7 @@ pub(crate) const SVG: FileKind = FileKind {
     matches: |begin| begin.starts_with(b"<svg ") && holds(begin, b" class=\"picture\" "),
 };
 
+#[cfg(feature = "png")]
 pub(crate) const PNG: FileKind = FileKind {
     name: "a PNG picture",
     matches: |begin| begin.starts_with(b"\x89PNG\r\n\x1a\n"),

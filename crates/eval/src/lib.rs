@@ -12,7 +12,7 @@
 //! - [`calibrate`]: the cheapest policy that keeps the attention of each head;
 //! - [`audit()`]: what a policy keeps of the true attention, by layer, head and place in the text;
 //! - [`measure_context`]: time to the first token, answer speed and memory against length;
-//! - [`to_csv`], [`Table`], [`Picture`], [`write_report`]: any of it as CSV, tables, SVG and PNG, or one HTML page;
+//! - [`to_csv`], [`Table`], [`Picture`], [`write_report`]: any of it as CSV, tables, SVG (with the feature `png` as PNG too), or one HTML page;
 //! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of. Long measurements are
 //!   cut into cells that a [`Journal`] remembers, so that a run that was stopped goes on.
 //!

@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
+use hyper::server::conn::http1::Builder;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use riffle_engine::Engine;
@@ -220,15 +220,12 @@ fn serve(
     place: Option<OwnedSemaphorePermit>,
 ) {
     drop(stream.set_nodelay(true));
-    let mut builder = Builder::new(TokioExecutor::new()).http1_only();
+    let mut builder = Builder::new();
     builder
-        .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(app.options.limits.arrival_time);
     let service = TowerToHyperService::new(router);
-    // The variant with upgrades would wait for the first byte without end, and take up HTTP/2.
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
-    let connection = open.watch(connection.into_owned());
+    let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service));
     tokio::spawn(async move {
         // A connection that breaks is its client's affair; the request it carried is taken back.
         drop(connection.await);

@@ -1,13 +1,14 @@
-//! Pictures of measurements, as SVG and PNG, without a browser or fonts of the system.
+//! Pictures of measurements, as SVG and, with the feature `png`, as PNG, without a browser or fonts of the system.
 //!
 //! A chart is plain data ([`HeatMap`], [`LineChart`], [`Stack`], [`ShareMap`]) that is drawn into a [`Picture`]. The
-//! SVG follows the page it stands on into light or dark and says in words what it shows; the PNG is the same SVG on white,
+//! SVG follows the page it stands on into light or dark and says in words what it shows. The PNG is the same SVG on white,
 //! drawn with the DejaVu fonts this crate carries. The same data always gives the same bytes.
 
 mod axis;
 mod canvas;
 mod heat_map;
 mod line_chart;
+#[cfg(feature = "png")]
 mod raster;
 mod share_map;
 mod stack;
@@ -25,7 +26,9 @@ pub(crate) use style::shade;
 
 use crate::EvalError;
 use crate::escape::escaped;
-use crate::files::{PNG, SVG, write_file};
+#[cfg(feature = "png")]
+use crate::files::PNG;
+use crate::files::{SVG, write_file};
 
 /// A drawn picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,21 +75,30 @@ impl Picture {
     ///
     /// # Errors
     /// [`EvalError::Picture`] where it is too large to be drawn.
+    #[cfg(feature = "png")]
     pub fn to_png(&self) -> Result<Vec<u8>, EvalError> {
         raster::png(&self.to_svg())
     }
 
-    /// Writes `PATH.svg` and `PATH.png`, each whole or not at all.
+    /// Writes `PATH.svg` and, with the feature `png`, `PATH.png`, each whole or not at all. Returns the files.
     ///
     /// # Errors
     /// [`EvalError::Output`] names the file.
-    pub fn write(&self, path: &Path) -> Result<[PathBuf; 2], EvalError> {
-        let files = [path.with_added_extension("svg"), path.with_added_extension("png")];
-        write_file(&files[0], SVG, self.to_svg().as_bytes())?;
-        write_file(&files[1], PNG, &self.to_png()?)?;
-        Ok(files)
+    pub fn write(&self, path: &Path) -> Result<Vec<PathBuf>, EvalError> {
+        let svg = path.with_added_extension("svg");
+        write_file(&svg, SVG, self.to_svg().as_bytes())?;
+        #[cfg(feature = "png")]
+        {
+            let png = path.with_added_extension("png");
+            write_file(&png, PNG, &self.to_png()?)?;
+            Ok(vec![svg, png])
+        }
+        #[cfg(not(feature = "png"))]
+        Ok(vec![svg])
     }
 }
 
+#[cfg(all(test, feature = "png"))]
+mod pixels;
 #[cfg(test)]
 mod tests;

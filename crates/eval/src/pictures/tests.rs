@@ -1,6 +1,3 @@
-use resvg::tiny_skia::Pixmap;
-use resvg::usvg::{Group, Node};
-
 use super::*;
 
 const LONG: &str = "xattention:block=128,stride=8,tau=0.95,min_budget=1024,tail=128 <& \"escaped\">";
@@ -106,7 +103,7 @@ fn share_map(rows: usize, names: bool) -> Picture {
     .draw()
 }
 
-fn all() -> Vec<Picture> {
+pub(super) fn all() -> Vec<Picture> {
     vec![
         heat_map(LENGTHS),
         heat_map(["full", "streaming:sinks=64,window=1024", LONG]),
@@ -119,46 +116,6 @@ fn all() -> Vec<Picture> {
         share_map(64, false),
         share_map(16, true),
     ]
-}
-
-/// The texts of a picture with their boxes: left, top, right, bottom.
-fn texts(group: &Group, found: &mut Vec<(String, [f32; 4])>) {
-    for node in group.children() {
-        match node {
-            Node::Group(group) => texts(group, found),
-            Node::Text(text) => {
-                let letters = text.chunks().iter().map(|chunk| chunk.text().to_owned()).collect();
-                let area = text.abs_bounding_box();
-                found.push((letters, [area.left(), area.top(), area.right(), area.bottom()]));
-            }
-            _ => {}
-        }
-    }
-}
-
-#[test]
-fn every_text_lies_on_the_canvas_and_none_lies_on_another() {
-    for picture in all() {
-        let tree = raster::tree(&picture.to_svg()).unwrap();
-        let mut found = Vec::new();
-        texts(tree.root(), &mut found);
-        assert!(found.len() >= 5);
-        let (width, height) = picture.size();
-        for (text, [left, top, right, bottom]) in &found {
-            let inside = *left >= 0.0 && *top >= 0.0 && *right <= width as f32 && *bottom <= height as f32;
-            assert!(
-                inside,
-                "{text:?} at {left} {top} {right} {bottom} in {width} × {height}: {}",
-                picture.alt()
-            );
-        }
-        for (place, (text, a)) in found.iter().enumerate() {
-            for (other, b) in &found[..place] {
-                let apart = a[2] <= b[0] || b[2] <= a[0] || a[3] <= b[1] || b[3] <= a[1];
-                assert!(apart, "{text:?} lies on {other:?}: {}", picture.alt());
-            }
-        }
-    }
 }
 
 #[test]
@@ -234,27 +191,23 @@ fn labels_units_and_values_are_in_the_svg_and_in_the_alternative_text() {
 }
 
 #[test]
-fn the_same_data_gives_the_same_bytes_and_pixels_of_twice_the_size() {
-    for (picture, again) in all().into_iter().zip(all()).skip(1).step_by(3) {
+fn the_same_data_gives_the_same_bytes() {
+    for (picture, again) in all().into_iter().zip(all()) {
         assert_eq!(picture.to_svg(), again.to_svg());
-        let png = picture.to_png().unwrap();
-        assert_eq!(png, again.to_png().unwrap());
-        let pixels = Pixmap::decode_png(&png).unwrap();
-        let (width, height) = picture.size();
-        assert_eq!((pixels.width(), pixels.height()), (2 * width, 2 * height));
-        // White paper with something on it, text among it.
-        let corner = pixels.pixel(width, 4).unwrap();
-        assert_eq!((corner.red(), corner.alpha()), (255, 255));
-        assert!(pixels.pixels().iter().filter(|pixel| pixel.red() < 80).count() > 200);
     }
 }
 
 #[test]
-fn a_picture_is_written_as_svg_and_png_and_leaves_nothing_else() {
+fn a_picture_is_written_under_its_name_and_leaves_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let files = heat_map(LENGTHS).write(&folder.path().join("below/map.v1")).unwrap();
-    assert!(files[0].ends_with("below/map.v1.svg") && files[1].ends_with("below/map.v1.png"));
-    assert_eq!(std::fs::read_dir(folder.path().join("below")).unwrap().count(), 2);
+    let kinds: &[&str] = match cfg!(feature = "png") {
+        true => &["svg", "png"],
+        false => &["svg"],
+    };
+    let expected = kinds.iter().map(|kind| folder.path().join(format!("below/map.v1.{kind}")));
+    assert_eq!(files, expected.collect::<Vec<PathBuf>>());
+    assert_eq!(std::fs::read_dir(folder.path().join("below")).unwrap().count(), kinds.len());
     let blocked = folder.path().join("below/map.v1.svg/x");
     assert!(
         heat_map(LENGTHS)

@@ -46,7 +46,7 @@ impl Record {
         pictures::of(self)
     }
 
-    /// Writes every picture as `folder/NAME-PICTURE.svg` and `.png`.
+    /// [Writes](Picture::write) every picture as `folder/NAME-PICTURE.svg`.
     ///
     /// # Errors
     /// [`EvalError::Output`] names the file that cannot be written.
