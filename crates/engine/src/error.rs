@@ -115,6 +115,12 @@ pub enum EngineError {
     /// A sequence that cannot be compressed.
     #[error("this session cannot be compressed: {0}")]
     NotCompressible(&'static str),
+    /// A request names a session file whose sequence is not in memory.
+    #[error("the sequence of session {} is not held: restore it first", .0.display())]
+    SessionNotHeld(PathBuf),
+    /// Requests that run take the room that is needed.
+    #[error("there is no room for {0} now: try again when fewer requests run")]
+    NoRoom(&'static str),
     /// Nothing to go on from.
     #[error("{} holds no answer to go on with: give --session a file that a run has saved, or give a prompt", path.display())]
     NothingToContinue {

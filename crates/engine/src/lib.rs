@@ -83,7 +83,8 @@ pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use scheduler::{
-    Event, Request, RequestId, RequestReport, RequestTimes, Scheduler, SchedulerOptions, WrittenToken,
+    Event, LoanedSequence, Request, RequestId, RequestReport, RequestTimes, Restoring, Scheduler, SchedulerOptions,
+    WrittenToken,
 };
 pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use sequence::statistics::PairCount;

@@ -92,6 +92,21 @@ impl Failure {
             EngineError::Form(_) | EngineError::NoTokenizer(_) | EngineError::NoChatTemplate(_) => {
                 Self::bad(error.to_string())
             }
+            EngineError::NotCompressible(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
+            EngineError::OtherText { saved, shared, .. } => Self::bad(format!(
+                "the prompt does not go on from the session: they share the first {shared} of its {saved} tokens; begin with the text that was saved"
+            )),
+            EngineError::NoRoom(_) => Self {
+                retry_after_s: Some(10),
+                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            },
+            EngineError::SessionNotHeld(_) => Self {
+                retry_after_s: Some(1),
+                ..Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the session left memory or its file changed meanwhile: ask again",
+                )
+            },
             EngineError::OutOfMemory { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         };

@@ -48,6 +48,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/sessions/{name}", post(sessions::save).delete(sessions::delete))
         .route("/sessions/{name}/restore", post(sessions::restore))
         .route("/sessions/{name}/fork", post(sessions::fork))
+        .route("/sessions/{name}/compress", post(sessions::compress))
         .route("/metrics", get(plain::metrics))
         .route("/status", get(plain::status))
         .layer(from_fn_with_state(Arc::clone(app), check_key));

@@ -11,16 +11,20 @@ use riffle_attention::{PageView, read_keys, read_values, rotate_heads};
 use riffle_kv::KvCache;
 
 use crate::compress::moments::{Moments, QueryDistribution};
-use crate::compress::{HeadScores, Observe, QueryObserver, read_observed};
+use crate::compress::{HeadScores, QueryObserver};
 use crate::pass::device::DevicePages;
 use crate::pass::tiles::Heads;
-use crate::{EngineError, PrefillProgress, Runner, Sequence};
+use crate::{EngineError, Sequence};
 
-/// Which queries are expected.
-pub(super) struct Expects {
-    pub(super) sample_tokens: usize,
-    pub(super) future_tokens: usize,
-    pub(super) sink_tokens: usize,
+/// A sample of the text, whose queries stand for those that are expected.
+pub(super) struct Sample {
+    /// The latest tokens of the text, until a scratch sequence reads them.
+    ahead: Option<Vec<u32>>,
+    tokens: usize,
+    future_tokens: usize,
+    sink_tokens: usize,
+    /// Once the sample has been read.
+    moments: Option<Moments>,
 }
 
 /// What a page's keys may expect: the exponent for each query head of the group, `[group, tokens]`, and the norms of the values.
@@ -39,66 +43,80 @@ struct Expectation<'a> {
     queries: &'a [QueryDistribution],
 }
 
-/// The expected attention of each pair of a sequence, times the norm of its value.
-pub(super) fn score(
-    sequence: &mut Sequence,
-    runner: &mut Runner,
-    expects: &Expects,
-    observe: &mut Observe<'_>,
-) -> Result<Vec<HeadScores>, EngineError> {
-    let engine = Arc::clone(&sequence.engine);
-    let layers = sequence.whole_layers();
-    let moments = sequence.measure_queries(runner, expects, observe)?;
-    let distributions = moments.distributions(sequence.tokens.len(), expects.future_tokens);
-    let heads = Heads::of(engine.model().config());
-    let mut scores = Vec::with_capacity(layers.len() * heads.kv_heads);
-    let per_layer = heads.kv_heads * heads.group;
-    for ((_, layer), distributions) in layers.into_iter().zip(distributions.chunks_exact(per_layer)) {
-        let expectations = distributions.chunks_exact(heads.group).map(|queries| Expectation {
-            heads,
-            scale: engine.model().config().attention_scale,
-            is_rotated: engine.resolved().rotation.keys,
-            queries,
-        });
-        let expectations: Vec<Expectation<'_>> = expectations.collect();
-        let pages = page_scores(&mut sequence.cache, layer, &expectations)?;
-        for (kv_head, pages) in pages.iter().enumerate() {
-            scores.push(HeadScores {
-                layer,
-                kv_head,
-                scores: head_scores(pages, heads.group, expects.sink_tokens),
-            });
+impl Sample {
+    pub(super) fn of(
+        sequence: &Sequence,
+        sample_tokens: usize,
+        future_tokens: usize,
+        sink_tokens: usize,
+    ) -> Result<Self, EngineError> {
+        let first = sequence.tokens.len().saturating_sub(sample_tokens);
+        let sample = sequence.tokens[first..].to_vec();
+        sequence.check_room_beside("the text with what is sampled of it", sample.len())?;
+        Ok(Self {
+            tokens: sample.len(),
+            ahead: Some(sample),
+            future_tokens,
+            sink_tokens,
+            moments: None,
+        })
+    }
+
+    /// Tokens that are to be read.
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// An empty sequence and the sample, which it is to read by itself; `None` when it has been read.
+    pub(super) fn next_reading(&mut self, sequence: &Sequence) -> Result<Option<(Sequence, Vec<u32>)>, EngineError> {
+        let Some(sample) = self.ahead.take() else {
+            return Ok(None);
+        };
+        let device = sequence.device.as_ref().map(DevicePages::beside);
+        let (engine, cache) = (&sequence.engine, sequence.cache.pool().cache());
+        let mut scratch = Sequence::over(engine, cache, device, Sequence::dense_options())?;
+        (scratch.statistics.audit, scratch.statistics.auto) = (None, None);
+        let moments = Moments::new(engine, sequence.whole_layers(), self.sink_tokens);
+        scratch.statistics.observer = Some(QueryObserver::Moments(moments));
+        Ok(Some((scratch, sample)))
+    }
+
+    /// Takes back the observer of the sequence that has read the sample.
+    pub(super) fn take_back(&mut self, observer: QueryObserver) {
+        if let QueryObserver::Moments(moments) = observer {
+            self.moments = Some(moments);
         }
     }
-    Ok(scores)
-}
 
-impl Sequence {
-    /// Reads the latest tokens once more, by themselves, and measures their queries.
-    fn measure_queries(
-        &self,
-        runner: &mut Runner,
-        expects: &Expects,
-        observe: &mut Observe<'_>,
-    ) -> Result<Moments, EngineError> {
-        let first = self.tokens.len().saturating_sub(expects.sample_tokens);
-        let sample = &self.tokens[first..];
-        self.check_room_beside("the text with what is sampled of it", sample.len())?;
-        let device = self.device.as_ref().map(DevicePages::beside);
-        let mut scratch = Self::over(&self.engine, self.cache.pool().cache(), device, Self::dense_options())?;
-        (scratch.statistics.audit, scratch.statistics.auto) = (None, None);
-        let moments = Moments::new(&self.engine, self.whole_layers(), expects.sink_tokens);
-        scratch.statistics.observer = Some(QueryObserver::Moments(moments));
-        let mut scratch = read_observed(scratch, runner, sample, &mut |tokens_done| {
-            observe(PrefillProgress {
-                tokens_done,
-                tokens: sample.len(),
-            })
-        })?;
-        match scratch.statistics.observer.take() {
-            Some(QueryObserver::Moments(moments)) => Ok(moments),
-            _ => unreachable!("a pass leaves its observer"),
+    /// The expected attention of each pair of a sequence, times the norm of its value.
+    pub(super) fn into_scores(self, sequence: &mut Sequence) -> Result<Vec<HeadScores>, EngineError> {
+        let Some(moments) = self.moments else {
+            return Ok(Vec::new());
+        };
+        let engine = Arc::clone(&sequence.engine);
+        let layers = sequence.whole_layers();
+        let distributions = moments.distributions(sequence.tokens.len(), self.future_tokens);
+        let heads = Heads::of(engine.model().config());
+        let mut scores = Vec::with_capacity(layers.len() * heads.kv_heads);
+        let per_layer = heads.kv_heads * heads.group;
+        for ((_, layer), distributions) in layers.into_iter().zip(distributions.chunks_exact(per_layer)) {
+            let expectations = distributions.chunks_exact(heads.group).map(|queries| Expectation {
+                heads,
+                scale: engine.model().config().attention_scale,
+                is_rotated: engine.resolved().rotation.keys,
+                queries,
+            });
+            let expectations: Vec<Expectation<'_>> = expectations.collect();
+            let pages = page_scores(&mut sequence.cache, layer, &expectations)?;
+            for (kv_head, pages) in pages.iter().enumerate() {
+                scores.push(HeadScores {
+                    layer,
+                    kv_head,
+                    scores: head_scores(pages, heads.group, self.sink_tokens),
+                });
+            }
         }
+        Ok(scores)
     }
 }
 

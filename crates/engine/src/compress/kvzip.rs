@@ -1,56 +1,80 @@
 //! Scores by reconstruction: what a model looks at while it repeats its text is what it will look at when it is asked.
 
-use crate::compress::reconstruction::Reconstruction;
-use crate::compress::{HeadScores, Observe, QueryObserver, RepeatPrompt, read_observed};
-use crate::{EngineError, PrefillProgress, Runner, Sequence};
+use std::collections::VecDeque;
+use std::ops::Range;
 
-/// How a text is repeated.
-pub(super) struct Reconstructs {
-    pub(super) chunk_tokens: usize,
-    pub(super) sink_tokens: usize,
-    pub(super) prompt: RepeatPrompt,
+use crate::compress::reconstruction::Reconstruction;
+use crate::compress::{HeadScores, QueryObserver, RepeatPrompt};
+use crate::{EngineError, Sequence};
+
+/// The chunks of a text that are still to be repeated, and the largest attention weight that each pair of the sequence has received
+/// while the model repeated the chunk that it stands in.
+pub(super) struct Repeats {
+    /// A chunk of the text, and the prompt that asks for it.
+    ahead: VecDeque<(Range<usize>, Vec<u32>)>,
+    /// With a scratch sequence while a chunk is repeated.
+    reconstruction: Option<Reconstruction>,
 }
 
-/// The largest attention weight that each pair of a sequence receives while the model repeats the chunk that it stands in.
-pub(super) fn score(
-    sequence: &mut Sequence,
-    runner: &mut Runner,
-    reconstructs: &Reconstructs,
-    observe: &mut Observe<'_>,
-) -> Result<Vec<HeadScores>, EngineError> {
-    let text = sequence.tokens.clone();
-    let chunks: Vec<_> = (0..text.len())
-        .step_by(reconstructs.chunk_tokens)
-        .map(|first| first..(first + reconstructs.chunk_tokens).min(text.len()))
-        .collect();
-    let prompts = chunks
-        .iter()
-        .map(|chunk| reconstructs.prompt.tokens(&text, chunk.clone()));
-    let prompts: Vec<Vec<u32>> = prompts.collect();
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-    sequence.check_room_beside("the text with what is repeated of it", longest)?;
-    let tokens = prompts.iter().map(Vec::len).sum();
-    let layers: Vec<usize> = sequence.whole_layers().into_iter().map(|(_, layer)| layer).collect();
-    let kv_heads = sequence.cache.shape().kv_heads;
-    let mut reconstruction = Reconstruction::new(&layers, kv_heads, text.len(), reconstructs.sink_tokens);
-    let mut before = 0.0;
-    for (chunk, prompt) in chunks.into_iter().zip(&prompts) {
+impl Repeats {
+    pub(super) fn of(
+        sequence: &Sequence,
+        chunk_tokens: usize,
+        sink_tokens: usize,
+        prompt: &RepeatPrompt,
+    ) -> Result<Self, EngineError> {
+        let text = &sequence.tokens;
+        let chunks = (0..text.len())
+            .step_by(chunk_tokens)
+            .map(|first| first..(first + chunk_tokens).min(text.len()));
+        let ahead = chunks.map(|chunk| (chunk.clone(), prompt.tokens(text, chunk)));
+        let layers: Vec<usize> = sequence.whole_layers().into_iter().map(|(_, layer)| layer).collect();
+        let kv_heads = sequence.cache.shape().kv_heads;
+        let repeats = Self {
+            ahead: ahead.collect(),
+            reconstruction: Some(Reconstruction::new(&layers, kv_heads, text.len(), sink_tokens)),
+        };
+        sequence.check_room_beside("the text with what is repeated of it", repeats.longest_tokens())?;
+        Ok(repeats)
+    }
+
+    /// Tokens that are to be read.
+    pub(super) fn tokens(&self) -> usize {
+        self.ahead.iter().map(|(_, prompt)| prompt.len()).sum()
+    }
+
+    /// Tokens of the longest prompt.
+    pub(super) fn longest_tokens(&self) -> usize {
+        self.ahead.iter().map(|(_, prompt)| prompt.len()).max().unwrap_or(0)
+    }
+
+    /// A fork of the sequence and the prompt that it is to read; `None` when every chunk has been repeated.
+    pub(super) fn next_reading(
+        &mut self,
+        sequence: &mut Sequence,
+    ) -> Result<Option<(Sequence, Vec<u32>)>, EngineError> {
+        let Some((chunk, prompt)) = self.ahead.pop_front() else {
+            return Ok(None);
+        };
+        let Some(mut reconstruction) = self.reconstruction.take() else {
+            return Ok(None);
+        };
         reconstruction.begin(chunk);
         let mut scratch = sequence.dense_fork()?;
         scratch.statistics.observer = Some(QueryObserver::Reconstruction(reconstruction));
-        let mut scratch = read_observed(scratch, runner, prompt, &mut |done| {
-            observe(PrefillProgress {
-                tokens_done: before + done,
-                tokens,
-            })
-        })?;
-        before += prompt.len() as f64;
-        reconstruction = match scratch.statistics.observer.take() {
-            Some(QueryObserver::Reconstruction(reconstruction)) => reconstruction,
-            _ => unreachable!("a pass leaves its observer"),
-        };
+        Ok(Some((scratch, prompt)))
     }
-    Ok(reconstruction.into_scores())
+
+    /// Takes back the observer of a fork that has read its prompt.
+    pub(super) fn take_back(&mut self, observer: QueryObserver) {
+        if let QueryObserver::Reconstruction(reconstruction) = observer {
+            self.reconstruction = Some(reconstruction);
+        }
+    }
+
+    pub(super) fn into_scores(self) -> Vec<HeadScores> {
+        self.reconstruction.map(Reconstruction::into_scores).unwrap_or_default()
+    }
 }
 
 impl Sequence {

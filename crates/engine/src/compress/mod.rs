@@ -10,6 +10,7 @@
 //! [`CompressMethod::Expected`]: the sequence itself changes when all of them are known.
 
 mod budget;
+mod compression;
 mod expected;
 mod kvzip;
 mod moments;
@@ -25,8 +26,8 @@ use std::ops::ControlFlow;
 use riffle_policy::PolicySpec;
 use serde::Serialize;
 
-use crate::sequence::eviction::lacks_room;
 use crate::{EngineError, PrefillProgress, Runner, Sequence, SequenceOptions, Session};
+pub(crate) use compression::{Compression, Step};
 pub(crate) use observer::QueryObserver;
 pub use options::{CompressMethod, CompressOptions, Spread};
 pub use repeat::RepeatPrompt;
@@ -80,54 +81,16 @@ impl Sequence {
         options: &CompressOptions,
         observe: &mut Observe<'_>,
     ) -> Result<Compressed, EngineError> {
-        options.check()?;
-        self.check_compressible(options)?;
-        let (pairs_before, bytes_before) = (self.whole_pairs(), self.usage().bytes_by_tier.total());
-        if options.keep < 1.0 {
-            let mut scores = self.scores(runner, options, observe)?;
-            budget::protect(&mut scores, options);
-            let kept = budget::kept(&scores, options);
-            self.retain_everywhere(&scores, &kept, options.recent_tokens)?;
-        }
-        Ok(Compressed {
-            tokens: self.tokens.len(),
-            pairs_before,
-            pairs: self.whole_pairs(),
-            bytes_before,
-            bytes: self.usage().bytes_by_tier.total(),
-        })
-    }
-
-    /// The score of every pair in the layers that see the whole sequence.
-    fn scores(
-        &mut self,
-        runner: &mut Runner,
-        options: &CompressOptions,
-        observe: &mut Observe<'_>,
-    ) -> Result<Vec<HeadScores>, EngineError> {
-        match &options.method {
-            CompressMethod::KvZip { chunk_tokens, prompt } => {
-                let prompt = match prompt {
-                    Some(prompt) => prompt.clone(),
-                    None => RepeatPrompt::of(&self.engine)?,
-                };
-                let reconstructs = kvzip::Reconstructs {
-                    chunk_tokens: *chunk_tokens,
-                    sink_tokens: options.sink_tokens,
-                    prompt,
-                };
-                kvzip::score(self, runner, &reconstructs, observe)
-            }
-            CompressMethod::Expected {
-                sample_tokens,
-                future_tokens,
-            } => {
-                let expects = expected::Expects {
-                    sample_tokens: *sample_tokens,
-                    future_tokens: *future_tokens,
-                    sink_tokens: options.sink_tokens,
-                };
-                expected::score(self, runner, &expects, observe)
+        let mut compression = Compression::of(self, options)?;
+        loop {
+            match compression.advance(self)? {
+                Step::Read(scratch, tokens) => {
+                    let mut tell = |read| observe(compression.progress(read));
+                    let scratch = read_observed(*scratch, runner, &tokens, &mut tell)?;
+                    compression.take_back(scratch, tokens.len());
+                }
+                Step::Worked => {}
+                Step::Done(compressed) => return Ok(compressed),
             }
         }
     }
@@ -180,30 +143,6 @@ impl Sequence {
             .sum()
     }
 
-    /// Keeps the places of each head, the latest `recent_tokens` tokens among them, and frees the pages that run empty.
-    fn retain_everywhere(
-        &mut self,
-        heads: &[HeadScores],
-        kept: &[Vec<usize>],
-        recent_tokens: usize,
-    ) -> Result<(), EngineError> {
-        let since = self.tokens.len().saturating_sub(recent_tokens);
-        for (head, kept) in heads.iter().zip(kept) {
-            let (layer, kv_head) = (head.layer, head.kv_head);
-            if kept.len() == head.scores.len() {
-                continue;
-            }
-            if let Err(error) = self.retain_alone([layer, kv_head], kept, since) {
-                if !lacks_room(&error) || self.cache.head_tokens(layer, kv_head) != head.scores.len() {
-                    self.forget_all();
-                }
-                return Err(error.into());
-            }
-            self.decode.layer_mut(layer)[kv_head].reset();
-        }
-        Ok(())
-    }
-
     /// Options of a scratch sequence: every query reads everything.
     fn dense_options() -> SequenceOptions {
         SequenceOptions {
@@ -215,8 +154,7 @@ impl Sequence {
     }
 }
 
-/// Reads `tokens` as a prompt into a scratch sequence, whose observer looks at every query. `observe` is told the tokens read.
-/// Returns the scratch sequence.
+/// Reads `tokens` as a prompt into a scratch sequence and returns it. `observe` is told the tokens read.
 fn read_observed(
     scratch: Sequence,
     runner: &mut Runner,

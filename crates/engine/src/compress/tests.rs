@@ -92,7 +92,12 @@ fn scores(engine: &Arc<Engine>, tokens: &[u32], asked: &CompressOptions) -> Vec<
     session.prefill(tokens, &mut |_| ControlFlow::Continue(())).unwrap();
     let mut runner = Runner::new(engine);
     let mut go_on = |_| ControlFlow::Continue(());
-    session.scores(&mut runner, asked, &mut go_on).unwrap()
+    let mut compression = Compression::of(&session, asked).unwrap();
+    while let Step::Read(scratch, tokens) = compression.advance(&mut session).unwrap() {
+        let scratch = read_observed(*scratch, &mut runner, &tokens, &mut go_on).unwrap();
+        compression.take_back(scratch, tokens.len());
+    }
+    compression.into_scores().unwrap()
 }
 
 /// The largest difference, the sinks apart, which the oracle scores as it likes.

@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use crate::scheduler::{Lookup, Request, RequestId, Running, Scheduler, Stage, Waiting};
+use crate::scheduler::sessions::Amount;
+use crate::scheduler::step::Tell;
+use crate::scheduler::{Event, Lookup, Request, RequestId, Running, Scheduler, Stage, Waiting};
 use crate::sequence::common_prefix;
 use crate::{EngineError, Sequence};
 
@@ -12,7 +14,7 @@ const WORTH_WAITING: usize = 64;
 impl Scheduler {
     /// Gives places to waiting requests in their order, as far as there are places and room. Nobody overtakes a request that
     /// waits for room, unless nothing runs that could make room for it.
-    pub(super) fn admit(&mut self) -> Result<(), EngineError> {
+    pub(super) fn admit(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         let mut place = 0;
         while place < self.waiting.len() && !self.is_blocked {
             let waiting = &self.waiting[place];
@@ -25,7 +27,7 @@ impl Scheduler {
                 break;
             }
             let waiting = self.waiting.remove(place);
-            match self.start(waiting)? {
+            match self.start(waiting, tell) {
                 None => {}
                 Some(waiting) => {
                     self.waiting.insert(place, waiting);
@@ -41,7 +43,7 @@ impl Scheduler {
     /// of a pass nothing can be taken over from it, and nothing is lost by waiting for the pass to end.
     fn waits_for_reader(&self, waiting: &Waiting) -> bool {
         let request = &waiting.request;
-        if waiting.parked.is_some() || request.prompt_probabilities.is_some() {
+        if waiting.parked.is_some() || request.prompt_probabilities.is_some() || request.session.is_some() {
             return false;
         }
         let prompt = &request.tokens;
@@ -82,8 +84,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts a request, or gives it back where its pages have no room yet.
-    fn start(&mut self, waiting: Waiting) -> Result<Option<Waiting>, EngineError> {
+    /// Starts a request, or gives it back where its pages have no room yet. One that cannot be started ends.
+    fn start(&mut self, waiting: Waiting, tell: &mut Tell<'_>) -> Option<Waiting> {
         let Waiting {
             id,
             request,
@@ -94,9 +96,16 @@ impl Scheduler {
         let (sequence, stage) = match parked {
             Some(parked) => parked,
             None => {
-                let sequence = self.sequence_for(&request)?;
+                let sequence = match self.sequence_for(&request) {
+                    Ok(sequence) => sequence,
+                    Err(error) => {
+                        tell(Event::Failed(id, error));
+                        return None;
+                    }
+                };
                 let reused_tokens = sequence.tokens().len();
-                let lookup = match sequence.can_share() && request.prompt_probabilities.is_none() {
+                let looks_up = request.prompt_probabilities.is_none() && request.session.is_none();
+                let lookup = match sequence.can_share() && looks_up {
                     true => Lookup::Ahead,
                     false => Lookup::Done,
                 };
@@ -118,9 +127,9 @@ impl Scheduler {
             let needed = self.taken_bytes() + self.growth_bytes(&started);
             if needed <= self.capacity_bytes() && self.alive() < self.engine.options().sequences {
                 self.running.push(started);
-                return Ok(None);
+                return None;
             }
-            if !self.idle.drop_oldest() {
+            if !self.drop_oldest_idle() {
                 break;
             }
         }
@@ -128,18 +137,21 @@ impl Scheduler {
             Stage::Answering { .. } => Some((started.sequence, started.stage)),
             Stage::Reading { .. } => None,
         };
-        Ok(Some(Waiting {
+        Some(Waiting {
             id,
             request: started.request,
             clock,
             parked,
             is_held,
-        }))
+        })
     }
 
     /// An empty sequence for a request, or one that holds what others have read of its prompt.
     fn sequence_for(&mut self, request: &Request) -> Result<Sequence, EngineError> {
         let options = request.sequence_options(&self.engine);
+        if let Some(path) = &request.session {
+            return self.fork_session(path, &request.tokens, &options);
+        }
         let mut sequence = Sequence::new(&self.engine, &self.pool, options)?;
         if !sequence.can_share() || request.prompt_probabilities.is_some() {
             return Ok(sequence);
@@ -173,7 +185,8 @@ impl Scheduler {
 
     /// Keeps the state of a sequence with recurrent layers for others that go on from its tokens, where there is room.
     pub(super) fn keep_state(&mut self, place: usize) -> Result<(), EngineError> {
-        if !self.make_room_for_one() {
+        let one = Amount { sequences: 1, bytes: 0 };
+        if !self.make_room(one) {
             return Ok(());
         }
         let running = &mut self.running[place];
@@ -182,36 +195,17 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Drops idle sequences until there is room for one; false where the others take it all.
-    pub(super) fn make_room_for_one(&mut self) -> bool {
-        while self.alive() >= self.engine.options().sequences {
-            if !self.idle.drop_oldest() {
-                return false;
-            }
-        }
-        true
+    /// Bytes of pages that are in use or promised.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        let running: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
+        let promised = running.saturating_add(self.promised.amount().bytes);
+        (self.pool.pages() as u64 * self.pool.shape().page_bytes()).saturating_add(promised)
     }
 
-    /// Drops idle sequences until pages of so many bytes find room; false where the others take it all.
-    pub(super) fn make_room_for_bytes(&mut self, bytes: u64) -> bool {
-        while self.taken_bytes().saturating_add(bytes) > self.capacity_bytes() {
-            if !self.idle.drop_oldest() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Bytes of pages that are in use or promised to running requests.
-    fn taken_bytes(&self) -> u64 {
-        let promised: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
-        self.pool.pages() as u64 * self.pool.shape().page_bytes() + promised
-    }
-
-    /// Sequences that read, answer, are parked or idle.
-    fn alive(&self) -> usize {
+    /// Sequences that read, answer, are parked, idle or lent.
+    pub(super) fn alive(&self) -> usize {
         let parked = self.waiting.iter().filter(|waiting| waiting.parked.is_some());
-        self.running.len() + parked.count() + self.idle.len()
+        self.running.len() + parked.count() + self.idle.len() + self.promised.amount().sequences
     }
 
     /// Bytes of pages that a request may still take.
@@ -219,18 +213,24 @@ impl Scheduler {
         let most = self.bytes_of(running.request.most_tokens());
         // A page that is shared in part is copied when it is written to.
         let copied = self.pool.shape().page_bytes() * self.tables();
-        let held = running.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
-        (most + copied).saturating_sub(held)
+        match running.sequence.has_evicted() {
+            // Its heads hold fewer tokens than it has: it grows from there by as many as any other.
+            true => (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len())),
+            false => {
+                let held = running.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
+                (most + copied).saturating_sub(held)
+            }
+        }
     }
 
     /// Bytes of the pages of so many tokens.
-    fn bytes_of(&self, tokens: usize) -> u64 {
+    pub(super) fn bytes_of(&self, tokens: usize) -> u64 {
         let tokens = tokens.min(self.engine.plan().context_tokens);
         self.engine.resolved().pages_bytes(tokens)
     }
 
     /// Bytes of pages that all sequences may take together.
-    fn capacity_bytes(&self) -> u64 {
+    pub(super) fn capacity_bytes(&self) -> u64 {
         let copied = self.pool.shape().page_bytes() * self.tables();
         self.engine.plan().kv_bytes.saturating_add(copied)
     }

@@ -179,7 +179,7 @@ impl Scheduler {
         ended.sort_by_key(|(place, _)| *place);
         self.is_blocked &= ended.is_empty();
         for (place, end) in &mut ended {
-            let Running { id, sequence, .. } = &self.running[*place];
+            let Running { id, sequence, .. } = &mut self.running[*place];
             match std::mem::replace(end, End::Cancelled) {
                 End::Finished(report) => tell(Event::Finished(*id, *report, sequence)),
                 End::Failed(error) => tell(Event::Failed(*id, error)),

@@ -1,8 +1,10 @@
 //! Sequences whose owners have gone.
 
+use std::path::Path;
 use std::time::Instant;
 
 use crate::Sequence;
+use crate::scheduler::sessions::FileState;
 
 /// Sequences that nobody reads or writes, the one used last at the end. Their pages serve whoever asks for the same beginning,
 /// and go when their room is needed.
@@ -16,6 +18,8 @@ pub(super) struct IdleSequence {
     pub(super) sequence: Sequence,
     /// Leading tokens that the prefix cache on disk has been given.
     pub(super) stored_tokens: usize,
+    /// The session file that it is of.
+    file: Option<FileState>,
     /// When it was last asked for.
     used: Instant,
 }
@@ -30,32 +34,78 @@ impl Idle {
     }
 
     /// Keeps a sequence, if others could go on from what it has read.
-    pub(super) fn keep(&mut self, mut sequence: Sequence, stored_tokens: usize) {
-        if !sequence.serves_others() {
-            return;
+    pub(super) fn keep(&mut self, sequence: Sequence, stored_tokens: usize) {
+        if sequence.serves_others() {
+            self.push(sequence, stored_tokens, None);
         }
+    }
+
+    /// Keeps the sequence of a session file, in place of one that was kept for it before.
+    pub(super) fn keep_session(&mut self, sequence: Sequence, file: Option<FileState>) {
+        let path = file.as_ref().map(FileState::path);
+        self.sequences
+            .retain(|idle| path.is_none() || idle.file.as_ref().map(FileState::path) != path);
+        self.push(sequence, 0, file);
+    }
+
+    fn push(&mut self, mut sequence: Sequence, stored_tokens: usize, file: Option<FileState>) {
         // Pages that cannot be parked stay where they are until their room is needed.
         drop(sequence.park());
         self.sequences.push(IdleSequence {
             sequence,
             stored_tokens,
+            file,
             used: Instant::now(),
         });
     }
 
-    /// Drops the sequence that was used longest ago; false where there is none.
-    pub(super) fn drop_oldest(&mut self) -> bool {
-        let any = !self.sequences.is_empty();
-        if any {
-            self.sequences.remove(0);
+    /// Drops the sequence that was used longest ago and whose session file nobody asks for; false where there is none.
+    pub(super) fn drop_oldest(&mut self, is_asked_for: impl Fn(&Path) -> bool) -> bool {
+        let is_free = |idle: &IdleSequence| !idle.file.as_ref().is_some_and(|file| is_asked_for(file.path()));
+        match self.sequences.iter().position(is_free) {
+            Some(oldest) => {
+                self.sequences.remove(oldest);
+                true
+            }
+            None => false,
         }
-        any
     }
 
-    /// Drops the sequences that were last used before `time`; returns how many.
-    pub(super) fn drop_unused_since(&mut self, time: Instant) -> usize {
+    /// The sequence of a session file.
+    pub(super) fn session(&self, file: &FileState) -> Option<&Sequence> {
+        let place = self.session_place(file)?;
+        Some(&self.sequences[place].sequence)
+    }
+
+    /// The sequence of a session file, which is asked for now.
+    pub(super) fn session_mut(&mut self, file: &FileState) -> Option<&mut Sequence> {
+        let place = self.session_place(file)?;
+        Some(self.use_now(place))
+    }
+
+    /// Takes out the sequence of a session file.
+    pub(super) fn take_session(&mut self, file: &FileState) -> Option<Sequence> {
+        let place = self.session_place(file)?;
+        Some(self.sequences.remove(place).sequence)
+    }
+
+    fn session_place(&self, file: &FileState) -> Option<usize> {
+        self.sequences.iter().position(|idle| idle.file.as_ref() == Some(file))
+    }
+
+    fn use_now(&mut self, place: usize) -> &mut Sequence {
+        let mut idle = self.sequences.remove(place);
+        idle.used = Instant::now();
+        self.sequences.push(idle);
+        let last = self.sequences.len() - 1;
+        &mut self.sequences[last].sequence
+    }
+
+    /// Drops the sequences that were last used before `time` and whose session files nobody asks for; returns how many.
+    pub(super) fn drop_unused_since(&mut self, time: Instant, is_asked_for: impl Fn(&Path) -> bool) -> usize {
         let before = self.sequences.len();
-        self.sequences.retain(|idle| idle.used >= time);
+        let is_free = |idle: &IdleSequence| !idle.file.as_ref().is_some_and(|file| is_asked_for(file.path()));
+        self.sequences.retain(|idle| idle.used >= time || !is_free(idle));
         before - self.sequences.len()
     }
 
@@ -73,9 +123,6 @@ impl Idle {
     /// length.
     pub(super) fn longest_shared(&mut self, tokens: &[u32]) -> Option<(&mut Sequence, usize)> {
         let (best, tokens) = self.longest(tokens).filter(|(_, tokens)| *tokens > 0)?;
-        let mut idle = self.sequences.remove(best);
-        idle.used = Instant::now();
-        self.sequences.push(idle);
-        self.sequences.last_mut().map(|idle| (&mut idle.sequence, tokens))
+        Some((self.use_now(best), tokens))
     }
 }

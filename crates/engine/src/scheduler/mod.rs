@@ -16,12 +16,15 @@
 
 mod admission;
 mod answers;
+mod compressing;
 mod disk;
 mod idle;
 mod prompts;
 mod request;
+mod sessions;
 mod step;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,9 +36,12 @@ use crate::pass::{Pass, Runner};
 use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
 use crate::{Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport, Sequence, StopReason};
 use answers::End;
+use compressing::Compressing;
 use disk::Lookup;
 use idle::Idle;
 pub use request::{Event, Request, RequestId, RequestReport, RequestTimes, WrittenToken};
+use sessions::{Amount, Promised};
+pub use sessions::{LoanedSequence, Restoring};
 use step::Tell;
 
 /// How a scheduler shares an engine.
@@ -77,6 +83,12 @@ pub struct Scheduler {
     prompts: Runner,
     answers: Runner,
     prompt_pass: Option<PromptPass>,
+    /// In the order in which they were asked for.
+    compressing: VecDeque<Compressing>,
+    /// Whether prompts that are read let a compression go first.
+    is_compressions_turn: bool,
+    /// Room that is taken outside these lists.
+    promised: Promised,
     /// Seconds that prompts may still take before answers go on; negative where they took more than their share.
     prompt_credit_s: f64,
     submitted: u64,
@@ -208,6 +220,9 @@ impl Scheduler {
             prompts: Runner::new(engine),
             answers: Runner::new(engine),
             prompt_pass: None,
+            compressing: VecDeque::new(),
+            is_compressions_turn: false,
+            promised: Promised::default(),
             prompt_credit_s: 0.0,
             submitted: 0,
             turn: 0,
@@ -238,9 +253,10 @@ impl Scheduler {
         self.running.len()
     }
 
-    /// Whether a request reads or answers.
+    /// Whether a request reads or answers, or a compression is under way.
     pub fn is_running(&self, id: RequestId) -> bool {
         self.running.iter().any(|running| running.id == id)
+            || self.compressing.iter().any(|compressing| compressing.id == id)
     }
 
     /// Sequences that are kept for whoever asks next.
@@ -251,7 +267,13 @@ impl Scheduler {
     /// Drops idle sequences that nobody has asked for since `time`; returns how many. Their pages go with them where no other
     /// sequence holds these.
     pub fn forget_idle_since(&mut self, time: Instant) -> usize {
-        let dropped = self.idle.drop_unused_since(time);
+        let waiting = &self.waiting;
+        let named = |path: &Path| {
+            waiting
+                .iter()
+                .any(|waiting| waiting.request.session.as_deref() == Some(path))
+        };
+        let dropped = self.idle.drop_unused_since(time, named);
         self.is_blocked &= dropped == 0;
         dropped
     }
@@ -260,28 +282,14 @@ impl Scheduler {
     /// idle from now on, and what it has read as prompt serves whoever asks next. An idle sequence makes room for it where there is
     /// none; false where it can serve nobody or none makes room.
     pub fn adopt(&mut self, mut sequence: Sequence) -> bool {
-        if !sequence.serves_others() || !self.make_room_for_one() {
+        let one = Amount { sequences: 1, bytes: 0 };
+        if !sequence.serves_others() || !self.make_room(one) {
             return false;
         }
         // Models with recurrent layers are found by their idle sequences alone.
         drop(sequence.share_prefix());
         self.idle.keep(sequence, 0);
         true
-    }
-
-    /// Takes in the sequence that [`Sequence::save`] wrote to a file, as [`adopt`](Self::adopt) does; idle sequences make room for its
-    /// pages. Returns its tokens, or `None` where there is no room for it now, or it can serve nobody.
-    ///
-    /// # Errors
-    /// As [`Sequence::restore`].
-    pub fn restore(&mut self, path: &Path) -> Result<Option<usize>, EngineError> {
-        let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
-        if !self.make_room_for_one() || !self.make_room_for_bytes(bytes) {
-            return Ok(None);
-        }
-        let sequence = Sequence::restore(&self.engine, &self.pool, path)?;
-        let tokens = sequence.tokens().len();
-        Ok(self.adopt(sequence).then_some(tokens))
     }
 
     /// What the prefix cache on disk has been used for, where there is one.
@@ -301,14 +309,15 @@ impl Scheduler {
     /// # Errors
     /// For a request that could never be answered: [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`] with the option
     /// that would help, [`EngineError::Option`] and [`EngineError::Policy`] for options that make no sense,
-    /// [`EngineError::NoTokenizer`].
+    /// [`EngineError::NoTokenizer`]. For one that names a session: [`EngineError::SessionNotHeld`], [`EngineError::OtherText`] where the
+    /// prompt does not begin with its text.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         request.check(&self.engine)?;
         // What a policy refuses it refuses before anybody waits.
         let empty = Sequence::new(&self.engine, &self.pool, request.sequence_options(&self.engine))?;
         Answer::new(&empty, request.generate.clone())?;
-        self.submitted += 1;
-        let id = RequestId(self.submitted);
+        self.check_session(&request, empty.options())?;
+        let id = self.next_id();
         let now = Instant::now();
         self.enqueue(Waiting {
             id,
@@ -327,6 +336,9 @@ impl Scheduler {
     /// Takes a request back. What was read of its prompt stays for others. A chunk of attention that is under way is the last work
     /// done for it. False for a request that has ended.
     pub fn cancel(&mut self, id: RequestId) -> bool {
+        if self.cancel_compression(id) {
+            return true;
+        }
         if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
             self.is_blocked = false;
             if let Some((sequence, _)) = self.waiting.remove(place).parked {
@@ -409,6 +421,11 @@ impl Scheduler {
     fn retire(&mut self, place: usize) {
         let ended = self.running.remove(place);
         self.idle.keep(ended.sequence, ended.stored_tokens);
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.submitted += 1;
+        RequestId(self.submitted)
     }
 
     fn enqueue(&mut self, waiting: Waiting) {

@@ -99,6 +99,7 @@ impl Scheduler {
         tell: &mut Tell<'_>,
     ) -> Result<(), EngineError> {
         self.is_blocked = false;
+        self.is_compressions_turn = true;
         let (mut places, mut rows, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         let (mut ended, mut row) = (Vec::new(), 0);
         for (part, outcome) in parts.into_iter().zip(outcomes) {

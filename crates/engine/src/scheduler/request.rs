@@ -1,7 +1,11 @@
 //! What is asked of a scheduler, and what it tells.
 
+use std::path::PathBuf;
+
+use crate::scheduler::LoanedSequence;
 use crate::{
-    Engine, EngineError, GenerateOptions, Generation, PrefillProgress, Sequence, SequenceOptions, TokenProbabilities,
+    Compressed, Engine, EngineError, GenerateOptions, Generation, PrefillProgress, Sequence, SequenceOptions,
+    TokenProbabilities,
 };
 
 /// A prompt and how to answer it.
@@ -15,6 +19,8 @@ pub struct Request {
     pub priority: i32,
     /// Policies and window, where they are not those of the engine.
     pub sequence: Option<SequenceOptions>,
+    /// A session file whose sequence is [held](crate::Scheduler::hold): the prompt goes on from it, compressed or not, and begins with its text.
+    pub session: Option<PathBuf>,
     /// Tell how likely each token of the prompt was, with so many of the likeliest tokens in its place. The whole prompt is read
     /// then, whatever others have read of it.
     pub prompt_probabilities: Option<usize>,
@@ -34,9 +40,11 @@ pub enum Event<'a> {
     /// A token was drawn.
     Token(RequestId, WrittenToken<'a>),
     /// The answer is complete; what was read stays for others. The sequence holds the prompt and the answer.
-    Finished(RequestId, RequestReport, &'a Sequence),
-    /// The answer cannot go on; what was read stays for others.
+    Finished(RequestId, RequestReport, &'a mut Sequence),
+    /// The answer or the compression cannot go on; what was read of a prompt stays for others.
     Failed(RequestId, EngineError),
+    /// A sequence is compressed.
+    Compressed(RequestId, Compressed, Box<LoanedSequence>),
     /// The prefix cache on disk could not be read or written and is not used any more. Requests go on without it.
     PrefixCacheLost(EngineError),
 }

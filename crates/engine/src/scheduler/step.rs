@@ -15,11 +15,11 @@ impl Scheduler {
     /// # Errors
     /// Failures that are of no single request, such as a lost device. Requests stay as they were before the piece.
     pub fn step(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
-        self.admit()?;
+        self.admit(tell)?;
         let answers = |running: &Running| matches!(running.stage, Stage::Answering { .. });
         let answers = self.running.iter().any(answers);
         let reads = |running: &Running| matches!(running.stage, Stage::Reading { .. });
-        let reads = self.prompt_pass.is_some() || self.running.iter().any(reads);
+        let reads = self.prompt_pass.is_some() || !self.compressing.is_empty() || self.running.iter().any(reads);
         match (answers, reads || self.has_more_to_keep()) {
             (false, false) => return Ok(false),
             (true, true) if self.prompt_credit_s <= 0.0 => self.answer(tell)?,
@@ -30,6 +30,7 @@ impl Scheduler {
             (_, true) => {
                 let began = Instant::now();
                 match reads {
+                    true if self.compresses_next() => self.compress_piece(tell),
                     true => self.read(tell)?,
                     false => self.keep_on_disk(tell),
                 }

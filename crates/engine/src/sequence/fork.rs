@@ -105,7 +105,7 @@ impl Sequence {
     pub fn share_prefix(&mut self) -> Result<usize, EngineError> {
         self.check_sharing()?;
         // Pages that tokens have left do not hold what their tokens say.
-        if !self.placement.evicted.is_empty() {
+        if self.has_evicted() {
             return Ok(0);
         }
         let identity = self.options.pages_identity();
@@ -136,13 +136,23 @@ impl Sequence {
 
     /// Whether it has read something that can serve others.
     pub(crate) fn serves_others(&self) -> bool {
-        self.prefilled > 0 && self.can_share()
+        self.prefilled > 0 && !self.has_evicted() && self.can_share()
+    }
+
+    /// Whether tokens have left its pages.
+    pub(crate) fn has_evicted(&self) -> bool {
+        !self.placement.evicted.is_empty()
+    }
+
+    /// Whether it can go back to its first `tokens` tokens and read nothing again.
+    pub(crate) fn goes_back_to(&self, tokens: usize) -> bool {
+        self.placement.reaches(tokens) && self.windows_reach(tokens) && self.recurrence.knows(tokens)
     }
 
     /// The longest beginning of `tokens` that it has read as prompt and that another sequence may go on from, which leaves at least
     /// the last token to be read. None where tokens have been evicted: what is left is not what others would read.
     pub(crate) fn known_beginning(&self, tokens: &[u32]) -> usize {
-        if !self.placement.evicted.is_empty() {
+        if self.has_evicted() {
             return 0;
         }
         let shared = self.shared_with(tokens).min(self.prefilled).min(tokens.len() - 1);

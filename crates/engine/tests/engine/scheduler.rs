@@ -1,5 +1,6 @@
 //! What a scheduler promises to those who ask.
 
+mod sessions;
 mod shared_prompts;
 mod wishes;
 
@@ -102,7 +103,8 @@ fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Generation, usize)>
                 ended.insert(id, (report.generation, report.reused_tokens));
             }
             Event::Failed(id, error) => panic!("{id:?}: {error}"),
-            Event::Reading(..) | Event::PromptProbabilities(..) | Event::PrefixCacheLost(_) => {}
+            Event::Reading(..) | Event::PromptProbabilities(..) | Event::Compressed(..) | Event::PrefixCacheLost(_) => {
+            }
         })
         .unwrap();
     for (id, (generation, _)) in &ended {

@@ -205,9 +205,14 @@ fn a_picture_is_written_under_its_name_and_leaves_nothing_else() {
         true => &["svg", "png"],
         false => &["svg"],
     };
-    let expected = kinds.iter().map(|kind| folder.path().join(format!("below/map.v1.{kind}")));
+    let expected = kinds
+        .iter()
+        .map(|kind| folder.path().join(format!("below/map.v1.{kind}")));
     assert_eq!(files, expected.collect::<Vec<PathBuf>>());
-    assert_eq!(std::fs::read_dir(folder.path().join("below")).unwrap().count(), kinds.len());
+    assert_eq!(
+        std::fs::read_dir(folder.path().join("below")).unwrap().count(),
+        kinds.len()
+    );
     let blocked = folder.path().join("below/map.v1.svg/x");
     assert!(
         heat_map(LENGTHS)

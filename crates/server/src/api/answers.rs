@@ -111,7 +111,7 @@ pub(crate) async fn collect(
     while let Some((index, told)) = answers.next().await {
         let (whole, speech) = (&mut wholes[index], &mut speeches[index]);
         match told {
-            Told::Accepted | Told::Reading(_) => {}
+            Told::Accepted | Told::Reading(_) | Told::Session(_) => {}
             Told::PromptProbabilities(probabilities) => whole.prompt_probabilities.extend(probabilities),
             Told::Token(token) => {
                 let pieces = speech.push(&spoken(engine, speech, &token));

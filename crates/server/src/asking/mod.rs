@@ -7,6 +7,7 @@ pub(crate) mod question;
 use riffle_engine::{GenerateOptions, Request, SequenceOptions};
 
 use crate::api::answers::Answers;
+use crate::api::sessions;
 use crate::app::App;
 use crate::failure::Failure;
 use crate::forms::Form;
@@ -60,6 +61,10 @@ impl Wishes {
             true => self.generate.sampling.seed,
             false => rand::random(),
         };
+        let session = match &self.extras.session {
+            Some(name) => Some(sessions::bring(app, name).await?),
+            None => None,
+        };
         let mut answers = Vec::with_capacity(prompts.len() * choices);
         for prompt in prompts {
             for choice in 0..choices {
@@ -74,6 +79,7 @@ impl Wishes {
                     generate,
                     priority: self.extras.priority,
                     sequence: self.sequence(app),
+                    session: session.clone(),
                     prompt_probabilities: self.prompt_probabilities,
                 })?);
             }

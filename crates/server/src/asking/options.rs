@@ -22,6 +22,8 @@ pub(crate) struct Extras {
     pub(crate) prefill: Option<PolicyRules>,
     pub(crate) decode: Option<PolicyRules>,
     pub(crate) audits: bool,
+    /// The session that the prompt goes on from.
+    pub(crate) session: Option<String>,
     pub(crate) priority: i32,
     /// Whether a stream tells how far the prompt has been read.
     pub(crate) shows_progress: bool,
@@ -178,6 +180,7 @@ fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
         prefill: take_policy(&mut own, "prefill")?,
         decode: take_policy(&mut own, "decode")?,
         audits: own.flag("audit")?.unwrap_or(false),
+        session: own.text("session")?,
         priority: own.integer("priority", -1000..=1000)?.unwrap_or(0) as i32,
         shows_progress: own.flag("progress")?.unwrap_or(shows_progress),
     };

@@ -1,12 +1,11 @@
 //! A request that the scheduler has been given.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use riffle_engine::{PrefillProgress, TimeLeft};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::{Reading, Told};
+use super::{Listener, Reading, Told};
 
 /// Progress is told this often at most.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
@@ -15,8 +14,8 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Entry {
     pub(super) events: UnboundedSender<Told>,
     pub(super) deadline: Instant,
-    /// Where its sequence is saved at the end.
-    pub(super) saved_to: Option<PathBuf>,
+    /// Whether its sequence is wanted at the end.
+    pub(super) wants_sequence: bool,
     submitted: Instant,
     /// When its prompt was first read, and how many tokens had been read before.
     begun: Option<(Instant, f64)>,
@@ -26,11 +25,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(events: UnboundedSender<Told>, deadline: Instant, saved_to: Option<PathBuf>) -> Self {
+    pub(super) fn new(listener: Listener, wants_sequence: bool) -> Self {
         Self {
-            events,
-            deadline,
-            saved_to,
+            events: listener.events,
+            deadline: listener.deadline,
+            wants_sequence,
             submitted: Instant::now(),
             begun: None,
             time_left: TimeLeft::default(),

@@ -6,7 +6,6 @@
 mod entry;
 mod thread;
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll};
@@ -14,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riffle_engine::{
-    AuditReport, Engine, PairCount, PrefillProgress, Request, RequestReport, Scheduler, SchedulerOptions,
-    TokenProbabilities,
+    AuditReport, CompressOptions, Compressed, Engine, LoanedSequence, PairCount, PrefillProgress, Request,
+    RequestReport, Scheduler, SchedulerOptions, Sequence, TokenProbabilities,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -37,8 +36,19 @@ pub(crate) enum Told {
     Token(Token),
     /// It is complete.
     Finished(Box<Finished>),
+    /// What `/sessions` has asked for.
+    Session(SessionTold),
     /// It cannot go on.
     Failed(Failure),
+}
+
+/// A sequence that goes to whoever asked for it.
+#[derive(Debug)]
+pub(crate) enum SessionTold {
+    /// That of an answer, told before its end.
+    Read(Box<Sequence>),
+    /// One that has been compressed.
+    Compressed(Compressed, Box<LoanedSequence>),
 }
 
 /// How far a prompt has been read.
@@ -85,6 +95,7 @@ struct Place(Arc<AtomicUsize>);
 /// What the thread is asked to do.
 enum Command {
     Ask(Box<Asked>),
+    Compress(Box<LoanedSequence>, Box<CompressOptions>, Listener),
     /// Work between two pieces.
     Work(Box<dyn FnOnce(&mut Scheduler) + Send>),
     /// End: answers under way may go on until then.
@@ -93,10 +104,15 @@ enum Command {
 
 struct Asked {
     request: Request,
+    listener: Listener,
+    /// Whether the sequence is wanted when the answer is complete.
+    wants_sequence: bool,
+}
+
+/// Whoever is told what happens, and until when they wait.
+struct Listener {
     events: UnboundedSender<Told>,
     deadline: Instant,
-    /// Where the sequence is saved when the answer is complete.
-    saved_to: Option<PathBuf>,
 }
 
 /// Hands requests to the thread that owns the scheduler.
@@ -147,11 +163,32 @@ impl Driver {
 
     /// Asks for an answer.
     pub(crate) fn ask(&self, request: Request) -> Result<Answer, Failure> {
-        self.ask_and_save(request, None)
+        self.send(|listener| {
+            Command::Ask(Box::new(Asked {
+                request,
+                listener,
+                wants_sequence: false,
+            }))
+        })
     }
 
-    /// Asks for an answer whose sequence is saved to a file at its end. It fails where that fails.
-    pub(crate) fn ask_and_save(&self, request: Request, saved_to: Option<PathBuf>) -> Result<Answer, Failure> {
+    /// Asks for an answer, and for a fork of its sequence when it is complete.
+    pub(crate) fn ask_for_sequence(&self, request: Request) -> Result<Answer, Failure> {
+        self.send(|listener| {
+            Command::Ask(Box::new(Asked {
+                request,
+                listener,
+                wants_sequence: true,
+            }))
+        })
+    }
+
+    /// Asks for a sequence to be compressed.
+    pub(crate) fn compress(&self, session: LoanedSequence, options: CompressOptions) -> Result<Answer, Failure> {
+        self.send(|listener| Command::Compress(Box::new(session), Box::new(options), listener))
+    }
+
+    fn send(&self, command: impl FnOnce(Listener) -> Command) -> Result<Answer, Failure> {
         let place = Place::take(&self.taken, self.most_requests).ok_or_else(|| {
             Failure::busy(format!(
                 "{} requests are being answered or wait already: try again in a few seconds",
@@ -159,15 +196,11 @@ impl Driver {
             ))
         })?;
         let (events, received) = unbounded_channel();
-        let asked = Asked {
-            request,
+        let listener = Listener {
             events,
             deadline: Instant::now() + self.request_time,
-            saved_to,
         };
-        self.commands
-            .send(Command::Ask(Box::new(asked)))
-            .map_err(|_| Failure::stopping())?;
+        self.commands.send(command(listener)).map_err(|_| Failure::stopping())?;
         Ok(Answer {
             events: received,
             _place: place,
@@ -217,6 +250,11 @@ impl Answer {
             Some(_) => Ok(()),
             None => Err(Failure::stopping()),
         }
+    }
+
+    /// The next event; `None` after the last.
+    pub(crate) async fn next(&mut self) -> Option<Told> {
+        self.events.recv().await
     }
 
     /// The next event, once there is one; `None` after the last.

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions, StopReason};
 
 use super::entry::Entry;
-use super::{Asked, Command, Finished, Token, Told};
+use super::{Asked, Command, Finished, SessionTold, Token, Told};
 use crate::ServerOptions;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
@@ -104,6 +104,10 @@ impl Work {
     fn take(&mut self, command: Command) {
         match command {
             Command::Ask(asked) => self.submit(*asked),
+            Command::Compress(session, options, listener) => {
+                let entry = Entry::new(listener, false);
+                self.begin(entry, |scheduler| scheduler.compress(*session, &options));
+            }
             Command::Work(work) => {
                 let scheduler = &mut self.scheduler;
                 if catch_unwind(AssertUnwindSafe(|| work(scheduler))).is_err() {
@@ -125,15 +129,19 @@ impl Work {
     fn submit(&mut self, asked: Asked) {
         let Asked {
             request,
-            events,
-            deadline,
-            saved_to,
+            listener,
+            wants_sequence,
         } = asked;
-        let entry = Entry::new(events, deadline, saved_to);
+        self.begin(Entry::new(listener, wants_sequence), |scheduler| {
+            scheduler.submit(request)
+        });
+    }
+
+    fn begin(&mut self, entry: Entry, begin: impl FnOnce(&mut Scheduler) -> Result<RequestId, EngineError>) {
         if self.stops.is_some() {
             return entry.tell(Told::Failed(Failure::stopping()));
         }
-        match self.scheduler.submit(request) {
+        match begin(&mut self.scheduler) {
             Ok(id) => {
                 entry.tell(Told::Accepted);
                 self.entries.insert(id, entry);
@@ -285,11 +293,14 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, 
         }
         Event::Finished(id, report, sequence) => {
             if let Some(entry) = entries.remove(&id) {
-                if let Some(path) = &entry.saved_to
-                    && let Err(error) = sequence.save(path)
-                {
-                    metrics.count_end("error");
-                    return entry.tell(Told::Failed(Failure::of(&error)));
+                if entry.wants_sequence {
+                    match sequence.fork() {
+                        Ok(fork) => entry.tell(Told::Session(SessionTold::Read(Box::new(fork)))),
+                        Err(error) => {
+                            metrics.count_end("error");
+                            return entry.tell(Told::Failed(Failure::of(&error)));
+                        }
+                    }
                 }
                 let finished = Finished {
                     report,
@@ -307,6 +318,11 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, 
             if let Some(entry) = entries.remove(&id) {
                 metrics.count_end("error");
                 entry.tell(Told::Failed(Failure::of(&error)));
+            }
+        }
+        Event::Compressed(id, compressed, session) => {
+            if let Some(entry) = entries.remove(&id) {
+                entry.tell(Told::Session(SessionTold::Compressed(compressed, session)));
             }
         }
         Event::PrefixCacheLost(_) => {}

@@ -1,9 +1,11 @@
 //! Sessions under a name.
 
-use riffle_server::ServerOptions;
-use serde_json::json;
+use std::path::Path;
 
-use crate::testing::{options, start, text};
+use riffle_server::ServerOptions;
+use serde_json::{Value, json};
+
+use crate::testing::{Running, options, start, text};
 
 #[test]
 fn a_named_session_is_saved_restored_copied_and_deleted() {
@@ -91,9 +93,102 @@ fn a_damaged_session_is_refused_and_nothing_of_it_is_used() {
     );
 }
 
+fn with_sessions(folder: &Path) -> Running {
+    start(ServerOptions {
+        session_folder: Some(folder.to_owned()),
+        ..options()
+    })
+}
+
+/// A question about a session and the answer's text.
+fn asked(server: &Running, prompt: &str, session: Option<&str>) -> Value {
+    let riffle = session.map_or(json!({}), |name| json!({"session": name}));
+    let answer = server.complete(prompt, json!({"max_tokens": 8, "riffle": riffle}));
+    let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+    json!({"text": answer["choices"][0]["text"], "cached_tokens": cached})
+}
+
+#[test]
+fn a_session_is_compressed_beside_answers_and_requests_that_name_it_go_on_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = with_sessions(folder.path());
+    let book = text(12_000);
+    let question = format!("{book} And");
+    let saved = server.ask("/sessions/book", &json!({"prompt": book}));
+    let tokens = saved["tokens"].as_u64().unwrap();
+    let whole = asked(&server, &question, Some("book"));
+    assert_eq!(whole["cached_tokens"], tokens, "{whole}");
+    assert_eq!(whole["text"], asked(&server, &question, None)["text"]);
+
+    // An answer that is written meanwhile goes on, and is the one that it is alone.
+    let other = json!({"prompt": "In the beginning", "max_tokens": 200, "temperature": 0, "ignore_eos": true});
+    let alone = server.ask("/v1/completions", &other);
+    let compressed = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| server.ask("/v1/completions", &other));
+        let body = json!({"keep": 0.3, "stream": true});
+        let events = server.stream("/sessions/book/compress", &body).events();
+        assert_eq!(beside.join().unwrap()["choices"], alone["choices"]);
+        events
+    });
+    let progress = compressed.iter().filter(|event| event["riffle"]["progress"]["tokens"].is_u64());
+    assert!(progress.count() > 0, "{compressed:?}");
+    let end = compressed.iter().rfind(|event| event.is_object()).unwrap();
+    let number = |name: &str| end[name].as_f64().unwrap_or_else(|| panic!("no {name}: {end}"));
+    assert_eq!(end["compress"], "kvzip:0.3");
+    assert!((number("pairs") / number("pairs_before") - 0.3).abs() < 0.02, "{end}");
+    assert!(number("bytes") < 0.5 * saved["bytes"].as_f64().unwrap(), "{end}");
+
+    let after = asked(&server, &question, Some("book"));
+    assert_eq!(after["cached_tokens"], tokens);
+    // What has been compressed serves nobody who does not name it.
+    assert_eq!(asked(&server, &question, None)["text"], whole["text"]);
+    server.stop();
+    let server = with_sessions(folder.path());
+    assert_eq!(asked(&server, &question, Some("book")), after, "from the file");
+    let again = server.ask("/sessions/book/compress", &json!({"keep": 0.5, "method": "expected"}));
+    assert_eq!(again["tokens"], tokens);
+}
+
+#[test]
+fn a_request_that_cannot_go_on_from_the_session_it_names_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = with_sessions(folder.path());
+    let book = text(12_000);
+    server.ask("/sessions/book", &json!({"prompt": book}));
+    server.ask("/sessions/book/compress", &json!({"keep": 0.3, "method": "expected"}));
+    let refused = |path: &str, body: Value, status: u16, word: &str| {
+        let response = server.post(path, &body);
+        assert_eq!(response.status, status, "{body}: {}", response.body);
+        assert!(response.body.contains(word), "{body}: {}", response.body);
+        assert!(!response.body.contains(&folder.path().display().to_string()));
+    };
+    let with = |session: Value, prompt: &str| json!({"prompt": prompt, "max_tokens": 1, "riffle": {"session": session}});
+    refused("/v1/completions", with(json!("none"), &book), 404, "no session");
+    refused("/v1/completions", with(json!("../book"), &book), 400, "name");
+    refused("/v1/completions", with(json!(7), &book), 400, "riffle.session");
+    refused("/v1/completions", with(json!("book"), &text(6_000)), 400, "does not go on from the session");
+    let mut learns = with(json!("book"), &format!("{book} And"));
+    learns["riffle"]["decode"] = json!("h2o:budget=256");
+    refused("/v1/completions", learns, 400, "--decode");
+    for (body, word) in [
+        (json!({}), "keep"),
+        (json!({"keep": 0}), "keep"),
+        (json!({"keep": 1.5}), "keep"),
+        (json!({"keep": 0.3, "method": "zip"}), "kvzip or expected"),
+        (json!({"keep": 0.3, "how": 1}), "how"),
+    ] {
+        refused("/sessions/book/compress", body, 400, word);
+    }
+    refused("/sessions/none/compress", json!({"keep": 0.3}), 404, "no session");
+    // Tokens that have left cannot be repeated.
+    refused("/sessions/book/compress", json!({"keep": 0.3}), 409, "expected");
+}
+
 #[test]
 fn a_server_without_a_folder_keeps_no_sessions() {
     let server = start(options());
+    let named = json!({"prompt": "a", "riffle": {"session": "a"}});
+    assert_eq!(server.post("/v1/completions", &named).status, 404);
     assert_eq!(server.get("/sessions").status, 404);
     assert_eq!(server.post("/sessions/a", &json!({"prompt": "a"})).status, 404);
 }

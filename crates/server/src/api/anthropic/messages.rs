@@ -196,7 +196,7 @@ impl Answering for MessageAnswer {
             let mut blocks = Blocks::default();
             while let Some((_, told)) = self.asked.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
                     Told::Reading(reading) => {
                         let (_, own) = report::progress(&reading);
                         yield events::named("ping", &json!({"type": "ping", "riffle": own}));

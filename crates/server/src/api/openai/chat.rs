@@ -215,7 +215,7 @@ impl Answering for ChatAnswer {
             }
             while let Some((index, told)) = self.asked.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
                     Told::Reading(reading) => {
                         let mut chunk = self.head.chunk(index, &json!({}), None);
                         if self.asked.wishes.generate.probabilities.is_some() {

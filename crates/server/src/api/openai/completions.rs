@@ -263,7 +263,7 @@ impl Answering for CompletionAnswer {
             }
             while let Some((index, told)) = self.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
                     Told::Reading(reading) => {
                         let mut chunk = self.chunk(index, "", Value::Null, None);
                         report::put_progress(&mut chunk, &self.wishes, &reading);

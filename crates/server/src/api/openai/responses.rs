@@ -265,7 +265,7 @@ impl Answering for ResponseAnswer {
         let mut items = Items::default();
         while let Some((_, told)) = self.asked.answers.next().await {
             match told {
-                Told::Accepted | Told::Reading(_) | Told::PromptProbabilities(_) => {}
+                Told::Accepted | Told::Reading(_) | Told::PromptProbabilities(_) | Told::Session(_) => {}
                 Told::Token(token) => {
                     let text = spoken(&self.app.engine, &self.asked.speech, &token);
                     for piece in self.asked.speech.push(&text) {
@@ -299,7 +299,7 @@ impl Answering for ResponseAnswer {
             let mut items = Items::default();
             while let Some((_, told)) = self.asked.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) => {}
+                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
                     Told::Reading(reading) => {
                         let (_, own) = report::progress(&reading);
                         yield numbered("response.in_progress", json!({"response": self.begun, "riffle": own}));

@@ -1,25 +1,24 @@
 //! `/sessions`: what has been read, saved under a name and restored from it.
 //!
-//! Nobody needs it to have a beginning found again: it is for those who want to name what they keep. Names are letters, digits, `-`, `_`
-//! and `.`: no path is ever taken from a client.
+//! Nobody needs it to have a beginning found again: it is for those who want to name what they keep, or to compress it. Names are
+//! letters, digits, `-`, `_` and `.`: no path is ever taken from a client. Files are read and written while answers go on.
 
-use std::path::PathBuf;
+mod work;
+
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use riffle_engine::{EngineError, GenerateOptions};
+use riffle_engine::{EngineError, LoanedSequence, Restoring};
 use serde_json::{Value, json};
 
-use super::openai::{read_messages, take_tools};
 use super::{fields_of, respond};
 use crate::app::{App, aside};
-use crate::asking::prompt::{Conversation, encode, prompt};
-use crate::driver::Told;
 use crate::failure::{Failure, Shape};
-use crate::fields::Fields;
+pub(crate) use work::{compress, save};
 
 /// What files of sessions end with.
 const ENDING: &str = "riffle";
@@ -53,67 +52,7 @@ async fn listed(app: &Arc<App>) -> Result<Response, Failure> {
     Ok(Json(json!({"object": "list", "data": sessions.collect::<Vec<Value>>()})).into_response())
 }
 
-/// Reads a prompt, or finds it read, and saves it.
-pub(crate) async fn save(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
-    respond(Shape::OpenAi, saved(&app, &name, request).await)
-}
-
-async fn saved(app: &Arc<App>, name: &str, request: Request) -> Result<Response, Failure> {
-    let path = path_of(app, name)?;
-    let mut fields = fields_of(request).await?;
-    let tokens = take_prompt(app, &mut fields).await?;
-    let request = riffle_engine::Request {
-        tokens,
-        generate: GenerateOptions {
-            max_tokens: 0,
-            ..GenerateOptions::default()
-        },
-        ..riffle_engine::Request::default()
-    };
-    let mut answer = app.driver.ask_and_save(request, Some(path.clone()))?;
-    answer.accepted().await?;
-    loop {
-        match std::future::poll_fn(|context| answer.poll(context)).await {
-            Some(Told::Finished(finished)) => {
-                let bytes = std::fs::metadata(&path).map_or(0, |file| file.len());
-                let report = &finished.report;
-                return Ok(Json(json!({
-                    "name": name,
-                    "tokens": report.prompt_tokens,
-                    "cached_tokens": report.reused_tokens,
-                    "bytes": bytes,
-                }))
-                .into_response());
-            }
-            Some(Told::Failed(failure)) => return Err(failure),
-            Some(_) => {}
-            None => return Err(Failure::stopping()),
-        }
-    }
-}
-
-/// `prompt`, or `messages` with `tools`.
-async fn take_prompt(app: &Arc<App>, fields: &mut Fields) -> Result<Vec<u32>, Failure> {
-    app.check_model(fields.text("model")?.as_deref())?;
-    let text = fields.text("prompt")?;
-    let messages = fields.list("messages")?;
-    let tools = take_tools(app, fields)?;
-    fields.check_finished()?;
-    match (text, messages) {
-        (Some(text), None) => encode(app, text, true).await,
-        (None, Some(messages)) => {
-            let conversation = Conversation {
-                messages: read_messages(messages)?,
-                tools: tools.tools,
-                ..Conversation::default()
-            };
-            Ok(prompt(app, conversation).await?.tokens)
-        }
-        _ => Err(Failure::field("prompt", "give either a prompt or messages")),
-    }
-}
-
-/// Brings a saved session into memory, where whoever begins with the same text finds it.
+/// Brings a saved session into memory, where requests that name it find it, and whoever begins with the same text.
 pub(crate) async fn restore(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
     respond(Shape::OpenAi, restored(&app, &name, request).await)
 }
@@ -121,31 +60,55 @@ pub(crate) async fn restore(State(app): State<Arc<App>>, Path(name): Path<String
 async fn restored(app: &Arc<App>, name: &str, request: Request) -> Result<Response, Failure> {
     let path = existing(app, name)?;
     fields_of(request).await?.finish()?;
-    // The model's fingerprint takes long when it is first asked for.
-    let engine = Arc::clone(&app.engine);
-    aside(move || engine.fingerprint().map_err(|error| Failure::of(&error))).await?;
-    let outcome = app.driver.work(move |scheduler| scheduler.restore(&path)).await?;
-    match outcome {
-        Ok(Some(tokens)) => Ok(Json(json!({"name": name, "tokens": tokens})).into_response()),
-        Ok(None) => Err(Failure {
-            retry_after_s: Some(10),
-            ..Failure::new(
-                StatusCode::CONFLICT,
-                "there is no room for it now, or nobody could go on from it: try again when fewer requests run",
-            )
-        }),
-        Err(EngineError::ForeignSession { what, saved, now, .. }) => Err(Failure::new(
+    let session = loaned(app, name, &path).await?;
+    let tokens = session.sequence().tokens().len();
+    app.driver.work(move |scheduler| scheduler.hold(&path, session)).await?;
+    Ok(Json(json!({"name": name, "tokens": tokens})).into_response())
+}
+
+/// Sees to it that a session is in memory. Returns its file, which requests name.
+pub(crate) async fn bring(app: &App, name: &str) -> Result<PathBuf, Failure> {
+    let path = existing(app, name)?;
+    let file = path.clone();
+    if !app.driver.work(move |scheduler| scheduler.holds(&file)).await? {
+        let (session, file) = (loaned(app, name, &path).await?, path.clone());
+        app.driver.work(move |scheduler| scheduler.hold(&file, session)).await?;
+    }
+    Ok(path)
+}
+
+/// The sequence of a session: taken out of memory, or read from its file while answers go on.
+async fn loaned(app: &App, name: &str, path: &FilePath) -> Result<LoanedSequence, Failure> {
+    let file = path.to_owned();
+    let found = app.driver.work(move |scheduler| match scheduler.take_held(&file) {
+        Some(held) => Ok(Found::Held(Box::new(held))),
+        None => scheduler.restoring(&file).map(Found::OnDisk),
+    });
+    let restored = match found.await? {
+        Ok(Found::Held(held)) => return Ok(*held),
+        Ok(Found::OnDisk(restoring)) => aside(move || Ok(restoring.run())).await?,
+        Err(error) => Err(error),
+    };
+    restored.map_err(|error| match error {
+        EngineError::NoRoom(_) => Failure::of(&error),
+        EngineError::ForeignSession { what, saved, now, .. } => Failure::new(
             StatusCode::CONFLICT,
             format!("the session {name:?} was made with another {what} ({saved}, now {now}): read its text again"),
-        )),
-        Err(error) => Err(Failure::new(
+        ),
+        error => Failure::new(
             StatusCode::CONFLICT,
             format!(
                 "the session {name:?} cannot be restored: {}",
                 hide(&error.to_string(), app)
             ),
-        )),
-    }
+        ),
+    })
+}
+
+/// Where the sequence of a session is.
+enum Found {
+    Held(Box<LoanedSequence>),
+    OnDisk(Restoring),
 }
 
 /// Copies a session to another name.

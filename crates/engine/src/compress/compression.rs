@@ -1,0 +1,195 @@
+//! A compression under way, in bounded pieces: its caller reads what is to be read, between other work where there is some.
+
+use riffle_kv::KvError;
+
+use crate::compress::expected::Sample;
+use crate::compress::kvzip::Repeats;
+use crate::compress::{CompressMethod, CompressOptions, Compressed, HeadScores, RepeatPrompt, budget};
+use crate::sequence::eviction::lacks_room;
+use crate::{EngineError, PrefillProgress, Sequence};
+
+/// A compression of one sequence, which changes once every score is known.
+pub(crate) struct Compression {
+    options: CompressOptions,
+    state: State,
+    /// Tokens that are read to measure the pairs.
+    tokens: usize,
+    /// How many of them have been read.
+    read_tokens: usize,
+    /// Tokens of the longest text that is read beside the sequence at a time.
+    longest_tokens: usize,
+    pairs_before: usize,
+    bytes_before: u64,
+}
+
+enum State {
+    KvZip(Repeats),
+    Expected(Sample),
+    /// Pairs leave one head after the other.
+    Moving {
+        scores: Vec<HeadScores>,
+        /// Places that each head keeps.
+        kept: Vec<Vec<usize>>,
+        next_head: usize,
+    },
+    Done,
+}
+
+/// What a piece of a compression came to.
+pub(crate) enum Step {
+    /// A scratch sequence is to read these tokens as a prompt. Its observer looks at every query; [`Compression::take_back`] takes it.
+    Read(Box<Sequence>, Vec<u32>),
+    /// A piece of work has been done, and there is more.
+    Worked,
+    /// The sequence is compressed.
+    Done(Compressed),
+}
+
+impl Compression {
+    /// The compression of a sequence, before its first piece.
+    ///
+    /// # Errors
+    /// As [`Sequence::compress`], apart from what only reading can meet.
+    pub(crate) fn of(sequence: &Sequence, options: &CompressOptions) -> Result<Self, EngineError> {
+        options.check()?;
+        sequence.check_compressible(options)?;
+        let (state, tokens, longest_tokens) = match &options.method {
+            _ if options.keep >= 1.0 => (State::Done, 0, 0),
+            CompressMethod::KvZip { chunk_tokens, prompt } => {
+                let prompt = match prompt {
+                    Some(prompt) => prompt.clone(),
+                    None => RepeatPrompt::of(&sequence.engine)?,
+                };
+                let repeats = Repeats::of(sequence, *chunk_tokens, options.sink_tokens, &prompt)?;
+                let (tokens, longest) = (repeats.tokens(), repeats.longest_tokens());
+                (State::KvZip(repeats), tokens, longest)
+            }
+            CompressMethod::Expected {
+                sample_tokens,
+                future_tokens,
+            } => {
+                let sample = Sample::of(sequence, *sample_tokens, *future_tokens, options.sink_tokens)?;
+                let tokens = sample.tokens();
+                (State::Expected(sample), tokens, tokens)
+            }
+        };
+        Ok(Self {
+            options: options.clone(),
+            state,
+            tokens,
+            read_tokens: 0,
+            longest_tokens,
+            pairs_before: sequence.whole_pairs(),
+            bytes_before: sequence.usage().bytes_by_tier.total(),
+        })
+    }
+
+    /// Tokens of the longest text that is read beside the sequence at a time.
+    pub(crate) fn longest_tokens(&self) -> usize {
+        self.longest_tokens
+    }
+
+    /// How far the reading is, once the text under way has been read up to `read` tokens.
+    pub(crate) fn progress(&self, read: f64) -> PrefillProgress {
+        PrefillProgress {
+            tokens_done: self.read_tokens as f64 + read,
+            tokens: self.tokens,
+        }
+    }
+
+    /// Does the next piece. A text that is to be read has to be read before the next call.
+    ///
+    /// # Errors
+    /// As [`Sequence::compress`].
+    pub(crate) fn advance(&mut self, sequence: &mut Sequence) -> Result<Step, EngineError> {
+        let next = match &mut self.state {
+            State::KvZip(repeats) => repeats.next_reading(sequence)?,
+            State::Expected(sample) => sample.next_reading(sequence)?,
+            State::Moving { .. } => return self.move_next(sequence),
+            State::Done => return Ok(Step::Done(self.compressed(sequence))),
+        };
+        if let Some((scratch, tokens)) = next {
+            return Ok(Step::Read(Box::new(scratch), tokens));
+        }
+        let mut scores = match std::mem::replace(&mut self.state, State::Done) {
+            State::KvZip(repeats) => repeats.into_scores(),
+            State::Expected(sample) => sample.into_scores(sequence)?,
+            State::Moving { .. } | State::Done => Vec::new(),
+        };
+        budget::protect(&mut scores, &self.options);
+        self.state = State::Moving {
+            kept: budget::kept(&scores, &self.options),
+            scores,
+            next_head: 0,
+        };
+        Ok(Step::Worked)
+    }
+
+    /// Takes back the scratch sequence that has read what it was to read.
+    pub(crate) fn take_back(&mut self, scratch: Sequence, read_tokens: usize) {
+        self.read_tokens += read_tokens;
+        match (&mut self.state, scratch.statistics.observer) {
+            (State::KvZip(repeats), Some(observer)) => repeats.take_back(observer),
+            (State::Expected(sample), Some(observer)) => sample.take_back(observer),
+            _ => unreachable!("a scratch sequence has an observer, and pairs move when all are back"),
+        }
+    }
+
+    /// Keeps the chosen pairs of the next head, the latest tokens among them, and frees the pages that run empty.
+    fn move_next(&mut self, sequence: &mut Sequence) -> Result<Step, EngineError> {
+        let State::Moving {
+            scores,
+            kept,
+            next_head,
+        } = &mut self.state
+        else {
+            return Ok(Step::Worked);
+        };
+        let since = sequence.tokens.len().saturating_sub(self.options.recent_tokens);
+        match (scores.get(*next_head), kept.get(*next_head)) {
+            (Some(head), Some(kept)) => {
+                *next_head += 1;
+                retain(sequence, head, kept, since)?;
+            }
+            _ => self.state = State::Done,
+        }
+        Ok(Step::Worked)
+    }
+
+    fn compressed(&self, sequence: &Sequence) -> Compressed {
+        Compressed {
+            tokens: sequence.tokens.len(),
+            pairs_before: self.pairs_before,
+            pairs: sequence.whole_pairs(),
+            bytes_before: self.bytes_before,
+            bytes: sequence.usage().bytes_by_tier.total(),
+        }
+    }
+
+    /// The scores of every pair, once all are known.
+    #[cfg(test)]
+    pub(super) fn into_scores(self) -> Option<Vec<HeadScores>> {
+        match self.state {
+            State::Moving { scores, .. } => Some(scores),
+            _ => None,
+        }
+    }
+}
+
+/// Keeps the pairs of a head at `kept`. Every token from `since` on is among them.
+fn retain(sequence: &mut Sequence, head: &HeadScores, kept: &[usize], since: usize) -> Result<(), EngineError> {
+    let (layer, kv_head) = (head.layer, head.kv_head);
+    if kept.len() == head.scores.len() {
+        return Ok(());
+    }
+    if let Err(error) = sequence.retain_alone([layer, kv_head], kept, since) {
+        let is_unchanged =
+            |error: &KvError| lacks_room(error) && sequence.cache.head_tokens(layer, kv_head) == head.scores.len();
+        if !is_unchanged(&error) {
+            sequence.forget_all();
+        }
+        return Err(error.into());
+    }
+    sequence.decode.layer_mut(layer)[kv_head].reset();
+    Ok(())
+}

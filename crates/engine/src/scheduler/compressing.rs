@@ -1,0 +1,188 @@
+//! Compressions of sessions, which take turns with prompts.
+
+use std::ops::ControlFlow;
+
+use riffle_policy::Phase;
+
+use crate::compress::{Compression, Step};
+use crate::pass::{Pass, Work};
+use crate::scheduler::sessions::{Amount, Room};
+use crate::scheduler::step::Tell;
+use crate::scheduler::{Event, LoanedSequence, RequestId, Scheduler, Stage};
+use crate::{CompressOptions, EngineError, Sequence};
+
+/// A compression that has been asked for.
+pub(super) struct Compressing {
+    pub(super) id: RequestId,
+    session: LoanedSequence,
+    compression: Compression,
+    reading: Option<ScratchReading>,
+    /// Of what is read to measure the pairs.
+    _room: Room,
+}
+
+/// A text that is read to measure the pairs.
+struct ScratchReading {
+    scratch: Sequence,
+    tokens: Vec<u32>,
+    read: usize,
+    /// Under way with the tokens from `read` on.
+    pass: Option<Pass>,
+}
+
+/// What came of a piece of a compression.
+enum Outcome {
+    GoesOn,
+    Reads(f64),
+    Done(crate::Compressed),
+}
+
+impl Scheduler {
+    /// Compresses a sequence beside other work, in turns with prompts: [`Event::Reading`] tells how far it is, [`Event::Compressed`]
+    /// gives the sequence back and [`Event::Failed`] loses it. [`cancel`](Self::cancel) ends it.
+    ///
+    /// # Errors
+    /// [`EngineError::NoRoom`] where what is read to measure the pairs has no room, and as [`Sequence::compress`]; the sequence is lost then.
+    pub fn compress(&mut self, session: LoanedSequence, options: &CompressOptions) -> Result<RequestId, EngineError> {
+        let compression = Compression::of(&session.sequence, options)?;
+        // Pages that others hold too are copied when pairs leave them.
+        let copied = session.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
+        let wanted = Amount {
+            sequences: 1,
+            bytes: self.bytes_of(compression.longest_tokens()).saturating_add(copied),
+        };
+        if !self.make_room(wanted) {
+            return Err(EngineError::NoRoom("what is read to compress the session"));
+        }
+        let id = self.next_id();
+        self.compressing.push_back(Compressing {
+            id,
+            session,
+            compression,
+            reading: None,
+            _room: self.promised.take(wanted),
+        });
+        Ok(id)
+    }
+
+    /// Whether the next piece is one of a compression: prompts and compressions take turns, a logical batch each.
+    pub(super) fn compresses_next(&self) -> bool {
+        let Some(first) = self.compressing.front() else {
+            return false;
+        };
+        let is_under_way = first.reading.as_ref().is_some_and(|reading| reading.pass.is_some());
+        let reads = |running: &super::Running| matches!(running.stage, Stage::Reading { .. });
+        is_under_way || self.prompt_pass.is_none() && (self.is_compressions_turn || !self.running.iter().any(reads))
+    }
+
+    /// Does a piece of the first compression.
+    pub(super) fn compress_piece(&mut self, tell: &mut Tell<'_>) {
+        let Some(mut first) = self.compressing.pop_front() else {
+            return;
+        };
+        self.is_compressions_turn = false;
+        match self.piece_of(&mut first) {
+            Ok(Outcome::Done(compressed)) => {
+                self.is_blocked = false;
+                tell(Event::Compressed(first.id, compressed, Box::new(first.session)));
+            }
+            Ok(Outcome::Reads(read)) => {
+                tell(Event::Reading(first.id, first.compression.progress(read), 0));
+                self.compressing.push_front(first);
+            }
+            Ok(Outcome::GoesOn) => self.compressing.push_front(first),
+            Err(error) => {
+                self.is_blocked = false;
+                tell(Event::Failed(first.id, error));
+            }
+        }
+    }
+
+    fn piece_of(&mut self, first: &mut Compressing) -> Result<Outcome, EngineError> {
+        let Some(reading) = &mut first.reading else {
+            return Ok(match first.compression.advance(&mut first.session.sequence)? {
+                Step::Read(mut scratch, tokens) => {
+                    scratch.begin_prompt(&tokens)?;
+                    first.reading = Some(ScratchReading {
+                        scratch: *scratch,
+                        tokens,
+                        read: 0,
+                        pass: None,
+                    });
+                    Outcome::GoesOn
+                }
+                Step::Worked => Outcome::GoesOn,
+                Step::Done(compressed) => Outcome::Done(compressed),
+            });
+        };
+        let (goal, end) = reading.batch();
+        let mut work = [Work {
+            goal,
+            sequence: &mut reading.scratch,
+            tokens: &reading.tokens[reading.read..end],
+            phase: Phase::Prefill,
+        }];
+        let mut pass = match reading.pass.take() {
+            Some(pass) => pass,
+            None => self.prompts.begin(&mut work)?,
+        };
+        match self.prompts.advance(&mut pass, &mut work) {
+            Ok(ControlFlow::Continue(())) => {
+                let read = reading.read as f64 + pass.share_done() * (end - reading.read) as f64;
+                reading.pass = Some(pass);
+                return Ok(Outcome::Reads(read));
+            }
+            Ok(ControlFlow::Break(())) => {
+                if let Some(Some(failure)) = self.prompts.complete(pass, &mut work).pop() {
+                    return Err(failure.error);
+                }
+            }
+            Err(error) => {
+                self.prompts.abandon(pass, &mut work);
+                return Err(error);
+            }
+        }
+        reading.read = end;
+        if end == reading.tokens.len()
+            && let Some(reading) = first.reading.take()
+        {
+            first.compression.take_back(reading.scratch, end);
+            return Ok(Outcome::Reads(0.0));
+        }
+        Ok(Outcome::Reads(end as f64))
+    }
+
+    /// Ends a compression; false where there is none of this number.
+    pub(super) fn cancel_compression(&mut self, id: RequestId) -> bool {
+        let Some(place) = self.compressing.iter().position(|compressing| compressing.id == id) else {
+            return false;
+        };
+        let Some(mut ended) = self.compressing.remove(place) else {
+            return false;
+        };
+        if let Some(reading) = &mut ended.reading {
+            let (goal, end) = reading.batch();
+            if let Some(pass) = reading.pass.take() {
+                let mut work = [Work {
+                    goal,
+                    sequence: &mut reading.scratch,
+                    tokens: &reading.tokens[reading.read..end],
+                    phase: Phase::Prefill,
+                }];
+                self.prompts.abandon(pass, &mut work);
+            }
+        }
+        self.is_blocked = false;
+        true
+    }
+}
+
+impl ScratchReading {
+    /// Tokens that the scratch sequence holds in the end, and where the next logical batch ends among those it reads.
+    fn batch(&self) -> (usize, usize) {
+        let rest = self.tokens.len() - self.read;
+        let end = self.read + rest.min(self.scratch.batch_tokens());
+        let held = self.scratch.tokens().len();
+        (held + rest, end)
+    }
+}

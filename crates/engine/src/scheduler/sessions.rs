@@ -1,0 +1,249 @@
+//! Sessions in files: brought into memory beside other work, held under their file, and gone on from by requests that name it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use riffle_kv::PagePool;
+
+use crate::scheduler::{Request, Scheduler};
+use crate::{Engine, EngineError, Sequence, SequenceOptions};
+
+/// A session file that is to be read into a scheduler's pool, by any thread.
+pub struct Restoring {
+    engine: Arc<Engine>,
+    pool: PagePool,
+    path: PathBuf,
+    room: Room,
+}
+
+/// A sequence of a scheduler's pool that its caller holds. Its room stays taken until it is dropped or handed back.
+#[derive(Debug)]
+pub struct LoanedSequence {
+    pub(super) sequence: Sequence,
+    pub(super) room: Room,
+}
+
+/// Room that a scheduler has promised outside its lists, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Room {
+    promised: Promised,
+    amount: Amount,
+}
+
+/// Everything that a scheduler has promised outside its lists.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Promised(Arc<Mutex<Amount>>);
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Amount {
+    pub(super) sequences: usize,
+    /// Bytes of pages beside those that sequences hold already.
+    pub(super) bytes: u64,
+}
+
+/// A session file as it was when its sequence was read from it or written to it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FileState {
+    path: PathBuf,
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Restoring {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// As [`Sequence::restore`].
+    pub fn run(mut self) -> Result<LoanedSequence, EngineError> {
+        let sequence = Sequence::restore(&self.engine, &self.pool, &self.path)?;
+        self.room.release_bytes();
+        Ok(LoanedSequence {
+            sequence,
+            room: self.room,
+        })
+    }
+}
+
+impl LoanedSequence {
+    /// The sequence.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+}
+
+impl Promised {
+    pub(super) fn amount(&self) -> Amount {
+        *self.lock()
+    }
+
+    /// Promises so much, which the caller knows to be there.
+    pub(super) fn take(&self, amount: Amount) -> Room {
+        let mut all = self.lock();
+        all.sequences += amount.sequences;
+        all.bytes += amount.bytes;
+        Room {
+            promised: self.clone(),
+            amount,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Amount> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Room {
+    /// Gives back the bytes: pages that are there are counted by the pool.
+    fn release_bytes(&mut self) {
+        self.promised.lock().bytes -= self.amount.bytes;
+        self.amount.bytes = 0;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut all = self.promised.lock();
+        all.sequences -= self.amount.sequences;
+        all.bytes -= self.amount.bytes;
+    }
+}
+
+impl FileState {
+    /// The file as it is now; `None` where it cannot be looked at.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let file = fs::metadata(path).ok()?;
+        Some(Self {
+            path: path.to_owned(),
+            bytes: file.len(),
+            modified: file.modified().ok(),
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Scheduler {
+    /// Makes room for the sequence in a session file: idle sequences go for it. [`Restoring::run`] reads the file, on another thread
+    /// where answers are to go on, and [`hold`](Self::hold) takes the sequence in.
+    ///
+    /// # Errors
+    /// [`EngineError::NoRoom`].
+    pub fn restoring(&mut self, path: &Path) -> Result<Restoring, EngineError> {
+        let bytes = fs::metadata(path).map_or(0, |file| file.len());
+        if !self.make_room(Amount { sequences: 1, bytes }) {
+            return Err(EngineError::NoRoom("the session"));
+        }
+        Ok(Restoring {
+            engine: Arc::clone(&self.engine),
+            pool: self.pool.clone(),
+            path: path.to_owned(),
+            room: self.promised.take(Amount { sequences: 1, bytes }),
+        })
+    }
+
+    /// Keeps the sequence of a session file until its room is needed: [requests](Request::session) that name the file go on from it,
+    /// and so does whoever begins with the same text, where nothing has been evicted. It takes the place of one that was held for the file
+    /// before.
+    pub fn hold(&mut self, path: &Path, session: LoanedSequence) {
+        let LoanedSequence { mut sequence, room } = session;
+        drop(room);
+        if sequence.can_share() {
+            // Models with recurrent layers are found by their idle sequences alone.
+            drop(sequence.share_prefix());
+        }
+        self.is_blocked = false;
+        self.idle.keep_session(sequence, FileState::of(path));
+    }
+
+    /// Whether the sequence of a session file, as the file is now, is held.
+    pub fn holds(&self, path: &Path) -> bool {
+        FileState::of(path).is_some_and(|file| self.idle.session(&file).is_some())
+    }
+
+    /// Takes the sequence of a session file out of the scheduler; `None` where it is not held.
+    pub fn take_held(&mut self, path: &Path) -> Option<LoanedSequence> {
+        let sequence = self.idle.take_session(&FileState::of(path)?)?;
+        let room = self.promised.take(Amount { sequences: 1, bytes: 0 });
+        Some(LoanedSequence { sequence, room })
+    }
+
+    /// Refuses a request that cannot go on from the session it names.
+    pub(super) fn check_session(&self, request: &Request, options: &SequenceOptions) -> Result<(), EngineError> {
+        let Some(path) = &request.session else {
+            return Ok(());
+        };
+        let held = FileState::of(path).and_then(|file| self.idle.session(&file));
+        let held = held.ok_or_else(|| EngineError::SessionNotHeld(path.clone()))?;
+        if request.prompt_probabilities.is_some() {
+            let requirement = "the whole prompt has to be read for it: name no session";
+            return Err(EngineError::option("prompt probabilities", "asked for", requirement));
+        }
+        if !held.options().makes_the_same_pages(options) {
+            let requirement = format!("the session was read under {}", held.options().prefill);
+            return Err(EngineError::option("--prefill", &options.prefill, requirement));
+        }
+        if !options.decode.follows_from_keys() || !held.can_share() {
+            let requirement = "it has to see every query of the text, which a session does not keep";
+            return Err(EngineError::option("--decode", &options.decode, requirement));
+        }
+        let shared = held.session_beginning(&request.tokens);
+        match held.goes_back_to(shared) {
+            true => Ok(()),
+            false => Err(EngineError::OtherText {
+                path: path.clone(),
+                saved: held.tokens().len(),
+                shared: held.shared_with(&request.tokens),
+            }),
+        }
+    }
+
+    /// A sequence that goes on from the session that a request names.
+    pub(super) fn fork_session(
+        &mut self,
+        path: &Path,
+        tokens: &[u32],
+        options: &SequenceOptions,
+    ) -> Result<Sequence, EngineError> {
+        let not_held = || EngineError::SessionNotHeld(path.to_owned());
+        let held = FileState::of(path).and_then(|file| self.idle.session_mut(&file));
+        let held = held.ok_or_else(not_held)?;
+        let shared = held.session_beginning(tokens);
+        held.fork_beginning(shared, options)?.ok_or_else(not_held)
+    }
+
+    /// Drops idle sequences until there is room for so much; false where the others take it all.
+    pub(super) fn make_room(&mut self, wanted: Amount) -> bool {
+        loop {
+            let places = self.alive() + wanted.sequences <= self.engine.options().sequences;
+            let bytes = self.taken_bytes().saturating_add(wanted.bytes) <= self.capacity_bytes();
+            if places && bytes {
+                return true;
+            }
+            if !self.drop_oldest_idle() {
+                return false;
+            }
+        }
+    }
+
+    /// Drops the idle sequence that was used longest ago and that no waiting request names; false where there is none.
+    pub(super) fn drop_oldest_idle(&mut self) -> bool {
+        let waiting = &self.waiting;
+        let is_named = |path: &Path| {
+            waiting
+                .iter()
+                .any(|waiting| waiting.request.session.as_deref() == Some(path))
+        };
+        self.idle.drop_oldest(is_named)
+    }
+}
+
+impl Sequence {
+    /// Tokens of the sequence that a prompt goes on from: the last token of the prompt is left to be read.
+    fn session_beginning(&self, prompt: &[u32]) -> usize {
+        self.shared_with(prompt).min(prompt.len().saturating_sub(1))
+    }
+}

@@ -1,0 +1,236 @@
+//! Saving and compressing a session: work that takes as long as reading its text.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_stream::stream;
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use riffle_engine::{CompressMethod, CompressOptions, Compressed, GenerateOptions, LoanedSequence, Sequence};
+use serde_json::{Value, json};
+
+use super::{broken, existing, hide, loaned, path_of};
+use crate::api::openai::{read_messages, take_tools};
+use crate::api::{Answering, events, fields_of, report, respond, send};
+use crate::app::{App, aside};
+use crate::asking::prompt::{Conversation, encode, prompt};
+use crate::driver::{Answer, Finished, Reading, SessionTold, Told};
+use crate::failure::{Failure, Shape};
+use crate::fields::Fields;
+
+/// Saving or compressing under way.
+struct SessionWork {
+    app: Arc<App>,
+    name: String,
+    path: PathBuf,
+    answer: Answer,
+    /// What a session is compressed by; `None` where one is saved.
+    compress: Option<CompressOptions>,
+    /// What is to be saved, once its text has been read.
+    sequence: Option<Box<Sequence>>,
+}
+
+/// What is told of it.
+enum Progress {
+    Reading(Reading),
+    Ended(Value),
+}
+
+/// Reads a prompt, or finds it read, and saves it.
+pub(crate) async fn save(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
+    respond(Shape::OpenAi, saved(app, name, request).await)
+}
+
+async fn saved(app: Arc<App>, name: String, request: Request) -> Result<Response, Failure> {
+    let path = path_of(&app, &name)?;
+    let mut fields = fields_of(request).await?;
+    let is_streamed = fields.flag("stream")?.unwrap_or(false);
+    let tokens = take_prompt(&app, &mut fields).await?;
+    let mut answer = app.driver.ask_for_sequence(riffle_engine::Request {
+        tokens,
+        generate: GenerateOptions {
+            max_tokens: 0,
+            ..GenerateOptions::default()
+        },
+        ..riffle_engine::Request::default()
+    })?;
+    answer.accepted().await?;
+    let work = SessionWork {
+        app,
+        name,
+        path,
+        answer,
+        compress: None,
+        sequence: None,
+    };
+    send(work, is_streamed).await
+}
+
+/// `prompt`, or `messages` with `tools`.
+async fn take_prompt(app: &Arc<App>, fields: &mut Fields) -> Result<Vec<u32>, Failure> {
+    app.check_model(fields.text("model")?.as_deref())?;
+    let text = fields.text("prompt")?;
+    let messages = fields.list("messages")?;
+    let tools = take_tools(app, fields)?;
+    fields.check_finished()?;
+    match (text, messages) {
+        (Some(text), None) => encode(app, text, true).await,
+        (None, Some(messages)) => {
+            let conversation = Conversation {
+                messages: read_messages(messages)?,
+                tools: tools.tools,
+                ..Conversation::default()
+            };
+            Ok(prompt(app, conversation).await?.tokens)
+        }
+        _ => Err(Failure::field("prompt", "give either a prompt or messages")),
+    }
+}
+
+/// Keeps a share of the keys and values of a saved session.
+pub(crate) async fn compress(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
+    respond(Shape::OpenAi, compressed(app, name, request).await)
+}
+
+async fn compressed(app: Arc<App>, name: String, request: Request) -> Result<Response, Failure> {
+    let path = existing(&app, &name)?;
+    let mut fields = fields_of(request).await?;
+    let options = take_compression(&mut fields)?;
+    let is_streamed = fields.flag("stream")?.unwrap_or(false);
+    fields.finish()?;
+    let session = loaned(&app, &name, &path).await?;
+    let mut answer = app.driver.compress(session, options.clone())?;
+    answer.accepted().await?;
+    let work = SessionWork {
+        app,
+        name,
+        path,
+        answer,
+        compress: Some(options),
+        sequence: None,
+    };
+    send(work, is_streamed).await
+}
+
+fn take_compression(fields: &mut Fields) -> Result<CompressOptions, Failure> {
+    let keep = fields.number("keep", 0.0..=1.0)?;
+    let keep = keep.filter(|keep| *keep > 0.0).ok_or_else(|| {
+        Failure::field(
+            "keep",
+            "give the share of keys and values to keep, above 0 and at most 1, such as 0.3",
+        )
+    })?;
+    let method = match fields.text("method")? {
+        None => CompressMethod::KVZIP,
+        Some(method) => {
+            let unknown = |_| Failure::field("method", format!("{method:?} is none: kvzip or expected"));
+            method.parse().map_err(unknown)?
+        }
+    };
+    // A share such as 0.3 is meant as it is written.
+    let keep = keep.to_string().parse().unwrap_or(f64::from(keep));
+    Ok(CompressOptions::new(method, keep))
+}
+
+impl SessionWork {
+    async fn next(&mut self) -> Result<Progress, Failure> {
+        loop {
+            match self.answer.next().await {
+                Some(Told::Reading(reading)) => return Ok(Progress::Reading(reading)),
+                Some(Told::Session(SessionTold::Read(sequence))) => self.sequence = Some(sequence),
+                Some(Told::Finished(finished)) => return self.save(&finished).await.map(Progress::Ended),
+                Some(Told::Session(SessionTold::Compressed(compressed, session))) => {
+                    return self.keep(compressed, *session).await.map(Progress::Ended);
+                }
+                Some(Told::Failed(failure)) => return Err(failure),
+                Some(Told::Accepted | Told::PromptProbabilities(_) | Told::Token(_)) => {}
+                None => return Err(Failure::stopping()),
+            }
+        }
+    }
+
+    /// Writes the file of a text that has been read.
+    async fn save(&mut self, finished: &Finished) -> Result<Value, Failure> {
+        let sequence = self.sequence.take().ok_or_else(Failure::stopping)?;
+        let bytes = self.write(move |path| sequence.save(path)).await?;
+        Ok(json!({
+            "name": self.name,
+            "tokens": finished.report.prompt_tokens,
+            "cached_tokens": finished.report.reused_tokens,
+            "bytes": bytes,
+        }))
+    }
+
+    /// Writes the file of a session that has been compressed, and keeps it in memory.
+    async fn keep(&mut self, compressed: Compressed, session: LoanedSequence) -> Result<Value, Failure> {
+        let session = Arc::new(session);
+        let saved = Arc::clone(&session);
+        let bytes = self.write(move |path| saved.sequence().save(path)).await?;
+        if let Ok(session) = Arc::try_unwrap(session) {
+            let path = self.path.clone();
+            let hold = self.app.driver.work(move |scheduler| scheduler.hold(&path, session));
+            hold.await?;
+        }
+        Ok(json!({
+            "name": self.name,
+            "compress": self.compress.as_ref().map(ToString::to_string),
+            "tokens": compressed.tokens,
+            "pairs_before": compressed.pairs_before,
+            "pairs": compressed.pairs,
+            "page_bytes_before": compressed.bytes_before,
+            "page_bytes": compressed.bytes,
+            "bytes": bytes,
+        }))
+    }
+
+    /// Writes the file on a thread of its own; returns its bytes.
+    async fn write(
+        &self,
+        write: impl FnOnce(&std::path::Path) -> Result<(), riffle_engine::EngineError> + Send + 'static,
+    ) -> Result<u64, Failure> {
+        let path = self.path.clone();
+        let outcome = aside(move || {
+            let outcome = write(&path);
+            let bytes = std::fs::metadata(&path).map(|file| file.len());
+            Ok(outcome.map(|()| bytes))
+        });
+        let written = outcome.await?.map_err(|error| Failure {
+            message: hide(&Failure::of(&error).message, &self.app),
+            ..Failure::of(&error)
+        })?;
+        written.map_err(|error| broken(&error))
+    }
+}
+
+impl Answering for SessionWork {
+    async fn whole(mut self) -> Result<Response, Failure> {
+        loop {
+            if let Progress::Ended(value) = self.next().await? {
+                return Ok(Json(value).into_response());
+            }
+        }
+    }
+
+    fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        stream! {
+            loop {
+                match self.next().await {
+                    Ok(Progress::Reading(reading)) => yield events::data(&json!({"riffle": report::progress(&reading).1})),
+                    Ok(Progress::Ended(value)) => {
+                        yield events::data(&value);
+                        break;
+                    }
+                    Err(failure) => {
+                        yield events::data(&failure.body(Shape::OpenAi));
+                        break;
+                    }
+                }
+            }
+            yield events::done();
+        }
+    }
+}
