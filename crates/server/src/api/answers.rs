@@ -57,6 +57,7 @@ impl Answers {
 pub(crate) struct Whole {
     pub(crate) text: String,
     pub(crate) thought: String,
+    pub(crate) thought_tokens: usize,
     pub(crate) calls: Vec<crate::speech::Call>,
     pub(crate) tokens: Vec<Token>,
     pub(crate) prompt_probabilities: Vec<riffle_engine::TokenProbabilities>,
@@ -68,6 +69,7 @@ impl Whole {
         Self {
             text: String::new(),
             thought: String::new(),
+            thought_tokens: 0,
             calls: Vec::new(),
             tokens: Vec::new(),
             prompt_probabilities: Vec::new(),
@@ -120,6 +122,7 @@ pub(crate) async fn collect(
             }
             Told::Finished(finished) => {
                 whole.take(speech.finish());
+                whole.thought_tokens = speech.thought_tokens();
                 whole.finished = Some(finished);
             }
             Told::Failed(failure) => return Err(failure),

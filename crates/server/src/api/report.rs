@@ -13,6 +13,8 @@ pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) cached_tokens: usize,
     pub(super) written_tokens: usize,
+    /// How many of the tokens written were thoughts.
+    pub(super) thought_tokens: usize,
 }
 
 impl Usage {
@@ -30,12 +32,17 @@ impl Usage {
         usage
     }
 
+    pub(super) fn with_thoughts(self, thought_tokens: usize) -> Self {
+        Self { thought_tokens, ..self }
+    }
+
     pub(super) fn openai(&self) -> Value {
         json!({
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.written_tokens,
             "total_tokens": self.prompt_tokens + self.written_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.thought_tokens},
         })
     }
 }

@@ -58,6 +58,10 @@ pub(crate) struct Speech {
     /// Whether anything but spaces has been told.
     has_begun: bool,
     calls: usize,
+    /// Tokens of thoughts, with their marks.
+    thought_tokens: usize,
+    /// Tokens that may be part of a mark.
+    held_tokens: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,6 +128,8 @@ impl Speech {
             held: String::new(),
             has_begun: false,
             calls: 0,
+            thought_tokens: 0,
+            held_tokens: 0,
         }
     }
 
@@ -153,10 +159,22 @@ impl Speech {
 
     /// Takes the next text of the answer; returns the pieces that are certain now.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
+        let was_thinking = self.state == State::Thought;
         self.held.push_str(text);
         let mut pieces = Vec::new();
         while self.advance(&mut pieces) {}
+        self.held_tokens += 1;
+        if was_thinking || self.state == State::Thought {
+            self.thought_tokens += std::mem::take(&mut self.held_tokens);
+        } else if self.held.is_empty() {
+            self.held_tokens = 0;
+        }
         pieces
+    }
+
+    /// How many of the texts that were [pushed](Self::push), a token each, were part of a thought.
+    pub(crate) fn thought_tokens(&self) -> usize {
+        self.thought_tokens
     }
 
     /// The pieces that are left at the end of the answer.
@@ -438,6 +456,21 @@ mod tests {
     fn without_tools_nothing_is_a_call() {
         let text = "<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>";
         assert_eq!(told(speech(CallStyle::Tagged, false), text, 3).0, text);
+    }
+
+    #[test]
+    fn tokens_of_thoughts_are_counted_with_their_marks() {
+        for (tokens, thoughts) in [
+            (&["<think>", "hm", "</think>", "Yes", "."][..], 3),
+            (&["<", "think", ">", "a", "b", "</th", "ink>", "Yes"][..], 7),
+            (&["<", "b", ">", "Yes"][..], 0),
+        ] {
+            let mut speech = speech(CallStyle::Tagged, false);
+            for token in tokens {
+                drop(speech.push(token));
+            }
+            assert_eq!(speech.thought_tokens(), thoughts, "{tokens:?}");
+        }
     }
 
     #[test]

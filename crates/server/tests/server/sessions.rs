@@ -130,7 +130,9 @@ fn a_session_is_compressed_beside_answers_and_requests_that_name_it_go_on_from_i
         assert_eq!(beside.join().unwrap()["choices"], alone["choices"]);
         events
     });
-    let progress = compressed.iter().filter(|event| event["riffle"]["progress"]["tokens"].is_u64());
+    let progress = compressed
+        .iter()
+        .filter(|event| event["riffle"]["progress"]["tokens"].is_u64());
     assert!(progress.count() > 0, "{compressed:?}");
     let end = compressed.iter().rfind(|event| event.is_object()).unwrap();
     let number = |name: &str| end[name].as_f64().unwrap_or_else(|| panic!("no {name}: {end}"));
@@ -162,11 +164,17 @@ fn a_request_that_cannot_go_on_from_the_session_it_names_is_refused() {
         assert!(response.body.contains(word), "{body}: {}", response.body);
         assert!(!response.body.contains(&folder.path().display().to_string()));
     };
-    let with = |session: Value, prompt: &str| json!({"prompt": prompt, "max_tokens": 1, "riffle": {"session": session}});
+    let with =
+        |session: Value, prompt: &str| json!({"prompt": prompt, "max_tokens": 1, "riffle": {"session": session}});
     refused("/v1/completions", with(json!("none"), &book), 404, "no session");
     refused("/v1/completions", with(json!("../book"), &book), 400, "name");
     refused("/v1/completions", with(json!(7), &book), 400, "riffle.session");
-    refused("/v1/completions", with(json!("book"), &text(6_000)), 400, "does not go on from the session");
+    refused(
+        "/v1/completions",
+        with(json!("book"), &text(6_000)),
+        400,
+        "does not go on from the session",
+    );
     let mut learns = with(json!("book"), &format!("{book} And"));
     learns["riffle"]["decode"] = json!("h2o:budget=256");
     refused("/v1/completions", learns, 400, "--decode");

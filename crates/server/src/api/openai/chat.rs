@@ -25,6 +25,7 @@ use crate::driver::{Finished, Token, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::take_form;
+use crate::speech::Speech;
 
 /// Most of the likeliest tokens that a request may ask for.
 pub(super) const MOST_LIKELIEST: i64 = 20;
@@ -179,7 +180,8 @@ impl Answering for ChatAnswer {
     async fn whole(self) -> Result<Response, Failure> {
         let wholes = collect(&self.app.engine, self.asked.answers, &self.asked.speech).await?;
         let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
-        let usage = Usage::of(finished.iter().copied(), self.choices);
+        let thoughts = wholes.iter().map(|whole| whole.thought_tokens).sum();
+        let usage = Usage::of(finished.iter().copied(), self.choices).with_thoughts(thoughts);
         let choices: Result<Vec<Value>, Failure> = wholes
             .iter()
             .enumerate()
@@ -251,7 +253,9 @@ impl Answering for ChatAnswer {
             }
             if self.shows_usage {
                 let mut chunk = self.head.empty();
-                chunk["usage"] = Usage::of(finished.iter().map(|end| &**end), self.choices).openai();
+                let thoughts = speeches.iter().map(Speech::thought_tokens).sum();
+                let usage = Usage::of(finished.iter().map(|end| &**end), self.choices).with_thoughts(thoughts);
+                chunk["usage"] = usage.openai();
                 yield events::data(&chunk);
             }
             yield events::done();

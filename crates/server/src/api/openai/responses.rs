@@ -252,7 +252,7 @@ impl ResponseAnswer {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens},
             "output_tokens": usage.written_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.asked.speech.thought_tokens()},
             "total_tokens": usage.prompt_tokens + usage.written_tokens,
         });
         response["riffle"] = report::riffle(&self.app, &self.asked.wishes, finished);
