@@ -126,7 +126,10 @@ fn completions() -> Vec<(&'static str, Value)> {
         ("logit_bias", json!({"2048": 1})),
         ("logit_bias", json!({"1": "much"})),
         ("logit_bias", json!({"1": 1e300})),
-        ("stream_options", json!({"include_usage": true})),
+        (
+            "stream_options",
+            json!({"include_usage": true, "continuous_usage_stats": true}),
+        ),
         ("guided_regex", json!("(")),
         ("guided_json", json!("{")),
         ("guided_choice", json!([])),

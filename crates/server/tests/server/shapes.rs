@@ -38,6 +38,41 @@ fn a_streamed_chat_says_what_a_whole_one_says() {
 }
 
 #[test]
+fn a_stream_says_in_every_event_how_many_tokens_it_has_read_and_written_where_that_is_asked_for() {
+    let server = start(options());
+    for (path, mut body) in [
+        ("/v1/chat/completions", json!({"messages": messages()})),
+        ("/v1/completions", json!({"prompt": "In the beginning"})),
+    ] {
+        body["stream"] = json!(true);
+        body["max_tokens"] = json!(6);
+        body["stream_options"] = json!({"include_usage": true, "continuous_usage_stats": true});
+        let mut events = server.stream(path, &body).events();
+        assert_eq!(events.pop(), Some(json!("[DONE]")));
+        let end = events.pop().unwrap()["usage"].clone();
+        let told = events
+            .iter()
+            .filter(|event| !event["choices"][0]["finish_reason"].is_null() || event["choices"][0]["text"] != "");
+        let counts: Vec<u64> = told
+            .filter_map(|event| event["usage"]["completion_tokens"].as_u64())
+            .collect();
+        assert!(
+            counts.is_sorted() && counts.last() == end["completion_tokens"].as_u64().as_ref(),
+            "{path}: {counts:?}"
+        );
+        let prompts = events
+            .iter()
+            .filter_map(|event| event["usage"]["prompt_tokens"].as_u64());
+        assert!(
+            prompts.clone().count() > 2
+                && prompts
+                    .clone()
+                    .all(|tokens| Some(tokens) == end["prompt_tokens"].as_u64())
+        );
+    }
+}
+
+#[test]
 fn a_streamed_completion_says_what_a_whole_one_says() {
     let server = start(options());
     let mut body = json!({"prompt": "And God said", "max_tokens": 12, "temperature": 0, "logprobs": 2});

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::{Value, json};
 
-use super::chunks::{FINGERPRINT, Head, call_value, delta_of};
+use super::chunks::{FINGERPRINT, Head, StreamUsage, call_value, delta_of};
 use super::tools::{self, Tools};
 use super::{messages, probabilities};
 use crate::api::answers::{Whole, collect, spoken};
@@ -34,7 +34,7 @@ pub(super) const MOST_LIKELIEST: i64 = 20;
 struct Chat {
     question: Question,
     is_streamed: bool,
-    shows_usage: bool,
+    stream_usage: StreamUsage,
 }
 
 /// A chat completion under way.
@@ -43,7 +43,7 @@ struct ChatAnswer {
     asked: Asked,
     head: Head,
     choices: usize,
-    shows_usage: bool,
+    stream_usage: StreamUsage,
 }
 
 pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -85,14 +85,14 @@ impl Chat {
         let list = list.ok_or_else(|| Failure::field(name, "this field is required"))?;
         let conversation = take_conversation(fields, messages::read(list)?, &tools)?;
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
-        let shows_usage = take_stream_options(fields, is_streamed)?;
+        let stream_usage = take_stream_options(fields, is_streamed)?;
         refuse_what_is_not_done(fields)?;
         let mut question = Question::new(wishes, conversation, form, tools)?;
         question.choices = fields.count("n", 1..=64)?.unwrap_or(1);
         Ok(Self {
             question,
             is_streamed,
-            shows_usage,
+            stream_usage,
         })
     }
 
@@ -103,7 +103,7 @@ impl Chat {
             head: Head::new("chatcmpl-", &app.options.model_name),
             asked,
             choices,
-            shows_usage: self.shows_usage,
+            stream_usage: self.stream_usage,
             app,
         })
     }
@@ -133,17 +133,22 @@ fn take_conversation(fields: &mut Fields, messages: Vec<Value>, tools: &Tools) -
     })
 }
 
-pub(super) fn take_stream_options(fields: &mut Fields, is_streamed: bool) -> Result<bool, Failure> {
+pub(super) fn take_stream_options(fields: &mut Fields, is_streamed: bool) -> Result<StreamUsage, Failure> {
     let Some(mut options) = fields.object("stream_options")? else {
-        return Ok(false);
+        return Ok(StreamUsage::default());
     };
     if !is_streamed {
         return Err(Failure::field("stream_options", "it needs stream to be true"));
     }
-    let shows_usage = options.flag("include_usage")?.unwrap_or(false);
+    let is_at_end = options.flag("include_usage")?.unwrap_or(false);
+    // As vLLM has it.
+    let is_in_chunks = options.flag("continuous_usage_stats")?.unwrap_or(false);
     options.refuse("include_obfuscation", &[json!(false)], "answers are sent as they are")?;
     options.finish()?;
-    Ok(shows_usage)
+    Ok(StreamUsage {
+        is_at_end,
+        is_in_chunks: is_at_end && is_in_chunks,
+    })
 }
 
 /// Refuses fields that ask for what this server does not do. Passes over fields that do not change the answer.
@@ -210,7 +215,7 @@ impl Answering for ChatAnswer {
         stream! {
             let count = self.asked.answers.len();
             let mut speeches = vec![self.asked.speech.clone(); count];
-            let mut calls = vec![0; count];
+            let (mut calls, mut written) = (vec![0; count], vec![0; count]);
             let mut finished: Vec<Box<Finished>> = Vec::new();
             for index in 0..count {
                 yield events::data(&self.head.chunk(index, &json!({"role": "assistant", "content": null}), None));
@@ -225,12 +230,15 @@ impl Answering for ChatAnswer {
                             chunk["choices"][0]["logprobs"] = json!({"content": [], "refusal": null});
                         }
                         report::put_progress(&mut chunk, &self.asked.wishes, &reading);
+                        self.stream_usage.put(&mut chunk, self.asked.prompt_tokens, written[index]);
                         yield events::data(&chunk);
                     }
                     Told::Token(token) => {
                         let text = spoken(&self.app.engine, &speeches[index], &token);
                         let pieces = speeches[index].push(&text);
-                        for chunk in self.chunks(index, pieces, &mut calls[index], Some(&token)) {
+                        written[index] += 1;
+                        for mut chunk in self.chunks(index, pieces, &mut calls[index], Some(&token)) {
+                            self.stream_usage.put(&mut chunk, self.asked.prompt_tokens, written[index]);
                             yield events::data(&chunk);
                         }
                     }
@@ -242,6 +250,7 @@ impl Answering for ChatAnswer {
                         let reason = finish_reason(&end.report.generation.stop, calls[index]);
                         let mut chunk = self.head.chunk(index, &json!({}), Some(reason));
                         report::put_end(&mut chunk, &self.app, &self.asked.wishes, &end);
+                        self.stream_usage.put(&mut chunk, self.asked.prompt_tokens, written[index]);
                         yield events::data(&chunk);
                         finished.push(end);
                     }
@@ -251,7 +260,7 @@ impl Answering for ChatAnswer {
                     }
                 }
             }
-            if self.shows_usage {
+            if self.stream_usage.is_at_end {
                 let mut chunk = self.head.empty();
                 let thoughts = speeches.iter().map(Speech::thought_tokens).sum();
                 let usage = Usage::of(finished.iter().map(|end| &**end), self.choices).with_thoughts(thoughts);

@@ -16,6 +16,28 @@ pub(super) struct Head {
     pub(super) model: String,
 }
 
+/// Where a stream says how many tokens were read and written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct StreamUsage {
+    /// In an event of its own behind the answers.
+    pub(super) is_at_end: bool,
+    /// In every event.
+    pub(super) is_in_chunks: bool,
+}
+
+impl StreamUsage {
+    /// Adds the tokens of one answer so far to an event of it, where that is asked for.
+    pub(super) fn put(self, chunk: &mut Value, prompt_tokens: usize, written_tokens: usize) {
+        if self.is_in_chunks {
+            chunk["usage"] = json!({
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": written_tokens,
+                "total_tokens": prompt_tokens + written_tokens,
+            });
+        }
+    }
+}
+
 impl Head {
     pub(super) fn new(prefix: &str, model: &str) -> Self {
         Self {

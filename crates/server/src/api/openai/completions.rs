@@ -13,7 +13,7 @@ use riffle_engine::TokenProbabilities;
 use serde_json::{Value, json};
 
 use super::chat::{MOST_LIKELIEST, take_stream_options};
-use super::chunks::{FINGERPRINT, Head};
+use super::chunks::{FINGERPRINT, Head, StreamUsage};
 use super::probabilities;
 use crate::api::answers::{Answers, Whole, collect};
 use crate::api::report::{Usage, finish_reason};
@@ -40,7 +40,7 @@ struct Completion {
     echoes: bool,
     likeliest: Option<usize>,
     is_streamed: bool,
-    shows_usage: bool,
+    stream_usage: StreamUsage,
 }
 
 /// A prompt as it was sent.
@@ -59,7 +59,7 @@ struct CompletionAnswer {
     choices: usize,
     echoes: bool,
     likeliest: Option<usize>,
-    shows_usage: bool,
+    stream_usage: StreamUsage,
 }
 
 pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -113,7 +113,7 @@ impl Completion {
             echoes,
             likeliest,
             is_streamed,
-            shows_usage: take_stream_options(fields, is_streamed)?,
+            stream_usage: take_stream_options(fields, is_streamed)?,
         })
     }
 
@@ -143,7 +143,7 @@ impl Completion {
             choices: self.choices,
             echoes: self.echoes,
             likeliest: self.likeliest,
-            shows_usage: self.shows_usage,
+            stream_usage: self.stream_usage,
             app,
         })
     }
@@ -228,6 +228,11 @@ impl CompletionAnswer {
         Ok(choice)
     }
 
+    fn put_usage(&self, chunk: &mut Value, index: usize, written_tokens: usize) {
+        let prompt = &self.prompts[index / self.choices];
+        self.stream_usage.put(chunk, prompt.len(), written_tokens);
+    }
+
     fn chunk(&self, index: usize, text: &str, logs: Value, finish_reason: Option<&str>) -> Value {
         self.body(json!([{"index": index, "text": text, "logprobs": logs, "finish_reason": finish_reason}]))
     }
@@ -254,6 +259,7 @@ impl Answering for CompletionAnswer {
     fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
         stream! {
             let mut finished: Vec<Box<Finished>> = Vec::new();
+            let mut written = vec![0; self.answers.len()];
             if self.echoes {
                 for index in 0..self.answers.len() {
                     if let Ok(text) = self.echo(index) {
@@ -267,22 +273,27 @@ impl Answering for CompletionAnswer {
                     Told::Reading(reading) => {
                         let mut chunk = self.chunk(index, "", Value::Null, None);
                         report::put_progress(&mut chunk, &self.wishes, &reading);
+                        self.put_usage(&mut chunk, index, written[index]);
                         yield events::data(&chunk);
                     }
                     Told::Token(token) => {
+                        written[index] += 1;
                         let tokenizer = self.app.engine.tokenizer().ok();
                         let logs = token.probabilities.as_ref().zip(tokenizer).map_or(Value::Null, |(one, tokenizer)| {
                             let has_likeliest = self.likeliest.is_some_and(|most| most > 0);
                             probabilities::completion(tokenizer, None, std::slice::from_ref(one), has_likeliest, 0)
                         });
                         if !token.text.is_empty() || !logs.is_null() {
-                            yield events::data(&self.chunk(index, &token.text, logs, None));
+                            let mut chunk = self.chunk(index, &token.text, logs, None);
+                            self.put_usage(&mut chunk, index, written[index]);
+                            yield events::data(&chunk);
                         }
                     }
                     Told::Finished(end) => {
                         let reason = finish_reason(&end.report.generation.stop, 0);
                         let mut chunk = self.chunk(index, "", Value::Null, Some(reason));
                         report::put_end(&mut chunk, &self.app, &self.wishes, &end);
+                        self.put_usage(&mut chunk, index, written[index]);
                         yield events::data(&chunk);
                         finished.push(end);
                     }
@@ -292,7 +303,7 @@ impl Answering for CompletionAnswer {
                     }
                 }
             }
-            if self.shows_usage {
+            if self.stream_usage.is_at_end {
                 let mut chunk = self.body(json!([]));
                 chunk["usage"] = Usage::of(finished.iter().map(|end| &**end), self.choices).openai();
                 yield events::data(&chunk);
