@@ -155,7 +155,7 @@ fn quest_blocks(scene: &Scene, block: usize, count: usize, sinks: usize, recent:
 fn quest_reads_the_blocks_of_highest_bound_and_the_first_and_latest() {
     for scene in decode_scenes() {
         for (block, topk, sinks, recent) in [(16, 3, 1, 2), (32, 2, 0, 1), (16, 0, 2, 1)] {
-            let spec = format!("quest:block={block},topk={topk},threshold=0,sinks={sinks},recent={recent}");
+            let spec = format!("quest:block={block},topk={topk},share=0,threshold=0,sinks={sinks},recent={recent}");
             let chosen = quest_blocks(&scene, block, topk, sinks, recent);
             let by_budget = format!("{spec},budget={}", topk * block);
             for spec in if topk > 0 { vec![spec, by_budget] } else { vec![spec] } {
@@ -168,15 +168,29 @@ fn quest_reads_the_blocks_of_highest_bound_and_the_first_and_latest() {
 }
 
 #[test]
+fn quest_reads_a_share_of_the_blocks_and_sixteen_at_least() {
+    // 63 blocks: a half are 32, a tenth are fewer than sixteen.
+    let mut scene = Scene::new(11, 1000, 1, 2, 64);
+    scene.phase = Phase::Decode;
+    for (share, count) in [("0.5", 32), ("0.1", 16), ("1", 63)] {
+        let spec = format!("quest:block=16,share={share},threshold=0,sinks=1,recent=1");
+        let chosen = quest_blocks(&scene, 16, count, 1, 1);
+        assert_mask(&scene, &scene.select(&spec, scene.rows), |_, _, _, key| {
+            chosen.contains(&(key / 16))
+        });
+    }
+}
+
+#[test]
 fn quest_is_dense_in_first_layers_and_short_sequences() {
     for mut scene in decode_scenes() {
         let full = Selection::full(scene.tokens);
         let blocks = scene.tokens.div_ceil(16);
-        let spec = format!("quest:block=16,topk=0,sinks=0,recent=1,threshold={blocks}");
+        let spec = format!("quest:block=16,topk=0,share=0,sinks=0,recent=1,threshold={blocks}");
         assert_eq!(scene.select(&spec, scene.rows)[0].2, full);
         scene.layer = 1;
         assert_eq!(
-            scene.select("quest:block=16,topk=0,sinks=0,recent=1,threshold=0", scene.rows)[0].2,
+            scene.select("quest:block=16,topk=0,share=0,sinks=0,recent=1,threshold=0", scene.rows)[0].2,
             full
         );
     }
