@@ -9,6 +9,9 @@ FROM rust:1.95-slim-bookworm AS build
 WORKDIR /riffle
 COPY . .
 RUN cargo build --profile dist --locked --bin riffle
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends python3 \
+ && scripts/release-licences "$(rustc --print host-tuple)" >LICENSES-OF-OTHERS.txt
 
 FROM debian:bookworm-slim
 RUN apt-get update \
@@ -18,7 +21,7 @@ RUN apt-get update \
  && mkdir /models \
  && chown riffle /models
 COPY --from=build /riffle/target/dist/riffle /usr/local/bin/riffle
-COPY --from=build /riffle/LICENSE-APACHE /riffle/LICENSE-MIT /usr/share/doc/riffle/
+COPY --from=build /riffle/LICENSE-APACHE /riffle/LICENSE-MIT /riffle/LICENSES-OF-OTHERS.txt /usr/share/doc/riffle/
 COPY --from=build /riffle/fixtures/model /home/riffle/fixtures/model
 COPY --from=build /riffle/fixtures/text /home/riffle/fixtures/text
 ENV HF_HOME=/models
