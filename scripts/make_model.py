@@ -1,10 +1,10 @@
 """Writes a GGUF model of random weights, without a network, for benchmarks and comparisons.
 
-    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|qwen3-4b|small] [--type Q8_0]
+    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|qwen3-4b|gemma3-270m|small] [--type Q8_0] [--tokenizer]
 
 Families: llama, qwen2, qwen3, phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K. Quantised
-weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer. Needs numpy
-and gguf.
+weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer, but with
+--tokenizer one in the manner of SentencePiece whose tokens are made up. Needs numpy and gguf.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from gguf import GGMLQuantizationType as Type
 SHAPES = {
     "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 40_960),
     "qwen3-4b": (2560, 9728, 36, 32, 8, 128, 151_936, 262_144),
+    "gemma3-270m": (640, 2048, 18, 4, 1, 256, 262_144, 32_768),
     "small": (512, 768, 2, 8, 4, 64, 1024, 4096),
 }
 # Where a block's half-precision scales lie, in bytes.
@@ -51,8 +52,27 @@ def matrix(kind, rows, columns, random):
     return blocks(kind, rows, columns, scale, random)
 
 
+def made_up_tokens(count, random):
+    """Texts and GGUF's kinds of tokens as SentencePiece writes them: special ones, bytes, characters, and pieces that are two
+    earlier ones side by side."""
+    texts = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.UNKNOWN] + [gguf.TokenType.BYTE] * 256
+    characters = ["▁", *map(chr, range(97, 123)), *map(chr, range(33, 127)), *map(chr, range(0xC0, 0x530)), *map(chr, range(0x4E00, 0x5E00))]
+    pieces = list(dict.fromkeys(characters))
+    known = set(pieces)
+    while len(texts) + len(pieces) < count:
+        # Early pieces come up most, so that tokens are some seven letters long and most of them Latin.
+        left, right = (pieces[int(at)] for at in len(pieces) * random.random(2) ** 5)
+        joined = left + right
+        if len(joined) <= 16 and "▁" not in joined[1:] and joined not in known:
+            known.add(joined)
+            pieces.append(joined)
+    return texts + pieces, kinds + [gguf.TokenType.NORMAL] * len(pieces)
+
+
 class Model:
-    def __init__(self, path, family, shape, kind, seed):
+    def __init__(self, path, family, shape, kind, seed, tokenizer=False):
+        self.tokenizer = tokenizer
         self.random = np.random.default_rng(seed)
         self.kind = kind
         self.writer = gguf.GGUFWriter(path, family)
@@ -80,13 +100,28 @@ class Model:
         writer.add_rope_dimension_count(self.head_dim // 2 if family == "phi2" else self.head_dim)
         (writer.add_layer_norm_eps if family == "phi2" else writer.add_layer_norm_rms_eps)(1e-5)
         writer.add_vocab_size(self.vocabulary)
-        # llama.cpp wants to be told that there is none.
-        writer.add_tokenizer_model("no_vocab")
+        self.tokens()
         if family.startswith("gemma"):
             writer.add_sliding_window(64)
         if family == "gemma2":
             writer.add_attn_logit_softcapping(50.0)
             writer.add_final_logit_softcapping(30.0)
+
+    def tokens(self):
+        writer = self.writer
+        if not self.tokenizer:
+            # llama.cpp wants to be told that there is none.
+            writer.add_tokenizer_model("no_vocab")
+            return
+        texts, kinds = made_up_tokens(self.vocabulary, self.random)
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(texts)
+        writer.add_token_scores([-float(at) for at in range(len(texts))])
+        writer.add_token_types(kinds)
+        writer.add_bos_token_id(2)
+        writer.add_eos_token_id(1)
+        writer.add_unk_token_id(3)
+        writer.add_add_space_prefix(False)
 
     def layer(self, family, index):
         prefix = f"blk.{index}."
@@ -132,8 +167,8 @@ class Model:
         self.writer.close()
 
 
-def write_model(path, family="qwen3", shape="qwen3-0.6b", kind=Type.Q8_0, seed=0):
-    Model(path, family, shape, kind, seed).write(family)
+def write_model(path, family="qwen3", shape="qwen3-0.6b", kind=Type.Q8_0, seed=0, tokenizer=False):
+    Model(path, family, shape, kind, seed, tokenizer).write(family)
 
 
 def main():
@@ -143,8 +178,9 @@ def main():
     parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES)
     parser.add_argument("--type", default="Q8_0")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    write_model(arguments.out, arguments.family, arguments.shape, Type[arguments.type], arguments.seed)
+    parser.add_argument("--tokenizer", action="store_true")
+    given = parser.parse_args()
+    write_model(given.out, given.family, given.shape, Type[given.type], given.seed, given.tokenizer)
 
 
 if __name__ == "__main__":
