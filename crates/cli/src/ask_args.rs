@@ -13,35 +13,51 @@ use crate::numbers;
 pub(crate) struct AskArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Documents, and the question as the last word: files of text, Markdown, HTML, PDF, EPUB or DOCX, or folders. A single word, and a last
-    /// word that names a file that is there, is a document
+    /// Documents, and last the question in quotes
+    ///
+    /// Documents are text, Markdown, HTML, PDF, EPUB and DOCX files, and folders of them. A single word is a document, and so
+    /// is a last word that names a file that is there.
     #[arg(value_name = "FILE… QUESTION", required = true)]
     pub(crate) words: Vec<String>,
-    /// A question in place of the last word, all of which name documents then; may be given several times: the questions are asked one
-    /// after the other
+    /// A question; then all words name documents
+    ///
+    /// It may be given several times: the questions are asked one after the other.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) question: Vec<String>,
-    /// Read further questions from standard input, one a line; on a terminal this is so where no question is given
+    /// Ask for further questions, one a line
+    ///
+    /// They come from standard input. On a terminal this is so where no question is given.
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Instructions for the model in place of the usual ones, where its chat template takes them
-    #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
+    /// Instructions for the model, in place of the usual ones
+    ///
+    /// The model needs a chat template that takes them.
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        hide_short_help = true
+    )]
     pub(crate) system: Option<String>,
-    /// Do not show the passages that answers rest on
+    /// Do not show the passages behind the answers
     #[arg(long)]
     pub(crate) no_passages: bool,
-    /// Print one JSON object at the end in place of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) generate: GenerateArguments,
-    /// Keep what was read of documents in this folder [default: riffle/documents in the user's cache folder]
-    #[arg(long, value_name = "DIR", help_heading = "What is kept")]
+    /// Keep what was read in this folder
+    ///
+    /// Later questions about the same documents are then answered at once [default: riffle/documents in the user's cache
+    /// folder]
+    #[arg(long, value_name = "DIR", help_heading = "What is kept", hide_short_help = true)]
     pub(crate) keep: Option<PathBuf>,
-    /// Keep nothing, and look for nothing that was kept
+    /// Keep nothing on disk of what was read
     #[arg(long, conflicts_with_all = ["keep", "keep_budget"], help_heading = "What is kept")]
     pub(crate) no_keep: bool,
-    /// Bytes that is kept at most; what was used longest ago goes first [default: 8G]
+    /// Most bytes of --keep; what was used longest ago goes first [default: 8G]
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "What is kept", hide_short_help = true)]
     pub(crate) keep_budget: Option<u64>,
     #[command(flatten)]

@@ -18,27 +18,34 @@ pub(crate) struct BenchArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchSubject {
-    /// Attention kernels beside the machine's arithmetic peak and read bandwidth, measured in the same run
+    /// Attention kernels, beside the machine's limits
+    ///
+    /// The limits are the arithmetic peak and the read bandwidth, measured in the same run.
     Attention(BenchAttentionArguments),
-    /// KV tiers: bytes against the formula, streaming beside plain copies and reads of the same run, decode from far pages
+    /// Tiers of the KV cache: memory, disk
+    ///
+    /// Bytes against the formula, streaming beside plain copies and reads of the same run, decode from far pages.
     Kv(BenchKvArguments),
-    /// A model's prompt and answer rates at several depths of context
+    /// Tokens a second of a model, at several depths of context
     Model(Box<BenchModelArguments>),
-    /// Many sequences in one pass: tokens a second of all, and how long an answer waits while a prompt is read
+    /// Tokens a second of many answers in one pass
+    ///
+    /// And how long an answer waits while a prompt is read beside it.
     Batch(Box<BenchBatchArguments>),
-    /// Time to the first token, answer speed at depth and peak memory by part, over lengths of context; a text that is too
-    /// short begins again
-    #[command(
-        after_help = "Example:\n  riffle bench context --lengths 4096,16384 --policy full --policy xattention --out results --resume context.journal"
-    )]
+    /// First token, answer speed and memory, over lengths of context
+    ///
+    /// Peak memory is split into its parts. A text that is too short begins again.
+    #[command(after_help = "Example:\n  riffle bench context --lengths 4096,16384 --policy full --policy xattention")]
     Context(Box<BenchContextArguments>),
-    /// Selecting and attending under policies beside dense attention from f16, in one layer at the end of a context
+    /// Selecting and attending under policies, beside dense attention
+    ///
+    /// In one layer, at the end of a context, from f16.
     Policies(BenchPoliciesArguments),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchPoliciesArguments {
-    /// A policy to measure, with parameters; may be given several times [default: all that choose in the phase]
+    /// Policy to measure; may be given several times [default: all that choose in the phase]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
     /// The phase
@@ -122,7 +129,9 @@ pub(crate) struct BenchContextArguments {
     /// Tokens of the prompts
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "1024,4096,16384")]
     pub(crate) lengths: Vec<usize>,
-    /// A policy to measure, POLICY, prefill=POLICY or decode=POLICY; may be given several times [default: those of --prefill and --decode together]
+    /// Policy to measure; may be given several times
+    ///
+    /// POLICY, prefill=POLICY or decode=POLICY [default: those of --prefill and --decode together]
     #[arg(long, value_name = "POLICY", conflicts_with_all = ["prefill", "decode", "profile", "auto", "window_size"])]
     pub(crate) policy: Vec<String>,
     /// Tokens of each answer

@@ -10,13 +10,23 @@ use crate::args::{EngineArguments, GenerateArguments, ModelArguments};
 pub(crate) struct ChatArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Documents and folders to talk about; they are read before the first message
+    /// Documents and folders, which are read first
     #[arg(value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Instructions for the model, where its chat template takes them
-    #[arg(long, alias = "system-prompt", value_name = "TEXT", allow_hyphen_values = true)]
+    /// Instructions for the model
+    ///
+    /// The model needs a chat template that takes them.
+    #[arg(
+        long,
+        alias = "system-prompt",
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        hide_short_help = true
+    )]
     pub(crate) system: Option<String>,
-    /// Do not keep what is typed: otherwise a file in the folder for the state of programs holds it, readable by you alone
+    /// Do not keep what is typed
+    ///
+    /// Otherwise a file in the folder for the state of programs holds it, readable by you alone.
     #[arg(long, help_heading = "What is kept")]
     pub(crate) no_history: bool,
     #[command(flatten)]

@@ -10,11 +10,11 @@ use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Arguments, Command};
 use crate::failure::Failure;
-use crate::llama_cpp;
+use crate::{help, llama_cpp};
 
 /// Every command with its arguments, as clap describes them.
 pub fn command() -> clap::Command {
-    take_negative_numbers(Arguments::command())
+    take_negative_numbers(help::laid_out(Arguments::command()))
 }
 
 /// Lets `-1` be the value of an option, so that a number out of range is refused as one.
@@ -40,7 +40,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arg
 /// Ends a process whose arguments were not accepted, or asked for help.
 pub(crate) fn end(error: &clap::Error) -> ExitCode {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+        _ if asks_for_help(error) => {
             let printed = error.print().and_then(|()| io::stdout().flush());
             printed.map_or_else(|error| Failure::output(&error).report(), |()| ExitCode::SUCCESS)
         }
@@ -51,6 +51,11 @@ pub(crate) fn end(error: &clap::Error) -> ExitCode {
         }
         _ => Failure::usage(error).report(),
     }
+}
+
+/// Whether help or the version was asked for, and nothing is wrong.
+pub(crate) fn asks_for_help(error: &clap::Error) -> bool {
+    matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)
 }
 
 /// Whether a value was refused, rather than an argument that the command does not have or that has no value.
@@ -64,6 +69,70 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         return line;
     }
     let text = error.to_string();
+    let usage = text.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
+    let command = usage.map(|usage| {
+        let words = usage
+            .split(' ')
+            .take_while(|word| !word.starts_with(['-', '[', '<', '\'']));
+        words.collect::<Vec<_>>().join(" ")
+    });
+    let message = in_our_words(error, command.as_deref()).unwrap_or_else(|| in_words_of_clap(&text));
+    match command {
+        Some(command) => format!("{message}; see {command} --help"),
+        None => message,
+    }
+}
+
+/// What is wrong and what to do, for mistakes of which clap says the first alone.
+fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
+    let texts = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    };
+    let arguments = texts(ContextKind::InvalidArg);
+    let first = arguments.first()?;
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument => {
+            let models = match arguments.iter().any(|argument| argument.starts_with("--model ")) {
+                true => "; riffle list shows the models that are here, riffle pull gets one",
+                false => "",
+            };
+            Some(format!(
+                "{} needs {}{models}",
+                command.unwrap_or("riffle"),
+                arguments.join(" and ")
+            ))
+        }
+        ErrorKind::UnknownArgument if !first.starts_with('-') => Some(format!(
+            "'{first}' stands behind no option; options begin with a dash, and a value of several words needs quotes"
+        )),
+        ErrorKind::UnknownArgument if command == Some("riffle") => Some(format!(
+            "'{first}' needs a command before it, such as riffle run or riffle ask"
+        )),
+        ErrorKind::ArgumentConflict => {
+            let other = texts(ContextKind::PriorArg);
+            (!other.is_empty()).then(|| {
+                format!(
+                    "'{first}' cannot be used with '{}': leave one of them out",
+                    other.join("' and '")
+                )
+            })
+        }
+        ErrorKind::InvalidValue => {
+            let (value, choices) = (texts(ContextKind::InvalidValue), texts(ContextKind::ValidValue));
+            let value = value.first().filter(|_| !choices.is_empty())?;
+            Some(format!(
+                "{first} is {value}, but it must be one of {}",
+                choices.join(", ")
+            ))
+        }
+        _ => None,
+    }
+}
+
+/// Clap's message on one line, without its usage.
+fn in_words_of_clap(text: &str) -> String {
     let is_behind = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more information");
     let mut message = String::new();
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -78,17 +147,7 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
         message += between;
         message += line;
     }
-    let usage = text.lines().find_map(|line| line.trim().strip_prefix("Usage: "));
-    let command = usage.map(|usage| {
-        let words = usage
-            .split(' ')
-            .take_while(|word| !word.starts_with(['-', '[', '<', '\'']));
-        words.collect::<Vec<_>>().join(" ")
-    });
-    match command {
-        Some(command) => format!("{message}; see {command} --help"),
-        None => message,
-    }
+    message
 }
 
 /// A value out of range, in the words of the library's own refusals.

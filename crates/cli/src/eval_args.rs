@@ -15,36 +15,42 @@ pub(crate) struct EvalArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Measurement {
-    /// Write the logits of every position, for verification
+    /// Write the logits of every position, to verify them elsewhere
     #[command(
         after_help = "Example:\n  riffle eval logits --model fixtures/model --tokens ids.json --out logits.safetensors"
     )]
     Logits(Box<LogitsArguments>),
-    /// Ask for facts hidden in a long text: length × depth, one or several, at the end, in mid-document, late, in a second turn
+    /// Ask for facts hidden in a long text, over lengths and depths
     #[command(
-        after_help = "Examples:\n  riffle eval needle --lengths 4096,16384\n  riffle eval needle --kinds single,multi-key --ask end,middle,late --prefill xattention --out results --resume needle.journal"
+        after_help = "Example:\n  riffle eval needle --lengths 4096,16384",
+        after_long_help = "Examples:\n  riffle eval needle --lengths 4096,16384\n  riffle eval needle --kinds single,multi-key --ask end,middle,late --prefill xattention --out results --resume needle.journal"
     )]
     Needle(Box<NeedleArguments>),
     /// Run RULER's thirteen tasks, made from a text
     #[command(
-        after_help = "Examples:\n  riffle eval ruler --lengths 4096,16384 --samples 10\n  riffle eval ruler --model qwen.gguf --text book.txt --tasks vt,cwe,qa_1 --questions squad.json\n\nDocuments of qa_1 and qa_2 are paragraphs of the text, each with a stated fact, or those of --questions."
+        after_help = "Example:\n  riffle eval ruler --lengths 4096,16384 --samples 10",
+        after_long_help = "Examples:\n  riffle eval ruler --lengths 4096,16384 --samples 10\n  riffle eval ruler --model qwen.gguf --text book.txt --tasks vt,cwe,qa_1 --questions squad.json\n\nDocuments of qa_1 and qa_2 are paragraphs of the text, each with a stated fact, or those of --questions."
     )]
     Ruler(Box<RulerArguments>),
-    /// Measure how well a text is predicted, and how far each policy's predictions lie from dense attention's
+    /// Measure how well a text is predicted, beside dense attention
     #[command(
-        after_help = "Examples:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming --policy decode=quest:dense_layers=0\n  riffle eval perplexity --window 8192 --ablate-local 64,128,256 --ablate-heavy 64,128,256 --out results"
+        after_help = "Example:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming",
+        after_long_help = "Examples:\n  riffle eval perplexity --file book.txt --window 8192 --policy streaming --policy decode=quest:dense_layers=0\n  riffle eval perplexity --window 8192 --ablate-local 64,128,256 --ablate-heavy 64,128,256 --out results"
     )]
     Perplexity(Box<PerplexityArguments>),
     /// Compare policies on the same tasks, at equal budgets if asked
     #[command(
-        after_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well, as are auto:SHARE and profiles (FILE.toml). Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
+        after_help = "Example:\n  riffle eval compare --policy streaming --policy decode=quest --budget 0.1",
+        after_long_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well, as are auto:SHARE and profiles (FILE.toml). Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
     )]
     Compare(Box<CompareArguments>),
-    /// Compare what a policy reads with the true attention: mass kept by layer, head and place in the text, attention
-    /// sinks, and whether the heaviest keys of a head stay the same from chunk to chunk
+    /// Measure how much of the true attention a policy keeps
+    ///
+    /// By layer, head and place in the text, with attention sinks, and whether the heaviest keys of a head stay the same from
+    /// chunk to chunk.
     #[command(after_help = "Example:\n  riffle eval audit --prefill xattention --length 8192 --out results")]
     Audit(Box<AuditArguments>),
-    /// Make one HTML page of all records in a folder; it stands alone
+    /// Make one HTML page of all records in a folder
     #[command(after_help = "Example:\n  riffle eval needle --out results && riffle eval report results")]
     Report(ReportArguments),
 }
@@ -53,10 +59,14 @@ pub(crate) enum Measurement {
 pub(crate) struct LogitsArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Token ids: a JSON array, or numbers separated by spaces, commas or lines
+    /// File of token ids
+    ///
+    /// A JSON array, or numbers separated by spaces, commas or lines.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
-    /// The safetensors file to write: f32 `logits` [tokens, vocab]
+    /// Safetensors file to write
+    ///
+    /// It holds `logits` in f32, [tokens, vocabulary].
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
@@ -69,11 +79,15 @@ pub(crate) struct LogitsArguments {
 /// What is measured.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArguments {
-    /// Model: a Hugging Face folder, a GGUF file or the name of a model that was pulled [default: the shipped model]
+    /// Model to measure [default: the shipped model]
+    ///
+    /// A GGUF file, a folder or a pulled model's name.
     #[arg(short = 'm', long, value_name = "PATH", value_parser = crate::hub_args::model())]
     pub(crate) model: Option<PathBuf>,
-    /// UTF-8 text to read, predict, or make prompts of [default: a shipped text]
-    #[arg(short = 'f', long, visible_alias = "file", value_name = "F")]
+    /// UTF-8 text to use [default: a shipped text]
+    ///
+    /// It is read, predicted, or made into prompts.
+    #[arg(short = 'f', long, visible_alias = "file", value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
 }
 
@@ -81,10 +95,12 @@ pub(crate) struct SubjectArguments {
 #[derive(Debug, Args)]
 pub(crate) struct PromptArguments {
     /// Seed of the first document or prompt
-    #[arg(short = 's', long, value_name = "N", value_parser = numbers::seed, default_value = "1")]
+    #[arg(short = 's', long, value_name = "N", value_parser = numbers::seed, default_value = "1", hide_short_help = true)]
     pub(crate) seed: u64,
-    /// Wording: plain (as the shipped model was trained), ruler, a JSON file, or auto: ruler where there is a chat template
-    #[arg(long, value_name = "WORDING", default_value = "auto")]
+    /// Wording of the prompts: auto, plain, ruler or a JSON file
+    ///
+    /// plain is what the shipped model was trained on. auto is ruler where the model has a chat template, else plain.
+    #[arg(long, value_name = "WORDING", default_value = "auto", hide_short_help = true)]
     pub(crate) wording: String,
 }
 
@@ -95,16 +111,18 @@ pub(crate) struct OutputArguments {
     #[arg(long, conflicts_with = "csv")]
     pub(crate) json: bool,
     /// Print the rows as CSV
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) csv: bool,
-    /// Write the record to DIR/NAME.json, for riffle eval report, and its pictures beside it as SVG
+    /// Folder for the record, for riffle eval report
+    ///
+    /// The record is written to DIR/NAME.json, and its pictures beside it as SVG.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// NAME of the record [default: the measurement and its policies]
-    #[arg(long, value_name = "NAME", requires = "out")]
+    #[arg(long, value_name = "NAME", requires = "out", hide_short_help = true)]
     pub(crate) name: Option<String>,
     /// Keep what is finished in this file, and go on from it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) resume: Option<PathBuf>,
 }
 
@@ -115,21 +133,31 @@ pub(crate) struct NeedleArguments {
     /// Document lengths in tokens
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096,16384")]
     pub(crate) lengths: Vec<usize>,
-    /// Depths at which facts stand, 1/(n+1) to n/(n+1)
+    /// Depths of the facts, 1/(N+1) to N/(N+1)
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "10")]
     pub(crate) depths: usize,
-    /// Documents of each kind and length, each with other facts
+    /// Documents of each kind and length
+    ///
+    /// Each has other facts.
     #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "3")]
     pub(crate) documents: u64,
-    /// How many facts: single (one in the text), multi-key (one at every depth, one asked for), multi-value (three values of one name), multi-query (three names asked for), cross-file (source files in place of the text: a line that needs a name from another file)
+    /// How many facts are hidden and asked for
+    ///
+    /// single: one in the text. multi-key: one at every depth, one asked for. multi-value: three values of one name.
+    /// multi-query: three names asked for. cross-file: source files in place of the text, and a line that needs a name from
+    /// another file.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "multi-key")]
     pub(crate) kinds: Vec<String>,
-    /// When the question comes: end, middle (text goes on behind it), late (token by token, after the text was read), second-turn
+    /// When the question comes
+    ///
+    /// end: behind the text. middle: text goes on behind it. late: token by token, after the text was read. second-turn:
+    /// after a first question.
     #[arg(long, value_name = "WHEN,…", value_delimiter = ',', default_value = "late")]
     pub(crate) ask: Vec<String>,
-    /// Compress every document when it has been read, before late questions: METHOD:KEEP, such as kvzip:0.3 (see riffle
-    /// session compress)
-    #[arg(long, value_name = "METHOD:KEEP")]
+    /// Compress every document before late questions, e.g. kvzip:0.3
+    ///
+    /// The document has been read by then (see riffle session compress).
+    #[arg(long, value_name = "METHOD:KEEP", hide_short_help = true)]
     pub(crate) compress: Option<String>,
     #[command(flatten)]
     pub(crate) prompts: PromptArguments,
@@ -152,10 +180,14 @@ pub(crate) struct RulerArguments {
     /// Prompts of each task and length
     #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "10")]
     pub(crate) samples: u64,
-    /// Questions with answers and documents for qa_1 and qa_2: a JSON array of {"question", "answers", "documents"}
+    /// Questions for qa_1 and qa_2
+    ///
+    /// A JSON array of {"question", "answers", "documents"}.
     #[arg(long, value_name = "FILE")]
     pub(crate) questions: Option<PathBuf>,
-    /// Read the question token by token, under the decode policy, after the rest was read
+    /// Read the question last, under the decode policy
+    ///
+    /// It is read token by token, after the rest.
     #[arg(long)]
     pub(crate) late: bool,
     #[command(flatten)]
@@ -170,30 +202,37 @@ pub(crate) struct RulerArguments {
 pub(crate) struct PerplexityArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
-    /// Tokens of the text to take, from its start [default: all]
+    /// Tokens of the text, from its start [default: all]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) tokens: Option<usize>,
     /// Tokens of a window
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) window: usize,
-    /// Tokens from one window to the next, and scored at the end of each [default: the window, half of it with a decode policy]
+    /// Tokens from one window to the next
+    ///
+    /// As many are scored at the end of each window [default: the window, half of it with a decode policy]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) stride: Option<usize>,
-    /// A policy to compare with dense attention, POLICY, prefill=POLICY or decode=POLICY; may be given several times. Also auto:SHARE and
-    /// profiles, FILE.toml
+    /// Policy to compare with dense attention; may be given several times
+    ///
+    /// POLICY, prefill=POLICY or decode=POLICY, also auto:SHARE and profiles, FILE.toml.
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
-    /// Share of the query-key pairs that every policy is fitted to read on the first window [default: policies as they are]
+    /// Share of the query-key pairs that every policy may read
+    ///
+    /// Policies are fitted to it on the first window [default: policies as they are]
     #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
     pub(crate) budget: Option<f64>,
-    /// Local budgets of h2o-chunk to compare, each with every one of --ablate-heavy; a picture shows both
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_heavy")]
+    /// Local budgets of h2o-chunk to compare, in tokens
+    ///
+    /// Each is compared with every one of --ablate-heavy; a picture shows both.
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_heavy", hide_short_help = true)]
     pub(crate) ablate_local: Vec<usize>,
-    /// Heavy budgets of h2o-chunk
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_local")]
+    /// Heavy budgets of h2o-chunk to compare, in tokens
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens_or_none, requires = "ablate_local", hide_short_help = true)]
     pub(crate) ablate_heavy: Vec<usize>,
-    /// Bytes that the dense predictions of one window may take in a temporary file
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "8G")]
+    /// Most bytes of the dense predictions of one window, in a temporary file
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, default_value = "8G", hide_short_help = true)]
     pub(crate) predictions_budget: u64,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
@@ -205,10 +244,14 @@ pub(crate) struct PerplexityArguments {
 pub(crate) struct CompareArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
-    /// A policy: POLICY, prefill=POLICY or decode=POLICY; may be given several times [default: one of each kind and the baselines]
+    /// Policy to compare; may be given several times
+    ///
+    /// POLICY, prefill=POLICY or decode=POLICY [default: one of each kind and the baselines]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
-    /// Tasks: needle:KIND:WHEN, or those of riffle eval ruler
+    /// Tasks, such as needle:multi-key:late or vt
+    ///
+    /// needle:KIND:WHEN as in riffle eval needle, or a task of riffle eval ruler.
     #[arg(
         long,
         value_name = "TASK,…",
@@ -225,12 +268,16 @@ pub(crate) struct CompareArguments {
     /// Depths of needle tasks
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "10")]
     pub(crate) depths: usize,
-    /// Share of the query-key pairs that every policy is fitted to read at each length [default: policies as they are]
+    /// Share of the query-key pairs that every policy may read
+    ///
+    /// Policies are fitted to it at each length [default: policies as they are]
     #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
     pub(crate) budget: Option<f64>,
-    /// Read once what a policy's prompts begin with alike, and one document densely for all decode policies that do not learn: the same
-    /// answers sooner, with times and shares of the pairs of what was read anew
-    #[arg(long)]
+    /// Read once what prompts begin with alike
+    ///
+    /// Of a policy's prompts, and one document densely for all decode policies that do not learn: the same answers sooner.
+    /// Times and shares of pairs are then those of what was read anew.
+    #[arg(long, hide_short_help = true)]
     pub(crate) share: bool,
     #[command(flatten)]
     pub(crate) prompts: PromptArguments,
@@ -244,7 +291,7 @@ pub(crate) struct CompareArguments {
 pub(crate) struct AuditArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
-    /// Tokens of the text to read [default: all of it, at most what the context holds]
+    /// Tokens of the text [default: what the context holds]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) length: Option<usize>,
     /// First tokens that count as sinks
@@ -256,7 +303,9 @@ pub(crate) struct AuditArguments {
     /// Keys of each head that count as heavy hitters
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "64")]
     pub(crate) heavy: usize,
-    /// Head of the attention map [default: the one that keeps least, of equals the one that looks farthest]
+    /// Head of the attention map, e.g. 2:1
+    ///
+    /// [default: the one that keeps least, of equals the one that looks farthest]
     #[arg(long, value_name = "LAYER:HEAD", value_parser = layer_and_head)]
     pub(crate) map: Option<(usize, usize)>,
     #[command(flatten)]
@@ -267,13 +316,13 @@ pub(crate) struct AuditArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArguments {
-    /// Folder of records (*.json), as --out of riffle eval and riffle bench writes them
+    /// Folder of records, as --out of riffle eval and riffle bench writes them
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
-    /// Draw every record's pictures again as well
+    /// Draw every record's pictures again
     #[arg(long)]
     pub(crate) pictures: bool,
-    /// Print every record's tables as Markdown in place of the page's path
+    /// Print every record's tables as Markdown, not the page's path
     #[arg(long)]
     pub(crate) markdown: bool,
 }

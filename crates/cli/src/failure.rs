@@ -95,6 +95,9 @@ impl From<EngineError> for Failure {
         match error {
             EngineError::Model(error) => error.into(),
             EngineError::Interrupted { .. } => Self::interrupted(error),
+            EngineError::EmptyPrompt => {
+                Self::new(format!("{error}, with --prompt TEXT, --file FILE or through a pipe"))
+            }
             error => Self::new(error),
         }
     }
@@ -156,6 +159,11 @@ impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         match error {
             ModelError::TemplateInterrupted { .. } => Self::interrupted(error),
+            ModelError::NotFound { path } => Self::new(format!(
+                "{}: no such file or folder; check the path, or give the name of a model: riffle list shows those that are here, riffle pull gets one",
+                path.display()
+            )),
+            ModelError::UnknownArchitecture { .. } => Self::new(format!("{error}; choose a model of one of these")),
             error => Self::new(error),
         }
     }

@@ -9,10 +9,13 @@ use riffle_hub::{HubError, ModelName, Settings};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Without a quantisation the first of these is taken that the repository has: Q4_K_M, Q4_K_S, Q4_K_L, Q4_K, Q4_0, Q4_1, Q5_K_M, Q5_K_S, Q5_0, Q5_1, Q6_K, Q8_0, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, BF16, F16, F32; without GGUF files its safetensors.\n\nA pull that was interrupted goes on where it was. A token for gated and private models comes from HF_TOKEN or from the file that hf auth login writes. HF_ENDPOINT names another hub, HF_HUB_CACHE or HF_HOME the folder of the models, which Python's huggingface_hub shares, HTTPS_PROXY a proxy.\n\nExamples:\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q8_0\n  riffle run --model Qwen/Qwen2.5-1.5B-Instruct-GGUF --prompt \"Hello\""
+    after_help = "Examples:\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q8_0\n  riffle chat --model Qwen/Qwen2.5-1.5B-Instruct-GGUF\n\nA pull that was interrupted goes on where it was.",
+    after_long_help = "Examples:\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF\n  riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q8_0\n  riffle chat --model Qwen/Qwen2.5-1.5B-Instruct-GGUF\n\nA pull that was interrupted goes on where it was.\n\nWithout a quantisation riffle takes the first of these that the repository has: Q4_K_M, Q4_K_S, Q4_K_L, Q4_K, Q4_0, Q4_1, Q5_K_M, Q5_K_S, Q5_0, Q5_1, Q6_K, Q8_0, Q3_K_L, Q3_K_M, Q3_K_S, Q2_K, BF16, F16, F32; without GGUF files the safetensors.\n\nEnvironment:\n  HF_TOKEN      Token for gated and private models [default: the file that hf auth login writes]\n  HF_ENDPOINT   Another hub\n  HF_HUB_CACHE  Folder of the models, which Python's huggingface_hub shares; or HF_HOME\n  HTTPS_PROXY   A proxy"
 )]
 pub(crate) struct PullArguments {
-    /// The model: owner/name, owner/name:Q4_K_M for a quantisation, or owner/name/file.gguf
+    /// Name: owner/name, owner/name:Q4_K_M or owner/name/file.gguf
+    ///
+    /// owner/name:Q4_K_M takes a quantisation, owner/name/file.gguf a file.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 }
@@ -26,7 +29,9 @@ pub(crate) struct ListArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArguments {
-    /// The model: owner/name for everything of it, owner/name:Q4_K_M or owner/name/file.gguf for one file
+    /// Name, as riffle list shows it
+    ///
+    /// owner/name removes everything of it, owner/name:Q4_K_M or owner/name/file.gguf one file.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 }
@@ -36,14 +41,14 @@ pub(crate) struct RmArguments {
     after_help = "Examples:\n  riffle completions bash > ~/.local/share/bash-completion/completions/riffle\n  riffle completions zsh > ~/.zfunc/_riffle\n  riffle completions fish > ~/.config/fish/completions/riffle.fish"
 )]
 pub(crate) struct CompletionsArguments {
-    /// The shell: bash, zsh, fish, elvish or powershell
+    /// Shell: bash, zsh, fish, elvish or powershell
     #[arg(value_name = "SHELL")]
     pub(crate) shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArguments {
-    /// The folder to write the pages to
+    /// Folder to write the pages to
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
 }
@@ -93,7 +98,7 @@ mod tests {
     #[test]
     fn the_order_of_quantisations_in_the_help_is_the_one_that_is_used() {
         let command = <PullArguments as Args>::augment_args(clap::Command::new("pull"));
-        let help = command.get_after_help().expect("help").to_string();
+        let help = command.get_after_long_help().expect("help").to_string();
         assert!(help.contains(&riffle_hub::PREFERENCE.join(", ")), "{help}");
     }
 

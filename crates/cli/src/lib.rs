@@ -13,8 +13,10 @@ mod chat_args;
 mod command_line;
 mod commands;
 mod console;
+mod engine_args;
 mod eval_args;
 mod failure;
+mod help;
 mod hub_args;
 mod interrupt;
 mod llama_cpp;
@@ -39,7 +41,7 @@ pub fn main() -> ExitCode {
         Err(error) => return command_line::end(&error),
     };
     let result = match arguments.command {
-        None => commands::demo::demo(),
+        None => commands::demo::demo(arguments.dense),
         Some(Command::Ask(arguments)) => commands::ask::ask(&arguments),
         Some(Command::Run(arguments)) => commands::run::run(&arguments),
         Some(Command::Chat(arguments)) => commands::chat::chat(&arguments),
@@ -68,5 +70,8 @@ pub fn main() -> ExitCode {
 /// are accepted so far.
 pub fn refusal(arguments: impl IntoIterator<Item = OsString>) -> Option<String> {
     let error = command_line::parse(arguments).err()?;
+    if command_line::asks_for_help(&error) {
+        return None;
+    }
     Some(Failure::usage(&error).to_string())
 }

@@ -81,6 +81,14 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     })
 }
 
+/// Memory for a model: less than a mebibyte is a number whose unit was forgotten.
+pub(crate) fn memory(text: &str) -> Result<u64, String> {
+    match bytes(text)? {
+        few if few < 1 << 20 => Err("it must be at least 1M: give it with a unit, e.g. 900M or 12G".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
 /// A share from 0 to 1.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     let share = text.trim().parse().ok().filter(|share| (0.0..=1.0).contains(share));

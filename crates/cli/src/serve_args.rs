@@ -24,8 +24,9 @@ pub(crate) struct ServeArguments {
     /// Requests that are read or answered at a time; others wait
     #[arg(long, value_name = "N", value_parser = numbers::sequences, default_value = "8")]
     pub(crate) parallel: usize,
-    /// Tokens that all requests together may hold, what they share counted once [default: as many whole contexts as memory allows,
-    /// one for each request at most]
+    /// Tokens that all requests together may hold, what they share counted once
+    ///
+    /// [default: as many whole contexts as memory allows, one for each request at most]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, hide_short_help = true)]
     pub(crate) pool_tokens: Option<usize>,
     /// Tokens of an answer whose request does not say how many
@@ -34,10 +35,14 @@ pub(crate) struct ServeArguments {
     /// File of keys, one a line; every request then has to bring one
     #[arg(long, value_name = "F", help_heading = "Who is let in")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Origin of a web page of others that may use the server, such as https://example.org; may be given several times
+    /// Origin of a web page of others that may use the server; may be given several times
+    ///
+    /// Such as https://example.org.
     #[arg(long, value_name = "ORIGIN", help_heading = "Who is let in")]
     pub(crate) allow_origin: Vec<String>,
-    /// Name that a server on 127.0.0.1 answers to beside localhost, such as that of a proxy before it; may be given several times
+    /// Name that a server on 127.0.0.1 answers to beside localhost; may be given several times
+    ///
+    /// Such as that of a proxy before it.
     #[arg(long, value_name = "NAME", help_heading = "Who is let in")]
     pub(crate) allow_host: Vec<String>,
     /// Keep beginnings of prompts in this folder: they outlive the server

@@ -4,15 +4,19 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// The `fixtures` folder of the checkout: below the working directory, or where this program was built.
+/// The `fixtures` folder: below the working directory, beside this program (as in a release), or in the checkout where this program
+/// was built.
 pub(crate) fn fixtures() -> Result<PathBuf, Failure> {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
-    [PathBuf::from("fixtures"), built]
-        .into_iter()
+    let program = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
+    let beside = program.and_then(|path| Some(path.parent()?.join("fixtures")));
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    let built = built.map(|checkout| checkout.join("fixtures"));
+    let mut folders = [Some(PathBuf::from("fixtures")), beside, built].into_iter().flatten();
+    folders
         .find(|folder| folder.join("model/config.json").is_file())
         .ok_or_else(|| {
             Failure::new(
-                "the shipped model is not here (no fixtures/model): run riffle in its checkout, or give a model: riffle run --model PATH --prompt TEXT",
+                "the shipped model is not here (no fixtures/model in this folder or beside the program): run riffle in its checkout or in an unpacked release, or give a model: riffle run --model PATH --prompt TEXT",
             )
         })
 }

@@ -59,7 +59,9 @@ pub enum DocumentError {
         at: usize,
     },
     /// Bytes that are no text and of no kind that is read.
-    #[error("{name}: no text, and none of the kinds that are read: text, Markdown, HTML, PDF, EPUB, DOCX and folders")]
+    #[error(
+        "{name}: this is no text and no document that riffle reads; give text, Markdown, HTML, PDF, EPUB, DOCX or a folder"
+    )]
     Binary {
         /// The file.
         name: String,
@@ -107,14 +109,14 @@ pub enum DocumentError {
         limit: Duration,
     },
     /// The file holds no text.
-    #[error("{name}: it holds no text")]
+    #[error("{name}: it holds no text; leave it out, or check that it is the right file")]
     Empty {
         /// The file.
         name: String,
     },
     /// A folder without a file that is read.
     #[error(
-        "{name}: no file in this folder can be read ({left_out} left out); check its ignore rules, or name the files"
+        "{name}: no file in this folder can be read ({left_out} left out); give a folder with documents, check its .gitignore and .ignore, or name the files"
     )]
     EmptyFolder {
         /// The folder.

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::documents::{note_documents, read_documents};
 use super::run::generate_options;
-use super::{engine_options, grouped, note_activations, print, print_json};
+use super::{check_folder, engine_options, grouped, note_activations, print, print_json};
 use crate::ask_args::AskArguments;
 use crate::failure::Failure;
 use crate::interrupt::on_interrupt;
@@ -33,7 +33,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
         engine: engine_options(&arguments.engine)?,
         given: arguments.given,
         system: arguments.system.clone(),
-        keep: keep(arguments),
+        keep: keep(arguments)?,
         answer_tokens: arguments.generate.tokens,
         first_question: questions.first().cloned().unwrap_or_default(),
     };
@@ -68,6 +68,14 @@ fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure
             (last.clone(), before.to_vec())
         }
         _ => {
+            if let [only] = &files[..]
+                && !Path::new(only).exists()
+            {
+                return Err(Failure::new(match looks_like_a_file(only) {
+                    true => format!("{only}: no such file; check the path"),
+                    false => format!("no document: name a file or a folder before the question {only:?}"),
+                }));
+            }
             if questions.is_empty() && !arguments.follow && !io::stdin().is_terminal() {
                 return Err(Failure::new(
                     "no question: put it behind the documents, in quotes, or give it with --question; --follow reads questions from standard input",
@@ -93,16 +101,17 @@ fn looks_like_a_file(word: &str) -> bool {
     !word.contains(char::is_whitespace) && (has_ending || word.contains('/'))
 }
 
-fn keep(arguments: &AskArguments) -> Option<KeepOptions> {
+fn keep(arguments: &AskArguments) -> Result<Option<KeepOptions>, Failure> {
     if arguments.no_keep {
-        return None;
+        return Ok(None);
     }
-    let folder = arguments.keep.clone().or_else(default_cache_folder)?;
-    Some(KeepOptions {
+    check_folder("--keep", arguments.keep.as_deref())?;
+    let folder = arguments.keep.clone().or_else(default_cache_folder);
+    Ok(folder.map(|folder| KeepOptions {
         folder,
         budget_bytes: arguments.keep_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
         is_needed: arguments.keep.is_some(),
-    })
+    }))
 }
 
 /// Says what was chosen, and what of the documents is not read.

@@ -1,100 +1,206 @@
-//! The main job: the shipped model reads the shipped book and answers a question about it.
+//! The main job: the shipped model reads the shipped book and answers a question about it; one screen says how it went.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{Engine, EngineError, EngineOptions, GenerateOptions, RunRequest, with_threads};
+use riffle_engine::{
+    AuditReport, Engine, EngineError, EngineOptions, GenerateOptions, RunEvent, RunReport, RunRequest, StopReason,
+    human_bytes, with_threads,
+};
 
-use super::{grouped, print, read_text, run::answer};
+use super::{grouped, print, read_text};
 use crate::console;
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::progress::PrefillDisplay;
 use crate::shipped::fixtures;
 
 /// Reads a ninth of the query-key pairs of full attention and finds what it finds, see docs/results/quality.md.
-const PREFILL: &str = "xattention:stride=16";
+const POLICY: &str = "xattention:stride=16";
+/// What it is compared with.
+const DENSE: &str = "full";
+/// The audit samples 64 queries of each chunk: longer chunks than usual keep it to a fifth of the time.
+const CHUNK_TOKENS: usize = 2048;
 
-pub(crate) fn demo() -> Result<(), Failure> {
-    with_threads(None, read_and_answer)?
+/// `dense` reads the book with full attention as well, for comparison.
+pub(crate) fn demo(dense: bool) -> Result<(), Failure> {
+    with_threads(None, || read_and_answer(dense))?
 }
 
-fn read_and_answer() -> Result<(), Failure> {
+fn read_and_answer(dense: bool) -> Result<(), Failure> {
     let start = Instant::now();
-    let fixtures = fixtures()?;
-    let (book_path, model_path) = (fixtures.join("text/prophets.txt"), fixtures.join("model"));
-    let question_path = fixtures.join("text/question.txt");
-    let (book, question) = (read_text(&book_path)?, read_text(&question_path)?);
-    let question = question.trim_end();
-    let options = EngineOptions {
-        prefill: PREFILL.parse().map_err(EngineError::from)?,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::load(&model_path, options)?;
-    introduce(&engine, &model_path, &book_path, &book);
-    print(&format!("question  {}\n", question.replace('\n', " ")))?;
-    let request = RunRequest {
-        prompt: Some(format!("{}\n{question}", book.trim_end())),
-        system: None,
-        chat: false,
-        generate: GenerateOptions {
-            max_tokens: 16,
-            stops: vec![".".to_owned(), "\n".to_owned()],
-            ..GenerateOptions::default()
-        },
-        session: None,
-        prefix_cache: None,
-    };
-    let report = answer(&engine, &request, "answer   ", false)?;
-    check(&report.text, &book, question)?;
-    console::note(format!("time      {:.1} s in all", start.elapsed().as_secs_f64()));
-    console::note(format!(
-        "longer    the same with full attention: cat {} {} | {} run --model {} --raw -n 16 --stop .",
-        book_path.display(),
-        question_path.display(),
-        std::env::args().next().unwrap_or_else(|| "riffle".to_owned()),
-        model_path.display(),
-    ));
-    Ok(())
-}
-
-fn introduce(engine: &Arc<Engine>, model_path: &Path, book_path: &Path, book: &str) {
-    let config = engine.model().config();
-    console::note(format!(
-        "model     {}: {}, {} layers, {} heads, {} KV heads of {}",
-        model_path.display(),
-        config.architecture,
-        config.layers,
-        config.heads,
-        config.kv_heads,
-        config.head_dim,
-    ));
-    console::note(format!(
-        "book      {}: {} characters",
-        book_path.display(),
-        grouped(book.chars().count())
-    ));
-}
-
-/// Holds the answer against the line of the book that completes the question.
-fn check(answer: &str, book: &str, question: &str) -> Result<(), Failure> {
-    let asked = question.rsplit_once("? ").map_or(question, |(_, begun)| begun);
-    let stated = book.lines().enumerate().find_map(|(line, text)| {
-        let value = text.strip_prefix(asked)?.trim().trim_end_matches('.');
-        Some((line + 1, value))
-    });
-    match stated {
-        Some((line, value)) if value == answer.trim() => {
-            console::note(format!(
-                "check     right: line {line} of {} says so",
-                grouped(book.lines().count())
-            ));
-            Ok(())
-        }
-        Some((line, value)) => Err(Failure::new(format!(
-            "the answer is wrong: line {line} of the book says {value}"
-        ))),
-        None => Err(Failure::new(format!(
-            "the book does not say what follows on \"{asked}\""
-        ))),
+    let subject = Subject::shipped()?;
+    let interrupt = Interrupt::install()?;
+    print(&subject.introduction())?;
+    let report = subject.answer(POLICY, &interrupt)?;
+    let line = subject.stated_by(&report.text)?;
+    let audit = audit(&report)?;
+    print(&format!(
+        "answer    {}\ncheck     right: line {line} of the book says so\n\n{}",
+        report.text.trim(),
+        findings(&report, audit),
+    ))?;
+    if dense {
+        console::note("now with full attention; this takes longer");
+        let full = subject.answer(DENSE, &interrupt)?;
+        print(&comparison(&report, &full))?;
     }
+    print(&format!(
+        "time      {:.1} s in all\n\n{}",
+        start.elapsed().as_secs_f64(),
+        subject.next_steps(dense)
+    ))
+}
+
+/// What is read and what is asked.
+struct Subject {
+    model: PathBuf,
+    book: PathBuf,
+    text: String,
+    question: String,
+}
+
+impl Subject {
+    fn shipped() -> Result<Self, Failure> {
+        let fixtures = fixtures()?;
+        let book = fixtures.join("text/prophets.txt");
+        Ok(Self {
+            model: fixtures.join("model"),
+            text: read_text(&book)?,
+            book,
+            question: read_text(&fixtures.join("text/question.txt"))?.trim_end().to_owned(),
+        })
+    }
+
+    fn introduction(&self) -> String {
+        format!(
+            "Riffle reads a book with a small model and answers a question about it.\n\nmodel     {}\nbook      {}: {} lines, {} characters\nquestion  {}\n",
+            self.model.display(),
+            self.book.display(),
+            grouped(self.text.lines().count()),
+            grouped(self.text.chars().count()),
+            self.question.replace('\n', " "),
+        )
+    }
+
+    /// Reads the book under a policy, which an audit watches, and answers the question.
+    fn answer(&self, policy: &str, interrupt: &Interrupt) -> Result<RunReport, Failure> {
+        let options = EngineOptions {
+            prefill: policy.parse().map_err(EngineError::from)?,
+            audit: true,
+            chunk_tokens: CHUNK_TOKENS,
+            ..EngineOptions::default()
+        };
+        let engine = Engine::load(&self.model, options)?;
+        let request = RunRequest {
+            prompt: Some(format!("{}\n{}", self.text.trim_end(), self.question)),
+            system: None,
+            chat: false,
+            generate: GenerateOptions {
+                max_tokens: 16,
+                stops: vec![".".to_owned(), "\n".to_owned()],
+                ..GenerateOptions::default()
+            },
+            session: None,
+            prefix_cache: None,
+        };
+        run_quietly(&engine, &request, interrupt)
+    }
+
+    /// The line of the book that completes the question with this answer.
+    fn stated_by(&self, answer: &str) -> Result<usize, Failure> {
+        let asked = self.question.rsplit_once("? ");
+        let asked = asked.map_or(self.question.as_str(), |(_, begun)| begun);
+        let stated = self.text.lines().enumerate().find_map(|(line, text)| {
+            let value = text.strip_prefix(asked)?.trim().trim_end_matches('.');
+            Some((line + 1, value))
+        });
+        match stated {
+            Some((line, value)) if value == answer.trim() => Ok(line),
+            Some((line, value)) => Err(Failure::new(format!(
+                "the answer is {}, and it is wrong: line {line} of the book says {value}",
+                answer.trim()
+            ))),
+            None => Err(Failure::new(format!(
+                "the book does not say what follows on \"{asked}\""
+            ))),
+        }
+    }
+
+    /// Commands that can be typed next.
+    fn next_steps(&self, compared: bool) -> String {
+        let riffle = std::env::args().next().unwrap_or_else(|| "riffle".to_owned());
+        let (model, book) = (self.model.display(), self.book.display());
+        let dense = match compared {
+            true => String::new(),
+            false => format!("  {riffle} --dense      # compare with full attention: takes five times as long\n"),
+        };
+        format!(
+            "Try next:\n{dense}  {riffle} ask --model {model} {book} \\\n    \"The pass key for field house is\"    # shows the passage behind the answer\n  {riffle} pull Qwen/Qwen2.5-1.5B-Instruct-GGUF  # a model for real questions, 1 GB\n  {riffle} chat --model Qwen/Qwen2.5-1.5B-Instruct-GGUF  # talk with it\n"
+        )
+    }
+}
+
+/// Runs a request with nothing on the screen but its progress.
+fn run_quietly(engine: &Arc<Engine>, request: &RunRequest, interrupt: &Interrupt) -> Result<RunReport, Failure> {
+    let mut display = PrefillDisplay::new();
+    let report = riffle_engine::run(engine, request, &mut |event| {
+        if let RunEvent::Prefill(progress) = event {
+            display.update(progress);
+        }
+        interrupt.flow()
+    });
+    display.finish();
+    let report = report?;
+    match report.stop {
+        StopReason::Interrupted => Err(Failure::interrupted("interrupted while the answer was written")),
+        _ => Ok(report),
+    }
+}
+
+fn audit(report: &RunReport) -> Result<&AuditReport, Failure> {
+    let audit = report.audit.as_ref();
+    audit.ok_or_else(|| Failure::new("the run was not audited, though it was to be: please report this"))
+}
+
+/// What the policy read, and what that kept.
+fn findings(report: &RunReport, audit: &AuditReport) -> String {
+    let worst = audit.worst_head.map_or(audit.mean_mass, |head| head.mean_mass);
+    format!(
+        "read      {prompt} tokens in {first:.1} s under {POLICY}:\n          {density:.1}% of the pairs of tokens that full attention reads\nkept      {mean:.1}% of the true attention on average, by an audit of this run:\n          {samples} samples, each a token in one of {heads} heads, compared with full attention;\n          one sample in 100 kept less than {first_percentile:.0}%; the worst head kept {worst:.0}% on average\nmemory    {kv} for keys and values, {weights} for the model, {scratch} to compute; {threads} threads\n",
+        prompt = grouped(report.prompt_tokens),
+        first = report.time_to_first_token_ms / 1e3,
+        density = report.density * 100.0,
+        mean = audit.mean_mass * 100.0,
+        samples = grouped(audit.samples as usize),
+        heads = audit.heads.len(),
+        first_percentile = audit.first_percentile_mass * 100.0,
+        worst = worst * 100.0,
+        kv = human_bytes(report.kv.device_bytes + report.kv.ram_bytes + report.kv.disk_bytes),
+        weights = human_bytes(report.plan.weights_bytes),
+        scratch = human_bytes(report.plan.scratch_bytes),
+        threads = report.threads,
+    )
+}
+
+/// Both runs side by side; both were audited.
+fn comparison(sparse: &RunReport, dense: &RunReport) -> String {
+    let row =
+        |name: &str, cell: &dyn Fn(&RunReport) -> String| format!("{name:<26}{:<26}{}\n", cell(sparse), cell(dense));
+    let percent = |share: f64| format!("{:.1}%", share * 100.0);
+    [
+        format!("\n{:<26}{POLICY:<26}{DENSE} attention\n", "compared"),
+        row("answer", &|report| report.text.trim().to_owned()),
+        row("seconds to first token", &|report| {
+            format!("{:.1}", report.time_to_first_token_ms / 1e3)
+        }),
+        row("pairs of tokens read", &|report| percent(report.density)),
+        row("attention kept", &|report| {
+            let audit = report.audit.as_ref();
+            audit.map_or_else(|| "not audited".to_owned(), |audit| percent(audit.mean_mass))
+        }),
+        "\n".to_owned(),
+    ]
+    .concat()
 }

@@ -86,6 +86,17 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
     }
 }
 
+/// Refuses a file where an option takes a folder; one that is not there will be made.
+pub(crate) fn check_folder(option: &str, path: Option<&Path>) -> Result<(), Failure> {
+    match path {
+        Some(path) if path.exists() && !path.is_dir() => Err(Failure::new(format!(
+            "{option} is {}, but that is a file: give a folder",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Query heads, KV heads and the width of a head.
 pub(crate) fn heads(arguments: &HeadsArguments) -> Result<[usize; 3], Failure> {
     match arguments.shape[..] {
@@ -103,7 +114,13 @@ pub(crate) fn heads(arguments: &HeadsArguments) -> Result<[usize; 3], Failure> {
 fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
     if let Some(path) = &arguments.profile {
         let profile = read_text(path)?.parse::<Profile>();
-        return profile.map_err(|error| Failure::new(format!("{}: {error}", path.display())));
+        return profile.map_err(|error| {
+            let hint = match error.to_string().contains("riffle calibrate") {
+                true => "",
+                false => "; riffle calibrate --out writes a profile",
+            };
+            Failure::new(format!("{}: {error}{hint}", path.display()))
+        });
     }
     let h2o = [("local", arguments.h2o_local), ("heavy", arguments.h2o_heavy)];
     let mut prefill: PolicyRules = match &*arguments.prefill.to_ascii_lowercase() {
@@ -173,7 +190,9 @@ fn text_of(name: &str, bytes: Result<Vec<u8>, FileError>) -> Result<String, Fail
                 human_bytes(*limit_bytes)
             ),
             _ if error.kind() == io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
-            _ if error.kind() == io::ErrorKind::IsADirectory => "a folder; give a file".to_owned(),
+            _ if error.kind() == io::ErrorKind::IsADirectory => {
+                "a folder; give a file, or use riffle ask, which reads folders".to_owned()
+            }
             _ => error.to_string(),
         };
         Failure::new(format!("{name}: {what}"))

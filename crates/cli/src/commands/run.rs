@@ -9,7 +9,7 @@ use riffle_engine::{
     largest_text_bytes, with_threads,
 };
 
-use super::{engine_options, grouped, note_activations, print, print_json, read_input};
+use super::{check_folder, engine_options, grouped, note_activations, print, print_json, read_input};
 use crate::args::{GenerateArguments, RunArguments};
 use crate::console;
 use crate::failure::Failure;
@@ -30,6 +30,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
         &arguments.question,
         arguments.prefix_cache.is_some(),
     );
+    check_folder("--prefix-cache", arguments.prefix_cache.as_deref())?;
     let prefix_cache = arguments.prefix_cache.clone().map(|folder| PrefixCacheOptions {
         folder,
         budget_bytes: arguments.prefix_cache_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
@@ -47,8 +48,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             prefix_cache: prefix_cache.clone(),
         };
         if arguments.question.is_empty() {
-            answer(&engine, &request, "", arguments.json)?;
-            return Ok(());
+            return answer(&engine, &request, arguments.json);
         }
         let text = request.prompt.clone().unwrap_or_default();
         let questions = arguments.question.iter();
@@ -115,24 +115,18 @@ fn answer_all(
     }
 }
 
-/// Runs a request with everything a person wants to see on the way; `label` stands before the answer's first text.
-pub(super) fn answer(
-    engine: &std::sync::Arc<Engine>,
-    request: &RunRequest,
-    label: &str,
-    json: bool,
-) -> Result<RunReport, Failure> {
+/// Runs a request with everything a person wants to see on the way.
+fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let mut display = PrefillDisplay::new();
     let mut output_failure = None;
-    let mut label = Some(label);
     let report = riffle_engine::run(engine, request, &mut |event| {
         match event {
             RunEvent::Waiting => {}
             RunEvent::Prefill(progress) => display.update(progress),
             RunEvent::Text(text) => {
                 display.finish();
-                if !json && let Err(failure) = console::print_answer(&format!("{}{text}", label.take().unwrap_or(""))) {
+                if !json && let Err(failure) = console::print_answer(text) {
                     output_failure = Some(failure);
                     return ControlFlow::Break(());
                 }
@@ -157,7 +151,7 @@ pub(super) fn answer(
             report.generated_tokens
         )));
     }
-    Ok(report)
+    Ok(())
 }
 
 /// Tells the plan what will be read, and how its pages will be used.

@@ -20,6 +20,12 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
     let method: CompressMethod = arguments.method.parse()?;
     let compress = CompressOptions::new(method, arguments.keep);
     let mut options = engine_options(&arguments.engine)?;
+    if !arguments.session.exists() {
+        return Err(Failure::new(format!(
+            "cannot read {}: no such file; riffle run --session FILE saves a session",
+            arguments.session.display()
+        )));
+    }
     // What is read to measure the session stands in a sequence beside it.
     options.sequences = 2;
     with_threads(arguments.engine.threads, || {

@@ -50,7 +50,7 @@ fn decode(tokenizer: &Tokenizer, given: &[String], arguments: &TokenizeArguments
         }
         (_, Some(_)) => {
             return Err(Failure::new(
-                "--decode takes its ids from --file or behind it, not from both",
+                "--decode takes its ids from --file or behind it, not from both: leave one of them out",
             ));
         }
         (ids, None) => (ids.join(" "), Path::new("--decode")),

@@ -76,6 +76,11 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     if is_word {
         commands.last_mut().expect("one").push(word);
     }
+    // What stands behind > is no word of the command.
+    for command in &mut commands {
+        let end = command.iter().position(|word| word == ">").unwrap_or(command.len());
+        command.truncate(end);
+    }
     commands
 }
 
@@ -139,6 +144,10 @@ fn words_of_a_line_are_cut_as_a_shell_cuts_them() {
             vec!["cat", "a"],
             vec!["riffle", "run", "--prompt", "a b", "--seed", "1"]
         ]
+    );
+    assert_eq!(
+        commands("riffle completions bash > file"),
+        [vec!["riffle", "completions", "bash"]]
     );
     let lines =
         shell_lines("text\n\n    riffle policies\n```sh\nriffle run \\\n  --prompt x\n```\n```rust\nriffle\n```\n");

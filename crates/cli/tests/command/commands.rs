@@ -12,35 +12,6 @@ fn json(text: &str) -> Value {
 }
 
 #[test]
-fn without_a_command_the_shipped_model_answers_about_the_shipped_book() {
-    let output = run(&[]);
-    let text = stdout(&output);
-    let book = fs::read_to_string(shipped_model().join("../text/prophets.txt")).expect("the book");
-    let stated = book
-        .lines()
-        .find(|line| line.contains("pass key"))
-        .and_then(|line| line.trim_end_matches('.').rsplit(' ').next())
-        .expect("the book states a pass key");
-    let answer = text.lines().find(|line| line.starts_with("answer")).expect("an answer");
-    assert_eq!(answer.trim_start_matches("answer").trim(), stated);
-    let summary = stderr(&output);
-    for part in [
-        "book      ",
-        "tokens/s",
-        "first token after",
-        "pages of",
-        "RAM",
-        "disk",
-        "prefill xattention:stride=16",
-        "check     right: line 298 of 984",
-        "s in all",
-        "run --model",
-    ] {
-        assert!(summary.contains(part), "no {part:?} in {summary}");
-    }
-}
-
-#[test]
 fn run_prints_the_text_alone_on_standard_output() {
     let output = run_shipped(&["--prompt", "In the beginning God", "-n", "8"]);
     let text = stdout(&output);
@@ -509,26 +480,4 @@ fn what_becomes_of_the_input_of_linear_layers_is_said() {
     );
     let plan = run(&["plan", "--model", half]);
     assert!(stderr(&plan).is_empty(), "nothing was asked for: {}", stderr(&plan));
-}
-
-#[test]
-fn short_help_shows_what_is_common_and_long_help_all_of_it_in_groups() {
-    let (short, long) = (stdout(&run(&["run", "-h"])), stdout(&run(&["run", "--help"])));
-    for part in [
-        "--prompt",
-        "--ctx",
-        "--device",
-        "Sampling:",
-        "KV cache:",
-        "Attention policies:",
-        "Machine:",
-    ] {
-        assert!(short.contains(part) && long.contains(part), "{part}");
-    }
-    for part in ["--kv-slots", "--h2o-local", "--rope-scaling", "--repeat-penalty"] {
-        assert!(!short.contains(part) && long.contains(part), "{part}");
-    }
-    assert!(!long.contains("cache-type-k"));
-    let options = short.lines().filter(|line| line.trim_start().starts_with('-')).count();
-    assert!(options <= 32, "{options} options in {short}");
 }

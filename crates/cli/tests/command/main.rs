@@ -7,9 +7,12 @@ mod book;
 mod chat;
 mod commands;
 #[cfg(feature = "pull")]
+mod help;
 mod hub;
 mod laboratory;
+mod main_job;
 mod measure;
+mod mistakes;
 mod numbers;
 #[cfg(target_os = "linux")]
 mod output;

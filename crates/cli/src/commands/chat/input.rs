@@ -58,7 +58,11 @@ impl Input {
             })
             .build();
         let editor = Editor::with_config(config);
-        let mut editor = editor.map_err(|error| Failure::new(format!("cannot use the terminal: {error}")))?;
+        let mut editor = editor.map_err(|error| {
+            Failure::new(format!(
+                "cannot use the terminal: {error}; use another, or give the lines through a pipe"
+            ))
+        })?;
         editor.set_helper(Some(Assistant {
             files: FilenameCompleter::new(),
             has_colours,
@@ -126,7 +130,9 @@ fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
             return Ok(Typed::End);
         }
         if text.len() as u64 >= LARGEST_TEXT_BYTES {
-            return Err(Failure::new("standard input: a message is longer than any context"));
+            return Err(Failure::new(
+                "standard input: a line is longer than any context; name long texts as files",
+            ));
         }
         if read == 0 || is_whole(&text) {
             return Ok(Typed::Text(text));

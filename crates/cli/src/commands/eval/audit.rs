@@ -29,7 +29,9 @@ pub(super) fn audit(arguments: &AuditArguments) -> Result<(), Failure> {
             let mut tokens = engine.tokenizer()?.encode(text, true)?;
             if let Some(length) = arguments.length.filter(|length| *length > tokens.len()) {
                 let (text, there) = (&options.text, tokens.len());
-                return Err(Failure::new(format!("--length {length}: {text} has {there} tokens")));
+                return Err(Failure::new(format!(
+                    "--length {length}: {text} has {there} tokens; give a smaller --length or a longer --text"
+                )));
             }
             tokens.truncate(arguments.length.unwrap_or(engine.plan().context_tokens));
             let about = json!({ "text": riffle_eval::digest(&tokens), "options": &options });

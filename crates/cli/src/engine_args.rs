@@ -1,0 +1,186 @@
+//! Options of every command that runs, plans or measures a model.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use riffle_engine::AttentionPrecision;
+use riffle_model::Activations;
+
+use crate::numbers;
+
+/// Options of every command that runs or plans a model.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EngineArguments {
+    /// What computes: cpu, cuda or cuda:N [default: a CUDA device that can compute the model, else the CPU]
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        help_heading = "Machine and memory",
+        hide_short_help = true
+    )]
+    pub(crate) device: Option<String>,
+    /// Most memory to use, e.g. 12G [default: what is free]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory")]
+    pub(crate) memory: Option<u64>,
+    /// Threads that compute [default: every core]
+    #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads, help_heading = "Machine and memory")]
+    pub(crate) threads: Option<usize>,
+    /// Tokens that pass one layer before the next (logical batch)
+    #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, default_value = "4096", help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) batch: usize,
+    /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]
+    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) chunk: Option<usize>,
+    /// How linear layers of bf16 weights take their input on the CPU [default: exact]
+    ///
+    /// exact keeps the input in f32. rounded makes it bfloat16, as llama.cpp does: where the processor has AVX512-BF16 it
+    /// reads prompts at twice the speed, and it moves logits by about 1e-2. Weights of other formats are not concerned:
+    /// quantised weights round their input to 8 bits in any case.
+    #[arg(long, value_name = "exact|rounded", value_parser = activations, help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) activations: Option<Activations>,
+    /// How prompts attend on the CPU
+    ///
+    /// exact multiplies in f32. rounded multiplies integers of 11 to 16 bits: it is faster, and it moves outputs by about
+    /// 10⁻³ of their length. Answers attend exactly in any case.
+    #[arg(long, value_name = "exact|rounded", value_parser = attention, default_value = "exact", help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) attention: AttentionPrecision,
+    /// Most tokens of prompt and answer together
+    ///
+    /// [default: what the model was made for, or what fits in memory if that is less]
+    #[arg(short = 'c', long, alias = "ctx-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory")]
+    pub(crate) ctx: Option<usize>,
+    /// Go beyond the context that the model was made for
+    ///
+    /// METHOD is yarn, linear, or own for the model's own angles. F says how many times longer the context becomes. Add
+    /// original=TOKENS where the training was shorter than the model says, as in yarn:factor=4,original=32768 [default: as
+    /// the model says]
+    #[arg(
+        long,
+        value_name = "METHOD:factor=F",
+        help_heading = "Machine and memory",
+        hide_short_help = true
+    )]
+    pub(crate) rope_scaling: Option<String>,
+    /// Keep only the latest N tokens and the sinks: text without end in constant memory
+    ///
+    /// The sinks are the first tokens; --sink-tokens says how many. The model forgets what lies between.
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, conflicts_with_all = ["ctx", "prefill", "decode", "batch", "auto", "profile"], help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) window_size: Option<usize>,
+    /// First tokens that --window-size keeps
+    #[arg(long, value_name = "M", value_parser = numbers::tokens_or_none, default_value = "64", requires = "window_size", help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) sink_tokens: usize,
+    /// Number format of cached keys and values
+    ///
+    /// One format for both, or KEYS:VALUES. q8_0 takes about half of the memory of f16, q4_0 about a quarter; keys in q4_0 break some
+    /// models.
+    #[arg(
+        long,
+        value_name = "f32|f16|bf16|q8_0|q4_0",
+        default_value = "f16",
+        help_heading = "KV cache",
+        hide_short_help = true
+    )]
+    pub(crate) kv_type: String,
+    /// llama.cpp's spelling of the first part of --kv-type
+    #[arg(long, value_name = "FORMAT", hide = true, conflicts_with = "kv_type")]
+    pub(crate) cache_type_k: Option<String>,
+    /// llama.cpp's spelling of the second part of --kv-type
+    #[arg(long, value_name = "FORMAT", hide = true, conflicts_with = "kv_type")]
+    pub(crate) cache_type_v: Option<String>,
+    /// Rotate heads (Hadamard) before they are cached [default: on for planes in q4_0]
+    ///
+    /// This spares 4-bit formats most of their loss.
+    #[arg(long, value_name = "on|off", value_parser = numbers::switch, help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_rotate: Option<bool>,
+    /// Tokens in a page of the KV cache, a multiple of 16 [default: 256]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) page_tokens: Option<usize>,
+    /// Bytes of the newest KV pages, which lie in the device tier, e.g. 4G
+    ///
+    /// On a CPU the device tier is a part of memory [default: none]. With --device cuda it lies in the device's memory
+    /// [default: what weights and scratch leave].
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_device_budget: Option<u64>,
+    /// Bytes of KV pages in memory, e.g. 500M [default: all, or what is free where --kv-disk is given]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_ram_budget: Option<u64>,
+    /// Folder for the oldest KV pages, once --kv-ram-budget is used up
+    ///
+    /// The files there are removed when the run ends.
+    #[arg(long, value_name = "DIR", help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_disk: Option<PathBuf>,
+    /// Bytes of KV pages on disk, e.g. 20G [default: as many as there are]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "kv_disk", help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_disk_budget: Option<u64>,
+    /// KV pages that may be on their way from a farther tier at a time
+    #[arg(long, value_name = "N", value_parser = numbers::slots, default_value_t = riffle_kv::DEFAULT_SLOTS, help_heading = "KV cache", hide_short_help = true)]
+    pub(crate) kv_slots: usize,
+    /// Policy for reading the prompt
+    ///
+    /// A policy chooses which earlier tokens each token looks at, e.g. streaming:sinks=64,window=1024. riffle policies lists
+    /// them all.
+    #[arg(
+        long,
+        value_name = "POLICY",
+        default_value = "full",
+        help_heading = "Attention policies"
+    )]
+    pub(crate) prefill: String,
+    /// Policy for writing the answer
+    #[arg(
+        long,
+        value_name = "POLICY",
+        default_value = "full",
+        help_heading = "Attention policies"
+    )]
+    pub(crate) decode: String,
+    /// Read only this share of the prompt's tokens in the upper half of the layers
+    ///
+    /// These are the tokens to which the end of the prompt attends (FastKV). The answer may change. Use it for one question
+    /// at the end of a text: later questions do not find the other tokens. With layers=N the first N layers read every token.
+    #[arg(long, value_name = "SHARE[,layers=N]", conflicts_with_all = ["auto", "audit", "window_size"], help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) select_tokens: Option<String>,
+    /// Policies of layers and heads from a TOML file, as riffle calibrate writes it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"], help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) profile: Option<PathBuf>,
+    /// Move each head to the cheapest policy that keeps this share of the true attention
+    ///
+    /// This happens while the prompt is read. All but one in a hundred sampled queries must keep the share [default when
+    /// given without a value: 0.9]
+    #[arg(long, value_name = "P", num_args = 0..=1, default_missing_value = "0.9", value_parser = numbers::share, conflicts_with_all = ["prefill", "profile", "h2o_local", "h2o_heavy"], help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) auto: Option<f64>,
+    /// Tokens before a chunk that it reads; chooses h2o-chunk for the prompt and sets its local
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) h2o_local: Option<usize>,
+    /// Older tokens, by votes, that a chunk reads; chooses h2o-chunk for the prompt and sets its heavy
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, conflicts_with = "profile", help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) h2o_heavy: Option<usize>,
+    /// Measure how much of the true attention the policies keep
+    ///
+    /// Sampled queries are compared with exact attention, so that the run takes longer.
+    #[arg(long, help_heading = "Attention policies", hide_short_help = true)]
+    pub(crate) audit: bool,
+}
+
+impl EngineArguments {
+    /// The formats of keys and values, one for both or KEYS:VALUES.
+    pub(crate) fn kv_formats(&self) -> String {
+        let given = |format: &Option<String>| format.clone().unwrap_or_else(|| "f16".to_owned());
+        match (&self.cache_type_k, &self.cache_type_v) {
+            (None, None) => self.kv_type.clone(),
+            (keys, values) => format!("{}:{}", given(keys), given(values)),
+        }
+    }
+}
+
+fn attention(text: &str) -> Result<AttentionPrecision, String> {
+    let mut all = AttentionPrecision::ALL.iter();
+    let named = all.find(|precision| precision.name().eq_ignore_ascii_case(text));
+    named.copied().ok_or_else(|| "it must be exact or rounded".to_owned())
+}
+
+fn activations(text: &str) -> Result<Activations, String> {
+    let mut all = Activations::ALL.iter();
+    let named = all.find(|activations| activations.name().eq_ignore_ascii_case(text));
+    named.copied().ok_or_else(|| "it must be exact or rounded".to_owned())
+}
