@@ -175,7 +175,7 @@ def ask_books(player, name, real, books):
     player.step(title, command, [*answer, r'ruth.epub, chapter "Ruth \d"', r"\(0 of"])
     player.step(f"{title}, again", command, [*answer, "from disk"])
     if not real:
-        return player.skip("a book that is too long", "the shipped model's context holds it")
+        return player.skip("a book that is too long", "it is asked of SmolLM2 alone, whose context is shorter")
     command = f'riffle ask --model {name} developers-reference.epub "Who may upload?"'
     return player.step("a book that is too long", command, ["the documents take", "made for 8192", "or a model with"], status=1)
 

@@ -4,6 +4,92 @@ use std::fs;
 
 use crate::testing::{assert_refused, riffle, shipped_model};
 
+/// Words with `_` for a space and MODEL for the shipped model; the exit status; parts of the line.
+const MISTAKES: [(&str, i32, &[&str]); 20] = [
+    (
+        "ask notes.txt When?",
+        2,
+        &["riffle ask needs --model <PATH>", "riffle list", "riffle pull"],
+    ),
+    ("pull", 2, &["riffle pull needs <NAME>", "see riffle pull --help"]),
+    ("--prompt x", 2, &["'--prompt' needs a command before it", "riffle run"]),
+    (
+        "run model.gguf --prompt x",
+        2,
+        &["'model.gguf' stands behind no option", "quotes"],
+    ),
+    ("run --model MODEL --prompt a --file b", 2, &["leave one of them out"]),
+    (
+        "completions tcsh",
+        2,
+        &["<SHELL> is tcsh, but it must be one of bash, elvish, fish, powershell, zsh"],
+    ),
+    (
+        "plan --model nomodel",
+        1,
+        &["nomodel: no such file or folder", "riffle list", "riffle pull"],
+    ),
+    ("plan --model MODEL --memory 12", 1, &["--memory is 12, but", "12G"]),
+    (
+        "run --model MODEL",
+        1,
+        &["the prompt is empty", "--prompt TEXT, --file FILE or through a pipe"],
+    ),
+    ("run --model MODEL --file empty", 1, &["empty: a folder", "riffle ask"]),
+    (
+        "run --model MODEL --prompt x --prefix-cache notes.txt",
+        1,
+        &["--prefix-cache is notes.txt", "give a folder"],
+    ),
+    (
+        "run --model MODEL --prompt x --profile notes.txt",
+        1,
+        &["notes.txt", "riffle calibrate --out writes a profile"],
+    ),
+    (
+        "session compress --model MODEL --session none --keep 0.3",
+        1,
+        &["cannot read none: no such file", "riffle run --session"],
+    ),
+    (
+        "ask --model MODEL nofile.txt",
+        1,
+        &["nofile.txt: no such file; check the path"],
+    ),
+    (
+        "ask --model MODEL What_is_this?",
+        1,
+        &["no document: name a file or a folder before the question"],
+    ),
+    ("ask --model MODEL notes.txt", 1, &["no question", "--question"]),
+    (
+        "ask --model MODEL empty.txt When?",
+        1,
+        &["empty.txt: it holds no text; leave it out"],
+    ),
+    (
+        "ask --model MODEL junk.pdf When?",
+        1,
+        &[
+            "junk.pdf: this is no text and no document",
+            "PDF, EPUB, DOCX or a folder",
+        ],
+    ),
+    (
+        "ask --model MODEL empty When?",
+        1,
+        &[
+            "empty: no file in this folder can be read",
+            "give a folder with documents",
+        ],
+    ),
+    (
+        "ask --model MODEL notes.txt When? --keep notes.txt",
+        1,
+        &["--keep is notes.txt, but that is a file: give a folder"],
+    ),
+];
+
 #[test]
 fn a_line_says_what_was_wrong_and_what_to_do() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -12,123 +98,16 @@ fn a_line_says_what_was_wrong_and_what_to_do() {
     fs::write(folder.path().join("junk.pdf"), [0u8, 159, 146, 150, 1, 2, 3]).expect("a file");
     fs::create_dir(folder.path().join("empty")).expect("a folder");
     let model = shipped_model();
-    let model = model.to_str().expect("a path");
-    let ask = |words: &[&str]| -> Vec<String> {
-        let of_model = ["ask", "--model", model].into_iter();
-        of_model.chain(words.iter().copied()).map(str::to_owned).collect()
-    };
-    let typed = |words: &[&str]| -> Vec<String> { words.iter().map(|word| (*word).to_owned()).collect() };
-    for (words, status, parts) in [
-        (
-            typed(&["ask", "notes.txt", "When?"]),
-            2,
-            &["riffle ask needs --model <PATH>", "riffle list", "riffle pull"][..],
-        ),
-        (
-            typed(&["pull"]),
-            2,
-            &["riffle pull needs <NAME>", "see riffle pull --help"],
-        ),
-        (
-            typed(&["--prompt", "x"]),
-            2,
-            &["'--prompt' needs a command before it", "riffle run"],
-        ),
-        (
-            typed(&["run", "model.gguf", "--prompt", "x"]),
-            2,
-            &["'model.gguf' stands behind no option", "quotes"],
-        ),
-        (
-            typed(&["run", "--model", "m", "--prompt", "a", "--file", "b"]),
-            2,
-            &["leave one of them out"],
-        ),
-        (
-            typed(&["completions", "tcsh"]),
-            2,
-            &["<SHELL> is tcsh, but it must be one of bash, elvish, fish, powershell, zsh"],
-        ),
-        (
-            typed(&["plan", "--model", "nomodel"]),
-            1,
-            &["nomodel: no such file or folder", "riffle list", "riffle pull"],
-        ),
-        (
-            typed(&["plan", "--model", model, "--memory", "12"]),
-            1,
-            &["--memory is 12, but", "12G"],
-        ),
-        (
-            typed(&["run", "--model", model]),
-            1,
-            &["the prompt is empty", "--prompt TEXT, --file FILE or through a pipe"],
-        ),
-        (
-            typed(&["run", "--model", model, "--file", "empty"]),
-            1,
-            &["empty: a folder", "riffle ask"],
-        ),
-        (
-            typed(&["run", "--model", model, "--prompt", "x", "--prefix-cache", "notes.txt"]),
-            1,
-            &["--prefix-cache is notes.txt, but that is a file: give a folder"],
-        ),
-        (
-            typed(&["run", "--model", model, "--prompt", "x", "--profile", "notes.txt"]),
-            1,
-            &["notes.txt", "riffle calibrate --out writes a profile"],
-        ),
-        (
-            typed(&[
-                "session",
-                "compress",
-                "--model",
-                model,
-                "--session",
-                "none",
-                "--keep",
-                "0.3",
-            ]),
-            1,
-            &["cannot read none: no such file", "riffle run --session FILE"],
-        ),
-        (ask(&["nofile.txt"]), 1, &["nofile.txt: no such file; check the path"]),
-        (
-            ask(&["What is this?"]),
-            1,
-            &["no document: name a file or a folder before the question"],
-        ),
-        (ask(&["notes.txt"]), 1, &["no question", "--question"]),
-        (
-            ask(&["empty.txt", "When?"]),
-            1,
-            &["empty.txt: it holds no text; leave it out"],
-        ),
-        (
-            ask(&["junk.pdf", "When?"]),
-            1,
-            &[
-                "junk.pdf: this is no text and no document",
-                "PDF, EPUB, DOCX or a folder",
-            ],
-        ),
-        (
-            ask(&["empty", "When?"]),
-            1,
-            &[
-                "empty: no file in this folder can be read",
-                "give a folder with documents",
-            ],
-        ),
-        (
-            ask(&["notes.txt", "When?", "--keep", "notes.txt"]),
-            1,
-            &["--keep is notes.txt, but that is a file: give a folder"],
-        ),
-    ] {
-        let output = riffle().args(&words).current_dir(folder.path()).output();
-        assert_refused(&output.expect("the binary runs"), status, parts);
+    for (words, status, parts) in MISTAKES {
+        let mut command = riffle();
+        command.current_dir(folder.path());
+        for word in words.split(' ') {
+            match word {
+                "MODEL" => command.arg(&model),
+                word => command.arg(word.replace('_', " ")),
+            };
+        }
+        assert_refused(&command.output().expect("the binary runs"), status, parts);
     }
 }
 
