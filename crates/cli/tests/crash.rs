@@ -193,5 +193,5 @@ fn a_full_disk_is_told_and_the_earlier_session_stays() {
         .args(["--prompt", "x", "--prefix-cache"])
         .arg(&cache)
         .output();
-    assert_refused(&output.expect("the binary runs"), 1, &["cannot create", "file"]);
+    assert_refused(&output.expect("the binary runs"), 1, &["is a file", "give a folder"]);
 }
