@@ -82,6 +82,12 @@ impl Failure {
     pub(crate) fn of(error: &EngineError) -> Self {
         let failure = match error {
             EngineError::ContextExceeded {
+                what, needed, context, ..
+            } if what.starts_with("the text with") => Self::bad(format!(
+                "{what} needs {needed} tokens and the server's context holds {context}: compress a shorter session, or start the server with a larger --ctx"
+            ))
+            .with_code("context_length_exceeded"),
+            EngineError::ContextExceeded {
                 needed, context, ..
             } => Self::bad(format!(
                 "the prompt and the answer need {needed} tokens and the server's context holds {context}: shorten the prompt, or ask for a shorter answer"
