@@ -8,7 +8,7 @@ mod axis;
 mod canvas;
 mod heat_map;
 mod line_chart;
-#[cfg(feature = "png")]
+#[cfg(any(test, feature = "png"))]
 mod raster;
 mod share_map;
 mod stack;
@@ -75,7 +75,7 @@ impl Picture {
     ///
     /// # Errors
     /// [`EvalError::Picture`] where it is too large to be drawn.
-    #[cfg(feature = "png")]
+    #[cfg(any(test, feature = "png"))]
     pub fn to_png(&self) -> Result<Vec<u8>, EvalError> {
         raster::png(&self.to_svg())
     }
@@ -98,7 +98,7 @@ impl Picture {
     }
 }
 
-#[cfg(all(test, feature = "png"))]
+#[cfg(test)]
 mod pixels;
 #[cfg(test)]
 mod tests;
