@@ -1,4 +1,4 @@
-//! A compression under way, in bounded pieces: its caller reads what is to be read, between other work where there is some.
+//! A compression under way, in bounded pieces. The caller runs the readings, and can do other work between two pieces.
 
 use riffle_kv::KvError;
 
@@ -37,7 +37,7 @@ enum State {
 
 /// What a piece of a compression came to.
 pub(crate) enum Step {
-    /// A scratch sequence is to read these tokens as a prompt. Its observer looks at every query; [`Compression::take_back`] takes it.
+    /// The caller reads these tokens as a prompt into this scratch sequence, and then calls [`Compression::take_back`].
     Read(Box<Sequence>, Vec<u32>),
     /// A piece of work has been done, and there is more.
     Worked,

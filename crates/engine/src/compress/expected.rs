@@ -16,7 +16,7 @@ use crate::pass::device::DevicePages;
 use crate::pass::tiles::Heads;
 use crate::{EngineError, Sequence};
 
-/// A sample of the text, whose queries stand for those that are expected.
+/// The latest tokens of the text. The distribution of their queries estimates that of later queries.
 pub(super) struct Sample {
     /// The latest tokens of the text, until a scratch sequence reads them.
     ahead: Option<Vec<u32>>,

@@ -185,8 +185,7 @@ impl Scheduler {
 
     /// Keeps the state of a sequence with recurrent layers for others that go on from its tokens, where there is room.
     pub(super) fn keep_state(&mut self, place: usize) -> Result<(), EngineError> {
-        let one = Amount { sequences: 1, bytes: 0 };
-        if !self.make_room(one) {
+        if !self.make_room(Amount::PLACE) {
             return Ok(());
         }
         let running = &mut self.running[place];

@@ -24,6 +24,13 @@ pub(super) struct IdleSequence {
     used: Instant,
 }
 
+impl IdleSequence {
+    /// Whether it is the sequence of a session file with this property.
+    fn is_of(&self, has_property: impl Fn(&Path) -> bool) -> bool {
+        self.file.as_ref().is_some_and(|file| has_property(file.path()))
+    }
+}
+
 impl Idle {
     pub(super) fn len(&self) -> usize {
         self.sequences.len()
@@ -61,8 +68,7 @@ impl Idle {
 
     /// Drops the sequence that was used longest ago and whose session file nobody asks for; false where there is none.
     pub(super) fn drop_oldest(&mut self, is_asked_for: impl Fn(&Path) -> bool) -> bool {
-        let is_free = |idle: &IdleSequence| !idle.file.as_ref().is_some_and(|file| is_asked_for(file.path()));
-        match self.sequences.iter().position(is_free) {
+        match self.sequences.iter().position(|idle| !idle.is_of(&is_asked_for)) {
             Some(oldest) => {
                 self.sequences.remove(oldest);
                 true
@@ -104,8 +110,8 @@ impl Idle {
     /// Drops the sequences that were last used before `time` and whose session files nobody asks for; returns how many.
     pub(super) fn drop_unused_since(&mut self, time: Instant, is_asked_for: impl Fn(&Path) -> bool) -> usize {
         let before = self.sequences.len();
-        let is_free = |idle: &IdleSequence| !idle.file.as_ref().is_some_and(|file| is_asked_for(file.path()));
-        self.sequences.retain(|idle| idle.used >= time || !is_free(idle));
+        self.sequences
+            .retain(|idle| idle.used >= time || idle.is_of(&is_asked_for));
         before - self.sequences.len()
     }
 

@@ -25,7 +25,6 @@ mod sessions;
 mod step;
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -267,13 +266,9 @@ impl Scheduler {
     /// Drops idle sequences that nobody has asked for since `time`; returns how many. Their pages go with them where no other
     /// sequence holds these.
     pub fn forget_idle_since(&mut self, time: Instant) -> usize {
-        let waiting = &self.waiting;
-        let named = |path: &Path| {
-            waiting
-                .iter()
-                .any(|waiting| waiting.request.session.as_deref() == Some(path))
-        };
-        let dropped = self.idle.drop_unused_since(time, named);
+        let dropped = self
+            .idle
+            .drop_unused_since(time, |path| sessions::is_named(&self.waiting, path));
         self.is_blocked &= dropped == 0;
         dropped
     }
@@ -282,8 +277,7 @@ impl Scheduler {
     /// idle from now on, and what it has read as prompt serves whoever asks next. An idle sequence makes room for it where there is
     /// none; false where it can serve nobody or none makes room.
     pub fn adopt(&mut self, mut sequence: Sequence) -> bool {
-        let one = Amount { sequences: 1, bytes: 0 };
-        if !sequence.serves_others() || !self.make_room(one) {
+        if !sequence.serves_others() || !self.make_room(Amount::PLACE) {
             return false;
         }
         // Models with recurrent layers are found by their idle sequences alone.

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use riffle_kv::PagePool;
 
-use crate::scheduler::{Request, Scheduler};
+use crate::scheduler::{Request, Scheduler, Waiting};
 use crate::{Engine, EngineError, Sequence, SequenceOptions};
 
 /// A session file that is to be read into a scheduler's pool, by any thread.
@@ -39,7 +39,7 @@ pub(super) struct Promised(Arc<Mutex<Amount>>);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Amount {
     pub(super) sequences: usize,
-    /// Bytes of pages beside those that sequences hold already.
+    /// Bytes of pages that are reserved and not allocated yet.
     pub(super) bytes: u64,
 }
 
@@ -49,6 +49,11 @@ pub(super) struct FileState {
     path: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
+}
+
+impl Amount {
+    /// Room for one sequence whose pages are allocated already.
+    pub(super) const PLACE: Self = Self { sequences: 1, bytes: 0 };
 }
 
 impl Restoring {
@@ -133,15 +138,18 @@ impl Scheduler {
     /// # Errors
     /// [`EngineError::NoRoom`].
     pub fn restoring(&mut self, path: &Path) -> Result<Restoring, EngineError> {
-        let bytes = fs::metadata(path).map_or(0, |file| file.len());
-        if !self.make_room(Amount { sequences: 1, bytes }) {
+        let wanted = Amount {
+            bytes: fs::metadata(path).map_or(0, |file| file.len()),
+            ..Amount::PLACE
+        };
+        if !self.make_room(wanted) {
             return Err(EngineError::NoRoom("the session"));
         }
         Ok(Restoring {
             engine: Arc::clone(&self.engine),
             pool: self.pool.clone(),
             path: path.to_owned(),
-            room: self.promised.take(Amount { sequences: 1, bytes }),
+            room: self.promised.take(wanted),
         })
     }
 
@@ -167,7 +175,7 @@ impl Scheduler {
     /// Takes the sequence of a session file out of the scheduler; `None` where it is not held.
     pub fn take_held(&mut self, path: &Path) -> Option<LoanedSequence> {
         let sequence = self.idle.take_session(&FileState::of(path)?)?;
-        let room = self.promised.take(Amount { sequences: 1, bytes: 0 });
+        let room = self.promised.take(Amount::PLACE);
         Some(LoanedSequence { sequence, room })
     }
 
@@ -231,14 +239,15 @@ impl Scheduler {
 
     /// Drops the idle sequence that was used longest ago and that no waiting request names; false where there is none.
     pub(super) fn drop_oldest_idle(&mut self) -> bool {
-        let waiting = &self.waiting;
-        let is_named = |path: &Path| {
-            waiting
-                .iter()
-                .any(|waiting| waiting.request.session.as_deref() == Some(path))
-        };
-        self.idle.drop_oldest(is_named)
+        self.idle.drop_oldest(|path| is_named(&self.waiting, path))
     }
+}
+
+/// Whether a waiting request names a session file.
+pub(super) fn is_named(waiting: &[Waiting], path: &Path) -> bool {
+    waiting
+        .iter()
+        .any(|waiting| waiting.request.session.as_deref() == Some(path))
 }
 
 impl Sequence {
