@@ -70,7 +70,8 @@ impl Profile {
     pub fn write(&self, path: &Path) -> Result<(), EngineError> {
         let output = OutputFile::new(path, KIND).map_err(KvError::from)?;
         let written = output.write(|file| file.write_all(self.to_string().as_bytes()));
-        Ok(written.map_err(KvError::from)?)
+        written.map_err(KvError::from)?;
+        Ok(())
     }
 }
 

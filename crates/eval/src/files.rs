@@ -42,7 +42,8 @@ fn holds(bytes: &[u8], part: &[u8]) -> bool {
 /// Writes a file; folders above it are made.
 pub(crate) fn write_file(path: &Path, kind: FileKind, bytes: &[u8]) -> Result<(), EvalError> {
     make_folder(path)?;
-    Ok(OutputFile::new(path, kind)?.write(|file| file.write_all(bytes))?)
+    OutputFile::new(path, kind)?.write(|file| file.write_all(bytes))?;
+    Ok(())
 }
 
 /// Checks before the work that [`write_file`] could write the file; folders above it are made.

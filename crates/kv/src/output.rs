@@ -129,11 +129,11 @@ impl OutputFile {
         }
     }
 
-    /// Removes what killed processes left of this file, then writes it and puts it in place.
+    /// Removes what killed processes left of this file, then writes it and puts it in place. Returns the metadata of the file written.
     ///
     /// # Errors
     /// [`OutputError`].
-    pub fn write(&self, write: impl FnOnce(&mut OutputWriter) -> io::Result<()>) -> Result<(), OutputError> {
+    pub fn write(&self, write: impl FnOnce(&mut OutputWriter) -> io::Result<()>) -> Result<Metadata, OutputError> {
         let name = self.target.file_name().unwrap_or_default();
         remove_leftovers(self.folder(), &[self.kind], |of| of == name).map_err(|source| self.failed(source))?;
         let mut writer = self.create()?;
@@ -225,18 +225,20 @@ impl OutputFile {
 }
 
 impl OutputWriter {
-    /// Brings the file to the disk and gives it its name, with the permissions of the file it replaces.
+    /// Brings the file to the disk and gives it its name, with the permissions of the file it replaces. Returns its metadata, which another
+    /// writer of the same name cannot change.
     ///
     /// # Errors
     /// [`OutputError::System`].
-    pub fn finish(self) -> Result<(), OutputError> {
+    pub fn finish(self) -> Result<Metadata, OutputError> {
         let (path, folder) = (self.path.clone(), self.partial.parent().map(Path::to_owned));
-        self.rename()?;
-        sync_folder(folder.as_deref().unwrap_or(Path::new("."))).map_err(|source| system(&path, source))
+        let metadata = self.rename()?;
+        sync_folder(folder.as_deref().unwrap_or(Path::new("."))).map_err(|source| system(&path, source))?;
+        Ok(metadata)
     }
 
     /// [`finish`](Self::finish) for one of many files: the caller brings the folder to the disk.
-    pub(crate) fn rename(mut self) -> Result<(), OutputError> {
+    pub(crate) fn rename(mut self) -> Result<Metadata, OutputError> {
         let renamed = (|| {
             self.file.flush()?;
             let file = self.file.get_ref();
@@ -244,7 +246,9 @@ impl OutputWriter {
                 keep_permissions(file, old)?;
             }
             file.sync_all()?;
-            fs::rename(&self.partial, &self.target)
+            let metadata = file.metadata()?;
+            fs::rename(&self.partial, &self.target)?;
+            Ok(metadata)
         })();
         self.is_finished = renamed.is_ok();
         renamed.map_err(|source| system(&self.path, source))

@@ -11,7 +11,7 @@
 //!
 //! Each page is bound to its place by the last hash, and to its bytes by its own (XXH3, 128 bits).
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
@@ -42,13 +42,13 @@ impl KvCache {
     /// `identity` names what made the keys and values (model, weights, policy); `attachment` is what the caller wants
     /// back with them, for example the tokens. The file appears under its name when it is whole and on the disk; until
     /// then, and on any error, what was there before stays. A new file is readable by its owner alone, since a cache
-    /// tells the text it was made of; a file that is replaced keeps its permissions.
+    /// tells the text it was made of; a file that is replaced keeps its permissions. Returns the metadata of the file written.
     ///
     /// # Errors
     /// [`KvError::Output`].
-    pub fn save(&self, path: impl AsRef<Path>, identity: &[u8], attachment: &[u8]) -> Result<(), KvError> {
+    pub fn save(&self, path: impl AsRef<Path>, identity: &[u8], attachment: &[u8]) -> Result<Metadata, KvError> {
         let output = OutputFile::new(path, KIND)?.private();
-        output.write(|file| {
+        Ok(output.write(|file| {
             let head = self.head(identity, attachment);
             file.write_all(&head)?;
             let head_hash = XxHash3_128::oneshot(&head).to_le_bytes();
@@ -63,8 +63,7 @@ impl KvCache {
                 }
             }
             file.write_all(&all_hashes.finish_128().to_le_bytes())
-        })?;
-        Ok(())
+        })?)
     }
 
     /// Checks before the work that [`save`](Self::save) could write to `path`.

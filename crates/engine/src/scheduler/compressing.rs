@@ -43,7 +43,11 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`EngineError::NoRoom`] where what is read to measure the pairs has no room, and as [`Sequence::compress`]; the sequence is lost then.
-    pub fn compress(&mut self, session: LoanedSequence, options: &CompressOptions) -> Result<RequestId, EngineError> {
+    pub fn compress(
+        &mut self,
+        mut session: LoanedSequence,
+        options: &CompressOptions,
+    ) -> Result<RequestId, EngineError> {
         let compression = Compression::of(&session.sequence, options)?;
         // Pages that others hold too are copied when pairs leave them.
         let copied = session.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
@@ -54,6 +58,8 @@ impl Scheduler {
         if !self.make_room(wanted) {
             return Err(EngineError::NoRoom("what is read to compress the session"));
         }
+        // What is compressed is no longer what the file holds.
+        session.file = None;
         let id = self.next_id();
         self.compressing.push_back(Compressing {
             id,

@@ -48,11 +48,9 @@ impl Idle {
     }
 
     /// Keeps the sequence of a session file, in place of one that was kept for it before.
-    pub(super) fn keep_session(&mut self, sequence: Sequence, file: Option<FileState>) {
-        let path = file.as_ref().map(FileState::path);
-        self.sequences
-            .retain(|idle| path.is_none() || idle.file.as_ref().map(FileState::path) != path);
-        self.push(sequence, 0, file);
+    pub(super) fn keep_session(&mut self, sequence: Sequence, file: FileState) {
+        self.sequences.retain(|idle| !idle.is_of(|path| path == file.path()));
+        self.push(sequence, 0, Some(file));
     }
 
     fn push(&mut self, mut sequence: Sequence, stored_tokens: usize, file: Option<FileState>) {

@@ -1,6 +1,6 @@
 //! Sessions in files: brought into memory beside other work, held under their file, and gone on from by requests that name it.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -22,7 +22,9 @@ pub struct Restoring {
 #[derive(Debug)]
 pub struct LoanedSequence {
     pub(super) sequence: Sequence,
-    pub(super) room: Room,
+    /// The session file with the same content; `None` where no file has it.
+    pub(super) file: Option<FileState>,
+    room: Room,
 }
 
 /// Room that a scheduler has promised outside its lists, until this is dropped.
@@ -62,10 +64,13 @@ impl Restoring {
     /// # Errors
     /// As [`Sequence::restore`].
     pub fn run(mut self) -> Result<LoanedSequence, EngineError> {
+        // A file that another writer replaces from here on is another session.
+        let file = FileState::of(&self.path);
         let sequence = Sequence::restore(&self.engine, &self.pool, &self.path)?;
         self.room.release_bytes();
         Ok(LoanedSequence {
             sequence,
+            file,
             room: self.room,
         })
     }
@@ -75,6 +80,16 @@ impl LoanedSequence {
     /// The sequence.
     pub fn sequence(&self) -> &Sequence {
         &self.sequence
+    }
+
+    /// Writes the sequence to a session file, whose sequence it is from then on. Returns the bytes of the file.
+    ///
+    /// # Errors
+    /// As [`Sequence::save`].
+    pub fn save(&mut self, path: &Path) -> Result<u64, EngineError> {
+        let written = self.sequence.save(path)?;
+        self.file = Some(FileState::new(path, &written));
+        Ok(written.len())
     }
 }
 
@@ -118,12 +133,15 @@ impl Drop for Room {
 impl FileState {
     /// The file as it is now; `None` where it cannot be looked at.
     pub(super) fn of(path: &Path) -> Option<Self> {
-        let file = fs::metadata(path).ok()?;
-        Some(Self {
+        Some(Self::new(path, &fs::metadata(path).ok()?))
+    }
+
+    fn new(path: &Path, file: &Metadata) -> Self {
+        Self {
             path: path.to_owned(),
             bytes: file.len(),
             modified: file.modified().ok(),
-        })
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -153,18 +171,25 @@ impl Scheduler {
         })
     }
 
-    /// Keeps the sequence of a session file until its room is needed: [requests](Request::session) that name the file go on from it,
-    /// and so does whoever begins with the same text, where nothing has been evicted. It takes the place of one that was held for the file
-    /// before.
-    pub fn hold(&mut self, path: &Path, session: LoanedSequence) {
-        let LoanedSequence { mut sequence, room } = session;
+    /// Keeps the sequence of a session file until its room is needed: [requests](Request::session) that name the file go on from it as
+    /// long as the file stays as it was read or [saved](LoanedSequence::save), and so does whoever begins with the same text, where nothing
+    /// has been evicted. It takes the place of one that was held for the file before. A sequence that no session file holds is dropped.
+    pub fn hold(&mut self, session: LoanedSequence) {
+        let LoanedSequence {
+            mut sequence,
+            file: Some(file),
+            room,
+        } = session
+        else {
+            return;
+        };
         drop(room);
         if sequence.can_share() {
             // Models with recurrent layers are found by their idle sequences alone.
             drop(sequence.share_prefix());
         }
         self.is_blocked = false;
-        self.idle.keep_session(sequence, FileState::of(path));
+        self.idle.keep_session(sequence, file);
     }
 
     /// Whether the sequence of a session file, as the file is now, is held.
@@ -174,9 +199,13 @@ impl Scheduler {
 
     /// Takes the sequence of a session file out of the scheduler; `None` where it is not held.
     pub fn take_held(&mut self, path: &Path) -> Option<LoanedSequence> {
-        let sequence = self.idle.take_session(&FileState::of(path)?)?;
-        let room = self.promised.take(Amount::PLACE);
-        Some(LoanedSequence { sequence, room })
+        let file = FileState::of(path)?;
+        let sequence = self.idle.take_session(&file)?;
+        Some(LoanedSequence {
+            sequence,
+            file: Some(file),
+            room: self.promised.take(Amount::PLACE),
+        })
     }
 
     /// Refuses a request that cannot go on from the session it names.

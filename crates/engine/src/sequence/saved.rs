@@ -1,5 +1,6 @@
 //! Sessions in files.
 
+use std::fs::Metadata;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -50,11 +51,11 @@ impl Sequence {
     ///
     /// The file appears under its name when it is whole and on the disk; until then, and on any error, what was there
     /// before stays. A new file is readable by its owner alone; one that is replaced keeps its permissions. A
-    /// [`PathLock`](riffle_kv::PathLock) keeps other processes from replacing it meanwhile.
+    /// [`PathLock`](riffle_kv::PathLock) keeps other processes from replacing it meanwhile. Returns the metadata of the file written.
     ///
     /// # Errors
     /// [`EngineError::Kv`] when the file cannot be written.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), EngineError> {
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<Metadata, EngineError> {
         let states = |policies: &PolicySet| policies.iter().map(|policy| policy.save_state()).collect();
         let record = Record {
             tokens: self.tokens.clone(),

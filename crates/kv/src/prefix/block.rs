@@ -235,6 +235,6 @@ impl Hashed {
             path: path.to_owned(),
             source,
         })?;
-        self.file.rename()
+        self.file.rename().map(drop)
     }
 }

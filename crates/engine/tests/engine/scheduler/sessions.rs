@@ -31,7 +31,7 @@ fn named(path: &Path, tokens: &[u32]) -> Request {
 
 fn hold(scheduler: &mut Scheduler, path: &Path) {
     let session = scheduler.restoring(path).unwrap().run().unwrap();
-    scheduler.hold(path, session);
+    scheduler.hold(session);
 }
 
 /// The answer of the session in a file that goes on with the rest of a prompt, read at once.
@@ -240,9 +240,11 @@ fn a_compression_beside_answers_and_prompts_changes_neither_and_is_the_one_that_
             let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
             assert!(turns >= 4, "prompts and compressions take turns: {order:?}");
         }
-        // What is compressed serves requests that name its file.
-        session.sequence().save(&path).unwrap();
-        scheduler.hold(&path, session);
+        // What is compressed serves requests that name the file that it has been written to.
+        let mut session = session;
+        let bytes = session.save(&path).unwrap();
+        assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());
+        scheduler.hold(session);
         let asks = named(&path, &book[..700]);
         let id = scheduler.submit(asks.clone()).unwrap();
         assert_eq!(
@@ -309,4 +311,50 @@ fn a_session_that_a_waiting_request_names_stays_and_others_make_room() {
     drop(scheduler.restoring(&path).unwrap());
     drop(scheduler.restoring(&path).unwrap());
     assert_eq!(scheduler.forget_idle_since(std::time::Instant::now()), 1);
+}
+
+#[test]
+fn a_session_whose_file_another_writer_replaced_is_not_taken_for_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("book");
+    let engine = engine(options());
+    let book = book(&engine);
+    let mut scheduler = scheduler(&engine, 2);
+    let read = |scheduler: &mut Scheduler| scheduler.restoring(&path).unwrap().run().unwrap();
+
+    // Between the reading of the file and the handing in of its sequence.
+    saved(&engine, &book, None, &path);
+    let session = read(&mut scheduler);
+    saved(&engine, &book[1..], None, &path);
+    scheduler.hold(session);
+    assert!(!scheduler.holds(&path));
+    hold(&mut scheduler, &path);
+    assert!(scheduler.holds(&path));
+
+    // Between the writing of the file and the handing in of its sequence.
+    let mut session = scheduler.take_held(&path).unwrap();
+    session.save(&path).unwrap();
+    saved(&engine, &book, None, &path);
+    scheduler.hold(session);
+    assert!(!scheduler.holds(&path));
+    hold(&mut scheduler, &path);
+    let asks = named(&path, &book[..700]);
+    let id = scheduler.submit(asks.clone()).unwrap();
+    let (answer, shared) = &finish(&mut scheduler)[&id];
+    assert_eq!((answer, *shared), (&answer_of_file(&engine, &path, &asks), TEXT_TOKENS));
+}
+
+#[test]
+fn a_compression_that_was_not_saved_is_not_taken_for_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("book");
+    let engine = engine(options());
+    saved(&engine, &book(&engine), None, &path);
+    let mut scheduler = scheduler(&engine, 2);
+    let session = scheduler.restoring(&path).unwrap().run().unwrap();
+    let id = scheduler.compress(session, &kvzip(0.3)).unwrap();
+    let (_, session, ..) = compress_beside(&mut scheduler, id);
+    scheduler.hold(session);
+    assert!(!scheduler.holds(&path));
+    assert_eq!(scheduler.pool().pages(), 0);
 }

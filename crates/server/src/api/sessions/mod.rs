@@ -62,7 +62,7 @@ async fn restored(app: &Arc<App>, name: &str, request: Request) -> Result<Respon
     fields_of(request).await?.finish()?;
     let session = loaned(app, name, &path).await?;
     let tokens = session.sequence().tokens().len();
-    app.driver.work(move |scheduler| scheduler.hold(&path, session)).await?;
+    app.driver.work(move |scheduler| scheduler.hold(session)).await?;
     Ok(Json(json!({"name": name, "tokens": tokens})).into_response())
 }
 
@@ -71,8 +71,8 @@ pub(crate) async fn bring(app: &App, name: &str) -> Result<PathBuf, Failure> {
     let path = existing(app, name)?;
     let file = path.clone();
     if !app.driver.work(move |scheduler| scheduler.holds(&file)).await? {
-        let (session, file) = (loaned(app, name, &path).await?, path.clone());
-        app.driver.work(move |scheduler| scheduler.hold(&file, session)).await?;
+        let session = loaned(app, name, &path).await?;
+        app.driver.work(move |scheduler| scheduler.hold(session)).await?;
     }
     Ok(path)
 }

@@ -1,7 +1,7 @@
 //! Saving and compressing a session: work that takes as long as reading its text.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use async_stream::stream;
@@ -10,10 +10,12 @@ use axum::extract::{Path, Request, State};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
-use riffle_engine::{CompressMethod, CompressOptions, Compressed, GenerateOptions, LoanedSequence, Sequence};
+use riffle_engine::{
+    CompressMethod, CompressOptions, Compressed, EngineError, GenerateOptions, LoanedSequence, Sequence,
+};
 use serde_json::{Value, json};
 
-use super::{broken, existing, hide, loaned, path_of};
+use super::{existing, hide, loaned, path_of};
 use crate::api::openai::{read_messages, take_tools};
 use crate::api::{Answering, events, fields_of, report, respond, send};
 use crate::app::{App, aside};
@@ -156,7 +158,7 @@ impl SessionWork {
     /// Writes the file of a text that has been read.
     async fn save(&mut self, finished: &Finished) -> Result<Value, Failure> {
         let sequence = self.sequence.take().ok_or_else(Failure::stopping)?;
-        let bytes = self.write(move |path| sequence.save(path)).await?;
+        let bytes = self.write(move |path| Ok(sequence.save(path)?.len())).await?;
         Ok(json!({
             "name": self.name,
             "tokens": finished.report.prompt_tokens,
@@ -166,15 +168,11 @@ impl SessionWork {
     }
 
     /// Writes the file of a session that has been compressed, and keeps it in memory.
-    async fn keep(&mut self, compressed: Compressed, session: LoanedSequence) -> Result<Value, Failure> {
-        let session = Arc::new(session);
-        let saved = Arc::clone(&session);
-        let bytes = self.write(move |path| saved.sequence().save(path)).await?;
-        if let Ok(session) = Arc::try_unwrap(session) {
-            let path = self.path.clone();
-            let hold = self.app.driver.work(move |scheduler| scheduler.hold(&path, session));
-            hold.await?;
-        }
+    async fn keep(&mut self, compressed: Compressed, mut session: LoanedSequence) -> Result<Value, Failure> {
+        let (session, bytes) = self
+            .write(move |path| session.save(path).map(|bytes| (session, bytes)))
+            .await?;
+        self.app.driver.work(move |scheduler| scheduler.hold(session)).await?;
         Ok(json!({
             "name": self.name,
             "compress": self.compress.as_ref().map(ToString::to_string),
@@ -187,22 +185,16 @@ impl SessionWork {
         }))
     }
 
-    /// Writes the file on a thread of its own; returns its bytes.
-    async fn write(
+    /// Writes the file on a thread of its own.
+    async fn write<T: Send + 'static>(
         &self,
-        write: impl FnOnce(&std::path::Path) -> Result<(), riffle_engine::EngineError> + Send + 'static,
-    ) -> Result<u64, Failure> {
+        write: impl FnOnce(&FilePath) -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, Failure> {
         let path = self.path.clone();
-        let outcome = aside(move || {
-            let outcome = write(&path);
-            let bytes = std::fs::metadata(&path).map(|file| file.len());
-            Ok(outcome.map(|()| bytes))
-        });
-        let written = outcome.await?.map_err(|error| Failure {
+        aside(move || Ok(write(&path))).await?.map_err(|error| Failure {
             message: hide(&Failure::of(&error).message, &self.app),
             ..Failure::of(&error)
-        })?;
-        written.map_err(|error| broken(&error))
+        })
     }
 }
 
