@@ -37,6 +37,7 @@
 mod answer;
 mod attention_watch;
 mod compress;
+mod draft;
 mod engine;
 mod error;
 mod open_device;
@@ -61,6 +62,7 @@ pub use answer::sampler::{DrawContext, Sampler, SamplingOptions};
 pub use answer::stop::StopMatcher;
 pub use attention_watch::{AttentionWatch, WatchedHead};
 pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Spread};
+pub use draft::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::EngineError;
 pub use options::EngineOptions;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use riffle_policy::{Phase, PolicyRules};
 
-use crate::pass::{PrefillProgress, Runner, Work};
+use crate::answer::{Answer, Drawn};
+use crate::draft::{AnswerStep, go_on};
+use crate::pass::{Failure, PrefillProgress, Runner, Work};
 use crate::sequence::{Sequence, SequenceOptions};
 use crate::{CompressOptions, Compressed, Engine, EngineError};
 
@@ -181,6 +183,27 @@ impl Session {
         self.take_last_logits()
     }
 
+    /// Reads the token that an answer drew last, and what is drafted behind it. `take` is given the tokens that the answer draws, one or
+    /// several, and may end it with any of them.
+    pub(crate) fn go_on(
+        &mut self,
+        answer: &mut Answer,
+        logits: &mut Vec<f32>,
+        take: &mut dyn FnMut(Drawn) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.sequence.check_room("the answer", 1)?;
+        let Some(token) = self.sequence.pending() else {
+            return Ok(());
+        };
+        let step = AnswerStep {
+            sequence: &mut self.sequence,
+            answer,
+            token,
+        };
+        let outcomes = go_on(&mut self.runner, &mut [step], logits, &mut |_, _, drawn| take(drawn))?;
+        self.outcome(outcomes)
+    }
+
     /// Reads drafted tokens as generated ones and hands over the logits after each, `[tokens, vocab]`: the bits of reading them one
     /// by one. [`Sequence::checkpoint`] before and [`Session::roll_back`] after undo those that are refused.
     ///
@@ -306,7 +329,13 @@ impl Session {
             phase,
             goal,
         };
-        match self.runner.pass(&mut [work], after_piece)?.pop().flatten() {
+        let outcomes = self.runner.pass(&mut [work], after_piece)?;
+        self.outcome(outcomes)
+    }
+
+    /// What came of a pass; after a failure the session reads again what it held.
+    fn outcome(&mut self, mut outcomes: Vec<Option<Failure>>) -> Result<(), EngineError> {
+        match outcomes.pop().flatten() {
             None => Ok(()),
             Some(failure) => {
                 // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.

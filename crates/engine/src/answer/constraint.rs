@@ -25,4 +25,9 @@ pub trait TokenConstraint: Send {
     /// # Errors
     /// Why the answer cannot go on, as a sentence.
     fn accept(&mut self, token: u32) -> Result<bool, String>;
+
+    /// The same answer once more, to try what may follow. Without it drafts are made without the form, and fewer of them agree.
+    fn fork(&mut self) -> Option<Box<dyn TokenConstraint>> {
+        None
+    }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::answer::Answer;
-use crate::{AnswerForm, EngineError, SamplingOptions, Session};
+use crate::answer::{Answer, Drawn};
+use crate::{AnswerForm, DraftCount, DraftSpec, EngineError, SamplingOptions, Session};
 
 /// What to generate and when to stop.
 #[derive(Debug, Clone)]
@@ -28,6 +28,8 @@ pub struct GenerateOptions {
     pub probabilities: Option<usize>,
     /// The form that the answer has to have.
     pub form: Option<Arc<dyn AnswerForm>>,
+    /// What guesses tokens, so that several are read in one pass. The answer is the same to the byte.
+    pub draft: DraftSpec,
 }
 
 impl Default for GenerateOptions {
@@ -41,6 +43,7 @@ impl Default for GenerateOptions {
             ignores_end: false,
             probabilities: None,
             form: None,
+            draft: DraftSpec::NONE,
         }
     }
 }
@@ -82,6 +85,8 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub stop: StopReason,
+    /// What was drafted of it.
+    pub drafts: DraftCount,
 }
 
 impl Session {
@@ -113,22 +118,31 @@ impl Session {
             true => ControlFlow::Continue(()),
             false => show(text),
         };
-        let mut stop = StopReason::MaxTokens;
-        while !answer.is_full() {
-            let drawn = answer.draw(self)?;
-            let flow = show(&drawn.text);
-            match drawn.stop {
-                Some(reason @ (StopReason::EndOfText | StopReason::StopString(_))) => {
-                    stop = reason;
-                    break;
-                }
-                _ if flow.is_break() => return Ok(answer.end(StopReason::Interrupted)),
-                Some(reason) => {
-                    stop = reason;
-                    break;
-                }
-                None => self.advance(drawn.token)?,
+        // A text that is complete is not interrupted.
+        let mut show_drawn = |drawn: Drawn| match (drawn.stop, show(&drawn.text)) {
+            (Some(reason @ (StopReason::EndOfText | StopReason::StopString(_))), _) => Some(reason),
+            (_, ControlFlow::Break(())) => Some(StopReason::Interrupted),
+            (stop, ControlFlow::Continue(())) => stop,
+        };
+        let mut stop = match answer.is_full() {
+            true => Some(StopReason::MaxTokens),
+            false => show_drawn(answer.draw(self)?),
+        };
+        let mut logits = Vec::new();
+        let mut stop = loop {
+            if let Some(stop) = stop {
+                break stop;
             }
+            self.go_on(&mut answer, &mut logits, &mut |drawn| {
+                stop = show_drawn(drawn);
+                match stop {
+                    Some(_) => ControlFlow::Break(()),
+                    None => ControlFlow::Continue(()),
+                }
+            })?;
+        };
+        if stop == StopReason::Interrupted {
+            return Ok(answer.end(stop));
         }
         let tail = answer.finish()?;
         if show(&tail).is_break() {

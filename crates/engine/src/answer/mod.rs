@@ -1,20 +1,21 @@
 //! From logits to text: the answer of one sequence, whoever takes its tokens through the model.
 
 pub(crate) mod constraint;
+mod draws;
 pub(crate) mod generate;
 pub(crate) mod probabilities;
 pub(crate) mod sampler;
 pub(crate) mod stop;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use riffle_model::StreamDecoder;
 
-use crate::{
-    DrawContext, Engine, EngineError, GenerateOptions, Generation, Sampler, Sequence, StopMatcher, StopReason,
-    TokenConstraint, TokenProbabilities,
-};
+use crate::draft::{DraftCount, Drafter};
+use crate::sequence::check_logits;
+use crate::{Engine, EngineError, GenerateOptions, Generation, Sequence, StopMatcher, StopReason, TokenProbabilities};
+use draws::Draws;
+pub(crate) use draws::Guess;
 
 /// Tokens of the text before that a continued answer's text depends on: a character is at most four bytes.
 const CONTEXT_TOKENS: usize = 8;
@@ -23,10 +24,11 @@ const CONTEXT_TOKENS: usize = 8;
 pub(crate) struct Answer {
     engine: Arc<Engine>,
     options: GenerateOptions,
-    sampler: Sampler,
+    draws: Draws,
     decoder: StreamDecoder,
     matcher: StopMatcher,
-    constraint: Option<Box<dyn TokenConstraint>>,
+    /// What drafts its next tokens, where something does.
+    pub(crate) drafter: Option<Drafter>,
     text: String,
     tokens: Vec<u32>,
 }
@@ -46,22 +48,15 @@ impl Answer {
     /// The answer that a sequence goes on with: its draws begin where the latest of the same seed stood.
     ///
     /// # Errors
-    /// [`EngineError::NoTokenizer`]; [`EngineError::Option`] for a sampling option out of range; [`EngineError::Form`] for a form
-    /// that cannot be begun.
+    /// [`EngineError::NoTokenizer`]; [`EngineError::Option`] for a sampling option out of range, and for drafts that cannot be made of the
+    /// sequence; [`EngineError::Form`] for a form that cannot be begun.
     pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         sequence.engine().tokenizer()?;
-        let sampling = options.sampling.clone();
         Ok(Self {
-            sampler: match &sequence.answer.sampler {
-                Some(state) => Sampler::resume(sampling, state)?,
-                None => Sampler::new(sampling)?,
-            },
+            draws: Draws::new(sequence, &options)?,
             decoder: StreamDecoder::default(),
             matcher: StopMatcher::new(options.stops.iter().cloned()),
-            constraint: match &options.form {
-                Some(form) => Some(form.begin().map_err(EngineError::Form)?),
-                None => None,
-            },
+            drafter: Drafter::new(&options.draft, sequence)?,
             text: String::new(),
             tokens: Vec::new(),
             engine: Arc::clone(sequence.engine()),
@@ -83,15 +78,46 @@ impl Answer {
         self.tokens.len() >= self.options.max_tokens
     }
 
+    /// Tokens that it may still have.
+    pub(crate) fn tokens_left(&self) -> usize {
+        self.options.max_tokens.saturating_sub(self.tokens.len())
+    }
+
+    /// What was drafted of it.
+    pub(crate) fn drafted(&self) -> DraftCount {
+        self.drafter
+            .as_ref()
+            .map_or_else(DraftCount::default, |drafter| drafter.count)
+    }
+
+    /// What draws tokens behind it as it would itself, and changes nothing of it.
+    pub(crate) fn guess(&mut self) -> Guess {
+        self.draws.guess(self.tokens.len())
+    }
+
     /// Draws the next token from the logits of the sequence.
     pub(crate) fn draw(&mut self, sequence: &mut Sequence) -> Result<Drawn, EngineError> {
-        let token = self.sample(sequence)?;
-        let probabilities = |most| TokenProbabilities::of(&sequence.logits, token, most);
+        let logits = std::mem::take(&mut sequence.logits);
+        let drawn = self.draw_behind(sequence, sequence.tokens.len(), &logits);
+        sequence.logits = logits;
+        drawn
+    }
+
+    /// Draws the token behind the first `tokens` tokens of the sequence from the logits there, `[vocab]`.
+    pub(crate) fn draw_behind(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: usize,
+        logits: &[f32],
+    ) -> Result<Drawn, EngineError> {
+        check_logits(logits, tokens)?;
+        let token = self.draws.draw(&sequence.tokens[..tokens], self.tokens.len(), logits)?;
+        let probabilities = |most| TokenProbabilities::of(logits, token, most);
         let probabilities = self.options.probabilities.map(probabilities);
         self.tokens.push(token);
         sequence.answer.pending = Some(token);
-        sequence.answer.sampler = Some(self.sampler.state());
-        if self.ends_text(token) {
+        sequence.answer.sampler = Some(self.draws.state());
+        if self.draws.ends_text(token) {
             return Ok(Drawn {
                 token,
                 text: String::new(),
@@ -99,10 +125,7 @@ impl Answer {
                 stop: Some(StopReason::EndOfText),
             });
         }
-        let is_complete = match &mut self.constraint {
-            Some(constraint) => constraint.accept(token).map_err(EngineError::Form)?,
-            None => false,
-        };
+        let is_complete = self.draws.accept(token)?;
         let piece = self.decoder.push(self.engine.tokenizer()?, token)?;
         let text = match self.tokens.len() <= self.options.min_tokens {
             true => piece,
@@ -113,7 +136,7 @@ impl Answer {
             Some(stop) => Some(StopReason::StopString(stop.to_owned())),
             None if is_complete => Some(StopReason::EndOfText),
             None if self.is_full() => Some(StopReason::MaxTokens),
-            None if sequence.is_full() => Some(StopReason::ContextFull),
+            None if sequence.is_full_behind(tokens) => Some(StopReason::ContextFull),
             None => None,
         };
         Ok(Drawn {
@@ -124,44 +147,9 @@ impl Answer {
         })
     }
 
-    fn sample(&mut self, sequence: &Sequence) -> Result<u32, EngineError> {
-        let ends = &self.engine.generation_defaults().eos;
-        let is_early = self.tokens.len() < self.options.min_tokens;
-        let forbidden = match is_early && !self.options.ignores_end {
-            true => [ends.as_slice(), &self.options.stop_tokens].concat(),
-            false => Vec::new(),
-        };
-        let mut context = DrawContext {
-            tokens: &sequence.tokens,
-            answer_tokens: self.tokens.len(),
-            allowed: None,
-            forbidden: &forbidden,
-        };
-        if let Some(constraint) = &mut self.constraint {
-            let allowed = constraint.allowed().map_err(EngineError::Form)?;
-            let open: u32 = allowed.iter().map(|word| word.count_ones()).sum();
-            let forbidden: BTreeSet<u32> = forbidden.iter().copied().collect();
-            let closed = forbidden.iter().filter(|token| {
-                let word = allowed.get(**token as usize / 32).copied().unwrap_or(0);
-                word >> (**token % 32) & 1 == 1
-            });
-            if open as usize == closed.count() {
-                return Err(EngineError::Form("no token of the model can come next".to_owned()));
-            }
-            context.allowed = Some(allowed);
-        }
-        Ok(self.sampler.sample(&sequence.logits, &context))
-    }
-
-    /// Whether a token ends the answer.
-    fn ends_text(&self, token: u32) -> bool {
-        let ends = &self.engine.generation_defaults().eos;
-        (ends.contains(&token) && !self.options.ignores_end) || self.options.stop_tokens.contains(&token)
-    }
-
     /// Why the answer cannot go on with a token that was drawn before.
     pub(crate) fn end_before(&self, sequence: &Sequence, token: u32) -> Option<StopReason> {
-        if self.ends_text(token) {
+        if self.draws.ends_text(token) {
             Some(StopReason::EndOfText)
         } else if sequence.is_full() {
             Some(StopReason::ContextFull)
@@ -184,6 +172,7 @@ impl Answer {
     /// What was generated.
     pub(crate) fn end(self, stop: StopReason) -> Generation {
         Generation {
+            drafts: self.drafted(),
             text: self.text,
             tokens: self.tokens,
             stop,

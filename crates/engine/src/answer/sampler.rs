@@ -190,6 +190,15 @@ impl Sampler {
         Ok(sampler)
     }
 
+    /// A sampler with the same draws ahead.
+    pub(crate) fn fork(&self) -> Self {
+        Self {
+            options: self.options.clone(),
+            generator: self.generator.clone(),
+            candidates: Vec::new(),
+        }
+    }
+
     pub(crate) fn state(&self) -> SamplerState {
         SamplerState {
             seed: self.options.seed,

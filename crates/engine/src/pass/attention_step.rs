@@ -167,6 +167,10 @@ impl<'a> SequenceAttention<'a> {
             None => dense_rows(&chunk, self.policies.layer(input.cache_layer), [&own, &selections]),
         };
         let counts = self.count_pairs(&chunk, [&own, &selections], &more);
+        if self.step.phase == Phase::Decode {
+            let Slot(slot) = input.slot.after(chunk.tokens.start);
+            counts.iter().for_each(|count| self.statistics.count_row(slot, *count));
+        }
         let policies = self.policies.layer_mut(input.cache_layer).iter_mut();
         let scans = policies.map(Policy::take_scan).collect();
         add_since(

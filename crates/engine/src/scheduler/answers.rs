@@ -4,13 +4,22 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use riffle_cuda::ops::FEW_ROWS;
-use riffle_policy::Phase;
 
 use crate::answer::{Answer, Drawn};
-use crate::pass::{Failure, Work};
+use crate::draft::{AnswerStep, go_on};
+use crate::pass::Failure;
 use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, Lookup, RequestReport, RequestTimes, Running, Scheduler, Stage, WrittenToken};
+use crate::scheduler::{
+    Event, Lookup, RequestId, RequestReport, RequestTimes, Running, Scheduler, Stage, WrittenToken,
+};
 use crate::{EngineError, StopReason};
+
+/// The token of an answer that was told last, and why the answer ends with it, if it does.
+#[derive(Default)]
+struct Told {
+    token: u32,
+    stop: Option<StopReason>,
+}
 
 /// How a request ends.
 pub(super) enum End {
@@ -20,39 +29,49 @@ pub(super) enum End {
 }
 
 impl Scheduler {
-    /// Reads the latest token of every answer in one pass, and draws the next. On a device as many answers as have the bits that
-    /// they have alone take turns.
+    /// Reads the latest token of every answer, and what is drafted behind it, in one pass, and draws the next. On a device as many answers
+    /// as have the bits that they have alone take turns.
     pub(super) fn answer(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         let began = Instant::now();
         self.turn += 1;
         let places = self.answers_next();
-        let mut tokens = Vec::with_capacity(places.len());
-        for place in &places {
-            let running = &mut self.running[*place];
+        let mut ids = Vec::with_capacity(places.len());
+        let mut steps = Vec::with_capacity(places.len());
+        let answering = self.running.iter_mut().enumerate();
+        for (_, running) in answering.filter(|(place, _)| places.contains(place)) {
             running.turn = self.turn;
-            if let Stage::Answering { token, .. } = running.stage {
-                tokens.push([token]);
+            if let Stage::Answering { answer, token, .. } = &mut running.stage {
+                ids.push(running.id);
+                steps.push(AnswerStep {
+                    sequence: &mut running.sequence,
+                    answer,
+                    token: *token,
+                });
             }
         }
-        let turn = self.turn;
-        let answering = self.running.iter_mut().filter(|running| running.turn == turn);
-        let work = answering.zip(&tokens).map(|(running, token)| Work {
-            goal: running.sequence.tokens().len() + 1,
-            sequence: &mut running.sequence,
-            tokens: token,
-            phase: Phase::Decode,
-        });
-        let mut work: Vec<Work<'_>> = work.collect();
-        let outcomes = self.answers.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
-        drop(work);
-        let rows: Vec<usize> = (0..places.len()).collect();
-        let mut ended = self.take_logits(false, &rows, &places, outcomes)?;
-        for place in places {
-            if ended.iter().any(|(failed, _)| *failed == place) {
-                continue;
-            }
-            self.running[place].sequence.answer.pending = None;
-            if let Some(end) = self.draw(place, tell) {
+        let mut told: Vec<Result<Told, EngineError>> = ids.iter().map(|_| Ok(Told::default())).collect();
+        let outcomes = go_on(
+            &mut self.answers,
+            &mut steps,
+            &mut self.logits,
+            &mut |step, answer, drawn| match tell_drawn(ids[step], answer, drawn, tell) {
+                Ok(latest) => {
+                    told[step] = Ok(latest);
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    told[step] = Err(error);
+                    ControlFlow::Break(())
+                }
+            },
+        )?;
+        let mut ended = Vec::new();
+        for ((place, told), outcome) in places.into_iter().zip(told).zip(outcomes) {
+            let end = match (told, outcome) {
+                (_, Some(Failure { error, .. })) | (Err(error), _) => Some(End::Failed(error)),
+                (Ok(told), None) => self.take_told(place, told),
+            };
+            if let Some(end) = end {
                 ended.push((place, end));
             }
         }
@@ -76,20 +95,14 @@ impl Scheduler {
         places
     }
 
-    /// Hands out the logits of rows of the latest pass of prompts or of answers; returns the requests that failed.
+    /// Hands out the logits of rows of the latest pass of prompts; returns the requests that failed.
     pub(super) fn take_logits(
         &mut self,
-        of_prompts: bool,
         rows: &[usize],
         places: &[usize],
         outcomes: Vec<Option<Failure>>,
     ) -> Result<Vec<(usize, End)>, EngineError> {
-        let runner = if of_prompts {
-            &mut self.prompts
-        } else {
-            &mut self.answers
-        };
-        runner.logits_of(rows, &mut self.logits)?;
+        self.prompts.logits_of(rows, &mut self.logits)?;
         let vocab_size = self.logits.len() / rows.len().max(1);
         let mut failed = Vec::new();
         for ((place, outcome), logits) in places.iter().zip(outcomes).zip(self.logits.chunks(vocab_size.max(1))) {
@@ -121,18 +134,12 @@ impl Scheduler {
                 answer,
                 StopReason::MaxTokens,
             ))),
-            false => self.draw_for(place, reused_tokens, answer, tell),
+            false => self.draw_first(place, reused_tokens, answer, tell),
         }
     }
 
-    /// Draws the next token of an answer.
-    fn draw(&mut self, place: usize, tell: &mut Tell<'_>) -> Option<End> {
-        let (reused_tokens, answer) = self.running[place].take_answer()?;
-        self.draw_for(place, reused_tokens, answer, tell)
-    }
-
-    /// Draws a token and tells it; the answer goes on with it, or ends.
-    fn draw_for(
+    /// Draws the first token of an answer and tells it; the answer goes on with it, or ends.
+    fn draw_first(
         &mut self,
         place: usize,
         reused_tokens: usize,
@@ -140,35 +147,32 @@ impl Scheduler {
         tell: &mut Tell<'_>,
     ) -> Option<End> {
         let running = &mut self.running[place];
-        let Drawn {
-            token,
-            mut text,
-            probabilities,
-            stop,
-        } = match answer.draw(&mut running.sequence) {
-            Ok(drawn) => drawn,
-            Err(error) => return Some(End::Failed(error)),
-        };
-        if stop.is_some() {
-            match answer.finish() {
-                Ok(tail) => text.push_str(&tail),
-                Err(error) => return Some(End::Failed(error)),
-            }
-        }
-        let written = WrittenToken {
-            token,
-            text: &text,
-            probabilities,
-        };
-        tell(Event::Token(running.id, written));
-        match stop {
-            Some(stop) => Some(End::Finished(running.report(reused_tokens, answer, stop))),
-            None => {
+        let drawn = answer.draw(&mut running.sequence);
+        match drawn.and_then(|drawn| tell_drawn(running.id, &mut answer, drawn, tell)) {
+            Ok(told) => {
                 running.stage = Stage::Answering {
                     reused_tokens,
                     answer,
-                    token,
+                    token: told.token,
                 };
+                self.take_told(place, told)
+            }
+            Err(error) => Some(End::Failed(error)),
+        }
+    }
+
+    /// Goes on with the token that was told last, or ends.
+    fn take_told(&mut self, place: usize, told: Told) -> Option<End> {
+        let running = &mut self.running[place];
+        match told.stop {
+            Some(stop) => {
+                let (reused_tokens, answer) = running.take_answer()?;
+                Some(End::Finished(running.report(reused_tokens, answer, stop)))
+            }
+            None => {
+                if let Stage::Answering { token, .. } = &mut running.stage {
+                    *token = told.token;
+                }
                 None
             }
         }
@@ -190,6 +194,26 @@ impl Scheduler {
             self.retire(place);
         }
     }
+}
+
+/// Tells a token that was drawn, with the text that was held back where the answer ends.
+fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<'_>) -> Result<Told, EngineError> {
+    let Drawn {
+        token,
+        mut text,
+        probabilities,
+        stop,
+    } = drawn;
+    if stop.is_some() {
+        text.push_str(&answer.finish()?);
+    }
+    let written = WrittenToken {
+        token,
+        text: &text,
+        probabilities,
+    };
+    tell(Event::Token(id, written));
+    Ok(Told { token, stop })
 }
 
 impl Running {

@@ -127,7 +127,7 @@ impl Scheduler {
             }
         }
         if !rows.is_empty() {
-            ended.extend(self.take_logits(true, &rows, &places, kept)?);
+            ended.extend(self.take_logits(&rows, &places, kept)?);
         }
         for place in places {
             if ended.iter().any(|(other, _)| *other == place) {

@@ -2,6 +2,7 @@
 
 use super::{AnswerUnderWay, Sequence};
 use crate::EngineError;
+use crate::sequence::placement::Slot;
 use crate::sequence::statistics::PairCount;
 
 /// Where a sequence stood: [`Sequence::checkpoint`] makes it, [`Sequence::roll_back`] returns to it. It is good until the sequence
@@ -32,6 +33,8 @@ impl Sequence {
     /// [`EngineError::Model`] where the copy of a recurrent state does not fit the model.
     pub fn checkpoint(&mut self) -> Result<Checkpoint, EngineError> {
         self.recurrence.keep_checkpoint()?;
+        let Slot(first) = self.placement.slot(self.tokens.len());
+        self.statistics.count_rows_from(first);
         let states = [&self.prefill, &self.decode].map(|policies| match self.learns() {
             true => policies.iter().map(|policy| policy.save_state()).collect(),
             false => Vec::new(),
@@ -76,6 +79,9 @@ impl Sequence {
         self.prefilled = checkpoint.prefilled;
         self.answer = checkpoint.answer;
         self.statistics.pairs = checkpoint.pairs;
+        if !learned {
+            self.statistics.keep_rows(kept);
+        }
         self.logits.clear();
         if kept == 0 {
             self.logits.extend_from_slice(&checkpoint.logits);
@@ -84,7 +90,7 @@ impl Sequence {
     }
 
     /// Whether a policy has learned what keys do not give back.
-    fn learns(&self) -> bool {
+    pub(crate) fn learns(&self) -> bool {
         let mut policies = self.prefill.iter().chain(self.decode.iter());
         policies.any(|policy| !policy.traits().follows_from_keys)
     }

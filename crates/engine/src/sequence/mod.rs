@@ -313,8 +313,21 @@ impl Sequence {
 
     /// Whether there is no room for another token.
     pub(crate) fn is_full(&self) -> bool {
+        self.is_full_behind(self.tokens.len())
+    }
+
+    /// Whether there is no room for a token behind the first `tokens`.
+    pub(crate) fn is_full_behind(&self, tokens: usize) -> bool {
         let limited = self.options.window.is_none();
-        limited && self.tokens.len() + 1 > self.engine.plan().context_tokens
+        limited && tokens + 1 > self.engine.plan().context_tokens
+    }
+
+    /// Tokens for which the context has room.
+    pub(crate) fn tokens_left(&self) -> usize {
+        match self.options.window {
+            Some(_) => usize::MAX,
+            None => self.engine.plan().context_tokens.saturating_sub(self.tokens.len()),
+        }
     }
 
     pub(crate) fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
@@ -336,12 +349,15 @@ impl Sequence {
 
     /// Refuses logits that no token can be drawn from.
     pub(crate) fn check_logits(&self) -> Result<(), EngineError> {
-        match self.logits.iter().all(|logit| logit.is_finite()) {
-            true => Ok(()),
-            false => Err(EngineError::NonFiniteLogits {
-                position: self.tokens.len(),
-            }),
-        }
+        check_logits(&self.logits, self.tokens.len())
+    }
+}
+
+/// Refuses logits behind `position` tokens that no token can be drawn from.
+pub(crate) fn check_logits(logits: &[f32], position: usize) -> Result<(), EngineError> {
+    match logits.iter().all(|logit| logit.is_finite()) {
+        true => Ok(()),
+        false => Err(EngineError::NonFiniteLogits { position }),
     }
 }
 

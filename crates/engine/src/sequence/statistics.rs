@@ -24,6 +24,8 @@ pub struct PairCount {
 #[derive(Default)]
 pub(crate) struct Statistics {
     pub(crate) pairs: PairCount,
+    /// Of generated tokens from the slot of the latest checkpoint on, among `pairs`.
+    row_pairs: Option<(usize, Vec<PairCount>)>,
     /// Of prefill, then of decode.
     attention_time: [AttentionTime; 2],
     pub(crate) audit: Option<Audit>,
@@ -50,6 +52,30 @@ impl Statistics {
             audit: audits.then(|| Audit::new(config.attention_layers(), Heads::of(config), target)),
             auto: options.auto_target.map(auto),
             ..Self::default()
+        }
+    }
+
+    /// Counts pairs from here on also token by token, from the one in this slot on.
+    pub(crate) fn count_rows_from(&mut self, slot: usize) {
+        self.row_pairs = Some((slot, Vec::new()));
+    }
+
+    /// Counts pairs of a generated token.
+    pub(crate) fn count_row(&mut self, slot: usize, count: PairCount) {
+        let Some((first, rows)) = &mut self.row_pairs else {
+            return;
+        };
+        if let Some(row) = slot.checked_sub(*first) {
+            rows.resize(rows.len().max(row + 1), PairCount::default());
+            rows[row].add(count);
+        }
+    }
+
+    /// Adds the pairs of the first `kept` tokens behind the checkpoint, and forgets those of the others.
+    pub(crate) fn keep_rows(&mut self, kept: usize) {
+        if let Some((_, rows)) = &mut self.row_pairs {
+            rows.truncate(kept);
+            rows.iter().for_each(|row| self.pairs.add(*row));
         }
     }
 

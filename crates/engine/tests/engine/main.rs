@@ -8,6 +8,7 @@ mod delta;
 mod device;
 mod device_flow;
 mod device_summaries;
+mod draft;
 mod eviction;
 mod far;
 #[cfg(target_os = "linux")]

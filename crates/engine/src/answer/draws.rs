@@ -1,0 +1,126 @@
+//! How the tokens of an answer are drawn: by its sampler, from what its form allows.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::answer::sampler::SamplerState;
+use crate::{DrawContext, Engine, EngineError, GenerateOptions, Sampler, Sequence, TokenConstraint};
+
+/// Draws the tokens of one answer.
+pub(super) struct Draws {
+    engine: Arc<Engine>,
+    sampler: Sampler,
+    constraint: Option<Box<dyn TokenConstraint>>,
+    min_tokens: usize,
+    ignores_end: bool,
+    stop_tokens: Vec<u32>,
+}
+
+/// Draws what an answer may draw next, with the same random numbers, for a draft.
+pub(crate) struct Guess {
+    draws: Draws,
+    /// Tokens of the answer, those of the draft included.
+    tokens: usize,
+    is_complete: bool,
+}
+
+impl Draws {
+    /// The draws of the sequence's next answer: they begin where the latest of the same seed stood.
+    pub(super) fn new(sequence: &Sequence, options: &GenerateOptions) -> Result<Self, EngineError> {
+        let sampling = options.sampling.clone();
+        Ok(Self {
+            sampler: match &sequence.answer.sampler {
+                Some(state) => Sampler::resume(sampling, state)?,
+                None => Sampler::new(sampling)?,
+            },
+            constraint: match &options.form {
+                Some(form) => Some(form.begin().map_err(EngineError::Form)?),
+                None => None,
+            },
+            min_tokens: options.min_tokens,
+            ignores_end: options.ignores_end,
+            stop_tokens: options.stop_tokens.clone(),
+            engine: Arc::clone(sequence.engine()),
+        })
+    }
+
+    /// Where the draws stand.
+    pub(super) fn state(&self) -> SamplerState {
+        self.sampler.state()
+    }
+
+    /// The same draws from here on, for a draft. A form that cannot be forked does not hold the draft: what it forbids is not drawn later.
+    pub(super) fn guess(&mut self, tokens: usize) -> Guess {
+        Guess {
+            draws: Self {
+                engine: Arc::clone(&self.engine),
+                sampler: self.sampler.fork(),
+                constraint: self.constraint.as_mut().and_then(|constraint| constraint.fork()),
+                min_tokens: self.min_tokens,
+                ignores_end: self.ignores_end,
+                stop_tokens: self.stop_tokens.clone(),
+            },
+            tokens,
+            is_complete: false,
+        }
+    }
+
+    /// Draws a token behind `tokens`, of which the last `answer_tokens` are the answer, from the logits there, `[vocab]`.
+    pub(super) fn draw(&mut self, tokens: &[u32], answer_tokens: usize, logits: &[f32]) -> Result<u32, EngineError> {
+        let ends = &self.engine.generation_defaults().eos;
+        let is_early = answer_tokens < self.min_tokens;
+        let forbidden = match is_early && !self.ignores_end {
+            true => [ends.as_slice(), &self.stop_tokens].concat(),
+            false => Vec::new(),
+        };
+        let mut context = DrawContext {
+            tokens,
+            answer_tokens,
+            allowed: None,
+            forbidden: &forbidden,
+        };
+        if let Some(constraint) = &mut self.constraint {
+            let allowed = constraint.allowed().map_err(EngineError::Form)?;
+            let open: u32 = allowed.iter().map(|word| word.count_ones()).sum();
+            let forbidden: BTreeSet<u32> = forbidden.iter().copied().collect();
+            let closed = forbidden.iter().filter(|token| {
+                let word = allowed.get(**token as usize / 32).copied().unwrap_or(0);
+                word >> (**token % 32) & 1 == 1
+            });
+            if open as usize == closed.count() {
+                return Err(EngineError::Form("no token of the model can come next".to_owned()));
+            }
+            context.allowed = Some(allowed);
+        }
+        Ok(self.sampler.sample(logits, &context))
+    }
+
+    /// Goes on behind a token; whether the answer has the whole form then.
+    pub(super) fn accept(&mut self, token: u32) -> Result<bool, EngineError> {
+        match &mut self.constraint {
+            Some(constraint) => constraint.accept(token).map_err(EngineError::Form),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether a token ends the answer.
+    pub(super) fn ends_text(&self, token: u32) -> bool {
+        let ends = &self.engine.generation_defaults().eos;
+        (ends.contains(&token) && !self.ignores_end) || self.stop_tokens.contains(&token)
+    }
+}
+
+impl Guess {
+    /// Whether nothing can follow.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// The token behind `tokens`; `None` where the form refuses to go on.
+    pub(crate) fn draw(&mut self, tokens: &[u32], logits: &[f32]) -> Option<u32> {
+        let token = self.draws.draw(tokens, self.tokens, logits).ok()?;
+        self.tokens += 1;
+        self.is_complete = self.draws.ends_text(token) || self.draws.accept(token).ok()?;
+        Some(token)
+    }
+}

@@ -1,0 +1,171 @@
+//! What answers are drafted by.
+
+use std::fmt;
+use std::str::FromStr;
+
+use riffle_policy::{Phase, PolicyRules};
+
+use super::MOST_TOKENS;
+use crate::EngineError;
+
+const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY or ngram+sparse:POLICY, with @N for drafts of N tokens, such as sparse:quest@4";
+
+/// What drafts the next tokens of an answer: [`Self::NONE`], what pays, or the sources named here. Every one leaves the answer as it
+/// is without drafts, to the byte.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DraftSpec {
+    /// Draft where it pays, and nothing where drafts cannot be made, such as under a policy that learns.
+    pub(super) is_auto: bool,
+    /// What stood behind the text's latest tokens where they stood before.
+    pub(super) has_ngram: bool,
+    /// The model itself, whose attention reads what this policy names.
+    pub(super) own: Option<PolicyRules>,
+    /// Tokens of every draft; `None` drafts as many as pay.
+    pub(super) tokens: Option<usize>,
+}
+
+impl DraftSpec {
+    /// One token after the other.
+    pub const NONE: Self = Self {
+        is_auto: false,
+        has_ngram: false,
+        own: None,
+        tokens: None,
+    };
+
+    /// Whether nothing is drafted.
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    /// What is drafted where it pays: n-grams, and the model's own sparse attention.
+    pub fn auto() -> Self {
+        Self {
+            is_auto: true,
+            has_ngram: true,
+            own: Some(own_policy()),
+            tokens: None,
+        }
+    }
+
+    /// Checks the policy of the model's own drafts.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] for a policy that does not choose for generated tokens; [`EngineError::Option`] for one that has to see
+    /// every query.
+    pub fn check(&self) -> Result<(), EngineError> {
+        let Some(rules) = &self.own else {
+            return Ok(());
+        };
+        rules.check(Phase::Decode, 1)?;
+        match rules.follows_from_keys() {
+            true => Ok(()),
+            false => Err(EngineError::option(
+                "--draft",
+                self,
+                "drafts need a policy that follows from keys, such as quest or streaming",
+            )),
+        }
+    }
+}
+
+/// What drafts read where no policy is named.
+fn own_policy() -> PolicyRules {
+    "quest".parse().expect("a policy of the catalogue")
+}
+
+impl FromStr for DraftSpec {
+    type Err = EngineError;
+
+    fn from_str(text: &str) -> Result<Self, EngineError> {
+        let text = text.trim();
+        let refused = || EngineError::option("--draft", format!("{text:?}"), REQUIREMENT);
+        let (sources, tokens) = match text.rsplit_once('@') {
+            None => (text, None),
+            Some((sources, tokens)) => {
+                let tokens = tokens.parse().ok().filter(|tokens| (1..=MOST_TOKENS).contains(tokens));
+                (sources, Some(tokens.ok_or_else(refused)?))
+            }
+        };
+        let (has_ngram, rest) = match sources {
+            "none" if tokens.is_none() => return Ok(Self::NONE),
+            "auto" if tokens.is_none() => return Ok(Self::auto()),
+            "ngram" => (true, None),
+            _ => match sources.strip_prefix("ngram+") {
+                Some(rest) => (true, Some(rest)),
+                None => (false, Some(sources)),
+            },
+        };
+        let own = match rest {
+            None => None,
+            Some("sparse") => Some(own_policy()),
+            Some(rest) => Some(rest.strip_prefix("sparse:").ok_or_else(refused)?.parse()?),
+        };
+        let spec = Self {
+            is_auto: false,
+            has_ngram,
+            own,
+            tokens,
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for DraftSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.is_auto, self.has_ngram, &self.own) {
+            (true, ..) => f.write_str("auto"),
+            (_, true, None) => f.write_str("ngram"),
+            (_, true, Some(own)) => write!(f, "ngram+sparse:{own}"),
+            (_, false, Some(own)) => write!(f, "sparse:{own}"),
+            (_, false, None) => f.write_str("none"),
+        }?;
+        match self.tokens {
+            Some(tokens) => write!(f, "@{tokens}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafts_are_spelled_as_they_print() {
+        for text in [
+            "none",
+            "auto",
+            "ngram",
+            "sparse:quest@1",
+            "ngram@15",
+            "ngram+sparse:streaming:sinks=4,window=64",
+        ] {
+            let spec: DraftSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string().parse::<DraftSpec>().unwrap(), spec, "{text}");
+        }
+        assert!(DraftSpec::default().is_none());
+        assert_eq!("sparse".parse::<DraftSpec>().unwrap().to_string(), "sparse:quest");
+    }
+
+    #[test]
+    fn other_words_and_policies_that_learn_are_refused() {
+        for (text, said) in [
+            ("", "it must be"),
+            ("mtp", "it must be"),
+            ("auto@3", "it must be"),
+            ("ngram@0", "it must be"),
+            ("ngram@16", "it must be"),
+            ("ngram@", "it must be"),
+            ("ngram+", "it must be"),
+            ("ngram+quest", "it must be"),
+            ("sparse:nothing", "nothing"),
+            ("sparse:h2o", "follows from keys"),
+            ("sparse:xattention", "xattention"),
+        ] {
+            let message = text.parse::<DraftSpec>().unwrap_err().to_string();
+            assert!(message.contains(said), "{text}: {message}");
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Drafts change no byte: not of answers, nor of what sessions hold afterwards.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use riffle_attention::Format;
+use riffle_engine::{
+    AnswerForm, DraftCount, DraftSpec, Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, Request,
+    SamplingOptions, Scheduler, SchedulerOptions, Session, StreamWindow, TokenConstraint,
+};
+use riffle_kv::{DiskTier, KvTiers};
+use riffle_policy::PolicyRules;
+
+use crate::testing::{fixture, go_on};
+
+const DRAFTS: [&str; 9] = [
+    "auto",
+    "ngram",
+    "ngram@1",
+    "ngram@7",
+    "ngram@15",
+    "sparse:streaming:sinks=4,window=32@3",
+    "sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0@5",
+    "ngram+sparse:streaming:sinks=4,window=64@4",
+    "ngram+sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
+];
+
+/// Policies for reading and writing that follow from keys.
+const POLICIES: [(&str, &str); 8] = [
+    ("full", "full"),
+    ("full", "full"),
+    ("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"),
+    ("full", "certified:from=0,epsilon=0.2"),
+    ("full", "twilight:from=0,least=2,block=16,dense_layers=0"),
+    ("full", "streaming:sinks=4,window=40,from=0"),
+    (
+        "log-stride:window=16,landmarks=1,block=24",
+        "log-stride:window=16,landmarks=1,block=24",
+    ),
+    ("blasst:factor=4,block=16", "blasst:factor=4,block=16"),
+];
+
+/// Answers whose tokens are even and odd in turn, and end after some.
+#[derive(Debug)]
+struct Turns(usize);
+
+struct Turn {
+    parity: u32,
+    left: usize,
+    bits: Vec<u32>,
+    can_fork: bool,
+}
+
+impl AnswerForm for Turns {
+    fn begin(&self) -> Result<Box<dyn TokenConstraint>, String> {
+        Ok(Box::new(Turn {
+            parity: 0,
+            left: self.0,
+            bits: Vec::new(),
+            can_fork: self.0.is_multiple_of(2),
+        }))
+    }
+}
+
+impl TokenConstraint for Turn {
+    fn allowed(&mut self) -> Result<&[u32], String> {
+        self.bits = vec![0x5555_5555 << self.parity; 4096];
+        Ok(&self.bits)
+    }
+
+    fn accept(&mut self, token: u32) -> Result<bool, String> {
+        assert_eq!(token % 2, self.parity, "what is forbidden is not drawn");
+        self.parity = 1 - self.parity;
+        self.left -= 1;
+        Ok(self.left == 0)
+    }
+
+    fn fork(&mut self) -> Option<Box<dyn TokenConstraint>> {
+        let fork = || -> Box<dyn TokenConstraint> {
+            Box::new(Self {
+                bits: Vec::new(),
+                ..*self
+            })
+        };
+        self.can_fork.then(fork)
+    }
+}
+
+/// A text that repeats parts of itself.
+fn text(engine: &Engine, random: &mut StdRng) -> Vec<u32> {
+    let verses = "In the beginning was the word. And it came to pass in those days, that he went out into the gate, and said unto them, \
+                  Go ye therefore. The number of the gate is 70452. ";
+    let words = engine.tokenizer().unwrap().encode(verses, true).unwrap();
+    let length = random.random_range(2..300);
+    let mut text = Vec::new();
+    while text.len() < length {
+        let start = random.random_range(0..words.len());
+        let end = random.random_range(start..words.len()) + 1;
+        text.extend(&words[start..end]);
+    }
+    text.truncate(length);
+    text
+}
+
+fn wishes(random: &mut StdRng) -> GenerateOptions {
+    let sampling = match random.random_range(0..4) {
+        0 | 1 => SamplingOptions::default(),
+        2 => SamplingOptions {
+            temperature: 0.7,
+            top_k: 30,
+            top_p: 0.95,
+            seed: random.random(),
+            ..SamplingOptions::default()
+        },
+        _ => SamplingOptions {
+            temperature: if random.random() { 0.0 } else { 0.4 },
+            min_p: 0.05,
+            repeat_penalty: 1.05,
+            presence_penalty: 0.2,
+            frequency_penalty: 0.1,
+            logit_bias: vec![(random.random_range(0..500), 2.0)],
+            seed: random.random(),
+            ..SamplingOptions::default()
+        },
+    };
+    let some = |random: &mut StdRng| random.random_bool(0.2);
+    GenerateOptions {
+        max_tokens: random.random_range(0..60),
+        sampling,
+        stops: match some(random) {
+            true => vec![[" the", ", and", "e g", "4"].choose(random).unwrap().to_string()],
+            false => Vec::new(),
+        },
+        stop_tokens: match some(random) {
+            true => vec![random.random_range(0..400)],
+            false => Vec::new(),
+        },
+        min_tokens: if some(random) { random.random_range(0..30) } else { 0 },
+        ignores_end: random.random(),
+        form: match some(random) {
+            true => Some(Arc::new(Turns(random.random_range(1..40)))),
+            false => None,
+        },
+        ..GenerateOptions::default()
+    }
+}
+
+fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
+    let format = *[Format::F16, Format::Q8_0, Format::Q4_0].choose(random).unwrap();
+    let (prefill, decode) = *POLICIES.choose(random).unwrap();
+    let page_tokens = 32;
+    let mut options = EngineOptions {
+        context_tokens: Some(512),
+        batch_tokens: 128,
+        chunk_tokens: 64,
+        page_tokens,
+        sequences: 8,
+        pool_tokens: Some(8 * 512),
+        key_format: format,
+        value_format: format,
+        prefill: prefill.parse().unwrap(),
+        decode: decode.parse().unwrap(),
+        ..EngineOptions::default()
+    };
+    if random.random_bool(0.2) {
+        options.kv_tiers = KvTiers {
+            disk: Some(DiskTier {
+                folder: folder.to_owned(),
+                budget_bytes: None,
+            }),
+            ..KvTiers::memory(Some(0))
+        };
+        let info = riffle_model::inspect(fixture(model)).unwrap();
+        let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
+        options.kv_tiers.ram_budget_bytes = Some(least);
+    }
+    options
+}
+
+/// What an answer is, apart from how it was made.
+fn answer(generation: Generation) -> Generation {
+    Generation {
+        drafts: DraftCount::default(),
+        ..generation
+    }
+}
+
+/// An answer, shown until its reader leaves after some pieces.
+fn generate(session: &mut Session, options: &GenerateOptions, mut patience: usize) -> Result<Generation, EngineError> {
+    session.generate(options, &mut |_| {
+        patience = patience.saturating_sub(1);
+        match patience {
+            0 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    })
+}
+
+/// What a session holds: its tokens, the bits of its logits, its file, and what it goes on with when it is restored.
+#[derive(PartialEq)]
+struct Held {
+    tokens: Vec<u32>,
+    logits: Vec<u32>,
+    /// Empty where a policy keeps blocks of keys: a block that a refused draft has touched is summarized anew when it is needed.
+    file: Vec<u8>,
+    rest: Vec<u32>,
+    last_logits: Vec<u32>,
+}
+
+impl Held {
+    fn of(session: &Session, folder: &Path) -> Self {
+        let path = folder.join("session");
+        session.save(&path).unwrap();
+        let bits = |session: &Session| session.logits().iter().map(|logit| logit.to_bits()).collect();
+        let mut restored = Session::restore(session.engine(), &path).unwrap();
+        let rest = GenerateOptions {
+            max_tokens: 6,
+            ignores_end: true,
+            ..GenerateOptions::default()
+        };
+        Self {
+            tokens: session.tokens().to_vec(),
+            logits: bits(session),
+            file: match session.engine().options().decode.to_string().as_str() {
+                "full" => std::fs::read(&path).unwrap(),
+                _ => Vec::new(),
+            },
+            rest: generate(&mut restored, &rest, usize::MAX).unwrap().tokens,
+            last_logits: bits(&restored),
+        }
+    }
+}
+
+/// Answers with and without drafts in sessions of their own; returns what was drafted.
+fn compare_sessions(seed: u64) -> DraftCount {
+    let random = &mut StdRng::seed_from_u64(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let model = *["model", "model", "model-hybrid"].choose(random).unwrap();
+    let options = options(random, model, folder.path());
+    let engine = Engine::load(fixture(model), options).unwrap();
+    let prompt = text(&engine, random);
+    let mut sessions: Vec<Session> = (0..2).map(|_| Session::new(&engine).unwrap()).collect();
+    let mut drafts = DraftCount::default();
+    for session in &mut sessions {
+        session.prefill(&prompt, &mut go_on).unwrap();
+    }
+    for _ in 0..random.random_range(1..3) {
+        let plain = wishes(random);
+        let draft = DRAFTS.choose(random).unwrap();
+        let drafted = GenerateOptions {
+            draft: draft.parse().unwrap(),
+            ..plain.clone()
+        };
+        let patience = if random.random_bool(0.2) {
+            random.random_range(1..20)
+        } else {
+            10_000
+        };
+        let expected = generate(&mut sessions[0], &plain, patience);
+        let found = generate(&mut sessions[1], &drafted, patience);
+        let what = format!("seed {seed}: {model}, {} under {draft}", engine.options().decode);
+        match (expected, found) {
+            (Ok(expected), Ok(found)) => {
+                drafts.drafted += found.drafts.drafted;
+                drafts.accepted += found.drafts.accepted;
+                drafts.passes += found.drafts.passes;
+                assert_eq!(answer(found), answer(expected), "{what}");
+            }
+            (Err(expected), Err(found)) => assert_eq!(found.to_string(), expected.to_string(), "{what}"),
+            (expected, found) => panic!("{what}: {expected:?}, {found:?}"),
+        }
+        let [expected, found] = [0, 1].map(|session| Held::of(&sessions[session], folder.path()));
+        assert!(found == expected, "{what}: sessions differ");
+        assert_eq!(sessions[1].pairs(), sessions[0].pairs(), "{what}");
+    }
+    drafts
+}
+
+/// Answers of many requests at a time, with and without drafts, against sessions alone.
+fn compare_requests(seed: u64) -> DraftCount {
+    let random = &mut StdRng::seed_from_u64(seed);
+    let folder = tempfile::tempdir().unwrap();
+    let model = *["model", "model", "model-hybrid"].choose(random).unwrap();
+    let engine = Engine::load(fixture(model), options(random, model, folder.path())).unwrap();
+    let mut scheduler = Scheduler::new(
+        &engine,
+        SchedulerOptions {
+            most_running: 4,
+            ..SchedulerOptions::of(engine.options())
+        },
+    )
+    .unwrap();
+    let mut asked = BTreeMap::new();
+    for _ in 0..5 {
+        let request = Request {
+            tokens: text(&engine, random),
+            generate: GenerateOptions {
+                draft: match random.random_bool(0.8) {
+                    true => DRAFTS.choose(random).unwrap().parse().unwrap(),
+                    false => DraftSpec::NONE,
+                },
+                ..wishes(random)
+            },
+            ..Request::default()
+        };
+        asked.insert(scheduler.submit(request.clone()).unwrap(), request);
+    }
+    let (mut ended, mut written) = (BTreeMap::new(), BTreeMap::<_, Vec<u32>>::new());
+    let mut goes_on = true;
+    while goes_on {
+        let step = scheduler.step(&mut |event| match event {
+            Event::Token(id, token) => written.entry(id).or_default().push(token.token),
+            Event::Finished(id, report, _) => drop(ended.insert(id, report.generation)),
+            Event::Failed(id, error) => panic!("{id:?}: {error}"),
+            _ => {}
+        });
+        goes_on = step.unwrap();
+        // Clients leave, and requests make room for others.
+        if random.random_bool(0.03) {
+            let ids: Vec<_> = asked.keys().copied().collect();
+            let id = *ids.choose(random).unwrap();
+            match random.random() {
+                true => drop(scheduler.cancel(id)),
+                false if scheduler.park(id).unwrap() => assert!(scheduler.resume(id)),
+                false => {}
+            }
+            goes_on = true;
+        }
+    }
+    let mut drafts = DraftCount::default();
+    for (id, request) in asked {
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&request.tokens, &mut go_on).unwrap();
+        let plain = GenerateOptions {
+            draft: DraftSpec::NONE,
+            ..request.generate.clone()
+        };
+        let expected = generate(&mut session, &plain, 10_000).unwrap();
+        let what = format!(
+            "seed {seed}: {model}, {} under {}",
+            engine.options().decode,
+            request.generate.draft
+        );
+        let written = written.remove(&id).unwrap_or_default();
+        match ended.remove(&id) {
+            Some(found) => {
+                drafts.drafted += found.drafts.drafted;
+                drafts.accepted += found.drafts.accepted;
+                drafts.passes += found.drafts.passes;
+                assert_eq!(written, expected.tokens, "{what}");
+                assert_eq!(answer(found), answer(expected), "{what}");
+            }
+            None => assert!(expected.tokens.starts_with(&written), "{what}"),
+        }
+    }
+    drafts
+}
+
+/// Runs trials, and checks that they drafted and both agreed and disagreed.
+fn try_all(seeds: std::ops::Range<u64>, compare: fn(u64) -> DraftCount) {
+    let mut all = DraftCount::default();
+    for seed in seeds {
+        let drafts = compare(seed);
+        all.drafted += drafts.drafted;
+        all.accepted += drafts.accepted;
+        all.passes += drafts.passes;
+    }
+    println!("{all:?}");
+    assert!(all.accepted > 100 && all.drafted - all.accepted > 100, "{all:?}");
+}
+
+#[test]
+fn drafts_change_no_byte_of_answers_and_of_what_sessions_hold() {
+    try_all(0..120, compare_sessions);
+}
+
+#[test]
+fn drafts_of_some_requests_change_no_byte_of_any_answer() {
+    try_all(0..40, compare_requests);
+}
+
+#[test]
+#[ignore = "the two tests above, at length: some minutes"]
+fn drafts_change_no_byte_in_two_thousand_runs() {
+    try_all(1000..2500, compare_sessions);
+    try_all(1000..1500, compare_requests);
+}
+
+#[test]
+fn drafts_that_cannot_be_made_are_refused_by_name_and_left_out_by_auto() {
+    let plain = EngineOptions {
+        context_tokens: Some(512),
+        batch_tokens: 64,
+        chunk_tokens: 64,
+        page_tokens: 32,
+        ..EngineOptions::default()
+    };
+    let decode = |policy: &str| EngineOptions {
+        decode: policy.parse::<PolicyRules>().unwrap(),
+        ..plain.clone()
+    };
+    let window = StreamWindow {
+        window_tokens: 64,
+        sink_tokens: 4,
+    };
+    for (options, said) in [
+        (decode("h2o:budget=64"), "learns from every query"),
+        (decode("snapkv:budget=64"), "learns from every query"),
+        (plain.clone().with_window(window).unwrap(), "endless window"),
+        (
+            EngineOptions {
+                audit: true,
+                ..plain.clone()
+            },
+            "audit",
+        ),
+    ] {
+        let engine = Engine::load(fixture("model"), options).unwrap();
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&[5, 6, 7, 5, 6, 7, 5, 6], &mut go_on).unwrap();
+        let ask = |draft: &str| GenerateOptions {
+            max_tokens: 8,
+            draft: draft.parse().unwrap(),
+            ..GenerateOptions::default()
+        };
+        let error = generate(&mut session, &ask("ngram"), 100).unwrap_err().to_string();
+        assert!(error.contains("--draft") && error.contains(said), "{error}");
+        let generation = generate(&mut session, &ask("auto"), 100).unwrap();
+        assert_eq!(generation.drafts, DraftCount::default());
+        assert_eq!(generation.tokens.len(), 8);
+    }
+}
