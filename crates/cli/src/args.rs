@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use riffle_engine::DraftSpec;
 
 use crate::ask_args::AskArguments;
 use crate::bench_args::BenchArguments;
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     Chat(Box<ChatArguments>),
     /// Read one text and write one answer
     #[command(after_help = "Example:\n  riffle run --model model.gguf --file book.txt --question \"Who?\"")]
-    Run(RunArguments),
+    Run(Box<RunArguments>),
     /// Serve a model to programs and browsers, over HTTP
     Serve(Box<ServeArguments>),
     /// Download a model from the Hugging Face hub
@@ -170,6 +171,13 @@ pub(crate) struct GenerateArguments {
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]
     pub(crate) stop: Vec<String>,
+    /// Guess tokens and verify several in one pass: auto, none, ngram or sparse:POLICY
+    ///
+    /// The answer is the same to the byte. ngram guesses what followed where the text was alike before. sparse:POLICY lets the model
+    /// guess itself with its attention under a policy such as quest. ngram+sparse:POLICY is both. @N behind either drafts N tokens at a
+    /// time, else as many as pay. auto drafts where it pays, and nothing under --audit, an endless window or policies that learn.
+    #[arg(long, value_name = "SPEC", value_parser = numbers::draft, default_value = "none", hide_short_help = true)]
+    pub(crate) draft: DraftSpec,
     /// Randomness; 0 takes the likeliest token
     ///
     /// [default: the model's own, else 0]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use riffle_engine::DraftSpec;
 use riffle_eval::KeyKind;
 use riffle_policy::Phase;
 
@@ -37,10 +38,40 @@ pub(crate) enum BenchSubject {
     /// Peak memory is split into its parts. A text that is too short begins again.
     #[command(after_help = "Example:\n  riffle bench context --lengths 4096,16384 --policy full --policy xattention")]
     Context(Box<BenchContextArguments>),
+    /// Answers with drafts, beside the same answers without
+    ///
+    /// Greedy answers behind the first tokens of a text; they are checked to be the same.
+    #[command(after_help = "Example:\n  riffle bench draft --depth 4096,16384 --draft ngram --draft sparse:quest@4")]
+    Draft(Box<BenchDraftArguments>),
     /// Selecting and attending under policies, beside dense attention
     ///
     /// In one layer, at the end of a context, from f16.
     Policies(BenchPoliciesArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchDraftArguments {
+    #[command(flatten)]
+    pub(crate) subject: SubjectArguments,
+    /// What drafts, as --draft of riffle run; may be given several times
+    #[arg(long, value_name = "SPEC", value_parser = numbers::draft, default_values = ["auto", "ngram", "sparse:quest"])]
+    pub(crate) draft: Vec<DraftSpec>,
+    /// Tokens of the text before the answer; it begins again where it is too short
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "512,4096,16384")]
+    pub(crate) depth: Vec<usize>,
+    /// Put this behind the text, such as a question; the text is read as it is, without a chat template
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) question: Option<String>,
+    /// Tokens of each answer
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "128")]
+    pub(crate) tokens: usize,
+    /// Runs of each, in turns; the fastest counts
+    #[arg(long, value_name = "N", value_parser = numbers::repeats, default_value = "3")]
+    pub(crate) repeats: usize,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+    #[command(flatten)]
+    pub(crate) output: OutputArguments,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use riffle_engine::EngineError;
+use riffle_engine::{DraftSpec, EngineError};
 
 /// The most tokens that any option counts; policies have the same limit.
 const MAX_TOKENS: u64 = u32::MAX as u64;
@@ -75,10 +75,15 @@ pub(crate) fn seed(text: &str) -> Result<u64, String> {
 
 /// Bytes with an optional unit.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    riffle_engine::parse_bytes("", text.trim()).map_err(|error| match error {
+    riffle_engine::parse_bytes("", text.trim()).map_err(requirement)
+}
+
+/// What is allowed: clap says the option and what was given.
+fn requirement(error: EngineError) -> String {
+    match error {
         EngineError::Option { requirement, .. } => requirement,
         error => error.to_string(),
-    })
+    }
 }
 
 /// Memory for a model: less than a mebibyte is a number whose unit was forgotten.
@@ -114,6 +119,11 @@ pub(crate) fn top_p(text: &str) -> Result<f32, String> {
 /// The share of the most likely token's probability that others must have.
 pub(crate) fn min_p(text: &str) -> Result<f32, String> {
     number(text, |value| (0.0..=1.0).contains(&value), "from 0 to 1")
+}
+
+/// What drafts tokens.
+pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
+    text.parse().map_err(requirement)
 }
 
 /// The factor by which recent tokens are made less likely.

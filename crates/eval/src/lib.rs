@@ -57,6 +57,7 @@ mod context_rates;
 mod csv;
 mod device_layer;
 mod device_rates;
+mod draft_rates;
 mod error;
 mod escape;
 mod files;
@@ -92,6 +93,7 @@ pub use context_rates::{ContextRateOptions, ContextRow, ContextTable, measure_co
 pub use csv::to_csv;
 pub use device_layer::{AheadRate, DevicePolicyRate, OffloadRate};
 pub use device_rates::{DeviceCeilings, DeviceRate, DeviceReport, InstructionRate, measure_device};
+pub use draft_rates::{DraftRate, DraftRateOptions, DraftRates, measure_drafts};
 pub use error::EvalError;
 pub use journal::Journal;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};

@@ -30,6 +30,8 @@ pub(crate) struct Metrics {
     prompt_tokens: Counter,
     written_tokens: Counter,
     cached_tokens: Counter,
+    drafted_tokens: Counter,
+    accepted_tokens: Counter,
     queried_tokens: Counter,
     pairs_read: Counter,
     pairs_causal: Counter,
@@ -68,6 +70,8 @@ impl Metrics {
             prompt_tokens: Counter::default(),
             written_tokens: Counter::default(),
             cached_tokens: Counter::default(),
+            drafted_tokens: Counter::default(),
+            accepted_tokens: Counter::default(),
             queried_tokens: Counter::default(),
             pairs_read: Counter::default(),
             pairs_causal: Counter::default(),
@@ -107,6 +111,16 @@ impl Metrics {
                 "vllm:prefix_cache_hits",
                 "Tokens of prompts that had been read before",
                 &self.cached_tokens,
+            ),
+            (
+                "vllm:spec_decode_num_draft_tokens",
+                "Tokens that were drafted",
+                &self.drafted_tokens,
+            ),
+            (
+                "vllm:spec_decode_num_accepted_tokens",
+                "Drafted tokens that answers drew",
+                &self.accepted_tokens,
             ),
             (
                 "riffle:attention_pairs_read",
@@ -231,6 +245,8 @@ impl Metrics {
         self.prompt_tokens.inc_by(report.prompt_tokens as u64);
         self.queried_tokens.inc_by(report.prompt_tokens as u64);
         self.cached_tokens.inc_by(report.reused_tokens as u64);
+        self.drafted_tokens.inc_by(report.generation.drafts.drafted as u64);
+        self.accepted_tokens.inc_by(report.generation.drafts.accepted as u64);
         self.pairs_read.inc_by(finished.pairs.read);
         self.pairs_causal.inc_by(finished.pairs.causal);
         self.request_s.observe(age_s);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use riffle_engine::PrefixCacheOptions;
+use riffle_engine::{DraftSpec, PrefixCacheOptions};
 
 /// Where a server listens, whom it serves and how much it takes on.
 #[derive(Debug, Clone)]
@@ -29,6 +29,8 @@ pub struct ServerOptions {
     pub default_max_tokens: usize,
     /// Share of the time that prompts get while answers are written.
     pub prompt_share: f64,
+    /// What drafts the answers of requests that do not say it, where drafts can be made.
+    pub draft: DraftSpec,
     /// Beginnings on disk, which outlive the server.
     pub prefix_cache: Option<PrefixCacheOptions>,
     /// Folder of named sessions; without one there are none.
@@ -77,6 +79,7 @@ impl Default for ServerOptions {
             limits: Limits::default(),
             default_max_tokens: 4096,
             prompt_share: 0.5,
+            draft: DraftSpec::NONE,
             prefix_cache: None,
             session_folder: None,
             keep_alive: None,

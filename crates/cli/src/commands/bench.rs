@@ -1,6 +1,7 @@
 //! `riffle bench`: speed.
 
 mod context;
+mod draft;
 
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{
@@ -26,6 +27,7 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
         BenchSubject::Model(arguments) => model(arguments),
         BenchSubject::Batch(arguments) => batch(arguments),
         BenchSubject::Context(arguments) => context::context(arguments),
+        BenchSubject::Draft(arguments) => draft::draft(arguments),
         BenchSubject::Policies(arguments) => policies(arguments),
     }
 }

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use riffle_engine::{
-    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, Engine, EngineOptions, GenerateOptions, PrefixCacheOptions, PrefixReport,
-    PromptText, RunEvent, RunReport, RunRequest, SamplingOptions, SessionReport, StopReason, human_bytes,
+    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, DraftCount, Engine, EngineOptions, GenerateOptions, PrefixCacheOptions,
+    PrefixReport, PromptText, RunEvent, RunReport, RunRequest, SamplingOptions, SessionReport, StopReason, human_bytes,
     largest_text_bytes, with_threads,
 };
 
@@ -185,7 +185,20 @@ pub(super) fn generate_options(engine: &Engine, arguments: &GenerateArguments) -
             ..model
         },
         stops: arguments.stop.clone(),
+        draft: arguments.draft.clone(),
         ..GenerateOptions::default()
+    }
+}
+
+/// How many tokens of drafts agreed; nothing where none was drafted.
+fn how_drafted(drafts: DraftCount) -> String {
+    match drafts.drafted {
+        0 => String::new(),
+        drafted => format!(
+            " ({} of {} drafted tokens agreed)",
+            grouped(drafts.accepted),
+            grouped(drafted)
+        ),
     }
 }
 
@@ -200,7 +213,7 @@ fn summarise(report: &RunReport) {
     console::note(format!(
         "
 prompt    {prompt} tokens{read}, first token after {first:.2} s
-answer    {generated} tokens at {decode:.1} tokens/s, ended by {stop}
+answer    {generated} tokens at {decode:.1} tokens/s{drafted}, ended by {stop}
 KV cache  {tokens} tokens in {pages} pages of {page} ({format}): device {device}, RAM {ram}, disk {disk}
 policies  prefill {prefill_policy}{prefill_guard}, decode {decode_policy}{decode_guard}: {density:.1}% of the query-key pairs read
 memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {context} tokens; {threads} threads",
@@ -209,6 +222,7 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         first = report.time_to_first_token_ms / 1e3,
         generated = grouped(report.generated_tokens),
         decode = report.decode_tokens_per_s,
+        drafted = how_drafted(report.drafts),
         stop = report.stop,
         tokens = grouped(kv.tokens),
         pages = grouped(kv.pages),

@@ -77,6 +77,7 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         address: SocketAddr::new(arguments.host, arguments.port),
         threads: arguments.engine.threads,
         parallel: arguments.parallel,
+        draft: arguments.draft.clone(),
         model_name: model_name(arguments),
         api_keys: keys,
         allowed_origins: arguments.allow_origin.clone(),

@@ -77,7 +77,7 @@ impl Drafter {
             return Ok(None);
         }
         if let Some(problem) = sequence.cannot_draft() {
-            return match spec.is_auto {
+            return match spec.is_optional {
                 true => Ok(None),
                 false => Err(EngineError::option("--draft", spec, problem)),
             };
@@ -99,7 +99,7 @@ impl Drafter {
     }
 
     /// What followed before where the text was as it is at the end of the sequence, with `token` behind it; at most `most` tokens.
-    fn of_text(&mut self, sequence: &Sequence, token: u32, most: usize) -> Option<(Source, Vec<u32>)> {
+    fn of_text(&mut self, sequence: &Sequence, token: u32, together: usize, most: usize) -> Option<(Source, Vec<u32>)> {
         let (ngrams, acceptances) = &mut **self.ngrams.as_mut()?;
         ngrams.extend(&sequence.tokens()[ngrams.text().len()..]);
         ngrams.extend(&[token]);
@@ -109,18 +109,18 @@ impl Drafter {
         let period = text.len() - found.place;
         let length = match self.tokens {
             Some(tokens) => tokens.min(most),
-            None => acceptances[class].length(costs(sequence, None), most),
+            None => acceptances[class].length(&costs(sequence, None, together), most),
         };
         let draft: Vec<u32> = (0..length).map(|token| text[found.place + token % period]).collect();
         (!draft.is_empty()).then_some((Source::Ngram(class), draft))
     }
 
     /// Tokens that the model is to draft itself, at most `most`.
-    fn own_length(&mut self, sequence: &Sequence, most: usize) -> usize {
+    fn own_length(&mut self, sequence: &Sequence, together: usize, most: usize) -> usize {
         match self.own.as_deref_mut() {
             None => 0,
             Some(_) if self.tokens.is_some() => self.tokens.unwrap_or(0).min(most),
-            Some((own, acceptance)) => acceptance.length(costs(sequence, Some(own.rules())), most),
+            Some((own, acceptance)) => acceptance.length(&costs(sequence, Some(own.rules()), together), most),
         }
     }
 

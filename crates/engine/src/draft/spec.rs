@@ -10,12 +10,14 @@ use crate::EngineError;
 
 const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY or ngram+sparse:POLICY, with @N for drafts of N tokens, such as sparse:quest@4";
 
-/// What drafts the next tokens of an answer: [`Self::NONE`], what pays, or the sources named here. Every one leaves the answer as it
-/// is without drafts, to the byte.
+/// What drafts the next tokens of an answer: nothing, what pays ([`Self::auto`]), or the sources that are named. The answer is the same as
+/// without drafts, to the byte.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftSpec {
-    /// Draft where it pays, and nothing where drafts cannot be made, such as under a policy that learns.
-    pub(super) is_auto: bool,
+    /// Whether it was asked for as `auto`.
+    is_auto: bool,
+    /// Whether nothing is drafted where drafts cannot be made; else such answers are refused.
+    pub(super) is_optional: bool,
     /// What stood behind the text's latest tokens where they stood before.
     pub(super) has_ngram: bool,
     /// The model itself, whose attention reads what this policy names.
@@ -28,6 +30,7 @@ impl DraftSpec {
     /// One token after the other.
     pub const NONE: Self = Self {
         is_auto: false,
+        is_optional: false,
         has_ngram: false,
         own: None,
         tokens: None,
@@ -42,9 +45,19 @@ impl DraftSpec {
     pub fn auto() -> Self {
         Self {
             is_auto: true,
+            is_optional: true,
             has_ngram: true,
             own: Some(own_policy()),
             tokens: None,
+        }
+    }
+
+    /// The same where drafts can be made, and none elsewhere, such as under a policy that learns or an audit.
+    #[must_use]
+    pub fn where_possible(self) -> Self {
+        Self {
+            is_optional: true,
+            ..self
         }
     }
 
@@ -103,6 +116,7 @@ impl FromStr for DraftSpec {
         };
         let spec = Self {
             is_auto: false,
+            is_optional: false,
             has_ngram,
             own,
             tokens,

@@ -81,9 +81,9 @@ pub(crate) fn go_on(
 
 /// Drafts behind the latest token of each part.
 fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
-    let mut own = Vec::new();
+    let (mut own, together) = (Vec::new(), parts.len());
     for (place, part) in parts.iter_mut().enumerate() {
-        let tokens = part.draft_from_text();
+        let tokens = part.draft_from_text(together);
         if tokens > 0 {
             own.push((place, tokens));
         }
@@ -159,7 +159,7 @@ impl<'s, 'a> Part<'s, 'a> {
     }
 
     /// Drafts from the text; returns how many tokens the model is to draft itself in place of that.
-    fn draft_from_text(&mut self) -> usize {
+    fn draft_from_text(&mut self, together: usize) -> usize {
         let AnswerStep {
             sequence,
             answer,
@@ -173,12 +173,12 @@ impl<'s, 'a> Part<'s, 'a> {
         let Some(drafter) = answer.drafter.as_mut().filter(|_| most > 0) else {
             return 0;
         };
-        match drafter.of_text(sequence, *token, most) {
+        match drafter.of_text(sequence, *token, together, most) {
             Some((source, draft)) => {
                 (self.source, self.draft) = (source, draft);
                 0
             }
-            None => drafter.own_length(sequence, most),
+            None => drafter.own_length(sequence, together, most),
         }
     }
 

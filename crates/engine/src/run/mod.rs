@@ -17,8 +17,8 @@ use serde::Serialize;
 use crate::run::session_file::SessionFile;
 use crate::sequence::measured_prefix_cache::{MeasuredPrefixCache, PrefixCacheOptions, PrefixReport};
 use crate::{
-    AttentionTime, AuditReport, Engine, EngineError, GenerateOptions, Generation, MemoryPlan, PrefillProgress,
-    Sequence, Session, SessionReport, StopReason, described_activations,
+    AttentionTime, AuditReport, DraftCount, Engine, EngineError, GenerateOptions, Generation, MemoryPlan,
+    PrefillProgress, Sequence, Session, SessionReport, StopReason, described_activations,
 };
 
 /// A prompt and how to answer it.
@@ -64,6 +64,8 @@ pub struct RunReport {
     pub reused_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
+    /// How many of them were drafted before.
+    pub drafts: DraftCount,
     /// Where the time of loading the model went, before the session was opened.
     pub load: LoadTimes,
     /// Milliseconds from opening the session to the first generated token.
@@ -278,7 +280,7 @@ pub(crate) struct Finished {
 
 impl Finished {
     pub(crate) fn report(self, sequence: &Sequence) -> RunReport {
-        // The first token costs no forward pass beyond the prefill; every later one costs one.
+        // The first token costs no forward pass beyond the prefill.
         let decoded = sequence.tokens().len() - self.prompt_tokens;
         let read = self.prompt_tokens - self.reused_tokens;
         let engine = sequence.engine();
@@ -291,6 +293,7 @@ impl Finished {
             prompt_tokens: self.prompt_tokens,
             reused_tokens: self.reused_tokens,
             generated_tokens: self.generation.tokens.len(),
+            drafts: self.generation.drafts,
             load: engine.load_times(),
             time_to_first_token_ms: self.first_s * 1e3,
             prefill_tokens_per_s: match read {

@@ -35,6 +35,7 @@ impl Record {
             Results::Context(table) => context(table),
             Results::Batch(table) => batch(table),
             Results::Model(table) => table.rates.iter().try_for_each(|rate| count("depth", rate.depth)),
+            Results::Draft(table) => table.rows.iter().try_for_each(|row| count("depth", row.depth)),
             // Their numbers are shown one by one, and any can be shown.
             Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_) => Ok(()),
         }

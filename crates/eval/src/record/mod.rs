@@ -21,8 +21,8 @@ pub use tables::{
 
 use crate::files::{RECORD, check_file, write_file};
 use crate::{
-    AttentionReport, AuditTable, BatchTable, ContextTable, DeviceReport, EvalError, KvRates, ModelRates, PolicyRates,
-    Table, to_csv,
+    AttentionReport, AuditTable, BatchTable, ContextTable, DeviceReport, DraftRates, EvalError, KvRates, ModelRates,
+    PolicyRates, Table, to_csv,
 };
 
 /// Most bytes of a record that is read.
@@ -60,6 +60,8 @@ pub enum Results {
     Batch(BatchTable),
     /// `riffle bench model`.
     Model(ModelRates),
+    /// `riffle bench draft`.
+    Draft(DraftRates),
     /// `riffle bench policies`.
     Policies(PolicyRates),
     /// `riffle bench attention`.
@@ -107,6 +109,7 @@ impl Record {
             Results::Context(table) => to_csv(&table.rows),
             Results::Batch(table) => to_csv(&table.rows),
             Results::Model(table) => to_csv(&table.rates),
+            Results::Draft(table) => to_csv(&table.rows),
             Results::Policies(table) => to_csv(&table.rates),
             Results::Attention(table) => to_csv(&table.rates),
             Results::Device(table) => to_csv(&table.rates),

@@ -27,6 +27,7 @@ impl Results {
             Self::Context(_) => "Cost of context",
             Self::Batch(_) => "Sequences in one pass",
             Self::Model(_) => "Rates of a model",
+            Self::Draft(_) => "Drafts",
             Self::Policies(_) => "Cost of policies",
             Self::Attention(_) => "Attention kernels",
             Self::Device(_) => "Attention kernels of a device",

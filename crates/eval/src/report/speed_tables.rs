@@ -2,7 +2,7 @@
 
 use super::label;
 use crate::numbers::{milliseconds, percent, short, tokens};
-use crate::{AttentionReport, BatchTable, ContextTable, KeyKind, KvRates, ModelRates, PolicyRates, Table};
+use crate::{AttentionReport, BatchTable, ContextTable, DraftRates, KeyKind, KvRates, ModelRates, PolicyRates, Table};
 
 pub(super) fn speeds(table: &ContextTable) -> Table {
     let caption = match table.repeats {
@@ -31,6 +31,38 @@ pub(super) fn speeds(table: &ContextTable) -> Table {
             short(row.prefill_tokens_per_s),
             short(row.decode_tokens_per_s),
             percent(row.density),
+        ]
+    })
+}
+
+pub(super) fn drafts(table: &DraftRates) -> Table {
+    let caption = format!(
+        "Answers with drafts, {}, {}: {} tokens, best of {} runs; answers are the same to the byte",
+        table.text,
+        label(&table.settings),
+        table.generated_tokens,
+        table.repeats
+    );
+    let columns = [
+        "draft",
+        "depth",
+        "tokens/s",
+        "beside none",
+        "drafted tokens agreed",
+        "tokens a pass",
+    ];
+    Table::of(caption, &columns, &table.rows, |row| {
+        let agreed = match row.drafted {
+            0 => "–".to_owned(),
+            drafted => format!("{} of {drafted}", row.accepted),
+        };
+        vec![
+            row.draft.clone(),
+            tokens(row.depth as f64),
+            short(row.tokens_per_s),
+            format!("{:.2}", row.beside_none),
+            agreed,
+            format!("{:.2}", row.tokens_a_pass),
         ]
     })
 }

@@ -18,6 +18,7 @@ pub(super) fn of(results: &Results) -> Vec<Table> {
         Results::Context(context) => vec![speed_tables::speeds(context), speed_tables::memory(context)],
         Results::Batch(table) => speed_tables::batch(table),
         Results::Model(rates) => vec![speed_tables::model(rates)],
+        Results::Draft(rates) => vec![speed_tables::drafts(rates)],
         Results::Policies(rates) => vec![speed_tables::policies(rates)],
         Results::Attention(report) => vec![speed_tables::attention(report)],
         Results::Device(report) => device_tables::device(report),

@@ -1,6 +1,6 @@
 //! What an answer says of itself beside its text.
 
-use riffle_engine::{AuditReport, StopReason};
+use riffle_engine::{AuditReport, DraftCount, StopReason};
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -15,6 +15,7 @@ pub(super) struct Usage {
     pub(super) written_tokens: usize,
     /// How many of the tokens written were thoughts.
     pub(super) thought_tokens: usize,
+    pub(super) drafts: DraftCount,
 }
 
 impl Usage {
@@ -28,6 +29,8 @@ impl Usage {
                 usage.cached_tokens += report.reused_tokens;
             }
             usage.written_tokens += report.generation.tokens.len();
+            usage.drafts.drafted += report.generation.drafts.drafted;
+            usage.drafts.accepted += report.generation.drafts.accepted;
         }
         usage
     }
@@ -42,7 +45,11 @@ impl Usage {
             "completion_tokens": self.written_tokens,
             "total_tokens": self.prompt_tokens + self.written_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.thought_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.thought_tokens,
+                "accepted_prediction_tokens": self.drafts.accepted,
+                "rejected_prediction_tokens": self.drafts.drafted - self.drafts.accepted,
+            },
         })
     }
 }
@@ -60,6 +67,7 @@ pub(super) fn finish_reason(stop: &StopReason, calls: usize) -> &'static str {
 pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
     let options = app.engine.options();
     let (pairs, times) = (finished.pairs, finished.report.times);
+    let drafts = finished.report.generation.drafts;
     let prefill = wishes.extras.prefill.as_ref().unwrap_or(&options.prefill);
     let decode = wishes.extras.decode.as_ref().unwrap_or(&options.decode);
     let share = match pairs.causal {
@@ -69,6 +77,9 @@ pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
     json!({
         "prefill": prefill.to_string(),
         "decode": decode.to_string(),
+        "draft": wishes.generate.draft.to_string(),
+        "drafted_tokens": drafts.drafted,
+        "accepted_tokens": drafts.accepted,
         "pairs_read": pairs.read,
         "pairs_causal": pairs.causal,
         "share_read": share,
@@ -102,6 +113,8 @@ fn timings(finished: &Finished) -> Value {
         "predicted_n": written,
         "predicted_ms": times.answered_s * 1e3,
         "predicted_per_second": rate(written, times.answered_s),
+        "draft_n": report.generation.drafts.drafted,
+        "draft_n_accepted": report.generation.drafts.accepted,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Sampling, lengths, policies: fields that several APIs share.
 
-use riffle_engine::{GenerateOptions, SamplingOptions};
+use riffle_engine::{DraftSpec, GenerateOptions, SamplingOptions};
 use riffle_policy::PolicyRules;
 use serde_json::{Value, json};
 
@@ -22,6 +22,8 @@ pub(crate) struct Extras {
     pub(crate) prefill: Option<PolicyRules>,
     pub(crate) decode: Option<PolicyRules>,
     pub(crate) audits: bool,
+    /// What drafts the answer, in place of what the server drafts.
+    pub(crate) draft: Option<DraftSpec>,
     /// The session that the prompt goes on from.
     pub(crate) session: Option<String>,
     pub(crate) priority: i32,
@@ -33,20 +35,25 @@ pub(crate) struct Extras {
 pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> Result<Wishes, Failure> {
     let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
     let max_tokens = take_length(fields, lengths)?;
-    let generate = GenerateOptions {
+    let mut generate = GenerateOptions {
         max_tokens: max_tokens.unwrap_or(0),
         sampling: take_sampling(app, fields, seed)?,
         stops: take_stops(fields)?,
         stop_tokens: take_stop_tokens(app, fields)?,
         min_tokens: fields.count("min_tokens", 0..=i64::from(i32::MAX))?.unwrap_or(0),
         ignores_end: fields.flag("ignore_eos")?.unwrap_or(false),
+        draft: app.options.draft.clone().where_possible(),
         ..GenerateOptions::default()
     };
+    let extras = take_extras(fields)?;
+    if let Some(draft) = &extras.draft {
+        generate.draft = draft.clone();
+    }
     Ok(Wishes {
         generate,
         has_length: max_tokens.is_some(),
         has_seed: seed.is_some(),
-        extras: take_extras(fields)?,
+        extras,
         prompt_probabilities: None,
     })
 }
@@ -180,12 +187,22 @@ fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
         prefill: take_policy(&mut own, "prefill")?,
         decode: take_policy(&mut own, "decode")?,
         audits: own.flag("audit")?.unwrap_or(false),
+        draft: take_draft(&mut own)?,
         session: own.text("session")?,
         priority: own.integer("priority", -1000..=1000)?.unwrap_or(0) as i32,
         shows_progress: own.flag("progress")?.unwrap_or(shows_progress),
     };
     own.finish()?;
     Ok(extras)
+}
+
+fn take_draft(fields: &mut Fields) -> Result<Option<DraftSpec>, Failure> {
+    let place = fields.name("draft");
+    let Some(text) = fields.text("draft")? else {
+        return Ok(None);
+    };
+    let refused = |error: riffle_engine::EngineError| Failure::field(place, error.to_string());
+    text.parse().map(Some).map_err(refused)
 }
 
 fn take_policy(fields: &mut Fields, name: &str) -> Result<Option<PolicyRules>, Failure> {

@@ -101,6 +101,22 @@ impl TokenConstraint for FormedAnswer {
         }
         Ok(is_complete)
     }
+
+    fn fork(&mut self) -> Option<Box<dyn TokenConstraint>> {
+        let worker = self.worker.clone();
+        let Next { matcher, allowed } = self.known().ok()?;
+        let known = Next {
+            matcher: matcher.deep_clone(),
+            allowed: allowed.clone(),
+        };
+        // Nothing comes from here: what may come next is known.
+        let (_, next) = sync_channel(1);
+        Some(Box::new(Self {
+            next,
+            known: Some(known),
+            worker,
+        }))
+    }
 }
 
 fn first_line(problem: &str) -> String {

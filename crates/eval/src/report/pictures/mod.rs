@@ -24,9 +24,12 @@ pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
         Results::Context(context) => context::context(context, &on),
         Results::Model(model) => model::model(model, &on),
         // What they show is read off their tables.
-        Results::Batch(_) | Results::Policies(_) | Results::Attention(_) | Results::Device(_) | Results::Kv(_) => {
-            Vec::new()
-        }
+        Results::Batch(_)
+        | Results::Draft(_)
+        | Results::Policies(_)
+        | Results::Attention(_)
+        | Results::Device(_)
+        | Results::Kv(_) => Vec::new(),
     }
 }
 

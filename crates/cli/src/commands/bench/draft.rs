@@ -1,0 +1,48 @@
+//! `riffle bench draft`: what drafts bring.
+
+use riffle_engine::{EngineError, EngineOptions};
+use riffle_eval::{DraftRateOptions, Results, measure_drafts};
+use serde_json::json;
+
+use crate::bench_args::BenchDraftArguments;
+use crate::commands::eval::run::{Subject, file_name};
+use crate::failure::Failure;
+
+pub(super) fn draft(arguments: &BenchDraftArguments) -> Result<(), Failure> {
+    let subject = Subject::new(&arguments.subject, "text/prophets.txt")?;
+    // The text, and an answer that goes on from it.
+    let with_room = |options: EngineOptions| EngineOptions {
+        sequences: 2,
+        ..options
+    };
+    subject.measure_under(
+        ("draft", 0),
+        (&arguments.engine, with_room),
+        &arguments.output,
+        |engine, text, journal, watch| {
+            let tokenizer = engine.tokenizer()?;
+            let tokens = tokenizer.encode(text, true)?;
+            let question = arguments
+                .question
+                .as_ref()
+                .map(|question| tokenizer.encode(question, false));
+            let options = DraftRateOptions {
+                text: file_name(&subject.text),
+                drafts: arguments.draft.clone(),
+                depths: arguments.depth.clone(),
+                question: question.transpose().map_err(EngineError::from)?.unwrap_or_default(),
+                generated_tokens: arguments.tokens,
+                repeats: arguments.repeats,
+            };
+            let about = json!({
+                "text": riffle_eval::digest(&tokens),
+                "drafts": options.drafts.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                "question": arguments.question,
+                "tokens": arguments.tokens,
+                "repeats": arguments.repeats,
+            });
+            let rates = measure_drafts(engine, &tokens, &options, &mut journal(about)?, watch)?;
+            Ok(Results::Draft(rates))
+        },
+    )
+}
