@@ -102,8 +102,8 @@ const REFUSED: [(&[&str], &str); 20] = [
         "adapters are not read: merge them into the model first",
     ),
     (
-        &["--model-draft", "--draft", "--draft-max"],
-        "there is no speculative decoding: leave it out",
+        &["--model-draft", "--draft-max"],
+        "no second model drafts: --draft ngram or --draft sparse:quest does, @N behind it for N tokens",
     ),
     (
         &[

@@ -29,7 +29,7 @@ const VALUES: [&str; 9] = [
 ];
 
 /// What options take that do not take numbers.
-const NOT_NUMBERS: [&str; 24] = [
+const NOT_NUMBERS: [&str; 25] = [
     "PATH",
     "FILE",
     "F",
@@ -37,6 +37,7 @@ const NOT_NUMBERS: [&str; 24] = [
     "TEXT",
     "NAME",
     "POLICY",
+    "SPEC",
     "DEVICE",
     "FORMAT",
     "WORDING",
@@ -167,6 +168,13 @@ impl Place {
                 given("--prompt-tokens", "16"),
                 given("--tokens", "2"),
                 given("--repeats", "1"),
+            ],
+            "bench draft" => vec![
+                model,
+                text,
+                given("--depth", "64"),
+                given("--draft", "ngram"),
+                given("--tokens", "4"),
             ],
             "bench context" => vec![model, text, given("--lengths", "64"), given("--tokens", "2")],
             "bench policies" => vec![

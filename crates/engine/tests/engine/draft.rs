@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
 use riffle_engine::{
     AnswerForm, DraftCount, DraftSpec, Engine, EngineError, EngineOptions, Event, GenerateOptions, Generation, Request,
-    SamplingOptions, Scheduler, SchedulerOptions, Session, StreamWindow, TokenConstraint,
+    RequestId, SamplingOptions, Scheduler, SchedulerOptions, Session, StreamWindow, TokenConstraint,
 };
 use riffle_kv::{DiskTier, KvTiers};
 use riffle_policy::PolicyRules;
@@ -266,9 +266,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
         let what = format!("seed {seed}: {model}, {} under {draft}", engine.options().decode);
         match (expected, found) {
             (Ok(expected), Ok(found)) => {
-                drafts.drafted += found.drafts.drafted;
-                drafts.accepted += found.drafts.accepted;
-                drafts.passes += found.drafts.passes;
+                add(&mut drafts, found.drafts);
                 assert_eq!(answer(found), answer(expected), "{what}");
             }
             (Err(expected), Err(found)) => assert_eq!(found.to_string(), expected.to_string(), "{what}"),
@@ -281,20 +279,50 @@ fn compare_sessions(seed: u64) -> DraftCount {
     drafts
 }
 
+/// What came of requests that were answered together.
+#[derive(Default)]
+struct Told {
+    ended: BTreeMap<RequestId, Generation>,
+    /// The tokens that were told, of those that were taken back as well.
+    written: BTreeMap<RequestId, Vec<u32>>,
+}
+
+/// Answers all requests of a scheduler; some clients leave, and some requests make room for others.
+fn answer_all(scheduler: &mut Scheduler, ids: &[RequestId], random: &mut StdRng) -> Told {
+    let mut told = Told::default();
+    let mut goes_on = true;
+    while goes_on {
+        let step = scheduler.step(&mut |event| match event {
+            Event::Token(id, token) => told.written.entry(id).or_default().push(token.token),
+            Event::Finished(id, report, _) => drop(told.ended.insert(id, report.generation)),
+            Event::Failed(id, error) => panic!("{id:?}: {error}"),
+            _ => {}
+        });
+        goes_on = step.unwrap();
+        if random.random_bool(0.03) {
+            let id = *ids.choose(random).unwrap();
+            match random.random() {
+                true => drop(scheduler.cancel(id)),
+                false if scheduler.park(id).unwrap() => assert!(scheduler.resume(id)),
+                false => {}
+            }
+            goes_on = true;
+        }
+    }
+    told
+}
+
 /// Answers of many requests at a time, with and without drafts, against sessions alone.
 fn compare_requests(seed: u64) -> DraftCount {
     let random = &mut StdRng::seed_from_u64(seed);
     let folder = tempfile::tempdir().unwrap();
     let model = *["model", "model", "model-hybrid"].choose(random).unwrap();
     let engine = Engine::load(fixture(model), options(random, model, folder.path())).unwrap();
-    let mut scheduler = Scheduler::new(
-        &engine,
-        SchedulerOptions {
-            most_running: 4,
-            ..SchedulerOptions::of(engine.options())
-        },
-    )
-    .unwrap();
+    let scheduling = SchedulerOptions {
+        most_running: 4,
+        ..SchedulerOptions::of(engine.options())
+    };
+    let mut scheduler = Scheduler::new(&engine, scheduling).unwrap();
     let mut asked = BTreeMap::new();
     for _ in 0..5 {
         let request = Request {
@@ -310,28 +338,8 @@ fn compare_requests(seed: u64) -> DraftCount {
         };
         asked.insert(scheduler.submit(request.clone()).unwrap(), request);
     }
-    let (mut ended, mut written) = (BTreeMap::new(), BTreeMap::<_, Vec<u32>>::new());
-    let mut goes_on = true;
-    while goes_on {
-        let step = scheduler.step(&mut |event| match event {
-            Event::Token(id, token) => written.entry(id).or_default().push(token.token),
-            Event::Finished(id, report, _) => drop(ended.insert(id, report.generation)),
-            Event::Failed(id, error) => panic!("{id:?}: {error}"),
-            _ => {}
-        });
-        goes_on = step.unwrap();
-        // Clients leave, and requests make room for others.
-        if random.random_bool(0.03) {
-            let ids: Vec<_> = asked.keys().copied().collect();
-            let id = *ids.choose(random).unwrap();
-            match random.random() {
-                true => drop(scheduler.cancel(id)),
-                false if scheduler.park(id).unwrap() => assert!(scheduler.resume(id)),
-                false => {}
-            }
-            goes_on = true;
-        }
-    }
+    let ids: Vec<RequestId> = asked.keys().copied().collect();
+    let mut told = answer_all(&mut scheduler, &ids, random);
     let mut drafts = DraftCount::default();
     for (id, request) in asked {
         let mut session = Session::new(&engine).unwrap();
@@ -346,12 +354,10 @@ fn compare_requests(seed: u64) -> DraftCount {
             engine.options().decode,
             request.generate.draft
         );
-        let written = written.remove(&id).unwrap_or_default();
-        match ended.remove(&id) {
+        let written = told.written.remove(&id).unwrap_or_default();
+        match told.ended.remove(&id) {
             Some(found) => {
-                drafts.drafted += found.drafts.drafted;
-                drafts.accepted += found.drafts.accepted;
-                drafts.passes += found.drafts.passes;
+                add(&mut drafts, found.drafts);
                 assert_eq!(written, expected.tokens, "{what}");
                 assert_eq!(answer(found), answer(expected), "{what}");
             }
@@ -361,14 +367,17 @@ fn compare_requests(seed: u64) -> DraftCount {
     drafts
 }
 
+fn add(sum: &mut DraftCount, more: DraftCount) {
+    sum.drafted += more.drafted;
+    sum.accepted += more.accepted;
+    sum.passes += more.passes;
+}
+
 /// Runs trials, and checks that they drafted and both agreed and disagreed.
 fn try_all(seeds: std::ops::Range<u64>, compare: fn(u64) -> DraftCount) {
     let mut all = DraftCount::default();
     for seed in seeds {
-        let drafts = compare(seed);
-        all.drafted += drafts.drafted;
-        all.accepted += drafts.accepted;
-        all.passes += drafts.passes;
+        add(&mut all, compare(seed));
     }
     println!("{all:?}");
     assert!(all.accepted > 100 && all.drafted - all.accepted > 100, "{all:?}");
