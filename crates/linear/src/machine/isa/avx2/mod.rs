@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: a block is two registers.
 
-mod one_token;
+mod few_tokens;
 mod pairs;
 mod tiles;
 

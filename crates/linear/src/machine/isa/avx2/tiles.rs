@@ -3,7 +3,7 @@
 use core::arch::x86_64::*;
 
 use super::super::quant::{for_stretches, share};
-use super::one_token::one_token;
+use super::few_tokens::{FEW, few_tokens};
 use super::pairs::{add_minimums, add_pairs, add_scaled, bias, chain, groups, parts, whole, word};
 use super::{AHEAD_BYTES, Block, prefetch_far, widen_halves};
 use crate::LANES;
@@ -11,8 +11,6 @@ use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, tile_rows};
 
 /// Stretches that are unpacked together.
 pub(in crate::machine::isa) const STRETCHES: usize = 8;
-/// Most tokens of a tile: sums of 16 bits for 16 rows of each take two of the sixteen registers.
-const TOKENS: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in crate::machine::isa) fn quant_band<Q: Quant>(
@@ -20,25 +18,36 @@ pub(in crate::machine::isa) fn quant_band<Q: Quant>(
     activations: &[ActivationBlock],
     sums: &mut [[f32; LANES]],
 ) {
-    if let [sums] = sums {
-        return one_token::<Q>(weights, activations, sums);
+    match sums.len() {
+        1 => return few_tokens::<Q, 1>(weights, activations, sums),
+        2 => return few_tokens::<Q, 2>(weights, activations, sums),
+        FEW => return few_tokens::<Q, FEW>(weights, activations, sums),
+        _ => {}
     }
     let stretches = activations.len() / sums.len();
+    let tile_tokens = if sums.len() == 4 { 4 } else { tokens::<Q>() };
     let mut expanded = [Expanded::default(); STRETCHES];
     let bytes = STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
     for (index, weights) in weights.chunks(bytes).enumerate() {
         let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
         let expanded = &mut expanded[..count];
         expand::<Q>(weights, expanded);
-        let tiles = activations.chunks(TOKENS * stretches);
-        for (sums, activations) in sums.chunks_mut(TOKENS).zip(tiles) {
+        let tiles = activations.chunks(tile_tokens * stretches);
+        for (sums, activations) in sums.chunks_mut(tile_tokens).zip(tiles) {
             let rows = tile_rows(activations, stretches, index * STRETCHES..index * STRETCHES + count);
             match sums.len() {
                 1 | 2 => tile::<Q, 2>(expanded, &rows, sums),
-                _ => tile::<Q, TOKENS>(expanded, &rows, sums),
+                3 => tile::<Q, 3>(expanded, &rows, sums),
+                _ => tile::<Q, 4>(expanded, &rows, sums),
             }
         }
     }
+}
+
+/// Tokens of a tile. Sums of 16 bits for 16 rows of each take two of the sixteen registers; with two scales a stretch, four tokens hide how
+/// long their short chains take.
+const fn tokens<Q: Quant>() -> usize {
+    if Q::SHAPE.halves { 4 } else { 3 }
 }
 
 #[inline]
