@@ -103,7 +103,7 @@ const REFUSED: [(&[&str], &str); 20] = [
     ),
     (
         &["--model-draft", "--draft-max"],
-        "no second model drafts: --draft ngram or --draft sparse:quest does, @N behind it for N tokens",
+        "a second model cannot draft: use --draft ngram or --draft sparse:quest, with @N for drafts of N tokens",
     ),
     (
         &[

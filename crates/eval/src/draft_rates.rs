@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{DraftCount, DraftSpec, Engine, EngineError, GenerateOptions, Generation, Session};
+use riffle_engine::{DraftCount, DraftSpec, Engine, EngineOptions, GenerateOptions, Session, StopReason};
 use serde::{Deserialize, Serialize};
 
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
 use crate::room::check_context;
-use crate::tasks::Watch;
+use crate::tasks::{Watch, interrupted};
 use crate::{EvalError, RunSettings};
 
 /// What to measure.
@@ -17,7 +17,7 @@ use crate::{EvalError, RunSettings};
 pub struct DraftRateOptions {
     /// What records call the text.
     pub text: String,
-    /// What drafts, each beside none.
+    /// The sources of drafts, each beside none.
     pub drafts: Vec<DraftSpec>,
     /// Tokens of the text that are read before the answer.
     pub depths: Vec<usize>,
@@ -29,14 +29,14 @@ pub struct DraftRateOptions {
     pub repeats: usize,
 }
 
-/// `riffle bench draft`: a row for each depth and what drafts.
+/// `riffle bench draft`: a row for each depth and draft source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DraftRates {
     /// How the model was run.
     pub settings: RunSettings,
     /// The text, by its file name.
     pub text: String,
-    /// Tokens of an answer, where it does not end before.
+    /// Tokens of an answer.
     pub generated_tokens: usize,
     /// Runs of each; the fastest counts.
     pub repeats: usize,
@@ -47,28 +47,30 @@ pub struct DraftRates {
 /// The rate of an answer at one depth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DraftRate {
-    /// What drafts.
+    /// The sources of drafts.
     pub draft: String,
     /// Tokens in the context before.
     pub depth: usize,
-    /// Tokens that were written.
-    pub tokens: usize,
     /// Tokens written a second.
     pub tokens_per_s: f64,
-    /// That beside the rate without drafts, which took turns with it.
+    /// `tokens_per_s` divided by the rate without drafts, which took turns with it.
     pub beside_none: f64,
     /// Tokens that were drafted.
     pub drafted: usize,
-    /// Those of them that the answer drew.
+    /// Drafted tokens that the answer drew.
     pub accepted: usize,
     /// Tokens of the answer for each pass that read or verified them.
     pub tokens_a_pass: f64,
+    /// Pairs of query and key that were read for each token of the answer, by drafts as well.
+    pub pairs_a_token: f64,
+    /// Bytes of pages that were loaded from slower tiers for each token of the answer.
+    pub loaded_bytes_a_token: f64,
 }
 
-/// Measures greedy answers behind the first tokens of a text. Finished depths come from the journal and go there.
+/// Measures greedy answers behind the first tokens of a text. Depths that the journal holds are not measured again.
 ///
 /// # Errors
-/// [`EvalError::Option`] for nothing to measure, and where an answer with drafts is another than without; a context that does not fit;
+/// [`EvalError::Option`] for nothing to measure, and where an answer with drafts is not the answer without; a context that does not fit;
 /// [`EvalError::Interrupted`].
 pub fn measure_drafts(
     engine: &Arc<Engine>,
@@ -77,6 +79,11 @@ pub fn measure_drafts(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<DraftRates, EvalError> {
+    // The text, and an answer that goes on from it.
+    let engine = &engine.with_options(EngineOptions {
+        sequences: 2,
+        ..engine.options().clone()
+    })?;
     options.check(engine, tokens)?;
     let cells: Vec<Cell<usize>> = options
         .depths
@@ -117,11 +124,13 @@ impl DraftRateOptions {
     }
 }
 
-/// The fastest run of one draft.
-struct Best {
+/// One draft source, with its fastest run.
+struct Measured {
     draft: DraftSpec,
     seconds: f64,
-    generation: Option<Generation>,
+    count: DraftCount,
+    pairs: u64,
+    loaded_bytes: u64,
 }
 
 fn measure(
@@ -139,71 +148,76 @@ fn measure(
         watch(read * progress.tokens_done / progress.tokens as f64)
     })?;
     let drafts = [DraftSpec::NONE].into_iter().chain(options.drafts.iter().cloned());
-    let mut bests: Vec<Best> = drafts
-        .map(|draft| Best {
-            draft,
-            seconds: f64::INFINITY,
-            generation: None,
-        })
-        .collect();
-    let runs = options.repeats * bests.len();
+    let mut measured: Vec<Measured> = drafts.map(Measured::new).collect();
+    let runs = options.repeats * measured.len();
+    let mut expected: Option<Vec<u32>> = None;
     for run in 0..runs {
-        let place = run % bests.len();
-        let best = &mut bests[place];
-        let generate = GenerateOptions {
-            max_tokens: options.generated_tokens,
-            ignores_end: true,
-            draft: best.draft.clone(),
-            ..GenerateOptions::default()
-        };
         let done = read + (1.0 - read) * run as f64 / runs as f64;
-        let mut answer = session.fork()?;
-        let start = Instant::now();
-        let generation = answer.generate(&generate, &mut |_| watch(done))?;
-        let seconds = start.elapsed().as_secs_f64();
-        session.take_scratch(&mut answer);
-        if generation.tokens.len() < options.generated_tokens {
-            return Err(EngineError::Interrupted {
-                tokens: session.tokens().len(),
-                total: prompt.len() + options.generated_tokens,
-            }
-            .into());
-        }
-        best.seconds = best.seconds.min(seconds);
-        let first = best.generation.get_or_insert_with(|| generation.clone());
-        let same = first.tokens == generation.tokens;
-        let same = same
-            && bests[0]
-                .generation
-                .as_ref()
-                .is_none_or(|none| none.tokens == generation.tokens);
-        if !same {
+        let place = run % measured.len();
+        let answer = measured[place].answer(&mut session, options.generated_tokens, &mut |_| watch(done))?;
+        if *expected.get_or_insert_with(|| answer.clone()) != answer {
             return Err(EvalError::Option(format!(
-                "an answer with --draft {} at depth {depth} is another than without: please report it",
-                bests[place].draft
+                "an answer with --draft {} at depth {depth} is not the answer without: please report it",
+                measured[place].draft
             )));
         }
     }
-    let none_s = bests[0].seconds;
-    Ok(bests.into_iter().map(|best| best.rate(depth, none_s)).collect())
+    let none_s = measured[0].seconds;
+    let tokens = options.generated_tokens;
+    let rates = measured.iter().map(|measured| measured.rate(depth, tokens, none_s));
+    Ok(rates.collect())
 }
 
-impl Best {
-    fn rate(self, depth: usize, none_s: f64) -> DraftRate {
-        let (tokens, drafts) = match self.generation {
-            Some(generation) => (generation.tokens.len(), generation.drafts),
-            None => (0, DraftCount::default()),
+impl Measured {
+    fn new(draft: DraftSpec) -> Self {
+        Self {
+            draft,
+            seconds: f64::INFINITY,
+            count: DraftCount::default(),
+            pairs: 0,
+            loaded_bytes: 0,
+        }
+    }
+
+    /// An answer of so many tokens in a copy of the session.
+    fn answer(&mut self, session: &mut Session, tokens: usize, watch: &mut Watch<'_>) -> Result<Vec<u32>, EvalError> {
+        let generate = GenerateOptions {
+            max_tokens: tokens,
+            ignores_end: true,
+            draft: self.draft.clone(),
+            ..GenerateOptions::default()
         };
+        let mut answer = session.fork()?;
+        let (pairs, loaded_bytes) = (answer.pairs().read, answer.pool().loaded_bytes());
+        let start = Instant::now();
+        let generation = answer.generate(&generate, &mut |_| watch(1.0))?;
+        let seconds = start.elapsed().as_secs_f64();
+        if generation.stop == StopReason::Interrupted {
+            return Err(interrupted(&answer));
+        }
+        if seconds < self.seconds {
+            self.seconds = seconds;
+            self.count = generation.drafts;
+            self.pairs = answer.pairs().read - pairs + generation.drafts.undone_pairs;
+            self.loaded_bytes = answer.pool().loaded_bytes() - loaded_bytes;
+        }
+        session.take_scratch(&mut answer);
+        Ok(generation.tokens)
+    }
+
+    fn rate(&self, depth: usize, tokens: usize, none_s: f64) -> DraftRate {
+        // The logits of the first token are there before the answer, and every pass reads one token that was not drafted.
+        let (behind_first, count) = (tokens - 1, self.count);
         DraftRate {
             draft: self.draft.to_string(),
             depth,
-            tokens,
             tokens_per_s: tokens as f64 / self.seconds,
             beside_none: none_s / self.seconds,
-            drafted: drafts.drafted,
-            accepted: drafts.accepted,
-            // The first token costs no pass, and every pass reads one token that was not drafted.
-            tokens_a_pass: (tokens - 1) as f64 / (tokens - 1 - drafts.accepted) as f64,
+            drafted: count.drafted,
+            accepted: count.accepted,
+            tokens_a_pass: behind_first as f64 / (behind_first - count.accepted) as f64,
+            pairs_a_token: self.pairs as f64 / behind_first as f64,
+            loaded_bytes_a_token: self.loaded_bytes as f64 / behind_first as f64,
         }
     }
 }

@@ -158,6 +158,11 @@ impl ModelConfig {
         self.recurrent.as_ref().map_or(0, RecurrentShape::bytes)
     }
 
+    /// Bytes of the inputs that a [`RecurrentState`](crate::RecurrentState) records at most.
+    pub fn recorded_bytes(&self) -> u64 {
+        self.recurrent.as_ref().map_or(0, RecurrentShape::recorded_bytes)
+    }
+
     fn is_attention(&self, layer: usize) -> bool {
         !self.recurrent.as_ref().is_some_and(|shape| shape.is_recurrent(layer))
     }

@@ -88,6 +88,14 @@ impl Layer {
         }
     }
 
+    /// What mixes the tokens of a recurrent layer.
+    pub(crate) fn mixer(&self) -> Option<&GatedDeltaNet> {
+        self.steps.iter().find_map(|step| match step {
+            Step::Recur(mixer) => Some(&**mixer),
+            _ => None,
+        })
+    }
+
     /// Bytes its weights take in memory.
     pub(crate) fn bytes(&self) -> u64 {
         let mut seen = BTreeSet::new();

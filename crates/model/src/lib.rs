@@ -62,6 +62,7 @@ mod load;
 mod outline;
 mod progress;
 mod python_json;
+mod recorded;
 mod recurrent;
 mod rope_scaling;
 mod stream;

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use riffle_linear::Columns;
 
-use crate::{ModelConfig, ModelError};
+use crate::recorded::{self, Recorded};
+use crate::{Decoder, ModelConfig, ModelError};
 
 /// The sizes of a model's recurrent layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,8 +60,17 @@ impl RecurrentShape {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        let layers = self.layers.iter().filter(|recurrent| **recurrent).count();
-        layers as u64 * self.layer_bytes()
+        self.count() * self.layer_bytes()
+    }
+
+    /// Bytes of the rows that are recorded to be replayed, at most.
+    pub(crate) fn recorded_bytes(&self) -> u64 {
+        self.count() * recorded::layer_bytes(self)
+    }
+
+    /// Recurrent layers.
+    fn count(&self) -> u64 {
+        self.layers.iter().filter(|recurrent| **recurrent).count() as u64
     }
 }
 
@@ -86,6 +96,8 @@ pub(crate) struct LayerState {
     pub(crate) convolution: Vec<f32>,
     /// `[value_head, column piece, key_dim]`.
     pub(crate) memory: Vec<Columns>,
+    /// Inputs since [`RecurrentState::record`], which copies do not have.
+    pub(crate) recorded: Recorded,
 }
 
 impl PartialEq for LayerState {
@@ -158,6 +170,7 @@ impl RecurrentLayer<'_> {
             }
         }
         self.state.tokens += tokens;
+        self.state.recorded.end();
         self.state.version = next_version();
         self.state.version
     }
@@ -177,6 +190,7 @@ impl RecurrentState {
             tokens: 0,
             convolution: vec![0.0; shape.convolution_values()],
             memory: vec![Columns::ZERO; shape.value_heads * shape.head_pieces()],
+            recorded: Recorded::default(),
         };
         let layers = shape.layers.iter().map(|recurrent| recurrent.then(|| empty.clone()));
         RecurrentState {
@@ -209,6 +223,7 @@ impl RecurrentState {
             (layer.version, layer.tokens) = (EMPTY, 0);
             layer.convolution.fill(0.0);
             layer.memory.fill(Columns::ZERO);
+            layer.recorded.end();
         }
     }
 
@@ -226,6 +241,50 @@ impl RecurrentState {
             (layer.version, layer.tokens) = (other.version, other.tokens);
             layer.convolution.copy_from_slice(&other.convolution);
             layer.memory.copy_from_slice(&other.memory);
+            layer.recorded.end();
+        }
+        Ok(())
+    }
+
+    /// Records the inputs of the generated tokens that are read from here on, so that [`replay`](Self::replay) can go back to any of them.
+    pub fn record(&mut self) {
+        self.layers
+            .iter_mut()
+            .flatten()
+            .for_each(|layer| layer.recorded.begin());
+    }
+
+    /// Tokens that have been recorded; `None` where the state is empty, or where not all tokens could be.
+    pub fn recorded(&self) -> Option<usize> {
+        let mut rows = self.layers.iter().flatten().map(|layer| layer.recorded.rows());
+        let first = rows.next()??;
+        rows.all(|other| other == Some(first)).then_some(first)
+    }
+
+    /// Goes back to the state behind the first `tokens` recorded tokens: `start`, which is the state where recording began, reads them again.
+    /// The state has the bits that it had there, and the tokens behind are forgotten.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongRecurrentState`] for a state of another model or another place, and where fewer tokens have been recorded; it is as
+    /// it was then.
+    pub fn replay(&mut self, model: &Decoder, start: &RecurrentState, tokens: usize) -> Result<(), ModelError> {
+        let begins = |recorded: usize| self.tokens() == start.tokens().map(|start| start + recorded);
+        let reaches = self
+            .recorded()
+            .is_some_and(|recorded| tokens <= recorded && begins(recorded));
+        if self.shape != start.shape || self.shape != model.config.recurrent || !reaches {
+            return Err(ModelError::WrongRecurrentState);
+        }
+        let layers = self.layers.iter_mut().zip(&start.layers).zip(&model.layers);
+        for ((layer, start), weights) in layers {
+            let (Some(layer), Some(start), Some(mixer)) = (layer, start, weights.mixer()) else {
+                continue;
+            };
+            layer.convolution.copy_from_slice(&start.convolution);
+            layer.memory.copy_from_slice(&start.memory);
+            layer.tokens = start.tokens;
+            layer.version = next_version();
+            mixer.replay(layer, tokens);
         }
         Ok(())
     }

@@ -11,22 +11,20 @@ pub(super) struct Draws {
     engine: Arc<Engine>,
     sampler: Sampler,
     constraint: Option<Box<dyn TokenConstraint>>,
-    min_tokens: usize,
-    ignores_end: bool,
-    stop_tokens: Vec<u32>,
+    options: Arc<GenerateOptions>,
 }
 
-/// Draws what an answer may draw next, with the same random numbers, for a draft.
+/// Draws the tokens of a draft with the random numbers that the answer will use.
 pub(crate) struct Guess {
     draws: Draws,
-    /// Tokens of the answer, those of the draft included.
+    /// Tokens of the answer with those of the draft.
     tokens: usize,
     is_complete: bool,
 }
 
 impl Draws {
     /// The draws of the sequence's next answer: they begin where the latest of the same seed stood.
-    pub(super) fn new(sequence: &Sequence, options: &GenerateOptions) -> Result<Self, EngineError> {
+    pub(super) fn new(sequence: &Sequence, options: &Arc<GenerateOptions>) -> Result<Self, EngineError> {
         let sampling = options.sampling.clone();
         Ok(Self {
             sampler: match &sequence.answer.sampler {
@@ -37,9 +35,7 @@ impl Draws {
                 Some(form) => Some(form.begin().map_err(EngineError::Form)?),
                 None => None,
             },
-            min_tokens: options.min_tokens,
-            ignores_end: options.ignores_end,
-            stop_tokens: options.stop_tokens.clone(),
+            options: Arc::clone(options),
             engine: Arc::clone(sequence.engine()),
         })
     }
@@ -56,9 +52,7 @@ impl Draws {
                 engine: Arc::clone(&self.engine),
                 sampler: self.sampler.fork(),
                 constraint: self.constraint.as_mut().and_then(|constraint| constraint.fork()),
-                min_tokens: self.min_tokens,
-                ignores_end: self.ignores_end,
-                stop_tokens: self.stop_tokens.clone(),
+                options: Arc::clone(&self.options),
             },
             tokens,
             is_complete: false,
@@ -68,9 +62,9 @@ impl Draws {
     /// Draws a token behind `tokens`, of which the last `answer_tokens` are the answer, from the logits there, `[vocab]`.
     pub(super) fn draw(&mut self, tokens: &[u32], answer_tokens: usize, logits: &[f32]) -> Result<u32, EngineError> {
         let ends = &self.engine.generation_defaults().eos;
-        let is_early = answer_tokens < self.min_tokens;
-        let forbidden = match is_early && !self.ignores_end {
-            true => [ends.as_slice(), &self.stop_tokens].concat(),
+        let is_early = answer_tokens < self.options.min_tokens;
+        let forbidden = match is_early && !self.options.ignores_end {
+            true => [ends.as_slice(), &self.options.stop_tokens].concat(),
             false => Vec::new(),
         };
         let mut context = DrawContext {
@@ -106,7 +100,7 @@ impl Draws {
     /// Whether a token ends the answer.
     pub(super) fn ends_text(&self, token: u32) -> bool {
         let ends = &self.engine.generation_defaults().eos;
-        (ends.contains(&token) && !self.ignores_end) || self.stop_tokens.contains(&token)
+        (ends.contains(&token) && !self.options.ignores_end) || self.options.stop_tokens.contains(&token)
     }
 }
 

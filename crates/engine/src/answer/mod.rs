@@ -23,11 +23,11 @@ const CONTEXT_TOKENS: usize = 8;
 /// An answer under way: draws tokens from the logits of its sequence, decodes them, and looks for what ends it.
 pub(crate) struct Answer {
     engine: Arc<Engine>,
-    options: GenerateOptions,
+    options: Arc<GenerateOptions>,
     draws: Draws,
     decoder: StreamDecoder,
     matcher: StopMatcher,
-    /// What drafts its next tokens, where something does.
+    /// The sources of its drafts, where it has any.
     pub(crate) drafter: Option<Drafter>,
     text: String,
     tokens: Vec<u32>,
@@ -52,6 +52,7 @@ impl Answer {
     /// sequence; [`EngineError::Form`] for a form that cannot be begun.
     pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         sequence.engine().tokenizer()?;
+        let options = Arc::new(options);
         Ok(Self {
             draws: Draws::new(sequence, &options)?,
             decoder: StreamDecoder::default(),
@@ -83,14 +84,14 @@ impl Answer {
         self.options.max_tokens.saturating_sub(self.tokens.len())
     }
 
-    /// What was drafted of it.
+    /// How many of its tokens were drafted, and how many of these it drew.
     pub(crate) fn drafted(&self) -> DraftCount {
         self.drafter
             .as_ref()
             .map_or_else(DraftCount::default, |drafter| drafter.count)
     }
 
-    /// What draws tokens behind it as it would itself, and changes nothing of it.
+    /// Draws as the answer would from here on, and leaves the answer as it is.
     pub(crate) fn guess(&mut self) -> Guess {
         self.draws.guess(self.tokens.len())
     }

@@ -1,18 +1,18 @@
 //! Drafts: the next tokens of an answer are guessed cheaply and verified together, and the answer is the same to the byte.
 //!
 //! A pass reads the latest token of an answer and, behind it, the tokens of a draft. Row by row the answer draws its next token from the
-//! logits, with the draws, penalties and forms that it has without drafts. As long as it draws what was drafted, the next row is what
-//! reading that token alone would have given, to the bit. At the first other token the sequence is rolled back, and what was drafted behind
-//! it has changed nothing.
+//! logits, with the random numbers, penalties and forms that it has without drafts. As long as the drawn token is the drafted one, the next
+//! row has the bits that reading that token alone gives. At the first other token the sequence is rolled back, and the rest of the draft has
+//! changed nothing.
 //!
 //! | file | |
 //! |---|---|
-//! | `spec.rs` | what drafts: `--draft` |
-//! | `ngram.rs` | places of the text that the answer repeats |
-//! | `own.rs` | the model itself under a sparse policy |
-//! | `gain.rs` | how many tokens pay |
-//! | `costs.rs` | what rows and drafted tokens cost, from stored constants |
-//! | `step.rs` | draft, verify, draw, roll back, for the answers of one pass |
+//! | `spec.rs` | the sources of drafts that `--draft` names |
+//! | `ngram.rs` | drafts from the text: earlier places with the same latest tokens |
+//! | `own.rs` | drafts by the model itself under a sparse policy |
+//! | `gain.rs` | the length of a draft that pays most |
+//! | `costs.rs` | the costs of verified rows and drafted tokens, from stored constants |
+//! | `step.rs` | draft, verify, draw and roll back, for all answers of one pass |
 
 mod costs;
 mod gain;
@@ -21,11 +21,13 @@ mod own;
 mod spec;
 mod step;
 
+use std::ops::AddAssign;
+
 use serde::Serialize;
 
 use crate::{EngineError, Sequence};
 use costs::costs;
-use gain::Acceptance;
+use gain::{Acceptance, Balance, Costs, Offer};
 use ngram::Ngrams;
 use own::OwnDraft;
 pub use spec::DraftSpec;
@@ -39,23 +41,41 @@ const MATCHES: [(usize, f64); 4] = [(2, 0.3), (4, 0.5), (8, 0.7), (16, 0.85)];
 /// How often the model is assumed to draw under a sparse policy what it draws without.
 const OWN_AGREES: f64 = 0.85;
 
+/// Tokens by which a sequence grows until its costs are computed again.
+const COSTS_HOLD: usize = 64;
+
 /// Drafted tokens of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct DraftCount {
     /// Tokens that were drafted and verified.
     pub drafted: usize,
-    /// Those of them that the answer drew.
+    /// Drafted tokens that the answer drew.
     pub accepted: usize,
     /// Passes over the whole model that verified them.
     pub passes: usize,
+    /// Pairs of query and key that the drafts read, and the rows of drafted tokens that were not drawn.
+    pub undone_pairs: u64,
 }
 
-/// What drafts the tokens of one answer, and what it has learned of it.
+impl AddAssign for DraftCount {
+    fn add_assign(&mut self, more: Self) {
+        self.drafted += more.drafted;
+        self.accepted += more.accepted;
+        self.passes += more.passes;
+        self.undone_pairs += more.undone_pairs;
+    }
+}
+
+/// The draft sources of one answer, with the acceptance rate learned for each.
 pub(crate) struct Drafter {
     ngrams: Option<Box<(Ngrams, [Acceptance; MATCHES.len()])>>,
     own: Option<Box<(OwnDraft, Acceptance)>>,
-    /// Tokens of every draft, where that is fixed.
+    /// Length of every draft, where the length is fixed.
     tokens: Option<usize>,
+    balance: Balance,
+    costs: Option<KnownCosts>,
+    /// Passes that the latest draft cost.
+    cost: f64,
     pub(crate) count: DraftCount,
 }
 
@@ -67,8 +87,27 @@ enum Source {
     Own,
 }
 
+/// Costs that hold until the sequence has grown by [`COSTS_HOLD`], or others join the pass.
+#[derive(Clone, Copy)]
+struct KnownCosts {
+    tokens: usize,
+    together: usize,
+    of_text: Costs,
+    of_own: Costs,
+}
+
+/// The next draft of an answer.
+enum Choice {
+    /// No draft.
+    Nothing,
+    /// These tokens of the text.
+    Text(Source, Vec<u32>),
+    /// So many tokens, which the model is to draft itself.
+    Own(usize),
+}
+
 impl Drafter {
-    /// What drafts as `spec` says; `None` where nothing does.
+    /// The draft sources that `spec` names; `None` for none.
     ///
     /// # Errors
     /// [`EngineError::Option`] where drafts that are asked for by name cannot be made of this sequence.
@@ -94,39 +133,96 @@ impl Drafter {
             ngrams: spec.has_ngram.then(|| Box::new((Ngrams::default(), acceptances))),
             own,
             tokens: spec.tokens,
+            balance: Balance::default(),
+            costs: None,
+            cost: 0.0,
             count: DraftCount::default(),
         }))
     }
 
-    /// What followed before where the text was as it is at the end of the sequence, with `token` behind it; at most `most` tokens.
-    fn of_text(&mut self, sequence: &Sequence, token: u32, together: usize, most: usize) -> Option<(Source, Vec<u32>)> {
-        let (ngrams, acceptances) = &mut **self.ngrams.as_mut()?;
-        ngrams.extend(&sequence.tokens()[ngrams.text().len()..]);
-        ngrams.extend(&[token]);
-        let (text, found) = (ngrams.text(), ngrams.find()?);
-        let class = MATCHES.partition_point(|(tokens, _)| *tokens <= found.tokens) - 1;
-        // Where the text behind the match is shorter, it repeats itself.
-        let period = text.len() - found.place;
-        let length = match self.tokens {
-            Some(tokens) => tokens.min(most),
-            None => acceptances[class].length(&costs(sequence, None, together), most),
+    /// Chooses the next draft of at most `most` tokens. `token` is the latest token of the answer, which the sequence has not read yet; the
+    /// answers of `together` sequences go through the layers in one pass.
+    fn choose(&mut self, sequence: &Sequence, token: u32, together: usize, most: usize) -> Choice {
+        self.balance.count_pass();
+        let found = self.ngrams.as_deref_mut().and_then(|(ngrams, _)| {
+            ngrams.extend(&sequence.tokens()[ngrams.text().len()..]);
+            ngrams.extend(&[token]);
+            ngrams.find()
+        });
+        let class = found.map(|found| MATCHES.partition_point(|(tokens, _)| *tokens <= found.tokens) - 1);
+        let (source, tokens) = match (self.tokens, class, &self.own) {
+            (Some(tokens), Some(class), _) => (Source::Ngram(class), tokens.min(most)),
+            (Some(tokens), None, Some(_)) => (Source::Own, tokens.min(most)),
+            (Some(_), None, None) => return Choice::Nothing,
+            (None, ..) => self.most_worth(sequence, class, together, most),
         };
-        let draft: Vec<u32> = (0..length).map(|token| text[found.place + token % period]).collect();
-        (!draft.is_empty()).then_some((Source::Ngram(class), draft))
+        match (source, found, &self.ngrams) {
+            (_, _, _) if tokens == 0 => Choice::Nothing,
+            (Source::Ngram(_), Some(found), Some(ngrams)) => Choice::Text(source, ngrams.0.behind(found, tokens)),
+            _ => Choice::Own(tokens),
+        }
     }
 
-    /// Tokens that the model is to draft itself, at most `most`.
-    fn own_length(&mut self, sequence: &Sequence, together: usize, most: usize) -> usize {
-        match self.own.as_deref_mut() {
-            None => 0,
-            Some(_) if self.tokens.is_some() => self.tokens.unwrap_or(0).min(most),
-            Some((own, acceptance)) => acceptance.length(&costs(sequence, Some(own.rules()), together), most),
+    /// The source that brings most tokens for its cost, and the length of its draft: 0 where none pays. `class` is that of the match in the
+    /// text.
+    fn most_worth(
+        &mut self,
+        sequence: &Sequence,
+        class: Option<usize>,
+        together: usize,
+        most: usize,
+    ) -> (Source, usize) {
+        let known = self.costs(sequence, together);
+        let balance = &self.balance;
+        let ngrams = self.ngrams.as_deref_mut().zip(class).map(|((_, acceptances), class)| {
+            let acceptance = &mut acceptances[class];
+            (Source::Ngram(class), acceptance, known.of_text)
+        });
+        let own = self.own.as_deref_mut();
+        let own = own.map(|(_, acceptance)| (Source::Own, acceptance, known.of_own));
+        let mut sources: Vec<_> = ngrams.into_iter().chain(own).collect();
+        let offers = sources
+            .iter()
+            .map(|(_, acceptance, costs)| acceptance.best(costs, balance, most));
+        let best = offers
+            .enumerate()
+            .reduce(|best, other| match other.1.rate > best.1.rate {
+                true => other,
+                false => best,
+            });
+        let (mut chosen, mut offer) = best.unwrap_or((0, Offer::NONE));
+        for (place, (_, acceptance, costs)) in sources.iter_mut().enumerate() {
+            if offer.tokens == 0 {
+                (chosen, offer) = (place, acceptance.trial(costs, balance, most));
+            }
         }
+        let Some((source, _, costs)) = sources.get(chosen) else {
+            return (Source::Own, 0);
+        };
+        self.cost = costs.of_draft(offer.tokens);
+        (*source, offer.tokens)
+    }
+
+    /// The costs of drafts from the text and of the model's own.
+    fn costs(&mut self, sequence: &Sequence, together: usize) -> KnownCosts {
+        let tokens = sequence.tokens().len();
+        let holds = |known: &KnownCosts| known.together == together && tokens < known.tokens + COSTS_HOLD;
+        if let Some(known) = self.costs.filter(holds) {
+            return known;
+        }
+        let own = self.own.as_deref().map(|(own, _)| own.rules());
+        *self.costs.insert(KnownCosts {
+            tokens,
+            together,
+            of_text: costs(sequence, None, together),
+            of_own: costs(sequence, own, together),
+        })
     }
 
     fn learn(&mut self, source: Source, drafted: usize, agreed: usize) {
         self.count.drafted += drafted;
         self.count.accepted += agreed;
+        self.balance.count_draft(self.cost, agreed);
         match (source, self.ngrams.as_deref_mut(), self.own.as_deref_mut()) {
             (Source::Ngram(class), Some((_, acceptances)), _) => acceptances[class].learn(drafted, agreed),
             (Source::Own, _, Some((_, acceptance))) => acceptance.learn(drafted, agreed),

@@ -37,6 +37,14 @@ impl Ngrams {
         &self.text
     }
 
+    /// So many tokens that followed a match. Where the text ends before, it goes on as it did behind the match.
+    pub(super) fn behind(&self, found: Match, tokens: usize) -> Vec<u32> {
+        let period = self.text.len() - found.place;
+        (0..tokens)
+            .map(|token| self.text[found.place + token % period])
+            .collect()
+    }
+
     /// Goes on with the text.
     pub(super) fn extend(&mut self, tokens: &[u32]) {
         for token in tokens {

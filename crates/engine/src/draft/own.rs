@@ -1,16 +1,14 @@
-//! The model drafts for itself: its attention reads what a cheap policy names.
+//! The model drafts for itself: its attention reads the tokens that a cheap policy names.
 //!
-//! For a draft the policies of the sequence give place to those of the draft. Tokens are read like generated ones, and the sequence is
-//! rolled back behind the last: pages hold nothing of a draft when it is verified. What the policies of the draft know follows from keys,
-//! so it stays true from draft to draft.
-
-use std::ops::ControlFlow;
+//! While a draft is made, the sequence uses the policies of the draft in place of its own. A drafted token is read as a generated token is,
+//! and after the last one the sequence is rolled back, so the pages hold no drafted token when the draft is verified. The policies of a
+//! draft learn from keys alone, so what they learned stays true for the next draft.
 
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::answer::Guess;
-use crate::draft::step::Part;
-use crate::pass::{Failure, Runner, Work};
+use crate::draft::step::{Part, logits_by_row, read};
+use crate::pass::{Failure, Runner};
 use crate::sequence::Checkpoint;
 use crate::{EngineError, Sequence};
 
@@ -20,13 +18,12 @@ pub(super) struct OwnDraft {
     policies: PolicySet,
 }
 
-/// A draft under way.
+/// A draft that is being made.
 struct Drafting {
-    /// Which part drafts.
-    part: usize,
     checkpoint: Checkpoint,
     /// Draws as the answer would.
     guess: Guess,
+    /// Length that the draft is to have.
     tokens: usize,
     failure: Option<Failure>,
 }
@@ -45,104 +42,110 @@ impl OwnDraft {
         &self.rules
     }
 
-    /// Gives the sequence these policies and takes its own, or the reverse.
+    /// Exchanges these policies with those of the sequence.
     pub(super) fn swap(&mut self, sequence: &mut Sequence) {
         std::mem::swap(&mut self.policies, &mut sequence.decode);
     }
 }
 
-/// Drafts `tokens` tokens of each part that is named with them, a token of all in one pass. A part that fails is told its failure and
-/// drafts nothing.
+/// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part that fails is given its failure and no draft.
 ///
 /// # Errors
-/// Failures that are of no single sequence; every sequence stands where it stood.
+/// Failures of no single sequence; every sequence is as it was before.
 pub(super) fn draft(
     runner: &mut Runner,
     parts: &mut [Part<'_, '_>],
-    wanted: &[(usize, usize)],
+    wanted: &[usize],
     logits: &mut Vec<f32>,
 ) -> Result<(), EngineError> {
-    let mut drafts = Vec::with_capacity(wanted.len());
-    for (part, tokens) in wanted {
-        let step = &mut *parts[*part].step;
-        match step.sequence.checkpoint() {
-            Ok(checkpoint) => drafts.push(Drafting {
-                part: *part,
-                checkpoint,
-                guess: step.answer.guess(),
-                tokens: *tokens,
-                failure: None,
-            }),
-            Err(error) => parts[*part].fail(error),
+    let begun = parts.iter_mut().zip(wanted);
+    let mut drafts: Vec<Option<Drafting>> = begun.map(|(part, tokens)| Drafting::begin(part, *tokens)).collect();
+    let outcome = read_drafts(runner, parts, &mut drafts, logits);
+    for (part, draft) in parts.iter_mut().zip(drafts) {
+        if let Some(draft) = draft {
+            draft.end(part);
         }
     }
-    drafts.iter().for_each(|draft| parts[draft.part].swap_policies());
-    let outcome = read_drafts(runner, parts, &mut drafts, logits);
-    for draft in drafts {
-        let part = &mut parts[draft.part];
-        let rolled_back = part.step.sequence.roll_back(&draft.checkpoint, 0);
+    outcome
+}
+
+/// Reads the latest token of every draft and draws the next, until every draft has its length.
+fn read_drafts(
+    runner: &mut Runner,
+    parts: &mut [Part<'_, '_>],
+    drafts: &mut [Option<Drafting>],
+    logits: &mut Vec<f32>,
+) -> Result<(), EngineError> {
+    loop {
+        let both = parts.iter().zip(drafts.iter());
+        let tokens: Vec<Vec<u32>> = both
+            .map(|(part, draft)| match draft {
+                Some(draft) if draft.goes_on(part) => vec![part.last_token()],
+                _ => Vec::new(),
+            })
+            .collect();
+        let outcomes = read(runner, parts, &tokens)?;
+        if outcomes.is_empty() {
+            return Ok(());
+        }
+        let rows = logits_by_row(runner, logits)?;
+        for ((place, outcome), row) in outcomes.into_iter().zip(rows) {
+            if let Some(draft) = &mut drafts[place] {
+                draft.take(&mut parts[place], outcome, row);
+            }
+        }
+    }
+}
+
+impl Drafting {
+    /// Begins a draft of so many tokens with the draft's policies; `None` for no tokens, or where the part fails.
+    fn begin(part: &mut Part<'_, '_>, tokens: usize) -> Option<Self> {
+        if tokens == 0 {
+            return None;
+        }
+        let checkpoint = match part.step.sequence.checkpoint() {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => {
+                part.fail(error);
+                return None;
+            }
+        };
         part.swap_policies();
-        match (draft.failure, rolled_back) {
+        Some(Self {
+            checkpoint,
+            guess: part.step.answer.guess(),
+            tokens,
+            failure: None,
+        })
+    }
+
+    fn goes_on(&self, part: &Part<'_, '_>) -> bool {
+        self.failure.is_none() && part.draft.len() < self.tokens && !self.guess.is_complete()
+    }
+
+    /// Draws the next token of the draft from these logits, `[vocab]`, unless the pass failed.
+    fn take(&mut self, part: &mut Part<'_, '_>, outcome: Option<Failure>, logits: &[f32]) {
+        self.failure = outcome;
+        if self.failure.is_none() {
+            match self.guess.draw(part.step.sequence.tokens(), logits) {
+                Some(token) => part.draft.push(token),
+                // The form of the answer allows no token that could be guessed: the draft ends here.
+                None => self.tokens = 0,
+            }
+        }
+    }
+
+    /// Takes the drafted tokens out of the sequence again and gives it its own policies.
+    fn end(self, part: &mut Part<'_, '_>) {
+        let rolled_back = part.roll_back(&self.checkpoint, 0);
+        part.swap_policies();
+        match (self.failure, rolled_back) {
             (Some(failure), _) => {
                 part.draft.clear();
                 part.failure = Some(failure);
             }
             (None, Err(error)) => part.fail(error),
             (None, Ok(_)) => {}
-        }
-    }
-    outcome
-}
-
-/// Reads the latest token of every draft, and draws the next, until all drafts are as long as they are to be.
-fn read_drafts(
-    runner: &mut Runner,
-    parts: &mut [Part<'_, '_>],
-    drafts: &mut [Drafting],
-    logits: &mut Vec<f32>,
-) -> Result<(), EngineError> {
-    loop {
-        let goes_on = |draft: &Drafting, parts: &[Part<'_, '_>]| {
-            let drafted = parts[draft.part].draft.len();
-            draft.failure.is_none() && drafted < draft.tokens && !draft.guess.is_complete()
-        };
-        let mut reading: Vec<&mut Drafting> = Vec::new();
-        for draft in drafts.iter_mut() {
-            if goes_on(draft, parts) {
-                reading.push(draft);
-            }
-        }
-        if reading.is_empty() {
-            return Ok(());
-        }
-        let tokens: Vec<[u32; 1]> = reading.iter().map(|draft| [parts[draft.part].last_token()]).collect();
-        let places: Vec<usize> = reading.iter().map(|draft| draft.part).collect();
-        let drafting = parts.iter_mut().enumerate().filter(|(place, _)| places.contains(place));
-        let mut work: Vec<Work<'_>> = drafting
-            .zip(&tokens)
-            .map(|((_, part), token)| Work {
-                goal: part.step.sequence.tokens().len() + 1,
-                sequence: &mut *part.step.sequence,
-                tokens: token,
-                phase: Phase::Decode,
-            })
-            .collect();
-        let outcomes = runner.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
-        drop(work);
-        let rows: Vec<usize> = (0..reading.len()).collect();
-        runner.logits_of(&rows, logits)?;
-        let vocab_size = logits.len() / rows.len();
-        for ((draft, outcome), logits) in reading.into_iter().zip(outcomes).zip(logits.chunks(vocab_size)) {
-            let part = &mut parts[draft.part];
-            draft.failure = outcome;
-            if draft.failure.is_none() {
-                let token = draft.guess.draw(part.step.sequence.tokens(), logits);
-                // What cannot be guessed ends the draft.
-                match token {
-                    Some(token) => part.draft.push(token),
-                    None => draft.tokens = 0,
-                }
-            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What answers are drafted by.
+//! The sources of drafts that `--draft` names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,19 +10,19 @@ use crate::EngineError;
 
 const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY or ngram+sparse:POLICY, with @N for drafts of N tokens, such as sparse:quest@4";
 
-/// What drafts the next tokens of an answer: nothing, what pays ([`Self::auto`]), or the sources that are named. The answer is the same as
-/// without drafts, to the byte.
+/// The sources that draft the next tokens of an answer: none, those that pay ([`Self::auto`]), or those that are named. The answer has the
+/// bytes that it has without drafts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftSpec {
     /// Whether it was asked for as `auto`.
     is_auto: bool,
-    /// Whether nothing is drafted where drafts cannot be made; else such answers are refused.
+    /// Whether an answer that cannot be drafted is made without drafts; else it is refused.
     pub(super) is_optional: bool,
-    /// What stood behind the text's latest tokens where they stood before.
+    /// The text: the tokens that followed where its latest tokens stood before.
     pub(super) has_ngram: bool,
-    /// The model itself, whose attention reads what this policy names.
+    /// The model itself, whose attention reads the tokens that this policy names.
     pub(super) own: Option<PolicyRules>,
-    /// Tokens of every draft; `None` drafts as many as pay.
+    /// Length of every draft; `None` for the length that pays most.
     pub(super) tokens: Option<usize>,
 }
 
@@ -41,7 +41,7 @@ impl DraftSpec {
         *self == Self::NONE
     }
 
-    /// What is drafted where it pays: n-grams, and the model's own sparse attention.
+    /// N-grams and the model's own sparse attention, each where it pays.
     pub fn auto() -> Self {
         Self {
             is_auto: true,
@@ -61,12 +61,8 @@ impl DraftSpec {
         }
     }
 
-    /// Checks the policy of the model's own drafts.
-    ///
-    /// # Errors
-    /// [`EngineError::Policy`] for a policy that does not choose for generated tokens; [`EngineError::Option`] for one that has to see
-    /// every query.
-    pub fn check(&self) -> Result<(), EngineError> {
+    /// Checks the policy of the model's own drafts: it chooses for generated tokens, and learns from keys alone.
+    fn check(&self) -> Result<(), EngineError> {
         let Some(rules) = &self.own else {
             return Ok(());
         };
@@ -82,9 +78,10 @@ impl DraftSpec {
     }
 }
 
-/// What drafts read where no policy is named.
+/// The policy of the model's own drafts where none is named.
 fn own_policy() -> PolicyRules {
-    "quest".parse().expect("a policy of the catalogue")
+    // The answer's own tokens and the latest text draft as well as a search among blocks does, and cost less.
+    "streaming:window=512".parse().expect("a policy of the catalogue")
 }
 
 impl FromStr for DraftSpec {
@@ -160,7 +157,7 @@ mod tests {
             assert_eq!(spec.to_string().parse::<DraftSpec>().unwrap(), spec, "{text}");
         }
         assert!(DraftSpec::default().is_none());
-        let [short, long] = ["sparse", "sparse:quest"].map(|text| text.parse::<DraftSpec>().unwrap());
+        let [short, long] = ["sparse", "sparse:streaming:window=512"].map(|text| text.parse::<DraftSpec>().unwrap());
         assert_eq!(short, long);
     }
 

@@ -1,24 +1,24 @@
-//! One step of answers: tokens are drafted, verified in one pass, drawn, and what was not drawn is undone.
+//! One step of answers: draft tokens, verify them in one pass, draw tokens, roll back the drafted tokens that were not drawn.
 
 use std::ops::ControlFlow;
 
 use riffle_policy::Phase;
 
-use super::{MOST_TOKENS, Source, own};
+use super::{Choice, MOST_TOKENS, Source, own};
 use crate::answer::{Answer, Drawn};
 use crate::pass::{Failure, Runner, Work};
 use crate::sequence::Checkpoint;
 use crate::{EngineError, Sequence};
 
-/// An answer that goes on.
+/// An answer, its sequence, and the token that the step begins with.
 pub(crate) struct AnswerStep<'a> {
     pub(crate) sequence: &'a mut Sequence,
     pub(crate) answer: &'a mut Answer,
-    /// The token that was drawn last, which is read now.
+    /// The token that was drawn last. The sequence has not read it yet.
     pub(crate) token: u32,
 }
 
-/// What is done of a step.
+/// An [`AnswerStep`] with its draft, while the step is made.
 pub(super) struct Part<'s, 'a> {
     pub(super) step: &'s mut AnswerStep<'a>,
     pub(super) draft: Vec<u32>,
@@ -45,80 +45,70 @@ pub(crate) fn go_on(
     let mut parts: Vec<Part<'_, '_>> = steps.iter_mut().map(Part::new).collect();
     draft(runner, &mut parts, logits)?;
     let tokens: Vec<Vec<u32>> = parts.iter_mut().map(Part::get_ready).collect();
-    let ready = parts.iter_mut().zip(&tokens).filter(|(_, tokens)| !tokens.is_empty());
-    let mut work: Vec<Work<'_>> = ready
-        .map(|(part, tokens)| Work {
-            goal: part.step.sequence.tokens().len() + tokens.len(),
-            sequence: &mut *part.step.sequence,
-            tokens,
-            phase: Phase::Decode,
-        })
-        .collect();
-    if !work.is_empty() {
-        let outcomes = runner.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
-        drop(work);
-        let rows: Vec<usize> = (0..runner.rows()).collect();
-        runner.logits_of(&rows, logits)?;
-        let vocab_size = logits.len() / rows.len();
-        let mut rows = logits.chunks(vocab_size);
-        let ready = parts
-            .iter_mut()
-            .enumerate()
-            .zip(&tokens)
-            .filter(|(_, tokens)| !tokens.is_empty());
-        for (((place, part), tokens), outcome) in ready.zip(outcomes) {
-            let rows: Vec<&[f32]> = rows.by_ref().take(tokens.len()).collect();
+    let outcomes = read(runner, &mut parts, &tokens)?;
+    if !outcomes.is_empty() {
+        let mut rows = logits_by_row(runner, logits)?;
+        for (place, outcome) in outcomes {
+            let rows: Vec<&[f32]> = rows.by_ref().take(tokens[place].len()).collect();
+            let part = &mut parts[place];
             match outcome {
-                // It stands where it stood.
+                // A pass that fails leaves the sequence as it was, so nothing is rolled back.
                 Some(failure) => (part.failure, part.checkpoint) = (Some(failure), None),
                 None => part.draw(place, &rows, take),
             }
         }
-        read_again(runner, &mut parts)?;
+        parts.iter_mut().for_each(Part::undo);
     }
     Ok(parts.into_iter().map(|part| part.failure).collect())
 }
 
-/// Drafts behind the latest token of each part.
-fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
-    let (mut own, together) = (Vec::new(), parts.len());
-    for (place, part) in parts.iter_mut().enumerate() {
-        let tokens = part.draft_from_text(together);
-        if tokens > 0 {
-            own.push((place, tokens));
+/// Reads `tokens[part]` behind the sequence of each part in one pass. Returns, for each part with tokens, its place and why it failed, if
+/// it did.
+///
+/// # Errors
+/// Failures of no single sequence; every sequence is as it was before.
+pub(super) fn read(
+    runner: &mut Runner,
+    parts: &mut [Part<'_, '_>],
+    tokens: &[Vec<u32>],
+) -> Result<Vec<(usize, Option<Failure>)>, EngineError> {
+    let (mut places, mut work) = (Vec::new(), Vec::new());
+    for (place, (part, tokens)) in parts.iter_mut().zip(tokens).enumerate() {
+        if !tokens.is_empty() {
+            places.push(place);
+            work.push(Work {
+                goal: part.step.sequence.tokens().len() + tokens.len(),
+                sequence: &mut *part.step.sequence,
+                tokens,
+                phase: Phase::Decode,
+            });
         }
     }
-    match own.is_empty() {
+    if work.is_empty() {
+        return Ok(Vec::new());
+    }
+    let outcomes = runner.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
+    Ok(places.into_iter().zip(outcomes).collect())
+}
+
+/// The logits of every row of the latest pass, `[vocab]` each, which are put into `logits`.
+pub(super) fn logits_by_row<'l>(
+    runner: &mut Runner,
+    logits: &'l mut Vec<f32>,
+) -> Result<std::slice::Chunks<'l, f32>, EngineError> {
+    let rows: Vec<usize> = (0..runner.rows()).collect();
+    runner.logits_of(&rows, logits)?;
+    Ok(logits.chunks(logits.len() / rows.len()))
+}
+
+/// Drafts behind the latest token of each part.
+fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
+    let together = parts.len();
+    let own: Vec<usize> = parts.iter_mut().map(|part| part.draft_from_text(together)).collect();
+    match own.iter().all(|tokens| *tokens == 0) {
         true => Ok(()),
         false => own::draft(runner, parts, &own, logits),
     }
-}
-
-/// Reads again what recurrent layers forgot with the tokens that were not drawn.
-fn read_again(runner: &mut Runner, parts: &mut [Part<'_, '_>]) -> Result<(), EngineError> {
-    let mut again: Vec<Vec<u32>> = Vec::with_capacity(parts.len());
-    for part in parts.iter_mut() {
-        again.push(part.undo());
-    }
-    let reading = parts.iter_mut().zip(&again).filter(|(_, tokens)| !tokens.is_empty());
-    let mut work: Vec<Work<'_>> = reading
-        .map(|(part, tokens)| Work {
-            goal: part.step.sequence.tokens().len() + tokens.len(),
-            sequence: &mut *part.step.sequence,
-            tokens,
-            phase: Phase::Decode,
-        })
-        .collect();
-    if work.is_empty() {
-        return Ok(());
-    }
-    let outcomes = runner.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
-    drop(work);
-    let reading = parts.iter_mut().zip(&again).filter(|(_, tokens)| !tokens.is_empty());
-    for ((part, _), outcome) in reading.zip(outcomes) {
-        part.failure = part.failure.take().or(outcome);
-    }
-    Ok(())
 }
 
 impl<'s, 'a> Part<'s, 'a> {
@@ -158,7 +148,7 @@ impl<'s, 'a> Part<'s, 'a> {
         }
     }
 
-    /// Drafts from the text; returns how many tokens the model is to draft itself in place of that.
+    /// Drafts from the text, or returns how many tokens the model is to draft itself.
     fn draft_from_text(&mut self, together: usize) -> usize {
         let AnswerStep {
             sequence,
@@ -173,16 +163,17 @@ impl<'s, 'a> Part<'s, 'a> {
         let Some(drafter) = answer.drafter.as_mut().filter(|_| most > 0) else {
             return 0;
         };
-        match drafter.of_text(sequence, *token, together, most) {
-            Some((source, draft)) => {
+        match drafter.choose(sequence, *token, together, most) {
+            Choice::Nothing => 0,
+            Choice::Own(tokens) => tokens,
+            Choice::Text(source, draft) => {
                 (self.source, self.draft) = (source, draft);
                 0
             }
-            None => drafter.own_length(sequence, together, most),
         }
     }
 
-    /// The tokens that are read in the pass; none of a part that has failed.
+    /// The tokens that this part reads in the pass; none where it has failed.
     fn get_ready(&mut self) -> Vec<u32> {
         if self.failure.is_none() && !self.draft.is_empty() {
             match self.step.sequence.checkpoint() {
@@ -196,7 +187,18 @@ impl<'s, 'a> Part<'s, 'a> {
         }
     }
 
-    /// Draws a token from each row, as long as the next row is behind it.
+    /// Keeps `kept` tokens behind the checkpoint, and counts the pairs that the others read.
+    pub(super) fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
+        let AnswerStep { sequence, answer, .. } = &mut *self.step;
+        let read = sequence.pairs().read;
+        let again = sequence.roll_back(checkpoint, kept)?;
+        if let Some(drafter) = &mut answer.drafter {
+            drafter.count.undone_pairs += read - sequence.pairs().read;
+        }
+        Ok(again)
+    }
+
+    /// Draws a token from each row until a token is not the drafted one.
     fn draw(&mut self, place: usize, rows: &[&[f32]], take: &mut TakeDrawn<'_>) {
         let AnswerStep { sequence, answer, .. } = &mut *self.step;
         let first = sequence.tokens().len() - self.draft.len();
@@ -230,26 +232,24 @@ impl<'s, 'a> Part<'s, 'a> {
         });
     }
 
-    /// Rolls back what was read behind the last drawn token; returns what has to be read again.
-    fn undo(&mut self) -> Vec<u32> {
+    /// Rolls back the tokens behind the last drawn one.
+    fn undo(&mut self) {
         let sequence = &mut *self.step.sequence;
         let kept = self.draft.len() + 1;
         let Some(checkpoint) = self.checkpoint.take() else {
-            return Vec::new();
+            return;
         };
         if sequence.tokens().len() == checkpoint.tokens() + kept {
-            return Vec::new();
+            return;
         }
         let (answer, logits) = (sequence.answer, std::mem::take(&mut sequence.logits));
-        let again = sequence.roll_back(&checkpoint, kept);
+        let again = self.roll_back(&checkpoint, kept);
+        let sequence = &mut *self.step.sequence;
         sequence.answer = answer;
         sequence.logits = logits;
         match again {
-            Ok(again) => again,
-            Err(error) => {
-                self.fail(error);
-                Vec::new()
-            }
+            Ok(again) => debug_assert!(again.is_empty(), "recurrent layers have recorded every row of the pass"),
+            Err(error) => self.fail(error),
         }
     }
 }

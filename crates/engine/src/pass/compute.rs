@@ -69,6 +69,14 @@ impl Compute {
         })
     }
 
+    /// The model in main memory; `None` where a device computes.
+    pub(crate) fn host(&self) -> Option<&Arc<Decoder>> {
+        match self {
+            Self::Host(model) => Some(model),
+            Self::Device(_) => None,
+        }
+    }
+
     /// Memory for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
     pub(crate) fn forward(&self, batch_tokens: usize, context_tokens: usize) -> Result<ModelForward, EngineError> {
         Ok(match self {

@@ -270,7 +270,7 @@ impl Planner<'_> {
     }
 
     fn recurrent_bytes(&self, options: &EngineOptions) -> u64 {
-        sequences(options) * Recurrence::STATES * self.config.recurrent_bytes()
+        sequences(options) * (Recurrence::STATES * self.config.recurrent_bytes() + self.config.recorded_bytes())
     }
 }
 

@@ -50,7 +50,8 @@ impl Sequence {
     }
 
     /// Undoes everything since the latest checkpoint but the first `kept` tokens read after it. Returns the tokens among these that
-    /// have to be read again: none where the state of the sequence follows from keys, all of them otherwise.
+    /// have to be read again: none where the state of the sequence follows from keys, or from the recorded inputs of recurrent layers; all of
+    /// them otherwise.
     ///
     /// With no token kept the sequence is as it was, sampler and logits included.
     ///
@@ -59,13 +60,18 @@ impl Sequence {
     /// it was then.
     pub fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
         let (from, held) = (checkpoint.tokens, self.tokens.len());
-        let learned = self.learns() || !self.recurrence.state.is_empty();
+        let model = self.engine.compute().host();
+        let model = model.filter(|_| kept > 0 && !self.learns() && self.recurrence.can_replay(from, kept));
+        let learned = self.learns() || (!self.recurrence.state.is_empty() && model.is_none());
         let to = if learned { from } else { from + kept };
         let known = !learned || self.recurrence.knows(from);
         if held < from + kept || !known || !self.placement.reaches(to) || !self.windows_reach(to) {
             return Err(EngineError::StaleCheckpoint { tokens: from, held });
         }
         let again = self.tokens[to..from + kept].to_vec();
+        if let Some(model) = model {
+            self.recurrence.replay(model, kept)?;
+        }
         let missing = self.go_back(to)?;
         debug_assert!(missing.is_empty(), "the recurrent state of the checkpoint is there");
         let restored = [&mut self.prefill, &mut self.decode]

@@ -1,6 +1,6 @@
 //! The recurrent state of a sequence, and the positions it can go back to.
 
-use riffle_model::{ModelConfig, RecurrentState};
+use riffle_model::{Decoder, ModelConfig, RecurrentState};
 
 use crate::EngineError;
 
@@ -59,9 +59,24 @@ impl Recurrence {
         keep(&self.state, &mut self.boundary)
     }
 
-    /// Copies the state where the sequence may be rolled back to.
+    /// Copies the state where the sequence may be rolled back to, and records what is read behind it.
     pub(crate) fn keep_checkpoint(&mut self) -> Result<(), EngineError> {
-        keep(&self.state, &mut self.checkpoint)
+        keep(&self.state, &mut self.checkpoint)?;
+        self.state.record();
+        Ok(())
+    }
+
+    /// Whether the state `kept` tokens behind a checkpoint follows from what was recorded.
+    pub(crate) fn can_replay(&self, checkpoint_tokens: usize, kept: usize) -> bool {
+        let recorded = self.state.recorded();
+        let is_behind = |recorded| self.state.tokens() == Some(checkpoint_tokens + recorded);
+        self.checkpoint.tokens() == Some(checkpoint_tokens)
+            && recorded.is_some_and(|recorded| kept <= recorded && is_behind(recorded))
+    }
+
+    /// Takes the state back to `kept` tokens behind the checkpoint.
+    pub(crate) fn replay(&mut self, model: &Decoder, kept: usize) -> Result<(), EngineError> {
+        Ok(self.state.replay(model, &self.checkpoint, kept)?)
     }
 
     /// Whether the state at a position is known; always for models without recurrent layers.

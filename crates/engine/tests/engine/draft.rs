@@ -266,7 +266,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
         let what = format!("seed {seed}: {model}, {} under {draft}", engine.options().decode);
         match (expected, found) {
             (Ok(expected), Ok(found)) => {
-                add(&mut drafts, found.drafts);
+                drafts += found.drafts;
                 assert_eq!(answer(found), answer(expected), "{what}");
             }
             (Err(expected), Err(found)) => assert_eq!(found.to_string(), expected.to_string(), "{what}"),
@@ -283,7 +283,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
 #[derive(Default)]
 struct Told {
     ended: BTreeMap<RequestId, Generation>,
-    /// The tokens that were told, of those that were taken back as well.
+    /// Tokens told per request, including requests that were cancelled later.
     written: BTreeMap<RequestId, Vec<u32>>,
 }
 
@@ -357,7 +357,7 @@ fn compare_requests(seed: u64) -> DraftCount {
         let written = told.written.remove(&id).unwrap_or_default();
         match told.ended.remove(&id) {
             Some(found) => {
-                add(&mut drafts, found.drafts);
+                drafts += found.drafts;
                 assert_eq!(written, expected.tokens, "{what}");
                 assert_eq!(answer(found), answer(expected), "{what}");
             }
@@ -367,17 +367,11 @@ fn compare_requests(seed: u64) -> DraftCount {
     drafts
 }
 
-fn add(sum: &mut DraftCount, more: DraftCount) {
-    sum.drafted += more.drafted;
-    sum.accepted += more.accepted;
-    sum.passes += more.passes;
-}
-
 /// Runs trials, and checks that they drafted and both agreed and disagreed.
 fn try_all(seeds: std::ops::Range<u64>, compare: fn(u64) -> DraftCount) {
     let mut all = DraftCount::default();
     for seed in seeds {
-        add(&mut all, compare(seed));
+        all += compare(seed);
     }
     println!("{all:?}");
     assert!(all.accepted > 100 && all.drafted - all.accepted > 100, "{all:?}");

@@ -45,7 +45,10 @@ fn pages_are_held_for_attention_layers_alone_and_the_plan_counts_the_state() {
         plan.kv_bytes_per_token,
         2 * 4 * (config.kv_heads * config.head_dim) as u64
     );
-    assert_eq!(plan.recurrent_bytes, 4 * config.recurrent_bytes());
+    assert_eq!(
+        plan.recurrent_bytes,
+        4 * config.recurrent_bytes() + config.recorded_bytes()
+    );
     assert_eq!(
         plan.total_bytes,
         plan.weights_bytes + plan.kv_bytes + plan.recurrent_bytes + plan.scratch_bytes + plan.process.total_bytes()

@@ -50,6 +50,8 @@ pub(super) fn drafts(table: &DraftRates) -> Table {
         "beside none",
         "drafted tokens agreed",
         "tokens a pass",
+        "pairs a token",
+        "loaded a token",
     ];
     Table::of(caption, &columns, &table.rows, |row| {
         let agreed = match row.drafted {
@@ -63,6 +65,8 @@ pub(super) fn drafts(table: &DraftRates) -> Table {
             format!("{:.2}", row.beside_none),
             agreed,
             format!("{:.2}", row.tokens_a_pass),
+            short(row.pairs_a_token),
+            riffle_engine::human_bytes(row.loaded_bytes_a_token as u64),
         ]
     })
 }

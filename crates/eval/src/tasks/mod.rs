@@ -14,7 +14,7 @@ mod wording;
 pub use corpus::{Corpus, digest};
 pub use given::{GivenQuestion, read_questions};
 pub(crate) use needle::NeedleTest;
-pub(crate) use prompt::{Asked, Cost, Reader, Watch, go_on, most_likely};
+pub(crate) use prompt::{Asked, Cost, Reader, Watch, go_on, interrupted, most_likely};
 pub use ruler::RulerTask;
 pub(crate) use ruler::RulerTest;
 pub(crate) use task::check_lengths;

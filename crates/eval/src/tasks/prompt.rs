@@ -300,7 +300,8 @@ pub(crate) fn go_on(session: &Session, watch: &mut Watch<'_>) -> Result<(), Eval
     }
 }
 
-fn interrupted(session: &Session) -> EvalError {
+/// Says that a measurement was stopped where the session stands.
+pub(crate) fn interrupted(session: &Session) -> EvalError {
     let tokens = session.tokens().len();
     EngineError::Interrupted { tokens, total: tokens }.into()
 }

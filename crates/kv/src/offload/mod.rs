@@ -28,6 +28,8 @@ pub(crate) struct OffloadEngine {
     ring: Ring,
     scan: Option<Box<dyn DeviceMemory>>,
     scan_budget_bytes: u64,
+    /// Bytes of keys that were loaded to be looked through.
+    scanned_bytes: u64,
 }
 
 /// What some rows of one of several sequences read of a layer.
@@ -173,6 +175,7 @@ impl OffloadEngine {
             device,
             scan: None,
             scan_budget_bytes: Layout::new(tiers, shape).scan_bytes,
+            scanned_bytes: 0,
         }
     }
 
@@ -232,6 +235,7 @@ impl OffloadEngine {
             let id = plane_id(pages.shape(), pages.store.planes(Kind::Keys).what, table, *number);
             if let Some(source) = pages.store.source(pages.page_ids(table)[*number], Kind::Keys) {
                 source.read(id, slot)?;
+                self.scanned_bytes += pages.shape().key_plane_bytes();
             }
         }
         memory.loaded(0..bytes);
@@ -251,6 +255,11 @@ impl OffloadEngine {
     /// Forgets everything that was loaded ahead.
     pub(crate) fn forget_all(&mut self) {
         self.ring.clear();
+    }
+
+    /// Bytes that were ever loaded from slower tiers.
+    pub(crate) fn loaded_bytes(&self) -> u64 {
+        self.ring.loaded_bytes() + self.scanned_bytes
     }
 
     /// Bytes of slots and of keys being looked through.

@@ -59,6 +59,8 @@ pub(super) struct Ring {
     /// Asked for and not sent to a thread yet.
     unsent: Vec<Load<PageId>>,
     held: BTreeMap<PageId, Held>,
+    /// Bytes of all planes that were ever asked of a slower tier.
+    loaded_bytes: u64,
     loaders: Option<Loaders<PageId>>,
 }
 
@@ -73,6 +75,7 @@ impl Ring {
             free: Vec::new(),
             unsent: Vec::new(),
             held: BTreeMap::new(),
+            loaded_bytes: 0,
             loaders: None,
         }
     }
@@ -83,6 +86,11 @@ impl Ring {
 
     pub(super) fn allocated_bytes(&self) -> usize {
         self.allocated * self.layout.bytes
+    }
+
+    /// Bytes of all planes that were ever asked of a slower tier.
+    pub(super) fn loaded_bytes(&self) -> u64 {
+        self.loaded_bytes
     }
 
     /// Whether a page is here or on its way, and due.
@@ -155,10 +163,16 @@ impl Ring {
                 None => return Ok(false),
             },
         };
+        let planes_of_page = load(self.layout);
+        self.loaded_bytes += planes_of_page
+            .iter()
+            .flatten()
+            .map(|plane| plane.bytes as u64)
+            .sum::<u64>();
         self.unsent.push(Load {
             key: page,
             memory,
-            planes: load(self.layout),
+            planes: planes_of_page,
         });
         let held = Held {
             planes,

@@ -111,6 +111,11 @@ impl PagePool {
         self.0.ledgers.disk.used_bytes()
     }
 
+    /// Bytes that were loaded from slower tiers for all sequences, since the pool was made.
+    pub fn loaded_bytes(&self) -> u64 {
+        self.0.read().offload().loaded_bytes()
+    }
+
     /// Pages that any sequence holds, shared ones once.
     pub fn pages(&self) -> usize {
         self.0.read().pages()

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_model::{
-    Activations, Batch, Forward, HostForward, LoadOptions, RecurrentState, SegmentTokens, load, load_with,
+    Activations, Batch, Forward, HostForward, LoadOptions, ModelError, RecurrentState, SegmentTokens, load, load_with,
 };
 use safetensors::SafeTensors;
 
@@ -115,6 +115,62 @@ fn a_restored_recurrent_state_continues_with_the_same_bits() {
         for length in [0, stored.len() - 1, stored.len() + 4] {
             let error = RecurrentState::from_bytes(config, &vec![0; length]).unwrap_err();
             assert!(error.to_string().contains(&stored.len().to_string()), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_recurrent_state_goes_back_to_any_recorded_token_with_the_bits_it_had_there() {
+    // The recorded tokens go over the end of a chunk.
+    const PROMPT: usize = 60;
+    const MOST: usize = 16;
+    for case in cases(&vectors(), "qwen3_5-") {
+        let model = load_model(&case);
+        let tokens = Expected::read(&case.join("expected.safetensors")).tokens;
+        let (prompt, generated) = tokens.split_at(PROMPT);
+        let mut reader = Reader::new(&model, 128, tokens.len());
+        reader.read(prompt);
+        let start = reader.sequence.recurrent.clone();
+        reader.sequence.generates = true;
+        let mut steps = vec![start.clone()];
+        for token in &generated[..MOST] {
+            reader.read(&[*token]);
+            steps.push(reader.sequence.recurrent.clone());
+        }
+        let begin = |reader: &mut Reader| {
+            reader.sequence.go_back(PROMPT, &start);
+            reader.sequence.recurrent.record();
+        };
+        for read in [1, 2, 5, MOST] {
+            for kept in 0..=read {
+                begin(&mut reader);
+                let (first, rest) = generated[..read].split_at(read / 2);
+                for tokens in [first, rest] {
+                    if !tokens.is_empty() {
+                        reader.read(tokens);
+                    }
+                }
+                let state = &mut reader.sequence.recurrent;
+                state.replay(&model, &start, kept).unwrap();
+                assert!(*state == steps[kept], "{}: {kept} of {read}", case.display());
+                assert_eq!(state.recorded(), Some(kept));
+            }
+        }
+        begin(&mut reader);
+        reader.read(&generated[..3]);
+        let state = &mut reader.sequence.recurrent;
+        for (from, kept) in [(&start, 4), (&steps[1], 2)] {
+            assert!(matches!(
+                state.replay(&model, from, kept),
+                Err(ModelError::WrongRecurrentState)
+            ));
+            assert!(*state == steps[3]);
+        }
+        for (generates, read) in [(true, MOST + 1), (false, 3)] {
+            begin(&mut reader);
+            reader.sequence.generates = generates;
+            reader.read(&generated[..read]);
+            assert_eq!(reader.sequence.recurrent.recorded(), None);
         }
     }
 }

@@ -29,8 +29,7 @@ impl Usage {
                 usage.cached_tokens += report.reused_tokens;
             }
             usage.written_tokens += report.generation.tokens.len();
-            usage.drafts.drafted += report.generation.drafts.drafted;
-            usage.drafts.accepted += report.generation.drafts.accepted;
+            usage.drafts += report.generation.drafts;
         }
         usage
     }

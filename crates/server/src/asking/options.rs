@@ -1,7 +1,9 @@
 //! Sampling, lengths, policies: fields that several APIs share.
 
-use riffle_engine::{DraftSpec, GenerateOptions, SamplingOptions};
-use riffle_policy::PolicyRules;
+use std::str::FromStr;
+
+use riffle_engine::{DraftSpec, EngineError, GenerateOptions, SamplingOptions};
+use riffle_policy::{PolicyError, PolicyRules};
 use serde_json::{Value, json};
 
 use super::Wishes;
@@ -22,7 +24,7 @@ pub(crate) struct Extras {
     pub(crate) prefill: Option<PolicyRules>,
     pub(crate) decode: Option<PolicyRules>,
     pub(crate) audits: bool,
-    /// What drafts the answer, in place of what the server drafts.
+    /// The sources of drafts, in place of the server's `--draft`.
     pub(crate) draft: Option<DraftSpec>,
     /// The session that the prompt goes on from.
     pub(crate) session: Option<String>,
@@ -184,10 +186,10 @@ fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
         });
     };
     let extras = Extras {
-        prefill: take_policy(&mut own, "prefill")?,
-        decode: take_policy(&mut own, "decode")?,
+        prefill: take_parsed(&mut own, "prefill", |error: &PolicyError| error.to_string())?,
+        decode: take_parsed(&mut own, "decode", |error: &PolicyError| error.to_string())?,
         audits: own.flag("audit")?.unwrap_or(false),
-        draft: take_draft(&mut own)?,
+        draft: take_parsed(&mut own, "draft", requirement)?,
         session: own.text("session")?,
         priority: own.integer("priority", -1000..=1000)?.unwrap_or(0) as i32,
         shows_progress: own.flag("progress")?.unwrap_or(shows_progress),
@@ -196,21 +198,24 @@ fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
     Ok(extras)
 }
 
-fn take_draft(fields: &mut Fields) -> Result<Option<DraftSpec>, Failure> {
-    let place = fields.name("draft");
-    let Some(text) = fields.text("draft")? else {
-        return Ok(None);
-    };
-    let refused = |error: riffle_engine::EngineError| Failure::field(place, error.to_string());
-    text.parse().map(Some).map_err(refused)
-}
-
-fn take_policy(fields: &mut Fields, name: &str) -> Result<Option<PolicyRules>, Failure> {
+/// A field whose text is parsed; `reason` says why a text was refused.
+fn take_parsed<T: FromStr>(
+    fields: &mut Fields,
+    name: &str,
+    reason: impl Fn(&T::Err) -> String,
+) -> Result<Option<T>, Failure> {
     let place = fields.name(name);
     let Some(text) = fields.text(name)? else {
         return Ok(None);
     };
-    text.parse()
-        .map(Some)
-        .map_err(|error: riffle_policy::PolicyError| Failure::field(place, error.to_string()))
+    let refused = |error| Failure::field(place, reason(&error));
+    text.parse().map(Some).map_err(refused)
+}
+
+/// What an option requires, without its name on the command line.
+fn requirement(error: &EngineError) -> String {
+    match error {
+        EngineError::Option { requirement, .. } => requirement.clone(),
+        error => error.to_string(),
+    }
 }

@@ -1,6 +1,6 @@
-//! `riffle bench draft`: what drafts bring.
+//! `riffle bench draft`: the rates of answers with drafts and without.
 
-use riffle_engine::{EngineError, EngineOptions};
+use riffle_engine::EngineError;
 use riffle_eval::{DraftRateOptions, Results, measure_drafts};
 use serde_json::json;
 
@@ -10,14 +10,9 @@ use crate::failure::Failure;
 
 pub(super) fn draft(arguments: &BenchDraftArguments) -> Result<(), Failure> {
     let subject = Subject::new(&arguments.subject, "text/prophets.txt")?;
-    // The text, and an answer that goes on from it.
-    let with_room = |options: EngineOptions| EngineOptions {
-        sequences: 2,
-        ..options
-    };
-    subject.measure_under(
+    subject.measure(
         ("draft", 0),
-        (&arguments.engine, with_room),
+        &arguments.engine,
         &arguments.output,
         |engine, text, journal, watch| {
             let tokenizer = engine.tokenizer()?;

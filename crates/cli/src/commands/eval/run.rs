@@ -165,7 +165,7 @@ impl Subject {
     /// the journal.
     pub(crate) fn measure(
         &self,
-        what: (&'static str, u64),
+        (name, seed): (&'static str, u64),
         engine: &EngineArguments,
         output: &OutputArguments,
         measure: impl FnOnce(
@@ -176,24 +176,7 @@ impl Subject {
         ) -> Result<Results, Failure>
         + Send,
     ) -> Result<(), Failure> {
-        self.measure_under(what, (engine, |options| options), output, measure)
-    }
-
-    /// As [`measure`](Self::measure), under options that are changed before the model is loaded.
-    pub(crate) fn measure_under(
-        &self,
-        (name, seed): (&'static str, u64),
-        (engine, change): (&EngineArguments, impl Fn(EngineOptions) -> EngineOptions),
-        output: &OutputArguments,
-        measure: impl FnOnce(
-            &Arc<Engine>,
-            &str,
-            &dyn Fn(Value) -> Result<Journal, Failure>,
-            &mut StepWatch<'_>,
-        ) -> Result<Results, Failure>
-        + Send,
-    ) -> Result<(), Failure> {
-        let options = change(options(engine)?);
+        let options = options(engine)?;
         let text = read_text(&self.text)?;
         let measured = Measured::new((name, seed), Some(&options), engine.threads, output);
         measured.keep(|watch| {

@@ -14,6 +14,7 @@ use super::Projection;
 use super::activation::{sigmoid, silu};
 use super::norm::rms_scale;
 use super::rows::for_rows;
+use crate::recorded::RecordedRows;
 use crate::recurrent::LayerState;
 use crate::weights::Checkpoint;
 use crate::{ModelError, RecurrentShape, SegmentPart};
@@ -146,23 +147,53 @@ impl GatedDeltaNet {
                 continue;
             };
             let at = |width: usize| (part.rows.start - first) * width..(part.rows.end - first) * width;
-            let mixed = &mut mixed[at(channels)];
-            self.convolution
-                .apply(&mut state.convolution, &raw[at(channels)], mixed);
-            let tokens = HeadTokens {
-                start_position: part.position,
-                one_by_one: part.one_by_one,
+            let inputs = RecordedRows {
                 rows: part.rows.len(),
-                mixed,
+                raw: &raw[at(channels)],
                 strength: &strength[at(heads)],
                 decay: &decay[at(heads)],
             };
+            state.recorded.take(part, inputs);
             let read = &mut read[at(value_width)];
-            self.rule.apply(&tokens, &mut state.memory, read);
+            self.read(state, part.one_by_one, inputs, &mut mixed[at(channels)], read);
             self.gate_heads(read, &mut gated[at(value_width)]);
-            state.tokens += part.rows.len();
         }
         self.output.apply(gated, output);
+    }
+
+    /// Takes rows into the state; `mixed`, `[rows, channels]`, and `read`, `[value_heads, rows, value_dim]`, are written.
+    fn read(
+        &self,
+        state: &mut LayerState,
+        one_by_one: bool,
+        inputs: RecordedRows<'_>,
+        mixed: &mut [f32],
+        read: &mut [f32],
+    ) {
+        self.convolution.apply(&mut state.convolution, inputs.raw, mixed);
+        let tokens = HeadTokens {
+            start_position: state.tokens,
+            one_by_one,
+            rows: inputs.rows,
+            mixed,
+            strength: inputs.strength,
+            decay: inputs.decay,
+        };
+        self.rule.apply(&tokens, &mut state.memory, read);
+        state.tokens += inputs.rows;
+    }
+
+    /// Takes the first `rows` recorded rows into the state, which is the one where recording began, and forgets the others.
+    pub(crate) fn replay(&self, state: &mut LayerState, rows: usize) {
+        state.recorded.truncate(rows);
+        if rows == 0 {
+            return;
+        }
+        let recorded = std::mem::take(&mut state.recorded);
+        let mut mixed = vec![0.0; rows * self.convolution.channels()];
+        let mut read = vec![0.0; rows * self.rule.value_width()];
+        self.read(state, true, recorded.first(rows), &mut mixed, &mut read);
+        state.recorded = recorded;
     }
 
     /// `gated[row, head] = norm(read[head, row]) · silu(gated[row, head])`.
