@@ -12,7 +12,7 @@ use crate::sequence::placement::{HeadSlot, Slot};
 use crate::{Failure, Sequence};
 
 /// Pages are freed once they are this part of those that stay, so that what moves costs little a token.
-const WORTH: usize = 8;
+pub(crate) const WORTH: usize = 8;
 
 /// What has left the cache, head by head.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
