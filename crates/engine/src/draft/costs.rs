@@ -66,6 +66,8 @@ struct Attention {
     read_ns: f64,
     /// Nanoseconds for the arithmetic of each row.
     row_ns: f64,
+    /// Whether each row reads by itself: a policy learns from it before the next row selects.
+    reads_row_by_row: bool,
 }
 
 impl Attention {
@@ -91,11 +93,13 @@ impl Attention {
             share: if heads > 0.0 { keys / heads / tokens as f64 } else { 1.0 },
             read_ns: keys * key_bytes * KEY_BYTE_NS,
             row_ns: keys * (shape.group * shape.head_dim) as f64 * ELEMENT_NS,
+            reads_row_by_row: !rules.follows_from_keys(),
         }
     }
 
     /// Reading goes on beside the arithmetic.
     fn ns(&self, rows: usize) -> f64 {
-        self.read_ns.max(rows as f64 * self.row_ns)
+        let readings = if self.reads_row_by_row { rows } else { 1 };
+        (readings as f64 * self.read_ns).max(rows as f64 * self.row_ns)
     }
 }

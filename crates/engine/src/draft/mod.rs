@@ -240,8 +240,6 @@ impl Sequence {
             Some("an endless window moves with every token and cannot go back: leave out --draft or --window-size")
         } else if self.statistics.audit.is_some() {
             Some("an audit compares tokens that are read one by one: leave out --draft or --audit")
-        } else if self.learns() {
-            Some("a policy that learns from every query cannot go back: leave out --draft, or choose another policy")
         } else {
             None
         }

@@ -16,6 +16,8 @@ use crate::{EngineError, Sequence};
 pub(super) struct OwnDraft {
     rules: PolicyRules,
     policies: PolicySet,
+    /// Tokens that had left each head when the policies were last used, `[layers, kv_heads]`.
+    evicted_tokens: Vec<usize>,
 }
 
 /// A draft that is being made.
@@ -35,6 +37,7 @@ impl OwnDraft {
         Ok(Self {
             rules: rules.clone(),
             policies: PolicySet::new(rules, Phase::Decode, &shape, &engine.options().cost)?,
+            evicted_tokens: vec![0; shape.layers * shape.kv_heads],
         })
     }
 
@@ -42,8 +45,18 @@ impl OwnDraft {
         &self.rules
     }
 
-    /// Exchanges these policies with those of the sequence.
+    /// Exchanges these policies with those of the sequence. A head from which tokens have been evicted meanwhile counts its tokens anew, so
+    /// its policy begins anew.
     pub(super) fn swap(&mut self, sequence: &mut Sequence) {
+        let kv_heads = sequence.engine.resolved().policy.kv_heads;
+        let evicted = &sequence.placement.evicted;
+        for (head, (policy, known)) in self.policies.iter_mut().zip(&mut self.evicted_tokens).enumerate() {
+            let tokens = evicted.evicted_tokens(head / kv_heads, kv_heads, head % kv_heads);
+            if *known != tokens {
+                policy.reset();
+                *known = tokens;
+            }
+        }
         std::mem::swap(&mut self.policies, &mut sequence.decode);
     }
 }
@@ -103,14 +116,16 @@ impl Drafting {
         if tokens == 0 {
             return None;
         }
+        // The policies of the draft take in its tokens, so the checkpoint is theirs.
+        part.swap_policies();
         let checkpoint = match part.step.sequence.checkpoint() {
             Ok(checkpoint) => checkpoint,
             Err(error) => {
+                part.swap_policies();
                 part.fail(error);
                 return None;
             }
         };
-        part.swap_policies();
         Some(Self {
             checkpoint,
             guess: part.step.answer.guess(),

@@ -176,14 +176,22 @@ impl<'s, 'a> Part<'s, 'a> {
     /// The tokens that this part reads in the pass; none where it has failed.
     fn get_ready(&mut self) -> Vec<u32> {
         if self.failure.is_none() && !self.draft.is_empty() {
-            match self.step.sequence.checkpoint() {
-                Ok(checkpoint) => self.checkpoint = Some(checkpoint),
-                Err(error) => self.fail(error),
+            // Before the checkpoint, which would not hold behind it.
+            match self.step.sequence.evict() {
+                Ok(()) => self.keep_checkpoint(),
+                Err(failure) => self.failure = Some(*failure),
             }
         }
         match self.failure {
             Some(_) => Vec::new(),
             None => [&[self.step.token], self.draft.as_slice()].concat(),
+        }
+    }
+
+    fn keep_checkpoint(&mut self) {
+        match self.step.sequence.checkpoint() {
+            Ok(checkpoint) => self.checkpoint = Some(checkpoint),
+            Err(error) => self.fail(error),
         }
     }
 
@@ -198,10 +206,13 @@ impl<'s, 'a> Part<'s, 'a> {
         Ok(again)
     }
 
-    /// Draws a token from each row until a token is not the drafted one.
+    /// Draws a token from each row until a token is not the drafted one, or the rows behind are not those of single tokens.
     fn draw(&mut self, place: usize, rows: &[&[f32]], take: &mut TakeDrawn<'_>) {
         let AnswerStep { sequence, answer, .. } = &mut *self.step;
         let first = sequence.tokens().len() - self.draft.len();
+        let sound = sequence.learned_rows.sound_rows();
+        let rows = &rows[..sound.unwrap_or(rows.len())];
+        self.draft.truncate(rows.len() - 1);
         let (mut kept, mut failure) = (rows.len(), None);
         sequence.answer.pending = None;
         for (row, logits) in rows.iter().enumerate() {
@@ -248,7 +259,14 @@ impl<'s, 'a> Part<'s, 'a> {
         sequence.answer = answer;
         sequence.logits = logits;
         match again {
-            Ok(again) => debug_assert!(again.is_empty(), "recurrent layers have recorded every row of the pass"),
+            Ok(again) if again.is_empty() => {}
+            Ok(again) => {
+                let (tokens, held) = (checkpoint.tokens(), sequence.tokens().len());
+                self.failure = Some(Failure {
+                    error: EngineError::StaleCheckpoint { tokens, held },
+                    again,
+                });
+            }
             Err(error) => self.fail(error),
         }
     }

@@ -5,6 +5,7 @@
 //! shorter sequence would: rotary angles are in the keys already, and everything that is held lies before what comes.
 //! What read the head before, the other phase's policy and block means, begins anew on what is left.
 
+use riffle_attention::Span;
 use riffle_kv::{CacheShape, KvError};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,11 @@ impl Evicted {
     /// Whether the sequence can go back to its first `tokens` tokens.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         tokens >= self.since
+    }
+
+    /// Lengths below this one cannot be gone back to.
+    pub(crate) fn since(&self) -> usize {
+        self.since
     }
 
     /// Counts tokens that have left a (layer, KV head).
@@ -87,10 +93,7 @@ impl Sequence {
                 let Some(retained) = self.decode.layer_mut(layer)[kv_head].retained(held) else {
                     continue;
                 };
-                let kept: usize = retained.iter().map(|span| span.len()).sum();
-                let left = kept.div_ceil(shape.page_tokens);
-                let empty = held.div_ceil(shape.page_tokens) - left;
-                if empty < (left / WORTH).max(1) {
+                if !runs_empty(&shape, held, &retained) {
                     continue;
                 }
                 let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
@@ -177,6 +180,14 @@ impl Sequence {
             self.placement.evicted = Evicted::default();
         }
     }
+}
+
+/// Whether so many pages of a head that holds `held` tokens would be empty without the others than `retained` that it pays to free them.
+pub(crate) fn runs_empty(shape: &CacheShape, held: usize, retained: &[Span]) -> bool {
+    let kept: usize = retained.iter().map(Span::len).sum();
+    let left = kept.div_ceil(shape.page_tokens);
+    let empty = held.div_ceil(shape.page_tokens) - left;
+    empty >= (left / WORTH).max(1)
 }
 
 /// Whether an operation on pages was refused for want of room.

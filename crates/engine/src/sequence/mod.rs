@@ -4,6 +4,7 @@ pub(crate) mod block_means;
 mod checkpoint;
 pub(crate) mod eviction;
 mod fork;
+pub(crate) mod learned_rows;
 pub(crate) mod measured_prefix_cache;
 pub(crate) mod placement;
 pub(crate) mod prefix;
@@ -26,6 +27,7 @@ use crate::pass::device::DevicePages;
 use crate::{AttentionTime, Engine, EngineError, EngineOptions, StreamWindow};
 use block_means::BlockMeans;
 pub use checkpoint::Checkpoint;
+use learned_rows::LearnedRows;
 use placement::Placement;
 use recurrence::Recurrence;
 use sliding::SlidingLayers;
@@ -57,6 +59,7 @@ pub struct Sequence {
     pub(crate) means: BlockMeans,
     pub(crate) recurrence: Recurrence,
     pub(crate) placement: Placement,
+    pub(crate) learned_rows: LearnedRows,
     pub(crate) tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
     pub(crate) prefilled: usize,
@@ -131,6 +134,7 @@ impl Sequence {
                 sliding: SlidingLayers::of(config, engine_options, options.window),
                 ..Placement::default()
             },
+            learned_rows: LearnedRows::default(),
             tokens: Vec::new(),
             prefilled: 0,
             answer: AnswerUnderWay::default(),

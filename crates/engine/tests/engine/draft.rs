@@ -14,7 +14,6 @@ use riffle_engine::{
     RequestId, SamplingOptions, Scheduler, SchedulerOptions, Session, StreamWindow, TokenConstraint,
 };
 use riffle_kv::{DiskTier, KvTiers};
-use riffle_policy::PolicyRules;
 
 use crate::testing::{fixture, go_on};
 
@@ -30,8 +29,8 @@ const DRAFTS: [&str; 9] = [
     "ngram+sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
 ];
 
-/// Policies for reading and writing that follow from keys.
-const POLICIES: [(&str, &str); 8] = [
+/// Policies for reading and writing: those that follow from keys, and those that learn.
+const POLICIES: [(&str, &str); 12] = [
     ("full", "full"),
     ("full", "full"),
     ("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"),
@@ -43,6 +42,10 @@ const POLICIES: [(&str, &str); 8] = [
         "log-stride:window=16,landmarks=1,block=24",
     ),
     ("blasst:factor=4,block=16", "blasst:factor=4,block=16"),
+    ("full", "h2o:from=0,budget=40,recent=8"),
+    ("full", "h2o:from=0,budget=96,recent=24"),
+    ("full", "snapkv:from=0,budget=40,window=8"),
+    ("h2o-chunk:from=0,local=16,heavy=16", "full"),
 ];
 
 /// Answers whose tokens are even and odd in turn, and end after some.
@@ -226,8 +229,8 @@ impl Held {
         Self {
             tokens: session.tokens().to_vec(),
             logits: bits(session),
-            file: match session.engine().options().decode.to_string().as_str() {
-                "full" => std::fs::read(&path).unwrap(),
+            file: match session.engine().options().decode.to_string().split(':').next() {
+                Some("full" | "h2o" | "snapkv") => std::fs::read(&path).unwrap(),
                 _ => Vec::new(),
             },
             rest: generate(&mut restored, &rest, usize::MAX).unwrap().tokens,
@@ -403,17 +406,11 @@ fn drafts_that_cannot_be_made_are_refused_by_name_and_left_out_by_auto() {
         page_tokens: 32,
         ..EngineOptions::default()
     };
-    let decode = |policy: &str| EngineOptions {
-        decode: policy.parse::<PolicyRules>().unwrap(),
-        ..plain.clone()
-    };
     let window = StreamWindow {
         window_tokens: 64,
         sink_tokens: 4,
     };
     for (options, said) in [
-        (decode("h2o:budget=64"), "learns from every query"),
-        (decode("snapkv:budget=64"), "learns from every query"),
         (plain.clone().with_window(window).unwrap(), "endless window"),
         (
             EngineOptions {
