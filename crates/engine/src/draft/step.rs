@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use riffle_policy::Phase;
 
-use super::{Choice, MOST_TOKENS, Source, own};
+use super::{Choice, MOST_TOKENS, Source, model, own};
 use crate::answer::{Answer, Drawn};
 use crate::pass::{Failure, Runner, Work};
 use crate::sequence::Checkpoint;
@@ -104,11 +104,21 @@ pub(super) fn logits_by_row<'l>(
 /// Drafts behind the latest token of each part.
 fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
     let together = parts.len();
-    let own: Vec<usize> = parts.iter_mut().map(|part| part.draft_from_text(together)).collect();
-    match own.iter().all(|tokens| *tokens == 0) {
-        true => Ok(()),
-        false => own::draft(runner, parts, &own, logits),
+    let wanted: Vec<(Source, usize)> = parts.iter_mut().map(|part| part.draft_from_text(together)).collect();
+    let of = |source: Source| -> Vec<usize> {
+        let tokens = wanted
+            .iter()
+            .map(|(from, tokens)| if *from == source { *tokens } else { 0 });
+        tokens.collect()
+    };
+    let (own, small) = (of(Source::Own), of(Source::Model));
+    if own.iter().any(|tokens| *tokens > 0) {
+        own::draft(runner, parts, &own, logits)?;
     }
+    if small.iter().any(|tokens| *tokens > 0) {
+        model::draft(runner, parts, &small, logits)?;
+    }
+    Ok(())
 }
 
 impl<'s, 'a> Part<'s, 'a> {
@@ -148,8 +158,8 @@ impl<'s, 'a> Part<'s, 'a> {
         }
     }
 
-    /// Drafts from the text, or returns how many tokens the model is to draft itself.
-    fn draft_from_text(&mut self, together: usize) -> usize {
+    /// Drafts from the text, or returns how many tokens another source is to draft.
+    fn draft_from_text(&mut self, together: usize) -> (Source, usize) {
         let AnswerStep {
             sequence,
             answer,
@@ -161,14 +171,17 @@ impl<'s, 'a> Part<'s, 'a> {
             .saturating_sub(1)
             .min(MOST_TOKENS);
         let Some(drafter) = answer.drafter.as_mut().filter(|_| most > 0) else {
-            return 0;
+            return (Source::Own, 0);
         };
         match drafter.choose(sequence, *token, together, most) {
-            Choice::Nothing => 0,
-            Choice::Own(tokens) => tokens,
+            Choice::Nothing => (Source::Own, 0),
+            Choice::Draft(source, tokens) => {
+                self.source = source;
+                (source, tokens)
+            }
             Choice::Text(source, draft) => {
                 (self.source, self.draft) = (source, draft);
-                0
+                (source, 0)
             }
         }
     }

@@ -113,14 +113,9 @@ impl Sequence {
         Ok(())
     }
 
-    /// The layers with keys and values that see the whole sequence: their number in the model and in the cache.
+    /// As [`Engine::whole_layers`].
     pub(crate) fn whole_layers(&self) -> Vec<(usize, usize)> {
-        let model = self.engine.model();
-        let config = model.config();
-        let layers = (0..config.layers).filter(|layer| model.window(*layer).is_none());
-        layers
-            .filter_map(|layer| Some((layer, config.cache_layer(layer)?)))
-            .collect()
+        self.engine.whole_layers()
     }
 
     /// Keeps of a (layer, KV head) the tokens at `places` alone, ascending; every token from `since` on is among them, so that the

@@ -67,6 +67,8 @@ pub struct Sequence {
     /// After the last token, `[vocab]`; empty where none were asked for.
     pub(crate) logits: Vec<f32>,
     pub(crate) statistics: Statistics,
+    /// What a small model that drafts has read of the same text.
+    pub(crate) reader: Option<Box<Sequence>>,
 }
 
 impl fmt::Debug for Sequence {
@@ -140,6 +142,7 @@ impl Sequence {
             answer: AnswerUnderWay::default(),
             logits: Vec::new(),
             statistics: Statistics::new(engine, &shape, options.audit),
+            reader: None,
             options,
             engine: Arc::clone(engine),
         })

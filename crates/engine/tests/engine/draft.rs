@@ -17,7 +17,8 @@ use riffle_kv::{DiskTier, KvTiers};
 
 use crate::testing::{fixture, go_on};
 
-const DRAFTS: [&str; 9] = [
+/// `MODEL` stands for the path of the other model with the same tokens.
+const DRAFTS: [&str; 12] = [
     "auto",
     "ngram",
     "ngram@1",
@@ -26,6 +27,9 @@ const DRAFTS: [&str; 9] = [
     "sparse:streaming:sinks=4,window=32@3",
     "sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0@5",
     "ngram+sparse:streaming:sinks=4,window=64@4",
+    "model:MODEL@4",
+    "model:MODEL",
+    "ngram+model:MODEL@9",
     "ngram+sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
 ];
 
@@ -92,6 +96,18 @@ impl TokenConstraint for Turn {
         };
         self.can_fork.then(fork)
     }
+}
+
+fn other_model(model: &str) -> &'static str {
+    match model {
+        "model" => "model-hybrid",
+        _ => "model",
+    }
+}
+
+fn draft_of(draft: &str, model: &str) -> DraftSpec {
+    let other = fixture(other_model(model));
+    draft.replace("MODEL", &other.display().to_string()).parse().unwrap()
 }
 
 /// A text that repeats parts of itself.
@@ -162,6 +178,7 @@ fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
         batch_tokens: 128,
         chunk_tokens: 64,
         page_tokens,
+        draft_model: Some(fixture(other_model(model))),
         sequences: 8,
         pool_tokens: Some(8 * 512),
         key_format: format,
@@ -256,7 +273,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
         let plain = wishes(random);
         let draft = DRAFTS.choose(random).unwrap();
         let drafted = GenerateOptions {
-            draft: draft.parse().unwrap(),
+            draft: draft_of(draft, model),
             ..plain.clone()
         };
         let patience = if random.random_bool(0.2) {
@@ -332,7 +349,7 @@ fn compare_requests(seed: u64) -> DraftCount {
             tokens: text(&engine, random),
             generate: GenerateOptions {
                 draft: match random.random_bool(0.8) {
-                    true => DRAFTS.choose(random).unwrap().parse().unwrap(),
+                    true => draft_of(DRAFTS.choose(random).unwrap(), model),
                     false => DraftSpec::NONE,
                 },
                 ..wishes(random)
