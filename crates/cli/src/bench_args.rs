@@ -9,7 +9,7 @@ use riffle_policy::Phase;
 
 use crate::args::{EngineArguments, HeadsArguments, ModelArguments};
 use crate::eval_args::{OutputArguments, SubjectArguments};
-use crate::numbers;
+use crate::{hub_args, numbers};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {

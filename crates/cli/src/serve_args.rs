@@ -7,7 +7,7 @@ use clap::Args;
 use riffle_engine::DraftSpec;
 
 use crate::args::{EngineArguments, ModelArguments};
-use crate::numbers;
+use crate::{hub_args, numbers};
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
