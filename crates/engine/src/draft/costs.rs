@@ -22,6 +22,8 @@ const DISK_BYTE_NS: f64 = 1.0;
 /// query of one row and head, and of the value that it weighs (f16 with AVX2, 8,192 and 32,768 tokens).
 const KEY_BYTE_NS: f64 = 0.08;
 const ELEMENT_NS: f64 = 0.06;
+/// Part of a row's attention that the mass of its keys takes once more: the products with keys.
+const LOOK: f64 = 0.5;
 /// Time of linear layers by rows of the pass, beside one row (as above; more rows are on the line through the last two).
 const LINEAR_ROWS: [f64; 8] = [1.0, 1.05, 1.55, 2.05, 2.45, 2.8, 3.15, 3.45];
 
@@ -51,9 +53,15 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
         let linear = by_rows(&LINEAR_ROWS, together + rows) - by_rows(&LINEAR_ROWS, together);
         layers * LAYER_ROW_NS * rows as f64 + weights_ns(engine) * linear + of_answer.ns(1 + rows) - of_answer.ns(1)
     };
+    // A policy that learns from the verification looks at the keys of a row once more.
+    let look_ns = match drafts {
+        Drafts::Own(rules) if !rules.follows_from_keys() => (of_answer.ns(1) + of_answer.share * disk_ns) * LOOK,
+        _ => 0.0,
+    };
     let mut verified = [1.0; MOST_TOKENS + 1];
     for (rows, cost) in verified.iter_mut().enumerate() {
-        *cost += more_ns(rows) / one;
+        let look_ns = if rows > 0 { look_ns } else { 0.0 };
+        *cost += (more_ns(rows) + look_ns) / one;
     }
     let drafted_ns = match drafts {
         Drafts::Text => 0.0,

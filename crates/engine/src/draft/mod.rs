@@ -10,6 +10,7 @@
 //! | `spec.rs` | the sources of drafts that `--draft` names |
 //! | `ngram.rs` | drafts from the text: earlier places with the same latest tokens |
 //! | `own.rs` | drafts by the model itself under a sparse policy |
+//! | `mass.rs` | a policy for them: the keys that carried the mass at the latest verification |
 //! | `model.rs` | drafts by a small model with the same tokens |
 //! | `gain.rs` | the length of a draft that pays most |
 //! | `costs.rs` | the costs of verified rows and drafted tokens, from stored constants |
@@ -17,6 +18,7 @@
 
 mod costs;
 mod gain;
+mod mass;
 mod model;
 mod ngram;
 mod own;

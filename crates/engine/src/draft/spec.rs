@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use riffle_policy::{Phase, PolicyRules};
+use riffle_policy::{Phase, PolicyRules, PolicySpec};
 
-use super::MOST_TOKENS;
+use super::{MOST_TOKENS, mass};
 use crate::EngineError;
 
 const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, model:PATH, ngram+sparse:POLICY or ngram+model:PATH, with @N for drafts of N tokens, such as sparse:quest@4";
@@ -80,18 +80,18 @@ impl DraftSpec {
         }
     }
 
-    /// Checks the policy of the model's own drafts: it chooses for generated tokens, and learns from keys alone.
+    /// Checks the policy of the model's own drafts: it chooses for generated tokens, and evicts none.
     fn check(&self) -> Result<(), EngineError> {
         let Some(rules) = &self.own else {
             return Ok(());
         };
         rules.check(Phase::Decode, 1)?;
-        match rules.follows_from_keys() {
-            true => Ok(()),
-            false => Err(EngineError::option(
+        match rules.specs().any(|spec| spec.info().traits.evicts) {
+            false => Ok(()),
+            true => Err(EngineError::option(
                 "--draft",
                 self,
-                "drafts need a policy that follows from keys, such as quest or streaming",
+                "a draft may be wrong, and its policy must not evict tokens for it: use streaming, quest or mass",
             )),
         }
     }
@@ -133,7 +133,10 @@ impl FromStr for DraftSpec {
             None => None,
             Some(_) if model.is_some() => None,
             Some("sparse") => Some(own_policy()),
-            Some(rest) => Some(rest.strip_prefix("sparse:").ok_or_else(refused)?.parse()?),
+            Some(rest) => {
+                let policy = rest.strip_prefix("sparse:").ok_or_else(refused)?;
+                Some(PolicySpec::parse_among(policy, &mass::POLICIES)?.into())
+            }
         };
         let spec = Self {
             is_auto: false,
@@ -178,6 +181,7 @@ mod tests {
             "ngram",
             "sparse:quest@1",
             "ngram@15",
+            "sparse:mass:budget=64",
             "ngram+sparse:streaming:sinks=4,window=64",
             "model:some/model.gguf",
             "ngram+model:a@b/c+d.gguf@7",
@@ -204,7 +208,7 @@ mod tests {
             ("model:", "it must be"),
             ("model:small.gguf@99", "it must be"),
             ("sparse:nothing", "nothing"),
-            ("sparse:h2o", "follows from keys"),
+            ("sparse:h2o", "must not evict"),
             ("sparse:xattention", "xattention"),
         ] {
             let message = text.parse::<DraftSpec>().unwrap_err().to_string();

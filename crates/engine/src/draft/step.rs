@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 
 use riffle_policy::Phase;
 
-use super::{Choice, MOST_TOKENS, Source, model, own};
+use super::own::{self, OwnDraft};
+use super::{Choice, MOST_TOKENS, Source, model};
 use crate::answer::{Answer, Drawn};
 use crate::pass::{Failure, Runner, Work};
 use crate::sequence::Checkpoint;
@@ -45,7 +46,10 @@ pub(crate) fn go_on(
     let mut parts: Vec<Part<'_, '_>> = steps.iter_mut().map(Part::new).collect();
     draft(runner, &mut parts, logits)?;
     let tokens: Vec<Vec<u32>> = parts.iter_mut().map(Part::get_ready).collect();
-    let outcomes = read(runner, &mut parts, &tokens)?;
+    parts.iter_mut().for_each(Part::begin_watch);
+    let outcomes = read(runner, &mut parts, &tokens);
+    parts.iter_mut().for_each(Part::end_watch);
+    let outcomes = outcomes?;
     if !outcomes.is_empty() {
         let mut rows = logits_by_row(runner, logits)?;
         for (place, outcome) in outcomes {
@@ -147,14 +151,25 @@ impl<'s, 'a> Part<'s, 'a> {
 
     /// Gives the sequence the policies of its drafts, or those of its answer back.
     pub(super) fn swap_policies(&mut self) {
-        if let Some(own) = self
-            .step
-            .answer
-            .drafter
-            .as_mut()
-            .and_then(|drafter| drafter.own.as_mut())
-        {
-            own.0.swap(self.step.sequence);
+        self.with_own(OwnDraft::swap);
+    }
+
+    /// Lets the policies of drafts watch where a draft is verified.
+    fn begin_watch(&mut self) {
+        if self.checkpoint.is_some() {
+            self.with_own(OwnDraft::watch);
+        }
+    }
+
+    fn end_watch(&mut self) {
+        self.with_own(OwnDraft::end_watch);
+    }
+
+    fn with_own(&mut self, act: impl Fn(&mut OwnDraft, &mut Sequence)) {
+        let AnswerStep { sequence, answer, .. } = &mut *self.step;
+        let drafter = answer.drafter.as_mut();
+        if let Some(own) = drafter.and_then(|drafter| drafter.own.as_deref_mut()) {
+            act(&mut own.0, sequence);
         }
     }
 

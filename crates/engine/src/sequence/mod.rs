@@ -67,6 +67,8 @@ pub struct Sequence {
     /// After the last token, `[vocab]`; empty where none were asked for.
     pub(crate) logits: Vec<f32>,
     pub(crate) statistics: Statistics,
+    /// Policies of drafts that learn from what a verification reads.
+    pub(crate) watchers: Option<PolicySet>,
     /// What a small model that drafts has read of the same text.
     pub(crate) reader: Option<Box<Sequence>>,
 }
@@ -142,6 +144,7 @@ impl Sequence {
             answer: AnswerUnderWay::default(),
             logits: Vec::new(),
             statistics: Statistics::new(engine, &shape, options.audit),
+            watchers: None,
             reader: None,
             options,
             engine: Arc::clone(engine),

@@ -18,7 +18,7 @@ use riffle_kv::{DiskTier, KvTiers};
 use crate::testing::{fixture, go_on};
 
 /// `MODEL` stands for the path of the other model with the same tokens.
-const DRAFTS: [&str; 12] = [
+const DRAFTS: [&str; 13] = [
     "auto",
     "ngram",
     "ngram@1",
@@ -27,6 +27,7 @@ const DRAFTS: [&str; 12] = [
     "sparse:streaming:sinks=4,window=32@3",
     "sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0@5",
     "ngram+sparse:streaming:sinks=4,window=64@4",
+    "sparse:mass:budget=24,recent=16,from=0@6",
     "model:MODEL@4",
     "model:MODEL",
     "ngram+model:MODEL@9",
