@@ -1,5 +1,7 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
+use std::path::PathBuf;
+
 use riffle_attention::Format;
 use riffle_cuda::Gpu;
 use riffle_kv::KvTiers;
@@ -70,6 +72,9 @@ pub struct EngineOptions {
     pub preferred_device: Option<Gpu>,
     /// The text that will be read, for its place in the plan; `None` plans for a text that fills the context.
     pub prompt: Option<PromptText>,
+    /// A small model with the same tokens, which drafts answers that ask for `model:PATH` ([`DraftSpec`](crate::DraftSpec)). It takes what
+    /// memory the plan leaves.
+    pub draft_model: Option<PathBuf>,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -101,6 +106,7 @@ impl Default for EngineOptions {
             device: None,
             preferred_device: None,
             prompt: None,
+            draft_model: None,
             memory_budget_bytes: None,
         }
     }

@@ -14,7 +14,7 @@ use crate::pass::rotation::{Rotation, rotate};
 use crate::pass::round::{Part, attend_round};
 use crate::pass::tiles::Heads;
 use crate::sequence::block_means::BlockMeans;
-use crate::sequence::eviction::{Evicted, WORTH};
+use crate::sequence::eviction::{Evicted, runs_empty};
 use crate::sequence::placement::Slot;
 use crate::sequence::sliding::BACK_TOKENS;
 use crate::sequence::statistics::Statistics;
@@ -426,10 +426,7 @@ impl CachedAttention {
             let Some(retained) = self.decode.layer_mut(layer)[kv_head].retained(held) else {
                 continue;
             };
-            let kept: usize = retained.iter().map(|span| span.len()).sum();
-            let left = kept.div_ceil(shape.page_tokens);
-            let empty = held.div_ceil(shape.page_tokens) - left;
-            if empty < (left / WORTH).max(1) {
+            if !runs_empty(&shape, held, &retained) {
                 continue;
             }
             let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
