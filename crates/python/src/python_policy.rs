@@ -119,7 +119,10 @@ struct PythonPolicy {
 impl SparsePolicy for PythonPolicy {
     fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         Python::attach(|py| {
-            let object = registry().objects.get(self.number).map(|(object, reads)| (object.clone_ref(py), *reads));
+            let object = registry()
+                .objects
+                .get(self.number)
+                .map(|(object, reads)| (object.clone_ref(py), *reads));
             let selected = match object {
                 Some((object, true)) => ask(py, &object, tile, context),
                 // Some pages may be there for others.

@@ -46,6 +46,8 @@ class EngineOptions(TypedDict, total=False):
     """Most tokens of prompt and answer together."""
     decode: str
     """Policy for answers."""
+    draft_model: str | os.PathLike[str]
+    """A small model with the same tokens, for answers with `draft="model:PATH"`."""
     keeps_beginnings: bool
     """Keep every page of layers with a sliding window, so that whole beginnings can be shared."""
     kv_device: str | int
@@ -86,7 +88,7 @@ class AnswerOptions(TypedDict, total=False):
     """Options of an answer; those that are left out are what the model's files recommend."""
 
     draft: str
-    """What guesses tokens: `none`, `auto`, `ngram`, `sparse:POLICY`. The answer is the same to the byte."""
+    """What guesses tokens: `none`, `auto`, `ngram`, `sparse:POLICY`, `model:PATH`. The answer is the same to the byte."""
     frequency_penalty: float
     ignore_end: bool
     """Go on after the model's end of a text."""
