@@ -3,6 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use riffle_fuzz::{read_document, without_panic};
+use riffle_fuzz::{folder, read_document, without_panic};
 
-fuzz_target!(|input: &[u8]| without_panic(|| read_document(input)));
+fuzz_target!(|input: &[u8]| without_panic(|| {
+    read_document(&folder(), input);
+}));

@@ -19,6 +19,13 @@ fn a_device_that_is_not_there_is_one_line_that_names_the_other() {
         1,
         &["--device cpu"],
     );
+    if !cfg!(feature = "cuda") {
+        assert_refused(
+            &run_shipped(&["--device", "cuda", "--prompt", "x"]),
+            1,
+            &["--features cuda", "--device cpu"],
+        );
+    }
     assert_refused(
         &run_shipped(&["--device", "gpu", "--prompt", "x"]),
         1,

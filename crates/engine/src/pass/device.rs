@@ -191,7 +191,7 @@ impl OnDevice<'_> {
             selection,
         });
         let tiles: Vec<PagedTile<'_>> = tiles.collect();
-        let around = match partials {
+        let timer = match partials {
             Some(_) => None,
             None => Some(Arc::clone(&pages.queue).timer()?),
         };
@@ -204,7 +204,9 @@ impl OnDevice<'_> {
             extend_summaries(&mut **room, cache, SummaryKind::Means, of, block, reads)?;
         }
         let rows = BatchRows::new(*rows, chunk.batch_rows.clone());
-        around.as_ref().map_or(Ok(()), |timer| timer.start())?;
+        if let Some(timer) = &timer {
+            timer.start()?;
+        }
         let mut call = room.begin(of, &tiles, &rows, end, options)?;
         if means.is_some() {
             call.include_means();
@@ -213,12 +215,14 @@ impl OnDevice<'_> {
             Ok(call.attend(&cut(pages, chunk))?)
         })?;
         call.finish()?;
-        around.as_ref().map_or(Ok(()), |timer| timer.stop())?;
+        if let Some(timer) = &timer {
+            timer.stop()?;
+        }
         if let Some(partials) = partials {
             room.bring_partials(&tiles, &rows, partials)?;
         }
         drop(room);
-        pages.call = around;
+        pages.call = timer;
         Ok(())
     }
 
