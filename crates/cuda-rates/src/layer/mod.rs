@@ -7,18 +7,16 @@ mod policy;
 
 use std::sync::Arc;
 
-use riffle_cuda::{CudaError, PinnedMemory, RoomOptions, Stream};
+use riffle_cuda::{CudaError, PinnedMemory, RoomBytes, RoomOptions, Stream};
+use riffle_device::{DeviceError, DeviceQueue};
 use riffle_engine::{ChunkRows, EngineError, LayerAttention};
+use riffle_eval::measuring::noise;
+use riffle_eval::{AttentionCase, EvalError};
 use riffle_kv::{CacheShape, KvCache, KvTiers};
 use riffle_policy::{Phase, PolicySpec};
 
-use crate::noise::noise;
-use crate::{AttentionCase, EvalError};
-pub use ahead::AheadRate;
 pub(crate) use ahead::ahead;
-pub use offload::OffloadRate;
 pub(crate) use offload::offload;
-pub use policy::DevicePolicyRate;
 pub(crate) use policy::policy;
 
 /// Layers that are read in turn, alike.
@@ -93,7 +91,8 @@ impl MadeLayer {
             Pages::InMemory => room.least_bytes(),
         };
         let attention = LayerAttention::new(self.cache.fork(), case.heads, policy, phase, case.rows)?;
-        Ok(attention.on_device(&self.stream, room)?)
+        let queue: Arc<dyn DeviceQueue> = Arc::clone(&self.stream) as _;
+        Ok(attention.on_device(&queue, room)?)
     }
 
     fn chunk(&self, attention: &LayerAttention) -> Result<ChunkRows, EvalError> {
@@ -136,8 +135,8 @@ fn keys_and_values(case: &AttentionCase, start: usize, tokens: usize) -> (Vec<f3
     (keys, noise(tokens * width, start as u64 + 2))
 }
 
-fn failed(error: CudaError) -> EvalError {
-    EngineError::from(error).into()
+pub(crate) fn failed(error: CudaError) -> EvalError {
+    EngineError::from(DeviceError::from(error)).into()
 }
 
 /// Milliseconds of what `queue` queues, by events around it.

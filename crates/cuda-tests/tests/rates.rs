@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 
 use riffle_attention::Format;
 use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
-use riffle_eval::{AttentionCase, DeviceCeilings, DeviceReport, Journal, measure_device};
+use riffle_cuda_rates::{DeviceCeilings, measure_device};
+use riffle_eval::{AttentionCase, DeviceReport, Journal};
 
 #[test]
 fn cases_on_an_emulated_device_are_right_whatever_their_time() {

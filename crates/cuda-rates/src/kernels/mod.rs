@@ -7,79 +7,13 @@ use std::sync::Arc;
 use riffle_attention::Format;
 use riffle_cuda::ops::{DeviceMatrix, PrefillChoice, PrefillInstructions};
 use riffle_cuda::{CudaError, Gpu, Stream};
-use riffle_engine::EngineError;
+use riffle_eval::measuring::{cells_of, filled_cache, run_cells};
+use riffle_eval::{AttentionCase, DeviceRate, DeviceReport, EvalError, InstructionRate, Journal, StepWatch};
 use riffle_kv::KvCache;
 use riffle_linear::WeightFormat;
-use serde::{Deserialize, Serialize};
 
-use crate::attention_rates::{cells_of, filled_cache};
-use crate::cells::{StepWatch, run_cells};
-use crate::device_layer::{AheadRate, DevicePolicyRate, OffloadRate, ahead, median, offload, policy};
-use crate::journal::Journal;
-use crate::{AttentionCase, EvalError};
+use crate::layer::{ahead, failed, median, offload, policy};
 use case::{DeviceCase, Found};
-
-/// What a case took on the device, beside the ceilings of the same run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DeviceRate {
-    /// The case: `prefill f16 512x4096 d128`.
-    pub name: String,
-    /// Median milliseconds of the kernels, by events.
-    pub median_ms: f64,
-    /// Useful arithmetic: four operations a pair and dimension, in TFLOP/s.
-    pub teraflops: f64,
-    /// Share of the rate of [`DeviceReport::matmul_teraflops`].
-    pub matmul_share: f64,
-    /// K and V read once, in GB/s.
-    pub gigabytes_per_s: f64,
-    /// Share of [`DeviceReport::copy_gigabytes_per_s`].
-    pub copy_share: f64,
-    /// Share of causal pairs that the selection reads.
-    pub density: f64,
-    /// Of a sparse case, its time beside its density's share of the dense case's of the same shape, where that was measured.
-    pub over_density: Option<f64>,
-    /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
-    pub relative_error: f64,
-    /// Of a prefill, a row for all the matrix instructions that there are; the figures above are those of the chosen ones.
-    #[serde(default)]
-    pub instructions: Vec<InstructionRate>,
-}
-
-/// What a prefill took by one kind of matrix instructions.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct InstructionRate {
-    /// `mma` or `wgmma`.
-    pub name: String,
-    /// Whether the device takes them.
-    pub is_chosen: bool,
-    /// Median milliseconds, by events.
-    pub median_ms: f64,
-    /// Share of the rate of [`DeviceReport::matmul_teraflops`].
-    pub matmul_share: f64,
-    /// As [`DeviceRate::relative_error`].
-    pub relative_error: f64,
-}
-
-/// Ceilings and rates of a device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DeviceReport {
-    /// The device.
-    pub device: String,
-    /// Rate of this program's own bf16 product of matrices of 4096; a library's belongs beside it (`crates/cuda/scripts/gpu`).
-    pub matmul_teraflops: f64,
-    /// Rate of a copy on the device, bytes read and written, in GB/s.
-    pub copy_gigabytes_per_s: f64,
-    /// Rate of a copy from pinned main memory to the device, in GB/s.
-    pub upload_gigabytes_per_s: f64,
-    /// A row for each case.
-    pub rates: Vec<DeviceRate>,
-    /// Dense calls with pages that come from main memory: a decode, and a chunk of a prompt.
-    pub offload: Vec<OffloadRate>,
-    /// Dense calls on two layers in turn, the first pages of each read ahead: a decode, and a chunk of a prompt.
-    pub ahead: Vec<AheadRate>,
-    /// Calls under policies, selection included.
-    pub policies: Vec<DevicePolicyRate>,
-}
 
 /// Sizes of what is measured beside the cases.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -119,7 +53,6 @@ pub fn measure_device(
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,
 ) -> Result<DeviceReport, EvalError> {
-    let failed = |error: CudaError| EvalError::from(EngineError::from(error));
     let stream = Arc::new(gpu.stream().map_err(failed)?);
     let mut report = ceilings(gpu, &stream, sizes).map_err(failed)?;
     report.rates = run_cells(&cells_of(cases), journal, watch, &mut |case, _| {

@@ -3,33 +3,10 @@
 use std::sync::Arc;
 
 use riffle_cuda::{CudaError, DeviceBuffer, Stream, TransferCount};
+use riffle_eval::{AheadRate, AttentionCase, EvalError};
 use riffle_policy::PolicySpec;
-use serde::{Deserialize, Serialize};
 
 use super::{LAYERS, MadeLayer, Pages, SLOTS, elapsed_ms, failed, median};
-use crate::{AttentionCase, EvalError};
-
-/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by events around
-/// all of them. What a layer will read first is copied while the work before it runs, or nothing is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AheadRate {
-    /// Queries.
-    pub rows: usize,
-    /// Keys.
-    pub tokens: usize,
-    /// Median milliseconds of a call and the work behind it.
-    pub median_ms: f64,
-    /// The same with nothing read ahead.
-    pub without_ms: f64,
-    /// Milliseconds of the work behind a call alone.
-    pub between_ms: f64,
-    /// Of the pages that came those that came ahead.
-    pub ahead_share: f64,
-    /// Of the milliseconds that copying those takes by itself, the share by which calls are shorter: what passed behind kernels.
-    pub overlap_share: f64,
-    /// Whether both gave the same bits.
-    pub same_bits: bool,
-}
 
 /// What the device does between two calls: a copy.
 struct Work {

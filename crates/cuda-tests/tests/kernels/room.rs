@@ -5,8 +5,8 @@ use std::sync::Arc;
 use riffle_attention::{AttendOptions, Format, PageView, Selection};
 use riffle_cuda::ops::Queries;
 use riffle_cuda::{
-    CallRows, DeviceBuffer, DeviceRoom, Gpu, LayerPages, PagedTile, PinnedMemory, RoomOptions, SequenceId, Stream,
-    SummaryKind,
+    CallRows, DeviceBuffer, DeviceRoom, Gpu, LayerPages, PagedTile, PinnedMemory, RoomBytes, RoomOptions, SequenceId,
+    Stream, SummaryKind,
 };
 use riffle_kv::{CacheShape, KvCache, KvTiers, PagePool};
 

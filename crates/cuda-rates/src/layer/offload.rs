@@ -3,32 +3,10 @@
 use std::sync::Arc;
 
 use riffle_cuda::Stream;
+use riffle_eval::{AttentionCase, EvalError, OffloadRate};
 use riffle_policy::PolicySpec;
-use serde::{Deserialize, Serialize};
 
 use super::{MadeLayer, Pages, median};
-use crate::{AttentionCase, EvalError};
-
-/// A dense call whose pages come from pinned main memory, beside one whose pages lie on the device; by events around the call.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct OffloadRate {
-    /// Queries.
-    pub rows: usize,
-    /// Keys.
-    pub tokens: usize,
-    /// Median milliseconds of a call that brings every page.
-    pub median_ms: f64,
-    /// Median milliseconds of the same call with every page on the device.
-    pub resident_ms: f64,
-    /// Pages that came, in GB/s.
-    pub gigabytes_per_s: f64,
-    /// Share of [`DeviceReport::upload_gigabytes_per_s`](crate::DeviceReport).
-    pub upload_share: f64,
-    /// Of the shorter of copying and computing, measured apart, the share that passed behind the other.
-    pub overlap_share: f64,
-    /// Whether both gave the same bits.
-    pub same_bits: bool,
-}
 
 /// A call with pages in one place.
 struct Call {

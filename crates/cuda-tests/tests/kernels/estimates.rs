@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Format, Selection};
 use riffle_cuda::ops::Queries;
-use riffle_cuda::{CallRows, DeviceRoom, PagedTile, RoomOptions, ScannedHead, SummaryKind};
+use riffle_cuda::{CallRows, DeviceRoom, PagedTile, RoomBytes, RoomOptions, ScannedHead, SummaryKind};
 
 use crate::paged::Cache;
 use crate::testing::{noise, on_every_device};

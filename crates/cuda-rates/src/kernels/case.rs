@@ -6,12 +6,11 @@ use riffle_cuda::ops::{
     decode_workspace_bytes, plane_to_device, prefill_by,
 };
 use riffle_cuda::{CudaError, DeviceBuffer, Gpu, Region, Stream};
+use riffle_eval::AttentionCase;
+use riffle_eval::measuring::{CaseTiles, noise};
 use riffle_kv::KvCache;
 
 use super::time;
-use crate::AttentionCase;
-use crate::attention_rates::CaseTiles;
-use crate::noise::noise;
 
 /// A case on the device, with everything that its kernels read and write.
 pub(super) struct DeviceCase<'a> {

@@ -5,38 +5,10 @@ use std::time::Instant;
 
 use riffle_cuda::Stream;
 use riffle_engine::{EngineError, PairCount};
+use riffle_eval::{AttentionCase, DevicePolicyRate, EvalError};
 use riffle_policy::PolicySpec;
-use serde::{Deserialize, Serialize};
 
 use super::{MadeLayer, Pages, median};
-use crate::{AttentionCase, EvalError};
-
-/// A call under a policy, its selection included, by the wall clock.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DevicePolicyRate {
-    /// The policy with its parameters.
-    pub policy: String,
-    /// Queries.
-    pub rows: usize,
-    /// Keys.
-    pub tokens: usize,
-    /// Median milliseconds with every page on the device.
-    pub median_ms: f64,
-    /// Of these, milliseconds of the selection.
-    pub select_ms: f64,
-    /// Median milliseconds of the dense call, every page on the device.
-    pub dense_ms: f64,
-    /// `dense_ms / median_ms`.
-    pub speedup: f64,
-    /// Median milliseconds with pages in main memory.
-    pub offloaded_ms: f64,
-    /// `median_ms / offloaded_ms`.
-    pub offloaded_share: f64,
-    /// Share of causal pairs that the selection reads.
-    pub density: f64,
-    /// Whether what was chosen and what came of it are the same to the bit, wherever pages lie.
-    pub same_bits: bool,
-}
 
 /// Calls under one policy with pages in one place.
 struct Calls {

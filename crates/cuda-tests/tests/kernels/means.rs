@@ -5,7 +5,7 @@ use std::sync::Arc;
 use riffle_attention::reference::{self, ReferenceSummary};
 use riffle_attention::{AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span};
 use riffle_cuda::ops::{BlockSummaries, Queries, block_means};
-use riffle_cuda::{CallRows, DeviceRoom, Gpu, PagedTile, RoomOptions, SequenceId, SummaryKind};
+use riffle_cuda::{CallRows, DeviceRoom, Gpu, PagedTile, RoomBytes, RoomOptions, SequenceId, SummaryKind};
 
 use crate::paged::Cache;
 use crate::testing::{assert_near, noise, on_every_device};
@@ -169,10 +169,8 @@ impl Case {
         };
         let selections = self.selections();
         let tiles: Vec<_> = self.tiles(&selections).collect();
-        let mut call = room
-            .begin(of, &tiles, rows, cache.tokens, &self.options())
-            .unwrap()
-            .with_means();
+        let mut call = room.begin(of, &tiles, rows, cache.tokens, &self.options()).unwrap();
+        call.include_means();
         // As an engine does: pages of which something is read.
         let is_read = |kv_head: usize, page: &PageView<'_>| {
             let page = Span::new(page.start, page.start + page.tokens);
