@@ -16,6 +16,7 @@ mod console;
 mod engine_args;
 mod eval_args;
 mod failure;
+mod fleet_args;
 mod help;
 mod hub_args;
 mod interrupt;
