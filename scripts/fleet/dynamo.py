@@ -1,12 +1,14 @@
-"""Native workers behind Dynamo's frontend: its router is led by KV events, or takes turns.
+"""Workers behind Dynamo's frontend: its router is led by KV events, or takes turns.
 
-All answers are compared with those of one `riffle serve`. Neither etcd nor NATS is needed: workers and frontend find each other in a folder.
-Needs crates/dynamo built (cargo build --release there). Prints one JSON object; exits with 1 where an answer is wrong, with 75 without the worker.
+Each worker is a `riffle serve` with deploy/dynamo/riffle_worker.py beside it. All answers are compared with those of one server that is asked directly.
+Neither etcd nor NATS is needed: workers and frontend find each other in a folder. scripts/fleet-test runs this in a network of its own, since workers of Dynamo listen on every
+address. Prints one JSON object; exits with 1 where an answer is wrong.
 """
 
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +19,6 @@ from conversations import Run, add_options, streamed, whole
 PARSER = argparse.ArgumentParser(description=__doc__)
 workers.add_options(PARSER, workers=2)
 add_options(PARSER)
-PARSER.add_argument("--worker", default=str(workers.ROOT / "crates/dynamo/target/release/riffle-dynamo"))
 ARGUMENTS = PARSER.parse_args()
 FRONTEND = ARGUMENTS.port
 
@@ -37,15 +38,19 @@ def by_router(mode, right):
             "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq",
             "DYN_TCP_RPC_HOST": workers.HOST,
-            "DYN_HTTP_RPC_HOST": workers.HOST,
+            "DYN_EVENT_PLANE_HOST": workers.HOST,
             "DYN_LOG": "info",
             "HF_HUB_OFFLINE": "1",
         }
-        for number in range(ARGUMENTS.workers):
-            command = [ARGUMENTS.worker, "--model-path", ARGUMENTS.model, "--served-model-name", "model", "--ctx", ARGUMENTS.context]
-            command += ["--pool-tokens", ARGUMENTS.pool_tokens, "--threads", ARGUMENTS.threads, "--page-tokens", 64]
-            command += ["--kv-events", f"tcp://127.0.0.1:{ARGUMENTS.port + 10 + number}"]
-            programs.add(f"worker-{number}", command, folder, environment)
+        ports = [ARGUMENTS.port + 1 + number for number in range(ARGUMENTS.workers)]
+        for number, port in enumerate(ports):
+            events = f"tcp://127.0.0.1:{ARGUMENTS.port + 10 + number}"
+            server = workers.worker(programs, folder, number, ARGUMENTS, port, ["--page-tokens", 64, "--kv-events", events])
+            workers.wait_for(server, port)
+            command = [sys.executable, workers.ROOT / "deploy/dynamo/riffle_worker.py", "--riffle", f"http://127.0.0.1:{port}"]
+            command += ["--kv-events", events, "--model-path", ARGUMENTS.model, "--served-model-name", "model"]
+            command += ["--endpoint-types", "completions"]
+            programs.add(f"dynamo-worker-{number}", command, folder, environment)
         command = [sys.executable, "-m", "dynamo.frontend", "--http-host", workers.HOST, "--http-port", FRONTEND, "--router-mode", mode]
         frontend = programs.add(f"frontend-{mode}", command, folder, environment)
         has_model = lambda status, data: status == 200 and json.loads(data)["data"]
@@ -57,12 +62,12 @@ def by_router(mode, right):
             for program in programs:
                 print(f"== {program.name}\n{program.log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
             raise
-        return {**run.summary(), "wrong": sum(run.answers.get(key) != text for key, text in right.items())}
+        requests = [workers.metric(port, "vllm:request_success_total") for port in ports]
+        return {**run.summary(), "requests_by_worker": requests, "wrong": sum(run.answers.get(key) != text for key, text in right.items())}
 
 
-if not pathlib.Path(ARGUMENTS.worker).exists():
-    print(f"{ARGUMENTS.worker} is not there: cargo build --release in crates/dynamo")
-    sys.exit(75)
+# A network of its own begins without a loopback.
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 RIGHT = expected()
 RESULT = {mode: by_router(mode, RIGHT) for mode in ["round-robin", "kv"]}
 print(json.dumps(RESULT, indent=1))

@@ -126,3 +126,28 @@ fn routers_find_what_they_read_of_vllm() {
     }
     assert_eq!(server.get("/v1/models").json()["data"][0]["riffle"]["page_tokens"], 64);
 }
+
+#[test]
+fn a_completion_tells_its_tokens_where_they_are_asked_for() {
+    let server = start(options());
+    let whole = server.complete("In the beginning", json!({"max_tokens": 12, "return_token_ids": true}));
+    let choice = &whole["choices"][0];
+    let text = server.ask("/detokenize", &json!({"tokens": choice["token_ids"]}));
+    assert_eq!(text["content"], choice["text"]);
+    assert_eq!(choice["token_ids"].as_array().unwrap().len(), 12);
+    let asked = json!({"prompt": choice["prompt_token_ids"], "max_tokens": 12, "temperature": 0});
+    assert_eq!(
+        server.ask("/v1/completions", &asked)["choices"][0]["text"],
+        choice["text"]
+    );
+    let body = json!({"prompt": "In the beginning", "max_tokens": 12, "temperature": 0, "stream": true, "return_token_ids": true});
+    let streamed = server.post("/v1/completions", &body).body;
+    let events = streamed
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line.strip_prefix("data: ")?).ok());
+    let tokens: Vec<serde_json::Value> = events
+        .filter_map(|event| event["choices"][0]["token_ids"].as_array().cloned())
+        .flatten()
+        .collect();
+    assert_eq!(&tokens, choice["token_ids"].as_array().unwrap());
+}
