@@ -71,6 +71,7 @@ pub use options::EngineOptions;
 pub use parse::{parse_bytes, parse_kv_type};
 pub use pass::attention_time::AttentionTime;
 pub use pass::audit::{AuditReport, AuditedQuery, HeadAudit};
+pub use pass::cached_attention::{CachedAttention, CachedAttentionOptions, LayerCall, ProjectedRows};
 pub use pass::layer_attention::{ChunkRows, LayerAttention};
 pub use pass::{Failure, PrefillProgress, Runner, Work};
 pub use plan::{
