@@ -60,7 +60,7 @@ impl Engine {
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
                 outline: loaded.model.outline(),
-                compute: Compute::new(loaded.model, options.device.as_ref())?,
+                compute: Compute::new(loaded.model, options.device.as_deref())?,
                 tokenizer: loaded.tokenizer,
                 chat_template: loaded.chat_template,
                 generation: loaded.generation,
@@ -95,11 +95,11 @@ impl Engine {
             let scaling = options
                 .rope_scaling
                 .map_or("none".to_owned(), |scaling| scaling.to_string());
-            let problem = "the model was loaded with another one; load it anew";
+            let problem = "the weights in memory were loaded with another one: load the model again with it";
             return Err(EngineError::option("--rope-scaling", scaling, problem));
         }
         if options.activations != self.options.activations {
-            let problem = "the model was loaded with the other; load it anew";
+            let problem = "the weights in memory were loaded with the other: load the model again with it";
             return Err(EngineError::option("--activations", options.activations, problem));
         }
         let config = self.model().config();

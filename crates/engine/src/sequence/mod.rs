@@ -17,7 +17,7 @@ pub(crate) mod window;
 use std::fmt;
 use std::sync::Arc;
 
-use riffle_cuda::TransferCount;
+use riffle_device::TransferCount;
 use riffle_kv::{KvCache, KvUsage, PagePool};
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
@@ -235,7 +235,7 @@ impl Sequence {
             return Err(EngineError::option(
                 "--audit",
                 "off",
-                "it must be on for queries to be observed",
+                "queries are observed by an audit alone: turn it on",
             ));
         };
         audit.observe(Box::new(observer));
