@@ -1,5 +1,6 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use riffle_attention::Format;
@@ -72,6 +73,9 @@ pub struct EngineOptions {
     pub preferred_device: Option<Arc<dyn ComputeDevice>>,
     /// The text that will be read, for its place in the plan; `None` plans for a text that fills the context.
     pub prompt: Option<PromptText>,
+    /// A small model with the same tokens, which drafts answers that ask for `model:PATH` ([`DraftSpec`](crate::DraftSpec)). It takes what
+    /// memory the plan leaves.
+    pub draft_model: Option<PathBuf>,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -103,6 +107,7 @@ impl Default for EngineOptions {
             device: None,
             preferred_device: None,
             prompt: None,
+            draft_model: None,
             memory_budget_bytes: None,
         }
     }

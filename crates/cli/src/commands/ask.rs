@@ -8,7 +8,7 @@ use riffle_ask::{
     Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, default_cache_folder,
 };
 use riffle_documents::{Collection, Document, LeftOut};
-use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
+use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, EngineOptions, GenerateOptions, StopReason, with_threads};
 use serde::Serialize;
 
 use super::documents::{note_documents, read_documents};
@@ -28,7 +28,10 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     let follows = arguments.follow || questions.is_empty();
     let collection = read_documents(&files)?;
     let options = AskOptions {
-        engine: engine_options(&arguments.engine)?,
+        engine: EngineOptions {
+            draft_model: arguments.generate.draft.model().map(Path::to_owned),
+            ..engine_options(&arguments.engine)?
+        },
         given: arguments.given,
         system: arguments.system.clone(),
         keep: keep(arguments)?,

@@ -31,6 +31,7 @@ const SHOWN_FROM_TOKENS: usize = 512;
 pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
     options.sequences = MOST_BRANCHES;
+    options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
     let documents: Vec<Vec<Document>> = arguments
         .files
         .iter()
