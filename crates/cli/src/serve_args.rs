@@ -70,12 +70,12 @@ pub(crate) struct ServeArguments {
     /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
     #[arg(long, value_name = "SECONDS", help_heading = "What is kept")]
     pub(crate) keep_alive: Option<u64>,
-    /// Tell routers which blocks of text are held, as vLLM does: listen here for subscribers, such as tcp://127.0.0.1:5557
+    /// Publish KV events for routers, as vLLM does: listen here, such as tcp://127.0.0.1:5557
     ///
-    /// Events hold the tokens of prompts: whoever can connect can read them. A block is a page (--page-tokens).
+    /// They tell which blocks of text the server holds. Events hold the tokens of prompts: whoever can connect can read them. A block is a page (--page-tokens).
     #[arg(long, value_name = "ADDRESS", help_heading = "Routers")]
     pub(crate) kv_events: Option<String>,
-    /// Listen here for subscribers who missed events, such as tcp://127.0.0.1:5558
+    /// Listen here for routers that missed events, such as tcp://127.0.0.1:5558
     #[arg(
         long,
         value_name = "ADDRESS",
