@@ -13,6 +13,7 @@ mod chat_args;
 mod command_line;
 mod commands;
 mod console;
+mod device;
 mod engine_args;
 mod eval_args;
 mod failure;

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use riffle_engine::DraftSpec;
 
 use crate::args::{EngineArguments, ModelArguments};
-use crate::numbers;
+use crate::{hub_args, numbers};
 
 /// How a KV event is written.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -37,10 +37,10 @@ pub(crate) struct ServeArguments {
     /// [default: as many whole contexts as memory allows, one for each request at most]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, hide_short_help = true)]
     pub(crate) pool_tokens: Option<usize>,
-    /// Guess tokens and verify several in one pass: auto, none, ngram or sparse:POLICY
+    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse or model:PATH
     ///
     /// Answers are the same to the byte. A request may say otherwise: "riffle": {"draft": "none"}.
-    #[arg(long, value_name = "SPEC", value_parser = numbers::draft, default_value = "none", hide_short_help = true)]
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "none", hide_short_help = true)]
     pub(crate) draft: DraftSpec,
     /// Tokens of an answer whose request does not say how many
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]

@@ -16,6 +16,7 @@ use crate::serve_args::{EventEncoding, ServeArguments};
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let own = EngineOptions {
         pool_tokens: arguments.pool_tokens,
+        draft_model: arguments.draft.model().map(Path::to_owned),
         ..engine_options(&arguments.engine)?
     };
     let options = server_options(arguments)?;

@@ -197,7 +197,7 @@ impl Scheduler {
                 "--sequences",
                 engine.options().sequences,
                 format!(
-                    "{} requests are to run at a time: plan for as many sequences",
+                    "{} requests are to run at a time: give EngineOptions::sequences that number at least",
                     options.most_running
                 ),
             ));

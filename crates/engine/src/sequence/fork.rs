@@ -173,7 +173,7 @@ impl Sequence {
             return Err(EngineError::option(
                 "--window-size",
                 "given",
-                "a window moves its pages, which others that share them would not: leave it out",
+                "pages are shared between sequences, and a window moves the tokens in its pages: leave it out",
             ));
         }
         self.check_prefix()
