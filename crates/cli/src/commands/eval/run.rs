@@ -150,6 +150,8 @@ impl<'a> Measured<'a> {
 pub(crate) struct Subject {
     pub(crate) model: PathBuf,
     pub(crate) text: PathBuf,
+    /// The small model that drafts.
+    pub(crate) draft_model: Option<PathBuf>,
 }
 
 impl Subject {
@@ -158,6 +160,7 @@ impl Subject {
         Ok(Self {
             model: shipped(arguments.model.as_ref(), "model")?,
             text: shipped(arguments.text.as_ref(), text)?,
+            draft_model: None,
         })
     }
 
@@ -176,7 +179,10 @@ impl Subject {
         ) -> Result<Results, Failure>
         + Send,
     ) -> Result<(), Failure> {
-        let options = options(engine)?;
+        let options = EngineOptions {
+            draft_model: self.draft_model.clone(),
+            ..options(engine)?
+        };
         let text = read_text(&self.text)?;
         let measured = Measured::new((name, seed), Some(&options), engine.threads, output);
         measured.keep(|watch| {
