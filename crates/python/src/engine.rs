@@ -81,7 +81,7 @@ impl PyEngine {
             Some(0) => return Err(Failure::option("threads is 0, but it must be at least 1")),
             Some(count) => Threads::new(count)?,
         };
-        let options = options.resolved()?.on_device(None)?;
+        let options = options.resolved()?;
         let engine = run(py, &threads, None, |_| Ok(Engine::load(model_path(&path)?, options)?))?;
         Ok(Self::of(engine, threads))
     }
@@ -241,7 +241,7 @@ impl PyEngine {
 /// What a run under these options would take, as JSON; nothing is loaded.
 #[pyfunction]
 pub(crate) fn plan(py: Python<'_>, path: PathBuf, options: GivenEngine) -> Result<String, Failure> {
-    let options = options.resolved()?.on_device(None)?;
+    let options = options.resolved()?;
     run(py, &*Threads::shared()?, None, |_| {
         options.validate()?;
         let opened = OpenedModel::open(&model_path(&path)?, options.rope_scaling.as_ref())?;
