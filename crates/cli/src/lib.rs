@@ -17,6 +17,7 @@ mod device;
 mod engine_args;
 mod eval_args;
 mod failure;
+mod fleet_args;
 mod help;
 mod hub_args;
 mod interrupt;

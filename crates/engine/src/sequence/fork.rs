@@ -182,7 +182,7 @@ impl Sequence {
 
 impl SequenceOptions {
     /// What decides over pages beside the tokens and the engine. Sequences of one pool are of one engine.
-    fn pages_identity(&self) -> Vec<u8> {
+    pub(crate) fn pages_identity(&self) -> Vec<u8> {
         format!("{:?}", self.prefill).into_bytes()
     }
 

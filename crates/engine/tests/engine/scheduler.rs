@@ -1,5 +1,6 @@
 //! What a scheduler promises to those who ask.
 
+mod holdings;
 mod sessions;
 mod shared_prompts;
 mod wishes;
