@@ -41,7 +41,7 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        let opened = OpenedModel::open(path, options.rope_scaling.as_ref())?;
+        let opened = OpenedModel::open(path, &options.load_options())?;
         let info = opened.info();
         let options = options.resolved(&info.config);
         let shape = policy_shape(&info.config, &options);
@@ -51,7 +51,7 @@ impl Engine {
         let plan = plan(&info, &options)?;
         plan.check()?;
         let resolved = Resolved::new(&info.config, &options, &plan);
-        let loaded = opened.load(options.activations)?;
+        let loaded = opened.load()?;
         Ok(Arc::new(Self {
             resolved,
             path: path.to_owned(),
@@ -80,6 +80,7 @@ impl Engine {
         let options = EngineOptions {
             device: self.options.device.clone(),
             preferred_device: None,
+            families: self.options.families,
             ..options
         };
         options.validate()?;
@@ -125,7 +126,7 @@ impl Engine {
         if let Some(fingerprint) = self.fingerprint.get() {
             return Ok(*fingerprint);
         }
-        let fingerprint = riffle_model::fingerprint(&self.path)?;
+        let fingerprint = riffle_model::fingerprint_with(&self.path, &self.options.load_options())?;
         Ok(*self.fingerprint.get_or_init(|| fingerprint))
     }
 

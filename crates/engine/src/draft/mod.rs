@@ -46,6 +46,7 @@ const COSTS_HOLD: usize = 64;
 
 /// Drafted tokens of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct DraftCount {
     /// Tokens that were drafted and verified.
     pub drafted: usize,

@@ -12,6 +12,7 @@ use crate::{AttentionCase, EvalError};
 /// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by events around
 /// all of them. What a layer will read first is copied while the work before it runs, or nothing is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AheadRate {
     /// Queries.
     pub rows: usize,

@@ -11,6 +11,7 @@ use crate::{AttentionCase, EvalError};
 
 /// A dense call whose pages come from pinned main memory, beside one whose pages lie on the device; by events around the call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OffloadRate {
     /// Queries.
     pub rows: usize,

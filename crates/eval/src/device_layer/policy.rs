@@ -13,6 +13,7 @@ use crate::{AttentionCase, EvalError};
 
 /// A call under a policy, its selection included, by the wall clock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DevicePolicyRate {
     /// The policy with its parameters.
     pub policy: String,

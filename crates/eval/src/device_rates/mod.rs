@@ -21,6 +21,7 @@ use case::{DeviceCase, Found};
 
 /// What a case took on the device, beside the ceilings of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceRate {
     /// The case: `prefill f16 512x4096 d128`.
     pub name: String,
@@ -47,6 +48,7 @@ pub struct DeviceRate {
 
 /// What a prefill took by one kind of matrix instructions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct InstructionRate {
     /// `mma` or `wgmma`.
     pub name: String,
@@ -62,6 +64,7 @@ pub struct InstructionRate {
 
 /// Ceilings and rates of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DeviceReport {
     /// The device.
     pub device: String,

@@ -3,4 +3,5 @@
 mod device_rates;
 mod logits;
 mod needle;
+mod outside;
 mod tasks;
