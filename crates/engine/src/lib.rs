@@ -41,6 +41,7 @@
 mod answer;
 mod attention_watch;
 mod compress;
+mod conversation;
 mod draft;
 mod engine;
 mod error;
@@ -69,10 +70,12 @@ pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Sp
 pub use draft::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::EngineError;
+pub use open_device::cuda_ordinal;
 pub use options::EngineOptions;
 pub use parse::{parse_bytes, parse_kv_type};
 pub use pass::attention_time::AttentionTime;
 pub use pass::audit::{AuditReport, AuditedQuery, HeadAudit};
+pub use pass::cached_attention::{CachedAttention, CachedAttentionOptions, LayerCall, ProjectedRows};
 pub use pass::layer_attention::{ChunkRows, LayerAttention};
 pub use pass::{Failure, PrefillProgress, Runner, Work};
 pub use plan::{
@@ -80,8 +83,9 @@ pub use plan::{
 };
 pub use precision::AttentionPrecision;
 pub use profile::Profile;
-pub use riffle_cuda::{Gpu, TransferCount};
+pub use riffle_device::{ComputeDevice, DeviceError, TransferCount};
 pub use riffle_files::human_bytes;
+pub use riffle_kv::{RowTier, TextBlock};
 pub use rounding::{activations_note, described_activations};
 pub use run::compress_session::{CompressReport, compress_session};
 pub use run::questions::{plan_questions, run_questions};
@@ -89,8 +93,8 @@ pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use scheduler::{
-    Event, LoanedSequence, Request, RequestId, RequestReport, RequestTimes, Restoring, Scheduler, SchedulerOptions,
-    WrittenToken,
+    Event, HeldKind, HoldingChange, LoanedSequence, Request, RequestId, RequestReport, RequestTimes, Restoring,
+    Scheduler, SchedulerOptions, WrittenToken,
 };
 pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use sequence::statistics::PairCount;

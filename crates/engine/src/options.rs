@@ -1,7 +1,10 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use riffle_attention::Format;
-use riffle_cuda::Gpu;
+use riffle_device::ComputeDevice;
 use riffle_kv::KvTiers;
 use riffle_model::{Activations, Family, LoadOptions, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
@@ -69,11 +72,14 @@ pub struct EngineOptions {
     pub kv_tiers: KvTiers,
     /// The device that computes; `None` is the CPU. Pages are then kept in main memory as well, and
     /// [`KvTiers::device_budget_bytes`] is what they may take on the device: 0 for what it has left.
-    pub device: Option<Gpu>,
+    pub device: Option<Arc<dyn ComputeDevice>>,
     /// A device that computes in place of the CPU if it can compute the model under these options.
-    pub preferred_device: Option<Gpu>,
+    pub preferred_device: Option<Arc<dyn ComputeDevice>>,
     /// The text that will be read, for its place in the plan; `None` plans for a text that fills the context.
     pub prompt: Option<PromptText>,
+    /// A small model with the same tokens, which drafts answers that ask for `model:PATH` ([`DraftSpec`](crate::DraftSpec)). It takes what
+    /// memory the plan leaves.
+    pub draft_model: Option<PathBuf>,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -106,6 +112,7 @@ impl Default for EngineOptions {
             device: None,
             preferred_device: None,
             prompt: None,
+            draft_model: None,
             memory_budget_bytes: None,
         }
     }

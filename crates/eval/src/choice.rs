@@ -45,6 +45,16 @@ impl PolicyChoice {
         }
     }
 
+    /// A policy that the laboratory does not know by name, such as one from another crate, spelled as reports show it.
+    pub fn named(phase: Phase, policy: PolicySpec, spelled: String) -> Self {
+        Self {
+            phase,
+            policy,
+            spelled,
+            ..Self::full()
+        }
+    }
+
     /// Whether everything is read.
     pub fn is_full(&self) -> bool {
         self.auto_target.is_none() && self.rules().is_dense()

@@ -154,6 +154,7 @@ impl OpenedModel {
         info.config.weight_bytes = decoder.bytes();
         decoder.config = info.config.clone();
         times.weights_ms = milliseconds_since(start);
+        riffle_linear::gather_pages();
         Ok(LoadedModel {
             model: decoder,
             tokenizer: parts.tokenizer,

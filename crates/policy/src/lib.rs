@@ -116,7 +116,7 @@ pub use cost::{ChunkSize, ChunkWork, CostModel, PolicyShape};
 pub use error::PolicyError;
 pub use estimate::{Estimate, Estimated};
 pub use parameter::{ParameterInfo, ParameterKind, Parameters};
-pub use policy::{Policy, build};
+pub use policy::{Learned, Policy, build};
 pub use scratch::LentScan;
 pub use set::{PolicySet, dense_below};
 pub use sparse_policy::{Evict, Learn, Persist, SparsePolicy, Summarize};

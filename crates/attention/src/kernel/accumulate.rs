@@ -38,7 +38,7 @@ impl<E: Element, const R: usize> Kernel for Accumulate<'_, E, R> {
     fn run<S: Simd>(mut self, simd: S) {
         let together = match (S::WIDE, R) {
             (true, 1 | 2) => 8,
-            (true, 4) | (false, 1) => 4,
+            (true, 3..=6) | (false, 1) => 4,
             (true, _) | (false, 2) => 2,
             (false, _) => 1,
         };

@@ -34,6 +34,7 @@ impl Int8Queries {
         match width {
             1 => self.push_rows::<1>(level, queries),
             2 => self.push_rows::<2>(level, queries),
+            3 => self.push_rows::<3>(level, queries),
             4 => self.push_rows::<4>(level, queries),
             6 => self.push_rows::<6>(level, queries),
             _ => self.push_rows::<8>(level, queries),
@@ -276,6 +277,7 @@ mod tests {
     fn logits_of_all_widths_agree<const FOUR_BITS: bool>(head_dim: usize) {
         logits_agree::<1, FOUR_BITS>(head_dim);
         logits_agree::<2, FOUR_BITS>(head_dim);
+        logits_agree::<3, FOUR_BITS>(head_dim);
         logits_agree::<4, FOUR_BITS>(head_dim);
         logits_agree::<6, FOUR_BITS>(head_dim);
         logits_agree::<8, FOUR_BITS>(head_dim);

@@ -39,7 +39,7 @@ pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};
 pub(crate) use widen::{WidenKeys, WidenValues};
 
 use crate::LANES;
-use crate::simd::Simd;
+use crate::simd::{Level, Simd};
 
 /// Keys of a page that are scored, exponentiated and accumulated together.
 pub(crate) const KEY_BLOCK: usize = 128;
@@ -47,20 +47,21 @@ pub(crate) const KEY_BLOCK: usize = 128;
 /// Stripes of a block.
 pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
 
-/// Rows of the widest tile that reads planes as they lie, and the most that read planes of floats so.
+/// Rows of the widest tile that multiplies integers, and the most that are taken for rows that wait for memory.
 pub(crate) const LONE_ROWS: usize = 8;
 
 /// Magnitude of the integers that queries and weights are rounded to: with one more, two signed bytes hold them.
 pub(crate) const LARGEST_INTEGER: f32 = 32511.0;
 
-/// The width a tile of `rows` rows is computed with, where the level's own width is `widest`.
-pub(crate) fn tile_width(rows: usize, widest: usize) -> usize {
+/// The width a tile of at most 12 rows is computed with.
+pub(crate) fn tile_width(level: Level, rows: usize, integers: bool) -> usize {
     match rows {
-        0..=2 => rows.max(1),
-        3 | 4 => 4,
-        5 | 6 if widest == 6 => 6,
-        5..=8 => 8,
-        _ => widest,
+        // Two vectors beside each other do not fit the registers there, and one does not hide how long a multiply-add takes.
+        3 if !integers && !level.is_wide() => 4,
+        0..=4 => rows.max(1),
+        5 | 6 => 6,
+        7 | 8 => 8,
+        _ => 12,
     }
 }
 

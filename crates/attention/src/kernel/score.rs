@@ -21,7 +21,7 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
         // Independent sums enough to hide the latency of a multiply-add, as registers allow.
         let together = match (S::WIDE, R) {
             (true, 1) => 8,
-            (true, 2 | 4) => 4,
+            (true, 2..=6) => 4,
             (true, _) | (false, 2) => 2,
             (false, 1) => 4,
             (false, _) => 1,

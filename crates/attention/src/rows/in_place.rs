@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use super::attend::{RowJob, blocks};
 use super::view::Run;
 use crate::kernel::{
-    AccumulateRows, AheadRows, Bf16, Element, F16, F32, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreRows, Softmax, tile_width,
+    AccumulateRows, AheadRows, Bf16, Element, F16, F32, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreRows, Softmax,
 };
 use crate::partial::Sums;
 use crate::simd::Level;
@@ -77,10 +77,10 @@ impl<'a> InPlace<'a> {
     }
 
     fn tile<K: RowElement, V: RowElement>(&self, blocks: &[(Run<'a>, Span)], first: usize, sums: Sums) {
-        match tile_width(sums.m.len(), LONE_ROWS) {
+        match sums.m.len() {
             1 => self.tile_of::<K, V, 1>(blocks, first, sums),
             2 => self.tile_of::<K, V, 2>(blocks, first, sums),
-            4 => self.tile_of::<K, V, 4>(blocks, first, sums),
+            3 | 4 => self.tile_of::<K, V, 4>(blocks, first, sums),
             _ => self.tile_of::<K, V, LONE_ROWS>(blocks, first, sums),
         }
     }

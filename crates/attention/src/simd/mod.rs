@@ -184,7 +184,7 @@ impl Level {
         }
     }
 
-    /// Rows of the widest tile at this level.
+    /// Rows of the widest tile.
     #[inline]
     pub(crate) fn tile_rows(self) -> usize {
         match self.0 {
@@ -194,24 +194,27 @@ impl Level {
         }
     }
 
+    /// Whether registers suffice for tiles of 12 rows × 2 vectors.
+    #[inline]
+    pub(crate) fn is_wide(self) -> bool {
+        self.tile_rows() == 12
+    }
+
+    /// The most rows that read planes of floats faster as they lie than from a widened copy.
+    #[inline]
+    pub(crate) fn rows_in_place(self) -> usize {
+        if self.is_wide() { 24 } else { 64 }
+    }
+
     /// Rows of the widest tile that multiplies quantised planes as they lie.
     #[inline]
     pub(crate) fn integer_rows(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx2 => 4,
-            _ => crate::kernel::LONE_ROWS,
-        }
-    }
-
-    /// Whether many rows that are generated or verified read floats faster from a widened copy, in tiles of
-    /// [`tile_rows`](Self::tile_rows).
-    #[inline]
-    pub(crate) fn widens_for_many_rows(self) -> bool {
-        match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx512 => true,
-            _ => false,
+            Kind::Avx512 => crate::kernel::LONE_ROWS,
+            _ => self.tile_rows(),
         }
     }
 

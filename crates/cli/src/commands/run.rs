@@ -35,6 +35,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
         folder,
         budget_bytes: arguments.prefix_cache_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
     });
+    options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
         let on_device = engine.options().device.is_some();

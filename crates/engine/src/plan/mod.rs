@@ -208,7 +208,13 @@ impl Planner<'_> {
         };
         let parts = parts(context_tokens);
         let device = match &options.device {
-            Some(gpu) => Some(DevicePlan::new(gpu, config, options, context_tokens, self.has_weights)?),
+            Some(device) => Some(DevicePlan::new(
+                &**device,
+                config,
+                options,
+                context_tokens,
+                self.has_weights,
+            )?),
             None => None,
         };
         Ok(MemoryPlan {

@@ -36,6 +36,10 @@ impl Idle {
         self.sequences.len()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &IdleSequence> {
+        self.sequences.iter()
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut IdleSequence> {
         self.sequences.iter_mut()
     }

@@ -18,6 +18,7 @@ mod admission;
 mod answers;
 mod compressing;
 mod disk;
+mod holdings;
 mod idle;
 mod prompts;
 mod request;
@@ -37,6 +38,8 @@ use crate::{Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport
 use answers::End;
 use compressing::Compressing;
 use disk::Lookup;
+use holdings::Holdings;
+pub use holdings::{HeldKind, HoldingChange};
 use idle::Idle;
 pub use request::{Event, Request, RequestId, RequestReport, RequestTimes, WrittenToken};
 use sessions::{Amount, Promised};
@@ -53,6 +56,8 @@ pub struct SchedulerOptions {
     pub prompt_share: f64,
     /// Beginnings on disk that prompts are looked up in and kept in.
     pub prefix_cache: Option<PrefixCacheOptions>,
+    /// Whether changes of what is held are noted, for [`Scheduler::take_holding_changes`]. Whoever turns it on asks for them.
+    pub tells_holdings: bool,
 }
 
 impl SchedulerOptions {
@@ -62,6 +67,7 @@ impl SchedulerOptions {
             most_running: options.sequences,
             prompt_share: 0.5,
             prefix_cache: None,
+            tells_holdings: false,
         }
     }
 }
@@ -78,6 +84,8 @@ pub struct Scheduler {
     idle: Idle,
     /// Beginnings on disk, as long as they can be used.
     disk: Option<MeasuredPrefixCache>,
+    /// What is held of texts, where changes of it are told.
+    holdings: Option<Holdings>,
     /// Scratch of prompt passes, which may be under way, and of answers.
     prompts: Runner,
     answers: Runner,
@@ -189,7 +197,7 @@ impl Scheduler {
                 "--sequences",
                 engine.options().sequences,
                 format!(
-                    "{} requests are to run at a time: plan for as many sequences",
+                    "{} requests are to run at a time: give EngineOptions::sequences that number at least",
                     options.most_running
                 ),
             ));
@@ -206,8 +214,11 @@ impl Scheduler {
             // Beginnings are found by it, and the weights are read for it once.
             engine.fingerprint()?;
         }
+        let pool = engine.page_pool()?;
+        let holdings = || Holdings::new(engine, &pool, options.prefix_cache.is_some());
         Ok(Self {
-            pool: engine.page_pool()?,
+            holdings: options.tells_holdings.then(holdings).transpose()?,
+            pool,
             waiting: Vec::new(),
             running: Vec::new(),
             idle: Idle::default(),

@@ -114,7 +114,7 @@ impl Request {
             return Err(EngineError::option(
                 "--window-size",
                 window.window_tokens,
-                "this model turns keys otherwise in long contexts: give the window to the whole engine",
+                "this model encodes positions of long contexts in another way, so one request cannot have a window of its own: start with --window-size for all",
             ));
         }
         let most = window.whole_tokens(engine_options.page_tokens) + engine_options.chunk_tokens;

@@ -57,6 +57,10 @@ impl MeasuredPrefixCache {
         })
     }
 
+    pub(crate) fn cache(&self) -> &PrefixCache {
+        &self.cache
+    }
+
     pub(crate) fn report(&self) -> &PrefixReport {
         &self.report
     }

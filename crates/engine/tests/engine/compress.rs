@@ -209,7 +209,7 @@ fn a_device_compresses_as_the_processor_does() {
             (found.pairs, vec![session.logits().to_vec()])
         })
     };
-    for ((pairs, logits), (expected_pairs, expected)) in run(Some(any_device())).into_iter().zip(run(None)) {
+    for ((pairs, logits), (expected_pairs, expected)) in run(Some(Arc::new(any_device()))).into_iter().zip(run(None)) {
         assert_eq!(pairs, expected_pairs);
         assert!(difference(&logits, &expected) < 2e-2);
     }

@@ -1,6 +1,5 @@
 //! What the laboratory measures.
 
-mod device_rates;
 mod logits;
 mod needle;
 mod outside;

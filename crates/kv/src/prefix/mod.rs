@@ -2,7 +2,9 @@
 
 mod block;
 mod index;
+mod listing;
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::Read;
@@ -12,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use block::{Block, KIND, Note, note_key};
 use index::{Entry, Index};
+pub use listing::{ListingChange, PrefixListing};
 
 use crate::output::{open_regular, remove_leftovers, sync_folder};
 use crate::{CacheShape, KvCache, KvError, PathLock};
@@ -284,6 +287,12 @@ impl PrefixCache {
             self.remove_block(*key)?;
         }
         Ok(removed.len())
+    }
+
+    /// Keys of everything that the index names, notes included.
+    fn keys(&self) -> Result<HashSet<u128>, KvError> {
+        let _lock = self.lock()?;
+        self.index()?.keys()
     }
 
     fn index(&self) -> Result<Index, KvError> {

@@ -18,3 +18,4 @@ mod streaming;
 mod testing;
 mod together;
 mod versions;
+mod watch;

@@ -161,6 +161,8 @@ impl<'a> Measured<'a> {
 pub(crate) struct Subject {
     pub(crate) model: PathBuf,
     pub(crate) text: PathBuf,
+    /// The small model that drafts.
+    pub(crate) draft_model: Option<PathBuf>,
 }
 
 impl Subject {
@@ -169,6 +171,7 @@ impl Subject {
         Ok(Self {
             model: shipped(arguments.model.as_ref(), "model")?,
             text: shipped(arguments.text.as_ref(), text)?,
+            draft_model: None,
         })
     }
 
@@ -187,7 +190,10 @@ impl Subject {
         ) -> Result<Results, Failure>
         + Send,
     ) -> Result<(), Failure> {
-        let options = options(engine)?;
+        let options = EngineOptions {
+            draft_model: self.draft_model.clone(),
+            ..options(engine)?
+        };
         let text = read_text(&self.text)?;
         let measured = Measured::new((name, seed), Some(&options), engine.threads, output).of_text(&self.text, &text);
         measured.keep(|watch| {
