@@ -4,6 +4,10 @@
 //! their keys and values in pages, a *policy* selects what each tile of queries reads, and the *attention* kernels
 //! read exactly that. This crate decides the order of the four and nothing else; it never knows which policy is on.
 //!
+//! Options are structs with a [`Default`]; releases add fields to them, so end with `..EngineOptions::default()`. What the engine reports is
+//! `#[non_exhaustive]`. Model families of your own crate go into [`EngineOptions::families`], policies of your own into
+//! [`EngineOptions::prefill`] and [`EngineOptions::decode`].
+//!
 //! Memory is planned before it is allocated: [`Engine::load`] refuses what does not fit and says what would.
 //!
 //! Load a model and stream an answer:

@@ -51,6 +51,7 @@ pub enum RunEvent<'a> {
 
 /// The answer and the closing summary.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct RunReport {
     /// The model's path.
     pub model: String,
@@ -108,6 +109,7 @@ pub struct RunReport {
 
 /// The KV cache at the end of a run.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct KvReport {
     /// Tokens held.
     pub tokens: usize,

@@ -51,6 +51,7 @@ pub enum Event<'a> {
 
 /// A token of an answer.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct WrittenToken<'a> {
     /// The token.
     pub token: u32,
@@ -62,6 +63,7 @@ pub struct WrittenToken<'a> {
 
 /// A finished request.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct RequestReport {
     /// What was generated.
     pub generation: Generation,
@@ -75,6 +77,7 @@ pub struct RequestReport {
 
 /// Where the time of a request went.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
 pub struct RequestTimes {
     /// Seconds from its submission until it had a place.
     pub waited_s: f64,
