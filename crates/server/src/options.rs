@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use riffle_engine::{DraftSpec, PrefixCacheOptions};
+use riffle_engine::{DraftSpec, PrefixCacheOptions, SharedStoreOptions};
 
 /// Where a server listens, whom it serves and how much it takes on.
 #[derive(Debug, Clone)]
@@ -33,6 +33,8 @@ pub struct ServerOptions {
     pub draft: DraftSpec,
     /// Beginnings on disk, which outlive the server.
     pub prefix_cache: Option<PrefixCacheOptions>,
+    /// A store of beginnings that other processes and machines share: looked in behind those on disk.
+    pub shared_store: Option<SharedStoreOptions>,
     /// Folder of named sessions; without one there are none.
     pub session_folder: Option<PathBuf>,
     /// How long what was read stays in memory after it was last used; `None` until its room is needed.
@@ -81,6 +83,7 @@ impl Default for ServerOptions {
             prompt_share: 0.5,
             draft: DraftSpec::NONE,
             prefix_cache: None,
+            shared_store: None,
             session_folder: None,
             keep_alive: None,
             grace: Duration::from_secs(10),

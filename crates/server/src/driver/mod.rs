@@ -136,6 +136,7 @@ impl Driver {
             most_running: options.parallel,
             prompt_share: options.prompt_share,
             prefix_cache: options.prefix_cache.clone(),
+            shared_store: options.shared_store.clone(),
         };
         let scheduler = Scheduler::new(engine, scheduling.clone())?;
         let (commands, received) = mpsc::channel();
