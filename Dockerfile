@@ -2,7 +2,7 @@
 #
 #   docker build -t riffle .
 #   docker run --rm -v models:/models riffle pull Qwen/Qwen2.5-1.5B-Instruct-GGUF
-#   docker run --rm -v models:/models -v "$PWD:/work:ro" riffle run --model Qwen/Qwen2.5-1.5B-Instruct-GGUF --file /work/book.txt --question "Who?"
+#   docker run --rm -v models:/models -v "$PWD:/work:ro" riffle ask --model Qwen/Qwen2.5-1.5B-Instruct-GGUF /work/book.epub "Who?"
 #   docker run --rm -v models:/models -p 127.0.0.1:8080:8080 riffle serve --host 0.0.0.0 --model Qwen/Qwen2.5-1.5B-Instruct-GGUF --api-key-file /models/keys.txt
 
 FROM rust:1.95-slim-bookworm AS build

@@ -2,6 +2,7 @@
 
 mod cache_file;
 mod directory;
+mod documents;
 mod exercise;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,6 +11,7 @@ use std::sync::Once;
 
 pub use cache_file::restore;
 pub use directory::write_directory;
+pub use documents::read_document;
 pub use exercise::use_model;
 
 /// The weights of a small valid model directory.

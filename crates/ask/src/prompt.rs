@@ -5,7 +5,6 @@ use std::ops::{ControlFlow, Range};
 
 use riffle_documents::Document;
 use riffle_engine::{Engine, EngineError};
-use riffle_model::ChatMessage;
 
 use crate::AskError;
 use crate::offsets::offsets;
@@ -106,28 +105,20 @@ impl PromptMaker {
         question: &str,
         poll: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<(String, bool), AskError> {
-        let Some(template) = engine.chat_template() else {
-            let mut text = self.body.clone();
-            for turn in turns {
-                let _ = writeln!(text, "{}{}", turn.question, turn.answer);
-            }
-            return Ok((text + question, false));
+        let is_chat = engine.chat_template().is_some();
+        let instruction = match (is_chat, &self.system) {
+            (false, _) => "",
+            (true, Some(_)) => "Question: ",
+            (true, None) => INSTRUCTION,
         };
-        let mut messages = Vec::new();
-        if let Some(system) = &self.system {
-            messages.push(ChatMessage::new("system", system));
-        }
-        let instruction = match &self.system {
-            Some(_) => "Question: ",
-            None => INSTRUCTION,
-        };
+        // The documents stand before the first question.
         let mut lead = format!("{}{instruction}", self.body);
-        for turn in turns {
-            messages.push(ChatMessage::new("user", std::mem::take(&mut lead) + &turn.question));
-            messages.push(ChatMessage::new("assistant", &turn.answer));
-        }
-        messages.push(ChatMessage::new("user", lead + question));
-        Ok((template.render_messages_until(&messages, true, poll)?, true))
+        let before: Vec<_> = turns
+            .iter()
+            .map(|turn| (std::mem::take(&mut lead) + &turn.question, turn.answer.as_str()))
+            .collect();
+        let text = engine.conversation_text(self.system.as_deref(), before, &(lead + question), poll)?;
+        Ok((text, is_chat))
     }
 }
 

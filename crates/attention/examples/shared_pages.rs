@@ -2,86 +2,20 @@
 //!
 //! `cargo run --release -p riffle-attention --example shared_pages [--features parallel] -- [SEQUENCES] [TOKENS]`
 
+mod documents;
 mod noise;
 
 use std::time::Instant;
 
 use riffle_attention::*;
 
+use documents::{Document, PAGE};
 use noise::noise;
 
 const KV_HEADS: usize = 8;
 const GROUP: usize = 4;
 const HEAD_DIM: usize = 128;
-const PAGE: usize = 256;
 const RUNS: usize = 7;
-
-enum Buffer {
-    Half(Vec<u16>),
-    Bytes(Vec<u8>),
-}
-
-impl Buffer {
-    fn new(format: Format) -> Self {
-        let len = format.plane_len(PAGE, HEAD_DIM);
-        match format {
-            Format::Q8_0 | Format::Q4_0 => Self::Bytes(vec![0; len]),
-            _ => Self::Half(vec![0; len]),
-        }
-    }
-
-    fn plane(&self, format: Format) -> Plane<'_> {
-        match (self, format) {
-            (Self::Half(data), Format::Bf16) => Plane::Bf16(data),
-            (Self::Half(data), _) => Plane::F16(data),
-            (Self::Bytes(data), Format::Q8_0) => Plane::Q8_0(data),
-            (Self::Bytes(data), _) => Plane::Q4_0(data),
-        }
-    }
-
-    fn plane_mut(&mut self, format: Format) -> PlaneMut<'_> {
-        match (self, format) {
-            (Self::Half(data), Format::Bf16) => PlaneMut::Bf16(data),
-            (Self::Half(data), _) => PlaneMut::F16(data),
-            (Self::Bytes(data), Format::Q8_0) => PlaneMut::Q8_0(data),
-            (Self::Bytes(data), _) => PlaneMut::Q4_0(data),
-        }
-    }
-}
-
-/// Keys and values of the pages of all KV heads of one document.
-struct Document {
-    format: Format,
-    heads: Vec<Vec<(Buffer, Buffer)>>,
-}
-
-impl Document {
-    fn new(tokens: usize, format: Format, seed: usize) -> Self {
-        let source = noise(PAGE * HEAD_DIM + 64);
-        let page = |number: usize| {
-            let source = &source[(seed * 5 + number * 3) % 64..];
-            let (mut keys, mut values) = (Buffer::new(format), Buffer::new(format));
-            write_keys(&mut keys.plane_mut(format), HEAD_DIM, 0, PAGE, source, HEAD_DIM).unwrap();
-            write_values(&mut values.plane_mut(format), HEAD_DIM, 0, PAGE, source, HEAD_DIM).unwrap();
-            (keys, values)
-        };
-        let head = |_| (0..tokens / PAGE).map(page).collect();
-        let heads = (0..KV_HEADS).map(head).collect();
-        Self { format, heads }
-    }
-
-    fn pages(&self, head: usize) -> Vec<PageView<'_>> {
-        let pages = self.heads[head].iter().enumerate();
-        pages
-            .map(|(number, (keys, values))| PageView {
-                start: number * PAGE,
-                tokens: PAGE,
-                keys: keys.plane(self.format),
-                values: values.plane(self.format),
-            })
-            .collect()
-    }
-}
 
 /// The shortest time of a step, in ms; sequence `n` reads document `n`, or the last one.
 fn step_ms(documents: &[Document], sequences: usize, tokens: usize) -> f64 {
@@ -133,7 +67,9 @@ fn main() {
         let bytes =
             (2 * KV_HEADS * format.plane_len(tokens, HEAD_DIM)) as f64 * if format == Format::F16 { 2.0 } else { 1.0 };
         let rate = |documents: usize, ms: f64| documents as f64 * bytes / ms / 1e6;
-        let documents: Vec<_> = (0..sequences).map(|seed| Document::new(tokens, format, seed)).collect();
+        let documents: Vec<_> = (0..sequences)
+            .map(|seed| Document::new(tokens, format, (KV_HEADS, HEAD_DIM), seed))
+            .collect();
         let own = step_ms(&documents, sequences, tokens);
         let one = step_ms(&documents[..1], sequences, tokens);
         let alone = step_ms(&documents[..1], 1, tokens);

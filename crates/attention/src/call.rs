@@ -77,10 +77,10 @@ impl<V: Visible> Call<'_, V> {
         self.fused() || total <= LONE_ROWS
     }
 
-    /// Whether `total` rows read planes of floats as they lie, which costs no more than widening them for so few, and in
-    /// [`Arithmetic::Fused`] for any number where wider tiles do not make up for it. The same floats are multiplied either way.
+    /// Whether `total` rows read planes of floats as they lie, which costs no more than widening them for so few. The same
+    /// floats are multiplied either way.
     fn reads_floats_in_place(&self, total: usize) -> bool {
-        total <= LONE_ROWS || self.fused() && !self.level.widens_for_many_rows()
+        total <= self.level.rows_in_place()
     }
 
     pub(crate) fn reads_keys_in_place(&self, format: Format, total: usize) -> bool {
@@ -118,6 +118,7 @@ impl<V: Visible> Call<'_, V> {
             match tile.width {
                 1 => pack::<1>(self.level, rows, scale, packed),
                 2 => pack::<2>(self.level, rows, scale, packed),
+                3 => pack::<3>(self.level, rows, scale, packed),
                 4 => pack::<4>(self.level, rows, scale, packed),
                 6 => pack::<6>(self.level, rows, scale, packed),
                 8 => pack::<8>(self.level, rows, scale, packed),
@@ -143,14 +144,13 @@ impl<V: Visible> Call<'_, V> {
 
     /// The tile whose first row is row `first` of `total`.
     pub(crate) fn tile(&self, first: usize, total: usize) -> Tile {
-        let widest = self.level.tile_rows();
-        let most = match self.fused() && self.quantised {
+        let integers = self.fused() && self.quantised;
+        let most = match integers {
             true => self.level.integer_rows(),
-            false if self.reads_floats_in_place(total) => LONE_ROWS,
-            false => widest,
+            false => self.level.tile_rows(),
         };
         let rows = (total - first).min(most);
-        let width = tile_width(rows, widest);
+        let width = tile_width(self.level, rows, integers);
         Tile { first, rows, width }
     }
 }

@@ -172,6 +172,7 @@ impl<V: Visible> Call<'_, V> {
                 match tile.width {
                     1 => self.rounded_tile::<1>(workspace, part.queries, &work, sums),
                     2 => self.rounded_tile::<2>(workspace, part.queries, &work, sums),
+                    3 => self.rounded_tile::<3>(workspace, part.queries, &work, sums),
                     4 => self.rounded_tile::<4>(workspace, part.queries, &work, sums),
                     6 => self.rounded_tile::<6>(workspace, part.queries, &work, sums),
                     8 => self.rounded_tile::<8>(workspace, part.queries, &work, sums),

@@ -3,7 +3,7 @@ use alloc::vec::Vec;
 use crate::block::{aligned, stripes_of};
 use crate::format::check_head_dim;
 use crate::kernel::{
-    Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score,
+    Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, Q4, Q8, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score,
     tile_width, with_lead,
 };
 use crate::simd::Level;
@@ -102,17 +102,17 @@ impl Scorer {
         let integers = self.in_integers(level);
         let most = match integers {
             true => level.integer_rows(),
-            false if rows.len() > LONE_ROWS => level.tile_rows(),
-            false => LONE_ROWS,
+            false => level.tile_rows(),
         };
         for rows in rows.chunks(most) {
-            let width = tile_width(rows.len(), level.tile_rows());
+            let width = tile_width(level, rows.len(), integers);
             let at = self.vectors.len();
             self.vectors.resize(at + width * head_dim, 0.0);
             let packed = &mut self.vectors[at..];
             match width {
                 1 => pack::<1>(level, rows, scale, packed),
                 2 => pack::<2>(level, rows, scale, packed),
+                3 => pack::<3>(level, rows, scale, packed),
                 4 => pack::<4>(level, rows, scale, packed),
                 6 => pack::<6>(level, rows, scale, packed),
                 8 => pack::<8>(level, rows, scale, packed),
@@ -218,6 +218,7 @@ impl Scorer {
             match pack.width {
                 1 => self.pack_block::<1>(level, pack, &block, out, out_stride),
                 2 => self.pack_block::<2>(level, pack, &block, out, out_stride),
+                3 => self.pack_block::<3>(level, pack, &block, out, out_stride),
                 4 => self.pack_block::<4>(level, pack, &block, out, out_stride),
                 6 => self.pack_block::<6>(level, pack, &block, out, out_stride),
                 8 => self.pack_block::<8>(level, pack, &block, out, out_stride),
@@ -249,7 +250,7 @@ impl Scorer {
             Plane::F32(data) => score::<F32, R>(level, vectors, data, ahead, slots, scores),
             Plane::F16(data) => score::<F16, R>(level, vectors, data, ahead, slots, scores),
             Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, ahead, slots, scores),
-            Plane::Q8_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, false> {
+            Plane::Q8_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, Q8> {
                 queries: self.int8.tile(pack.at, R, head_dim),
                 keys: data,
                 ahead,
@@ -257,7 +258,7 @@ impl Scorer {
                 head_dim,
                 scores,
             }),
-            Plane::Q4_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, true> {
+            Plane::Q4_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, Q4> {
                 queries: self.int8.tile(pack.at, R, head_dim),
                 keys: data,
                 ahead,

@@ -185,6 +185,11 @@ impl Selection {
         !self.extras.is_empty()
     }
 
+    /// Positions of the queries among which those with extras stand; empty where none has any.
+    pub fn extra_rows(&self) -> Range<usize> {
+        self.extras_start..self.extras_start + self.extra_ends.len()
+    }
+
     /// Blocks read as summaries, ascending.
     pub fn summaries(&self) -> &[Span] {
         &self.summaries
@@ -366,6 +371,7 @@ mod tests {
         assert_eq!(a.row_extras(11), [1, 3]);
         assert_eq!(a.row_extras(12), [0usize; 0]);
         assert_eq!(a.row_extras(13), [2]);
+        assert_eq!((a.extra_rows(), Selection::none().extra_rows()), (11..14, 0..0));
         assert_eq!(a.row_extras(14), [0usize; 0]);
         assert_eq!(
             Selection::none().with_row_extras(7, [vec![], vec![]]),

@@ -7,8 +7,8 @@ use crate::block::{Block, active, aligned, stripes_of, whole};
 use crate::call::{Call, Output, QueryBlock, Tile};
 use crate::gathered::Gathered;
 use crate::kernel::{
-    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, QuantisedTile,
-    STRIPES, ScoreInt8, Slot, Softmax, WeighedRows, WidenKeys, WidenValues, score, with_lead,
+    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, Q4_COARSE, Q8,
+    QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WeighedRows, WidenKeys, WidenValues, score, with_lead,
 };
 use crate::partial::Sums;
 use crate::simd::Level;
@@ -41,18 +41,25 @@ impl<V: Visible> Call<'_, V> {
         let mut slots = [Slot::default(); STRIPES];
         let slots_len = active(union, block.span.len(), &mut slots);
         let keys_only = matches!(output, Output::Mass { .. });
-        self.widen(workspace, block, &slots[..slots_len], total, keys_only);
+        let biased = self.visible.bias(block.span.start).is_some();
+        let gathered = uniform && !self.looks_ahead(total) && !biased && Gathered::pays(union, slots_len);
+        self.widen(
+            workspace,
+            block,
+            &slots[..slots_len],
+            (!gathered).then_some(total),
+            keys_only,
+        );
         let part = Part {
             queries,
-            biased: self.visible.bias(block.span.start).is_some(),
+            biased,
             uniform,
             union,
             places: None,
         };
-        if !uniform || self.looks_ahead(total) || part.biased || !Gathered::pays(union, slots_len) {
-            self.tiles(workspace, block, &part, output);
-        } else {
-            self.gathered_tiles(workspace, block, part, output);
+        match gathered {
+            true => self.gathered_tiles(workspace, block, part, output),
+            false => self.tiles(workspace, block, &part, output),
         }
     }
 
@@ -154,10 +161,11 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// Widens what is not read as it lies.
-    fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], total: usize, keys_only: bool) {
+    /// Widens what `total` rows do not read as it lies, or all planes but f32 where no number is given.
+    fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], total: Option<usize>, keys_only: bool) {
         let len = KEY_BLOCK * self.kv.head_dim;
-        if !self.reads_keys_in_place(block.keys.format(), total) {
+        let (keys, values) = (block.keys.format(), block.values.format());
+        if !total.map_or(keys == Format::F32, |total| self.reads_keys_in_place(keys, total)) {
             let out = aligned(&mut workspace.keys, len);
             self.level.run(WidenKeys {
                 keys: block.keys,
@@ -166,7 +174,7 @@ impl<V: Visible> Call<'_, V> {
                 out,
             });
         }
-        if !keys_only && !self.reads_values_in_place(block.values.format(), total) {
+        if !keys_only && !total.map_or(values == Format::F32, |total| self.reads_values_in_place(values, total)) {
             let out = aligned(&mut workspace.values, len);
             self.level.run(WidenValues {
                 values: block.values,
@@ -230,6 +238,7 @@ impl<V: Visible> Call<'_, V> {
         match work.tile.width {
             1 => self.tile_block::<1>(workspace, block, work, output),
             2 => self.tile_block::<2>(workspace, block, work, output),
+            3 => self.tile_block::<3>(workspace, block, work, output),
             4 => self.tile_block::<4>(workspace, block, work, output),
             6 => self.tile_block::<6>(workspace, block, work, output),
             8 => self.tile_block::<8>(workspace, block, work, output),
@@ -265,14 +274,14 @@ impl<V: Visible> Call<'_, V> {
         let scores = scores_of::<R>(&mut workspace.scores);
         match keys {
             Plane::F32(data) => score::<F32, R>(level, queries, data, ahead, slots, scores),
-            Plane::F16(data) if work.keys_in_place && R <= 8 => {
+            Plane::F16(data) if work.keys_in_place => {
                 score::<F16, R>(level, queries, data, ahead, slots, scores);
             }
-            Plane::Bf16(data) if work.keys_in_place && R <= 8 => {
+            Plane::Bf16(data) if work.keys_in_place => {
                 score::<Bf16, R>(level, queries, data, ahead, slots, scores);
             }
             Plane::Q8_0(keys) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, false> {
+                level.run(ScoreInt8::<R, Q8> {
                     queries: workspace.int8.tile(work.queries, R, head_dim),
                     keys,
                     ahead,
@@ -282,7 +291,7 @@ impl<V: Visible> Call<'_, V> {
                 });
             }
             Plane::Q4_0(keys) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, true> {
+                level.run(ScoreInt8::<R, Q4_COARSE> {
                     queries: workspace.int8.tile(work.queries, R, head_dim),
                     keys,
                     ahead,
@@ -332,8 +341,8 @@ impl<V: Visible> Call<'_, V> {
         };
         match values {
             Plane::F32(values) => accumulate::<F32, R>(level, rows, values),
-            Plane::F16(values) if work.values_in_place && R <= 8 => accumulate::<F16, R>(level, rows, values),
-            Plane::Bf16(values) if work.values_in_place && R <= 8 => accumulate::<Bf16, R>(level, rows, values),
+            Plane::F16(values) if work.values_in_place => accumulate::<F16, R>(level, rows, values),
+            Plane::Bf16(values) if work.values_in_place => accumulate::<Bf16, R>(level, rows, values),
             Plane::Q8_0(data) | Plane::Q4_0(data) if work.values_in_place && R <= 8 => {
                 let four_bits = values.format() == Format::Q4_0;
                 let tile = QuantisedTile { rows, values: data };

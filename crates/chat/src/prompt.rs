@@ -2,8 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use riffle_engine::{Engine, EngineError};
-use riffle_model::ChatMessage;
+use riffle_engine::Engine;
 
 use crate::branch::{Document, Turn};
 use crate::error::ChatError;
@@ -14,8 +13,7 @@ const MESSAGE_TO_COME: &str = "\u{2}message\u{3}";
 /// Asked, while a template is rendered, whether to go on.
 type Poll<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
 
-/// The text up to where the answer to `message` begins. Without a template messages and answers follow one another as they are, and a line
-/// ends behind each answer.
+/// The text up to where the answer to `message` begins.
 pub(crate) fn prompt_text(
     engine: &Engine,
     system: Option<&str>,
@@ -23,31 +21,12 @@ pub(crate) fn prompt_text(
     message: &str,
     poll: &mut Poll<'_>,
 ) -> Result<String, ChatError> {
-    let Some(template) = engine.chat_template() else {
-        if system.is_some() {
-            return Err(EngineError::NoChatTemplate(engine.path().display().to_string()).into());
-        }
-        let mut text = String::new();
-        for turn in turns {
-            text += &with_documents(&turn.documents, &turn.message, false);
-            text += &turn.answer;
-            text.push('\n');
-        }
-        return Ok(text + message);
-    };
-    let mut messages: Vec<ChatMessage> = system
-        .map(|system| ChatMessage::new("system", system))
-        .into_iter()
-        .collect();
-    for turn in turns {
-        messages.push(ChatMessage::new(
-            "user",
-            with_documents(&turn.documents, &turn.message, true),
-        ));
-        messages.push(ChatMessage::new("assistant", &turn.answer));
-    }
-    messages.push(ChatMessage::new("user", message));
-    Ok(template.render_messages_until(&messages, true, poll)?)
+    let says_names = engine.chat_template().is_some();
+    let turns = turns.iter().map(|turn| {
+        let message = with_documents(&turn.documents, &turn.message, says_names);
+        (message, turn.answer.as_str())
+    });
+    Ok(engine.conversation_text(system, turns, message, poll)?)
 }
 
 /// The text up to where the message behind `documents` will stand; `None` where the template does not leave it as it is.

@@ -9,7 +9,7 @@ use riffle_policy::Phase;
 
 use crate::args::{EngineArguments, HeadsArguments, ModelArguments};
 use crate::eval_args::{OutputArguments, SubjectArguments};
-use crate::numbers;
+use crate::{hub_args, numbers};
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -54,7 +54,7 @@ pub(crate) struct BenchDraftArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Sources of drafts, as --draft of riffle run; may be given several times
-    #[arg(long, value_name = "SPEC", value_parser = numbers::draft, default_values = ["auto", "ngram", "sparse"])]
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_values = ["auto", "ngram", "sparse"])]
     pub(crate) draft: Vec<DraftSpec>,
     /// Tokens of the text before the answer; it begins again where it is too short
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "512,4096,16384")]

@@ -12,6 +12,8 @@ use crate::numbers;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
     /// What computes: cpu, cuda or cuda:N [default: a CUDA device that can compute the model, else the CPU]
+    ///
+    /// CUDA devices are there in builds with the feature cuda: cargo install --path crates/cli --features cuda
     #[arg(
         long,
         value_name = "DEVICE",

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap_complete::Shell;
+use riffle_engine::DraftSpec;
 use riffle_hub::{HubError, ModelName, Settings};
+
+use crate::numbers;
 
 #[derive(Debug, Args)]
 #[command(
@@ -56,6 +59,18 @@ pub(crate) struct ManArguments {
 /// Reads a model: a path that exists, or else the name of a model in the hub's cache, for which its path there stands.
 pub(crate) fn model() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| resolved(path).map_err(|error| error.to_string()))
+}
+
+/// Reads a `--draft`, whose small model may be named as [`model`] may.
+pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
+    let spec: DraftSpec = text.parse().map_err(numbers::requirement)?;
+    match spec.model() {
+        Some(path) => {
+            let path = resolved(path.to_owned())?;
+            Ok(spec.with_model(path))
+        }
+        None => Ok(spec),
+    }
 }
 
 fn resolved(path: PathBuf) -> Result<PathBuf, String> {

@@ -1,14 +1,26 @@
-//! Ctrl-C: the first asks the run to stop cleanly, the second ends the process.
+//! Ctrl-C. In a run the first asks it to stop cleanly, and the second ends the process ([`Interrupt`]). In a conversation it stops the
+//! answer under way, and ends the program where nothing is under way ([`StopAnswer`]).
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
 
 use crate::failure::Failure;
 
 /// Set once the user has asked to stop.
 #[derive(Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+/// Ctrl-C in a conversation: it stops an answer; where nothing is being read or written, it ends the program.
+#[derive(Clone)]
+pub(crate) struct StopAnswer {
+    asked: Arc<AtomicBool>,
+    /// Whether Ctrl-C ends the program.
+    ends: Arc<AtomicBool>,
+}
 
 /// Calls `stop` at the first Ctrl-C; the second ends the process.
 pub(crate) fn on_interrupt(stop: impl Fn() + Send + 'static) -> Result<(), Failure> {
@@ -29,10 +41,36 @@ impl Interrupt {
     }
 
     pub(crate) fn flow(&self) -> ControlFlow<()> {
-        if self.0.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        flow(&self.0)
+    }
+}
+
+impl StopAnswer {
+    pub(crate) fn install() -> Result<Self, Failure> {
+        let (asked, ends) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        flag::register_conditional_shutdown(SIGINT, Failure::INTERRUPTED.into(), Arc::clone(&ends))
+            .and_then(|_| flag::register(SIGINT, Arc::clone(&asked)))
+            .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))?;
+        Ok(Self { asked, ends })
+    }
+
+    /// Does what Ctrl-C is to stop, and not the program.
+    pub(crate) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.asked.store(false, Ordering::Relaxed);
+        self.ends.store(false, Ordering::Relaxed);
+        let result = work();
+        self.ends.store(true, Ordering::Relaxed);
+        result
+    }
+
+    pub(crate) fn flow(&self) -> ControlFlow<()> {
+        flow(&self.asked)
+    }
+}
+
+fn flow(asked: &AtomicBool) -> ControlFlow<()> {
+    match asked.load(Ordering::Relaxed) {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
     }
 }

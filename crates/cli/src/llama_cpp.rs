@@ -103,7 +103,7 @@ const REFUSED: [(&[&str], &str); 20] = [
     ),
     (
         &["--model-draft", "--draft-max"],
-        "a second model cannot draft: use --draft ngram or --draft sparse:quest, with @N for drafts of N tokens",
+        "use --draft model:PATH, with @N behind it for drafts of N tokens; --draft ngram and --draft sparse need no second model",
     ),
     (
         &[

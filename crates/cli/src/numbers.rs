@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use riffle_engine::{DraftSpec, EngineError};
+use riffle_engine::EngineError;
 
 /// The most tokens that any option counts; policies have the same limit.
 const MAX_TOKENS: u64 = u32::MAX as u64;
@@ -79,7 +79,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 }
 
 /// What is allowed: clap says the option and what was given.
-fn requirement(error: EngineError) -> String {
+pub(crate) fn requirement(error: EngineError) -> String {
     match error {
         EngineError::Option { requirement, .. } => requirement,
         error => error.to_string(),
@@ -119,11 +119,6 @@ pub(crate) fn top_p(text: &str) -> Result<f32, String> {
 /// The share of the most likely token's probability that others must have.
 pub(crate) fn min_p(text: &str) -> Result<f32, String> {
     number(text, |value| (0.0..=1.0).contains(&value), "from 0 to 1")
-}
-
-/// What drafts tokens.
-pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
-    text.parse().map_err(requirement)
 }
 
 /// The factor by which recent tokens are made less likely.

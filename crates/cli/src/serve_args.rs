@@ -3,12 +3,19 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use riffle_engine::DraftSpec;
 
 use crate::args::{EngineArguments, ModelArguments};
-use crate::numbers;
 use crate::prefix_cache::PrefixCacheArguments;
+use crate::{hub_args, numbers};
+
+/// How a KV event is written.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum EventEncoding {
+    Map,
+    Array,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
@@ -31,10 +38,10 @@ pub(crate) struct ServeArguments {
     /// [default: as many whole contexts as memory allows, one for each request at most]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, hide_short_help = true)]
     pub(crate) pool_tokens: Option<usize>,
-    /// Guess tokens and verify several in one pass: auto, none, ngram or sparse:POLICY
+    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse or model:PATH
     ///
     /// Answers are the same to the byte. A request may say otherwise: "riffle": {"draft": "none"}.
-    #[arg(long, value_name = "SPEC", value_parser = numbers::draft, default_value = "none", hide_short_help = true)]
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "none", hide_short_help = true)]
     pub(crate) draft: DraftSpec,
     /// Tokens of an answer whose request does not say how many
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
@@ -60,6 +67,40 @@ pub(crate) struct ServeArguments {
     /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
     #[arg(long, value_name = "SECONDS", help_heading = "What is kept")]
     pub(crate) keep_alive: Option<u64>,
+    /// Publish KV events for routers, as vLLM does: listen here, such as tcp://127.0.0.1:5557
+    ///
+    /// They tell which blocks of text the server holds. Events hold the tokens of prompts: whoever can connect can read them. A block is a page (--page-tokens).
+    #[arg(long, value_name = "ADDRESS", help_heading = "Routers")]
+    pub(crate) kv_events: Option<String>,
+    /// Listen here for routers that missed events, such as tcp://127.0.0.1:5558
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        requires = "kv_events",
+        help_heading = "Routers",
+        hide_short_help = true
+    )]
+    pub(crate) kv_events_replay: Option<String>,
+    /// Topic of KV events
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        requires = "kv_events",
+        help_heading = "Routers",
+        hide_short_help = true
+    )]
+    pub(crate) kv_events_topic: String,
+    /// How a KV event is written: as a map of names, or as an array for routers that know vLLM before 0.20
+    #[arg(
+        long,
+        value_enum,
+        default_value = "map",
+        requires = "kv_events",
+        help_heading = "Routers",
+        hide_short_help = true
+    )]
+    pub(crate) kv_events_encoding: EventEncoding,
     /// Requests that are answered or wait at most; further ones are refused with 429
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "256", help_heading = "Limits", hide_short_help = true)]
     pub(crate) max_requests: usize,

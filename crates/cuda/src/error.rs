@@ -1,3 +1,5 @@
+use riffle_device::DeviceError;
+
 /// What can go wrong on a GPU, or before one is found.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -126,6 +128,9 @@ pub enum CudaError {
         /// What it must be near.
         expected: f32,
     },
+    /// Rows that another kind of device holds.
+    #[error("these rows lie on another device: make them on the queue of this one")]
+    OtherDevice,
     /// A size no kernel is written for.
     #[error("{what} {value} is not supported on the GPU: it must be {requirement}")]
     Unsupported {
@@ -144,5 +149,11 @@ impl CudaError {
             what: what.to_owned(),
             message: message.to_string(),
         }
+    }
+}
+
+impl From<CudaError> for DeviceError {
+    fn from(error: CudaError) -> Self {
+        Self::new(error)
     }
 }

@@ -1,7 +1,8 @@
 //! Riffle on an NVIDIA GPU: kernels, the memory they read, and the streams they run on.
 //!
 //! - A [`Gpu`] is a device, from [`Gpu::open`] (an NVIDIA driver found at run time, feature `cuda`) or
-//!   [`Gpu::emulated`] (the same kernels compiled by g++ for the CPU, thread by thread, to test everything around them).
+//!   `Gpu::emulated` (the same kernels compiled by g++ for the CPU, thread by thread, to test everything around them, feature `emulated`).
+//!   It is a [`riffle_device::ComputeDevice`], which the engine takes.
 //! - [`DeviceBuffer`], [`PinnedBuffer`], [`Stream`] and [`Event`] own memory and order work.
 //! - [`ops`] launches the kernels: it checks shapes and queues. Attention reads pages in place through page tables
 //!   ([`ops::Pages`]) under selections flattened by [`ops::Reads`]; planes lie as `kernels/pages.cuh` says, byte for byte
@@ -17,14 +18,20 @@
 //! ```
 //! use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
 //!
+//! # #[cfg(feature = "emulated")] {
 //! # if !riffle_cuda::has_compiler() { return Ok(()) }
 //! let gpu = Gpu::emulated(EmulatedOptions::default(), KernelCache::of_user())?;
 //! let stream = gpu.stream()?;
 //! let numbers = gpu.upload(&[1.0f32, 2.0, 3.0])?;
 //! assert_eq!(gpu.download::<f32>(numbers.all(), &stream)?, [1.0, 2.0, 3.0]);
+//! # }
 //! # Ok::<(), riffle_cuda::CudaError>(())
 //! ```
 
+// Without a driver there is only what the drivers share.
+#![cfg_attr(not(any(feature = "cuda", feature = "emulated")), allow(dead_code))]
+
+mod compute;
 mod driver;
 mod error;
 mod model;
@@ -32,12 +39,14 @@ pub mod ops;
 mod pages;
 
 pub use driver::{
-    Argument, DeviceBuffer, DeviceInfo, EmulatedOptions, Event, Gpu, Grid, Kernel, KernelCache, ModuleSource,
-    PinnedBuffer, Region, Stream, has_compiler, variants,
+    Argument, DeviceBuffer, DeviceInfo, Event, Gpu, Grid, Kernel, KernelCache, ModuleSource, PinnedBuffer, Region,
+    Stream, variants,
 };
+#[cfg(feature = "emulated")]
+pub use driver::{EmulatedOptions, has_compiler};
 pub use error::CudaError;
-pub use model::{DeviceForward, DeviceModel, DeviceRows, HostRows, forward_bytes};
-pub use pages::{
-    AppendedTokens, CallRows, DeviceRoom, KeyScan, LayerPages, PagedCall, PagedMass, PagedTile, PinnedMemory,
-    RoomOptions, ScannedHead, SequenceId, SummaryKind, TransferCount,
+pub use model::{DeviceForward, DeviceModel, DeviceRows, forward_bytes};
+pub use pages::{CallRows, DeviceRoom, KeyScan, PagedCall, PagedMass, PinnedMemory, RoomBytes};
+pub use riffle_device::{
+    AppendedTokens, HostRows, LayerPages, PagedTile, RoomOptions, ScannedHead, SequenceId, SummaryKind, TransferCount,
 };

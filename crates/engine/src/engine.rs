@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use riffle_kv::PagePool;
 use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
 
+use crate::draft::DraftModel;
 use crate::error::factor;
 use crate::pass::compute::Compute;
 use crate::pass::device::SharedRoom;
@@ -21,6 +22,8 @@ pub struct Engine {
     resolved: Resolved,
     fingerprint: OnceLock<u128>,
     device_room: SharedRoom,
+    /// The small model that drafts, where the options name one.
+    draft_model: Option<Arc<DraftModel>>,
 }
 
 /// What does not depend on the options but the device.
@@ -41,7 +44,7 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        let opened = OpenedModel::open(path, options.rope_scaling.as_ref())?;
+        let opened = OpenedModel::open(path, &options.load_options())?;
         let info = opened.info();
         let options = options.resolved(&info.config);
         let shape = policy_shape(&info.config, &options);
@@ -51,13 +54,13 @@ impl Engine {
         let plan = plan(&info, &options)?;
         plan.check()?;
         let resolved = Resolved::new(&info.config, &options, &plan);
-        let loaded = opened.load(options.activations)?;
-        Ok(Arc::new(Self {
+        let loaded = opened.load()?;
+        let mut engine = Self {
             resolved,
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
                 outline: loaded.model.outline(),
-                compute: Compute::new(loaded.model, options.device.as_ref())?,
+                compute: Compute::new(loaded.model, options.device.as_deref())?,
                 tokenizer: loaded.tokenizer,
                 chat_template: loaded.chat_template,
                 generation: loaded.generation,
@@ -67,7 +70,12 @@ impl Engine {
             plan,
             fingerprint: OnceLock::new(),
             device_room: SharedRoom::default(),
-        }))
+            draft_model: None,
+        };
+        if let Some(path) = &engine.options.draft_model {
+            engine.draft_model = Some(DraftModel::load(path, &engine)?);
+        }
+        Ok(Arc::new(engine))
     }
 
     /// The same model under other options, where its weights lie: they are shared, everything else is checked and planned
@@ -80,6 +88,7 @@ impl Engine {
         let options = EngineOptions {
             device: self.options.device.clone(),
             preferred_device: None,
+            families: self.options.families,
             ..options
         };
         options.validate()?;
@@ -87,21 +96,30 @@ impl Engine {
             let scaling = options
                 .rope_scaling
                 .map_or("none".to_owned(), |scaling| scaling.to_string());
-            let problem = "the model was loaded with another one; load it anew";
+            let problem = "the weights in memory were loaded with another one: load the model again with it";
             return Err(EngineError::option("--rope-scaling", scaling, problem));
         }
         if options.activations != self.options.activations {
-            let problem = "the model was loaded with the other; load it anew";
+            let problem = "the weights in memory were loaded with the other: load the model again with it";
             return Err(EngineError::option("--activations", options.activations, problem));
         }
         let config = self.model().config();
         options.check_device(config)?;
+        if options.draft_model.is_some() && options.draft_model != self.options.draft_model {
+            let problem = "the model was loaded beside another one, or none; load it anew";
+            let path = options.draft_model.as_deref().unwrap_or(Path::new(""));
+            return Err(EngineError::option(
+                "--draft",
+                format!("model:{}", path.display()),
+                problem,
+            ));
+        }
         let available = options
             .memory_budget_bytes
             .unwrap_or_else(|| available_memory_bytes().saturating_add(self.plan.loaded_bytes()));
         let plan = MemoryPlan::with_weights(config, self.vocabulary(), &options, available)?;
         plan.check()?;
-        Ok(Arc::new(Self {
+        let mut engine = Self {
             resolved: Resolved::new(config, &options, &plan),
             path: self.path.clone(),
             loaded: Arc::clone(&self.loaded),
@@ -109,7 +127,12 @@ impl Engine {
             plan,
             fingerprint: self.fingerprint.clone(),
             device_room: SharedRoom::default(),
-        }))
+            draft_model: None,
+        };
+        if let (Some(_), Some(model)) = (&engine.options.draft_model, &self.draft_model) {
+            engine.draft_model = Some(model.beside(&engine)?);
+        }
+        Ok(Arc::new(engine))
     }
 
     /// Where the model was loaded from.
@@ -125,7 +148,7 @@ impl Engine {
         if let Some(fingerprint) = self.fingerprint.get() {
             return Ok(*fingerprint);
         }
-        let fingerprint = riffle_model::fingerprint(&self.path)?;
+        let fingerprint = riffle_model::fingerprint_with(&self.path, &self.options.load_options())?;
         Ok(*self.fingerprint.get_or_init(|| fingerprint))
     }
 
@@ -136,6 +159,10 @@ impl Engine {
 
     pub(crate) fn device_room(&self) -> &SharedRoom {
         &self.device_room
+    }
+
+    pub(crate) fn draft_model(&self) -> Option<&Arc<DraftModel>> {
+        self.draft_model.as_ref()
     }
 
     pub(crate) fn compute(&self) -> &Compute {
@@ -222,6 +249,16 @@ impl Engine {
             Some(_) => self.model().config().max_position,
             None => self.plan.context_tokens,
         }
+    }
+
+    /// The layers with keys and values that see the whole sequence: their number in the model and in the cache.
+    pub(crate) fn whole_layers(&self) -> Vec<(usize, usize)> {
+        let model = self.model();
+        let config = model.config();
+        let layers = (0..config.layers).filter(|layer| model.window(*layer).is_none());
+        layers
+            .filter_map(|layer| Some((layer, config.cache_layer(layer)?)))
+            .collect()
     }
 
     /// The tokenizer.

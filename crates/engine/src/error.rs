@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use riffle_attention::AttendError;
+use riffle_device::DeviceError;
 use riffle_kv::KvError;
 use riffle_model::ModelError;
 use riffle_policy::PolicyError;
@@ -16,7 +17,7 @@ pub enum EngineError {
     Model(ModelError),
     /// The device failed or lacks something.
     #[error(transparent)]
-    Device(#[from] riffle_cuda::CudaError),
+    Device(#[from] DeviceError),
     /// The plan needs more memory than the device has free.
     #[error("{device} has {available} free and the run does not fit: {parts}; {advice}")]
     OutOfDeviceMemory {
@@ -36,7 +37,9 @@ pub enum EngineError {
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The attention kernel rejected its input: a fault in the engine, not in the user's input.
-    #[error("attention: {0}")]
+    #[error(
+        "attention refuses what the engine gives it: {0}; this is a fault of riffle: report it with the command and the model"
+    )]
     Attend(#[from] AttendError),
     /// An option has a value that makes no sense.
     #[error("{name} is {value}, but {requirement}")]
@@ -49,7 +52,7 @@ pub enum EngineError {
         requirement: String,
     },
     /// A profile that cannot be read.
-    #[error("the profile: {0}")]
+    #[error("the profile cannot be used: {0}")]
     Profile(String),
     /// A sequence cannot be rolled back to a checkpoint.
     #[error(
@@ -106,20 +109,22 @@ pub enum EngineError {
     },
     /// A prefix cache beside a policy that learns from the queries it sees.
     #[error(
-        "--prefix-cache cannot serve policy {0}, which needs to have seen every query: use another policy, or --session"
+        "--prefix-cache cannot be used with policy {0}: this policy learns from every query of a text, and pages from the cache bring none; use another policy, or --session"
     )]
     PrefixPolicy(String),
     /// Pages of another session for a model whose layers do not all keep keys and values.
-    #[error("pages alone do not hold the state of this model's recurrent layers: fork the session that has read them")]
+    #[error(
+        "this model cannot take over the pages of another session: its recurrent layers have a state that pages do not hold; fork the session that has read the text"
+    )]
     PrefixRecurrent,
     /// A sequence that cannot be compressed.
     #[error("this session cannot be compressed: {0}")]
     NotCompressible(&'static str),
     /// A request names a session file whose sequence is not in memory.
-    #[error("the sequence of session {} is not held: restore it first", .0.display())]
+    #[error("session {} is not in memory: restore it, then send the request again", .0.display())]
     SessionNotHeld(PathBuf),
     /// Requests that run take the room that is needed.
-    #[error("there is no room for {0} now: try again when fewer requests run")]
+    #[error("there is no free memory for {0}, because other requests use it: try again when fewer requests run")]
     NoRoom(&'static str),
     /// Nothing to go on from.
     #[error("{} holds no answer to go on with: give --session a file that a run has saved, or give a prompt", path.display())]
@@ -138,7 +143,7 @@ pub enum EngineError {
         maximum: usize,
     },
     /// The plan does not fit the memory there is.
-    #[error("{needed} of memory needed ({parts}), {available} available: {advice}")]
+    #[error("the run needs {needed} of memory ({parts}) and {available} are free: {advice}")]
     OutOfMemory {
         /// Bytes needed, for people.
         needed: String,
@@ -150,7 +155,7 @@ pub enum EngineError {
         advice: String,
     },
     /// The KV tiers do not hold the context.
-    #[error("KV of {tokens} tokens takes {needed}, but {refusal}: {advice}")]
+    #[error("keys and values of {tokens} tokens take {needed}, but {refusal}: {advice}")]
     TierTooSmall {
         /// Tokens of the context.
         tokens: usize,
@@ -162,7 +167,9 @@ pub enum EngineError {
         advice: String,
     },
     /// The model has no tokenizer, so it cannot read or write text.
-    #[error("{0} has no tokenizer.json: only token ids can be run (riffle eval logits)")]
+    #[error(
+        "{0} has no tokenizer.json, so it can read and write no text: put the tokenizer.json of the model there, or give token ids to riffle eval logits"
+    )]
     NoTokenizer(String),
     /// An answer that cannot have the form that was asked for.
     #[error("the answer cannot be given the form that was asked for: {0}")]
@@ -172,7 +179,7 @@ pub enum EngineError {
     NoChatTemplate(String),
     /// The model produced logits that are not numbers.
     #[error(
-        "the model produced a logit that is not a number after {position} tokens: the weights are damaged or overflow"
+        "after {position} tokens the model computed a score that is not a number: its weights are damaged, or its numbers are too large for 16 bits; get the model again, or try --kv-type bf16"
     )]
     NonFiniteLogits {
         /// Tokens read before it happened.
@@ -187,7 +194,7 @@ pub enum EngineError {
         total: usize,
     },
     /// The thread pool could not be started.
-    #[error("cannot start {threads} threads: {reason}")]
+    #[error("cannot start {threads} threads: {reason}; use fewer with --threads")]
     Threads {
         /// Threads asked for.
         threads: usize,
@@ -215,10 +222,7 @@ impl From<ModelError> for EngineError {
     /// A failure of the device stays one, whoever ran into it.
     fn from(error: ModelError) -> Self {
         match error {
-            ModelError::Device(source) => match source.downcast::<riffle_cuda::CudaError>() {
-                Ok(error) => Self::Device(*error),
-                Err(source) => Self::Model(ModelError::Device(source)),
-            },
+            ModelError::Device(source) => Self::Device(DeviceError::new(source)),
             error => Self::Model(error),
         }
     }

@@ -4,6 +4,10 @@
 //! their keys and values in pages, a *policy* selects what each tile of queries reads, and the *attention* kernels
 //! read exactly that. This crate decides the order of the four and nothing else; it never knows which policy is on.
 //!
+//! Options are structs with a [`Default`]; releases add fields to them, so end with `..EngineOptions::default()`. What the engine reports is
+//! `#[non_exhaustive]`. Model families of your own crate go into [`EngineOptions::families`], policies of your own into
+//! [`EngineOptions::prefill`] and [`EngineOptions::decode`].
+//!
 //! Memory is planned before it is allocated: [`Engine::load`] refuses what does not fit and says what would.
 //!
 //! Load a model and stream an answer:
@@ -37,6 +41,7 @@
 mod answer;
 mod attention_watch;
 mod compress;
+mod conversation;
 mod draft;
 mod engine;
 mod error;
@@ -65,10 +70,12 @@ pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Sp
 pub use draft::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::EngineError;
+pub use open_device::cuda_ordinal;
 pub use options::EngineOptions;
 pub use parse::{parse_bytes, parse_kv_type};
 pub use pass::attention_time::AttentionTime;
 pub use pass::audit::{AuditReport, AuditedQuery, HeadAudit};
+pub use pass::cached_attention::{CachedAttention, CachedAttentionOptions, LayerCall, ProjectedRows};
 pub use pass::layer_attention::{ChunkRows, LayerAttention};
 pub use pass::{Failure, PrefillProgress, Runner, Work};
 pub use plan::{
@@ -76,9 +83,9 @@ pub use plan::{
 };
 pub use precision::AttentionPrecision;
 pub use profile::Profile;
-pub use riffle_cuda::{Gpu, TransferCount};
+pub use riffle_device::{ComputeDevice, DeviceError, TransferCount};
 pub use riffle_files::human_bytes;
-pub use riffle_kv::{SharedCounts, SharedOptions};
+pub use riffle_kv::{RowTier, SharedCounts, SharedOptions, TextBlock};
 pub use rounding::{activations_note, described_activations};
 pub use run::compress_session::{CompressReport, compress_session};
 pub use run::questions::{plan_questions, run_questions};
@@ -86,8 +93,8 @@ pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
 pub use scheduler::{
-    Event, LoanedSequence, Request, RequestId, RequestReport, RequestTimes, Restoring, Scheduler, SchedulerOptions,
-    WrittenToken,
+    Event, HeldKind, HoldingChange, LoanedSequence, Request, RequestId, RequestReport, RequestTimes, Restoring,
+    Scheduler, SchedulerOptions, WrittenToken,
 };
 pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use sequence::shared_prefix::{SharedReport, SharedStoreOptions};

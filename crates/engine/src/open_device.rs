@@ -1,34 +1,28 @@
 //! `--device`: which device computes.
 
+use std::sync::Arc;
+
 use riffle_attention::Format;
-use riffle_cuda::{Gpu, KernelCache};
+use riffle_device::{ComputeDevice, DeviceError};
 use riffle_model::ModelConfig;
 
 use crate::{AttentionPrecision, EngineError, EngineOptions};
 
 impl EngineOptions {
     /// The same options on the device that `--device` names: `cpu`, `cuda` or `cuda:N`; without a name on a CUDA device
-    /// where there is one that computes the model, else on the CPU.
+    /// where there is one that computes the model, else on the CPU. `open` opens the CUDA device of a number.
     ///
     /// # Errors
-    /// [`EngineError::Option`] for another name; [`EngineError::Device`] for a device that was named and is not there, is too
-    /// old, or that this build cannot use.
-    pub fn on_device(mut self, name: Option<&str>) -> Result<Self, EngineError> {
-        let spelled = name.map(str::to_ascii_lowercase);
-        let ordinal = match spelled.as_deref() {
-            Some("cpu") => return Ok(self),
-            None => {
-                self.preferred_device = Gpu::open(0, KernelCache::of_user()).ok();
-                return Ok(self);
-            }
-            Some("cuda") => Some(0),
-            Some(name) => name.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
-        };
-        let Some(ordinal) = ordinal else {
-            let name = name.unwrap_or_default();
-            return Err(EngineError::option("--device", name, "it must be cpu, cuda or cuda:N"));
-        };
-        self.device = Some(Gpu::open(ordinal, KernelCache::of_user())?);
+    /// [`EngineError::Option`] for another name; [`EngineError::Device`] for a device that was named and that `open` refuses.
+    pub fn on_device(
+        mut self,
+        name: Option<&str>,
+        open: impl FnOnce(usize) -> Result<Arc<dyn ComputeDevice>, DeviceError>,
+    ) -> Result<Self, EngineError> {
+        match name {
+            Some(name) => self.device = cuda_ordinal(name)?.map(open).transpose()?,
+            None => self.preferred_device = open(0).ok(),
+        }
         Ok(self)
     }
 
@@ -48,6 +42,23 @@ impl EngineOptions {
             Some(error) => Err(error),
             None => Ok(()),
         }
+    }
+}
+
+/// The number of the CUDA device that `--device` names; `None` for the CPU.
+///
+/// # Errors
+/// [`EngineError::Option`] for what is not `cpu`, `cuda` or `cuda:N`.
+pub fn cuda_ordinal(name: &str) -> Result<Option<usize>, EngineError> {
+    let spelled = name.to_ascii_lowercase();
+    let ordinal = match &*spelled {
+        "cpu" => return Ok(None),
+        "cuda" => Some(0),
+        other => other.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
+    };
+    match ordinal {
+        Some(ordinal) => Ok(Some(ordinal)),
+        None => Err(EngineError::option("--device", name, "it must be cpu, cuda or cuda:N")),
     }
 }
 

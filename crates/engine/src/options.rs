@@ -1,17 +1,24 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use riffle_attention::Format;
-use riffle_cuda::Gpu;
+use riffle_device::ComputeDevice;
 use riffle_kv::KvTiers;
-use riffle_model::{Activations, RopeScaling};
+use riffle_model::{Activations, Family, LoadOptions, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::pass::rotation::Rotation;
 use crate::{AttentionPrecision, EngineError, PromptText, StreamWindow, TokenSelection};
 
 /// How a model is run: context, batches, cache formats and policies.
+///
+/// Releases add options: name the ones you set and end with `..EngineOptions::default()`.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
+    /// Model families from other crates, beside those of `riffle-model`.
+    pub families: &'static [Family],
     /// Tokens the context may hold; `None` takes what the model was made for, or what fits in memory if that is less.
     pub context_tokens: Option<usize>,
     /// Positions stretched beyond what the model was made for, in place of the model's own stretching.
@@ -65,11 +72,14 @@ pub struct EngineOptions {
     pub kv_tiers: KvTiers,
     /// The device that computes; `None` is the CPU. Pages are then kept in main memory as well, and
     /// [`KvTiers::device_budget_bytes`] is what they may take on the device: 0 for what it has left.
-    pub device: Option<Gpu>,
+    pub device: Option<Arc<dyn ComputeDevice>>,
     /// A device that computes in place of the CPU if it can compute the model under these options.
-    pub preferred_device: Option<Gpu>,
+    pub preferred_device: Option<Arc<dyn ComputeDevice>>,
     /// The text that will be read, for its place in the plan; `None` plans for a text that fills the context.
     pub prompt: Option<PromptText>,
+    /// A small model with the same tokens, which drafts answers that ask for `model:PATH` ([`DraftSpec`](crate::DraftSpec)). It takes what
+    /// memory the plan leaves.
+    pub draft_model: Option<PathBuf>,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -77,6 +87,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
+            families: &[],
             context_tokens: None,
             rope_scaling: None,
             activations: Activations::Exact,
@@ -101,12 +112,21 @@ impl Default for EngineOptions {
             device: None,
             preferred_device: None,
             prompt: None,
+            draft_model: None,
             memory_budget_bytes: None,
         }
     }
 }
 
 impl EngineOptions {
+    /// The part of them that reading a model's files takes.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions::default()
+            .with_rope_scaling(self.rope_scaling)
+            .with_activations(self.activations)
+            .with_families(self.families)
+    }
+
     /// Checks everything that can be checked without a model.
     ///
     /// # Errors

@@ -42,6 +42,7 @@ pub struct AttentionCase {
 
 /// What a case took, beside the ceilings of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AttentionRate {
     /// The case: `prefill f16 512x4096 d128`.
     pub name: String,
@@ -63,6 +64,7 @@ pub struct AttentionRate {
 
 /// `riffle bench attention`: ceilings and rates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AttentionReport {
     /// Instructions the kernels use.
     pub instructions: String,
@@ -146,7 +148,7 @@ impl AttentionCase {
     }
 
     /// Its one layer.
-    pub(crate) fn cache_shape(&self) -> CacheShape {
+    pub fn cache_shape(&self) -> CacheShape {
         CacheShape {
             layers: 1,
             kv_heads: self.kv_heads,
@@ -195,7 +197,7 @@ pub fn measure_attention(
 }
 
 /// A cell for each case, under the case's name.
-pub(crate) fn cells_of(cases: &[AttentionCase]) -> Vec<Cell<AttentionCase>> {
+pub fn cells_of(cases: &[AttentionCase]) -> Vec<Cell<AttentionCase>> {
     let cells = cases.iter().map(|case| Cell {
         name: case.name(),
         tokens: case.tokens,
@@ -216,24 +218,29 @@ const TILE_ROWS: usize = 64;
 const BLOCK: usize = 128;
 
 /// What the queries of a case read, tile by tile; alike for every KV head.
-pub(crate) struct CaseTiles<'a> {
+pub struct CaseTiles<'a> {
     case: &'a AttentionCase,
     /// The first row of each tile, and what it reads.
     tiles: Vec<(usize, Selection)>,
 }
 
 /// Rows of one KV head's queries.
-pub(crate) struct CaseTile<'a> {
-    pub(crate) kv_head: usize,
-    pub(crate) first_row: usize,
-    pub(crate) rows: usize,
+pub struct CaseTile<'a> {
+    /// The KV head.
+    pub kv_head: usize,
+    /// The first of them in the case.
+    pub first_row: usize,
+    /// How many.
+    pub rows: usize,
     /// Position of the first row.
-    pub(crate) start: usize,
-    pub(crate) selection: &'a Selection,
+    pub start: usize,
+    /// What they read.
+    pub selection: &'a Selection,
 }
 
 impl<'a> CaseTiles<'a> {
-    pub(crate) fn of(case: &'a AttentionCase) -> Self {
+    /// Those of a case.
+    pub fn of(case: &'a AttentionCase) -> Self {
         let first = case.tokens - case.rows;
         let rows = (0..case.rows).step_by(TILE_ROWS);
         Self {
@@ -243,7 +250,7 @@ impl<'a> CaseTiles<'a> {
     }
 
     /// KV head by KV head.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = CaseTile<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = CaseTile<'_>> {
         let case = self.case;
         let tile = move |kv_head: usize, first_row: usize, selection| CaseTile {
             kv_head,
@@ -260,18 +267,18 @@ impl<'a> CaseTiles<'a> {
     }
 
     /// What the last tile of a KV head reads.
-    pub(crate) fn last_selection(&self) -> Option<&Selection> {
+    pub fn last_selection(&self) -> Option<&Selection> {
         self.tiles.last().map(|(_, selection)| selection)
     }
 
     /// Pairs of query and key that all query heads read.
-    pub(crate) fn pairs(&self) -> usize {
+    pub fn pairs(&self) -> usize {
         let pairs = self.iter().map(|tile| tile.selection.pair_count(tile.start, tile.rows));
         pairs.sum::<usize>() * (self.case.heads / self.case.kv_heads)
     }
 
     /// Share of the causal pairs that is read.
-    pub(crate) fn density(&self) -> f64 {
+    pub fn density(&self) -> f64 {
         let case = self.case;
         let causal: usize = (case.tokens - case.rows + 1..=case.tokens).sum::<usize>() * case.heads;
         self.pairs() as f64 / causal as f64
@@ -352,7 +359,10 @@ fn median_ms(mut run: impl FnMut() -> Result<(), EvalError>) -> Result<f64, Eval
 }
 
 /// The cache of one layer, filled with noise.
-pub(crate) fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
+///
+/// # Errors
+/// Less memory than it takes.
+pub fn filled_cache(case: &AttentionCase) -> Result<KvCache, EvalError> {
     const CHUNK: usize = 4096;
     let shape = case.cache_shape();
     let needed = shape.bytes_for(case.tokens);

@@ -30,16 +30,20 @@ pub struct Step<'a> {
 pub type StepWatch<'a> = dyn FnMut(&Step<'_>) -> ControlFlow<()> + Send + 'a;
 
 /// A part of a measurement.
-pub(crate) struct Cell<C> {
+pub struct Cell<C> {
     /// Names it in the journal.
-    pub(crate) name: String,
+    pub name: String,
     /// Tokens it reads, for the time left.
-    pub(crate) tokens: usize,
-    pub(crate) task: C,
+    pub tokens: usize,
+    /// What it measures.
+    pub task: C,
 }
 
 /// Runs the cells that the journal does not know, in order, and returns what all of them found.
-pub(crate) fn run_cells<C, T: Serialize + DeserializeOwned>(
+///
+/// # Errors
+/// Those of `run`; [`EvalError::Interrupted`].
+pub fn run_cells<C, T: Serialize + DeserializeOwned>(
     cells: &[Cell<C>],
     journal: &mut Journal,
     watch: &mut StepWatch<'_>,

@@ -8,7 +8,7 @@ use crate::OutputError;
 #[non_exhaustive]
 pub enum KvError {
     /// A cache shape that cannot be.
-    #[error("KV cache shape: {what} is {value}, but must be {requirement}")]
+    #[error("the KV cache cannot have this shape: {what} is {value}, but must be {requirement}")]
     Shape {
         /// Which part of the shape.
         what: &'static str,
@@ -26,7 +26,7 @@ pub enum KvError {
         layers: usize,
     },
     /// Tokens that the layer does not hold.
-    #[error("layer {layer} of the KV cache holds {held} tokens, not the {wanted} asked for")]
+    #[error("layer {layer} of the KV cache holds {held} tokens and {wanted} are asked for: append them first")]
     Tokens {
         /// The layer.
         layer: usize,
@@ -49,7 +49,7 @@ pub enum KvError {
     },
     /// The append would pass the byte budget.
     #[error(
-        "KV budget of {budget_bytes} bytes is used up: it fits {fitting_tokens} tokens in all layers ({layer_tokens} in layer {layer} now) \
+        "the KV budget of {budget_bytes} bytes is used up: it fits {fitting_tokens} tokens in all layers ({layer_tokens} in layer {layer} now) \
          and layer {layer} would hold {wanted_tokens}; use a larger budget, a shorter context or a smaller KV format"
     )]
     Budget {
@@ -124,13 +124,17 @@ pub enum KvError {
         layer: usize,
     },
     /// A thread that loads pages could not be started.
-    #[error("cannot start a thread that loads KV pages: {source}")]
+    #[error(
+        "cannot start a thread that loads KV pages: {source}; end other programs, or raise the limit on threads (ulimit -u)"
+    )]
     Thread {
         /// The system's reason.
         source: io::Error,
     },
     /// The operating system gave no memory for pages.
-    #[error("cannot map {bytes} bytes for KV pages: {source}; use a shorter context or a smaller KV format")]
+    #[error(
+        "the system gives no {bytes} bytes of memory for KV pages: {source}; use a shorter context or a smaller KV format"
+    )]
     Memory {
         /// Bytes asked for.
         bytes: usize,
@@ -151,7 +155,7 @@ pub enum KvError {
     #[error(transparent)]
     Output(#[from] OutputError),
     /// The file is a cache file of another version or byte order.
-    #[error("KV cache file {} is of {found}: delete it and compute the cache again", path.display())]
+    #[error("KV cache file {} was written by {found}, which this version cannot read: delete it and read the text again", path.display())]
     OtherVersion {
         /// The file.
         path: PathBuf,
@@ -175,7 +179,7 @@ pub enum KvError {
         what: &'static str,
     },
     /// The file is cut or its bytes have changed.
-    #[error("KV cache file {} is damaged: {what}; delete it and compute the cache again", path.display())]
+    #[error("KV cache file {} is damaged: {what}; delete it and read the text again", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,

@@ -63,6 +63,7 @@ mod slots;
 mod snapshot;
 mod streaming;
 mod table;
+mod text_block;
 mod tiers;
 mod usage;
 
@@ -74,12 +75,13 @@ pub use error::KvError;
 pub use lock::PathLock;
 pub use offload::{LayerRead, ShowReads, stream_together};
 pub use output::{FileKind, OutputError, OutputFile, OutputWriter};
-pub use pool::{PageId, PagePool, PageVersion};
-pub use prefix::{NoteFound, PrefixCache, PrefixFound, PrefixStored};
+pub use pool::{PageId, PagePool, PageVersion, RowChange, RowTier};
+pub use prefix::{ListingChange, NoteFound, PrefixCache, PrefixFound, PrefixListing, PrefixStored};
 pub use reader::{PageReader, SequencePages};
 pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS, largest};
 pub use shared::{
     BlockStore, FetchRequest, SharedBlocks, SharedCounts, SharedFetch, SharedOptions, StoreError, StoredItem, Swept,
 };
+pub use text_block::TextBlock;
 pub use tiers::{DEFAULT_SLOTS, DiskTier, KvTiers, Outlook};
 pub use usage::{KvUsage, TierBytes};

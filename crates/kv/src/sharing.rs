@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::KvCache;
 use crate::pool::PageId;
 use crate::prefix::chain;
+use crate::text_block::key_after;
+use crate::{RowTier, TextBlock};
 
 impl KvCache {
     /// A sequence that begins with everything this one holds; from here on both share these pages. No page is copied before
@@ -34,7 +36,15 @@ impl KvCache {
         let keys = chain(&pool.shape, identity, &tokens[..tokens.len().min(held)]);
         let rows = keys.len();
         let store = &mut *pool.write();
+        let is_watched = store.known.watches(identity);
+        let mut parent = None;
         for (row, key) in keys.into_iter().enumerate() {
+            let page_tokens = pool.shape.page_tokens;
+            let text = &tokens[row * page_tokens..][..page_tokens];
+            let before = parent;
+            if is_watched {
+                parent = Some(key_after(before, text));
+            }
             match store.known.get(key).map(<[PageId]>::to_vec) {
                 Some(pages) => {
                     for (table, page) in self.tables.iter_mut().zip(pages) {
@@ -45,8 +55,11 @@ impl KvCache {
                     }
                 }
                 None => {
-                    let pages = self.tables.iter().map(|table| table.pages()[row]);
-                    store.known.insert(key, pages.collect());
+                    let pages = || self.tables.iter().map(|table| table.pages()[row]);
+                    if store.known.insert(key, pages().collect()) && is_watched {
+                        let planes = store.plane_counts(pages());
+                        store.known.note_known(key, TextBlock::after(before, text), planes);
+                    }
                 }
             }
         }
@@ -76,6 +89,17 @@ impl KvCache {
         let tokens = self.rows.len() * pool.shape.page_tokens;
         (0..self.tables.len()).for_each(|table| self.set_tokens(store, table, tokens));
         tokens
+    }
+
+    /// Where a row of pages of the sequence lies: the farthest tier that one of its planes lies in. `None` for a row that not every
+    /// (layer, KV head) has.
+    pub fn row_tier(&self, row: usize) -> Option<RowTier> {
+        let pages: Option<Vec<PageId>> = self
+            .tables
+            .iter()
+            .map(|table| table.pages().get(row).copied())
+            .collect();
+        Some(self.pool.read().plane_counts(pages?.into_iter()).tier())
     }
 
     /// Sends every page that no other sequence holds to the farthest tier that has room for it: nobody is to read the sequence

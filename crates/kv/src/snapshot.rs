@@ -304,7 +304,7 @@ impl<'a> Reader<'a> {
         self.fill(rest)?;
         let word = |at: usize| u32::from_le_bytes(fixed[at..at + 4].try_into().expect("four bytes"));
         if word(8) != VERSION {
-            return Err(self.other_version(format!("version {}, not {VERSION}", word(8))));
+            return Err(self.other_version(format!("a version of riffle with format {} (here {VERSION})", word(8))));
         }
         if word(12) != BYTE_ORDER {
             return Err(self.other_version("a machine of another byte order"));

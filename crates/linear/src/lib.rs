@@ -48,6 +48,7 @@ pub use activations::Activations;
 pub use columns::Columns;
 pub use error::LinearError;
 pub use format::WeightFormat;
+pub use machine::gather_pages;
 pub use matrix::PackedMatrix;
 
 /// Outputs that share a vector load: weights are interleaved by this many rows.

@@ -5,7 +5,7 @@ use crate::Phase;
 #[non_exhaustive]
 pub enum PolicyError {
     /// No policy has this name.
-    #[error("unknown policy {name:?}; known: {known}")]
+    #[error("there is no policy {name:?}: use one of {known}")]
     Unknown {
         /// The name given.
         name: String,
@@ -43,7 +43,9 @@ pub enum PolicyError {
         requirement: String,
     },
     /// The text is not `name` or `name:key=value,…`.
-    #[error("policy {text:?} must be spelled name or name:key=value,key=value")]
+    #[error(
+        "policy {text:?} cannot be read: write a name, or a name with parameters, such as streaming:sinks=64,window=2048"
+    )]
     Syntax {
         /// The text given.
         text: String,
@@ -61,7 +63,9 @@ pub enum PolicyError {
         count: usize,
     },
     /// The policy does not select in this phase.
-    #[error("policy {policy} does not support {phase}, only {supported}; choose another, see `riffle policies`")]
+    #[error(
+        "policy {policy} works in {supported} alone and does not support {phase}: choose another for {phase} (riffle policies lists them)"
+    )]
     UnsupportedPhase {
         /// The policy.
         policy: &'static str,
@@ -71,7 +75,9 @@ pub enum PolicyError {
         supported: Phase,
     },
     /// A correction of attention to prompts is asked for where tokens are generated.
-    #[error("policy {policy}: delta corrects what a prompt reads; leave it out where tokens are generated")]
+    #[error(
+        "policy {policy}: the parameter delta corrects what a prompt reads, and decode reads no prompt: leave delta out of --decode"
+    )]
     DeltaInDecode {
         /// The policy.
         policy: &'static str,
@@ -91,7 +97,9 @@ pub enum PolicyError {
         accessor: &'static str,
     },
     /// Saved state that no policy of this spec can have written.
-    #[error("the saved state of a policy is not one of this policy: compute the cache again")]
+    #[error(
+        "the file holds a state of its policy that this version of riffle cannot read: read the text again into a new file"
+    )]
     BadState,
     /// The chunk is too short for the policy.
     #[error(

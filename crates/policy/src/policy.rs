@@ -1,5 +1,8 @@
 //! A policy in use.
 
+use std::fmt;
+use std::sync::Arc;
+
 use riffle_attention::{PageView, QueryTile, Selection, Span};
 
 use crate::{
@@ -27,6 +30,16 @@ pub struct Policy {
     dense_below: usize,
     delta: Option<usize>,
     method: Box<dyn SparsePolicy>,
+}
+
+/// What a policy had learned at some point of its sequence; empty for one that follows from keys.
+#[derive(Clone, Default)]
+pub struct Learned(Option<Arc<dyn SparsePolicy>>);
+
+impl fmt::Debug for Learned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Learned").field(&self.0.is_some()).finish()
+    }
 }
 
 /// Makes the policy that `spec` names, which selects at every length.
@@ -211,6 +224,27 @@ impl Policy {
             Some(persist) => self.method = persist.restored(state)?,
             None if state.is_empty() => {}
             None => return Err(PolicyError::BadState),
+        }
+        Ok(())
+    }
+
+    /// Everything that it has learned of its sequence, for [`set_learned`](Self::set_learned): a rollback of a few tokens returns to it.
+    ///
+    /// # Errors
+    /// As [`Persist::copied`](crate::Persist::copied).
+    pub fn learned(&self) -> Result<Learned, PolicyError> {
+        let persist = self.method.persist().filter(|_| !self.info.traits.follows_from_keys);
+        let copy = persist.map(|persist| persist.copied()).transpose()?;
+        Ok(Learned(copy.map(Arc::from)))
+    }
+
+    /// Returns to what it had learned then, under the same spec. Nothing changes for a policy that follows from keys.
+    ///
+    /// # Errors
+    /// As [`Persist::copied`](crate::Persist::copied).
+    pub fn set_learned(&mut self, learned: &Learned) -> Result<(), PolicyError> {
+        if let Some(persist) = learned.0.as_ref().and_then(|method| method.persist()) {
+            self.method = persist.copied()?;
         }
         Ok(())
     }

@@ -57,6 +57,11 @@ impl PolicySet {
         self.heads.iter()
     }
 
+    /// Whether every policy follows from keys: none has learned what keys do not give back.
+    pub fn follows_from_keys(&self) -> bool {
+        self.heads.iter().all(|policy| policy.traits().follows_from_keys)
+    }
+
     /// Forgets tokens at and after `tokens`, in all policies.
     pub fn truncate(&mut self, tokens: usize) {
         self.heads.iter_mut().for_each(|policy| policy.truncate(tokens));

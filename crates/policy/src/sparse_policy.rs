@@ -98,4 +98,13 @@ pub trait Persist {
     /// # Errors
     /// [`PolicyError::BadState`] when the bytes are not such a state.
     fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError>;
+
+    /// A policy with the same parameters and everything that this one knows of its sequence. A policy that knows more than
+    /// [`save`](Self::save) writes, such as votes for a later rollback, gives a whole copy here.
+    ///
+    /// # Errors
+    /// As [`restored`](Self::restored).
+    fn copied(&self) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        self.restored(&self.save())
+    }
 }

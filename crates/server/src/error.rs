@@ -19,6 +19,9 @@ pub enum ServerError {
     /// The engine cannot serve many requests.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// KV events cannot be published.
+    #[error("--kv-events: {0}")]
+    Events(#[from] riffle_events::EventsError),
     /// A thread could not be started.
     #[error("a thread of the server could not be started: {0}")]
     Thread(std::io::Error),

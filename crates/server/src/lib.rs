@@ -43,8 +43,10 @@ mod router;
 mod serve;
 mod speech;
 
+pub use driver::{KvEventAddresses, event_of};
 pub use error::ServerError;
 pub use options::{Limits, ServerOptions};
+pub use riffle_events::{Encoding, PublisherOptions};
 pub use room::engine_options;
 pub use router::JSON_PATHS;
 pub use serve::{Server, Stopper};

@@ -9,7 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use riffle_engine::{Scheduler, SharedCounts, StopReason};
+use riffle_engine::{Engine, Scheduler, SharedCounts, StopReason};
+use riffle_events::PublisherCounts;
 use serde_json::{Value, json};
 
 use crate::driver::Finished;
@@ -27,6 +28,7 @@ pub(crate) struct Metrics {
     kv_usage: Gauge<f64, AtomicU64>,
     kv_bytes: Family<Tier, Gauge>,
     kv_pages: Gauge,
+    cache_config: Family<CacheConfig, Gauge>,
     prompt_tokens: Counter,
     written_tokens: Counter,
     cached_tokens: Counter,
@@ -42,6 +44,9 @@ pub(crate) struct Metrics {
     shared_failures: Counter,
     shared_queued_bytes: Gauge,
     shared_paused: Gauge,
+    event_batches: Counter,
+    dropped_events: Counter,
+    event_replays: Counter,
     ended: Family<Ended, Counter>,
     first_token_s: Histogram,
     next_token_s: Histogram,
@@ -52,6 +57,13 @@ pub(crate) struct Metrics {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Tier {
     tier: &'static str,
+}
+
+/// How the cache is made up, in vLLM's words.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheConfig {
+    block_size: u64,
+    num_gpu_blocks: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -77,6 +89,7 @@ impl Metrics {
             kv_usage: Gauge::default(),
             kv_bytes: Family::default(),
             kv_pages: Gauge::default(),
+            cache_config: Family::default(),
             prompt_tokens: Counter::default(),
             written_tokens: Counter::default(),
             cached_tokens: Counter::default(),
@@ -92,6 +105,9 @@ impl Metrics {
             shared_failures: Counter::default(),
             shared_queued_bytes: Gauge::default(),
             shared_paused: Gauge::default(),
+            event_batches: Counter::default(),
+            dropped_events: Counter::default(),
+            event_replays: Counter::default(),
             ended: Family::default(),
             first_token_s: seconds(&long),
             next_token_s: seconds(&short),
@@ -182,6 +198,21 @@ impl Metrics {
                 "Pauses of over a second between two tokens of an answer",
                 &self.stalls,
             ),
+            (
+                "riffle:kv_event_batches",
+                "Batches of KV events that were published",
+                &self.event_batches,
+            ),
+            (
+                "riffle:kv_events_dropped",
+                "KV events of batches that found no place; the next batch tells everything anew",
+                &self.dropped_events,
+            ),
+            (
+                "riffle:kv_event_replays",
+                "Replays of KV events that were asked for",
+                &self.event_replays,
+            ),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
@@ -243,6 +274,11 @@ impl Metrics {
             self.kv_usage.clone(),
         );
         registry.register(
+            "vllm:cache_config_info",
+            "Tokens of a block, and blocks that all requests together may hold",
+            self.cache_config.clone(),
+        );
+        registry.register(
             "riffle:kv_bytes",
             "Bytes of the KV cache by where they lie",
             self.kv_bytes.clone(),
@@ -252,6 +288,17 @@ impl Metrics {
             "Mean share of the true attention that the latest audited request kept",
             self.kept_mass.clone(),
         );
+    }
+
+    /// Sets what an engine is planned for.
+    pub(crate) fn describe(&self, engine: &Engine) {
+        let options = engine.options();
+        let tokens = options.pool_tokens.unwrap_or(engine.plan().context_tokens);
+        let config = CacheConfig {
+            block_size: options.page_tokens as u64,
+            num_gpu_blocks: (tokens / options.page_tokens) as u64,
+        };
+        self.cache_config.get_or_create(&config).set(1);
     }
 
     /// Sets what changes with the scheduler.
@@ -297,6 +344,12 @@ impl Metrics {
         self.shared_queued_bytes
             .set(i64::try_from(counts.queued_bytes).unwrap_or(i64::MAX));
         self.shared_paused.set(i64::from(counts.is_paused));
+    }
+
+    pub(crate) fn count_events(&self, before: &PublisherCounts, now: &PublisherCounts) {
+        self.event_batches.inc_by(now.batches - before.batches);
+        self.dropped_events.inc_by(now.dropped_events - before.dropped_events);
+        self.event_replays.inc_by(now.replays - before.replays);
     }
 
     pub(crate) fn count_token(&self, gap_s: f64, is_first: bool) {

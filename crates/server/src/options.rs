@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use riffle_engine::{DraftSpec, PrefixCacheOptions, SharedStoreOptions};
+use riffle_engine::{DraftSpec, PrefixCacheOptions};
+use riffle_events::PublisherOptions;
 
 /// Where a server listens, whom it serves and how much it takes on.
 #[derive(Debug, Clone)]
@@ -37,6 +39,8 @@ pub struct ServerOptions {
     pub shared_store: Option<SharedStoreOptions>,
     /// Folder of named sessions; without one there are none.
     pub session_folder: Option<PathBuf>,
+    /// Where and how routers are told which blocks of text are held; `None` tells nobody.
+    pub kv_events: Option<PublisherOptions>,
     /// How long what was read stays in memory after it was last used; `None` until its room is needed.
     pub keep_alive: Option<Duration>,
     /// How long answers under way may go on when the server is to end.
@@ -85,6 +89,7 @@ impl Default for ServerOptions {
             prefix_cache: None,
             shared_store: None,
             session_folder: None,
+            kv_events: None,
             keep_alive: None,
             grace: Duration::from_secs(10),
             logs_answers: false,

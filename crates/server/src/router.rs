@@ -50,6 +50,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/sessions/{name}/fork", post(sessions::fork))
         .route("/sessions/{name}/compress", post(sessions::compress))
         .route("/metrics", get(plain::metrics))
+        .route("/version", get(plain::version))
         .route("/status", get(plain::status))
         .layer(from_fn_with_state(Arc::clone(app), check_key));
     let most = app.options.limits.body_bytes;

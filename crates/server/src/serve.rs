@@ -22,7 +22,7 @@ use crate::driver::Driver;
 use crate::forms::Forms;
 use crate::metrics::Metrics;
 use crate::speech::Markup;
-use crate::{ServerError, ServerOptions, log, router};
+use crate::{KvEventAddresses, ServerError, ServerOptions, log, router};
 
 /// How long to wait after a connection could not be accepted, as when all file handles are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -67,6 +67,7 @@ impl Server {
         let listener = runtime.block_on(TcpListener::bind(address)).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         let metrics = Arc::new(Metrics::new());
+        metrics.describe(engine);
         let app = App {
             engine: Arc::clone(engine),
             driver: Driver::start(engine, &options, Arc::clone(&metrics))?,
@@ -89,6 +90,11 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it publishes KV events, if it does.
+    pub fn kv_events(&self) -> Option<&KvEventAddresses> {
+        self.app.driver.kv_events()
     }
 
     /// What ends it.

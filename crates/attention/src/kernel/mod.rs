@@ -13,6 +13,7 @@ mod maxima;
 mod pack;
 mod pairs;
 mod quantised_values;
+mod rows;
 mod score;
 mod softmax;
 mod weigh;
@@ -23,7 +24,7 @@ pub(crate) use ahead::{Ahead, Fetch, with_lead};
 pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
-pub(crate) use int8::{Int8Queries, ScoreInt8};
+pub(crate) use int8::{Int8Queries, Q4, Q4_COARSE, Q8, ScoreInt8};
 pub(crate) use maxima::{ByteKeys, ByteQueries, Maxima, RoundKeys, RoundQueries, TOGETHER};
 pub(crate) use pack::{FetchRows, Pack, pack};
 pub(crate) use pairs::{
@@ -31,13 +32,14 @@ pub(crate) use pairs::{
     ScorePairs, WeighPairs,
 };
 pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
+pub(crate) use rows::{AccumulateRows, AheadRows, ScoreRows, StripeRows, WidenRows};
 pub(crate) use score::score;
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};
 pub(crate) use widen::{WidenKeys, WidenValues};
 
 use crate::LANES;
-use crate::simd::Simd;
+use crate::simd::{Level, Simd};
 
 /// Keys of a page that are scored, exponentiated and accumulated together.
 pub(crate) const KEY_BLOCK: usize = 128;
@@ -45,20 +47,24 @@ pub(crate) const KEY_BLOCK: usize = 128;
 /// Stripes of a block.
 pub(crate) const STRIPES: usize = KEY_BLOCK / LANES;
 
-/// Rows of the widest tile that reads planes as they lie, and the most that read planes of floats so.
+/// Rows of the widest tile that multiplies integers, and the most that are taken for rows that wait for memory.
 pub(crate) const LONE_ROWS: usize = 8;
 
 /// Magnitude of the integers that queries and weights are rounded to: with one more, two signed bytes hold them.
 pub(crate) const LARGEST_INTEGER: f32 = 32511.0;
 
-/// The width a tile of `rows` rows is computed with, where the level's own width is `widest`.
-pub(crate) fn tile_width(rows: usize, widest: usize) -> usize {
+/// The same where one signed byte holds them.
+pub(crate) const LARGEST_BYTE: f32 = 127.0;
+
+/// The width a tile of at most 12 rows is computed with.
+pub(crate) fn tile_width(level: Level, rows: usize, integers: bool) -> usize {
     match rows {
-        0..=2 => rows.max(1),
-        3 | 4 => 4,
-        5 | 6 if widest == 6 => 6,
-        5..=8 => 8,
-        _ => widest,
+        // Two vectors beside each other do not fit the registers there, and one does not hide how long a multiply-add takes.
+        3 if !integers && !level.is_wide() => 4,
+        0..=4 => rows.max(1),
+        5 | 6 => 6,
+        7 | 8 => 8,
+        _ => 12,
     }
 }
 

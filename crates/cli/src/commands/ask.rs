@@ -3,14 +3,12 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use riffle_ask::{
     Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, default_cache_folder,
 };
 use riffle_documents::{Collection, Document, LeftOut};
-use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
+use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, EngineOptions, GenerateOptions, StopReason, with_threads};
 use serde::Serialize;
 
 use super::documents::{note_documents, read_documents};
@@ -18,7 +16,7 @@ use super::run::generate_options;
 use super::{check_folder, engine_options, grouped, note_activations, print, print_json};
 use crate::ask_args::AskArguments;
 use crate::failure::Failure;
-use crate::interrupt::on_interrupt;
+use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
 use crate::{console, shown};
 
@@ -30,7 +28,10 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     let follows = arguments.follow || questions.is_empty();
     let collection = read_documents(&files)?;
     let options = AskOptions {
-        engine: engine_options(&arguments.engine)?,
+        engine: EngineOptions {
+            draft_model: arguments.generate.draft.model().map(Path::to_owned),
+            ..engine_options(&arguments.engine)?
+        },
         given: arguments.given,
         system: arguments.system.clone(),
         keep: keep(arguments)?,
@@ -48,7 +49,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
             generate: generate_options(engine, &arguments.generate),
             conversation: &mut conversation,
             arguments,
-            stop: Stop::install()?,
+            stop: StopAnswer::install()?,
             answers: Vec::new(),
         };
         let asked = asker.ask_all(&questions, follows);
@@ -128,7 +129,7 @@ struct Asker<'a> {
     conversation: &'a mut Conversation,
     generate: GenerateOptions,
     arguments: &'a AskArguments,
-    stop: Stop,
+    stop: StopAnswer,
     answers: Vec<Answer>,
 }
 
@@ -166,7 +167,7 @@ impl Asker<'_> {
                 let _ = write!(io::stderr().lock(), "\nquestion> ").and_then(|()| io::stderr().flush());
             }
             let mut line = String::new();
-            let read = self.stop.while_waiting(|| io::stdin().lock().read_line(&mut line));
+            let read = io::stdin().lock().read_line(&mut line);
             let read = read.map_err(|error| Failure::new(format!("standard input: {error}")))?;
             if read == 0 {
                 return Ok(None);
@@ -181,7 +182,7 @@ impl Asker<'_> {
         let mut display = PrefillDisplay::new();
         let mut output = Ok(());
         let (json, stop) = (self.arguments.json, &self.stop);
-        let answer = self.conversation.ask(question, &self.generate, &mut |event| {
+        let mut observe = |event: AskEvent<'_>| {
             match event {
                 AskEvent::Waiting => {}
                 AskEvent::Reading(progress) => display.update(progress),
@@ -196,7 +197,8 @@ impl Asker<'_> {
                 true => ControlFlow::Break(()),
                 false => stop.flow(),
             }
-        });
+        };
+        let answer = stop.during(|| self.conversation.ask(question, &self.generate, &mut observe));
         display.finish();
         output?;
         let answer = answer?;
@@ -290,42 +292,5 @@ impl<'a> Report<'a> {
             not_kept: conversation.not_kept(),
             answers,
         }
-    }
-}
-
-/// Ctrl-C: it stops an answer, and ends the process where a question is waited for.
-struct Stop {
-    asked: Arc<AtomicBool>,
-    is_waiting: Arc<AtomicBool>,
-}
-
-impl Stop {
-    fn install() -> Result<Self, Failure> {
-        let stop = Self {
-            asked: Arc::default(),
-            is_waiting: Arc::default(),
-        };
-        let (asked, is_waiting) = (Arc::clone(&stop.asked), Arc::clone(&stop.is_waiting));
-        on_interrupt(move || {
-            asked.store(true, Ordering::Relaxed);
-            if is_waiting.load(Ordering::Relaxed) {
-                std::process::exit(Failure::INTERRUPTED.into());
-            }
-        })?;
-        Ok(stop)
-    }
-
-    fn flow(&self) -> ControlFlow<()> {
-        match self.asked.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    }
-
-    fn while_waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.is_waiting.store(true, Ordering::Relaxed);
-        let result = wait();
-        self.is_waiting.store(false, Ordering::Relaxed);
-        result
     }
 }

@@ -3,11 +3,10 @@
 mod context;
 mod draft;
 
-use riffle_engine::{Engine, EngineOptions};
+use riffle_engine::{Engine, EngineError};
 use riffle_eval::{
-    AttentionCase, BatchRateOptions, DeviceCeilings, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results,
-    attention_cases, device_cases, measure_attention, measure_batch, measure_device, measure_kv, measure_model,
-    measure_policies,
+    AttentionCase, BatchRateOptions, KvRateOptions, ModelRateOptions, PolicyRateOptions, Results, attention_cases,
+    device_cases, measure_attention, measure_batch, measure_kv, measure_model, measure_policies,
 };
 use riffle_policy::{PolicySpec, catalogue};
 use serde_json::json;
@@ -18,6 +17,7 @@ use crate::bench_args::{
     BenchArguments, BenchAttentionArguments, BenchBatchArguments, BenchKvArguments, BenchModelArguments,
     BenchPoliciesArguments, BenchSubject, MachineArguments,
 };
+use crate::device;
 use crate::failure::Failure;
 
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<(), Failure> {
@@ -38,8 +38,9 @@ fn of_machine<'a>(name: &'static str, arguments: &'a MachineArguments) -> Measur
 
 fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
     let wanted = arguments.only.as_deref().unwrap_or("");
-    let options = EngineOptions::default().on_device(Some(&arguments.device))?;
-    let all = match options.device {
+    let ordinal = riffle_engine::cuda_ordinal(&arguments.device)?;
+    let gpu = ordinal.map(device::gpu).transpose().map_err(EngineError::from)?;
+    let all = match gpu {
         Some(_) => device_cases(),
         None => attention_cases(),
     };
@@ -58,11 +59,8 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
     let measured = of_machine("attention", &arguments.machine);
     measured.keep(|watch| {
         let mut journal = measured.journal(None, json!({ "device": arguments.device }))?;
-        let results = match &options.device {
-            Some(gpu) => {
-                let report = measure_device(gpu, &cases, &DeviceCeilings::default(), &mut journal, watch)?;
-                Results::Device(report)
-            }
+        let results = match &gpu {
+            Some(gpu) => Results::Device(device::measure(gpu, &cases, &mut journal, watch)?),
             None => Results::Attention(measure_attention(&cases, &mut journal, watch)?),
         };
         Ok((results, None))

@@ -30,6 +30,7 @@ use riffle_policy::PolicyRules;
 
 use crate::args::{EngineArguments, HeadsArguments, PromptArguments};
 use crate::console;
+use crate::device;
 use crate::failure::Failure;
 
 pub(crate) use crate::console::{print, print_json};
@@ -76,7 +77,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         memory_budget_bytes: arguments.memory,
         ..defaults
     };
-    let options = options.on_device(arguments.device.as_deref())?;
+    let options = options.on_device(arguments.device.as_deref(), device::open)?;
     match arguments.window_size {
         Some(window_tokens) => Ok(options.with_window(StreamWindow {
             window_tokens,

@@ -5,17 +5,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use riffle_engine::{Engine, EngineOptions, human_bytes, with_threads};
-use riffle_server::{Limits, Server, ServerOptions};
+use riffle_server::{Encoding, Limits, PublisherOptions, Server, ServerOptions};
 
 use super::{engine_options, grouped, note_activations, read_text};
 use crate::console;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::serve_args::ServeArguments;
+use crate::serve_args::{EventEncoding, ServeArguments};
 
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let own = EngineOptions {
         pool_tokens: arguments.pool_tokens,
+        draft_model: arguments.draft.model().map(Path::to_owned),
         ..engine_options(&arguments.engine)?
     };
     let options = server_options(arguments)?;
@@ -31,6 +32,15 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let stopper = server.stopper();
     interrupt::on_interrupt(move || stopper.stop())?;
     console::note(introduction(arguments, &engine, server.address()));
+    if let Some(addresses) = server.kv_events() {
+        let replays = addresses.replays.as_ref();
+        let replays = replays.map_or_else(String::new, |address| format!(", replays at {address}"));
+        let page = engine.options().page_tokens;
+        console::note(format!(
+            "KV events at {}{replays}, blocks of {page} tokens",
+            addresses.events
+        ));
+    }
     Ok(server.run()?)
 }
 
@@ -96,6 +106,16 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         prefix_cache: places.folder,
         shared_store: places.store,
         session_folder: arguments.sessions.clone(),
+        kv_events: arguments.kv_events.clone().map(|address| PublisherOptions {
+            address,
+            replay_address: arguments.kv_events_replay.clone(),
+            topic: arguments.kv_events_topic.clone(),
+            encoding: match arguments.kv_events_encoding {
+                EventEncoding::Map => Encoding::Map,
+                EventEncoding::Array => Encoding::Array,
+            },
+            ..PublisherOptions::default()
+        }),
         keep_alive: arguments.keep_alive.map(Duration::from_secs),
         grace: Duration::from_secs(arguments.grace),
         logs_answers: !arguments.quiet,

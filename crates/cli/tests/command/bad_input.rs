@@ -19,6 +19,13 @@ fn a_device_that_is_not_there_is_one_line_that_names_the_other() {
         1,
         &["--device cpu"],
     );
+    if !cfg!(feature = "cuda") {
+        assert_refused(
+            &run_shipped(&["--device", "cuda", "--prompt", "x"]),
+            1,
+            &["--features cuda", "--device cpu"],
+        );
+    }
     assert_refused(
         &run_shipped(&["--device", "gpu", "--prompt", "x"]),
         1,
@@ -165,7 +172,7 @@ fn heads_that_do_not_go_together_are_refused_before_anything_is_measured() {
 #[test]
 fn a_plan_that_does_not_fit_says_what_would() {
     let output = run_shipped(&["--prompt", "x", "--memory", "40M", "--ctx", "100000"]);
-    assert_refused(&output, 1, &["memory needed", "available", "--ctx"]);
+    assert_refused(&output, 1, &["of memory", "are free", "--ctx"]);
     let output = run_shipped(&["--prompt", "x", "--memory", "1M"]);
     assert_refused(&output, 1, &["not even one token fits"]);
     let output = riffle()

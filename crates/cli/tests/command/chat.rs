@@ -166,7 +166,7 @@ fn a_line_that_fails_says_why_and_the_next_one_is_answered() {
         "nothing to take back",
         "/help",
         "it must be 0",
-        "unknown policy",
+        "there is no policy",
         "5 of the lines failed",
     ] {
         assert!(notes.contains(part), "no {part:?} in {notes}");

@@ -2,12 +2,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::emulated::EmulatedDriver;
+#[cfg(feature = "emulated")]
+use super::emulated::{EmulatedDriver, EmulatedOptions};
 use super::guarded::GuardedBuffers;
-use super::{
-    DeviceBuffer, DeviceInfo, Driver, EmulatedOptions, Event, Kernel, KernelCache, ModuleSource, PinnedBuffer, Region,
-    Stream,
-};
+use super::{DeviceBuffer, DeviceInfo, Driver, Event, Kernel, KernelCache, ModuleSource, PinnedBuffer, Region, Stream};
 use crate::CudaError;
 use crate::ops::PrefillChoice;
 
@@ -45,9 +43,7 @@ impl Gpu {
     #[cfg(not(feature = "cuda"))]
     pub fn open(_ordinal: usize, _cache: KernelCache) -> Result<Self, CudaError> {
         Err(CudaError::NoDriver {
-            reason:
-                "this riffle was built without CUDA: build it with cargo build --release -p riffle-cli --features cuda"
-                    .to_owned(),
+            reason: "riffle-cuda was built without its feature cuda".to_owned(),
         })
     }
 
@@ -55,6 +51,7 @@ impl Gpu {
     ///
     /// # Errors
     /// No compiler, a compute capability below 8.0.
+    #[cfg(feature = "emulated")]
     pub fn emulated(options: EmulatedOptions, cache: KernelCache) -> Result<Self, CudaError> {
         Ok(Self::new(Box::new(EmulatedDriver::new(options, cache)?)))
     }

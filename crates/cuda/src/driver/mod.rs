@@ -3,6 +3,7 @@
 #[cfg(feature = "cublaslt")]
 mod blas;
 mod cache;
+#[cfg(feature = "emulated")]
 mod emulated;
 mod gpu;
 mod guarded;
@@ -15,6 +16,7 @@ mod stream;
 use std::fmt::Debug;
 
 pub use cache::KernelCache;
+#[cfg(feature = "emulated")]
 pub use emulated::{EmulatedOptions, has_compiler};
 pub use gpu::Gpu;
 pub(crate) use guarded::GuardedBuffer;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use riffle_device::HostRows;
 use riffle_model::{
     Batch, CutGrid, Forward, LayerProgress, ModelError, Projected, RecurrentLayer, RecurrentState, Rows,
 };
@@ -51,16 +52,6 @@ pub struct DeviceForward {
     turned: Vec<bool>,
     /// The layer is attended in main memory, and its rows are copied from there when they are finished.
     attended_in_memory: bool,
-}
-
-/// Copies in main memory of the rows that are projected so far.
-pub struct HostRows<'a> {
-    /// `[rows, heads, head_dim]`.
-    pub queries: &'a [f32],
-    /// `[rows, heads, head_dim]`: room for an attention result that is [copied](DeviceForward::send_attended) to the device.
-    pub attended: &'a mut [f32],
-    /// Where the same rows lie on the device.
-    pub rows: &'a DeviceRows,
 }
 
 impl DeviceForward {

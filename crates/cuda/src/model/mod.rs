@@ -7,6 +7,6 @@ mod rows;
 mod weights;
 
 pub use buffers::forward_bytes;
-pub use forward::{DeviceForward, HostRows};
+pub use forward::DeviceForward;
 pub use rows::DeviceRows;
 pub use weights::DeviceModel;

@@ -1,5 +1,6 @@
 //! What a decoder leaves on the device for attention, and attention for the decoder.
 
+use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -25,6 +26,14 @@ pub struct DeviceRows {
 }
 
 impl DeviceRows {
+    /// The rows of a GPU among those of any device.
+    ///
+    /// # Errors
+    /// [`CudaError::OtherDevice`] for rows of another kind of device.
+    pub fn of(rows: &dyn riffle_device::DeviceRows) -> Result<&Self, CudaError> {
+        (rows as &dyn Any).downcast_ref().ok_or(CudaError::OtherDevice)
+    }
+
     /// Room for batches of up to `tokens` tokens.
     pub(crate) fn new(gpu: &Gpu, stream: &Arc<Stream>, config: &ModelConfig, tokens: usize) -> Result<Self, CudaError> {
         let floats = |heads: usize| gpu.allocate(4 * tokens * heads * config.head_dim);

@@ -91,7 +91,7 @@ pub(crate) fn arrange_planes(
     stream.launch(&kernel, Grid::of([blocks, moves.len(), 1], MAP_THREADS), &arguments)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "emulated"))]
 mod tests {
     use super::*;
     use crate::ops::plane_to_device;

@@ -2,10 +2,11 @@
 //! copied from main memory.
 
 use riffle_attention::PageView;
+use riffle_device::LayerPages;
 use riffle_kv::PageVersion;
 
 use super::residence::Residence;
-use super::sequence::LayerPages;
+use super::sequence::page_version;
 use super::staging::{PageKey, Staged, Staging};
 use super::transfer::bytes_of;
 use crate::{CudaError, Region};
@@ -24,7 +25,7 @@ impl Staging {
     pub(super) fn expected(&self, residence: &Residence, of: &LayerPages<'_>) -> Vec<(usize, usize)> {
         let visited = self.visited.get(&(of.sequence, of.layer)).into_iter().flatten();
         let is_away = |(kv_head, page): &(usize, usize)| {
-            let version = of.version(*kv_head, *page);
+            let version = page_version(of, *kv_head, *page);
             version.is_ok_and(|version| residence.find(version).is_none())
         };
         visited.copied().filter(is_away).collect()
@@ -41,7 +42,7 @@ impl Staging {
         let mut whole: Vec<(PageKey, PageVersion, &PageView<'_>)> = Vec::new();
         for (kv_head, view) in shown {
             let (page, kv_head) = (view.start / page_tokens, *kv_head);
-            let version = of.version(kv_head, page)?;
+            let version = page_version(of, kv_head, page)?;
             if view.tokens == page_tokens && residence.find(version).is_none() && whole.len() < self.pages() {
                 let key = PageKey {
                     sequence: of.sequence,

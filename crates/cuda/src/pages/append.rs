@@ -3,27 +3,14 @@
 use std::ops::Range;
 
 use riffle_attention::{Format, LANES, PageView, Plane};
+use riffle_device::AppendedTokens;
 use riffle_kv::{CacheShape, HeadGrowth};
 
 use super::list::DeviceList;
 use super::memory::{PageLayout, Place};
 use super::residence::Residence;
-use super::sequence::SequenceId;
 use crate::ops::{self, AppendTargets, NewTokens};
 use crate::{CudaError, DeviceBuffer, DeviceRows, Gpu, PinnedBuffer, Stream};
-
-/// Tokens of a batch that are appended to a layer of a sequence.
-#[derive(Clone, Copy)]
-pub struct AppendedTokens<'a> {
-    /// Whose layer it is.
-    pub sequence: SequenceId,
-    /// Its number in the cache.
-    pub layer: usize,
-    /// Where keys and values lie.
-    pub rows: &'a DeviceRows,
-    /// Whether keys and values are rotated on the way.
-    pub rotated: [bool; 2],
-}
 
 /// Memory of new tokens on their way to main memory.
 pub(super) struct AppendMemory {
@@ -128,7 +115,7 @@ impl AppendMemory {
         tokens: Range<usize>,
         targets: &Targets,
     ) -> Result<(), CudaError> {
-        let [keys, values] = new.rows.keys_and_values(tokens);
+        let [keys, values] = DeviceRows::of(new.rows)?.keys_and_values(tokens);
         let new = NewTokens {
             keys,
             values,

@@ -1,7 +1,8 @@
 //! Scores of blocks by the bounds of their keys.
 
-use super::sequence::LayerPages;
-use super::summaries::{Summaries, SummaryKind};
+use riffle_device::{LayerPages, SummaryKind};
+
+use super::summaries::Summaries;
 use crate::ops::{self, HeadShape, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
 

@@ -6,12 +6,13 @@
 //! what the whole call reads.
 
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
+use riffle_device::PagedTile;
 use riffle_kv::CacheShape;
 
 use super::list::DeviceList;
 use super::means::{BlockMeans, MeansCall};
 use super::memory::Place;
-use super::room::{PagedTile, tile_reads};
+use super::room::tile_reads;
 use super::traffic::{Shown, Traffic};
 use super::transfer::Waiting;
 use crate::ops::{self, AttentionCall, AttentionOptions, Outputs, Pages, PrefillState, Queries, Reads};
@@ -281,11 +282,10 @@ impl<'p> PagedCall<'p> {
         })
     }
 
-    /// The call that also reads the block means which selections name; those of the layer's tokens are known
+    /// The call will also read the block means that selections name; those of the layer's tokens are known
     /// ([`DeviceRoom::extend_summaries`](super::DeviceRoom::extend_summaries)).
-    pub fn with_means(mut self) -> Self {
+    pub fn include_means(&mut self) {
         self.reads_means = true;
-        self
     }
 
     /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head). They are read before this

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use riffle_attention::PageView;
+use riffle_device::ScannedHead;
 
 use super::call::CallLists;
 use super::traffic::{Shown, Traffic};
@@ -20,20 +21,7 @@ pub struct KeyScan<'p> {
     pages: usize,
 }
 
-/// A KV head whose keys a chunk's queries are compared with.
-#[derive(Debug, Clone, Copy)]
-pub struct ScannedHead {
-    /// The KV head.
-    pub kv_head: usize,
-    /// Position of the first query.
-    pub start: usize,
-    /// Keys there are.
-    pub tokens: usize,
-    /// Factor on q·k.
-    pub scale: f32,
-}
-
-/// Memory of estimates: as much as they needed so far, within [`RoomOptions::estimate_bytes`](super::RoomOptions).
+/// Memory of estimates: as much as they needed so far, within [`RoomOptions::estimate_bytes`](riffle_device::RoomOptions).
 pub(super) struct EstimateMemory {
     gpu: Gpu,
     most_bytes: u64,

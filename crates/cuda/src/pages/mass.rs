@@ -1,9 +1,10 @@
 //! The softmax mass that keys receive, over the pages of a layer wherever they lie.
 
 use riffle_attention::{AttendOptions, PageView};
+use riffle_device::PagedTile;
 
 use super::call::{CallLists, CallRows};
-use super::room::{PagedTile, tile_reads};
+use super::room::tile_reads;
 use super::traffic::Traffic;
 use crate::ops::{self, AttentionCall, AttentionOptions, KeyMass, Pages};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};

@@ -1,12 +1,11 @@
 //! Attention to means of blocks, which the device keeps of the whole sequence.
 
 use riffle_attention::{Selection, Span};
+use riffle_device::{LayerPages, PagedTile, SummaryKind};
 use riffle_kv::CacheShape;
 
 use super::list::DeviceList;
-use super::room::PagedTile;
-use super::sequence::LayerPages;
-use super::summaries::{Summaries, SummaryKind};
+use super::summaries::Summaries;
 use crate::ops::{self, AttentionOptions, MeanReads, Outputs, Queries, Reads};
 use crate::{CudaError, Gpu, Region, Stream};
 

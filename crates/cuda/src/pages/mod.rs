@@ -28,13 +28,9 @@ mod summaries;
 mod traffic;
 mod transfer;
 
-pub use append::AppendedTokens;
 pub use call::{CallRows, PagedCall};
-pub use estimate::{KeyScan, ScannedHead};
+pub use estimate::KeyScan;
 pub(crate) use list::DeviceList;
 pub use mass::PagedMass;
 pub use pinned::PinnedMemory;
-pub use room::{DeviceRoom, PagedTile, RoomOptions};
-pub use sequence::{LayerPages, SequenceId};
-pub use summaries::SummaryKind;
-pub use transfer::TransferCount;
+pub use room::{DeviceRoom, RoomBytes};

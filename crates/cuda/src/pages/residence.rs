@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use riffle_device::{LayerPages, SequenceId};
 use riffle_kv::{CacheShape, PageVersion};
 
 use super::memory::{PageMemory, Place};
-use super::sequence::{LayerPages, SequenceId};
 use crate::{CudaError, Region};
 
 /// The pages of all sequences that lie in a fixed number of slots, by the versions that say what they hold: a page of several
@@ -292,7 +292,7 @@ impl Residence {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "emulated"))]
 mod tests {
     use riffle_attention::Format;
 

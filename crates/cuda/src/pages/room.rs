@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use riffle_attention::{AttendOptions, PageView, Partial, Selection};
+use riffle_attention::{AttendOptions, PageView, Partial};
+use riffle_device::{AppendedTokens, LayerPages, PagedTile, RoomOptions, SequenceId, SummaryKind, TransferCount};
 use riffle_kv::{CacheShape, HeadGrowth};
 
-use super::append::{AppendMemory, AppendedTokens, append_bytes};
+use super::append::{AppendMemory, append_bytes};
 use super::bounds::KeyBounds;
 use super::call::{CallLists, CallMemory, CallParts, CallRows, PagedCall};
 use super::estimate::{EstimateMemory, KeyScan};
@@ -14,11 +15,9 @@ use super::mass::{MassMemory, MassParts, PagedMass, mass_bytes};
 use super::means::BlockMeans;
 use super::memory::{PageLayout, PageMemory};
 use super::residence::Residence;
-use super::sequence::{LayerPages, SequenceId};
 use super::staging::Staging;
-use super::summaries::{Summaries, SummaryKind};
+use super::summaries::Summaries;
 use super::traffic::Traffic;
-use super::transfer::TransferCount;
 use crate::ops::{KEY_BLOCK, Queries, Reads, TileReads};
 use crate::{CudaError, Stream};
 
@@ -26,40 +25,6 @@ use crate::{CudaError, Stream};
 const PART_PAGES: usize = 8;
 /// Room for what flattened selections take.
 const LIST_BYTES: u64 = 16 << 20;
-
-/// What a room is made for.
-#[derive(Debug, Clone, Copy)]
-pub struct RoomOptions {
-    /// The shape of the caches of all sequences.
-    pub shape: CacheShape,
-    /// Query heads.
-    pub heads: usize,
-    /// Bytes of device memory for pages, those on their way included: never exceeded.
-    pub budget_bytes: u64,
-    /// Pages that may be on their way at a time.
-    pub slots: usize,
-    /// Bytes of device memory beside the budget for estimates over keys ([`DeviceRoom::scan_keys`]); 0 for none.
-    pub estimate_bytes: u64,
-    /// Bytes of device memory beside the budget for bounds of blocks ([`DeviceRoom::extend_summaries`]); 0 for none.
-    pub bound_bytes: u64,
-    /// Bytes of device memory beside the budget for means of blocks, likewise.
-    pub mean_bytes: u64,
-}
-
-/// A tile of queries and what it reads.
-#[derive(Debug, Clone, Copy)]
-pub struct PagedTile<'a> {
-    /// Its KV head.
-    pub kv_head: usize,
-    /// Its first row among the queries of the call.
-    pub first_row: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Position of the first.
-    pub start: usize,
-    /// What they read.
-    pub selection: &'a Selection,
-}
 
 /// The pages of the caches of several sequences on a device, within one budget.
 pub struct DeviceRoom {
@@ -77,38 +42,47 @@ pub struct DeviceRoom {
     sequences: u64,
 }
 
-impl RoomOptions {
+/// What rooms take of a GPU's memory.
+pub trait RoomBytes {
     /// Bytes that a room needs at least: of pages that are read without staying and of pages on their way.
-    pub fn least_bytes(&self) -> u64 {
-        ((self.visitors() + self.slots) * PageLayout::new(&self.shape).page_bytes) as u64
-    }
+    fn least_bytes(&self) -> u64;
 
     /// Bytes that hold every page of a context, those of the ring included.
-    pub fn bytes_for(&self, tokens: usize) -> u64 {
+    fn bytes_for(&self, tokens: usize) -> u64;
+
+    /// Bytes beside the budget that calls of up to `rows` rows and appending up to `added` tokens take in a context of `tokens`:
+    /// rows, and a few lists.
+    fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64;
+}
+
+impl RoomBytes for RoomOptions {
+    fn least_bytes(&self) -> u64 {
+        ((visitors(self) + self.slots) * PageLayout::new(&self.shape).page_bytes) as u64
+    }
+
+    fn bytes_for(&self, tokens: usize) -> u64 {
         let page = PageLayout::new(&self.shape).page_bytes as u64;
         self.least_bytes() + self.shape.pages_for(tokens) as u64 * page
     }
 
-    /// Bytes beside the budget that calls of up to `rows` rows and appending up to `added` tokens take in a context of `tokens`:
-    /// rows, and a few lists.
-    pub fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64 {
+    fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64 {
         let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
         let call = super::call::call_bytes(rows, self.heads, self.shape.head_dim) + append_bytes(added, &self.shape);
         let call = call + mass_bytes(self.shape.kv_heads, tokens);
         call + 2 * tables + LIST_BYTES + self.estimate_bytes + self.bound_bytes + self.mean_bytes
     }
+}
 
-    /// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
-    fn visitors(&self) -> usize {
-        (PART_PAGES * self.shape.kv_heads).max(self.slots / 2)
-    }
+/// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
+fn visitors(options: &RoomOptions) -> usize {
+    (PART_PAGES * options.shape.kv_heads).max(options.slots / 2)
+}
 
-    /// Pages that may stay within the budget.
-    fn resident_pages(&self) -> usize {
-        let left = self.budget_bytes.saturating_sub(self.least_bytes());
-        let pages = left / PageLayout::new(&self.shape).page_bytes as u64;
-        usize::try_from(pages).unwrap_or(usize::MAX).min(u32::MAX as usize)
-    }
+/// Pages that may stay within the budget.
+fn resident_pages(options: &RoomOptions) -> usize {
+    let left = options.budget_bytes.saturating_sub(options.least_bytes());
+    let pages = left / PageLayout::new(&options.shape).page_bytes as u64;
+    usize::try_from(pages).unwrap_or(usize::MAX).min(u32::MAX as usize)
 }
 
 impl DeviceRoom {
@@ -133,7 +107,7 @@ impl DeviceRoom {
             });
         }
         let page_bytes = PageLayout::new(shape).page_bytes;
-        let memory = PageMemory::new(gpu, page_bytes, options.resident_pages(), options.visitors())?;
+        let memory = PageMemory::new(gpu, page_bytes, resident_pages(&options), visitors(&options))?;
         Ok(Self {
             compute: Arc::clone(compute),
             residence: Residence::new(shape, memory),

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use riffle_device::{SequenceId, TransferCount};
 use riffle_kv::{CacheShape, PageVersion};
 
 use super::list::DeviceList;
 use super::memory::PageLayout;
-use super::sequence::SequenceId;
-use super::transfer::TransferCount;
 use crate::{CudaError, DeviceBuffer, Event, Gpu, Region, Stream};
 
 /// A page of a (layer, KV head), in the order in which a call reads pages.

@@ -3,27 +3,18 @@
 use std::collections::BTreeMap;
 
 use riffle_attention::PageView;
+use riffle_device::{LayerPages, SequenceId, SummaryKind};
 use riffle_kv::CacheShape;
 
 use super::call::{CallLists, page_tables};
 use super::list::DeviceList;
 use super::memory::Place;
-use super::sequence::{LayerPages, SequenceId};
 use super::traffic::Traffic;
 use crate::ops::{self, BlockSummaries};
 use crate::{CudaError, DeviceBuffer, Gpu, Stream};
 
 /// Blocks that there is memory for at least, once there is any.
 const LEAST_BLOCKS: usize = 16;
-
-/// What is kept of blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SummaryKind {
-    /// The smallest and the largest of keys, within [`RoomOptions::bound_bytes`](super::RoomOptions).
-    Bounds,
-    /// The mean of keys and that of values, within [`RoomOptions::mean_bytes`](super::RoomOptions).
-    Means,
-}
 
 /// Summaries of one kind, of every layer of sequences, within a budget. Where another layer needs room, those of the
 /// sequence that was asked for longest ago leave: they are made again from its pages.

@@ -1,11 +1,12 @@
 //! Pages of a layer as they come to a call: to a place they stay in, or to a visitor's.
 
 use riffle_attention::PageView;
+use riffle_device::LayerPages;
 use riffle_kv::PageVersion;
 
 use super::memory::Place;
 use super::residence::Residence;
-use super::sequence::LayerPages;
+use super::sequence::page_version;
 use super::staging::{PageKey, Staging};
 use super::transfer::Waiting;
 use crate::{CudaError, Stream};
@@ -37,7 +38,7 @@ impl Traffic<'_> {
         let pages = heads.flat_map(|(kv_head, pages)| pages.iter().map(move |view| (kv_head, *view)));
         let pages = pages.map(|(kv_head, view)| {
             let page = view.start / page_tokens;
-            let version = self.of.version(kv_head, page)?;
+            let version = page_version(&self.of, kv_head, page)?;
             Ok(Shown {
                 page,
                 kv_head,

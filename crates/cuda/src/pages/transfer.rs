@@ -9,19 +9,6 @@ use super::staging::{PageKey, Staged, Staging};
 use crate::ops::{PlaneKind, PlaneLayout, PlaneMove, arrange_planes};
 use crate::{CudaError, Region, Stream};
 
-/// What has travelled to the device and back.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TransferCount {
-    /// Pages or parts of pages brought.
-    pub pages: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Of the pages those that were [read ahead](super::DeviceRoom::read_ahead) and then asked for.
-    pub pages_ahead: u64,
-    /// Bytes of what calls returned that came to main memory.
-    pub returned_bytes: u64,
-}
-
 /// Tokens that have to be brought to a page.
 pub(super) struct Waiting<'a> {
     place: Place,
@@ -228,13 +215,6 @@ impl Staging {
             };
             arrange_planes(compute, list, &layout, &moves)
         })
-    }
-}
-
-impl TransferCount {
-    pub(super) fn count(&mut self, pages: usize, bytes: usize) {
-        self.pages += pages as u64;
-        self.bytes += bytes as u64;
     }
 }
 

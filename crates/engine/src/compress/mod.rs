@@ -34,6 +34,7 @@ pub use repeat::RepeatPrompt;
 
 /// What a compression kept and freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Compressed {
     /// Tokens of the sequence.
     pub tokens: usize,
@@ -100,10 +101,12 @@ impl Sequence {
             return Err(selection.refuse("a compression looks at the queries of every token in every layer"));
         }
         if self.tokens.is_empty() {
-            return Err(EngineError::NotCompressible("it holds no tokens"));
+            return Err(EngineError::NotCompressible("it holds no text yet; read one first"));
         }
         if self.options.window.is_some() {
-            return Err(EngineError::NotCompressible("--window-size keeps a window of it alone"));
+            return Err(EngineError::NotCompressible(
+                "it was read with --window-size, which keeps a window of the text alone; read the text without it",
+            ));
         }
         if self.decode.iter().any(|policy| policy.traits().evicts) {
             return Err(EngineError::NotCompressible(
@@ -113,7 +116,7 @@ impl Sequence {
         let whole = self.whole_layers();
         if whole.is_empty() {
             return Err(EngineError::NotCompressible(
-                "no layer of its model keeps the keys of the whole text",
+                "no layer of its model keeps the keys of the whole text, so there is nothing to make smaller",
             ));
         }
         let reconstructs = matches!(options.method, CompressMethod::KvZip { .. });

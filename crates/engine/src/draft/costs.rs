@@ -9,7 +9,7 @@ use riffle_policy::{Phase, PolicyRules, dense_below};
 
 use super::MOST_TOKENS;
 use super::gain::Costs;
-use crate::Sequence;
+use crate::{Engine, Sequence};
 
 /// Nanoseconds of one thread for each byte of the weights in a pass over one token (SmolLM2-135M in Q4_1 with AVX2).
 const WEIGHT_BYTE_NS: f64 = 0.075;
@@ -22,33 +22,72 @@ const DISK_BYTE_NS: f64 = 1.0;
 /// query of one row and head, and of the value that it weighs (f16 with AVX2, 8,192 and 32,768 tokens).
 const KEY_BYTE_NS: f64 = 0.08;
 const ELEMENT_NS: f64 = 0.06;
+/// Part of a row's attention that the mass of its keys takes once more: the products with keys.
+const LOOK: f64 = 0.5;
 /// Time of linear layers by rows of the pass, beside one row (as above; more rows are on the line through the last two).
 const LINEAR_ROWS: [f64; 8] = [1.0, 1.05, 1.55, 2.05, 2.45, 2.8, 3.15, 3.45];
 
-/// The costs at the end of a sequence, one of `together` in a pass; with the policies of the model's own drafts, those of their tokens.
-pub(super) fn costs(sequence: &Sequence, own: Option<&PolicyRules>, together: usize) -> Costs {
-    let weights_ns = sequence.engine.plan().weights_bytes as f64 * WEIGHT_BYTE_NS;
-    let layers = sequence.engine.model().config().layers as f64;
-    let shared_ns = (layers * LAYER_NS + weights_ns * by_rows(&LINEAR_ROWS, together)) / together as f64;
+/// Where the tokens of a draft come from, for their costs.
+pub(super) enum Drafts<'a> {
+    /// The text: they cost nothing.
+    Text,
+    /// The model itself under these policies.
+    Own(&'a PolicyRules),
+    /// A small model.
+    Model(&'a Engine),
+}
+
+/// The costs of drafts at the end of a sequence, one of `together` in a pass.
+pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -> Costs {
+    let engine = &*sequence.engine;
+    let tokens = sequence.tokens().len() + 1;
     let disk_ns = match sequence.cache.tiers().has_farther() {
         true => sequence.usage().bytes_by_tier.disk as f64 * DISK_BYTE_NS,
         false => 0.0,
     };
-    let of_answer = Attention::of(sequence, &sequence.options.decode);
+    let shared_ns = shared_ns(engine, together);
+    let of_answer = Attention::of(engine, tokens, &sequence.options.decode);
     let one = shared_ns + of_answer.ns(1) + of_answer.share * disk_ns;
+    let layers = engine.model().config().layers as f64;
     let more_ns = |rows: usize| {
         let linear = by_rows(&LINEAR_ROWS, together + rows) - by_rows(&LINEAR_ROWS, together);
-        layers * LAYER_ROW_NS * rows as f64 + weights_ns * linear + of_answer.ns(1 + rows) - of_answer.ns(1)
+        layers * LAYER_ROW_NS * rows as f64 + weights_ns(engine) * linear + of_answer.ns(1 + rows) - of_answer.ns(1)
+    };
+    // A policy that learns from the verification looks at the keys of a row once more.
+    let look_ns = match drafts {
+        Drafts::Own(rules) if !rules.follows_from_keys() => (of_answer.ns(1) + of_answer.share * disk_ns) * LOOK,
+        _ => 0.0,
     };
     let mut verified = [1.0; MOST_TOKENS + 1];
     for (rows, cost) in verified.iter_mut().enumerate() {
-        *cost += more_ns(rows) / one;
+        let look_ns = if rows > 0 { look_ns } else { 0.0 };
+        *cost += (more_ns(rows) + look_ns) / one;
     }
-    let drafted = own.map_or(0.0, |rules| {
-        let of_draft = Attention::of(sequence, rules);
-        (shared_ns + of_draft.ns(1) + of_draft.share * disk_ns) / one
-    });
-    Costs { verified, drafted }
+    let drafted_ns = match drafts {
+        Drafts::Text => 0.0,
+        Drafts::Own(rules) => {
+            let of_draft = Attention::of(engine, tokens, rules);
+            shared_ns + of_draft.ns(1) + of_draft.share * disk_ns
+        }
+        Drafts::Model(small) => {
+            let of_draft = Attention::of(small, tokens, &small.options().decode);
+            self::shared_ns(small, together) + of_draft.ns(1)
+        }
+    };
+    Costs {
+        verified,
+        drafted: drafted_ns / one,
+    }
+}
+
+/// Nanoseconds of a pass over one token of each of `together` sequences, apart from attention, for one of them.
+fn shared_ns(engine: &Engine, together: usize) -> f64 {
+    let layers_ns = engine.model().config().layers as f64 * LAYER_NS;
+    (layers_ns + weights_ns(engine) * by_rows(&LINEAR_ROWS, together)) / together as f64
+}
+
+fn weights_ns(engine: &Engine) -> f64 {
+    engine.plan().weights_bytes as f64 * WEIGHT_BYTE_NS
 }
 
 fn by_rows(table: &[f64; 8], rows: usize) -> f64 {
@@ -66,17 +105,19 @@ struct Attention {
     read_ns: f64,
     /// Nanoseconds for the arithmetic of each row.
     row_ns: f64,
+    /// Whether each row reads by itself: a policy learns from it before the next row selects.
+    reads_row_by_row: bool,
 }
 
 impl Attention {
-    fn of(sequence: &Sequence, rules: &PolicyRules) -> Self {
-        let (engine, options) = (&sequence.engine, sequence.engine.options());
+    /// Of a token that ends a sequence of so many.
+    fn of(engine: &Engine, tokens: usize, rules: &PolicyRules) -> Self {
+        let options = engine.options();
         let (shape, cost) = (engine.resolved().policy, &options.cost);
-        let tokens = sequence.tokens().len() + 1;
         let plane_bytes = |format: Format| format.plane_bytes(1, shape.head_dim) as f64;
         let key_bytes = plane_bytes(options.key_format) + plane_bytes(options.value_format);
         let (mut keys, mut heads) = (0.0, 0.0);
-        for (_, layer) in sequence.whole_layers() {
+        for (_, layer) in engine.whole_layers() {
             for kv_head in 0..shape.kv_heads {
                 let spec = rules.policy(layer, kv_head);
                 let of_all = match tokens < dense_below(spec, Phase::Decode, &shape, cost) {
@@ -91,11 +132,13 @@ impl Attention {
             share: if heads > 0.0 { keys / heads / tokens as f64 } else { 1.0 },
             read_ns: keys * key_bytes * KEY_BYTE_NS,
             row_ns: keys * (shape.group * shape.head_dim) as f64 * ELEMENT_NS,
+            reads_row_by_row: !rules.follows_from_keys(),
         }
     }
 
     /// Reading goes on beside the arithmetic.
     fn ns(&self, rows: usize) -> f64 {
-        self.read_ns.max(rows as f64 * self.row_ns)
+        let readings = if self.reads_row_by_row { rows } else { 1 };
+        (readings as f64 * self.read_ns).max(rows as f64 * self.row_ns)
     }
 }

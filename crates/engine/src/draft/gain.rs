@@ -183,7 +183,8 @@ mod tests {
         assert_eq!(best_offer(0.0, &cheap, 15).tokens, 0);
         assert_eq!(best_offer(1.0, &cheap, 15).tokens, 15);
         assert_eq!(best_offer(0.9, &costs(0.5, 0.5), 15).tokens, 0);
-        let probabilities = [0.2, 0.5, 0.7, 0.8];
+        assert_eq!(best_offer(0.2, &cheap, 15).tokens, 0, "it brings less than it has to");
+        let probabilities = [0.3, 0.5, 0.7, 0.8];
         let lengths = probabilities.map(|p| best_offer(p, &cheap, 15).tokens);
         assert!(lengths.is_sorted() && lengths[0] > 0 && lengths[3] < 15, "{lengths:?}");
         for (probability, length) in probabilities.into_iter().zip(lengths) {
@@ -256,6 +257,10 @@ mod tests {
             balance.count_draft(costs.of_draft(length), length);
             lengths.push(length);
         }
-        assert!(lengths[2..].iter().all(|length| *length == 8), "{lengths:?}");
+        let free = best_offer(0.9, &costs, 8).tokens;
+        assert!(
+            free > 5 && lengths[2..].iter().all(|length| *length == free),
+            "{lengths:?}"
+        );
     }
 }

@@ -10,12 +10,16 @@
 //! | `spec.rs` | the sources of drafts that `--draft` names |
 //! | `ngram.rs` | drafts from the text: earlier places with the same latest tokens |
 //! | `own.rs` | drafts by the model itself under a sparse policy |
+//! | `mass.rs` | a policy for them: the keys that carried the mass at the latest verification |
+//! | `model.rs` | drafts by a small model with the same tokens |
 //! | `gain.rs` | the length of a draft that pays most |
 //! | `costs.rs` | the costs of verified rows and drafted tokens, from stored constants |
 //! | `step.rs` | draft, verify, draw and roll back, for all answers of one pass |
 
 mod costs;
 mod gain;
+mod mass;
+mod model;
 mod ngram;
 mod own;
 mod spec;
@@ -26,8 +30,9 @@ use std::ops::AddAssign;
 use serde::Serialize;
 
 use crate::{EngineError, Sequence};
-use costs::costs;
+use costs::{Drafts, costs};
 use gain::{Acceptance, Balance, Costs, Offer};
+pub(crate) use model::DraftModel;
 use ngram::Ngrams;
 use own::OwnDraft;
 pub use spec::DraftSpec;
@@ -40,12 +45,15 @@ const MOST_TOKENS: usize = 15;
 const MATCHES: [(usize, f64); 4] = [(2, 0.3), (4, 0.5), (8, 0.7), (16, 0.85)];
 /// How often the model is assumed to draw under a sparse policy what it draws without.
 const OWN_AGREES: f64 = 0.85;
+/// How often a small model is assumed to draw what the large one draws.
+const MODEL_AGREES: f64 = 0.7;
 
 /// Tokens by which a sequence grows until its costs are computed again.
 const COSTS_HOLD: usize = 64;
 
 /// Drafted tokens of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct DraftCount {
     /// Tokens that were drafted and verified.
     pub drafted: usize,
@@ -70,6 +78,8 @@ impl AddAssign for DraftCount {
 pub(crate) struct Drafter {
     ngrams: Option<Box<(Ngrams, [Acceptance; MATCHES.len()])>>,
     own: Option<Box<(OwnDraft, Acceptance)>>,
+    /// Of the small model.
+    model: Option<Acceptance>,
     /// Length of every draft, where the length is fixed.
     tokens: Option<usize>,
     balance: Balance,
@@ -85,6 +95,7 @@ enum Source {
     /// A match of this class.
     Ngram(usize),
     Own,
+    Model,
 }
 
 /// Costs that hold until the sequence has grown by [`COSTS_HOLD`], or others join the pass.
@@ -94,6 +105,7 @@ struct KnownCosts {
     together: usize,
     of_text: Costs,
     of_own: Costs,
+    of_model: Costs,
 }
 
 /// The next draft of an answer.
@@ -102,8 +114,8 @@ enum Choice {
     Nothing,
     /// These tokens of the text.
     Text(Source, Vec<u32>),
-    /// So many tokens, which the model is to draft itself.
-    Own(usize),
+    /// So many tokens of another source, which are drafted one by one.
+    Draft(Source, usize),
 }
 
 impl Drafter {
@@ -121,6 +133,12 @@ impl Drafter {
                 false => Err(EngineError::option("--draft", spec, problem)),
             };
         }
+        if let Some(path) = &spec.model
+            && sequence.engine.options().draft_model.as_ref() != Some(path)
+        {
+            let problem = "this small model was not loaded beside the model: name it when the program starts, as --draft model:PATH";
+            return Err(EngineError::option("--draft", spec, problem));
+        }
         let own = match &spec.own {
             Some(rules) => Some(Box::new((
                 OwnDraft::new(rules, sequence)?,
@@ -132,6 +150,7 @@ impl Drafter {
         Ok(Some(Self {
             ngrams: spec.has_ngram.then(|| Box::new((Ngrams::default(), acceptances))),
             own,
+            model: spec.model.as_ref().map(|_| Acceptance::assumed(MODEL_AGREES)),
             tokens: spec.tokens,
             balance: Balance::default(),
             costs: None,
@@ -153,13 +172,14 @@ impl Drafter {
         let (source, tokens) = match (self.tokens, class, &self.own) {
             (Some(tokens), Some(class), _) => (Source::Ngram(class), tokens.min(most)),
             (Some(tokens), None, Some(_)) => (Source::Own, tokens.min(most)),
+            (Some(tokens), None, None) if self.model.is_some() => (Source::Model, tokens.min(most)),
             (Some(_), None, None) => return Choice::Nothing,
             (None, ..) => self.most_worth(sequence, class, together, most),
         };
         match (source, found, &self.ngrams) {
             (_, _, _) if tokens == 0 => Choice::Nothing,
             (Source::Ngram(_), Some(found), Some(ngrams)) => Choice::Text(source, ngrams.0.behind(found, tokens)),
-            _ => Choice::Own(tokens),
+            _ => Choice::Draft(source, tokens),
         }
     }
 
@@ -180,7 +200,11 @@ impl Drafter {
         });
         let own = self.own.as_deref_mut();
         let own = own.map(|(_, acceptance)| (Source::Own, acceptance, known.of_own));
-        let mut sources: Vec<_> = ngrams.into_iter().chain(own).collect();
+        let model = self
+            .model
+            .as_mut()
+            .map(|acceptance| (Source::Model, acceptance, known.of_model));
+        let mut sources: Vec<_> = ngrams.into_iter().chain(own).chain(model).collect();
         let offers = sources
             .iter()
             .map(|(_, acceptance, costs)| acceptance.best(costs, balance, most));
@@ -203,19 +227,25 @@ impl Drafter {
         (*source, offer.tokens)
     }
 
-    /// The costs of drafts from the text and of the model's own.
+    /// The costs of drafts from each source.
     fn costs(&mut self, sequence: &Sequence, together: usize) -> KnownCosts {
         let tokens = sequence.tokens().len();
         let holds = |known: &KnownCosts| known.together == together && tokens < known.tokens + COSTS_HOLD;
         if let Some(known) = self.costs.filter(holds) {
             return known;
         }
-        let own = self.own.as_deref().map(|(own, _)| own.rules());
+        let own = self
+            .own
+            .as_deref()
+            .map_or(Drafts::Text, |(own, _)| Drafts::Own(own.rules()));
+        let model = sequence.engine.draft_model().filter(|_| self.model.is_some());
+        let model = model.map_or(Drafts::Text, |model| Drafts::Model(model.engine()));
         *self.costs.insert(KnownCosts {
             tokens,
             together,
-            of_text: costs(sequence, None, together),
-            of_own: costs(sequence, own, together),
+            of_text: costs(sequence, &Drafts::Text, together),
+            of_own: costs(sequence, &own, together),
+            of_model: costs(sequence, &model, together),
         })
     }
 
@@ -226,6 +256,10 @@ impl Drafter {
         match (source, self.ngrams.as_deref_mut(), self.own.as_deref_mut()) {
             (Source::Ngram(class), Some((_, acceptances)), _) => acceptances[class].learn(drafted, agreed),
             (Source::Own, _, Some((_, acceptance))) => acceptance.learn(drafted, agreed),
+            (Source::Model, ..) => self
+                .model
+                .iter_mut()
+                .for_each(|acceptance| acceptance.learn(drafted, agreed)),
             _ => {}
         }
     }
@@ -240,8 +274,6 @@ impl Sequence {
             Some("an endless window moves with every token and cannot go back: leave out --draft or --window-size")
         } else if self.statistics.audit.is_some() {
             Some("an audit compares tokens that are read one by one: leave out --draft or --audit")
-        } else if self.learns() {
-            Some("a policy that learns from every query cannot go back: leave out --draft, or choose another policy")
         } else {
             None
         }

@@ -1,8 +1,8 @@
 //! The model drafts for itself: its attention reads the tokens that a cheap policy names.
 //!
 //! While a draft is made, the sequence uses the policies of the draft in place of its own. A drafted token is read as a generated token is,
-//! and after the last one the sequence is rolled back, so the pages hold no drafted token when the draft is verified. The policies of a
-//! draft learn from keys alone, so what they learned stays true for the next draft.
+//! and after the last one the sequence is rolled back, so the pages hold no drafted token when the draft is verified. Policies of a draft that
+//! learn from masses watch the verification.
 
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
@@ -15,7 +15,10 @@ use crate::{EngineError, Sequence};
 /// The policies of an answer's drafts.
 pub(super) struct OwnDraft {
     rules: PolicyRules,
-    policies: PolicySet,
+    /// Away while they watch a verification.
+    policies: Option<PolicySet>,
+    /// Tokens that had left each head when the policies were last used, `[layers, kv_heads]`.
+    evicted_tokens: Vec<usize>,
 }
 
 /// A draft that is being made.
@@ -34,7 +37,8 @@ impl OwnDraft {
         rules.check_places(&shape)?;
         Ok(Self {
             rules: rules.clone(),
-            policies: PolicySet::new(rules, Phase::Decode, &shape, &engine.options().cost)?,
+            policies: Some(PolicySet::new(rules, Phase::Decode, &shape, &engine.options().cost)?),
+            evicted_tokens: vec![0; shape.layers * shape.kv_heads],
         })
     }
 
@@ -44,7 +48,37 @@ impl OwnDraft {
 
     /// Exchanges these policies with those of the sequence.
     pub(super) fn swap(&mut self, sequence: &mut Sequence) {
-        std::mem::swap(&mut self.policies, &mut sequence.decode);
+        self.renew(sequence);
+        if let Some(policies) = &mut self.policies {
+            std::mem::swap(policies, &mut sequence.decode);
+        }
+    }
+
+    /// Lets policies that learn watch what the sequence reads, until [`end_watch`](Self::end_watch).
+    pub(super) fn watch(&mut self, sequence: &mut Sequence) {
+        if !self.rules.follows_from_keys() {
+            self.renew(sequence);
+            sequence.watchers = self.policies.take();
+        }
+    }
+
+    /// Takes the policies back that watched.
+    pub(super) fn end_watch(&mut self, sequence: &mut Sequence) {
+        self.policies = sequence.watchers.take().or(self.policies.take());
+    }
+
+    /// A head from which tokens have been evicted meanwhile counts its tokens anew, so its policy begins anew.
+    fn renew(&mut self, sequence: &Sequence) {
+        let kv_heads = sequence.engine.resolved().policy.kv_heads;
+        let evicted = &sequence.placement.evicted;
+        let policies = self.policies.iter_mut().flat_map(PolicySet::iter_mut);
+        for (head, (policy, known)) in policies.zip(&mut self.evicted_tokens).enumerate() {
+            let tokens = evicted.evicted_tokens(head / kv_heads, kv_heads, head % kv_heads);
+            if *known != tokens {
+                policy.reset();
+                *known = tokens;
+            }
+        }
     }
 }
 
@@ -103,14 +137,16 @@ impl Drafting {
         if tokens == 0 {
             return None;
         }
+        // The policies of the draft take in its tokens, so the checkpoint is theirs.
+        part.swap_policies();
         let checkpoint = match part.step.sequence.checkpoint() {
             Ok(checkpoint) => checkpoint,
             Err(error) => {
+                part.swap_policies();
                 part.fail(error);
                 return None;
             }
         };
-        part.swap_policies();
         Some(Self {
             checkpoint,
             guess: part.step.answer.guess(),

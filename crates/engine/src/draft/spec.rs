@@ -1,14 +1,15 @@
 //! The sources of drafts that `--draft` names.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use riffle_policy::{Phase, PolicyRules};
+use riffle_policy::{Phase, PolicyRules, PolicySpec};
 
-use super::MOST_TOKENS;
+use super::{MOST_TOKENS, mass};
 use crate::EngineError;
 
-const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY or ngram+sparse:POLICY, with @N for drafts of N tokens, such as sparse:quest@4";
+const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, model:PATH, ngram+sparse:POLICY or ngram+model:PATH, with @N for drafts of N tokens, such as sparse:quest@4";
 
 /// The sources that draft the next tokens of an answer: none, those that pay ([`Self::auto`]), or those that are named. The answer has the
 /// bytes that it has without drafts.
@@ -22,6 +23,8 @@ pub struct DraftSpec {
     pub(super) has_ngram: bool,
     /// The model itself, whose attention reads the tokens that this policy names.
     pub(super) own: Option<PolicyRules>,
+    /// A small model with the same tokens.
+    pub(super) model: Option<PathBuf>,
     /// Length of every draft; `None` for the length that pays most.
     pub(super) tokens: Option<usize>,
 }
@@ -33,6 +36,7 @@ impl DraftSpec {
         is_optional: false,
         has_ngram: false,
         own: None,
+        model: None,
         tokens: None,
     };
 
@@ -48,7 +52,22 @@ impl DraftSpec {
             is_optional: true,
             has_ngram: true,
             own: Some(own_policy()),
+            model: None,
             tokens: None,
+        }
+    }
+
+    /// The file or folder of the small model that drafts, for [`EngineOptions::draft_model`](crate::EngineOptions::draft_model).
+    pub fn model(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+
+    /// The same with the small model's file in place of the name that was given for it.
+    #[must_use]
+    pub fn with_model(self, path: PathBuf) -> Self {
+        Self {
+            model: Some(path),
+            ..self
         }
     }
 
@@ -61,18 +80,18 @@ impl DraftSpec {
         }
     }
 
-    /// Checks the policy of the model's own drafts: it chooses for generated tokens, and learns from keys alone.
+    /// Checks the policy of the model's own drafts: it chooses for generated tokens, and evicts none.
     fn check(&self) -> Result<(), EngineError> {
         let Some(rules) = &self.own else {
             return Ok(());
         };
         rules.check(Phase::Decode, 1)?;
-        match rules.follows_from_keys() {
-            true => Ok(()),
-            false => Err(EngineError::option(
+        match rules.specs().any(|spec| spec.info().traits.evicts) {
+            false => Ok(()),
+            true => Err(EngineError::option(
                 "--draft",
                 self,
-                "drafts need a policy that follows from keys, such as quest or streaming",
+                "a draft may be wrong, and its policy must not evict tokens for it: use streaming, quest or mass",
             )),
         }
     }
@@ -91,11 +110,12 @@ impl FromStr for DraftSpec {
         let text = text.trim();
         let refused = || EngineError::option("--draft", format!("{text:?}"), REQUIREMENT);
         let (sources, tokens) = match text.rsplit_once('@') {
-            None => (text, None),
-            Some((sources, tokens)) => {
+            // A path may hold an @ of its own.
+            Some((sources, tokens)) if !sources.contains("model:") || tokens.parse::<usize>().is_ok() => {
                 let tokens = tokens.parse().ok().filter(|tokens| (1..=MOST_TOKENS).contains(tokens));
                 (sources, Some(tokens.ok_or_else(refused)?))
             }
+            _ => (text, None),
         };
         let (has_ngram, rest) = match sources {
             "none" if tokens.is_none() => return Ok(Self::NONE),
@@ -106,16 +126,24 @@ impl FromStr for DraftSpec {
                 None => (false, Some(sources)),
             },
         };
+        let model = rest
+            .and_then(|rest| rest.strip_prefix("model:"))
+            .filter(|path| !path.is_empty());
         let own = match rest {
             None => None,
+            Some(_) if model.is_some() => None,
             Some("sparse") => Some(own_policy()),
-            Some(rest) => Some(rest.strip_prefix("sparse:").ok_or_else(refused)?.parse()?),
+            Some(rest) => {
+                let policy = rest.strip_prefix("sparse:").ok_or_else(refused)?;
+                Some(PolicySpec::parse_among(policy, &mass::POLICIES)?.into())
+            }
         };
         let spec = Self {
             is_auto: false,
             is_optional: false,
             has_ngram,
             own,
+            model: model.map(PathBuf::from),
             tokens,
         };
         spec.check()?;
@@ -125,12 +153,14 @@ impl FromStr for DraftSpec {
 
 impl fmt::Display for DraftSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.is_auto, self.has_ngram, &self.own) {
-            (true, ..) => f.write_str("auto"),
-            (_, true, None) => f.write_str("ngram"),
-            (_, true, Some(own)) => write!(f, "ngram+sparse:{own}"),
-            (_, false, Some(own)) => write!(f, "sparse:{own}"),
-            (_, false, None) => f.write_str("none"),
+        let ngram = self.has_ngram.then(|| "ngram".to_owned());
+        let own = self.own.as_ref().map(|own| format!("sparse:{own}"));
+        let model = self.model.as_ref().map(|path| format!("model:{}", path.display()));
+        let sources: Vec<String> = ngram.into_iter().chain(own).chain(model).collect();
+        match (self.is_auto, sources.is_empty()) {
+            (true, _) => f.write_str("auto"),
+            (false, true) => f.write_str("none"),
+            (false, false) => f.write_str(&sources.join("+")),
         }?;
         match self.tokens {
             Some(tokens) => write!(f, "@{tokens}"),
@@ -151,7 +181,10 @@ mod tests {
             "ngram",
             "sparse:quest@1",
             "ngram@15",
+            "sparse:mass:budget=64",
             "ngram+sparse:streaming:sinks=4,window=64",
+            "model:some/model.gguf",
+            "ngram+model:a@b/c+d.gguf@7",
         ] {
             let spec: DraftSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse::<DraftSpec>().unwrap(), spec, "{text}");
@@ -172,8 +205,10 @@ mod tests {
             ("ngram@", "it must be"),
             ("ngram+", "it must be"),
             ("ngram+quest", "it must be"),
+            ("model:", "it must be"),
+            ("model:small.gguf@99", "it must be"),
             ("sparse:nothing", "nothing"),
-            ("sparse:h2o", "follows from keys"),
+            ("sparse:h2o", "must not evict"),
             ("sparse:xattention", "xattention"),
         ] {
             let message = text.parse::<DraftSpec>().unwrap_err().to_string();

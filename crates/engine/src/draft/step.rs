@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 
 use riffle_policy::Phase;
 
-use super::{Choice, MOST_TOKENS, Source, own};
+use super::own::{self, OwnDraft};
+use super::{Choice, MOST_TOKENS, Source, model};
 use crate::answer::{Answer, Drawn};
 use crate::pass::{Failure, Runner, Work};
 use crate::sequence::Checkpoint;
@@ -45,7 +46,10 @@ pub(crate) fn go_on(
     let mut parts: Vec<Part<'_, '_>> = steps.iter_mut().map(Part::new).collect();
     draft(runner, &mut parts, logits)?;
     let tokens: Vec<Vec<u32>> = parts.iter_mut().map(Part::get_ready).collect();
-    let outcomes = read(runner, &mut parts, &tokens)?;
+    parts.iter_mut().for_each(Part::begin_watch);
+    let outcomes = read(runner, &mut parts, &tokens);
+    parts.iter_mut().for_each(Part::end_watch);
+    let outcomes = outcomes?;
     if !outcomes.is_empty() {
         let mut rows = logits_by_row(runner, logits)?;
         for (place, outcome) in outcomes {
@@ -104,11 +108,21 @@ pub(super) fn logits_by_row<'l>(
 /// Drafts behind the latest token of each part.
 fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
     let together = parts.len();
-    let own: Vec<usize> = parts.iter_mut().map(|part| part.draft_from_text(together)).collect();
-    match own.iter().all(|tokens| *tokens == 0) {
-        true => Ok(()),
-        false => own::draft(runner, parts, &own, logits),
+    let wanted: Vec<(Source, usize)> = parts.iter_mut().map(|part| part.draft_from_text(together)).collect();
+    let of = |source: Source| -> Vec<usize> {
+        let tokens = wanted
+            .iter()
+            .map(|(from, tokens)| if *from == source { *tokens } else { 0 });
+        tokens.collect()
+    };
+    let (own, small) = (of(Source::Own), of(Source::Model));
+    if own.iter().any(|tokens| *tokens > 0) {
+        own::draft(runner, parts, &own, logits)?;
     }
+    if small.iter().any(|tokens| *tokens > 0) {
+        model::draft(runner, parts, &small, logits)?;
+    }
+    Ok(())
 }
 
 impl<'s, 'a> Part<'s, 'a> {
@@ -137,19 +151,30 @@ impl<'s, 'a> Part<'s, 'a> {
 
     /// Gives the sequence the policies of its drafts, or those of its answer back.
     pub(super) fn swap_policies(&mut self) {
-        if let Some(own) = self
-            .step
-            .answer
-            .drafter
-            .as_mut()
-            .and_then(|drafter| drafter.own.as_mut())
-        {
-            own.0.swap(self.step.sequence);
+        self.with_own(OwnDraft::swap);
+    }
+
+    /// Lets the policies of drafts watch where a draft is verified.
+    fn begin_watch(&mut self) {
+        if self.checkpoint.is_some() {
+            self.with_own(OwnDraft::watch);
         }
     }
 
-    /// Drafts from the text, or returns how many tokens the model is to draft itself.
-    fn draft_from_text(&mut self, together: usize) -> usize {
+    fn end_watch(&mut self) {
+        self.with_own(OwnDraft::end_watch);
+    }
+
+    fn with_own(&mut self, act: impl Fn(&mut OwnDraft, &mut Sequence)) {
+        let AnswerStep { sequence, answer, .. } = &mut *self.step;
+        let drafter = answer.drafter.as_mut();
+        if let Some(own) = drafter.and_then(|drafter| drafter.own.as_deref_mut()) {
+            act(&mut own.0, sequence);
+        }
+    }
+
+    /// Drafts from the text, or returns how many tokens another source is to draft.
+    fn draft_from_text(&mut self, together: usize) -> (Source, usize) {
         let AnswerStep {
             sequence,
             answer,
@@ -161,14 +186,17 @@ impl<'s, 'a> Part<'s, 'a> {
             .saturating_sub(1)
             .min(MOST_TOKENS);
         let Some(drafter) = answer.drafter.as_mut().filter(|_| most > 0) else {
-            return 0;
+            return (Source::Own, 0);
         };
         match drafter.choose(sequence, *token, together, most) {
-            Choice::Nothing => 0,
-            Choice::Own(tokens) => tokens,
+            Choice::Nothing => (Source::Own, 0),
+            Choice::Draft(source, tokens) => {
+                self.source = source;
+                (source, tokens)
+            }
             Choice::Text(source, draft) => {
                 (self.source, self.draft) = (source, draft);
-                0
+                (source, 0)
             }
         }
     }
@@ -176,14 +204,22 @@ impl<'s, 'a> Part<'s, 'a> {
     /// The tokens that this part reads in the pass; none where it has failed.
     fn get_ready(&mut self) -> Vec<u32> {
         if self.failure.is_none() && !self.draft.is_empty() {
-            match self.step.sequence.checkpoint() {
-                Ok(checkpoint) => self.checkpoint = Some(checkpoint),
-                Err(error) => self.fail(error),
+            // Before the checkpoint, which would not hold behind it.
+            match self.step.sequence.evict() {
+                Ok(()) => self.keep_checkpoint(),
+                Err(failure) => self.failure = Some(*failure),
             }
         }
         match self.failure {
             Some(_) => Vec::new(),
             None => [&[self.step.token], self.draft.as_slice()].concat(),
+        }
+    }
+
+    fn keep_checkpoint(&mut self) {
+        match self.step.sequence.checkpoint() {
+            Ok(checkpoint) => self.checkpoint = Some(checkpoint),
+            Err(error) => self.fail(error),
         }
     }
 
@@ -198,10 +234,13 @@ impl<'s, 'a> Part<'s, 'a> {
         Ok(again)
     }
 
-    /// Draws a token from each row until a token is not the drafted one.
+    /// Draws a token from each row until a token is not the drafted one, or the rows behind are not those of single tokens.
     fn draw(&mut self, place: usize, rows: &[&[f32]], take: &mut TakeDrawn<'_>) {
         let AnswerStep { sequence, answer, .. } = &mut *self.step;
         let first = sequence.tokens().len() - self.draft.len();
+        let sound = sequence.learned_rows.sound_rows();
+        let rows = &rows[..sound.unwrap_or(rows.len())];
+        self.draft.truncate(rows.len() - 1);
         let (mut kept, mut failure) = (rows.len(), None);
         sequence.answer.pending = None;
         for (row, logits) in rows.iter().enumerate() {
@@ -248,7 +287,14 @@ impl<'s, 'a> Part<'s, 'a> {
         sequence.answer = answer;
         sequence.logits = logits;
         match again {
-            Ok(again) => debug_assert!(again.is_empty(), "recurrent layers have recorded every row of the pass"),
+            Ok(again) if again.is_empty() => {}
+            Ok(again) => {
+                let (tokens, held) = (checkpoint.tokens(), sequence.tokens().len());
+                self.failure = Some(Failure {
+                    error: EngineError::StaleCheckpoint { tokens, held },
+                    again,
+                });
+            }
             Err(error) => self.fail(error),
         }
     }

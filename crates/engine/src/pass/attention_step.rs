@@ -60,7 +60,7 @@ impl<'a> SequenceAttention<'a> {
         let config = model.config();
         let (policies, observers) = match phase {
             Phase::Prefill => (&mut sequence.prefill, Some(&mut sequence.decode)),
-            Phase::Decode => (&mut sequence.decode, None),
+            Phase::Decode => (&mut sequence.decode, sequence.watchers.as_mut()),
         };
         Self {
             cache: &mut sequence.cache,

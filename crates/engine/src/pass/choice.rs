@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use riffle_attention::Selection;
+use riffle_device::BatchRows;
 use riffle_policy::{Estimate, Policy, SelectContext};
 
 use crate::EngineError;
@@ -50,8 +51,8 @@ impl SequenceAttention<'_> {
         else {
             return Ok(None);
         };
-        let queries = rows.queries(input.first_row + tokens.start..input.first_row + tokens.end);
-        let Some(scores) = device::bound_scores(pages, self.cache, input.cache_layer, queries, block)? else {
+        let queries = BatchRows::new(rows, input.first_row + tokens.start..input.first_row + tokens.end);
+        let Some(scores) = device::bound_scores(pages, self.cache, input.cache_layer, &queries, block)? else {
             return Ok(None);
         };
         let chunk = Chunk::new(&self.step, input, tokens.clone());
@@ -83,13 +84,13 @@ impl SequenceAttention<'_> {
                 let asked: Vec<_> = asked
                     .map(|(policy, context)| policy.estimate(&queries(context), context))
                     .collect();
-                let rows = rows.queries(chunk.batch_rows.clone());
+                let rows = BatchRows::new(rows, chunk.batch_rows.clone());
                 let keys = device::ShownKeys {
                     layer: input.cache_layer,
                     pages: &pages,
                     versions: &reader.page_versions(input.cache_layer),
                 };
-                device::estimate(device, &keys, rows, &chunk.contexts, &asked)?
+                device::estimate(device, &keys, &rows, &chunk.contexts, &asked)?
             }
             _ => policies.iter().map(|_| None).collect(),
         };

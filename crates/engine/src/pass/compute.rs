@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_cuda::{DeviceForward, DeviceModel, DeviceRows, Gpu, HostRows, Stream};
+use riffle_device::{ComputeDevice, DeviceForward, DeviceModel, DeviceQueue, DeviceRows, HostRows};
 use riffle_model::{Decoder, Forward, HostForward};
 
 use crate::EngineError;
@@ -14,16 +14,16 @@ pub(crate) enum Compute {
     Device(DeviceCompute),
 }
 
-/// A model on a device, and the stream on which its work is queued.
+/// A model on a device, and the queue of its work.
 pub(crate) struct DeviceCompute {
-    model: Arc<DeviceModel>,
-    pub(crate) stream: Arc<Stream>,
+    model: Box<dyn DeviceModel>,
+    pub(crate) queue: Arc<dyn DeviceQueue>,
 }
 
 /// Batches on their way through the model where it computes.
 pub(crate) enum ModelForward {
     Host(Box<HostForward>),
-    Device(Box<DeviceForward>),
+    Device(Box<dyn DeviceForward>),
 }
 
 /// What a layer of a batch attends with, rotated as caches hold it, and room for the result.
@@ -41,7 +41,7 @@ pub(crate) enum NewKeys<'a> {
     /// In main memory, both `[rows, kv_heads, head_dim]`.
     Host { keys: &'a [f32], values: &'a [f32] },
     /// On the device, which attends as well and rotates them as it appends them.
-    Device(&'a DeviceRows),
+    Device(&'a dyn DeviceRows),
 }
 
 impl<'a> NewKeys<'a> {
@@ -59,13 +59,14 @@ impl<'a> NewKeys<'a> {
 
 impl Compute {
     /// Brings the weights to where the model is to compute.
-    pub(crate) fn new(decoder: Decoder, device: Option<&Gpu>) -> Result<Self, EngineError> {
+    pub(crate) fn new(decoder: Decoder, device: Option<&dyn ComputeDevice>) -> Result<Self, EngineError> {
         Ok(match device {
             None => Self::Host(Arc::new(decoder)),
-            Some(gpu) => Self::Device(DeviceCompute {
-                model: Arc::new(DeviceModel::upload(gpu, decoder)?),
-                stream: Arc::new(gpu.stream()?),
-            }),
+            Some(device) => {
+                let queue = device.queue()?;
+                let model = Arc::clone(&queue).upload(decoder)?;
+                Self::Device(DeviceCompute { model, queue })
+            }
         })
     }
 
@@ -84,10 +85,7 @@ impl Compute {
                 let forward = HostForward::new(model, batch_tokens, context_tokens);
                 ModelForward::Host(Box::new(forward))
             }
-            Self::Device(device) => {
-                let forward = DeviceForward::new(&device.model, &device.stream, batch_tokens, context_tokens)?;
-                ModelForward::Device(Box::new(forward))
-            }
+            Self::Device(device) => ModelForward::Device(device.model.forward(batch_tokens, context_tokens)?),
         })
     }
 }

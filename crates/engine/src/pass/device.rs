@@ -4,10 +4,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
-use riffle_cuda::ops::Queries;
-use riffle_cuda::{
-    AppendedTokens, DeviceRoom, DeviceRows, Event, LayerPages, PagedTile, RoomOptions, ScannedHead, SequenceId, Stream,
-    SummaryKind, TransferCount,
+use riffle_device::{
+    AppendedTokens, BatchRows, DeviceQueue, DeviceRows, LayerPages, PageRoom, PagedTile, QueueTimer, RoomOptions,
+    ScannedHead, SequenceId, SummaryKind, TransferCount,
 };
 use riffle_kv::{KvCache, PageVersion};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
@@ -20,20 +19,22 @@ use crate::{Engine, EngineError};
 
 /// The room on an engine's device that all its sequences share, while there are any.
 #[derive(Default)]
-pub(crate) struct SharedRoom(Mutex<Weak<Mutex<DeviceRoom>>>);
+pub(crate) struct SharedRoom(Mutex<Weak<Room>>);
+
+type Room = Mutex<Box<dyn PageRoom>>;
 
 /// One sequence in the room on the device, whose pages leave it when this is dropped.
 pub(crate) struct DevicePages {
-    room: Arc<Mutex<DeviceRoom>>,
+    room: Arc<Room>,
     sequence: SequenceId,
-    stream: Arc<Stream>,
+    queue: Arc<dyn DeviceQueue>,
     /// Around the latest call whose result stays on the device, until its time is [taken](Self::attended_ms).
-    call: Option<[Event; 2]>,
+    call: Option<Box<dyn QueueTimer>>,
 }
 
 impl SharedRoom {
     /// The engine's room; the first who asks makes it.
-    fn open(&self, engine: &Engine, stream: &Arc<Stream>) -> Result<Arc<Mutex<DeviceRoom>>, EngineError> {
+    fn open(&self, engine: &Engine, queue: &Arc<dyn DeviceQueue>) -> Result<Arc<Room>, EngineError> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(room) = shared.upgrade() {
             return Ok(room);
@@ -41,7 +42,7 @@ impl SharedRoom {
         let Some(room) = engine.resolved().room else {
             unreachable!("the engine computes on a device")
         };
-        let room = Arc::new(Mutex::new(DeviceRoom::new(stream, room)?));
+        let room = Arc::new(Mutex::new(Arc::clone(queue).room(room)?));
         *shared = Arc::downgrade(&room);
         Ok(room)
     }
@@ -53,35 +54,35 @@ impl DevicePages {
         let Compute::Device(device) = engine.compute() else {
             return Ok(None);
         };
-        let room = engine.device_room().open(engine, &device.stream)?;
+        let room = engine.device_room().open(engine, &device.queue)?;
         let sequence = lock(&room).begin_sequence();
-        Ok(Some(Self::of(&room, sequence, &device.stream)))
+        Ok(Some(Self::of(&room, sequence, &device.queue)))
     }
 
     /// A sequence in a room of its own.
-    pub(crate) fn alone(stream: &Arc<Stream>, options: RoomOptions) -> Result<Self, EngineError> {
-        let room = Arc::new(Mutex::new(DeviceRoom::new(stream, options)?));
+    pub(crate) fn alone(queue: &Arc<dyn DeviceQueue>, options: RoomOptions) -> Result<Self, EngineError> {
+        let room = Arc::new(Mutex::new(Arc::clone(queue).room(options)?));
         let sequence = lock(&room).begin_sequence();
-        Ok(Self::of(&room, sequence, stream))
+        Ok(Self::of(&room, sequence, queue))
     }
 
     /// Another sequence in the same room, none of whose pages lie there.
     pub(crate) fn beside(&self) -> Self {
         let sequence = lock(&self.room).begin_sequence();
-        Self::of(&self.room, sequence, &self.stream)
+        Self::of(&self.room, sequence, &self.queue)
     }
 
     /// Another sequence that goes on from where this one is: both hold what lies there.
     pub(crate) fn fork(&mut self) -> Self {
         let sequence = lock(&self.room).fork(self.sequence);
-        Self::of(&self.room, sequence, &self.stream)
+        Self::of(&self.room, sequence, &self.queue)
     }
 
-    fn of(room: &Arc<Mutex<DeviceRoom>>, sequence: SequenceId, stream: &Arc<Stream>) -> Self {
+    fn of(room: &Arc<Room>, sequence: SequenceId, queue: &Arc<dyn DeviceQueue>) -> Self {
         Self {
             room: Arc::clone(room),
             sequence,
-            stream: Arc::clone(stream),
+            queue: Arc::clone(queue),
             call: None,
         }
     }
@@ -94,11 +95,10 @@ impl DevicePages {
     /// Milliseconds on the device of a call whose result stayed there, when it has run; 0 without one since this was asked
     /// last.
     pub(crate) fn attended_ms(&mut self) -> Result<f64, EngineError> {
-        let Some([start, end]) = self.call.take() else {
-            return Ok(0.0);
-        };
-        end.synchronize()?;
-        Ok(f64::from(end.elapsed_ms_since(&start)?))
+        match self.call.take() {
+            Some(timer) => Ok(timer.elapsed_ms()?),
+            None => Ok(0.0),
+        }
     }
 
     /// Forgets what lies behind the first `tokens` tokens.
@@ -132,7 +132,7 @@ impl Drop for DevicePages {
 }
 
 /// After a panic within nobody knows what lies there.
-fn lock(room: &Mutex<DeviceRoom>) -> MutexGuard<'_, DeviceRoom> {
+fn lock(room: &Room) -> MutexGuard<'_, Box<dyn PageRoom>> {
     room.lock().unwrap_or_else(|poisoned| {
         let mut locked = poisoned.into_inner();
         locked.clear();
@@ -146,7 +146,7 @@ pub(crate) fn append(
     pages: &mut DevicePages,
     cache: &mut KvCache,
     layer: usize,
-    rows: &DeviceRows,
+    rows: &dyn DeviceRows,
     tokens: Range<usize>,
     rotation: Rotation,
 ) -> Result<(), EngineError> {
@@ -164,7 +164,7 @@ pub(crate) fn append(
 pub(crate) struct OnDevice<'a> {
     pub(crate) pages: &'a mut DevicePages,
     pub(crate) cache: &'a mut KvCache,
-    pub(crate) rows: &'a DeviceRows,
+    pub(crate) rows: &'a dyn DeviceRows,
 }
 
 impl OnDevice<'_> {
@@ -191,36 +191,38 @@ impl OnDevice<'_> {
             selection,
         });
         let tiles: Vec<PagedTile<'_>> = tiles.collect();
-        let around = match partials {
+        let timer = match partials {
             Some(_) => None,
-            None => Some([pages.stream.gpu().event()?, pages.stream.gpu().event()?]),
+            None => Some(Arc::clone(&pages.queue).timer()?),
         };
-        let stream = Arc::clone(&pages.stream);
-        let record = |which: usize| around.as_ref().map_or(Ok(()), |around| stream.record(&around[which]));
         let versions = cache.page_versions(chunk.layer);
         let of = pages.layer(chunk.layer, &versions);
         let mut room = lock(&pages.room);
         let means = same_block(&chosen.device_means);
         if let Some(block) = means {
             let reads = |kv_head: usize| chosen.device_means[kv_head].is_some();
-            extend_summaries(&mut room, cache, SummaryKind::Means, of, block, reads)?;
+            extend_summaries(&mut **room, cache, SummaryKind::Means, of, block, reads)?;
         }
-        let rows = rows.call(chunk.batch_rows.clone());
-        record(0)?;
-        let mut call = room.begin(of, &tiles, rows, end, options)?;
+        let rows = BatchRows::new(*rows, chunk.batch_rows.clone());
+        if let Some(timer) = &timer {
+            timer.start()?;
+        }
+        let mut call = room.begin(of, &tiles, &rows, end, options)?;
         if means.is_some() {
-            call = call.with_means();
+            call.include_means();
         }
         cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(chosen.next), &mut |pages| {
             Ok(call.attend(&cut(pages, chunk))?)
         })?;
         call.finish()?;
-        record(1)?;
+        if let Some(timer) = &timer {
+            timer.stop()?;
+        }
         if let Some(partials) = partials {
             room.bring_partials(&tiles, &rows, partials)?;
         }
         drop(room);
-        pages.call = around;
+        pages.call = timer;
         Ok(())
     }
 
@@ -262,11 +264,11 @@ impl OnDevice<'_> {
         }
         let versions = cache.page_versions(chunk.layer);
         let of = pages.layer(chunk.layer, &versions);
-        let (mut room, rows) = (lock(&pages.room), rows.call(chunk.batch_rows.clone()));
+        let (mut room, rows) = (lock(&pages.room), BatchRows::new(*rows, chunk.batch_rows.clone()));
         if partials.is_some() {
             room.set_log_sum_exp(&rows, &log_sum_exp)?;
         }
-        let mut pass = room.begin_mass(of, &tiles, rows, chunk.end(), options)?;
+        let mut pass = room.begin_mass(of, &tiles, &rows, chunk.end(), options)?;
         cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
             Ok(pass.add(&cut(pages, chunk))?)
         })?;
@@ -307,7 +309,7 @@ pub(crate) struct ShownKeys<'a> {
 pub(crate) fn estimate(
     pages: &mut DevicePages,
     keys: &ShownKeys<'_>,
-    queries: Queries<'_>,
+    queries: &BatchRows<'_>,
     contexts: &[SelectContext<'_>],
     asked: &[Option<Estimate>],
 ) -> Result<Vec<Option<Estimated>>, EngineError> {
@@ -361,12 +363,14 @@ pub(crate) fn extend_bounds(
 ) -> Result<bool, EngineError> {
     let versions = cache.page_versions(layer);
     let of = pages.layer(layer, &versions);
-    extend_summaries(&mut lock(&pages.room), cache, SummaryKind::Bounds, of, block, |_| true)
+    extend_summaries(&mut **lock(&pages.room), cache, SummaryKind::Bounds, of, block, |_| {
+        true
+    })
 }
 
 /// Takes the tokens that the summaries of some KV heads of a layer lack into them; false where there is no room.
 fn extend_summaries(
-    room: &mut DeviceRoom,
+    room: &mut dyn PageRoom,
     cache: &mut KvCache,
     kind: SummaryKind,
     of: LayerPages<'_>,
@@ -400,13 +404,13 @@ pub(crate) fn bound_scores(
     pages: &mut DevicePages,
     cache: &mut KvCache,
     layer: usize,
-    queries: Queries<'_>,
+    queries: &BatchRows<'_>,
     block: usize,
 ) -> Result<Option<Vec<Estimated>>, EngineError> {
     let versions = cache.page_versions(layer);
     let of = pages.layer(layer, &versions);
     let mut room = lock(&pages.room);
-    if !extend_summaries(&mut room, cache, SummaryKind::Bounds, of, block, |_| true)? {
+    if !extend_summaries(&mut **room, cache, SummaryKind::Bounds, of, block, |_| true)? {
         return Ok(None);
     }
     let heads = 0..cache.shape().kv_heads;

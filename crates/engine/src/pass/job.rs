@@ -333,7 +333,7 @@ impl Runner {
             }
             Round::Rows(named) => {
                 let layer = pass.layer;
-                let live = parts_of(&mut pass.segments, work, named);
+                let live = parts_of(&mut pass.segments, work, named.clone());
                 let parts = live.map(|(segment, sequence, rows)| Part {
                     attention: SequenceAttention::new(sequence, layer, segment.phase, segment.goal),
                     input: segment.layer_rows(&projected, cache_layer, widths),
@@ -342,7 +342,11 @@ impl Runner {
                     own: &mut segment.own,
                     failure: &mut segment.failure,
                 });
-                attend_round(&mut parts.collect::<Vec<_>>(), &mut self.partials, projected.output)
+                let taken = attend_round(&mut parts.collect::<Vec<_>>(), &mut self.partials, projected.output);
+                for (segment, sequence, rows) in parts_of(&mut pass.segments, work, named) {
+                    segment.failure = sequence.learn_rows(cache_layer, segment.phase, rows.end).err();
+                }
+                taken
             }
         };
         for rows in taken {
@@ -412,6 +416,7 @@ fn parts_of<'a>(
 fn get_ready(work: &mut Work<'_>) -> Result<(), Box<Failure>> {
     if work.phase == Phase::Decode {
         work.sequence.evict()?;
+        work.sequence.begin_rows(work.tokens.len());
     }
     work.sequence.roll(work.tokens.len())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, Partial};
-use riffle_cuda::{DeviceRows, RoomOptions, Stream, TransferCount};
+use riffle_device::{DeviceQueue, DeviceRows, RoomOptions, TransferCount};
 use riffle_kv::KvCache;
 use riffle_policy::{CostModel, Phase, PolicySet, PolicyShape, PolicySpec};
 
@@ -29,7 +29,7 @@ pub struct ChunkRows {
     // [tokens, kv_heads, head_dim]
     keys: Vec<f32>,
     values: Vec<f32>,
-    on_device: Option<DeviceRows>,
+    on_device: Option<Box<dyn DeviceRows>>,
 }
 
 /// The attention of a sequence, layer by layer, under one policy: each chunk is appended, selected for, attended to and observed as in
@@ -56,7 +56,7 @@ pub struct LayerAttention {
 
 /// A device that attends, on which the pages have a room of their own.
 struct OwnRoom {
-    stream: Arc<Stream>,
+    queue: Arc<dyn DeviceQueue>,
     pages: DevicePages,
 }
 
@@ -108,10 +108,10 @@ impl LayerAttention {
     ///
     /// # Errors
     /// [`EngineError::Device`] for a room that the device refuses.
-    pub fn on_device(self, stream: &Arc<Stream>, room: RoomOptions) -> Result<Self, EngineError> {
+    pub fn on_device(self, queue: &Arc<dyn DeviceQueue>, room: RoomOptions) -> Result<Self, EngineError> {
         let device = OwnRoom {
-            stream: Arc::clone(stream),
-            pages: DevicePages::alone(stream, room)?,
+            queue: Arc::clone(queue),
+            pages: DevicePages::alone(queue, room)?,
         };
         Ok(Self {
             device: Some(device),
@@ -147,9 +147,8 @@ impl LayerAttention {
         keys: Vec<f32>,
         values: Vec<f32>,
     ) -> Result<ChunkRows, EngineError> {
-        let upload = |device: &OwnRoom| {
-            DeviceRows::of_layer(&device.stream, tokens, self.heads.head_dim, [&queries, &keys, &values])
-        };
+        let upload =
+            |device: &OwnRoom| Arc::clone(&device.queue).rows(tokens, self.heads.head_dim, [&queries, &keys, &values]);
         Ok(ChunkRows {
             on_device: self.device.as_ref().map(upload).transpose()?,
             tokens,
@@ -201,7 +200,7 @@ impl LayerAttention {
                 tokens: chunk.tokens,
                 queries: &chunk.queries,
                 new_keys: match &chunk.on_device {
-                    Some(rows) => NewKeys::Device(rows),
+                    Some(rows) => NewKeys::Device(&**rows),
                     None => NewKeys::Host {
                         keys: &chunk.keys,
                         values: &chunk.values,
@@ -225,8 +224,8 @@ impl LayerAttention {
     /// A device that fails.
     pub fn output(&self, chunk: &ChunkRows) -> Result<Vec<f32>, EngineError> {
         match (&self.device, &chunk.on_device) {
-            (Some(OwnRoom { stream, .. }), Some(rows)) if self.has_output_on_device => {
-                Ok(stream.gpu().download(rows.call(0..chunk.tokens).attended, stream)?)
+            (Some(OwnRoom { queue, .. }), Some(rows)) if self.has_output_on_device => {
+                Ok(queue.attended(&**rows, 0..chunk.tokens)?)
             }
             _ => Ok(self.output.clone()),
         }

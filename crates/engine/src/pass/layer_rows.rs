@@ -1,6 +1,6 @@
 //! What a layer attends with: rows of a sequence as the model projected them.
 
-use riffle_cuda::DeviceRows;
+use riffle_device::DeviceRows;
 
 use crate::pass::compute::NewKeys;
 use crate::sequence::placement::Slot;
@@ -23,7 +23,7 @@ pub(crate) struct LayerRows<'a> {
 
 impl<'a> LayerRows<'a> {
     /// The rows of the batch where they lie on the device that attends; `None` where the CPU does.
-    pub(crate) fn on_device(&self) -> Option<&'a DeviceRows> {
+    pub(crate) fn on_device(&self) -> Option<&'a dyn DeviceRows> {
         match self.new_keys {
             NewKeys::Host { .. } => None,
             NewKeys::Device(rows) => Some(rows),

@@ -10,6 +10,7 @@ pub(crate) mod attention_step;
 pub(crate) mod attention_time;
 pub(crate) mod audit;
 pub(crate) mod auto;
+pub(crate) mod cached_attention;
 pub(crate) mod choice;
 pub(crate) mod chunk;
 pub(crate) mod compute;
@@ -75,6 +76,8 @@ pub struct Runner {
     partials: Vec<Partial>,
     /// Rows of the latest pass.
     rows: usize,
+    /// Takes the small model that drafts through its layers.
+    small: Option<Box<Runner>>,
 }
 
 impl Runner {
@@ -85,6 +88,7 @@ impl Runner {
             forward: None,
             partials: Vec::new(),
             rows: 0,
+            small: None,
         }
     }
 
@@ -143,6 +147,20 @@ impl Runner {
             Some(forward) => Ok(forward.as_dyn().logits(rows, out)?),
             None => unreachable!("there was a pass"),
         }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// The runner of the small model that drafts, until [`keep_small`](Self::keep_small) takes it back.
+    pub(crate) fn take_small(&mut self, engine: &Arc<Engine>) -> Box<Runner> {
+        let small = self.small.take().filter(|small| Arc::ptr_eq(&small.engine, engine));
+        small.unwrap_or_else(|| Box::new(Runner::new(engine)))
+    }
+
+    pub(crate) fn keep_small(&mut self, small: Box<Runner>) {
+        self.small = Some(small);
     }
 
     /// Memory for batches of at least `tokens` tokens.

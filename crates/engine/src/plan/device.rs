@@ -1,7 +1,6 @@
 //! What a run needs of a device's memory.
 
-use riffle_cuda::ops::PrefillChoice;
-use riffle_cuda::{Gpu, RoomOptions};
+use riffle_device::{ComputeDevice, RoomOptions};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicySpec;
 use serde::Serialize;
@@ -13,6 +12,7 @@ use riffle_files::human_bytes;
 
 /// Bytes of a device's memory that a run needs, part by part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct DevicePlan {
     /// The device's name.
     pub name: String,
@@ -39,7 +39,7 @@ pub struct DevicePlan {
 
 impl DevicePlan {
     pub(super) fn new(
-        gpu: &Gpu,
+        device: &dyn ComputeDevice,
         config: &ModelConfig,
         options: &EngineOptions,
         context: usize,
@@ -50,29 +50,30 @@ impl DevicePlan {
         // Norms and biases are f32 there, whatever they are in the file.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
-        let scratch_bytes = riffle_cuda::forward_bytes(config, batch).saturating_add(room.call_bytes(
+        let scratch_bytes = device.forward_bytes(config, batch).saturating_add(device.call_bytes(
+            &room,
             options.chunk_tokens.min(batch),
             options.append_tokens().min(batch),
             context,
         ));
-        let available_bytes = gpu.free_bytes()? as u64 + if has_weights { weights_bytes } else { 0 };
+        let available_bytes = device.free_bytes()? + if has_weights { weights_bytes } else { 0 };
         let left = available_bytes.saturating_sub(weights_bytes.saturating_add(scratch_bytes));
         // Some is left to the driver: compiled kernels, and what falls between allocations.
         let left = left - left / 32;
-        let whole = room.bytes_for(context);
+        let whole = device.room_bytes_for(&room, context);
         let kv_budget_bytes = match options.kv_tiers.device_budget_bytes {
             0 => left.min(whole),
             budget => budget.min(whole),
         };
         Ok(Self {
-            name: gpu.info().name.clone(),
-            products: gpu.products(),
-            prefill: PrefillChoice::of(gpu, config.head_dim, options.key_format, options.value_format)?.to_string(),
+            name: device.name().to_owned(),
+            products: device.products(),
+            prefill: device.prefill_instructions(config.head_dim, [options.key_format, options.value_format])?,
             weights_bytes,
             scratch_bytes,
             kv_bytes: kv_budget_bytes,
             kv_budget_bytes,
-            least_kv_bytes: room.least_bytes(),
+            least_kv_bytes: device.least_room_bytes(&room),
             total_bytes: weights_bytes
                 .saturating_add(scratch_bytes)
                 .saturating_add(kv_budget_bytes),

@@ -27,6 +27,7 @@ use tiers::planned_tiers;
 
 /// Bytes a run needs, part by part, beside what the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct MemoryPlan {
     /// Tokens the context holds.
     pub context_tokens: usize,
@@ -207,7 +208,13 @@ impl Planner<'_> {
         };
         let parts = parts(context_tokens);
         let device = match &options.device {
-            Some(gpu) => Some(DevicePlan::new(gpu, config, options, context_tokens, self.has_weights)?),
+            Some(device) => Some(DevicePlan::new(
+                &**device,
+                config,
+                options,
+                context_tokens,
+                self.has_weights,
+            )?),
             None => None,
         };
         Ok(MemoryPlan {

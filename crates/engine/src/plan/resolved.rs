@@ -1,6 +1,6 @@
 //! What options come to for one model: worked out once, when an engine is made.
 
-use riffle_cuda::RoomOptions;
+use riffle_device::RoomOptions;
 use riffle_kv::{CacheShape, KvTiers};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicyShape;

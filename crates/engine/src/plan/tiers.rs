@@ -1,8 +1,5 @@
 //! Where the pages of a context will lie.
 
-use std::sync::Arc;
-
-use riffle_cuda::PinnedMemory;
 use riffle_kv::{CacheShape, KvTiers, Outlook};
 use riffle_model::ModelConfig;
 use serde::Serialize;
@@ -14,6 +11,7 @@ use riffle_files::human_bytes;
 
 /// Bytes of KV pages by tier, and of those on their way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct TierPlan {
     /// In the device tier.
     pub device_bytes: u64,
@@ -78,9 +76,9 @@ pub(super) fn planned_tiers(
     room_bytes: u64,
 ) -> KvTiers {
     let mut tiers = options.kv_tiers.clone();
-    if let Some(gpu) = &options.device {
+    if let Some(device) = &options.device {
         // The device stands in front of main memory, which holds every page.
-        tiers.device = Arc::new(PinnedMemory::new(gpu));
+        tiers.device = device.pinned_memory();
         tiers.device_budget_bytes = 0;
     }
     if tiers.disk.is_some() && tiers.ram_budget_bytes.is_none() {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use riffle_model::{ChatMessage, LoadTimes};
+use riffle_model::LoadTimes;
 use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
@@ -57,6 +57,7 @@ pub enum RunEvent<'a> {
 
 /// The answer and the closing summary.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct RunReport {
     /// The model's path.
     pub model: String,
@@ -116,6 +117,7 @@ pub struct RunReport {
 
 /// The KV cache at the end of a run.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct KvReport {
     /// Tokens held.
     pub tokens: usize,
@@ -370,18 +372,13 @@ pub(crate) fn prompt_tokens(
         return Err(EngineError::EmptyPrompt);
     }
     let tokenizer = engine.tokenizer()?;
-    match engine.chat_template() {
-        Some(template) if request.chat => {
-            let mut messages = Vec::new();
-            if let Some(system) = &request.system {
-                messages.push(ChatMessage::new("system", system));
-            }
-            messages.push(ChatMessage::new("user", prompt));
-            let text = template.render_messages_until(&messages, true, poll)?;
+    match engine.chat_template().is_some() && request.chat {
+        true => {
+            let text = engine.conversation_text(request.system.as_deref(), [], prompt, poll)?;
             // The template writes the special tokens itself.
             Ok((tokenizer.encode(&text, false)?, true))
         }
-        _ if request.system.is_some() => Err(EngineError::NoChatTemplate(engine.path().display().to_string())),
-        _ => Ok((tokenizer.encode(prompt, true)?, false)),
+        false if request.system.is_some() => Err(EngineError::NoChatTemplate(engine.path().display().to_string())),
+        false => Ok((tokenizer.encode(prompt, true)?, false)),
     }
 }

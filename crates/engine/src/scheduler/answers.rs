@@ -3,8 +3,6 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use riffle_cuda::ops::FEW_ROWS;
-
 use crate::answer::{Answer, Drawn};
 use crate::draft::{AnswerStep, go_on};
 use crate::pass::Failure;
@@ -87,9 +85,13 @@ impl Scheduler {
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
         let mut places: Vec<usize> = answers.map(|(place, _)| place).collect();
         // A device multiplies more rows in another way, with other bits than an answer has alone.
-        if self.engine.options().device.is_some() && places.len() > FEW_ROWS {
+        let device = self.engine.options().device.as_ref();
+        if let Some(few_rows) = device
+            .map(|device| device.few_rows())
+            .filter(|rows| places.len() > *rows)
+        {
             places.sort_by_key(|place| self.running[*place].turn);
-            places.truncate(FEW_ROWS);
+            places.truncate(few_rows);
             places.sort_unstable();
         }
         places

@@ -1,5 +1,6 @@
 //! Beginnings on disk: looked up and kept in bounded steps.
 
+use crate::scheduler::holdings::Holdings;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Running, Scheduler, Stage};
 use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
@@ -73,6 +74,10 @@ impl Scheduler {
             };
             let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
             match look_up(disk, sequence, prompt, std::mem::replace(lookup, Lookup::Elsewhere)) {
+                // Damaged blocks are gone by its end.
+                Ok(Lookup::Elsewhere) => {
+                    self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache);
+                }
                 Ok(next) => *lookup = next,
                 Err(error) => {
                     self.disk = None;
@@ -116,6 +121,7 @@ impl Scheduler {
         if let Some((sequence, stored_tokens)) = self.next_to_keep() {
             kept = keep(&mut disk, sequence, *stored_tokens).map(|stored| *stored_tokens = stored);
         }
+        self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache);
         match kept {
             Ok(()) => self.disk = Some(disk),
             Err(error) => tell(Event::PrefixCacheLost(error)),

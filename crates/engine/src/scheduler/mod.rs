@@ -18,6 +18,7 @@ mod admission;
 mod answers;
 mod compressing;
 mod disk;
+mod holdings;
 mod idle;
 mod prompts;
 mod request;
@@ -41,6 +42,8 @@ use crate::{
 use answers::End;
 use compressing::Compressing;
 use disk::Lookup;
+use holdings::Holdings;
+pub use holdings::{HeldKind, HoldingChange};
 use idle::{Idle, Offered};
 pub use request::{Event, Request, RequestId, RequestReport, RequestTimes, WrittenToken};
 use sessions::{Amount, Promised};
@@ -59,6 +62,8 @@ pub struct SchedulerOptions {
     pub prefix_cache: Option<PrefixCacheOptions>,
     /// A store of beginnings that other processes and machines share: looked in behind those on disk.
     pub shared_store: Option<SharedStoreOptions>,
+    /// Whether changes of what is held are noted, for [`Scheduler::take_holding_changes`]. Whoever turns it on asks for them.
+    pub tells_holdings: bool,
 }
 
 impl SchedulerOptions {
@@ -69,6 +74,7 @@ impl SchedulerOptions {
             prompt_share: 0.5,
             prefix_cache: None,
             shared_store: None,
+            tells_holdings: false,
         }
     }
 }
@@ -87,6 +93,8 @@ pub struct Scheduler {
     disk: Option<MeasuredPrefixCache>,
     /// Beginnings in a store that other processes share.
     shared: Option<SharedPrefixes>,
+    /// What is held of texts, where changes of it are told.
+    holdings: Option<Holdings>,
     /// Scratch of prompt passes, which may be under way, and of answers.
     prompts: Runner,
     answers: Runner,
@@ -197,7 +205,7 @@ impl Scheduler {
                 "--sequences",
                 engine.options().sequences,
                 format!(
-                    "{} requests are to run at a time: plan for as many sequences",
+                    "{} requests are to run at a time: give EngineOptions::sequences that number at least",
                     options.most_running
                 ),
             ));
@@ -214,8 +222,11 @@ impl Scheduler {
             // Beginnings are found by it, and the weights are read for it once.
             engine.fingerprint()?;
         }
+        let pool = engine.page_pool()?;
+        let holdings = || Holdings::new(engine, &pool, options.prefix_cache.is_some());
         Ok(Self {
-            pool: engine.page_pool()?,
+            holdings: options.tells_holdings.then(holdings).transpose()?,
+            pool,
             waiting: Vec::new(),
             running: Vec::new(),
             idle: Idle::default(),

@@ -54,6 +54,7 @@ pub enum Event<'a> {
 
 /// A token of an answer.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct WrittenToken<'a> {
     /// The token.
     pub token: u32,
@@ -65,6 +66,7 @@ pub struct WrittenToken<'a> {
 
 /// A finished request.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct RequestReport {
     /// What was generated.
     pub generation: Generation,
@@ -78,6 +80,7 @@ pub struct RequestReport {
 
 /// Where the time of a request went.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
 pub struct RequestTimes {
     /// Seconds from its submission until it had a place.
     pub waited_s: f64,
@@ -114,7 +117,7 @@ impl Request {
             return Err(EngineError::option(
                 "--window-size",
                 window.window_tokens,
-                "this model turns keys otherwise in long contexts: give the window to the whole engine",
+                "this model encodes positions of long contexts in another way, so one request cannot have a window of its own: start with --window-size for all",
             ));
         }
         let most = window.whole_tokens(engine_options.page_tokens) + engine_options.chunk_tokens;

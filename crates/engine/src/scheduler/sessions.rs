@@ -220,11 +220,14 @@ impl Scheduler {
             return Err(EngineError::option("prompt probabilities", "asked for", requirement));
         }
         if !held.options().makes_the_same_pages(options) {
-            let requirement = format!("the session was read under {}", held.options().prefill);
+            let requirement = format!(
+                "the session was read under {0}: use --prefill {0}, or another session",
+                held.options().prefill
+            );
             return Err(EngineError::option("--prefill", &options.prefill, requirement));
         }
         if !options.decode.follows_from_keys() || !held.can_share() {
-            let requirement = "it has to see every query of the text, which a session does not keep";
+            let requirement = "this policy learns from every query of the text, which a session does not keep: use another policy, such as full";
             return Err(EngineError::option("--decode", &options.decode, requirement));
         }
         let shared = held.session_beginning(&request.tokens);

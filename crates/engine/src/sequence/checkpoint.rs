@@ -1,5 +1,7 @@
 //! A point of a sequence to which it can return after a few more tokens.
 
+use riffle_policy::{Learned, Policy, PolicySet};
+
 use super::{AnswerUnderWay, Sequence};
 use crate::EngineError;
 use crate::sequence::placement::Slot;
@@ -15,7 +17,9 @@ pub struct Checkpoint {
     logits: Vec<f32>,
     pairs: PairCount,
     /// Of the policies that learn, `[prefill and decode][layers, kv_heads]`; empty where the state follows from keys.
-    policies: [Vec<Vec<u8>>; 2],
+    policies: [Vec<Learned>; 2],
+    /// Where decode policies had evicted tokens last.
+    evicted_since: usize,
 }
 
 impl Checkpoint {
@@ -35,23 +39,26 @@ impl Sequence {
         self.recurrence.keep_checkpoint()?;
         let Slot(first) = self.placement.slot(self.tokens.len());
         self.statistics.count_rows_from(first);
-        let states = [&self.prefill, &self.decode].map(|policies| match self.learns() {
-            true => policies.iter().map(|policy| policy.save_state()).collect(),
-            false => Vec::new(),
-        });
+        let learned = |policies: &PolicySet| -> Result<Vec<Learned>, EngineError> {
+            match policies.follows_from_keys() {
+                true => Ok(Vec::new()),
+                false => Ok(policies.iter().map(Policy::learned).collect::<Result<_, _>>()?),
+            }
+        };
         Ok(Checkpoint {
             tokens: self.tokens.len(),
             prefilled: self.prefilled,
             answer: self.answer,
             logits: self.logits.clone(),
             pairs: self.statistics.pairs,
-            policies: states,
+            policies: [learned(&self.prefill)?, learned(&self.decode)?],
+            evicted_since: self.placement.evicted.since(),
         })
     }
 
     /// Undoes everything since the latest checkpoint but the first `kept` tokens read after it. Returns the tokens among these that
-    /// have to be read again: none where the state of the sequence follows from keys, or from the recorded inputs of recurrent layers; all of
-    /// them otherwise.
+    /// have to be read again: none where the state of the sequence follows from keys, or from what the latest pass recorded of recurrent layers
+    /// and of policies that learn; all of them otherwise.
     ///
     /// With no token kept the sequence is as it was, sampler and logits included.
     ///
@@ -61,33 +68,27 @@ impl Sequence {
     pub fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
         let (from, held) = (checkpoint.tokens, self.tokens.len());
         let model = self.engine.compute().host();
-        let model = model.filter(|_| kept > 0 && !self.learns() && self.recurrence.can_replay(from, kept));
-        let learned = self.learns() || (!self.recurrence.state.is_empty() && model.is_none());
-        let to = if learned { from } else { from + kept };
-        let known = !learned || self.recurrence.knows(from);
-        if held < from + kept || !known || !self.placement.reaches(to) || !self.windows_reach(to) {
+        let model = model.filter(|_| kept > 0 && self.recurrence.can_replay(from, kept));
+        let learns = !self.decode.follows_from_keys();
+        let is_recorded = !learns || self.learned_rows.reaches(from, kept);
+        let remembers = is_recorded && (self.recurrence.state.is_empty() || model.is_some());
+        let to = if remembers { from + kept } else { from };
+        let known = remembers || self.recurrence.knows(from);
+        let has_evicted = learns && self.placement.evicted.since() != checkpoint.evicted_since;
+        if held < from + kept || has_evicted || !known || !self.placement.reaches(to) || !self.windows_reach(to) {
             return Err(EngineError::StaleCheckpoint { tokens: from, held });
         }
         let again = self.tokens[to..from + kept].to_vec();
-        if let Some(model) = model {
+        if let Some(model) = model.filter(|_| remembers) {
             self.recurrence.replay(model, kept)?;
         }
         let missing = self.go_back(to)?;
         debug_assert!(missing.is_empty(), "the recurrent state of the checkpoint is there");
-        let restored = [&mut self.prefill, &mut self.decode]
-            .into_iter()
-            .zip(&checkpoint.policies);
-        for (policies, states) in restored {
-            for (policy, state) in policies.iter_mut().zip(states) {
-                policy.restore_state(state)?;
-            }
-        }
+        self.set_learned(checkpoint, to - from)?;
         self.prefilled = checkpoint.prefilled;
         self.answer = checkpoint.answer;
         self.statistics.pairs = checkpoint.pairs;
-        if !learned {
-            self.statistics.keep_rows(kept);
-        }
+        self.statistics.keep_rows(to - from);
         self.logits.clear();
         if kept == 0 {
             self.logits.extend_from_slice(&checkpoint.logits);
@@ -95,9 +96,18 @@ impl Sequence {
         Ok(again)
     }
 
-    /// Whether a policy has learned what keys do not give back.
-    pub(crate) fn learns(&self) -> bool {
-        let mut policies = self.prefill.iter().chain(self.decode.iter());
-        policies.any(|policy| !policy.traits().follows_from_keys)
+    /// Gives policies that learn what they knew `kept` tokens behind the checkpoint.
+    fn set_learned(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<(), EngineError> {
+        let [prefill, decode] = &checkpoint.policies;
+        for (policy, learned) in self.prefill.iter_mut().zip(prefill) {
+            policy.set_learned(learned)?;
+        }
+        if kept > 0 && !self.decode.follows_from_keys() {
+            return self.learned_rows.restore(&mut self.decode, kept);
+        }
+        for (policy, learned) in self.decode.iter_mut().zip(decode) {
+            policy.set_learned(learned)?;
+        }
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! shorter sequence would: rotary angles are in the keys already, and everything that is held lies before what comes.
 //! What read the head before, the other phase's policy and block means, begins anew on what is left.
 
+use riffle_attention::Span;
 use riffle_kv::{CacheShape, KvError};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,11 @@ impl Evicted {
     /// Whether the sequence can go back to its first `tokens` tokens.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         tokens >= self.since
+    }
+
+    /// Lengths below this one cannot be gone back to.
+    pub(crate) fn since(&self) -> usize {
+        self.since
     }
 
     /// Counts tokens that have left a (layer, KV head).
@@ -87,10 +93,7 @@ impl Sequence {
                 let Some(retained) = self.decode.layer_mut(layer)[kv_head].retained(held) else {
                     continue;
                 };
-                let kept: usize = retained.iter().map(|span| span.len()).sum();
-                let left = kept.div_ceil(shape.page_tokens);
-                let empty = held.div_ceil(shape.page_tokens) - left;
-                if empty < (left / WORTH).max(1) {
+                if !runs_empty(&shape, held, &retained) {
                     continue;
                 }
                 let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
@@ -110,14 +113,9 @@ impl Sequence {
         Ok(())
     }
 
-    /// The layers with keys and values that see the whole sequence: their number in the model and in the cache.
+    /// As [`Engine::whole_layers`].
     pub(crate) fn whole_layers(&self) -> Vec<(usize, usize)> {
-        let model = self.engine.model();
-        let config = model.config();
-        let layers = (0..config.layers).filter(|layer| model.window(*layer).is_none());
-        layers
-            .filter_map(|layer| Some((layer, config.cache_layer(layer)?)))
-            .collect()
+        self.engine.whole_layers()
     }
 
     /// Keeps of a (layer, KV head) the tokens at `places` alone, ascending; every token from `since` on is among them, so that the
@@ -177,6 +175,14 @@ impl Sequence {
             self.placement.evicted = Evicted::default();
         }
     }
+}
+
+/// Whether so many pages of a head that holds `held` tokens would be empty without the others than `retained` that it pays to free them.
+pub(crate) fn runs_empty(shape: &CacheShape, held: usize, retained: &[Span]) -> bool {
+    let kept: usize = retained.iter().map(Span::len).sum();
+    let left = kept.div_ceil(shape.page_tokens);
+    let empty = held.div_ceil(shape.page_tokens) - left;
+    empty >= (left / WORTH).max(1)
 }
 
 /// Whether an operation on pages was refused for want of room.

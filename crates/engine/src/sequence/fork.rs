@@ -173,7 +173,7 @@ impl Sequence {
             return Err(EngineError::option(
                 "--window-size",
                 "given",
-                "a window moves its pages, which others that share them would not: leave it out",
+                "pages are shared between sequences, and a window moves the tokens in its pages: leave it out",
             ));
         }
         self.check_prefix()
@@ -182,7 +182,7 @@ impl Sequence {
 
 impl SequenceOptions {
     /// What decides over pages beside the tokens and the engine. Sequences of one pool are of one engine.
-    fn pages_identity(&self) -> Vec<u8> {
+    pub(crate) fn pages_identity(&self) -> Vec<u8> {
         format!("{:?}", self.prefill).into_bytes()
     }
 

@@ -4,6 +4,7 @@ pub(crate) mod block_means;
 mod checkpoint;
 pub(crate) mod eviction;
 mod fork;
+pub(crate) mod learned_rows;
 pub(crate) mod measured_prefix_cache;
 pub(crate) mod placement;
 pub(crate) mod prefix;
@@ -17,7 +18,7 @@ pub(crate) mod window;
 use std::fmt;
 use std::sync::Arc;
 
-use riffle_cuda::TransferCount;
+use riffle_device::TransferCount;
 use riffle_kv::{KvCache, KvUsage, PagePool};
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
@@ -27,6 +28,7 @@ use crate::pass::device::DevicePages;
 use crate::{AttentionTime, Engine, EngineError, EngineOptions, StreamWindow};
 use block_means::BlockMeans;
 pub use checkpoint::Checkpoint;
+use learned_rows::LearnedRows;
 use placement::Placement;
 use recurrence::Recurrence;
 use sliding::SlidingLayers;
@@ -58,6 +60,7 @@ pub struct Sequence {
     pub(crate) means: BlockMeans,
     pub(crate) recurrence: Recurrence,
     pub(crate) placement: Placement,
+    pub(crate) learned_rows: LearnedRows,
     pub(crate) tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
     pub(crate) prefilled: usize,
@@ -65,6 +68,10 @@ pub struct Sequence {
     /// After the last token, `[vocab]`; empty where none were asked for.
     pub(crate) logits: Vec<f32>,
     pub(crate) statistics: Statistics,
+    /// Policies of drafts that learn from what a verification reads.
+    pub(crate) watchers: Option<PolicySet>,
+    /// What a small model that drafts has read of the same text.
+    pub(crate) reader: Option<Box<Sequence>>,
 }
 
 impl fmt::Debug for Sequence {
@@ -132,11 +139,14 @@ impl Sequence {
                 sliding: SlidingLayers::of(config, engine_options, options.window),
                 ..Placement::default()
             },
+            learned_rows: LearnedRows::default(),
             tokens: Vec::new(),
             prefilled: 0,
             answer: AnswerUnderWay::default(),
             logits: Vec::new(),
             statistics: Statistics::new(engine, &shape, options.audit),
+            watchers: None,
+            reader: None,
             options,
             engine: Arc::clone(engine),
         })
@@ -226,7 +236,7 @@ impl Sequence {
             return Err(EngineError::option(
                 "--audit",
                 "off",
-                "it must be on for queries to be observed",
+                "queries are observed by an audit alone: turn it on",
             ));
         };
         audit.observe(Box::new(observer));

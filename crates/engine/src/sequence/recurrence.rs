@@ -84,13 +84,17 @@ impl Recurrence {
         self.latest_known(tokens) == tokens
     }
 
+    /// The positions at which the state is known, 0 among them; of models with recurrent layers.
+    pub(crate) fn positions(&self) -> [usize; 4] {
+        [&self.state, &self.before_prompt, &self.boundary, &self.checkpoint].map(position)
+    }
+
     /// The latest position up to `tokens` at which the state is known; `tokens` itself for models without recurrent layers.
     pub(crate) fn latest_known(&self, tokens: usize) -> usize {
         if self.state.is_empty() {
             return tokens;
         }
-        let states = [&self.state, &self.before_prompt, &self.boundary, &self.checkpoint];
-        let known = states.into_iter().map(position).filter(|position| *position <= tokens);
+        let known = self.positions().into_iter().filter(|position| *position <= tokens);
         known.max().unwrap_or(0)
     }
 

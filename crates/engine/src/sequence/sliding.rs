@@ -9,7 +9,7 @@ use riffle_model::ModelConfig;
 use crate::{EngineError, EngineOptions, Sequence, StreamWindow};
 
 /// Tokens kept before a window, so that a session can go back by a short answer without reading its text again.
-const BACK_TOKENS: usize = 512;
+pub(crate) const BACK_TOKENS: usize = 512;
 
 /// Windows longer than this are attended to in parts of [`PART_TOKENS`] places.
 const LARGEST_WHOLE_WINDOW: usize = 8192;

@@ -209,7 +209,7 @@ fn a_device_compresses_as_the_processor_does() {
             (found.pairs, vec![session.logits().to_vec()])
         })
     };
-    for ((pairs, logits), (expected_pairs, expected)) in run(Some(any_device())).into_iter().zip(run(None)) {
+    for ((pairs, logits), (expected_pairs, expected)) in run(Some(Arc::new(any_device()))).into_iter().zip(run(None)) {
         assert_eq!(pairs, expected_pairs);
         assert!(difference(&logits, &expected) < 2e-2);
     }
@@ -233,7 +233,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
         let error = refused(&mut read, &asked, "a share above 0");
         assert!(matches!(error, EngineError::Option { name: "--keep", .. }));
     }
-    refused(&mut Session::new(&engine).unwrap(), &kvzip, "holds no tokens");
+    refused(&mut Session::new(&engine).unwrap(), &kvzip, "holds no text yet");
     // No room beside the text for what is read to measure it.
     let mut long = session(&engine, &prompt(440));
     let error = refused(&mut long, &kvzip, "what is repeated of it");

@@ -14,11 +14,11 @@ use riffle_engine::{
     RequestId, SamplingOptions, Scheduler, SchedulerOptions, Session, StreamWindow, TokenConstraint,
 };
 use riffle_kv::{DiskTier, KvTiers};
-use riffle_policy::PolicyRules;
 
 use crate::testing::{fixture, go_on};
 
-const DRAFTS: [&str; 9] = [
+/// `MODEL` stands for the path of the other model with the same tokens.
+const DRAFTS: [&str; 13] = [
     "auto",
     "ngram",
     "ngram@1",
@@ -27,11 +27,15 @@ const DRAFTS: [&str; 9] = [
     "sparse:streaming:sinks=4,window=32@3",
     "sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0@5",
     "ngram+sparse:streaming:sinks=4,window=64@4",
+    "sparse:mass:budget=24,recent=16,from=0@6",
+    "model:MODEL@4",
+    "model:MODEL",
+    "ngram+model:MODEL@9",
     "ngram+sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
 ];
 
-/// Policies for reading and writing that follow from keys.
-const POLICIES: [(&str, &str); 8] = [
+/// Policies for reading and writing: those that follow from keys, and those that learn.
+const POLICIES: [(&str, &str); 12] = [
     ("full", "full"),
     ("full", "full"),
     ("full", "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"),
@@ -43,6 +47,10 @@ const POLICIES: [(&str, &str); 8] = [
         "log-stride:window=16,landmarks=1,block=24",
     ),
     ("blasst:factor=4,block=16", "blasst:factor=4,block=16"),
+    ("full", "h2o:from=0,budget=40,recent=8"),
+    ("full", "h2o:from=0,budget=96,recent=24"),
+    ("full", "snapkv:from=0,budget=40,window=8"),
+    ("h2o-chunk:from=0,local=16,heavy=16", "full"),
 ];
 
 /// Answers whose tokens are even and odd in turn, and end after some.
@@ -89,6 +97,18 @@ impl TokenConstraint for Turn {
         };
         self.can_fork.then(fork)
     }
+}
+
+fn other_model(model: &str) -> &'static str {
+    match model {
+        "model" => "model-hybrid",
+        _ => "model",
+    }
+}
+
+fn draft_of(draft: &str, model: &str) -> DraftSpec {
+    let other = fixture(other_model(model));
+    draft.replace("MODEL", &other.display().to_string()).parse().unwrap()
 }
 
 /// A text that repeats parts of itself.
@@ -159,6 +179,7 @@ fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
         batch_tokens: 128,
         chunk_tokens: 64,
         page_tokens,
+        draft_model: Some(fixture(other_model(model))),
         sequences: 8,
         pool_tokens: Some(8 * 512),
         key_format: format,
@@ -226,8 +247,8 @@ impl Held {
         Self {
             tokens: session.tokens().to_vec(),
             logits: bits(session),
-            file: match session.engine().options().decode.to_string().as_str() {
-                "full" => std::fs::read(&path).unwrap(),
+            file: match session.engine().options().decode.to_string().split(':').next() {
+                Some("full" | "h2o" | "snapkv") => std::fs::read(&path).unwrap(),
                 _ => Vec::new(),
             },
             rest: generate(&mut restored, &rest, usize::MAX).unwrap().tokens,
@@ -253,7 +274,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
         let plain = wishes(random);
         let draft = DRAFTS.choose(random).unwrap();
         let drafted = GenerateOptions {
-            draft: draft.parse().unwrap(),
+            draft: draft_of(draft, model),
             ..plain.clone()
         };
         let patience = if random.random_bool(0.2) {
@@ -329,7 +350,7 @@ fn compare_requests(seed: u64) -> DraftCount {
             tokens: text(&engine, random),
             generate: GenerateOptions {
                 draft: match random.random_bool(0.8) {
-                    true => DRAFTS.choose(random).unwrap().parse().unwrap(),
+                    true => draft_of(DRAFTS.choose(random).unwrap(), model),
                     false => DraftSpec::NONE,
                 },
                 ..wishes(random)
@@ -403,17 +424,11 @@ fn drafts_that_cannot_be_made_are_refused_by_name_and_left_out_by_auto() {
         page_tokens: 32,
         ..EngineOptions::default()
     };
-    let decode = |policy: &str| EngineOptions {
-        decode: policy.parse::<PolicyRules>().unwrap(),
-        ..plain.clone()
-    };
     let window = StreamWindow {
         window_tokens: 64,
         sink_tokens: 4,
     };
     for (options, said) in [
-        (decode("h2o:budget=64"), "learns from every query"),
-        (decode("snapkv:budget=64"), "learns from every query"),
         (plain.clone().with_window(window).unwrap(), "endless window"),
         (
             EngineOptions {

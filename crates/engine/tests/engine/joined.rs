@@ -10,8 +10,9 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
+use riffle_cuda::Gpu;
 use riffle_engine::{
-    Checkpoint, Engine, EngineOptions, Gpu, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work,
+    Checkpoint, Engine, EngineOptions, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work,
 };
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
@@ -294,7 +295,7 @@ impl Group {
     /// Reads what a member has read alone, and compares.
     fn check(&self, member: &Member) {
         let options = EngineOptions {
-            device: self.device.clone(),
+            device: self.device.clone().map(|gpu| Arc::new(gpu) as _),
             page_tokens: page_tokens(&self.device),
             ..options(self.format, member.setting)
         };
@@ -362,7 +363,7 @@ fn check_on(
     for format in formats {
         for seed in seeds.clone() {
             let mut options = options(*format, 0);
-            options.device = device.clone();
+            options.device = device.clone().map(|gpu| Arc::new(gpu) as _);
             options.page_tokens = page_tokens(&device);
             if let Some(folder) = folder {
                 options.kv_tiers.disk = Some(DiskTier {

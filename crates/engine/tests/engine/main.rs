@@ -1,6 +1,7 @@
 //! Sessions of an engine: what they read, keep, share, evict and give back.
 
 mod attention_watch;
+mod cached_attention;
 mod compress;
 #[path = "../../../kv/tests/testing/counted.rs"]
 mod counted;

@@ -1,5 +1,6 @@
 //! What a scheduler promises to those who ask.
 
+mod holdings;
 mod sessions;
 mod shared_prompts;
 mod shared_store;
@@ -499,7 +500,7 @@ fn more_answers_than_a_device_multiplies_alike_take_turns() {
     let options = EngineOptions {
         sequences: 10,
         page_tokens: 64,
-        device: Some(device),
+        device: Some(Arc::new(device)),
         ..options()
     };
     let engine = engine(options.clone());

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use riffle_cuda::{EmulatedOptions, Gpu, KernelCache};
-use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_cuda::{CudaError, EmulatedOptions, Gpu, KernelCache};
+use riffle_engine::{Engine, EngineError, EngineOptions, Session};
 use riffle_kv::DiskTier;
 
 use super::{fixture, go_on, largest_difference};
@@ -30,8 +30,16 @@ pub fn options(device: Option<Gpu>) -> EngineOptions {
         batch_tokens: 128,
         chunk_tokens: 64,
         page_tokens: 64,
-        device,
+        device: device.map(|gpu| Arc::new(gpu) as _),
         ..EngineOptions::default()
+    }
+}
+
+/// The GPU's own error behind an engine's.
+pub fn gpu_error(error: &EngineError) -> Option<&CudaError> {
+    match error {
+        EngineError::Device(error) => error.downcast_ref(),
+        _ => None,
     }
 }
 

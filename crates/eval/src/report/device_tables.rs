@@ -1,8 +1,7 @@
 //! What was measured of a device, as tables.
 
-use crate::device_rates::{DeviceRate, InstructionRate};
 use crate::numbers::{percent, tokens};
-use crate::{AheadRate, DevicePolicyRate, DeviceReport, OffloadRate, Table};
+use crate::{AheadRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, OffloadRate, Table};
 
 pub(super) fn device(report: &DeviceReport) -> Vec<Table> {
     let by_instructions: Vec<(&DeviceRate, &InstructionRate)> = report

@@ -1,6 +1,6 @@
 //! What the laboratory measures.
 
-mod device_rates;
 mod logits;
 mod needle;
+mod outside;
 mod tasks;

@@ -18,6 +18,7 @@ mod page;
 mod planes;
 mod prefixes;
 mod room;
+mod row_watch;
 mod store;
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -28,6 +29,7 @@ pub(crate) use page::{Kind, Place};
 pub use page::{PageId, PageVersion};
 use planes::Ledgers;
 pub(crate) use planes::{PlaneBytes, Source};
+pub use row_watch::{RowChange, RowTier};
 pub(crate) use store::PageStore;
 
 /// Where the pages of several sequences come from: their budgets are one, and pages that they hold in common are there
@@ -114,6 +116,18 @@ impl PagePool {
     /// Bytes that were loaded from slower tiers for all sequences, since the pool was made.
     pub fn loaded_bytes(&self) -> u64 {
         self.0.read().offload().loaded_bytes()
+    }
+
+    /// Notes from now on what changes of the rows that sequences [share](KvCache::share) under `identity`, for
+    /// [`take_row_changes`](Self::take_row_changes). Rows that are known already are not told. Without it nothing is noted.
+    pub fn watch_rows(&self, identity: &[u8]) {
+        self.0.write().known.watch(identity);
+    }
+
+    /// What has changed of the watched rows since this was last called, in order. After applying all changes a caller knows exactly
+    /// which rows can be adopted under the identity, and where they lie.
+    pub fn take_row_changes(&self) -> Vec<RowChange> {
+        self.0.write().known.take_changes()
     }
 
     /// Pages that any sequence holds, shared ones once.

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::page::PageId;
+use super::page::{PageId, Place};
+use super::row_watch::{PlaneCounts, RowChange, RowWatch};
+use crate::TextBlock;
 
 /// Rows of pages, one page of every table, by the hash of all tokens up to the row's end. A row is known while all its pages are
 /// held and none has changed; being known holds no page.
@@ -11,6 +13,8 @@ pub(crate) struct KnownRows {
     by_key: HashMap<u128, Box<[PageId]>>,
     /// The key of the row that a page is part of.
     keys: HashMap<PageId, u128>,
+    /// What has changed of them, where somebody wants to know.
+    watch: Option<Box<RowWatch>>,
 }
 
 impl KnownRows {
@@ -19,23 +23,64 @@ impl KnownRows {
         self.by_key.get(&key).map(|pages| &pages[..])
     }
 
-    /// Makes a row known, unless one of its pages is part of another.
-    pub(crate) fn insert(&mut self, key: u128, pages: Box<[PageId]>) {
+    /// Makes a row known, unless one of its pages is part of another; says whether it did.
+    pub(crate) fn insert(&mut self, key: u128, pages: Box<[PageId]>) -> bool {
         if pages.iter().any(|page| self.keys.contains_key(page)) {
-            return;
+            return false;
         }
         self.keys.extend(pages.iter().map(|page| (*page, key)));
         self.by_key.insert(key, pages);
+        true
+    }
+
+    /// Notes changes of rows of this identity from now on.
+    pub(crate) fn watch(&mut self, identity: &[u8]) {
+        self.watch = Some(Box::new(RowWatch::new(identity)));
+    }
+
+    /// Whether changes of rows of this identity are noted.
+    pub(crate) fn watches(&self, identity: &[u8]) -> bool {
+        self.watch.as_ref().is_some_and(|watch| *watch.identity == *identity)
+    }
+
+    /// Notes a row that has become known, and where its planes lie.
+    pub(crate) fn note_known(&mut self, key: u128, block: TextBlock, planes: PlaneCounts) {
+        if let Some(watch) = &mut self.watch {
+            watch.insert(key, block, planes);
+        }
+    }
+
+    /// Notes that a plane of a page lies elsewhere now.
+    pub(crate) fn note_move(&mut self, page: PageId, from: Place, to: Place) {
+        if let Some(watch) = &mut self.watch
+            && let Some(key) = self.keys.get(&page)
+        {
+            watch.move_plane(*key, from, to);
+        }
+    }
+
+    /// What was noted since this was asked for.
+    pub(crate) fn take_changes(&mut self) -> Vec<RowChange> {
+        self.watch.as_mut().map(|watch| watch.take()).unwrap_or_default()
     }
 
     /// Forgets the row of a page that is about to change or to go.
     pub(crate) fn forget(&mut self, page: PageId) {
-        let Some(key) = self.keys.get(&page) else { return };
-        for page in self.by_key.remove(key).into_iter().flatten() {
+        let Some(key) = self.keys.get(&page).copied() else {
+            return;
+        };
+        for page in self.by_key.remove(&key).into_iter().flatten() {
             self.keys.remove(&page);
         }
+        if let Some(watch) = &mut self.watch {
+            watch.forget(key);
+        }
         if self.by_key.is_empty() {
-            *self = Self::default();
+            let watch = self.watch.take();
+            *self = Self {
+                watch,
+                ..Self::default()
+            };
         }
     }
 
@@ -44,5 +89,6 @@ impl KnownRows {
         pages * size_of::<PageId>()
             + self.by_key.capacity() * size_of::<(u128, Box<[PageId]>)>()
             + self.keys.capacity() * size_of::<(PageId, u128)>()
+            + self.watch.as_ref().map_or(0, |watch| watch.bookkeeping_bytes())
     }
 }

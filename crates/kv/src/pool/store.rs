@@ -8,6 +8,7 @@ use super::order::LeaveOrder;
 use super::page::{Kind, PageId, PageRecords, PageVersion, Place};
 use super::planes::{Ledgers, PlaneBytes, PlaneStore, Source};
 use super::prefixes::KnownRows;
+use super::row_watch::PlaneCounts;
 use crate::arena::Slot;
 use crate::disk::PlaneId;
 use crate::ledger::Taken;
@@ -113,6 +114,15 @@ impl PageStore {
     /// Whether all of these pages lie near.
     pub(crate) fn are_near(&self, pages: &[PageId]) -> bool {
         self.far_planes == 0 || pages.iter().all(|page| self.is_near(*page))
+    }
+
+    /// Planes of pages by the tier that they lie in.
+    pub(crate) fn plane_counts(&self, pages: impl Iterator<Item = PageId>) -> PlaneCounts {
+        let mut counts = PlaneCounts::default();
+        for page in pages {
+            Kind::BOTH.iter().for_each(|kind| counts.add(self.place(page, *kind)));
+        }
+        counts
     }
 
     /// Whether more than one page table names a page.
@@ -228,6 +238,7 @@ impl PageStore {
             order.queue(page, kind, to);
         }
         self.records.set_place(page, kind, to);
+        self.known.note_move(page, from, to);
         self.far_planes = self.far_planes + usize::from(!to.is_near()) - usize::from(!from.is_near());
         if !from.is_near() {
             // It may be on its way from there.

@@ -15,14 +15,15 @@
 //! key u128, key of the block u128, bytes, hash of all the above: u128
 //! ```
 
-use std::io::{self, ErrorKind, Write};
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
 use riffle_files::FileError;
 use twox_hash::XxHash3_128;
 
 use super::failed;
-use crate::output::{FileKind, OutputFile, OutputWriter};
+use crate::output::{FileKind, OutputFile, OutputWriter, open_regular};
 use crate::snapshot::{BYTE_ORDER, shape_numbers};
 use crate::{CacheShape, KvCache, KvError, OutputError};
 
@@ -54,13 +55,7 @@ impl<'a> Block<'a> {
         identity: &[u8],
         tokens: &'a [u32],
     ) -> impl Iterator<Item = Block<'a>> + use<'a> {
-        let mut root = XxHash3_128::new();
-        root.write(&head_of_all());
-        for number in shape_numbers(shape) {
-            root.write(&number.to_le_bytes());
-        }
-        root.write(identity);
-        let mut parent = root.finish_128();
+        let mut parent = root(shape, identity);
         tokens.chunks_exact(shape.page_tokens).map(move |tokens| {
             let mut hash = XxHash3_128::new();
             hash.write(&parent.to_le_bytes());
@@ -124,6 +119,52 @@ impl<'a> Block<'a> {
         head.extend(self.parent.to_le_bytes());
         head.extend(token_bytes(self.tokens));
         head
+    }
+}
+
+/// The key that the first block of a text names as the one before it.
+pub(super) fn root(shape: &CacheShape, identity: &[u8]) -> u128 {
+    let mut root = XxHash3_128::new();
+    root.write(&head_of_all());
+    for number in shape_numbers(shape) {
+        root.write(&number.to_le_bytes());
+    }
+    root.write(identity);
+    root.finish_128()
+}
+
+/// What a block's file says of itself before its pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) key: u128,
+    pub(super) parent: u128,
+    pub(super) tokens: Vec<u32>,
+}
+
+impl Head {
+    /// The head of a file of blocks of `page_tokens` tokens; `None` for other files. The tokens are those that the key is a hash of.
+    pub(super) fn read(path: &Path, page_tokens: usize) -> Option<Self> {
+        let file = open_regular(path, OpenOptions::new().read(true)).ok()?;
+        let mut bytes = Vec::new();
+        let most = (HEAD_BYTES + 4 * page_tokens) as u64;
+        file.take(most).read_to_end(&mut bytes).ok()?;
+        if bytes.len() as u64 != most || bytes[..16] != head_of_all() {
+            return None;
+        }
+        let key = |at: usize| u128::from_le_bytes(bytes[at..at + 16].try_into().expect("sixteen bytes"));
+        let (parent, tokens) = (key(32), &bytes[HEAD_BYTES..]);
+        let mut hash = XxHash3_128::new();
+        hash.write(&parent.to_le_bytes());
+        hash.write(tokens);
+        let tokens = tokens.chunks_exact(4);
+        let head = Self {
+            key: key(16),
+            parent,
+            tokens: tokens
+                .map(|token| u32::from_le_bytes(token.try_into().expect("four bytes")))
+                .collect(),
+        };
+        (hash.finish_128() == head.key).then_some(head)
     }
 }
 

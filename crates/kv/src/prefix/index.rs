@@ -1,5 +1,6 @@
 //! Which blocks there are and when they were used.
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -59,6 +60,11 @@ impl Index {
             }))
         };
         read().map_err(|error| self.error(error))
+    }
+
+    /// The keys of everything that it names.
+    pub(super) fn keys(&self) -> Result<HashSet<u128>, KvError> {
+        Ok(self.list()?.into_iter().map(|(key, _)| key).collect())
     }
 
     /// Bytes of all blocks.

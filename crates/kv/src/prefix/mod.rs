@@ -2,7 +2,9 @@
 
 mod block;
 mod index;
+mod listing;
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::Read;
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 pub(crate) use block::note_key;
 use block::{Block, KIND, Note};
 use index::{Entry, Index};
+pub use listing::{ListingChange, PrefixListing};
 
 use crate::output::{open_regular, remove_leftovers, sync_folder};
 use crate::{CacheShape, KvCache, KvError, PathLock};
@@ -37,6 +40,7 @@ pub struct PrefixCache {
 
 /// What a lookup gave.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PrefixFound {
     /// Tokens the cache holds now.
     pub tokens: usize,
@@ -46,6 +50,7 @@ pub struct PrefixFound {
 
 /// A beginning with a note.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NoteFound {
     /// Tokens of the beginning; 0 where none has a note.
     pub tokens: usize,
@@ -57,6 +62,7 @@ pub struct NoteFound {
 
 /// What became of a beginning that was to be kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PrefixStored {
     /// Tokens of the beginning that are kept now.
     pub tokens: usize,
@@ -282,6 +288,12 @@ impl PrefixCache {
             self.remove_block(*key)?;
         }
         Ok(removed.len())
+    }
+
+    /// Keys of everything that the index names, notes included.
+    fn keys(&self) -> Result<HashSet<u128>, KvError> {
+        let _lock = self.lock()?;
+        self.index()?.keys()
     }
 
     fn index(&self) -> Result<Index, KvError> {

@@ -21,3 +21,4 @@ mod streaming;
 mod testing;
 mod together;
 mod versions;
+mod watch;

@@ -249,7 +249,7 @@ fn only_files_of_ours_are_said_to_be_deleted() {
     }
     let mut other_version = good.clone();
     other_version[8] ^= 1;
-    assert!(message(&other_version).contains("version 2, not 3: delete it"));
+    assert!(message(&other_version).contains("format 2 (here 3), which this version cannot read: delete it"));
     // Nor is a foreign file overwritten by a save.
     fs::write(&path, "a diary").unwrap();
     assert!(

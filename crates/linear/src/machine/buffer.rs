@@ -1,23 +1,39 @@
 //! Memory for packed weights: aligned to cache lines, in huge pages where the system grants them.
 //!
 //! Most matrices of a model are smaller than a huge page or end within one, so buffers are cut one after the other from
-//! mappings that are much larger.
+//! mappings that are much larger. [`pages`](super::pages) decides which of them get huge pages at once.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
 
+use super::pages::{HUGE_PAGE_BYTES, prepare};
 use crate::LinearError;
 
 const LINE_BYTES: usize = 64;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Address space that buffers share. Memory is taken only for what is written.
 const SHARED_BYTES: usize = if cfg!(unix) { 128 << 20 } else { 0 };
 /// Longest buffer that is cut from shared space: what is left over when one does not fit stays unused.
 const LARGEST_SHARED_BYTES: usize = SHARED_BYTES / 8;
 
-/// The shared mapping new buffers are cut from, as long as any of them lives, and how far it is used.
-static OPEN: Mutex<(Weak<MmapRaw>, usize)> = Mutex::new((Weak::new(), 0));
+/// The shared mapping that new buffers are cut from.
+struct Open {
+    /// It lives as long as any of its buffers.
+    mapping: Weak<MmapRaw>,
+    /// How far it is used.
+    used: usize,
+    /// How far its pages are [prepared](prepare).
+    prepared: usize,
+    /// Where its last huge page ends.
+    end: usize,
+}
+
+static OPEN: Mutex<Open> = Mutex::new(Open {
+    mapping: Weak::new(),
+    used: 0,
+    prepared: 0,
+    end: 0,
+});
 
 /// Zeroed bytes that start on a cache line.
 pub(crate) struct Buffer {
@@ -34,20 +50,27 @@ impl Buffer {
             return Ok(buffer);
         }
         let (mapping, start) = map(len).ok_or(LinearError::OutOfMemory { bytes: len })?;
+        // Only whole huge pages, so that the last one does not cost memory the weights do not need.
+        let end = start + len - len % HUGE_PAGE_BYTES;
+        prepare(&mapping, start, end, end);
         Ok(Buffer { mapping, start, len })
     }
 
     /// The next bytes of the open mapping, or of a new one; `None` where the system gives no such address space.
     fn cut(len: usize) -> Option<Buffer> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mapping, start) = match open.0.upgrade().filter(|mapping| mapping.len() - open.1 >= len) {
-            Some(mapping) => (mapping, open.1),
-            None => map(SHARED_BYTES)?,
+        let same = open.mapping.upgrade();
+        let (mapping, start) = match same.filter(|mapping| mapping.len() - open.used >= len) {
+            Some(mapping) => (mapping, open.used),
+            None => {
+                let (mapping, start) = map(SHARED_BYTES)?;
+                open.mapping = Arc::downgrade(&mapping);
+                (open.prepared, open.end) = (start, start + SHARED_BYTES);
+                (mapping, start)
+            }
         };
-        *open = (
-            Arc::downgrade(&mapping),
-            (start + len).next_multiple_of(LINE_BYTES).min(mapping.len()),
-        );
+        open.used = (start + len).next_multiple_of(LINE_BYTES).min(mapping.len());
+        open.prepared = prepare(&mapping, open.prepared, start + len, open.end);
         Some(Buffer { mapping, start, len })
     }
 
@@ -62,15 +85,11 @@ impl Buffer {
     }
 }
 
-/// A mapping of zeros, and the place in it from which `len` bytes begin on a huge page.
+/// A mapping of zeros with room for `len` bytes behind the first place in it where a huge page begins, and that place.
 fn map(len: usize) -> Option<(Arc<MmapRaw>, usize)> {
     let mapping = MmapMut::map_anon(len.checked_add(HUGE_PAGE_BYTES)?).ok()?;
     let address = mapping.as_ptr().addr();
     let start = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
-    // Only whole huge pages, so that the last one does not cost memory the weights do not need. A refusal costs speed,
-    // not correctness.
-    #[cfg(target_os = "linux")]
-    let _ = mapping.advise_range(memmap2::Advice::HugePage, start, len - len % HUGE_PAGE_BYTES);
     Some((Arc::new(MmapRaw::from(mapping)), start))
 }
 

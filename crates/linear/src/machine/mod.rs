@@ -2,6 +2,8 @@
 
 mod buffer;
 mod isa;
+mod pages;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use isa::Isa;
+pub use pages::gather_pages;

@@ -14,6 +14,7 @@ use crate::{
 /// never evicted, nor is a token that no query could vote for yet. An evicted token is not read again, and its memory is
 /// freed. A rollback forgets the tokens after it and the votes of their queries; earlier evictions stand. The votes become
 /// those of the latest snapshot that remains, taken at the beginning or the end of the latest prompt.
+#[derive(Clone)]
 struct H2o {
     budget: usize,
     observed: usize,
@@ -30,6 +31,7 @@ struct H2o {
 }
 
 /// The votes when the sequence ended at `tokens`, by position.
+#[derive(Clone)]
 struct VoteSnapshot {
     tokens: usize,
     votes: Vec<(usize, Votes)>,
@@ -225,6 +227,10 @@ impl Persist for H2o {
         };
         restored.take_snapshot(restored.voted_tokens);
         Ok(Box::new(restored))
+    }
+
+    fn copied(&self) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        Ok(Box::new(self.clone()))
     }
 }
 

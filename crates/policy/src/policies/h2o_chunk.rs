@@ -20,6 +20,7 @@ use crate::{
 /// divided by the number of queries that could give it: without the division old tokens would win by age. The first
 /// `sinks` tokens count among the heavy ones. A rollback returns to the votes of the latest chunk that remains, where they
 /// are still remembered.
+#[derive(Clone)]
 struct H2oChunk {
     local: usize,
     heavy: usize,
@@ -180,6 +181,10 @@ impl Persist for H2oChunk {
             memory_start: 0,
             ..*self
         }))
+    }
+
+    fn copied(&self) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        Ok(Box::new(self.clone()))
     }
 }
 

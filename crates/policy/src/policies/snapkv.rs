@@ -15,6 +15,7 @@ use crate::{
 /// of a hit are retained with it. An evicted token is never read again, even where a later question needs it: every method
 /// that compresses before it knows the question has this weakness. A rollback forgets the tokens after it; earlier
 /// evictions stand.
+#[derive(Clone)]
 struct SnapKv {
     budget: usize,
     window: usize,
@@ -150,6 +151,10 @@ impl Persist for SnapKv {
             mass,
             ..*self
         }))
+    }
+
+    fn copied(&self) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        Ok(Box::new(self.clone()))
     }
 }
 

@@ -38,6 +38,11 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     }
 }
 
+/// The version. Routers tell servers with vLLM's metrics by this path.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()

@@ -4,6 +4,7 @@
 //! takes any more is cancelled before the next piece of work, and what was read of its prompt stays for whoever comes back.
 
 mod entry;
+mod telling;
 mod thread;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +17,9 @@ use riffle_engine::{
     AuditReport, CompressOptions, Compressed, Engine, LoanedSequence, PairCount, PrefillProgress, Request,
     RequestReport, Scheduler, SchedulerOptions, Sequence, TokenProbabilities,
 };
+use riffle_events::Publisher;
+use telling::Telling;
+pub use telling::event_of;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
@@ -115,6 +119,24 @@ struct Listener {
     deadline: Instant,
 }
 
+/// Where routers connect for KV events.
+#[derive(Debug, Clone)]
+pub struct KvEventAddresses {
+    /// For events.
+    pub events: String,
+    /// For those that were missed.
+    pub replays: Option<String>,
+}
+
+impl KvEventAddresses {
+    fn of(publisher: &Publisher) -> Self {
+        Self {
+            events: publisher.address().to_owned(),
+            replays: publisher.replay_address().map(str::to_owned),
+        }
+    }
+}
+
 /// Hands requests to the thread that owns the scheduler.
 #[derive(Debug)]
 pub(crate) struct Driver {
@@ -122,6 +144,7 @@ pub(crate) struct Driver {
     taken: Arc<AtomicUsize>,
     most_requests: usize,
     request_time: Duration,
+    kv_events: Option<KvEventAddresses>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -137,11 +160,21 @@ impl Driver {
             prompt_share: options.prompt_share,
             prefix_cache: options.prefix_cache.clone(),
             shared_store: options.shared_store.clone(),
+            tells_holdings: options.kv_events.is_some(),
         };
+        let publisher = options.kv_events.clone().map(Publisher::start).transpose()?;
+        let kv_events = publisher.as_ref().map(KvEventAddresses::of);
         let scheduler = Scheduler::new(engine, scheduling.clone())?;
         let (commands, received) = mpsc::channel();
         let threads = options.threads;
-        let work = thread::Work::new(scheduler, scheduling, received, metrics, options);
+        let work = thread::Work::new(
+            scheduler,
+            scheduling,
+            received,
+            metrics,
+            options,
+            publisher.map(Telling::new),
+        );
         let thread = std::thread::Builder::new()
             .name("riffle-engine".to_owned())
             .spawn(move || {
@@ -158,6 +191,7 @@ impl Driver {
             taken: Arc::default(),
             most_requests: options.limits.requests,
             request_time: options.limits.request_time,
+            kv_events,
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -224,6 +258,11 @@ impl Driver {
     /// Requests that read, answer or wait.
     pub(crate) fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Where KV events are published, if they are.
+    pub(crate) fn kv_events(&self) -> Option<&KvEventAddresses> {
+        self.kv_events.as_ref()
     }
 
     /// Whether the thread is alive.

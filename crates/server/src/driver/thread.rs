@@ -10,6 +10,7 @@ use axum::http::StatusCode;
 use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions, StopReason};
 
 use super::entry::Entry;
+use super::telling::Telling;
 use super::{Asked, Command, Finished, SessionTold, Token, Told};
 use crate::ServerOptions;
 use crate::failure::Failure;
@@ -31,6 +32,7 @@ pub(super) struct Work {
     commands: mpsc::Receiver<Command>,
     entries: HashMap<RequestId, Entry>,
     metrics: Arc<Metrics>,
+    telling: Option<Telling>,
     keep_alive: Option<Duration>,
     logs_answers: bool,
     told_gauges: Instant,
@@ -45,6 +47,7 @@ impl Work {
         commands: Receiver<Command>,
         metrics: Arc<Metrics>,
         options: &ServerOptions,
+        telling: Option<Telling>,
     ) -> Self {
         Self {
             scheduler,
@@ -52,6 +55,7 @@ impl Work {
             commands,
             entries: HashMap::new(),
             metrics,
+            telling,
             keep_alive: options.keep_alive,
             logs_answers: options.logs_answers,
             told_gauges: Instant::now(),
@@ -73,6 +77,7 @@ impl Work {
             }
             let has_more = self.step();
             self.tell_gauges(!has_more);
+            self.tell_holdings(!has_more);
             match self.stops {
                 Some(until) if Instant::now() >= until || self.entries.is_empty() => break,
                 _ if has_more => {}
@@ -225,6 +230,9 @@ impl Work {
             entry.tell(Told::Failed(failure.clone()));
         }
         let engine: Arc<Engine> = Arc::clone(self.scheduler.engine());
+        if let Some(telling) = &self.telling {
+            telling.clear();
+        }
         match Scheduler::new(&engine, self.scheduling.clone()) {
             Ok(scheduler) => self.scheduler = scheduler,
             Err(error) => {
@@ -238,6 +246,12 @@ impl Work {
         if is_idle || self.told_gauges.elapsed() >= GAUGE_PAUSE {
             self.told_gauges = Instant::now();
             self.metrics.observe(&self.scheduler);
+        }
+    }
+
+    fn tell_holdings(&mut self, is_idle: bool) {
+        if let Some(telling) = &mut self.telling {
+            telling.tell(&mut self.scheduler, &self.metrics, is_idle);
         }
     }
 

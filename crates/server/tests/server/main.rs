@@ -2,6 +2,7 @@
 
 mod access;
 mod answers;
+mod events;
 mod mutants;
 mod reading;
 mod sessions;

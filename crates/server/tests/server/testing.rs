@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use riffle_engine::{Engine, EngineOptions};
-use riffle_server::{Server, ServerOptions, Stopper};
+use riffle_server::{KvEventAddresses, Server, ServerOptions, Stopper};
 use serde_json::{Value, json};
 
 /// Tokens that go through a layer together in these tests.
@@ -36,6 +36,7 @@ pub(crate) fn engine() -> Arc<Engine> {
 /// A server that runs until it is dropped.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
+    pub(crate) kv_events: Option<KvEventAddresses>,
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
 }
@@ -58,6 +59,7 @@ pub(crate) fn start_on(engine: &Arc<Engine>, options: ServerOptions) -> Running 
     let server = Server::bind(engine, options).unwrap();
     Running {
         address: server.address(),
+        kv_events: server.kv_events().cloned(),
         stopper: server.stopper(),
         thread: Some(std::thread::spawn(move || server.run().unwrap())),
     }
@@ -228,5 +230,12 @@ fn unchunked(mut body: &[u8]) -> Vec<u8> {
 pub(crate) fn text(bytes: usize) -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/text/prophets.txt");
     let text = std::fs::read_to_string(path).unwrap();
-    text[..text.floor_char_boundary(bytes)].to_owned()
+    text[..boundary(&text, bytes)].to_owned()
+}
+
+/// The last place at or before `bytes` where a character begins.
+pub(crate) fn boundary(text: &str, bytes: usize) -> usize {
+    (0..=bytes.min(text.len()))
+        .rfind(|at| text.is_char_boundary(*at))
+        .unwrap_or(0)
 }

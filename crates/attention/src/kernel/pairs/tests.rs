@@ -129,6 +129,7 @@ fn every_instruction_set_finds_the_same_logits_in_tiles_of_any_width() {
     for head_dim in HEAD_DIMS {
         scores_agree::<1>(head_dim);
         scores_agree::<2>(head_dim);
+        scores_agree::<3>(head_dim);
         scores_agree::<4>(head_dim);
         scores_agree::<6>(head_dim);
         scores_agree::<8>(head_dim);
@@ -194,6 +195,7 @@ fn every_instruction_set_weighs_values_to_the_same_sums() {
     for head_dim in HEAD_DIMS {
         sums_agree::<1>(head_dim);
         sums_agree::<2>(head_dim);
+        sums_agree::<3>(head_dim);
         sums_agree::<4>(head_dim);
         sums_agree::<6>(head_dim);
         sums_agree::<8>(head_dim);

@@ -1,6 +1,9 @@
 //! `riffle bench draft`: the rates of answers with drafts and without.
 
-use riffle_engine::EngineError;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use riffle_engine::{DraftSpec, EngineError};
 use riffle_eval::{DraftRateOptions, Results, measure_drafts};
 use serde_json::json;
 
@@ -9,7 +12,14 @@ use crate::commands::eval::run::{Subject, file_name};
 use crate::failure::Failure;
 
 pub(super) fn draft(arguments: &BenchDraftArguments) -> Result<(), Failure> {
-    let subject = Subject::new(&arguments.subject, "text/prophets.txt")?;
+    let models: BTreeSet<&Path> = arguments.draft.iter().filter_map(DraftSpec::model).collect();
+    if models.len() > 1 {
+        return Err(Failure::new("--draft names two small models: measure one at a time"));
+    }
+    let subject = Subject {
+        draft_model: models.first().map(|path| path.to_path_buf()),
+        ..Subject::new(&arguments.subject, "text/prophets.txt")?
+    };
     subject.measure(
         ("draft", 0),
         &arguments.engine,

@@ -8,14 +8,11 @@ mod stats;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use riffle_chat::{ChatError, ChatOptions, Conversation, Document, MOST_BRANCHES, TurnReport, Undone};
 use riffle_documents::Collection;
 use riffle_engine::{Engine, RunEvent, StopReason, human_bytes, with_threads};
 use riffle_policy::PolicyRules;
-use signal_hook::consts::SIGINT;
-use signal_hook::flag;
 
 use super::documents::{note_documents, read_documents};
 use super::run::generate_options;
@@ -23,6 +20,7 @@ use super::{engine_options, grouped, note_activations};
 use crate::chat_args::ChatArguments;
 use crate::console;
 use crate::failure::Failure;
+use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
 use entry::{COMMANDS, Command, Entry, entry};
 use input::{Input, Typed};
@@ -33,6 +31,7 @@ const SHOWN_FROM_TOKENS: usize = 512;
 pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
     options.sequences = MOST_BRANCHES;
+    options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
     let documents: Vec<Vec<Document>> = arguments
         .files
         .iter()
@@ -50,7 +49,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
         let input = Input::open(!arguments.no_history)?;
         let mut talk = Talk {
             conversation,
-            stop: Stop::install()?,
+            stop: StopAnswer::install()?,
             output: Ok(()),
         };
         if input.is_terminal() {
@@ -75,44 +74,10 @@ fn documents_of(path: &Path) -> Result<Vec<Document>, Failure> {
     Ok(documents.collect())
 }
 
-/// Ctrl-C: it stops an answer; where nothing is being written, it ends a program that is not typed to.
-struct Stop {
-    asked: Arc<AtomicBool>,
-    /// Whether Ctrl-C ends the program.
-    ends: Arc<AtomicBool>,
-}
-
-impl Stop {
-    fn install() -> Result<Self, Failure> {
-        let (asked, ends) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-        flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&ends))
-            .and_then(|_| flag::register(SIGINT, Arc::clone(&asked)))
-            .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))?;
-        Ok(Self { asked, ends })
-    }
-
-    /// From here on Ctrl-C stops what is done, and not the program.
-    fn begin(&self) {
-        self.asked.store(false, Ordering::Relaxed);
-        self.ends.store(false, Ordering::Relaxed);
-    }
-
-    fn end(&self) {
-        self.ends.store(true, Ordering::Relaxed);
-    }
-
-    fn flow(asked: &AtomicBool) -> ControlFlow<()> {
-        match asked.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
-    }
-}
-
 /// A conversation and what is shown of it.
 struct Talk {
     conversation: Conversation,
-    stop: Stop,
+    stop: StopAnswer,
     /// Whether standard output takes what is written.
     output: Result<(), Failure>,
 }
@@ -290,15 +255,14 @@ impl Talk {
 
     fn attach(&mut self, document: Document) -> Result<(), Failure> {
         let name = document.name.clone();
-        let (mut display, asked) = (PrefillDisplay::new(), Arc::clone(&self.stop.asked));
-        self.stop.begin();
-        let read = self.conversation.attach(document, &mut |event| {
+        let (mut display, stop) = (PrefillDisplay::new(), &self.stop);
+        let mut observe = |event: RunEvent<'_>| {
             if let RunEvent::Prefill(progress) = event {
                 display.update(progress);
             }
-            Stop::flow(&asked)
-        });
-        self.stop.end();
+            stop.flow()
+        };
+        let read = stop.during(|| self.conversation.attach(document, &mut observe));
         display.finish();
         match read {
             Ok(0) => console::aside(format!("{name} is read with your next message")),
@@ -318,10 +282,9 @@ impl Talk {
         &mut self,
         ask: impl FnOnce(&mut Conversation, &mut riffle_chat::Observe<'_>) -> Result<TurnReport, ChatError>,
     ) -> Result<(), Failure> {
-        let (mut display, asked) = (PrefillDisplay::new(), Arc::clone(&self.stop.asked));
+        let (mut display, stop) = (PrefillDisplay::new(), &self.stop);
         let output = &mut self.output;
-        self.stop.begin();
-        let answered = ask(&mut self.conversation, &mut |event| {
+        let mut observe = |event: RunEvent<'_>| {
             match event {
                 RunEvent::Waiting => {}
                 RunEvent::Prefill(progress) if progress.tokens < SHOWN_FROM_TOKENS => {}
@@ -332,11 +295,11 @@ impl Talk {
                 }
             }
             match output {
-                Ok(()) => Stop::flow(&asked),
+                Ok(()) => stop.flow(),
                 Err(_) => ControlFlow::Break(()),
             }
-        });
-        self.stop.end();
+        };
+        let answered = stop.during(|| ask(&mut self.conversation, &mut observe));
         display.finish();
         if self.output.is_ok() {
             self.output = console::end_line();

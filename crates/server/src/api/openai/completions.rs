@@ -39,6 +39,7 @@ struct Completion {
     choices: usize,
     echoes: bool,
     likeliest: Option<usize>,
+    gives_tokens: bool,
     is_streamed: bool,
     stream_usage: StreamUsage,
 }
@@ -59,6 +60,8 @@ struct CompletionAnswer {
     choices: usize,
     echoes: bool,
     likeliest: Option<usize>,
+    /// Whether tokens are told beside texts.
+    gives_tokens: bool,
     stream_usage: StreamUsage,
 }
 
@@ -112,6 +115,7 @@ impl Completion {
             choices,
             echoes,
             likeliest,
+            gives_tokens: fields.flag("return_token_ids")?.unwrap_or(false),
             is_streamed,
             stream_usage: take_stream_options(fields, is_streamed)?,
         })
@@ -143,6 +147,7 @@ impl Completion {
             choices: self.choices,
             echoes: self.echoes,
             likeliest: self.likeliest,
+            gives_tokens: self.gives_tokens,
             stream_usage: self.stream_usage,
             app,
         })
@@ -222,6 +227,10 @@ impl CompletionAnswer {
             "logprobs": logs,
             "finish_reason": stop.map(|stop| finish_reason(stop, 0)),
         });
+        if self.gives_tokens {
+            choice["token_ids"] = whole.tokens.iter().map(|token| token.token).collect();
+            choice["prompt_token_ids"] = prompt.as_slice().into();
+        }
         if self.wishes.prompt_probabilities.is_some() {
             choice["prompt_logprobs"] = probabilities::of_prompt(tokenizer, &whole.prompt_probabilities);
         }
@@ -283,8 +292,11 @@ impl Answering for CompletionAnswer {
                             let has_likeliest = self.likeliest.is_some_and(|most| most > 0);
                             probabilities::completion(tokenizer, None, std::slice::from_ref(one), has_likeliest, 0)
                         });
-                        if !token.text.is_empty() || !logs.is_null() {
+                        if !token.text.is_empty() || !logs.is_null() || self.gives_tokens {
                             let mut chunk = self.chunk(index, &token.text, logs, None);
+                            if self.gives_tokens {
+                                chunk["choices"][0]["token_ids"] = json!([token.token]);
+                            }
                             self.put_usage(&mut chunk, index, written[index]);
                             yield events::data(&chunk);
                         }

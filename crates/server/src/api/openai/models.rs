@@ -40,6 +40,7 @@ fn model(app: &App) -> Value {
         "riffle": {
             "prefill": options.prefill.to_string(),
             "decode": options.decode.to_string(),
+            "page_tokens": options.page_tokens,
             "has_chat_template": app.engine.chat_template().is_some(),
         },
     })

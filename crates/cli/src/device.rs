@@ -1,0 +1,52 @@
+//! `--device`: CUDA devices, where this build has them (feature `cuda`).
+
+use std::sync::Arc;
+
+use riffle_engine::{ComputeDevice, DeviceError};
+use riffle_eval::{AttentionCase, DeviceReport, EvalError, Journal, StepWatch};
+
+/// A CUDA device.
+#[cfg(feature = "cuda")]
+pub(crate) use riffle_cuda::Gpu;
+
+/// A CUDA device, of which this build has none.
+#[cfg(not(feature = "cuda"))]
+pub(crate) enum Gpu {}
+
+/// Opens the CUDA device of a number.
+#[cfg(feature = "cuda")]
+pub(crate) fn gpu(ordinal: usize) -> Result<Gpu, DeviceError> {
+    Ok(Gpu::open(ordinal, riffle_cuda::KernelCache::of_user())?)
+}
+
+/// Refuses: this build has no CUDA devices.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn gpu(_ordinal: usize) -> Result<Gpu, DeviceError> {
+    Err(DeviceError::new(
+        "this riffle was built without CUDA: build it with `cargo install --path crates/cli --features cuda`, or use --device cpu",
+    ))
+}
+
+/// The CUDA device of a number, for an engine.
+pub(crate) fn open(ordinal: usize) -> Result<Arc<dyn ComputeDevice>, DeviceError> {
+    #[cfg(feature = "cuda")]
+    return Ok(Arc::new(gpu(ordinal)?));
+    #[cfg(not(feature = "cuda"))]
+    match gpu(ordinal)? {}
+}
+
+/// What `riffle bench attention` measures on a device.
+pub(crate) fn measure(
+    gpu: &Gpu,
+    cases: &[AttentionCase],
+    journal: &mut Journal,
+    watch: &mut StepWatch<'_>,
+) -> Result<DeviceReport, EvalError> {
+    #[cfg(feature = "cuda")]
+    return riffle_cuda_rates::measure_device(gpu, cases, &Default::default(), journal, watch);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (cases, journal, watch);
+        match *gpu {}
+    }
+}

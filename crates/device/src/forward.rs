@@ -1,0 +1,85 @@
+//! A batch on its way through a model on a device, and what its layers attend with.
+
+use std::any::Any;
+use std::ops::Range;
+
+use riffle_model::{Forward, ModelError};
+
+use crate::DeviceError;
+
+/// A batch on a device, where hidden states stay. A caller that attends on the device takes what a layer attends with from the
+/// [`rows`](Self::rows):
+///
+/// 1. [`project_rows`](Self::project_rows) projects rows of a layer,
+/// 2. [`bring_queries`](Self::bring_queries) copies their queries to main memory, where policies choose by them
+///    ([`host_rows`](Self::host_rows)),
+/// 3. a call of a [`PageRoom`](crate::PageRoom) writes the result to the rows, or [`send_attended`](Self::send_attended) copies it
+///    from main memory,
+/// 4. [`Forward::finish`] goes on from the rows.
+pub trait DeviceForward: Forward {
+    /// Queries, keys and values of the layer that was projected last, and what attention returned for it.
+    fn rows(&self) -> &dyn DeviceRows;
+
+    /// Projects some rows of a layer, in the order that [`Forward::project`] asks for; false for a recurrent layer, which has nothing
+    /// to attend to.
+    ///
+    /// # Errors
+    /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], a device that fails.
+    fn project_rows(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError>;
+
+    /// Copies the queries of some rows of the batch to main memory.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn bring_queries(&mut self, rows: Range<usize>) -> Result<(), DeviceError>;
+
+    /// The rows projected so far, whose queries were [brought](Self::bring_queries).
+    fn host_rows(&mut self) -> HostRows<'_>;
+
+    /// Copies what was written to [`HostRows::attended`] for some rows of the batch to the device.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn send_attended(&mut self, rows: Range<usize>) -> Result<(), DeviceError>;
+}
+
+/// Queries, keys and values of a batch of one layer on the device, and what attention returned. A device takes only rows of its own.
+pub trait DeviceRows: Any + Send + Sync {
+    /// Rotates the queries of some rows where they lie, as `riffle_attention::rotate_heads` to the bit.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn rotate_queries(&self, rows: Range<usize>) -> Result<(), DeviceError>;
+
+    /// Rotates what attention returned of rotated values back, for some rows.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn rotate_attended(&self, rows: Range<usize>) -> Result<(), DeviceError>;
+}
+
+/// Copies in main memory of the rows that are projected so far.
+pub struct HostRows<'a> {
+    /// `[rows, heads, head_dim]`.
+    pub queries: &'a [f32],
+    /// `[rows, heads, head_dim]`: room for an attention result that [`DeviceForward::send_attended`] copies to the device.
+    pub attended: &'a mut [f32],
+    /// Where the same rows lie on the device.
+    pub rows: &'a dyn DeviceRows,
+}
+
+/// Some rows of a batch on the device.
+#[derive(Clone)]
+pub struct BatchRows<'a> {
+    /// The rows of the whole batch.
+    pub rows: &'a dyn DeviceRows,
+    /// Which of them.
+    pub range: Range<usize>,
+}
+
+impl<'a> BatchRows<'a> {
+    /// Rows `range` of a batch.
+    pub fn new(rows: &'a dyn DeviceRows, range: Range<usize>) -> Self {
+        Self { rows, range }
+    }
+}

@@ -1,0 +1,171 @@
+//! A policy for drafts alone: the keys that carried the mass when the answer was last verified (Vegas, arXiv 2602.07223).
+//!
+//! Verification reads every key that the answer's own policy names, so it can say where the mass went. The policy keeps the tokens that got
+//! most of it, head by head, and drafts read these, the latest tokens and the first ones. It looks at one row of a verification, the last:
+//! its mass takes a second look at the keys.
+
+use riffle_attention::{QueryTile, Selection, Span};
+use riffle_policy::{
+    BudgetParameter, ChunkSize, ChunkWork, ColumnMass, Learn, ParameterInfo, Parameters, Persist, PolicyError,
+    PolicyInfo, SelectContext, SparsePolicy, Traits,
+};
+
+/// Most tokens that a parameter may name.
+const MOST: usize = 1 << 20;
+
+/// The policies that drafts may have beside those of the catalogue.
+pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo::outside(
+    "mass",
+    Traits::DECODE
+        .with_learning()
+        .with_persistence()
+        .with_work(work)
+        .with_budget(BudgetParameter::tokens("budget", 260.0)),
+    &[
+        ParameterInfo::count(
+            "budget",
+            "256",
+            "tokens with most mass at the latest verification",
+            1,
+            MOST,
+        ),
+        ParameterInfo::count("recent", "256", "latest tokens, always read", 1, MOST),
+        ParameterInfo::tokens("sinks", "4", "first tokens, always read"),
+    ],
+    |parameters| {
+        Box::new(Mass {
+            budget: parameters.count("budget"),
+            recent: parameters.count("recent"),
+            sinks: parameters.count("sinks"),
+            heavy: Vec::new(),
+        })
+    },
+)
+.with_source("Vegas, arXiv:2602.07223")];
+
+fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
+    let read = ["budget", "recent", "sinks"].map(|name| parameters.count(name));
+    let read: usize = read.iter().sum();
+    ChunkWork::reading((read as f64 / chunk.tokens as f64).min(1.0))
+}
+
+#[derive(Clone)]
+struct Mass {
+    budget: usize,
+    recent: usize,
+    sinks: usize,
+    /// Positions, ascending.
+    heavy: Vec<usize>,
+}
+
+impl SparsePolicy for Mass {
+    fn select(&self, _tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
+        let sinks = Span::new(0, self.sinks.min(context.tokens));
+        let heavy = self.heavy.iter().take_while(|position| **position < context.tokens);
+        let heavy = heavy.map(|position| Span::new(*position, position + 1));
+        Selection::from_spans(std::iter::once(sinks).chain(heavy)).with_row_window(self.recent)
+    }
+
+    fn truncate(&mut self, tokens: usize) {
+        let kept = self.heavy.partition_point(|position| *position < tokens);
+        self.heavy.truncate(kept);
+    }
+
+    fn learn(&mut self) -> Option<&mut dyn Learn> {
+        Some(self)
+    }
+
+    fn persist(&self) -> Option<&dyn Persist> {
+        Some(self)
+    }
+}
+
+impl Learn for Mass {
+    fn observes_from(&self, context: &SelectContext<'_>) -> usize {
+        // The last row of a pass: its mass is that of the longest text.
+        match context.tokens == context.total_tokens {
+            true => context.chunk_start,
+            false => context.tokens,
+        }
+    }
+
+    fn observe(&mut self, mass: &ColumnMass<'_>) {
+        let mut order: Vec<usize> = (0..mass.mass.len()).collect();
+        // Ties go to the lower position, so that a choice is the same on every machine.
+        let heavier = |a: &usize, b: &usize| mass.mass[*b].total_cmp(&mass.mass[*a]).then(a.cmp(b));
+        if order.len() > self.budget {
+            order.select_nth_unstable_by(self.budget, heavier);
+            order.truncate(self.budget);
+        }
+        order.sort_unstable();
+        self.heavy = order;
+    }
+}
+
+impl Persist for Mass {
+    fn save(&self) -> Vec<u8> {
+        let positions = self.heavy.iter().flat_map(|position| (*position as u64).to_le_bytes());
+        positions.collect()
+    }
+
+    fn restored(&self, state: &[u8]) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        let (positions, rest) = state.as_chunks::<8>();
+        let heavy: Vec<usize> = positions
+            .iter()
+            .map(|bytes| u64::from_le_bytes(*bytes) as usize)
+            .collect();
+        match rest.is_empty() && heavy.is_sorted() {
+            true => Ok(Box::new(Self { heavy, ..self.clone() })),
+            false => Err(PolicyError::BadState),
+        }
+    }
+
+    fn copied(&self) -> Result<Box<dyn SparsePolicy>, PolicyError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use riffle_attention::Span;
+
+    fn policy(budget: usize) -> Mass {
+        Mass {
+            budget,
+            recent: 2,
+            sinks: 1,
+            heavy: Vec::new(),
+        }
+    }
+
+    fn observe(policy: &mut Mass, mass: &[f32]) {
+        let queries = Span::new(mass.len() - 1, mass.len());
+        policy.observe(&ColumnMass {
+            queries,
+            group: 1,
+            mass,
+        });
+    }
+
+    #[test]
+    fn the_heaviest_tokens_are_kept_and_ties_go_to_the_lower_position() {
+        let mut policy = policy(3);
+        observe(&mut policy, &[0.1, 0.3, 0.1, 0.1, 0.4]);
+        assert_eq!(policy.heavy, [0, 1, 4]);
+        observe(&mut policy, &[0.0, 1.0]);
+        assert_eq!(policy.heavy, [0, 1]);
+    }
+
+    #[test]
+    fn tokens_that_are_rolled_back_are_forgotten_and_the_state_can_be_stored() {
+        let mut policy = policy(4);
+        observe(&mut policy, &[0.2, 0.1, 0.0, 0.3, 0.4]);
+        let stored = policy.save();
+        policy.truncate(4);
+        assert_eq!(policy.heavy, [0, 1, 3]);
+        let restored = policy.restored(&stored).unwrap();
+        assert_eq!(restored.persist().unwrap().save(), stored);
+        assert!(policy.restored(&[1, 2, 3]).is_err());
+    }
+}

@@ -1,0 +1,306 @@
+//! A small model drafts: it reads what the large one reads, and draws what may come next.
+//!
+//! Each sequence that is drafted for has a sequence of the small model beside it, over the same text. It is kept between answers. A text
+//! that the small model has not read yet is read a chunk at a time, one chunk in a step of all answers, so no answer waits for it; drafts
+//! begin when it has caught up.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_kv::PagePool;
+use riffle_model::Tokenizer;
+use riffle_policy::Phase;
+
+use super::MOST_TOKENS;
+use super::step::Part;
+use crate::answer::Guess;
+use crate::pass::{Failure, Runner, Work};
+use crate::{Engine, EngineError, EngineOptions, Sequence, SequenceOptions};
+
+/// Tokens of a text that are read in one step.
+const CHUNK_TOKENS: usize = 512;
+
+/// The small model of an engine, and the pages of what it reads.
+pub(crate) struct DraftModel {
+    engine: Arc<Engine>,
+    pool: PagePool,
+}
+
+/// A draft that is being made.
+struct Drafting<'a> {
+    /// Place of its part.
+    place: usize,
+    reader: &'a mut Sequence,
+    /// The tokens to read next.
+    tokens: Vec<u32>,
+    guess: Guess,
+    drafted: Vec<u32>,
+    /// Length that the draft is to have.
+    wanted: usize,
+}
+
+impl DraftModel {
+    /// Loads the model at `path` beside a larger one, within the memory that the larger one's plan leaves.
+    ///
+    /// # Errors
+    /// As [`Engine::load`]; [`EngineError::Option`] where the tokens of the two are not the same.
+    pub(crate) fn load(path: &Path, large: &Engine) -> Result<Arc<Self>, EngineError> {
+        let options = options_beside(large, &riffle_model::inspect(path)?.config);
+        let engine = Engine::load(path, options).map_err(|error| no_room(path, error))?;
+        if let Some(problem) = other_tokens(engine.tokenizer()?, large.tokenizer()?) {
+            return Err(EngineError::option(
+                "--draft",
+                format!("model:{}", path.display()),
+                problem,
+            ));
+        }
+        let pool = engine.page_pool()?;
+        Ok(Arc::new(Self { engine, pool }))
+    }
+
+    /// The same model for `large`, which runs under other options.
+    ///
+    /// # Errors
+    /// As [`Engine::with_options`].
+    pub(crate) fn beside(&self, large: &Engine) -> Result<Arc<Self>, EngineError> {
+        let options = options_beside(large, self.engine.model().config());
+        let engine = self.engine.with_options(options);
+        let engine = engine.map_err(|error| no_room(self.engine.path(), error))?;
+        let pool = engine.page_pool()?;
+        Ok(Arc::new(Self { engine, pool }))
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    fn sequence(&self) -> Result<Sequence, EngineError> {
+        Sequence::new(&self.engine, &self.pool, SequenceOptions::of(self.engine.options()))
+    }
+}
+
+/// Says of a small model without room that it is the small one.
+fn no_room(path: &Path, error: EngineError) -> EngineError {
+    match error {
+        EngineError::OutOfMemory { needed, available, .. } => EngineError::option(
+            "--draft",
+            format!("model:{}", path.display()),
+            format!(
+                "it needs {needed} and the large model leaves {available}: lower --ctx, raise --memory, or leave it out"
+            ),
+        ),
+        error => error,
+    }
+}
+
+/// The options of a small model beside an engine whose memory is planned.
+fn options_beside(large: &Engine, config: &riffle_model::ModelConfig) -> EngineOptions {
+    let (options, plan) = (large.options(), large.plan());
+    EngineOptions {
+        context_tokens: Some(plan.context_tokens.min(config.max_position)),
+        activations: options.activations,
+        batch_tokens: CHUNK_TOKENS,
+        chunk_tokens: CHUNK_TOKENS,
+        page_tokens: options.page_tokens,
+        key_format: options.key_format,
+        value_format: options.value_format,
+        sequences: options.sequences,
+        pool_tokens: options.pool_tokens,
+        cost: options.cost,
+        memory_budget_bytes: Some(plan.available_bytes.saturating_sub(plan.total_bytes)),
+        ..EngineOptions::default()
+    }
+}
+
+/// Why the ids of one tokenizer do not mean what those of the other mean, if they do not.
+fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
+    let both = small.vocab_size().min(large.vocab_size()) as u32;
+    let differs = (0..both).find(|token| small.token_text(*token) != large.token_text(*token));
+    let differs = differs.or((large.vocab_size() > small.vocab_size() + MOST_ADDED).then_some(both));
+    differs.map(|token| {
+        format!("token {token} of this model is not token {token} of the other: a model that drafts needs the same vocabulary")
+    })
+}
+
+/// Added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
+const MOST_ADDED: usize = 1024;
+
+/// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part whose text the small model cannot read is given no
+/// draft, now and later.
+///
+/// # Errors
+/// Failures of no single sequence; every sequence is as it was before.
+pub(super) fn draft(
+    runner: &mut Runner,
+    parts: &mut [Part<'_, '_>],
+    wanted: &[usize],
+    logits: &mut Vec<f32>,
+) -> Result<(), EngineError> {
+    let Some(model) = runner.engine().draft_model().cloned() else {
+        return Ok(());
+    };
+    let mut readers: Vec<(usize, Sequence)> = Vec::new();
+    for (place, part) in parts.iter_mut().enumerate().filter(|(place, _)| wanted[*place] > 0) {
+        match part.take_reader(&model) {
+            Ok(reader) => readers.push((place, reader)),
+            Err(_) => part.give_up_model(),
+        }
+    }
+    let vocab_size = runner.engine().model().config().vocab_size;
+    let mut small = runner.take_small(model.engine());
+    let outcome = read_and_draft(&mut small, parts, &mut readers, (wanted, vocab_size), logits);
+    runner.keep_small(small);
+    for (place, reader) in readers {
+        parts[place].step.sequence.reader = Some(Box::new(reader));
+    }
+    outcome
+}
+
+/// Takes the first reader that lags behind on by a chunk, and drafts with the others. `vocab_size` is that of the large model.
+fn read_and_draft(
+    small: &mut Runner,
+    parts: &mut [Part<'_, '_>],
+    readers: &mut [(usize, Sequence)],
+    (wanted, vocab_size): (&[usize], usize),
+    logits: &mut Vec<f32>,
+) -> Result<(), EngineError> {
+    let (mut drafts, mut has_read) = (Vec::new(), false);
+    for (place, reader) in readers {
+        let part = &mut parts[*place];
+        let tokens = part.unread(reader);
+        let room = reader.tokens_left().saturating_sub(tokens.len());
+        if room == 0 {
+            continue;
+        }
+        if tokens.len() > MOST_TOKENS {
+            if !has_read && read_chunk(small, reader, &tokens).is_err() {
+                part.give_up_model();
+            }
+            has_read = true;
+            continue;
+        }
+        drafts.push(Drafting {
+            place: *place,
+            reader,
+            tokens,
+            guess: part.step.answer.guess(),
+            drafted: Vec::new(),
+            wanted: wanted[*place].min(room),
+        });
+    }
+    while drafts.iter().any(Drafting::goes_on) {
+        for (draft, failure) in read(small, &mut drafts, vocab_size, logits)? {
+            if failure.is_some() {
+                parts[draft].give_up_model();
+            }
+        }
+    }
+    for draft in drafts {
+        parts[draft.place].draft = draft.drafted;
+    }
+    Ok(())
+}
+
+/// Reads the beginning of `tokens` as a prompt.
+fn read_chunk(small: &mut Runner, reader: &mut Sequence, tokens: &[u32]) -> Result<(), EngineError> {
+    let goal = reader.tokens().len() + tokens.len();
+    let tokens = &tokens[..tokens.len().min(CHUNK_TOKENS)];
+    reader.begin_prompt(tokens)?;
+    let mut work = [Work {
+        sequence: reader,
+        tokens,
+        phase: Phase::Prefill,
+        goal,
+    }];
+    let failure = small
+        .pass(&mut work, &mut |_| std::ops::ControlFlow::Continue(()))?
+        .pop();
+    match failure.flatten() {
+        Some(failure) => Err(failure.error),
+        None => Ok(()),
+    }
+}
+
+/// Reads the next tokens of every draft that goes on, and draws one behind them. Returns the failures by part.
+fn read(
+    small: &mut Runner,
+    drafts: &mut [Drafting<'_>],
+    vocab_size: usize,
+    logits: &mut Vec<f32>,
+) -> Result<Vec<(usize, Option<Failure>)>, EngineError> {
+    let mut reading: Vec<&mut Drafting<'_>> = drafts.iter_mut().filter(|draft| draft.goes_on()).collect();
+    let mut last_rows = Vec::with_capacity(reading.len());
+    let mut work = Vec::with_capacity(reading.len());
+    let mut rows = 0;
+    for draft in &mut reading {
+        let Drafting { reader, tokens, .. } = &mut **draft;
+        rows += tokens.len();
+        last_rows.push(rows - 1);
+        work.push(Work {
+            goal: reader.tokens().len() + tokens.len(),
+            sequence: reader,
+            tokens,
+            phase: Phase::Decode,
+        });
+    }
+    let outcomes = small.pass(&mut work, &mut |_| std::ops::ControlFlow::Continue(()))?;
+    drop(work);
+    small.logits_of(&last_rows, logits)?;
+    let width = logits.len() / last_rows.len();
+    let places = reading.iter().map(|draft| draft.place).collect::<Vec<_>>();
+    for ((draft, outcome), row) in reading.into_iter().zip(&outcomes).zip(logits.chunks(width)) {
+        draft.take(outcome.is_some(), &row[..width.min(vocab_size)]);
+    }
+    Ok(places.into_iter().zip(outcomes).collect())
+}
+
+impl Drafting<'_> {
+    fn goes_on(&self) -> bool {
+        self.drafted.len() < self.wanted && !self.guess.is_complete()
+    }
+
+    /// Draws the next token of the draft from these logits of the small model, `[vocab]`, unless it failed.
+    fn take(&mut self, has_failed: bool, row: &[f32]) {
+        let token = match has_failed {
+            true => None,
+            false => self.guess.draw(self.reader.tokens(), row),
+        };
+        match token {
+            Some(token) => {
+                self.drafted.push(token);
+                self.tokens = vec![token];
+            }
+            None => self.wanted = self.drafted.len(),
+        }
+    }
+}
+
+impl Part<'_, '_> {
+    /// The sequence of the small model beside that of the answer.
+    fn take_reader(&mut self, model: &DraftModel) -> Result<Sequence, EngineError> {
+        match self.step.sequence.reader.take() {
+            Some(reader) if Arc::ptr_eq(reader.engine(), model.engine()) => Ok(*reader),
+            _ => model.sequence(),
+        }
+    }
+
+    /// Takes a reader back to where it read what the answer's sequence holds; returns what it has to read, the latest token included.
+    fn unread(&self, reader: &mut Sequence) -> Vec<u32> {
+        let held = self.step.sequence.tokens();
+        let common = reader.shared_with(held);
+        // Tokens that recurrent layers forget beyond that are read again with the others.
+        if reader.truncate(common).is_err() {
+            drop(reader.forget_all());
+        }
+        let mut tokens = held[reader.tokens().len()..].to_vec();
+        tokens.push(self.step.token);
+        tokens
+    }
+
+    /// The small model drafts no more of this answer.
+    fn give_up_model(&mut self) {
+        if let Some(drafter) = &mut self.step.answer.drafter {
+            drafter.model = None;
+        }
+    }
+}

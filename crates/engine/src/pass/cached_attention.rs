@@ -1,0 +1,452 @@
+//! Attention for a model that computes elsewhere: the caller projects queries, keys and values; their pages lie here, and the engine's
+//! own step selects and attends.
+
+use riffle_attention::{AttendOptions, Format, Partial};
+use riffle_kv::{KvCache, KvUsage};
+use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
+
+use crate::pass::attention_step::SequenceAttention;
+use crate::pass::audit::{Audit, AuditedQuery};
+use crate::pass::chunk::Step;
+use crate::pass::compute::NewKeys;
+use crate::pass::layer_rows::LayerRows;
+use crate::pass::rotation::{Rotation, rotate};
+use crate::pass::round::{Part, attend_round};
+use crate::pass::tiles::Heads;
+use crate::sequence::block_means::BlockMeans;
+use crate::sequence::eviction::{Evicted, runs_empty};
+use crate::sequence::placement::Slot;
+use crate::sequence::sliding::BACK_TOKENS;
+use crate::sequence::statistics::Statistics;
+use crate::{AttentionPrecision, AuditReport, EngineError, PairCount};
+
+/// How a [`CachedAttention`] attends.
+#[derive(Debug, Clone)]
+pub struct CachedAttentionOptions {
+    /// Query heads of a layer; a multiple of the cache's KV heads.
+    pub heads: usize,
+    /// Policies that choose what prompt tokens read.
+    pub prefill: PolicyRules,
+    /// Policies that choose what generated tokens read.
+    pub decode: PolicyRules,
+    /// Prompt tokens whose attention is computed together.
+    pub chunk_tokens: usize,
+    /// How prompts multiply.
+    pub attention: AttentionPrecision,
+    /// Costs, for the guards of short prompts.
+    pub cost: CostModel,
+    /// Compare sampled queries with exact attention ([`CachedAttention::audit`]).
+    pub audit: bool,
+}
+
+/// What a layer does with its rows.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerCall {
+    /// The layer, among those with keys and values.
+    pub layer: usize,
+    /// [`Phase::Decode`] for generated tokens, [`Phase::Prefill`] for those of a prompt.
+    pub phase: Phase,
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Logits become cap·tanh(logit / cap).
+    pub soft_cap: Option<f32>,
+    /// Tokens that the layer looks back at most, the token itself counted. No policy acts on such a layer. The window of a layer is the
+    /// same in every call.
+    pub window: Option<usize>,
+}
+
+/// Rows that a model has projected, with positions in keys and queries already.
+#[derive(Debug, Clone, Copy)]
+pub struct ProjectedRows<'a> {
+    /// Tokens, at least one.
+    pub tokens: usize,
+    /// `[tokens, heads, head_dim]`
+    pub queries: &'a [f32],
+    /// `[tokens, kv_heads, head_dim]`
+    pub keys: &'a [f32],
+    /// `[tokens, kv_heads, head_dim]`
+    pub values: &'a [f32],
+}
+
+/// Keys and values of one sequence in pages, with the policies that choose what its queries read.
+pub struct CachedAttention {
+    cache: KvCache,
+    heads: Heads,
+    options: CachedAttentionOptions,
+    prefill: PolicySet,
+    decode: PolicySet,
+    means: BlockMeans,
+    statistics: Statistics,
+    evicted: Evicted,
+    rotation: Rotation,
+    /// Tokens that each layer has read.
+    tokens: Vec<usize>,
+    /// Lengths below this one cannot be gone back to.
+    since: usize,
+    partials: Vec<Partial>,
+    /// What the first of two phases has read.
+    own: Vec<Partial>,
+}
+
+impl CachedAttention {
+    /// Attention over an empty cache.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] for heads that do not fit the cache and chunks without tokens; [`EngineError::Policy`].
+    pub fn new(cache: KvCache, options: CachedAttentionOptions) -> Result<Self, EngineError> {
+        let shape = *cache.shape();
+        if options.heads == 0 || !options.heads.is_multiple_of(shape.kv_heads) {
+            let requirement = format!("it must be a multiple of the {} KV heads", shape.kv_heads);
+            return Err(EngineError::option("query heads", options.heads, requirement));
+        }
+        if options.chunk_tokens == 0 {
+            return Err(EngineError::option("-ub", 0, "it must be at least 1 token"));
+        }
+        let heads = Heads {
+            kv_heads: shape.kv_heads,
+            group: options.heads / shape.kv_heads,
+            head_dim: shape.head_dim,
+        };
+        let of_layers = PolicyShape {
+            layers: shape.layers,
+            kv_heads: heads.kv_heads,
+            group: heads.group,
+            head_dim: heads.head_dim,
+            chunk_tokens: options.chunk_tokens,
+        };
+        let policies = |rules: &PolicyRules, phase| {
+            rules.check_places(&of_layers)?;
+            PolicySet::new(rules, phase, &of_layers, &options.cost)
+        };
+        let mut statistics = Statistics::default();
+        statistics.audit = options.audit.then(|| Audit::new(shape.layers, heads, 0.0));
+        Ok(Self {
+            heads,
+            prefill: policies(&options.prefill, Phase::Prefill)?,
+            decode: policies(&options.decode, Phase::Decode)?,
+            means: BlockMeans::default(),
+            statistics,
+            evicted: Evicted::default(),
+            rotation: Rotation {
+                keys: shape.key_format == Format::Q4_0,
+                values: shape.value_format == Format::Q4_0,
+            },
+            tokens: vec![0; shape.layers],
+            since: 0,
+            partials: Vec::new(),
+            own: Vec::new(),
+            cache,
+            options,
+        })
+    }
+
+    /// Tokens that a layer has read; 0 for one that does not exist.
+    pub fn tokens(&self, layer: usize) -> usize {
+        self.tokens.get(layer).copied().unwrap_or(0)
+    }
+
+    /// What the cache holds.
+    pub fn usage(&self) -> KvUsage {
+        self.cache.usage()
+    }
+
+    /// How it attends.
+    pub fn options(&self) -> &CachedAttentionOptions {
+        &self.options
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// Pairs of query and key that were read, of all layers and KV heads.
+    pub fn pairs(&self) -> PairCount {
+        self.statistics.pairs
+    }
+
+    /// How much of the true attention was kept so far, where [`CachedAttentionOptions::audit`] is on.
+    pub fn audit(&self) -> Option<AuditReport> {
+        self.statistics.audit.as_ref().map(Audit::report)
+    }
+
+    /// Shows every query that is audited from now on to `observer`, as [`Sequence::observe_audit`](crate::Sequence::observe_audit).
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] where [`CachedAttentionOptions::audit`] is off.
+    pub fn observe_audit(
+        &mut self,
+        observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
+    ) -> Result<(), EngineError> {
+        match &mut self.statistics.audit {
+            Some(audit) => {
+                audit.observe(Box::new(observer));
+                Ok(())
+            }
+            None => Err(EngineError::option(
+                "--audit",
+                "off",
+                "it must be on for queries to be observed",
+            )),
+        }
+    }
+
+    /// Appends the rows to a layer, lets its policies select, attends, and lets them observe. `output` is
+    /// `[tokens, heads, head_dim]`.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] for a layer that does not exist and for slices of other lengths; pages without room. The layer then holds
+    /// what it held, apart from what policies had evicted.
+    pub fn attend(
+        &mut self,
+        call: &LayerCall,
+        rows: &ProjectedRows<'_>,
+        output: &mut [f32],
+    ) -> Result<(), EngineError> {
+        self.check(call, rows, Some(output))?;
+        self.take(call, rows, Some(output))
+    }
+
+    /// Appends keys and values to a layer without attending, such as those that another cache holds. Policies that learn from what is
+    /// attended to learn nothing of them.
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend).
+    pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> Result<(), EngineError> {
+        let call = LayerCall {
+            layer,
+            phase: Phase::Prefill,
+            scale: 1.0,
+            soft_cap: None,
+            window: None,
+        };
+        let rows = ProjectedRows {
+            tokens: keys.len() / (self.heads.kv_heads * self.heads.head_dim),
+            queries: &[],
+            keys,
+            values,
+        };
+        self.check(&call, &rows, None)?;
+        self.take(&call, &rows, None)
+    }
+
+    /// Appends the rows, and attends where there is a place for the output.
+    fn take(
+        &mut self,
+        call: &LayerCall,
+        rows: &ProjectedRows<'_>,
+        output: Option<&mut [f32]>,
+    ) -> Result<(), EngineError> {
+        match call.window {
+            Some(window) => self.slide(call.layer, window)?,
+            None => self.evict(call.layer)?,
+        }
+        let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        let rows = ProjectedRows {
+            queries: rotated(rows.queries, &mut queries, self.rotation.keys, self.heads.head_dim),
+            keys: rotated(rows.keys, &mut keys, self.rotation.keys, self.heads.head_dim),
+            values: rotated(rows.values, &mut values, self.rotation.values, self.heads.head_dim),
+            ..*rows
+        };
+        match self.attend_rows(call, &rows, output) {
+            Ok(()) => {
+                self.tokens[call.layer] += rows.tokens;
+                Ok(())
+            }
+            Err(error) => {
+                self.cut(call.layer, self.tokens[call.layer]);
+                Err(error)
+            }
+        }
+    }
+
+    /// Forgets what follows the first `tokens` tokens, in every layer. False, with nothing changed, where tokens before have left for
+    /// good.
+    pub fn truncate(&mut self, tokens: usize) -> bool {
+        if tokens == 0 {
+            self.evicted = Evicted::default();
+            self.since = 0;
+        }
+        if tokens < self.since {
+            return false;
+        }
+        for layer in 0..self.tokens.len() {
+            self.cut(layer, tokens.min(self.tokens[layer]));
+        }
+        true
+    }
+
+    /// Forgets what follows the first `tokens` tokens of a layer.
+    fn cut(&mut self, layer: usize, tokens: usize) {
+        self.tokens[layer] = tokens;
+        for kv_head in 0..self.heads.kv_heads {
+            let held = tokens - self.evicted_tokens(layer, kv_head).min(tokens);
+            self.cache.truncate_head(layer, kv_head, held);
+            self.prefill.layer_mut(layer)[kv_head].truncate(held);
+            self.decode.layer_mut(layer)[kv_head].truncate(held);
+        }
+        let (evicted, kv_heads) = (&self.evicted, self.heads.kv_heads);
+        let of_layer = |at: usize, kv_head: usize| match at == layer {
+            true => tokens - evicted.evicted_tokens(layer, kv_heads, kv_head).min(tokens),
+            false => usize::MAX,
+        };
+        self.means.truncate(of_layer);
+    }
+
+    fn evicted_tokens(&self, layer: usize, kv_head: usize) -> usize {
+        self.evicted.evicted_tokens(layer, self.heads.kv_heads, kv_head)
+    }
+
+    fn check(&self, call: &LayerCall, rows: &ProjectedRows<'_>, output: Option<&[f32]>) -> Result<(), EngineError> {
+        let layers = self.tokens.len();
+        if call.layer >= layers {
+            return Err(riffle_kv::KvError::Layer {
+                layer: call.layer,
+                layers,
+            }
+            .into());
+        }
+        let width = self.heads.kv_heads * self.heads.head_dim;
+        let keys = rows.tokens.saturating_mul(width);
+        let queries = rows.tokens.saturating_mul(self.heads.width());
+        let are_right = rows.tokens > 0
+            && [rows.keys.len(), rows.values.len()] == [keys, keys]
+            && output.is_none_or(|output| [rows.queries.len(), output.len()] == [queries, queries]);
+        match are_right {
+            true => Ok(()),
+            false => Err(EngineError::option(
+                "rows of a layer",
+                rows.tokens,
+                format!("queries and output need {queries} elements, keys and values {keys}, of at least 1 token"),
+            )),
+        }
+    }
+
+    fn attend_rows(
+        &mut self,
+        call: &LayerCall,
+        rows: &ProjectedRows<'_>,
+        output: Option<&mut [f32]>,
+    ) -> Result<(), EngineError> {
+        let held = self.tokens[call.layer];
+        let mut failure = None;
+        let (policies, observers) = match call.phase {
+            Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
+            Phase::Decode => (&mut self.decode, None),
+        };
+        let mut of_layer = policies.layer(call.layer).iter();
+        let one_by_one = call.phase == Phase::Decode && of_layer.any(|policy| !policy.traits().follows_from_keys);
+        let attention = SequenceAttention {
+            policies,
+            observers,
+            device: None,
+            means: &mut self.means,
+            statistics: &mut self.statistics,
+            step: Step {
+                phase: call.phase,
+                layers: self.tokens.len(),
+                heads: self.heads,
+                total_tokens: held + rows.tokens,
+                page_tokens: self.cache.shape().page_tokens,
+                scale: call.scale,
+                soft_cap: call.soft_cap,
+                evicted: &self.evicted,
+            },
+            cache: &mut self.cache,
+            window: call.window,
+            rotation: self.rotation,
+            reads_ahead: true,
+            options: AttendOptions::new(call.scale)
+                .with_soft_cap(call.soft_cap)
+                .with_arithmetic(self.options.attention.arithmetic(call.phase)),
+        };
+        let chunk_tokens = match call.phase {
+            Phase::Prefill => self.options.chunk_tokens,
+            Phase::Decode if one_by_one => 1,
+            Phase::Decode => rows.tokens,
+        };
+        self.own.clear();
+        let mut parts = [Part {
+            attention,
+            input: LayerRows {
+                cache_layer: call.layer,
+                slot: Slot(held),
+                first_row: 0,
+                tokens: rows.tokens,
+                queries: rows.queries,
+                new_keys: NewKeys::Host {
+                    keys: rows.keys,
+                    values: rows.values,
+                },
+            },
+            chunk_tokens,
+            rows: 0..0,
+            own: &mut self.own,
+            failure: &mut failure,
+        }];
+        let [part] = &mut parts;
+        let Some(output) = output else {
+            return part.attention.append(&part.input, 0..rows.tokens);
+        };
+        if call.phase == Phase::Prefill && part.attention.two_phases(call.layer) {
+            part.attention.attend_own(&part.input, chunk_tokens, part.own)?;
+        }
+        for first in (0..rows.tokens).step_by(chunk_tokens) {
+            parts[0].rows = first..(first + chunk_tokens).min(rows.tokens);
+            attend_round(&mut parts, &mut self.partials, output);
+            if let Some(failure) = parts[0].failure.take() {
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the pages that a layer's window has left behind.
+    fn slide(&mut self, layer: usize, window: usize) -> Result<(), EngineError> {
+        let shape = *self.cache.shape();
+        let first = (self.tokens[layer] + 1).saturating_sub(window);
+        let left = self.evicted_tokens(layer, 0);
+        let tokens = first.saturating_sub(BACK_TOKENS + left) / shape.page_tokens * shape.page_tokens;
+        if tokens == 0 {
+            return Ok(());
+        }
+        self.cache.remove_first_pages(layer, tokens / shape.page_tokens)?;
+        for kv_head in 0..shape.kv_heads {
+            self.evicted.add(&shape, layer, kv_head, tokens);
+        }
+        self.since = self.since.max(left + tokens + window - 1);
+        Ok(())
+    }
+
+    /// Frees the pages of what a layer's decode policies will not read again.
+    fn evict(&mut self, layer: usize) -> Result<(), EngineError> {
+        let shape = *self.cache.shape();
+        for kv_head in 0..shape.kv_heads {
+            let held = self.cache.head_tokens(layer, kv_head);
+            let Some(retained) = self.decode.layer_mut(layer)[kv_head].retained(held) else {
+                continue;
+            };
+            if !runs_empty(&shape, held, &retained) {
+                continue;
+            }
+            let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
+            self.cache.retain(layer, kv_head, &places)?;
+            self.decode.layer_mut(layer)[kv_head].close_gaps();
+            self.prefill.layer_mut(layer)[kv_head].reset();
+            self.means.forget(layer, kv_head);
+            self.evicted.add(&shape, layer, kv_head, held - places.len());
+            self.since = self.since.max(self.tokens[layer]);
+        }
+        Ok(())
+    }
+}
+
+/// The rows as the cache holds them.
+fn rotated<'a>(rows: &'a [f32], room: &'a mut Vec<f32>, is_rotated: bool, head_dim: usize) -> &'a [f32] {
+    if !is_rotated {
+        return rows;
+    }
+    room.extend_from_slice(rows);
+    rotate(room, head_dim);
+    room
+}

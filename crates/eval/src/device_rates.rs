@@ -1,0 +1,135 @@
+//! What was measured of a device: `riffle-cuda-rates` measures it.
+
+use serde::{Deserialize, Serialize};
+
+/// Ceilings and rates of a device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// The device.
+    pub device: String,
+    /// Rate of this program's own bf16 product of matrices of 4096; a library's belongs beside it (`crates/cuda/scripts/gpu`).
+    pub matmul_teraflops: f64,
+    /// Rate of a copy on the device, bytes read and written, in GB/s.
+    pub copy_gigabytes_per_s: f64,
+    /// Rate of a copy from pinned main memory to the device, in GB/s.
+    pub upload_gigabytes_per_s: f64,
+    /// A row for each case.
+    pub rates: Vec<DeviceRate>,
+    /// Dense calls with pages that come from main memory: a decode, and a chunk of a prompt.
+    pub offload: Vec<OffloadRate>,
+    /// Dense calls on two layers in turn, the first pages of each read ahead: a decode, and a chunk of a prompt.
+    pub ahead: Vec<AheadRate>,
+    /// Calls under policies, selection included.
+    pub policies: Vec<DevicePolicyRate>,
+}
+
+/// What a case took on the device, beside the ceilings of the same run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceRate {
+    /// The case: `prefill f16 512x4096 d128`.
+    pub name: String,
+    /// Median milliseconds of the kernels, by events.
+    pub median_ms: f64,
+    /// Useful arithmetic: four operations a pair and dimension, in TFLOP/s.
+    pub teraflops: f64,
+    /// Share of the rate of [`DeviceReport::matmul_teraflops`].
+    pub matmul_share: f64,
+    /// K and V read once, in GB/s.
+    pub gigabytes_per_s: f64,
+    /// Share of [`DeviceReport::copy_gigabytes_per_s`].
+    pub copy_share: f64,
+    /// Share of causal pairs that the selection reads.
+    pub density: f64,
+    /// Of a sparse case, its time beside its density's share of the dense case's of the same shape, where that was measured.
+    pub over_density: Option<f64>,
+    /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
+    pub relative_error: f64,
+    /// Of a prefill, a row for all the matrix instructions that there are; the figures above are those of the chosen ones.
+    #[serde(default)]
+    pub instructions: Vec<InstructionRate>,
+}
+
+/// What a prefill took by one kind of matrix instructions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstructionRate {
+    /// `mma` or `wgmma`.
+    pub name: String,
+    /// Whether the device takes them.
+    pub is_chosen: bool,
+    /// Median milliseconds, by events.
+    pub median_ms: f64,
+    /// Share of the rate of [`DeviceReport::matmul_teraflops`].
+    pub matmul_share: f64,
+    /// As [`DeviceRate::relative_error`].
+    pub relative_error: f64,
+}
+
+/// A dense call whose pages come from pinned main memory, beside one whose pages lie on the device; by events around the call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OffloadRate {
+    /// Queries.
+    pub rows: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Median milliseconds of a call that brings every page.
+    pub median_ms: f64,
+    /// Median milliseconds of the same call with every page on the device.
+    pub resident_ms: f64,
+    /// Pages that came, in GB/s.
+    pub gigabytes_per_s: f64,
+    /// Share of [`DeviceReport::upload_gigabytes_per_s`].
+    pub upload_share: f64,
+    /// Of the shorter of copying and computing, measured apart, the share that passed behind the other.
+    pub overlap_share: f64,
+    /// Whether both gave the same bits.
+    pub same_bits: bool,
+}
+
+/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by events around
+/// all of them. What a layer will read first is copied while the work before it runs, or nothing is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AheadRate {
+    /// Queries.
+    pub rows: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Median milliseconds of a call and the work behind it.
+    pub median_ms: f64,
+    /// The same with nothing read ahead.
+    pub without_ms: f64,
+    /// Milliseconds of the work behind a call alone.
+    pub between_ms: f64,
+    /// Of the pages that came those that came ahead.
+    pub ahead_share: f64,
+    /// Of the milliseconds that copying those takes by itself, the share by which calls are shorter: what passed behind kernels.
+    pub overlap_share: f64,
+    /// Whether both gave the same bits.
+    pub same_bits: bool,
+}
+
+/// A call under a policy, its selection included, by the wall clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DevicePolicyRate {
+    /// The policy with its parameters.
+    pub policy: String,
+    /// Queries.
+    pub rows: usize,
+    /// Keys.
+    pub tokens: usize,
+    /// Median milliseconds with every page on the device.
+    pub median_ms: f64,
+    /// Of these, milliseconds of the selection.
+    pub select_ms: f64,
+    /// Median milliseconds of the dense call, every page on the device.
+    pub dense_ms: f64,
+    /// `dense_ms / median_ms`.
+    pub speedup: f64,
+    /// Median milliseconds with pages in main memory.
+    pub offloaded_ms: f64,
+    /// `median_ms / offloaded_ms`.
+    pub offloaded_share: f64,
+    /// Share of causal pairs that the selection reads.
+    pub density: f64,
+    /// Whether what was chosen and what came of it are the same to the bit, wherever pages lie.
+    pub same_bits: bool,
+}

@@ -1,0 +1,19 @@
+//! What can go wrong.
+
+use thiserror::Error;
+
+/// Why events cannot be published.
+#[derive(Debug, Error)]
+pub enum EventsError {
+    /// An address that cannot be listened on.
+    #[error("{address}: {problem}")]
+    Address {
+        /// As it was given.
+        address: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The thread that publishes cannot be started.
+    #[error("the thread that publishes events cannot be started: {0}")]
+    Thread(#[source] std::io::Error),
+}

@@ -1,0 +1,36 @@
+//! How events are published.
+
+use crate::Encoding;
+
+/// Where events are published, how they are written, and how many are kept for those who missed some.
+#[derive(Debug, Clone)]
+pub struct PublisherOptions {
+    /// Where subscribers connect: `tcp://HOST:PORT`. `*` is every address of the machine, port 0 a free one.
+    pub address: String,
+    /// Where those who missed batches ask for them again.
+    pub replay_address: Option<String>,
+    /// First frame of every message, which subscribers choose by.
+    pub topic: String,
+    /// How an event is written.
+    pub encoding: Encoding,
+    /// Batches that are kept for replays at most.
+    pub kept_batches: usize,
+    /// Bytes of batches that are kept for replays at most.
+    pub kept_bytes: usize,
+    /// Batches that may wait to be sent at most.
+    pub waiting_batches: usize,
+}
+
+impl Default for PublisherOptions {
+    fn default() -> Self {
+        Self {
+            address: "tcp://127.0.0.1:5557".to_owned(),
+            replay_address: None,
+            topic: String::new(),
+            encoding: Encoding::default(),
+            kept_batches: 10_000,
+            kept_bytes: 64 << 20,
+            waiting_batches: 10_000,
+        }
+    }
+}

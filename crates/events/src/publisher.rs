@@ -1,0 +1,346 @@
+//! Publishes events on a thread of its own.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as blocking};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use zeromq::{PubSocket, RouterSendHalf, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+use crate::replay::Kept;
+use crate::{Encoding, Event, EventsError, Picture, PublisherOptions};
+
+/// How long one replay may take: who does not read it in this time does not get the rest.
+const REPLAY_TIME: Duration = Duration::from_secs(30);
+
+/// Replays at a time; further ones are not answered.
+const REPLAYS: usize = 16;
+
+/// How long the last batch has to reach subscribers when the publisher ends.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// The number that ends a replay: -1 as a signed number.
+const END: [u8; 8] = [0xFF; 8];
+
+/// Publishes batches of events over ZeroMQ, as vLLM does: a PUB socket of `[topic, number, batch]`, numbers from 0 as 8 bytes, the highest
+/// first. A ROUTER socket beside it takes a number and answers with all batches from there on, each `[number, batch]`, and `[-1, ""]` at the end.
+///
+/// Publishing never waits: a batch that finds no place among those that wait is counted as dropped, and the next one tells everything
+/// that is held, from `AllBlocksCleared` on. A subscriber who is slow, or asks for batches that are not kept any more, gets the same in place of
+/// what is lost, under the number of the latest batch. So whoever applies what it is told holds what the server holds.
+///
+/// Events hold the tokens of prompts: who can connect can read them.
+#[derive(Debug)]
+pub struct Publisher {
+    shared: Arc<Shared>,
+    batches: Option<Sender<Batch>>,
+    thread: Option<JoinHandle<()>>,
+    address: String,
+    replay_address: Option<String>,
+}
+
+/// What a publisher has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PublisherCounts {
+    /// Batches that were handed to the socket.
+    pub batches: u64,
+    /// Events in batches that found no place. The batch after them tells everything anew.
+    pub dropped_events: u64,
+    /// Replays that were answered.
+    pub replays: u64,
+    /// Replays that told everything anew, since batches that were asked for are not kept any more.
+    pub whole_replays: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    batches: AtomicU64,
+    dropped_events: AtomicU64,
+    replays: AtomicU64,
+    whole_replays: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What is held after all batches that have a number.
+    picture: Picture,
+    /// The number of the next batch.
+    next: u64,
+    /// Whether the next batch has to tell everything.
+    is_behind: bool,
+}
+
+#[derive(Debug)]
+struct Batch {
+    number: u64,
+    unix_seconds: f64,
+    events: Vec<Event>,
+}
+
+impl Publisher {
+    /// Listens, and publishes that nothing is held.
+    ///
+    /// # Errors
+    /// [`EventsError::Address`], [`EventsError::Thread`].
+    pub fn start(options: PublisherOptions) -> Result<Self, EventsError> {
+        let shared = Arc::new(Shared::default());
+        let (batches, waiting) = channel(options.waiting_batches.max(1));
+        let (told, listening) = blocking::channel();
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("riffle-events".to_owned())
+            .spawn(move || run(&options, theirs, waiting, &told))
+            .map_err(EventsError::Thread)?;
+        let gone = || EventsError::Thread(std::io::Error::other("it has ended"));
+        let (address, replay_address) = listening.recv().map_err(|_| gone())??;
+        let publisher = Self {
+            shared,
+            batches: Some(batches),
+            thread: Some(thread),
+            address,
+            replay_address,
+        };
+        publisher.publish(vec![Event::Cleared]);
+        Ok(publisher)
+    }
+
+    /// Where subscribers connect.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Where those who missed batches ask.
+    pub fn replay_address(&self) -> Option<&str> {
+        self.replay_address.as_deref()
+    }
+
+    /// Publishes events as one batch; without any, only what is still owed after a batch was dropped. Never waits.
+    pub fn publish(&self, events: Vec<Event>) {
+        let Some(batches) = &self.batches else { return };
+        let mut state = self.shared.state();
+        events.iter().for_each(|event| state.picture.apply(event));
+        if events.is_empty() && !state.is_behind {
+            return;
+        }
+        match batches.try_reserve() {
+            Ok(place) => {
+                let events = match state.is_behind {
+                    true => state.picture.snapshot(),
+                    false => events,
+                };
+                place.send(Batch {
+                    number: state.next,
+                    unix_seconds: unix_seconds(),
+                    events,
+                });
+                state.next += 1;
+                state.is_behind = false;
+            }
+            Err(_) => {
+                state.is_behind = true;
+                add(&self.shared.dropped_events, events.len() as u64);
+            }
+        }
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> PublisherCounts {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PublisherCounts {
+            batches: count(&self.shared.batches),
+            dropped_events: count(&self.shared.dropped_events),
+            replays: count(&self.shared.replays),
+            whole_replays: count(&self.shared.whole_replays),
+        }
+    }
+
+    /// Blocks that are held according to what was published, each counted once for every place.
+    pub fn held(&self) -> usize {
+        self.shared.state().picture.len()
+    }
+}
+
+impl Drop for Publisher {
+    /// Publishes that nothing is held any more, and ends.
+    fn drop(&mut self) {
+        self.publish(vec![Event::Cleared]);
+        self.batches = None;
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells where sockets listen, or why they do not.
+type Told = blocking::Sender<Result<(String, Option<String>), EventsError>>;
+
+fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>, told: &Told) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return drop(told.send(Err(EventsError::Thread(error)))),
+    };
+    runtime.block_on(async {
+        match listen(options).await {
+            Err(error) => drop(told.send(Err(error))),
+            Ok(sockets) => {
+                drop(told.send(Ok((sockets.address.clone(), sockets.replay_address.clone()))));
+                let kept = Kept::new(options.kept_batches, options.kept_bytes);
+                serve(options, &shared, waiting, sockets, kept).await;
+                tokio::time::sleep(LINGER).await;
+            }
+        }
+    });
+}
+
+struct Sockets {
+    publisher: PubSocket,
+    address: String,
+    replays: Option<RouterSocket>,
+    replay_address: Option<String>,
+}
+
+async fn listen(options: &PublisherOptions) -> Result<Sockets, EventsError> {
+    let mut publisher = PubSocket::new();
+    let address = bind(&mut publisher, &options.address).await?;
+    let (mut replays, mut replay_address) = (None, None);
+    if let Some(wanted) = &options.replay_address {
+        let mut router = RouterSocket::new();
+        replay_address = Some(bind(&mut router, wanted).await?);
+        replays = Some(router);
+    }
+    Ok(Sockets {
+        publisher,
+        address,
+        replays,
+        replay_address,
+    })
+}
+
+async fn bind(socket: &mut impl Socket, address: &str) -> Result<String, EventsError> {
+    let refuse = |problem: String| EventsError::Address {
+        address: address.to_owned(),
+        problem,
+    };
+    if !address.starts_with("tcp://") {
+        let problem = "give it as tcp://HOST:PORT, such as tcp://127.0.0.1:5557";
+        return Err(refuse(problem.to_owned()));
+    }
+    let every = address.replacen("tcp://*:", "tcp://0.0.0.0:", 1);
+    let bound = socket.bind(&every).await;
+    bound
+        .map(|endpoint| endpoint.to_string())
+        .map_err(|error| refuse(format!("it cannot be listened on: {error}")))
+}
+
+/// Sends batches as they come and answers replays, until no batch can come any more.
+async fn serve(
+    options: &PublisherOptions,
+    shared: &Arc<Shared>,
+    mut waiting: Receiver<Batch>,
+    sockets: Sockets,
+    mut kept: Kept,
+) {
+    let mut publisher = sockets.publisher;
+    let topic = Bytes::from(options.topic.clone().into_bytes());
+    let (sender, mut requests) = match sockets.replays.map(RouterSocket::split) {
+        Some((sender, requests)) => (Some(sender), Some(requests)),
+        None => (None, None),
+    };
+    let places = Arc::new(Semaphore::new(REPLAYS));
+    loop {
+        let request = async {
+            match &mut requests {
+                Some(requests) => requests.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            batch = waiting.recv() => {
+                let Some(batch) = batch else { return };
+                let payload = Bytes::from(crate::encode_batch(&batch.events, batch.unix_seconds, options.encoding));
+                kept.push(batch.number, payload.clone());
+                let number = Bytes::copy_from_slice(&batch.number.to_be_bytes());
+                // Subscribers that go while they are sent to are no failure.
+                drop(publisher.send(message([topic.clone(), number, payload])).await);
+                add(&shared.batches, 1);
+            }
+            request = request => match (request, &sender, Arc::clone(&places).try_acquire_owned()) {
+                (Ok(request), Some(sender), Ok(place)) => {
+                    let Some((client, first)) = read_request(&request) else { continue };
+                    let batches = replayed(shared, &kept, first, options.encoding);
+                    let sender = sender.clone();
+                    tokio::spawn(async move {
+                        drop(tokio::time::timeout(REPLAY_TIME, answer(sender, client, batches)).await);
+                        drop(place);
+                    });
+                }
+                (Err(_), ..) => requests = None,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Who asks, and from which batch on: `[client, "", number]`. `None` for a request that is something else.
+fn read_request(request: &ZmqMessage) -> Option<(Bytes, u64)> {
+    let first = match (request.len(), request.get(1)) {
+        (3, Some(empty)) if empty.is_empty() => request.get(2),
+        _ => None,
+    };
+    let first: [u8; 8] = first?[..].try_into().ok()?;
+    Some((request.get(0)?.clone(), u64::from_be_bytes(first)))
+}
+
+/// The batches from number `first` on, or everything that is held, as one batch with the latest number.
+fn replayed(shared: &Shared, kept: &Kept, first: u64, encoding: Encoding) -> Vec<(u64, Bytes)> {
+    add(&shared.replays, 1);
+    let state = shared.state();
+    if let Some(batches) = kept.since(first, state.next) {
+        return batches;
+    }
+    add(&shared.whole_replays, 1);
+    let (number, events) = (state.next.saturating_sub(1), state.picture.snapshot());
+    drop(state);
+    let payload = crate::encode_batch(&events, unix_seconds(), encoding);
+    vec![(number, Bytes::from(payload))]
+}
+
+async fn answer(mut sender: RouterSendHalf, client: Bytes, batches: Vec<(u64, Bytes)>) {
+    let numbered = batches
+        .into_iter()
+        .map(|(number, payload)| (Bytes::copy_from_slice(&number.to_be_bytes()), payload));
+    let end = (Bytes::from_static(&END), Bytes::new());
+    for (number, payload) in numbered.chain([end]) {
+        let reply = message([client.clone(), Bytes::new(), number, payload]);
+        if sender.send(reply).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn message<const FRAMES: usize>(frames: [Bytes; FRAMES]) -> ZmqMessage {
+    let mut frames = frames.into_iter();
+    let mut message = ZmqMessage::from(frames.next().unwrap_or_default());
+    frames.for_each(|frame| message.push_back(frame));
+    message
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+fn unix_seconds() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+}

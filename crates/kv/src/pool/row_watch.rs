@@ -1,0 +1,134 @@
+//! Changes of the known rows of a pool, for whoever tells others what it holds.
+
+use std::collections::HashMap;
+
+use super::page::Place;
+use crate::TextBlock;
+
+/// Where a row of pages lies: the farthest tier that one of its planes lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RowTier {
+    /// In the nearest tier, all of it.
+    Near,
+    /// In a RAM tier apart from the nearest.
+    Ram,
+    /// In files.
+    Disk,
+}
+
+/// What has changed of the rows that a sequence may [adopt](crate::KvCache::adopt).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RowChange {
+    /// A row can be adopted from now on.
+    Known {
+        /// Its text.
+        block: TextBlock,
+        /// Where it lies.
+        tier: RowTier,
+    },
+    /// A row lies elsewhere.
+    Moved {
+        /// The key of its text.
+        key: u128,
+        /// Where it lay.
+        from: RowTier,
+        /// Where it lies now.
+        to: RowTier,
+    },
+    /// A row cannot be adopted any more: its pages have changed, or nobody holds them.
+    Forgotten {
+        /// The key of its text.
+        key: u128,
+        /// Where it lay.
+        tier: RowTier,
+    },
+}
+
+/// The known rows of one identity, and what has changed of them since somebody asked.
+#[derive(Debug)]
+pub(super) struct RowWatch {
+    pub(super) identity: Box<[u8]>,
+    /// By the key that the pool knows them under.
+    rows: HashMap<u128, WatchedRow>,
+    changes: Vec<RowChange>,
+}
+
+#[derive(Debug)]
+struct WatchedRow {
+    key: u128,
+    planes: PlaneCounts,
+}
+
+/// Planes of a row by the tier that they lie in.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PlaneCounts([u32; 3]);
+
+impl PlaneCounts {
+    pub(crate) fn add(&mut self, place: Place) {
+        self.0[tier_of(place) as usize] += 1;
+    }
+
+    /// The farthest tier with a plane.
+    pub(crate) fn tier(&self) -> RowTier {
+        let [_, ram, disk] = self.0;
+        match (ram, disk) {
+            (_, 1..) => RowTier::Disk,
+            (1.., 0) => RowTier::Ram,
+            (0, 0) => RowTier::Near,
+        }
+    }
+}
+
+impl RowWatch {
+    pub(super) fn new(identity: &[u8]) -> Self {
+        Self {
+            identity: identity.into(),
+            rows: HashMap::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    pub(super) fn insert(&mut self, row: u128, block: TextBlock, planes: PlaneCounts) {
+        self.rows.insert(row, WatchedRow { key: block.key, planes });
+        let tier = planes.tier();
+        self.changes.push(RowChange::Known { block, tier });
+    }
+
+    pub(super) fn move_plane(&mut self, row: u128, from: Place, to: Place) {
+        let Some(row) = self.rows.get_mut(&row) else { return };
+        let before = row.planes.tier();
+        row.planes.0[tier_of(from) as usize] -= 1;
+        row.planes.add(to);
+        let after = row.planes.tier();
+        if before != after {
+            self.changes.push(RowChange::Moved {
+                key: row.key,
+                from: before,
+                to: after,
+            });
+        }
+    }
+
+    pub(super) fn forget(&mut self, row: u128) {
+        if let Some(row) = self.rows.remove(&row) {
+            let tier = row.planes.tier();
+            self.changes.push(RowChange::Forgotten { key: row.key, tier });
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Vec<RowChange> {
+        std::mem::take(&mut self.changes)
+    }
+
+    pub(super) fn bookkeeping_bytes(&self) -> usize {
+        self.rows.capacity() * size_of::<(u128, WatchedRow)>() + self.changes.capacity() * size_of::<RowChange>()
+    }
+}
+
+fn tier_of(place: Place) -> RowTier {
+    match place {
+        Place::Near(_) => RowTier::Near,
+        Place::Ram(_) => RowTier::Ram,
+        Place::Disk(_) => RowTier::Disk,
+    }
+}

@@ -1,0 +1,187 @@
+//! Huge pages for weights, at once or later.
+//!
+//! Products read weights a tenth faster from huge pages. Most systems give a huge page within 0.3 ms. A virtual machine that has given its
+//! free memory back to its host takes 5 ms for one, fifteen times as long as for the same memory in small pages, and loading a
+//! model would wait for that. So each part of a mapping is tried with one huge page ([`prepare`]). Where that page took long, the
+//! part is written in small pages, and [`gather_pages`] turns these into huge ones when the model is loaded.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use memmap2::MmapRaw;
+
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Bytes that one tried page speaks for.
+const PART_BYTES: usize = 32 << 20;
+
+/// A huge page that takes longer to get is not worth waiting for: its small pages take about 1 ms.
+const SLOW: Duration = Duration::from_micros(1500);
+
+/// Parts that are taken for slow, untried, behind a slow one.
+const UNTRIED_PARTS: usize = 3;
+
+/// Pages of a mapping that are small ones and should be huge.
+struct SmallPages {
+    mapping: Weak<MmapRaw>,
+    /// Bytes of the mapping, from where a huge page begins to where one ends.
+    part: Range<usize>,
+}
+
+/// What was tried so far.
+struct Tried {
+    /// Parts that are still taken for slow.
+    untried_parts: usize,
+    small: Vec<SmallPages>,
+}
+
+static TRIED: Mutex<Tried> = Mutex::new(Tried::new());
+
+/// Asks for huge pages in the parts from `start`, where one begins, up to the part that holds `end`, in no case beyond `most`. Where they
+/// come slowly, notes the part for [`gather_pages`]. Returns where the next part begins. A refusal by the system costs speed, not
+/// correctness.
+pub(super) fn prepare(mapping: &Arc<MmapRaw>, start: usize, end: usize, most: usize) -> usize {
+    let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    tried.prepare(mapping, start..end, most, SLOW)
+}
+
+impl Tried {
+    const fn new() -> Self {
+        Self {
+            untried_parts: 0,
+            small: Vec::new(),
+        }
+    }
+
+    fn prepare(&mut self, mapping: &Arc<MmapRaw>, parts: Range<usize>, most: usize, slow: Duration) -> usize {
+        let mut start = parts.start;
+        while start < parts.end.min(most) {
+            let part = start..(start + PART_BYTES).min(most);
+            start = part.end;
+            let is_slow = match self.untried_parts {
+                0 => first_page_time(mapping, part.start) > slow,
+                _ => true,
+            };
+            if is_slow {
+                self.untried_parts = match self.untried_parts {
+                    0 => UNTRIED_PARTS,
+                    left => left - 1,
+                };
+                let mapping = Arc::downgrade(mapping);
+                self.small.push(SmallPages { mapping, part });
+            } else {
+                advise_huge(mapping, part);
+            }
+        }
+        start
+    }
+}
+
+/// How long the system takes for the huge page that begins at `at`.
+fn first_page_time(mapping: &MmapRaw, at: usize) -> Duration {
+    advise_huge(mapping, at..at + HUGE_PAGE_BYTES);
+    let began = Instant::now();
+    // SAFETY: the byte lies in the mapping and in no buffer yet. It holds zero before and after.
+    unsafe { mapping.as_mut_ptr().add(at).write_volatile(0) };
+    began.elapsed()
+}
+
+fn advise_huge(mapping: &MmapRaw, part: Range<usize>) {
+    #[cfg(target_os = "linux")]
+    let _ = mapping.advise_range(memmap2::Advice::HugePage, part.start, part.len());
+    #[cfg(not(target_os = "linux"))]
+    let _ = (mapping, part);
+}
+
+/// Turns the small pages that weights were written to for speed into huge ones: on a thread of its own, which begins after a while and
+/// rests most of the time, so that computing hardly waits for it. Call it when a model is loaded; it does nothing where all weights
+/// lie in huge pages.
+pub fn gather_pages() {
+    const DELAY: Duration = Duration::from_secs(2);
+    let small = {
+        let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+        tried.untried_parts = 0;
+        std::mem::take(&mut tried.small)
+    };
+    if small.is_empty() {
+        return;
+    }
+    let gather_all = move || {
+        std::thread::sleep(DELAY);
+        small.iter().all(gather);
+    };
+    // Without the thread weights stay where they are.
+    let _ = std::thread::Builder::new()
+        .name("riffle-pages".to_owned())
+        .spawn(gather_all);
+}
+
+/// Gathers the pages of a part, one huge page after the other; false where the system cannot.
+fn gather(small: &SmallPages) -> bool {
+    /// The thread rests so many times as long as it worked.
+    const REST: u32 = 4;
+    for at in small.part.clone().step_by(HUGE_PAGE_BYTES) {
+        // The model may be gone.
+        let Some(mapping) = small.mapping.upgrade() else {
+            return true;
+        };
+        let began = Instant::now();
+        if !collapse(&mapping, at) {
+            return false;
+        }
+        drop(mapping);
+        std::thread::sleep(REST * began.elapsed());
+    }
+    true
+}
+
+/// Gathers the small pages of the huge page that begins at `at`; false where the system does not know how.
+#[cfg(target_os = "linux")]
+fn collapse(mapping: &MmapRaw, at: usize) -> bool {
+    // Of Linux 6.1, for every C library.
+    const MADV_COLLAPSE: i32 = 25;
+    // SAFETY: the range lies in the mapping, which is borrowed. The call moves its bytes to other pages of main memory; none of
+    // them changes, at no time is one missing.
+    let status = unsafe { libc::madvise(mapping.as_mut_ptr().add(at).cast(), HUGE_PAGE_BYTES, MADV_COLLAPSE) };
+    // A page that cannot be gathered now (no free memory, or bytes that were never written) says nothing of the others.
+    status == 0 || std::io::Error::last_os_error().kind() != std::io::ErrorKind::InvalidInput
+}
+
+#[cfg(not(target_os = "linux"))]
+fn collapse(_mapping: &MmapRaw, _at: usize) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use memmap2::MmapMut;
+
+    use super::*;
+
+    #[test]
+    fn weights_in_small_pages_are_the_same_when_they_are_gathered() {
+        let len = PART_BYTES + 3 * HUGE_PAGE_BYTES;
+        let mut mapping = MmapMut::map_anon(len + HUGE_PAGE_BYTES).unwrap();
+        let address = mapping.as_ptr().addr();
+        let start = address.next_multiple_of(HUGE_PAGE_BYTES) - address;
+        // The tried page is written to before there are weights: its first byte stays zero here.
+        let byte = |at: usize| if at == start { 0 } else { (at / 4096 * 31 + at) as u8 };
+        for at in (start..start + len).step_by(64) {
+            mapping[at] = byte(at);
+        }
+        let mapping = Arc::new(MmapRaw::from(mapping));
+        let mut tried = Tried::new();
+        // No page comes within no time: every part counts as slow.
+        assert_eq!(
+            tried.prepare(&mapping, start..start + len, start + len, Duration::ZERO),
+            start + len
+        );
+        let parts: Vec<Range<usize>> = tried.small.iter().map(|small| small.part.clone()).collect();
+        assert_eq!(parts, [start..start + PART_BYTES, start + PART_BYTES..start + len]);
+        tried.small.iter().all(gather);
+        // SAFETY: nothing writes to the mapping here.
+        let bytes = unsafe { std::slice::from_raw_parts(mapping.as_ptr(), start + len) };
+        assert!((start..start + len).step_by(64).all(|at| bytes[at] == byte(at)));
+    }
+}

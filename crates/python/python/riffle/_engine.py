@@ -1,0 +1,453 @@
+"""Engines and sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, Union
+
+import numpy as np
+
+from . import _riffle
+from ._generation import Generation, Plan, Stream
+from .errors import OptionError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Prompt = Union[str, Sequence[int]]
+"""A text, or its tokens."""
+
+Progress = Callable[[float, int], object]
+"""Called from time to time with what is done and with all there is to do. What it raises ends the call."""
+
+Message = Mapping[str, Any]
+"""A turn of a conversation: `{"role": "user", "content": "…"}`."""
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options of an engine; those that are left out have the defaults of the `riffle` command."""
+
+    activations: str
+    """`exact` or `rounded`: how linear layers of bf16 weights take their input."""
+    attention: str
+    """`exact` or `rounded`: how prompts attend."""
+    audit: bool
+    """Compare sampled queries with exact attention: `Session.audit`."""
+    auto: float
+    """Move each head to the cheapest policy that keeps this share of the true attention."""
+    batch_tokens: int
+    """Tokens that pass one layer before the next (`-b`)."""
+    chunk_tokens: int
+    """Tokens whose attention is computed together (`-ub`)."""
+    context: int
+    """Most tokens of prompt and answer together."""
+    decode: str
+    """Policy for answers."""
+    draft_model: str | os.PathLike[str]
+    """A small model with the same tokens, for answers with `draft="model:PATH"`."""
+    keeps_beginnings: bool
+    """Keep every page of layers with a sliding window, so that whole beginnings can be shared."""
+    kv_device: str | int
+    """Bytes of the newest KV pages, such as `"4G"`."""
+    kv_disk: str | os.PathLike[str]
+    """Folder for the oldest KV pages, once `kv_ram` is used up."""
+    kv_disk_bytes: str | int
+    """Bytes of KV pages in that folder."""
+    kv_ram: str | int
+    """Bytes of KV pages in memory."""
+    kv_rotate: bool
+    """Rotate heads before they are cached; on for planes in q4_0 unless it is given."""
+    kv_type: str
+    """`f32`, `f16`, `bf16`, `q8_0` or `q4_0`, or two of them as `KEYS:VALUES`."""
+    memory: str | int
+    """Most memory to use."""
+    page_tokens: int
+    """Tokens in a page of the KV cache, a multiple of 16."""
+    pool_tokens: int
+    """Tokens that all sequences together may hold."""
+    prefill: str
+    """Policy for prompts."""
+    profile: str | os.PathLike[str]
+    """A file with policies of layers and heads, as `riffle calibrate` writes it."""
+    rope_scaling: str
+    """Go beyond the context that the model was made for: `yarn:factor=4`."""
+    select_tokens: str
+    """Read only this share of the prompt's tokens in the upper layers: `"0.2"`."""
+    sequences: int
+    """Sequences that are alive at a time: answers of a batch, or forks of a session."""
+    sink_tokens: int
+    """First tokens that `window` keeps."""
+    window: int
+    """Keep only the latest tokens and the sinks: text without end in constant memory."""
+
+
+class AnswerOptions(TypedDict, total=False):
+    """Options of an answer; those that are left out are what the model's files recommend."""
+
+    draft: str
+    """What guesses tokens: `none`, `auto`, `ngram`, `sparse:POLICY`, `model:PATH`. The answer is the same to the byte."""
+    frequency_penalty: float
+    ignore_end: bool
+    """Go on after the model's end of a text."""
+    logit_bias: Mapping[int, float]
+    max_tokens: int
+    """Tokens to generate at most; 256 unless it is given."""
+    min_p: float
+    min_tokens: int
+    presence_penalty: float
+    probabilities: int
+    """Tell how likely each token was, with so many of the likeliest tokens in its place (engines, not sessions)."""
+    repeat_penalty: float
+    repeat_window: int
+    seed: int
+    stop: str | Sequence[str]
+    """Texts that end the answer."""
+    stop_tokens: Sequence[int]
+    temperature: float
+    """0 takes the most likely token."""
+    top_k: int
+    top_p: float
+
+
+_ENGINE = tuple(EngineOptions.__annotations__)
+_ANSWER = tuple(AnswerOptions.__annotations__)
+_BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory")
+
+
+def _given(known: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All known options, those that were not given as `None`."""
+    for name in given:
+        if name not in known:
+            raise TypeError(f"unknown option {name!r}; there are {', '.join(known)}")
+    return {name: given.get(name) for name in known}
+
+
+def _engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    options = _given(_ENGINE, given)
+    for name in _BYTES:
+        if options[name] is not None:
+            options[name] = str(options[name])
+    return options
+
+
+def _answer_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    options = _given(_ANSWER, given)
+    if isinstance(options["stop"], str):
+        options["stop"] = [options["stop"]]
+    return options
+
+
+def _prompt(prompt: Prompt) -> Prompt:
+    """Tokens of any kind as a list."""
+    return prompt if isinstance(prompt, str) else [int(token) for token in prompt]
+
+
+def plan(model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> Plan:
+    """What a run would take. Nothing is loaded: the files' headers are enough."""
+    return Plan(json.loads(_riffle.plan(os.fspath(model), _engine_options(options))))
+
+
+class Engine:
+    """A model in memory.
+
+    `model` is a GGUF file, a folder of safetensors, or a name in the cache of the Hugging Face hub (`owner/name`,
+    `owner/name:Q4_K_M`), which `riffle pull` and Python's `huggingface_hub` fill. `threads` gives the engine threads of its
+    own; without it all engines and calls on arrays share theirs, one for each core.
+
+    >>> engine = riffle.Engine("fixtures/model", context=2048)
+    >>> engine.generate("In the beginning", max_tokens=4).stop_reason
+    'max_tokens'
+    """
+
+    def __init__(
+        self, model: str | os.PathLike[str], *, threads: int | None = None, **options: Unpack[EngineOptions]
+    ):
+        self._given: dict[str, Any] = dict(options)
+        self._native = _riffle.Engine(os.fspath(model), _engine_options(options), threads)
+
+    def with_options(self, **options: Unpack[EngineOptions]) -> Engine:
+        """The same weights under other options; those that are not given stay."""
+        other = Engine.__new__(Engine)
+        other._given = {**self._given, **options}
+        other._native = self._native.with_options(_engine_options(other._given))
+        return other
+
+    def close(self) -> None:
+        """Frees the model. Its sessions refuse to go on; their pages are freed with them."""
+        self._native.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._native.is_closed:
+            return "Engine(closed)"
+        prefill, decode = self._native.policies
+        return f"Engine({str(self.path)!r}, context={self.context}, prefill={prefill!r}, decode={decode!r})"
+
+    def __reduce__(self) -> Any:
+        return self._native.__reduce__()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._native.is_closed
+
+    @property
+    def path(self) -> str:
+        """The file or folder of the model."""
+        return str(self._native.path)
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._native.context
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Sizes of the model: layers, heads, vocabulary and others."""
+        return json.loads(self._native.model())
+
+    @property
+    def plan(self) -> Plan:
+        """The memory plan that the engine keeps to."""
+        return Plan(json.loads(self._native.plan()))
+
+    @property
+    def begin_token(self) -> int | None:
+        """The token that begins texts."""
+        return self._native.end_tokens[0]
+
+    @property
+    def end_token(self) -> int | None:
+        """The token that ends texts."""
+        return self._native.end_tokens[1]
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The tokens of a text; with `add_special` those that the model's texts begin with are added."""
+        return self._native.encode(text, add_special)
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """The text of tokens; with `special` the special ones are written too."""
+        return self._native.decode([int(token) for token in tokens], special)
+
+    def session(self) -> Session:
+        """An empty session."""
+        return Session(self._native.session())
+
+    def restore(self, path: str | os.PathLike[str]) -> Session:
+        """The session that `Session.save` wrote, under the same model and options."""
+        return Session(self._native.restore(os.fspath(path)))
+
+    def generate(
+        self, prompt: Prompt, *, progress: Progress | None = None, **options: Unpack[AnswerOptions]
+    ) -> Generation:
+        """Reads a prompt and answers."""
+        return self.batch([prompt], progress=progress, **options)[0]
+
+    def batch(
+        self, prompts: Iterable[Prompt], *, progress: Progress | None = None, **options: Unpack[AnswerOptions]
+    ) -> list[Generation]:
+        """Answers several prompts. As many are read and answered at a time as the engine's `sequences` allow; what prompts begin
+        with alike is read once."""
+        if isinstance(prompts, str):
+            raise TypeError("batch takes several prompts: give a list, or use generate for one")
+        asked = [_prompt(prompt) for prompt in prompts]
+        answers = self._native.batch(asked, _answer_options(options), progress)
+        return [Generation._of(answer) for answer in answers]
+
+    def stream(self, prompt: Prompt, *, progress: Progress | None = None, **options: Unpack[AnswerOptions]) -> Stream:
+        """Reads a prompt and answers piece by piece, for `for` and `async for`."""
+        return self.session().stream(prompt, progress=progress, **options)
+
+    def render(self, messages: Iterable[Message], *, add_prompt: bool = True, **variables: Any) -> str:
+        """The text of a conversation by the model's chat template; `variables` such as `tools` go to the template."""
+        turns = [dict(message) for message in messages]
+        return self._native.render(json.dumps(turns), json.dumps(variables), add_prompt)
+
+    def chat(
+        self,
+        messages: Iterable[Message],
+        *,
+        session: Session | None = None,
+        variables: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Generation:
+        """Answers the last turn of a conversation. A session keeps what earlier turns read: it goes on where the conversation and
+        the session's text part."""
+        tokens = self._conversation(messages, variables)
+        if session is None:
+            return self.generate(tokens, progress=progress, **options)
+        return session._answer(tokens, options, progress=progress, replaces=True)
+
+    def chat_stream(
+        self,
+        messages: Iterable[Message],
+        *,
+        session: Session | None = None,
+        variables: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Stream:
+        """As `chat`, piece by piece."""
+        tokens = self._conversation(messages, variables)
+        session = self.session() if session is None else session
+        return session._stream(tokens, options, progress=progress, replaces=True)
+
+    def _conversation(self, messages: Iterable[Message], variables: Mapping[str, Any] | None) -> list[int]:
+        text = self.render(messages, add_prompt=True, **(variables or {}))
+        # The template writes the special tokens itself.
+        return self.encode(text, add_special=False)
+
+    def logits(self, prompt: Prompt, *, first: int = 0, progress: Progress | None = None) -> np.ndarray:
+        """Logits `[tokens, vocabulary]` after the prompt's tokens from number `first` on."""
+        return self.session().prefill_logits(prompt, first=first, progress=progress)
+
+    def log_probabilities(self, prompt: Prompt, *, progress: Progress | None = None) -> np.ndarray:
+        """Natural logarithms of the probabilities of the prompt's tokens from the second on, each given those before it."""
+        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        return self.session().log_probabilities(tokens, first=1, progress=progress)[0]
+
+
+class Session:
+    """One text with its pages, its policies and the answer under way. One call at a time uses it."""
+
+    def __init__(self, native: _riffle.Session):
+        if not isinstance(native, _riffle.Session):
+            raise TypeError("sessions come from Engine.session(), Engine.restore() and Session.fork()")
+        self._native = native
+
+    def close(self) -> None:
+        """Frees its pages."""
+        self._native.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        return self._native.__reduce__()
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def __bool__(self) -> bool:
+        return not self._native.is_closed
+
+    def __repr__(self) -> str:
+        return "Session(closed)" if self._native.is_closed else f"Session({len(self)} tokens)"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._native.is_closed
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens read and written so far."""
+        return self._native.tokens
+
+    @property
+    def density(self) -> float:
+        """Share of the causal pairs of query and key that attention read."""
+        return self._native.density
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens, pages and bytes by tier."""
+        return json.loads(self._native.usage())
+
+    @property
+    def audit(self) -> dict[str, Any] | None:
+        """What the policies kept of the true attention, where the engine has `audit=True`."""
+        report = self._native.audit()
+        return None if report is None else json.loads(report)
+
+    @property
+    def logits(self) -> np.ndarray:
+        """Logits `[vocabulary]` after the last token."""
+        return self._native.logits()
+
+    def prefill(self, prompt: Prompt, *, progress: Progress | None = None) -> int:
+        """Reads a prompt behind what the session holds; returns its tokens."""
+        return self._native.prefill(_prompt(prompt), progress)
+
+    def prefill_logits(self, prompt: Prompt, *, first: int = 0, progress: Progress | None = None) -> np.ndarray:
+        """Reads a prompt and returns logits `[tokens, vocabulary]` after its tokens from number `first` on."""
+        return self._native.prefill_logits(_prompt(prompt), _count("first", first), progress)
+
+    def log_probabilities(
+        self, tokens: Sequence[int], *, first: int = 1, progress: Progress | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Natural logarithms of the probabilities of `tokens[first:]`, each given all tokens before it, and whether each was the
+        likeliest. The session then holds `tokens`; what it shares with them is not read again."""
+        listed = [int(token) for token in tokens]
+        return self._native.log_probabilities(listed, _count("first", first), progress)
+
+    def generate(
+        self, prompt: Prompt | None = None, *, progress: Progress | None = None, **options: Unpack[AnswerOptions]
+    ) -> Generation:
+        """Reads a prompt, where one is given, and answers. Without one the answer under way goes on."""
+        return self._answer(prompt, options, progress=progress, replaces=False)
+
+    def stream(
+        self, prompt: Prompt | None = None, *, progress: Progress | None = None, **options: Unpack[AnswerOptions]
+    ) -> Stream:
+        """As `generate`, piece by piece. The session is in use until the stream has ended."""
+        return self._stream(prompt, options, progress=progress, replaces=False)
+
+    def advance(self, token: int) -> None:
+        """Reads one token as a generated one; `logits` then follow it."""
+        self._native.advance(_count("token", token))
+
+    def truncate(self, tokens: int) -> None:
+        """Forgets everything behind the first `tokens` tokens."""
+        self._native.truncate(_count("tokens", tokens))
+
+    def fork(self) -> Session:
+        """A session that goes on from here. Both share their pages until one of them writes."""
+        return Session(self._native.fork())
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Writes the session to a file, whole or not at all; returns its bytes."""
+        return self._native.save(os.fspath(path))
+
+    def compress(
+        self, keep: float, *, method: str = "kvzip", progress: Progress | None = None
+    ) -> dict[str, int]:
+        """Evicts the pairs of keys and values that later questions need least and keeps the share `keep` of them. `method` is
+        `kvzip` or `expected`."""
+        return json.loads(self._native.compress(f"{method}:{keep}", progress))
+
+    def _answer(
+        self, prompt: Prompt | None, options: Mapping[str, Any], *, progress: Progress | None, replaces: bool
+    ) -> Generation:
+        prompt = None if prompt is None else _prompt(prompt)
+        return Generation._of(self._native.generate(prompt, _answer_options(options), replaces, progress))
+
+    def _stream(
+        self, prompt: Prompt | None, options: Mapping[str, Any], *, progress: Progress | None, replaces: bool
+    ) -> Stream:
+        prompt = None if prompt is None else _prompt(prompt)
+        return Stream(self._native.stream(prompt, _answer_options(options), replaces, progress))
+
+
+def _count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is {value!r}, but it must be a whole number")
+    if value < 0:
+        raise OptionError(f"{name} is {value}, but it must be 0 or more")
+    return int(value)

@@ -1,0 +1,85 @@
+//! Prompts as Python gives them, and answers as it gets them.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use riffle_engine::{Engine, EngineError, Generation, StopReason, TokenProbabilities};
+
+use crate::failure::Failure;
+use crate::options::check_tokens;
+
+/// A text, or its tokens.
+#[derive(FromPyObject)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// The tokens of a prompt.
+pub(crate) fn prompt_tokens(engine: &Engine, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
+    match prompt {
+        Prompt::Text(text) if text.trim().is_empty() => Err(EngineError::EmptyPrompt.into()),
+        Prompt::Text(text) => Ok(engine.tokenizer()?.encode(text, true)?),
+        Prompt::Tokens(tokens) if tokens.is_empty() => Err(EngineError::EmptyPrompt.into()),
+        Prompt::Tokens(tokens) => {
+            check_tokens(tokens.iter().copied(), engine.model().config().vocab_size)?;
+            Ok(tokens.clone())
+        }
+    }
+}
+
+/// An answer with what was counted.
+pub(crate) struct Answered {
+    pub(crate) generation: Generation,
+    pub(crate) prompt_tokens: usize,
+    /// Tokens of the prompt that had been read before.
+    pub(crate) reused_tokens: usize,
+    /// One for each token, where they were asked for.
+    pub(crate) probabilities: Vec<TokenProbabilities>,
+    pub(crate) read_s: f64,
+    pub(crate) answered_s: f64,
+}
+
+impl Answered {
+    /// The fields of `riffle.Generation`.
+    pub(crate) fn to_python<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>, Failure> {
+        let Generation {
+            text,
+            tokens,
+            stop,
+            drafts,
+        } = &self.generation;
+        let dict = PyDict::new(py);
+        dict.set_item("text", text)?;
+        dict.set_item("tokens", tokens)?;
+        dict.set_item("stop_reason", stop_name(stop))?;
+        dict.set_item(
+            "stop",
+            match stop {
+                StopReason::StopString(text) => Some(text),
+                _ => None,
+            },
+        )?;
+        dict.set_item("prompt_tokens", self.prompt_tokens)?;
+        dict.set_item("reused_tokens", self.reused_tokens)?;
+        dict.set_item("drafted_tokens", drafts.drafted)?;
+        dict.set_item("accepted_tokens", drafts.accepted)?;
+        dict.set_item("read_s", self.read_s)?;
+        dict.set_item("answered_s", self.answered_s)?;
+        let probabilities = self.probabilities.iter();
+        let probabilities: Vec<_> = probabilities
+            .map(|token| (token.token, token.log_probability, token.likeliest.clone()))
+            .collect();
+        dict.set_item("probabilities", probabilities)?;
+        Ok(dict)
+    }
+}
+
+fn stop_name(stop: &StopReason) -> &'static str {
+    match stop {
+        StopReason::EndOfText => "end_of_text",
+        StopReason::StopString(_) => "stop_string",
+        StopReason::MaxTokens => "max_tokens",
+        StopReason::ContextFull => "context_full",
+        StopReason::Interrupted => "interrupted",
+    }
+}

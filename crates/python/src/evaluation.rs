@@ -1,0 +1,223 @@
+//! The laboratory's tasks and records, as JSON and CSV for pandas.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use riffle_eval::{
+    AskPlace, CompareOptions, CompareTask, Corpus, Journal, NeedleKind, NeedleOptions, PolicyChoice, Record,
+    RulerOptions, RulerTask, Step, Wording, compare, needle, ruler, to_csv,
+};
+use riffle_policy::Phase;
+use serde::Serialize;
+
+use crate::engine::PyEngine;
+use crate::failure::{Class, Failure};
+use crate::options::policy;
+use crate::watch::{Watch, run};
+
+/// What is asked, and of which text.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct GivenTasks {
+    text: String,
+    wording: String,
+    lengths: Vec<usize>,
+    /// Prompts, or documents of needles.
+    samples: u64,
+    depths: usize,
+    seed: u64,
+    tasks: Vec<String>,
+    kinds: Vec<String>,
+    places: Vec<String>,
+    late: bool,
+    compress: Option<String>,
+    /// Each with its phase, where one was given.
+    policies: Vec<(Option<bool>, String)>,
+    budget: Option<f64>,
+    shares: bool,
+}
+
+/// A table of the laboratory: its cells as CSV.
+type Table = String;
+
+impl GivenTasks {
+    fn corpus(&self, engine: &std::sync::Arc<riffle_engine::Engine>) -> Result<Corpus, Failure> {
+        Ok(Corpus::new(
+            engine,
+            &self.text,
+            Wording::find(&self.wording, engine)?,
+            Vec::new(),
+        )?)
+    }
+
+    fn needle(&self) -> Result<NeedleOptions, Failure> {
+        Ok(NeedleOptions {
+            lengths: self.lengths.clone(),
+            depths: self.depths,
+            kinds: parsed::<NeedleKind>(&self.kinds)?,
+            places: parsed::<AskPlace>(&self.places)?,
+            documents: self.samples,
+            seed: self.seed,
+            compress: self.compress.as_deref().map(str::parse).transpose()?,
+        })
+    }
+
+    fn ruler(&self) -> Result<RulerOptions, Failure> {
+        Ok(RulerOptions {
+            tasks: parsed::<RulerTask>(&self.tasks)?,
+            lengths: self.lengths.clone(),
+            samples: self.samples,
+            seed: self.seed,
+            late: self.late,
+        })
+    }
+
+    fn comparison(&self) -> Result<CompareOptions, Failure> {
+        let choices = self.policies.iter().map(|(is_prefill, text)| choice(*is_prefill, text));
+        Ok(CompareOptions {
+            policies: choices.collect::<Result<_, _>>()?,
+            tasks: parsed::<CompareTask>(&self.tasks)?,
+            lengths: self.lengths.clone(),
+            samples: self.samples,
+            depths: self.depths,
+            seed: self.seed,
+            budget: self.budget,
+            shares: self.shares,
+        })
+    }
+}
+
+fn parsed<T: std::str::FromStr>(texts: &[String]) -> Result<Vec<T>, Failure>
+where
+    Failure: From<T::Err>,
+{
+    texts.iter().map(|text| Ok(text.parse::<T>()?)).collect()
+}
+
+/// A policy in its phase: of the catalogue, of the laboratory, or written in Python.
+fn choice(is_prefill: Option<bool>, text: &str) -> Result<PolicyChoice, Failure> {
+    let phase = match is_prefill {
+        None => "",
+        Some(true) => "prefill=",
+        Some(false) => "decode=",
+    };
+    let spelled = format!("{phase}{text}");
+    let known = spelled.parse::<PolicyChoice>();
+    let Ok(spec) = policy(text) else {
+        // The laboratory's own message names all that it knows.
+        return Ok(known?);
+    };
+    if spec.info().source != crate::python_policy::SOURCE {
+        return Ok(known?);
+    }
+    let phase = match is_prefill {
+        Some(false) => Phase::Decode,
+        None if !spec.info().traits.prefill => Phase::Decode,
+        _ => Phase::Prefill,
+    };
+    Ok(PolicyChoice::named(phase, spec, spelled))
+}
+
+/// Notes how far a measurement is.
+fn note(watch: &Watch, step: &Step<'_>) -> std::ops::ControlFlow<()> {
+    // Work in thousandths: a measurement's own unit has no meaning for callers.
+    watch.note(1000.0 * step.done / step.total.max(f64::MIN_POSITIVE), 1000)
+}
+
+fn csv<T: Serialize>(rows: &[T]) -> Result<Table, Failure> {
+    Ok(to_csv(rows)?)
+}
+
+/// Needles: the questions as CSV.
+#[pyfunction]
+#[pyo3(signature = (engine, tasks, progress=None))]
+pub(crate) fn run_needle(
+    py: Python<'_>,
+    engine: &PyEngine,
+    tasks: GivenTasks,
+    progress: Option<Py<PyAny>>,
+) -> Result<Table, Failure> {
+    let loaded = engine.loaded()?;
+    let (engine, options) = (loaded.engine()?, tasks.needle()?);
+    run(py, &loaded.threads, progress.as_ref(), |watch| {
+        let corpus = tasks.corpus(engine)?;
+        let table = needle(engine, &corpus, &options, &mut Journal::none(), &mut |step| {
+            note(watch, step)
+        })?;
+        csv(&table.samples)
+    })
+}
+
+/// RULER: the prompts as CSV.
+#[pyfunction]
+#[pyo3(signature = (engine, tasks, progress=None))]
+pub(crate) fn run_ruler(
+    py: Python<'_>,
+    engine: &PyEngine,
+    tasks: GivenTasks,
+    progress: Option<Py<PyAny>>,
+) -> Result<Table, Failure> {
+    let loaded = engine.loaded()?;
+    let (engine, options) = (loaded.engine()?, tasks.ruler()?);
+    run(py, &loaded.threads, progress.as_ref(), |watch| {
+        let corpus = tasks.corpus(engine)?;
+        let table = ruler(engine, &corpus, &options, &mut Journal::none(), &mut |step| {
+            note(watch, step)
+        })?;
+        csv(&table.samples)
+    })
+}
+
+/// Policies on the same tasks: policies and tasks as CSV.
+#[pyfunction]
+#[pyo3(signature = (engine, tasks, progress=None))]
+pub(crate) fn run_compare(
+    py: Python<'_>,
+    engine: &PyEngine,
+    tasks: GivenTasks,
+    progress: Option<Py<PyAny>>,
+) -> Result<Table, Failure> {
+    let loaded = engine.loaded()?;
+    let (engine, options) = (loaded.engine()?, tasks.comparison()?);
+    run(py, &loaded.threads, progress.as_ref(), |watch| {
+        let corpus = tasks.corpus(engine)?;
+        let table = compare(engine, &corpus, &options, &mut Journal::none(), &mut |step| {
+            note(watch, step)
+        })?;
+        csv(&table.rows)
+    })
+}
+
+/// A prompt of a task of RULER and what is expected of its answer.
+#[pyfunction]
+pub(crate) fn ruler_prompt(
+    engine: &PyEngine,
+    tasks: GivenTasks,
+    task: &str,
+    context_tokens: usize,
+) -> Result<(String, Vec<String>), Failure> {
+    let loaded = engine.loaded()?;
+    let corpus = tasks.corpus(loaded.engine()?)?;
+    Ok(corpus.ruler_prompt(task.parse()?, context_tokens, tasks.seed)?)
+}
+
+/// The names of RULER's tasks, kinds of needles, and places to ask for them.
+#[pyfunction]
+pub(crate) fn task_names() -> (Vec<String>, Vec<String>, Vec<String>) {
+    (
+        RulerTask::ALL.iter().map(ToString::to_string).collect(),
+        NeedleKind::ALL.iter().map(ToString::to_string).collect(),
+        AskPlace::ALL.iter().map(ToString::to_string).collect(),
+    )
+}
+
+/// A record: its header and kind as JSON, its rows as CSV.
+#[pyfunction]
+pub(crate) fn read_record(path: PathBuf) -> Result<(String, Table), Failure> {
+    let record = Record::read(&path)?;
+    let mut header = serde_json::to_value(&record).map_err(|error| Failure::new(Class::Internal, error.to_string()))?;
+    if let Some(fields) = header.as_object_mut() {
+        fields.remove("results");
+    }
+    Ok((header.to_string(), record.csv()?))
+}

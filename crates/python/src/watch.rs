@@ -1,0 +1,166 @@
+//! Long calls: they run on Riffle's threads without the interpreter's lock, while the caller looks for signals and tells how far they
+//! are.
+
+use std::any::Any;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use riffle_engine::PrefillProgress;
+
+use crate::failure::{Class, Failure};
+use crate::process::Threads;
+use crate::python_policy;
+
+/// How often the caller looks for signals.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What a call under way and its caller tell each other.
+#[derive(Default)]
+pub(crate) struct Watch {
+    is_stopped: AtomicBool,
+    // Bits of an f64.
+    done: AtomicU64,
+    total: AtomicUsize,
+}
+
+impl Watch {
+    /// Asks the call to end.
+    pub(crate) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the call goes on.
+    pub(crate) fn flow(&self) -> ControlFlow<()> {
+        match self.is_stopped.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Notes how far the call is; says whether it goes on.
+    pub(crate) fn note(&self, done: f64, total: usize) -> ControlFlow<()> {
+        self.done.store(done.to_bits(), Ordering::Relaxed);
+        self.total.store(total, Ordering::Relaxed);
+        self.flow()
+    }
+
+    /// As [`note`](Self::note), of a prompt that is read.
+    pub(crate) fn note_prefill(&self, progress: PrefillProgress) -> ControlFlow<()> {
+        self.note(progress.tokens_done, progress.tokens)
+    }
+
+    /// Looks for signals and shows the progress, on the caller's thread.
+    pub(crate) fn poll(&self, py: Python<'_>, progress: &mut Shown<'_>) -> PyResult<()> {
+        py.check_signals()?;
+        if let Some(error) = python_policy::take_error() {
+            return Err(error);
+        }
+        let now = (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed));
+        if let Some(callback) = progress.callback
+            && now.1 > 0
+            && progress.last != Some(now)
+        {
+            progress.last = Some(now);
+            callback.call1(py, (f64::from_bits(now.0), now.1))?;
+        }
+        Ok(())
+    }
+}
+
+/// Who is told how far a call is, and what was told last.
+pub(crate) struct Shown<'a> {
+    callback: Option<&'a Py<PyAny>>,
+    last: Option<Told>,
+}
+
+/// What was told: bits of what is done, and the total.
+pub(crate) type Told = (u64, usize);
+
+impl<'a> Shown<'a> {
+    pub(crate) fn new(callback: Option<&'a Py<PyAny>>) -> Self {
+        Self::resumed(callback, None)
+    }
+
+    /// Who was told something before.
+    pub(crate) fn resumed(callback: Option<&'a Py<PyAny>>, last: Option<Told>) -> Self {
+        Self { callback, last }
+    }
+
+    pub(crate) fn told(&self) -> Option<Told> {
+        self.last
+    }
+}
+
+/// Runs `work` on the threads, without the interpreter's lock. A signal, or an exception of `progress`, stops it and is raised when it
+/// has ended.
+pub(crate) fn run<T: Send>(
+    py: Python<'_>,
+    threads: &Threads,
+    progress: Option<&Py<PyAny>>,
+    work: impl FnOnce(&Watch) -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    let pool = threads.pool()?;
+    // Another thread may have raised it after the call that it belonged to had failed.
+    drop(python_policy::take_error());
+    let (watch, (send, receive)) = (Watch::default(), sync_channel::<()>(1));
+    let (mut outcome, mut raised) = (None, None);
+    let mut shown = Shown::new(progress);
+    let (watched, found) = (&watch, &mut outcome);
+    py.detach(|| {
+        let receive = receive;
+        pool.in_place_scope(|scope| {
+            scope.spawn(move |_| {
+                *found = Some(guarded(|| work(watched)));
+                drop(send);
+            });
+            while let Err(RecvTimeoutError::Timeout) = receive.recv_timeout(POLL) {
+                if raised.is_none()
+                    && let Err(error) = Python::attach(|py| watched.poll(py, &mut shown))
+                {
+                    raised = Some(error);
+                    watched.stop();
+                }
+            }
+        });
+    });
+    if raised.is_none() {
+        watch.poll(py, &mut shown)?;
+    }
+    match (raised, outcome) {
+        (Some(error), _) => Err(error.into()),
+        (None, Some(outcome)) => outcome,
+        (None, None) => Err(Failure::new(Class::Internal, "the call ended without a result")),
+    }
+}
+
+/// Runs short work on the threads, without the interpreter's lock.
+pub(crate) fn run_short<T: Send>(
+    py: Python<'_>,
+    threads: &Threads,
+    work: impl FnOnce() -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    let pool = threads.pool()?;
+    drop(python_policy::take_error());
+    let outcome = py.detach(|| pool.install(|| guarded(work)));
+    match python_policy::take_error() {
+        Some(error) => Err(error.into()),
+        None => outcome,
+    }
+}
+
+/// A fault of Riffle's own is an exception like others.
+pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(internal(&*panic)))
+}
+
+fn internal(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("a panic");
+    Failure::new(Class::Internal, format!("a fault in Riffle: {text}; please report it"))
+}
