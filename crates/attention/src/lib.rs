@@ -133,6 +133,8 @@ pub use scan::{Scan, exponentiate};
 pub use scanned::attend_scanned;
 pub use scorer::Scorer;
 pub use selection::{Selection, Span};
+#[cfg(feature = "std")]
+pub use simd::instruction_set;
 pub use summary::{SummaryView, attend_summaries};
 pub use view::{KvView, PageView, QueryTile};
 

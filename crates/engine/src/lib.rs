@@ -85,7 +85,7 @@ pub use precision::AttentionPrecision;
 pub use profile::Profile;
 pub use riffle_device::{ComputeDevice, DeviceError, TransferCount};
 pub use riffle_files::human_bytes;
-pub use riffle_kv::{RowTier, TextBlock};
+pub use riffle_kv::{RowTier, SharedCounts, SharedOptions, TextBlock};
 pub use rounding::{activations_note, described_activations};
 pub use run::compress_session::{CompressReport, compress_session};
 pub use run::questions::{plan_questions, run_questions};
@@ -97,6 +97,7 @@ pub use scheduler::{
     Scheduler, SchedulerOptions, WrittenToken,
 };
 pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
+pub use sequence::shared_prefix::{SharedReport, SharedStoreOptions};
 pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;
 pub use sequence::{Checkpoint, Sequence, SequenceOptions};

@@ -423,7 +423,10 @@ impl<'a> Answers<'a> {
             }
             Event::Reading(..) => has_read = true,
             Event::Finished(id, ..) | Event::Failed(id, _) => ended.push(id),
-            Event::PromptProbabilities(..) | Event::Compressed(..) | Event::PrefixCacheLost(_) => {}
+            Event::PromptProbabilities(..)
+            | Event::Compressed(..)
+            | Event::PrefixCacheLost(_)
+            | Event::SharedStore(_) => {}
         })?;
         for id in ended {
             if let Some(place) = self.requests.iter().position(|answer| *answer == id) {

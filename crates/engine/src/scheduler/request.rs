@@ -47,6 +47,9 @@ pub enum Event<'a> {
     Compressed(RequestId, Compressed, Box<LoanedSequence>),
     /// The prefix cache on disk could not be read or written and is not used any more. Requests go on without it.
     PrefixCacheLost(EngineError),
+    /// What the shared store has to say to whoever runs the process, in one line: that it failed, that it works again. Requests go on
+    /// without it meanwhile.
+    SharedStore(String),
 }
 
 /// A token of an answer.

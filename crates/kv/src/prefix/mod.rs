@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use block::{Block, KIND, Note, note_key};
+pub(crate) use block::note_key;
+use block::{Block, KIND, Note};
 use index::{Entry, Index};
 pub use listing::{ListingChange, PrefixListing};
 
