@@ -54,7 +54,7 @@ pub(crate) enum Measurement {
     /// Simulate many workers behind a router: what is read again, what moves, what it costs
     #[command(
         after_help = "Example:\n  riffle eval fleet --workers 10,100 --documents 2000",
-        after_long_help = "Example:\n  riffle eval fleet --workers 10,100 --documents 2000 --prompt-rate 190 --answer-rate 47\n\nNo model is run: rates are those that riffle bench has measured. docs/results/fleet.md says what is assumed."
+        after_long_help = "Example:\n  riffle eval fleet --workers 10,100 --documents 2000 --prompt-rate 105 --answer-rate 26.5\n\nNo model is run: rates are those that riffle bench has measured. docs/results/fleet.md says what is assumed."
     )]
     Fleet(Box<FleetArguments>),
     /// Make one HTML page of all records in a folder

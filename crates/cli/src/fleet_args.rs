@@ -13,20 +13,20 @@ pub(crate) struct FleetArguments {
     /// Documents that are asked about
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "2000")]
     documents: usize,
-    /// How uneven: document n is asked for in proportion to n to the power of minus this
+    /// How uneven: document n is asked for in proportion to 1 / n to this power
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     zipf: f64,
     /// Tokens of a document
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "16384")]
     document_tokens: usize,
     /// Tokens of a question
-    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "64")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "64", hide_short_help = true)]
     question_tokens: usize,
     /// Tokens of an answer
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = numbers::tokens, default_value = "128")]
     tokens: usize,
     /// Requests an hour for each worker of a fleet
-    #[arg(long, value_name = "NUMBER", default_value = "60")]
+    #[arg(long, value_name = "NUMBER", default_value = "20")]
     arrivals: f64,
     /// Requests for each worker of a fleet
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "400")]
@@ -41,16 +41,16 @@ pub(crate) struct FleetArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().bytes_per_token, help_heading = "What a worker does")]
     bytes_per_token: f64,
     /// Tokens that a worker holds in memory
-    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, default_value_t = FleetRates::default().worker_tokens, help_heading = "What a worker does")]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, default_value_t = FleetRates::default().worker_tokens, help_heading = "What a worker does", hide_short_help = true)]
     pool_tokens: usize,
     /// Bytes a second between a worker and a store
-    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().link_bytes_per_s, help_heading = "What a worker does")]
+    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().link_bytes_per_s, help_heading = "What a worker does", hide_short_help = true)]
     link: f64,
     /// Bytes a second of the store for all workers together
-    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().store_bytes_per_s, help_heading = "What a worker does")]
+    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().store_bytes_per_s, help_heading = "What a worker does", hide_short_help = true)]
     store: f64,
     /// Price of a worker for an hour
-    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().worker_hour, help_heading = "What a worker does")]
+    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().worker_hour, help_heading = "What a worker does", hide_short_help = true)]
     price: f64,
     /// Seed of arrivals and choices
     #[arg(short = 's', long, value_name = "N", value_parser = numbers::seed, default_value = "1", hide_short_help = true)]

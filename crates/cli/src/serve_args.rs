@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use riffle_engine::DraftSpec;
 
 use crate::args::{EngineArguments, ModelArguments};
+use crate::prefix_cache::PrefixCacheArguments;
 use crate::{hub_args, numbers};
 
 /// How a KV event is written.
@@ -58,24 +59,20 @@ pub(crate) struct ServeArguments {
     /// Such as that of a proxy before it.
     #[arg(long, value_name = "NAME", help_heading = "Who is let in")]
     pub(crate) allow_host: Vec<String>,
-    /// Keep beginnings of prompts in this folder: they outlive the server
-    #[arg(long, value_name = "DIR", help_heading = "What is kept")]
-    pub(crate) prefix_cache: Option<PathBuf>,
-    /// Bytes of pages in --prefix-cache at most; those used longest ago go first [default: 8G]
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
-    pub(crate) prefix_cache_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixCacheArguments,
     /// Folder of named sessions, which clients may save, restore, copy and delete
     #[arg(long, value_name = "DIR", help_heading = "What is kept")]
     pub(crate) sessions: Option<PathBuf>,
     /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
     #[arg(long, value_name = "SECONDS", help_heading = "What is kept")]
     pub(crate) keep_alive: Option<u64>,
-    /// Tell routers which blocks of text are held, as vLLM does: listen here for subscribers, such as tcp://127.0.0.1:5557
+    /// Publish KV events for routers, as vLLM does: listen here, such as tcp://127.0.0.1:5557
     ///
-    /// Events hold the tokens of prompts: whoever can connect can read them. A block is a page (--page-tokens).
+    /// They tell which blocks of text the server holds. Events hold the tokens of prompts: whoever can connect can read them. A block is a page (--page-tokens).
     #[arg(long, value_name = "ADDRESS", help_heading = "Routers")]
     pub(crate) kv_events: Option<String>,
-    /// Listen here for subscribers who missed events, such as tcp://127.0.0.1:5558
+    /// Listen here for routers that missed events, such as tcp://127.0.0.1:5558
     #[arg(
         long,
         value_name = "ADDRESS",

@@ -22,12 +22,12 @@ pub struct FleetRates {
 }
 
 impl Default for FleetRates {
-    /// Qwen2.5-Coder-1.5B Q4_K_M on two cores with AVX-512 (docs/results/fleet.md says how these were measured), 1 Gbit/s to a store
-    /// with 10 Gbit/s, and the price of two cloud cores.
+    /// Qwen2.5-Coder-1.5B Q4_K_M on two cores under AVX2, behind 2,048 tokens (docs/results/models.md), with an f16 cache; 1 Gbit/s to a
+    /// store with 10 Gbit/s, and the price of two cloud cores.
     fn default() -> Self {
         Self {
-            prompt_tokens_per_s: 190.0,
-            answer_tokens_per_s: 47.0,
+            prompt_tokens_per_s: 105.0,
+            answer_tokens_per_s: 26.5,
             bytes_per_token: 28_672.0,
             worker_tokens: 262_144,
             link_bytes_per_s: 125e6,
@@ -72,7 +72,7 @@ impl Default for FleetOptions {
             question_tokens: 64,
             answer_tokens: 128,
             requests_per_worker: 400,
-            arrivals_per_hour: 60.0,
+            arrivals_per_hour: 20.0,
             rates: FleetRates::default(),
             seed: 1,
         }
