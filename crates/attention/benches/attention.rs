@@ -192,5 +192,92 @@ fn verification(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, prefill, block_sparse, decode, verification);
+/// Another engine's cache of f16, row by row in blocks of 16 tokens that lie here and there, beside the same tokens in Riffle's own
+/// pages of 256.
+fn foreign(criterion: &mut Criterion) {
+    const HEAD_DIM: usize = 128;
+    const BLOCK: usize = 16;
+    for (rows, tokens, arithmetic, phase) in [
+        (1, 16_384, Arithmetic::Fused, "decode"),
+        (512, 4096, Arithmetic::Expanded, "prefill"),
+    ] {
+        let own = Cache::new(KV_HEADS, tokens, HEAD_DIM, Format::F16);
+        let name = format!("foreign/{phase}/own/{rows}x{tokens}/d{HEAD_DIM}");
+        attend_case(criterion, &name, &own, rows, |_| Selection::full(tokens));
+        let blocks = tokens / BLOCK;
+        let source = noise(tokens * KV_HEADS * HEAD_DIM);
+        let halves: Vec<u16> = source.iter().map(|value| f32_to_f16(*value)).collect();
+        let data = (Rows::F16(&halves), Rows::F16(&halves));
+        // An odd step visits every block once, far from the one before.
+        let table = (0..blocks).map(|block| block * 37 % blocks);
+        for (layout, cache) in [
+            (
+                "tokens-first",
+                BlockCache::tokens_first(data.0, data.1, BLOCK, KV_HEADS, HEAD_DIM),
+            ),
+            (
+                "heads-first",
+                BlockCache::heads_first(data.0, data.1, BLOCK, KV_HEADS, HEAD_DIM),
+            ),
+        ] {
+            let pages = |head| cache.pages(head, table.clone(), tokens).unwrap();
+            let pages: Vec<_> = (0..KV_HEADS).map(pages).collect();
+            let name = format!("foreign/{phase}/{layout}/{rows}x{tokens}/d{HEAD_DIM}");
+            foreign_case(criterion, &name, &pages, (rows, tokens), arithmetic);
+        }
+    }
+}
+
+/// As [`attend_case`], over pages of rows.
+fn foreign_case(
+    criterion: &mut Criterion,
+    name: &str,
+    pages: &[Vec<RowPage>],
+    (rows, tokens): (usize, usize),
+    arithmetic: Arithmetic,
+) {
+    const HEAD_DIM: usize = 128;
+    let queries = noise(rows * GROUP * HEAD_DIM);
+    let selection = Selection::full(tokens);
+    let mut jobs = Vec::new();
+    for pages in pages {
+        for first in (0..rows).step_by(64) {
+            jobs.push(RowJob {
+                queries: QueryTile {
+                    data: &queries[first * GROUP * HEAD_DIM..],
+                    rows: (rows - first).min(64),
+                    row_stride: GROUP * HEAD_DIM,
+                    group: GROUP,
+                    head_dim: HEAD_DIM,
+                    start: tokens - rows + first,
+                },
+                kv: RowView {
+                    head_dim: HEAD_DIM,
+                    pages,
+                },
+                selection: &selection,
+            });
+        }
+    }
+    let pairs = jobs
+        .iter()
+        .map(|job| job.selection.pair_count(job.queries.start, job.queries.rows));
+    let operations = pairs.sum::<usize>() * GROUP * HEAD_DIM * 4;
+    let options = AttendOptions::for_head_dim(HEAD_DIM).with_arithmetic(arithmetic);
+    let partials: Vec<_> = jobs
+        .iter()
+        .map(|job| Partial::new(job.queries.rows, GROUP, HEAD_DIM))
+        .collect();
+    let mut group = criterion.benchmark_group("attend");
+    group
+        .sample_size(10)
+        .throughput(Throughput::Elements(operations as u64));
+    group.bench_function(name, |bencher| {
+        let run = |partials: &mut Vec<Partial>| attend_rows_batch(&jobs, &options, partials).unwrap();
+        bencher.iter_batched_ref(|| partials.clone(), run, BatchSize::LargeInput);
+    });
+    group.finish();
+}
+
+criterion_group!(benches, prefill, block_sparse, decode, verification, foreign);
 criterion_main!(benches);

@@ -244,16 +244,19 @@ mod tests {
     fn check<T: Copy + PartialEq + core::fmt::Debug>(case: Case, mark: T, plane: fn(Format, &mut [T]) -> PlaneMut<'_>) {
         let Case { format, keys, .. } = case;
         let rows = noise(3, SOURCE_TOKENS * HEAD_DIM);
-        let write = if keys { write_keys } else { write_values };
+        let write = |plane: &mut PlaneMut, slot, tokens, rows: &[f32]| match keys {
+            true => write_keys(plane, HEAD_DIM, slot, tokens, rows, HEAD_DIM),
+            false => write_values(plane, HEAD_DIM, slot, tokens, rows, HEAD_DIM),
+        };
         let copy = if keys { copy_keys } else { copy_values };
         let mut found = vec![mark; format.plane_len(PAGE, HEAD_DIM)];
         let mut expected = found.clone();
         let mut from = vec![mark; format.plane_len(SOURCE_TOKENS, HEAD_DIM)];
         let mut from = plane(format, &mut from);
-        write(&mut from, HEAD_DIM, 0, SOURCE_TOKENS, &rows, HEAD_DIM).unwrap();
+        write(&mut from, 0, SOURCE_TOKENS, &rows).unwrap();
         let rows = &rows[case.from_slot * HEAD_DIM..];
         let mut written = plane(format, &mut expected);
-        write(&mut written, HEAD_DIM, case.slot, case.tokens, rows, HEAD_DIM).unwrap();
+        write(&mut written, case.slot, case.tokens, rows).unwrap();
         let mut copied = plane(format, &mut found);
         let from = from.as_plane();
         copy(&mut copied, case.slot, &from, case.from_slot, case.tokens, HEAD_DIM).unwrap();

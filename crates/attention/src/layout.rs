@@ -15,28 +15,43 @@
 mod quantised;
 
 use alloc::vec;
+use alloc::vec::Vec;
 
 use crate::format::check_head_dim;
 use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use crate::kernel::{FetchRows, Pack};
+use crate::kernel::{Bf16, F16, FetchRows, Pack, StripeRows};
 use crate::simd::Level;
-use crate::{AttendError, LANES, Plane, PlaneMut};
+use crate::{AttendError, LANES, Plane, PlaneMut, Rows};
 
-/// Writes keys into a page, converting from f32.
+/// Writes keys into a page, converting to the plane's format.
 ///
-/// `source` is `[tokens, head_dim]` with `source_stride` elements from token to token; the first goes
-/// to slot `first_token_in_page`. The plane's own length bounds how many tokens fit.
+/// `source` is row-major, `[tokens, head_dim]` with `source_stride` elements from token to token: a slice of f32, or [`Rows`] of
+/// f32, f16 or bf16. Its first token goes to slot `first_token_in_page`. The plane's own length bounds how many tokens fit.
+/// Bits of f16 and bf16 that go to a plane of the same format stay as they are.
+///
+/// ```
+/// use riffle_attention::*;
+///
+/// // Two keys of head_dim 16 out of a tensor [tokens, 4 heads, 16] of bf16: the keys of head 3.
+/// let tensor = vec![0x3f80u16; 2 * 4 * 16];
+/// let mut plane = vec![0.0; Format::F32.plane_len(16, 16)];
+/// write_keys(&mut PlaneMut::F32(&mut plane), 16, 0, 2, Rows::Bf16(&tensor[3 * 16..]), 4 * 16)?;
+/// // Dimension 0 of keys 0 and 1, then dimension 1 of both: the page's stripe is interleaved.
+/// assert_eq!((plane[0], plane[1], plane[2], plane[16]), (1.0, 1.0, 0.0, 1.0));
+/// # Ok::<(), AttendError>(())
+/// ```
 ///
 /// # Errors
 /// A head dimension that is not a multiple of 16, a plane or a source that is too short.
-pub fn write_keys(
+pub fn write_keys<'s>(
     plane: &mut PlaneMut,
     head_dim: usize,
     first_token_in_page: usize,
     tokens: usize,
-    source: &[f32],
+    source: impl Into<Rows<'s>>,
     source_stride: usize,
 ) -> Result<(), AttendError> {
+    let source = source.into();
     check_copy(
         &plane.as_plane(),
         head_dim,
@@ -45,26 +60,47 @@ pub fn write_keys(
         source.len(),
         source_stride,
     )?;
+    let mut widened = Vec::new();
     let mut t = 0;
     while t < tokens {
         let slot = first_token_in_page + t;
+        let rows = source.skip(t * source_stride);
         if let PlaneMut::F32(data) = plane
             && slot.is_multiple_of(LANES)
             && tokens - t >= LANES
         {
             let stripe = &mut data[slot * head_dim..][..LANES * head_dim];
-            write_stripe(stripe, &source[t * source_stride..], source_stride);
+            write_stripe(stripe, rows, source_stride);
             t += LANES;
-        } else {
-            write_key(plane, slot, &source[t * source_stride..][..head_dim]);
-            t += 1;
+            continue;
         }
+        match (&mut *plane, rows) {
+            (PlaneMut::F16(data), Rows::F16(rows)) | (PlaneMut::Bf16(data), Rows::Bf16(rows)) => {
+                write_lane(data, slot, &rows[..head_dim], |bits| bits);
+            }
+            (plane, rows) => write_key(plane, slot, rows.widened(head_dim, &mut widened)),
+        }
+        t += 1;
     }
     Ok(())
 }
 
 /// Writes 16 keys, `[16, head_dim]` with `stride` elements from one to the next, into a whole stripe of f32.
-fn write_stripe(stripe: &mut [f32], source: &[f32], stride: usize) {
+fn write_stripe(stripe: &mut [f32], source: Rows, stride: usize) {
+    let (level, head_dim) = (Level::best(), stripe.len() / LANES);
+    let keys = match source {
+        Rows::F32(source) => return write_f32_stripe(stripe, source, stride),
+        Rows::F16(keys) | Rows::Bf16(keys) => keys,
+    };
+    let rows: [&[u16]; LANES] = core::array::from_fn(|lane| &keys[lane * stride..][..head_dim]);
+    let (rows, out) = (&rows[..], stripe);
+    match source {
+        Rows::Bf16(_) => level.run(StripeRows::<Bf16> { rows, head_dim, out }),
+        _ => level.run(StripeRows::<F16> { rows, head_dim, out }),
+    }
+}
+
+fn write_f32_stripe(stripe: &mut [f32], source: &[f32], stride: usize) {
     let (level, head_dim) = (Level::best(), stripe.len() / LANES);
     level.run(FetchRows {
         data: source.get(2 * LANES * stride..).unwrap_or_default(),
@@ -92,25 +128,26 @@ fn write_key(plane: &mut PlaneMut, slot: usize, row: &[f32]) {
 
 /// Writes a key into its lane of a stripe of floats.
 #[inline]
-fn write_lane<T>(data: &mut [T], slot: usize, row: &[f32], convert: impl Fn(f32) -> T) {
+fn write_lane<T, F: Copy>(data: &mut [T], slot: usize, row: &[F], convert: impl Fn(F) -> T) {
     let (stripe, lane, len) = (slot / LANES, slot % LANES, LANES * row.len());
     for (out, value) in data[stripe * len..][..len].chunks_exact_mut(LANES).zip(row) {
         out[lane] = convert(*value);
     }
 }
 
-/// Writes values into a page, converting from f32. Arguments and errors as for [`write_keys`].
+/// Writes values into a page, converting to the plane's format. Arguments and errors as for [`write_keys`].
 ///
 /// # Errors
 /// As [`write_keys`].
-pub fn write_values(
+pub fn write_values<'s>(
     plane: &mut PlaneMut,
     head_dim: usize,
     first_token_in_page: usize,
     tokens: usize,
-    source: &[f32],
+    source: impl Into<Rows<'s>>,
     source_stride: usize,
 ) -> Result<(), AttendError> {
+    let source = source.into();
     check_copy(
         &plane.as_plane(),
         head_dim,
@@ -119,8 +156,11 @@ pub fn write_values(
         source.len(),
         source_stride,
     )?;
+    let mut widened = Vec::new();
     for t in 0..tokens {
-        if t % LANES == 0 {
+        if let Rows::F32(source) = source
+            && t % LANES == 0
+        {
             Level::best().run(FetchRows {
                 data: source.get((t + 2 * LANES) * source_stride..).unwrap_or_default(),
                 stride: source_stride,
@@ -128,8 +168,13 @@ pub fn write_values(
                 rows: LANES,
             });
         }
-        let row = &source[t * source_stride..][..head_dim];
-        write_value(plane, first_token_in_page + t, row);
+        let slot = first_token_in_page + t;
+        match (&mut *plane, source.skip(t * source_stride)) {
+            (PlaneMut::F16(data), Rows::F16(row)) | (PlaneMut::Bf16(data), Rows::Bf16(row)) => {
+                data[slot * head_dim..][..head_dim].copy_from_slice(&row[..head_dim]);
+            }
+            (plane, row) => write_value(plane, slot, row.widened(head_dim, &mut widened)),
+        }
     }
     Ok(())
 }

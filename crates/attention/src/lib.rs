@@ -4,10 +4,44 @@
 //!   chunked prefill, decode and tiers that arrive one by one are all calls of it. [`attend_batch`] runs many
 //!   on all threads, [`BatchStream`] runs them over pages that arrive a few at a time, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
 //! - Pages hold K and V in f32, f16, bf16, `q8_0` or `q4_0`, each plane its own; [`write_keys`] and
-//!   [`write_values`] lay them out. Planes that begin on a 64-byte boundary are read fastest.
+//!   [`write_values`] lay them out from rows of f32, f16 or bf16. Planes that begin on a 64-byte boundary are read fastest.
+//! - [`attend_rows`] reads another engine's cache where it lies, row by row; [`BlockCache`] finds its way in a block table.
 //! - [`Scan`] weighs all keys for a few queries, and [`attend_scanned`] then reads values alone; [`Scorer`],
 //!   [`Antidiagonals`] and [`BlockMaxima`] give logits without a softmax. Policies make their estimates of them.
 //! - [`reference`](mod@reference) is the oracle in f64, [`ceiling`] what this machine could do at best.
+//!
+//! # How a page lies in memory
+//!
+//! Values lie row by row. Keys lie in *stripes* of [`LANES`] = 16 tokens, in which the same dimension of 16 keys is side by side: one vector
+//! load then covers 16 keys, and scoring needs no sum across lanes. A plane has room for whole stripes.
+//!
+//! ```text
+//! values   [tokens, head_dim]               keys   [tokens / 16, head_dim, 16]
+//!
+//!            d0  d1  d2  …                           t0   t1   t2  …  t15
+//!      t0  [  .   .   .  … ]                   d0  [  .    .    .  …    . ]   ┐
+//!      t1  [  .   .   .  … ]                   d1  [  .    .    .  …    . ]   │ stripe 0:
+//!      t2  [  .   .   .  … ]                   d2  [  .    .    .  …    . ]   │ 16 · head_dim elements
+//!       …                                       …                             ┘
+//!                                                    t16  t17  t18 …  t31
+//!                                              d0  [  .    .    .  …    . ]   ┐ stripe 1
+//!                                               …                             ┘
+//!
+//! element d of value t:  t · head_dim + d
+//! element d of key t:    (t / 16) · 16 · head_dim  +  d · 16  +  t mod 16
+//! ```
+//!
+//! Quantised planes keep the same stripes, with an f16 scale for each 32 dimensions of a token, in bytes
+//! (`plane_len` of [`Format`] says how many):
+//!
+//! ```text
+//! q8_0 keys     for each 32 dimensions:  16 scales, then [8, 16, 4] bytes:  four dimensions of a key side by side, plus 128
+//! q4_0 keys     for each 32 dimensions:  16 scales, then [4, 16, 4] bytes:  low half dimensions 0..4 of eight, high half 4..8, plus 8
+//! q8_0 values   for each stripe:  [head_dim / 32, 16] scales, then for each 32 dimensions [4, 32, 4] bytes:  four tokens side by side
+//! q4_0 values   for each stripe:  as many scales, then [2, 32, 4] bytes:  low half the first four tokens of eight, high half the others
+//! ```
+//!
+//! A page may hold any number of tokens; pages of 128 tokens or a multiple cost least, as blocks of 128 keys are cut from each page's start.
 //!
 //! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the
 //! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) asks for another that the machine has. Features:
@@ -37,6 +71,11 @@
 
 extern crate alloc;
 
+/// The code of the README, compiled and run as the rest of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod antidiagonals;
 mod attend;
 mod batch;
@@ -61,6 +100,7 @@ mod parts;
 mod prefetch;
 pub mod reference;
 mod rounded;
+mod rows;
 mod scan;
 mod scanned;
 mod scorer;
@@ -81,17 +121,20 @@ pub use attend::{Arithmetic, AttendJob, AttendOptions, add_column_mass, attend};
 pub use batch::{BatchStream, attend_batch};
 pub use copied::{copy_keys, copy_values};
 pub use error::AttendError;
-pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK};
+pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK, Rows};
 pub use hadamard::rotate_heads;
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use layout::{read_keys, read_values, write_keys, write_values};
 pub use maxima::BlockMaxima;
 pub use partial::Partial;
 pub use prefetch::prefetch_rows;
+pub use rows::{BlockCache, RowJob, RowPage, RowView, attend_rows, attend_rows_batch};
 pub use scan::{Scan, exponentiate};
 pub use scanned::attend_scanned;
 pub use scorer::Scorer;
 pub use selection::{Selection, Span};
+#[cfg(feature = "std")]
+pub use simd::instruction_set;
 pub use summary::{SummaryView, attend_summaries};
 pub use view::{KvView, PageView, QueryTile};
 

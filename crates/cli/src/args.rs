@@ -12,6 +12,7 @@ pub(crate) use crate::engine_args::EngineArguments;
 use crate::eval_args::EvalArguments;
 use crate::hub_args::{self, CompletionsArguments, ListArguments, ManArguments, PullArguments, RmArguments};
 use crate::numbers;
+use crate::prefix_cache::PrefixCacheArguments;
 use crate::serve_args::ServeArguments;
 
 /// Riffle runs language models over very long texts, on the machine you have.
@@ -149,14 +150,8 @@ pub(crate) struct RunArguments {
     /// Go on with the session's answer, without a prompt
     #[arg(long = "continue", requires = "session", conflicts_with_all = ["prompt", "file", "system", "raw"], help_heading = "What is kept", hide_short_help = true)]
     pub(crate) continues: bool,
-    /// Keep beginnings of prompts in this folder, and read each only once
-    ///
-    /// Other processes find them there as well.
-    #[arg(long, value_name = "DIR", help_heading = "What is kept", hide_short_help = true)]
-    pub(crate) prefix_cache: Option<PathBuf>,
-    /// Most bytes of pages in --prefix-cache; those used longest ago go first [default: 8G]
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
-    pub(crate) prefix_cache_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixCacheArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
 }

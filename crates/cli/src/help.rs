@@ -17,14 +17,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
 const OF_ANY_RUN: [&str; 4] = ["memory", "ctx", "kv_type", "temperature"];
 
 /// What the server's short help leaves to the long one.
-const OF_FEW_SERVERS: [&str; 6] = [
-    "alias",
-    "allow_origin",
-    "allow_host",
-    "sessions",
-    "keep_alive",
-    "prefix_cache",
-];
+const OF_FEW_SERVERS: [&str; 5] = ["alias", "allow_origin", "allow_host", "sessions", "keep_alive"];
 
 /// The command with its help laid out.
 pub(crate) fn laid_out(command: Command) -> Command {

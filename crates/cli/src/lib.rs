@@ -23,6 +23,7 @@ mod hub_args;
 mod interrupt;
 mod llama_cpp;
 mod numbers;
+mod prefix_cache;
 mod progress;
 mod serve_args;
 mod shipped;

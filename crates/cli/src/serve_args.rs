@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use riffle_engine::DraftSpec;
 
 use crate::args::{EngineArguments, ModelArguments};
+use crate::prefix_cache::PrefixCacheArguments;
 use crate::{hub_args, numbers};
 
 /// How a KV event is written.
@@ -58,12 +59,8 @@ pub(crate) struct ServeArguments {
     /// Such as that of a proxy before it.
     #[arg(long, value_name = "NAME", help_heading = "Who is let in")]
     pub(crate) allow_host: Vec<String>,
-    /// Keep beginnings of prompts in this folder: they outlive the server
-    #[arg(long, value_name = "DIR", help_heading = "What is kept")]
-    pub(crate) prefix_cache: Option<PathBuf>,
-    /// Bytes of pages in --prefix-cache at most; those used longest ago go first [default: 8G]
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, requires = "prefix_cache", help_heading = "What is kept", hide_short_help = true)]
-    pub(crate) prefix_cache_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixCacheArguments,
     /// Folder of named sessions, which clients may save, restore, copy and delete
     #[arg(long, value_name = "DIR", help_heading = "What is kept")]
     pub(crate) sessions: Option<PathBuf>,

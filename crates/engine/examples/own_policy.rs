@@ -24,22 +24,20 @@ impl SparsePolicy for Comb {
 }
 
 /// What the engine knows of it: its name, what it is, and its parameters.
-static MINE: [PolicyInfo; 1] = [PolicyInfo {
-    name: "comb",
-    source: "an example of the book",
-    saves: "compute, traffic",
-    traits: Traits::PLAIN,
-    parameters: &[
+static MINE: [PolicyInfo; 1] = [PolicyInfo::outside(
+    "comb",
+    Traits::PLAIN,
+    &[
         ParameterInfo::tokens("step", "16", "distance of the tokens that every query reads"),
         ParameterInfo::tokens("window", "256", "latest tokens that each query reads"),
     ],
-    build: |parameters| {
+    |parameters| {
         Box::new(Comb {
             step: parameters.count("step").max(1),
             window: parameters.count("window").max(1),
         })
     },
-}];
+)];
 // ANCHOR_END: policy
 
 // ANCHOR: use

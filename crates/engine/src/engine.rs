@@ -44,7 +44,7 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        let opened = OpenedModel::open(path, options.rope_scaling.as_ref())?;
+        let opened = OpenedModel::open(path, &options.load_options())?;
         let info = opened.info();
         let options = options.resolved(&info.config);
         let shape = policy_shape(&info.config, &options);
@@ -54,7 +54,7 @@ impl Engine {
         let plan = plan(&info, &options)?;
         plan.check()?;
         let resolved = Resolved::new(&info.config, &options, &plan);
-        let loaded = opened.load(options.activations)?;
+        let loaded = opened.load()?;
         let mut engine = Self {
             resolved,
             path: path.to_owned(),
@@ -88,6 +88,7 @@ impl Engine {
         let options = EngineOptions {
             device: self.options.device.clone(),
             preferred_device: None,
+            families: self.options.families,
             ..options
         };
         options.validate()?;
@@ -147,7 +148,7 @@ impl Engine {
         if let Some(fingerprint) = self.fingerprint.get() {
             return Ok(*fingerprint);
         }
-        let fingerprint = riffle_model::fingerprint(&self.path)?;
+        let fingerprint = riffle_model::fingerprint_with(&self.path, &self.options.load_options())?;
         Ok(*self.fingerprint.get_or_init(|| fingerprint))
     }
 

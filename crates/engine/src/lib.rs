@@ -4,6 +4,10 @@
 //! their keys and values in pages, a *policy* selects what each tile of queries reads, and the *attention* kernels
 //! read exactly that. This crate decides the order of the four and nothing else; it never knows which policy is on.
 //!
+//! Options are structs with a [`Default`]; releases add fields to them, so end with `..EngineOptions::default()`. What the engine reports is
+//! `#[non_exhaustive]`. Model families of your own crate go into [`EngineOptions::families`], policies of your own into
+//! [`EngineOptions::prefill`] and [`EngineOptions::decode`].
+//!
 //! Memory is planned before it is allocated: [`Engine::load`] refuses what does not fit and says what would.
 //!
 //! Load a model and stream an answer:
@@ -81,7 +85,7 @@ pub use precision::AttentionPrecision;
 pub use profile::Profile;
 pub use riffle_device::{ComputeDevice, DeviceError, TransferCount};
 pub use riffle_files::human_bytes;
-pub use riffle_kv::{RowTier, TextBlock};
+pub use riffle_kv::{RowTier, SharedCounts, SharedOptions, TextBlock};
 pub use rounding::{activations_note, described_activations};
 pub use run::compress_session::{CompressReport, compress_session};
 pub use run::questions::{plan_questions, run_questions};
@@ -93,6 +97,7 @@ pub use scheduler::{
     Scheduler, SchedulerOptions, WrittenToken,
 };
 pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
+pub use sequence::shared_prefix::{SharedReport, SharedStoreOptions};
 pub use sequence::statistics::PairCount;
 pub use sequence::window::StreamWindow;
 pub use sequence::{Checkpoint, Sequence, SequenceOptions};

@@ -6,15 +6,19 @@ use std::sync::Arc;
 use riffle_attention::Format;
 use riffle_device::ComputeDevice;
 use riffle_kv::KvTiers;
-use riffle_model::{Activations, RopeScaling};
+use riffle_model::{Activations, Family, LoadOptions, RopeScaling};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::pass::rotation::Rotation;
 use crate::{AttentionPrecision, EngineError, PromptText, StreamWindow, TokenSelection};
 
 /// How a model is run: context, batches, cache formats and policies.
+///
+/// Releases add options: name the ones you set and end with `..EngineOptions::default()`.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
+    /// Model families from other crates, beside those of `riffle-model`.
+    pub families: &'static [Family],
     /// Tokens the context may hold; `None` takes what the model was made for, or what fits in memory if that is less.
     pub context_tokens: Option<usize>,
     /// Positions stretched beyond what the model was made for, in place of the model's own stretching.
@@ -83,6 +87,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
+            families: &[],
             context_tokens: None,
             rope_scaling: None,
             activations: Activations::Exact,
@@ -114,6 +119,14 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// The part of them that reading a model's files takes.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions::default()
+            .with_rope_scaling(self.rope_scaling)
+            .with_activations(self.activations)
+            .with_families(self.families)
+    }
+
     /// Checks everything that can be checked without a model.
     ///
     /// # Errors

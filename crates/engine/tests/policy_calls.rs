@@ -81,19 +81,12 @@ impl Learn for Recorder {
     }
 }
 
-static RECORDER: [PolicyInfo; 1] = [PolicyInfo {
-    name: "recorder",
-    source: "a test",
-    saves: "nothing",
-    traits: Traits {
-        keys: KeyUse::Scanned,
-        learns: true,
-        follows_from_keys: false,
-        ..Traits::PLAIN
-    },
-    parameters: &[],
-    build: |_| Box::<Recorder>::default(),
-}];
+static RECORDER: [PolicyInfo; 1] = [PolicyInfo::outside(
+    "recorder",
+    Traits::PLAIN.with_keys(KeyUse::Scanned).with_learning(),
+    &[],
+    |_| Box::<Recorder>::default(),
+)];
 
 #[test]
 fn a_chunk_is_prepared_selected_attended_to_and_then_observed() {

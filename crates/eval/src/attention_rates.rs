@@ -42,6 +42,7 @@ pub struct AttentionCase {
 
 /// What a case took, beside the ceilings of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AttentionRate {
     /// The case: `prefill f16 512x4096 d128`.
     pub name: String,
@@ -63,6 +64,7 @@ pub struct AttentionRate {
 
 /// `riffle bench attention`: ceilings and rates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AttentionReport {
     /// Instructions the kernels use.
     pub instructions: String,

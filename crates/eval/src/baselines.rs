@@ -9,52 +9,41 @@ use riffle_policy::{
 /// Policies of the laboratory, beside the catalogue. The oracles compute all scores of dense attention before they choose:
 /// they save nothing and show how well a choice of this size could do.
 static BASELINES: [PolicyInfo; 3] = [
-    PolicyInfo {
-        name: "random",
-        source: "blocks drawn evenly; the first block and the queries' own are always read",
-        saves: "nothing",
-        traits: Traits {
-            budget: Some(BudgetParameter::share("share")),
-            ..Traits::PLAIN
-        },
-        parameters: &[
+    PolicyInfo::outside(
+        "random",
+        Traits::PLAIN.with_budget(BudgetParameter::share("share")),
+        &[
             SHARE,
             ParameterInfo::count("block", "64", "tokens in a block", 1, 1 << 20),
             ParameterInfo::count("seed", "1", "seed of the draws", 0, 1 << 20),
         ],
-        build: |parameters| {
+        |parameters| {
             Box::new(Random {
                 share: f64::from(parameters.number("share")),
                 block: parameters.count("block"),
                 seed: parameters.count("seed") as u64,
             })
         },
-    },
-    PolicyInfo {
-        name: "oracle-top-k",
-        source: "the keys with the largest softmax mass of each query, over the heads of its group",
-        saves: "nothing",
-        traits: Traits {
-            budget: Some(BudgetParameter::share("share")),
-            ..ORACLE
-        },
-        parameters: &[SHARE, LEAST],
-        build: |parameters| {
+    )
+    .with_source("blocks drawn evenly; the first block and the queries' own are always read")
+    .with_saves("nothing"),
+    PolicyInfo::outside(
+        "oracle-top-k",
+        ORACLE.with_budget(BudgetParameter::share("share")),
+        &[SHARE, LEAST],
+        |parameters| {
             Box::new(Oracle {
                 keep: Keep::Share(f64::from(parameters.number("share"))),
                 least: parameters.count("least"),
             })
         },
-    },
-    PolicyInfo {
-        name: "oracle-top-p",
-        source: "the fewest keys that hold a share of each query's softmax mass, over the heads of its group",
-        saves: "nothing",
-        traits: Traits {
-            budget: Some(BudgetParameter::mass("mass")),
-            ..ORACLE
-        },
-        parameters: &[
+    )
+    .with_source("the keys with the largest softmax mass of each query, over the heads of its group")
+    .with_saves("nothing"),
+    PolicyInfo::outside(
+        "oracle-top-p",
+        ORACLE.with_budget(BudgetParameter::mass("mass")),
+        &[
             ParameterInfo {
                 name: "mass",
                 default: "0.95",
@@ -63,19 +52,18 @@ static BASELINES: [PolicyInfo; 3] = [
             },
             LEAST,
         ],
-        build: |parameters| {
+        |parameters| {
             Box::new(Oracle {
                 keep: Keep::Mass(parameters.number("mass")),
                 least: parameters.count("least"),
             })
         },
-    },
+    )
+    .with_source("the fewest keys that hold a share of each query's softmax mass, over the heads of its group")
+    .with_saves("nothing"),
 ];
 
-const ORACLE: Traits = Traits {
-    keys: KeyUse::Scanned,
-    ..Traits::PLAIN
-};
+const ORACLE: Traits = Traits::PLAIN.with_keys(KeyUse::Scanned);
 
 const SHARE: ParameterInfo = ParameterInfo {
     name: "share",
@@ -102,6 +90,15 @@ pub fn baselines() -> &'static [PolicyInfo] {
 /// As parsing a [`PolicySpec`].
 pub fn parse_policy(text: &str) -> Result<PolicyRules, PolicyError> {
     PolicySpec::parse_among(text, &BASELINES).map(PolicyRules::from)
+}
+
+/// Reads a policy of the catalogue, the baselines or `more`.
+pub(crate) fn parse_among(text: &str, more: &'static [PolicyInfo]) -> Result<PolicySpec, PolicyError> {
+    let name = text.split(':').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match more.iter().any(|info| info.name == name) {
+        true => PolicySpec::parse_among(text, more),
+        false => PolicySpec::parse_among(text, &BASELINES),
+    }
 }
 
 struct Random {

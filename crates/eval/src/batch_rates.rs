@@ -39,6 +39,7 @@ pub struct BatchRateOptions {
 
 /// `riffle bench batch`: a row for each number of sequences, and what a long prompt does to an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct BatchTable {
     /// How the model was run.
     pub settings: RunSettings,
@@ -56,6 +57,7 @@ pub struct BatchTable {
 
 /// One number of sequences.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct BatchRow {
     /// Sequences that answer together. With [`Self::waiting`] their answers go on while a long prompt is read.
     pub sequences: usize,
@@ -421,7 +423,10 @@ impl<'a> Answers<'a> {
             }
             Event::Reading(..) => has_read = true,
             Event::Finished(id, ..) | Event::Failed(id, _) => ended.push(id),
-            Event::PromptProbabilities(..) | Event::Compressed(..) | Event::PrefixCacheLost(_) => {}
+            Event::PromptProbabilities(..)
+            | Event::Compressed(..)
+            | Event::PrefixCacheLost(_)
+            | Event::SharedStore(_) => {}
         })?;
         for id in ended {
             if let Some(place) = self.requests.iter().position(|answer| *answer == id) {

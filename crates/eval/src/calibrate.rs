@@ -33,6 +33,7 @@ pub enum Keep {
 
 /// A profile and what it keeps of the text it was made on.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Calibration {
     /// The profile.
     pub profile: Profile,

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::str::FromStr;
 
 use riffle_engine::{EngineError, EngineOptions, Profile};
-use riffle_policy::{Phase, PolicyRule, PolicyRules, PolicySpec};
+use riffle_policy::{Phase, PolicyInfo, PolicyRule, PolicyRules, PolicySpec};
 use twox_hash::XxHash3_64;
 
 use crate::EvalError;
-use crate::baselines::parse_policy;
+use crate::baselines::parse_among;
 
 /// Most bytes of a profile that is read.
 const LARGEST_PROFILE_BYTES: u64 = 16 << 20;
@@ -110,7 +110,18 @@ impl fmt::Display for PolicyChoice {
 impl FromStr for PolicyChoice {
     type Err = EvalError;
 
+    /// Of the catalogue and the baselines.
     fn from_str(text: &str) -> Result<Self, EvalError> {
+        Self::parse_among(text, &[])
+    }
+}
+
+impl PolicyChoice {
+    /// Reads a choice of the catalogue, the [`baselines`](crate::baselines) or `more`, policies from other crates.
+    ///
+    /// # Errors
+    /// As parsing: an unknown name or parameter, a value out of range, a phase in which the policy does not choose.
+    pub fn parse_among(text: &str, more: &'static [PolicyInfo]) -> Result<Self, EvalError> {
         let text = text.trim();
         let (phase, spec) = if let Some(spec) = text.strip_prefix("prefill=") {
             (Some(Phase::Prefill), spec)
@@ -126,7 +137,7 @@ impl FromStr for PolicyChoice {
             return Self::of_profile(phase, spec, text);
         }
         let wrong = riffle_engine::EngineError::from;
-        let mut policy = parse_policy(spec).map_err(wrong)?.base;
+        let mut policy = parse_among(spec, more).map_err(wrong)?;
         // Quality is asked for where the policy acts, not where its guard lets it.
         if policy.from_tokens().is_none() && !policy.info().traits.dense && !spec.contains("from=") {
             policy = policy.with("from", "0").map_err(wrong)?;

@@ -31,6 +31,7 @@ pub struct ContextRateOptions {
 
 /// `riffle bench context`: a row for each policy and length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ContextTable {
     /// The text, by its file name; it begins again where it is too short.
     pub text: String,
@@ -44,6 +45,7 @@ pub struct ContextTable {
 
 /// One policy at one length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ContextRow {
     /// How the model was run.
     pub settings: RunSettings,
@@ -220,7 +222,7 @@ fn measure(
     let plan = match options.window {
         Some(_) => engine.plan().clone(),
         None => {
-            let info = riffle_model::inspect_scaled(engine.path(), options.rope_scaling.as_ref())?;
+            let info = riffle_model::inspect_with(engine.path(), &options.load_options())?;
             riffle_engine::plan(&info, &options)?
         }
     };

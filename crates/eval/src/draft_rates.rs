@@ -31,6 +31,7 @@ pub struct DraftRateOptions {
 
 /// `riffle bench draft`: a row for each depth and draft source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DraftRates {
     /// How the model was run.
     pub settings: RunSettings,
@@ -46,6 +47,7 @@ pub struct DraftRates {
 
 /// The rate of an answer at one depth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DraftRate {
     /// The sources of drafts.
     pub draft: String,

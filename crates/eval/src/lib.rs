@@ -13,6 +13,7 @@
 //! - [`audit()`]: what a policy keeps of the true attention, by layer, head and place in the text;
 //! - [`measure_context`]: time to the first token, answer speed and memory against length;
 //! - [`to_csv`], [`Table`], [`Picture`], [`write_report`]: any of it as CSV, tables, SVG (with the feature `png` as PNG too), or one HTML page;
+//! - [`PolicyChoice::parse_among`] and [`CompareTask::outside`]: policies and tasks of your own crate in a comparison;
 //! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of. Long measurements are
 //!   cut into cells that a [`Journal`] remembers, so that a run that was stopped goes on.
 //!
@@ -106,12 +107,13 @@ pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, PolicyRates, meas
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
     NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, RecordFolder, Results,
-    RulerCell, RulerSample, RulerTable, RunSettings, now_utc,
+    RulerCell, RulerSample, RulerTable, RunSettings, SCHEMA, TextSummary, now_utc,
 };
 pub use report::write_report;
-pub use statistics::Interval;
+pub use statistics::{Interval, Paired};
 pub use table::Table;
 pub use tasks::{
-    Ask, ChainAnswer, Corpus, DocumentsWording, GivenQuestion, ListWording, NeedleOptions, NiahWording, RulerOptions,
-    RulerTask, VariablesWording, Wording, digest, needle, read_questions, ruler,
+    Ask, ChainAnswer, Corpus, DocumentsWording, GivenQuestion, HiddenFact, ListWording, NeedleOptions, NiahWording,
+    OutsideTask, RulerOptions, RulerTask, Task, TaskPrompt, VariablesWording, Wording, digest, needle, read_questions,
+    ruler,
 };

@@ -18,6 +18,7 @@ const LARGEST_TOKENS_BYTES: u64 = 256 << 20;
 
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct LogitsReport {
     /// The safetensors file; its tensor `logits` is f32 `[tokens, vocab]`.
     pub path: PathBuf,

@@ -30,6 +30,7 @@ pub struct ModelRateOptions {
 
 /// `riffle bench model`: rates by depth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ModelRates {
     /// How the model was run.
     pub settings: RunSettings,
@@ -45,6 +46,7 @@ pub struct ModelRates {
 
 /// Rates at one depth.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ModelRate {
     /// Tokens in the context before.
     pub depth: usize,
@@ -159,7 +161,7 @@ fn measure(
 
 /// Bytes of the weights that every token reads.
 fn weight_bytes_of_a_token(engine: &Engine) -> Result<u64, EvalError> {
-    let info = riffle_model::inspect_scaled(engine.path(), engine.options().rope_scaling.as_ref())?;
+    let info = riffle_model::inspect_with(engine.path(), &engine.options().load_options())?;
     let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
     let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
     Ok(read.map(|tensor| tensor.bytes).sum())

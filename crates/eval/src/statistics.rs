@@ -91,6 +91,60 @@ impl Interval {
     }
 }
 
+/// Two ways to answer the same questions, compared question by question.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Paired {
+    /// Questions that the first way answered better.
+    pub better: usize,
+    /// Questions that it answered worse.
+    pub worse: usize,
+    /// Chance of a difference at least this large, either way, if better and worse were equally likely.
+    pub p: f64,
+}
+
+impl Paired {
+    /// The exact sign test over questions that both were asked, in the same order; `None` where they were asked different numbers of
+    /// questions, or none. For scores of 0 and 1 this is McNemar's exact test (McNemar 1947, "Note on the sampling error of the difference
+    /// between correlated proportions").
+    pub fn of_scores(scores: &[f64], others: &[f64]) -> Option<Self> {
+        if scores.len() != others.len() || scores.is_empty() {
+            return None;
+        }
+        let count = |is: fn(&f64, &f64) -> bool| scores.iter().zip(others).filter(|(a, b)| is(a, b)).count();
+        let (better, worse) = (count(|a, b| a > b), count(|a, b| a < b));
+        Some(Self {
+            better,
+            worse,
+            p: two_sided(better.min(worse), better + worse),
+        })
+    }
+}
+
+impl fmt::Display for Paired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { better, worse, p } = self;
+        match *p < 0.001 {
+            true => write!(f, "{better} / {worse}, <0.001"),
+            false => write!(f, "{better} / {worse}, {p:.3}"),
+        }
+    }
+}
+
+/// Chance of at most `few` or at least `all - few` heads among `all` throws of a fair coin.
+fn two_sided(few: usize, all: usize) -> f64 {
+    // ln of the binomial coefficient, from one term to the next: 2^all alone would overflow.
+    let mut ln_ways = 0.0;
+    let mut sum = 0.0;
+    for heads in 0..=few {
+        if heads > 0 {
+            ln_ways += ((all - heads + 1) as f64 / heads as f64).ln();
+        }
+        sum += (ln_ways - all as f64 * std::f64::consts::LN_2).exp();
+    }
+    (2.0 * sum).min(1.0)
+}
+
 impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -120,6 +174,32 @@ mod tests {
             assert!((interval.high - high).abs() < 1e-5, "{interval:?}");
         }
         assert_eq!(Interval::wilson(0.0, 0).high, 1.0);
+    }
+
+    #[test]
+    fn paired_tests_are_the_exact_binomial() {
+        let scores = |right: &[usize]| {
+            (0..30)
+                .map(|n| f64::from(u8::from(right.contains(&n))))
+                .collect::<Vec<_>>()
+        };
+        // By hand: 2 · (1 + 9) / 2⁹, 2 / 2⁶, more than 1, and nothing that differs.
+        let ten: Vec<usize> = (0..10).collect();
+        for (first, second, better, worse, p) in [
+            (&[29][..], &ten[..8], 1, 8, 0.039_062_5),
+            (&ten[..6], &[][..], 6, 0, 0.031_25),
+            (&[0, 1, 5][..], &[2, 3, 5][..], 2, 2, 1.0),
+            (&[4][..], &[4][..], 0, 0, 1.0),
+        ] {
+            let paired = Paired::of_scores(&scores(first), &scores(second)).unwrap();
+            assert_eq!((paired.better, paired.worse), (better, worse));
+            assert!((paired.p - p).abs() < 1e-12, "{paired:?}");
+        }
+        // 2 · Σ C(2000, k) / 2²⁰⁰⁰ over k up to 800, in whole numbers.
+        assert!((two_sided(800, 2000) / 3.505_006_206_935_645e-19 - 1.0).abs() < 1e-9);
+        assert!(Paired::of_scores(&[1.0], &[]).is_none() && Paired::of_scores(&[], &[]).is_none());
+        let between = Paired::of_scores(&[0.25, 0.5, 1.0], &[0.5, 0.5, 0.0]).unwrap();
+        assert_eq!((between.better, between.worse), (1, 1));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::{KvCache, KvError};
 
 /// A KV head that tokens are about to be appended to.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HeadGrowth {
     /// Tokens that it holds.
     pub held: usize,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use riffle_attention::{Plane, PlaneMut, read_keys, read_values, write_keys, write_values};
+use riffle_attention::{Plane, read_keys, read_values, write_keys, write_values};
 
 use crate::arena::as_plane;
 use crate::pool::{Kind, PageStore};
@@ -73,13 +73,13 @@ impl KvCache {
             let page = self.tables[table].pages()[number];
             let CacheShape { head_dim, .. } = *self.shape();
             for (kind, rows) in Kind::BOTH.into_iter().zip(rows) {
-                let write: Write = match kind {
-                    Kind::Keys => write_keys,
-                    Kind::Values => write_values,
-                };
                 let id = plane_id(self.shape(), store.planes(kind).what, table, number);
                 store.change(page, kind, id, |plane| {
-                    write(plane, head_dim, 0, kept.len(), &rows, head_dim).expect("lengths are checked");
+                    let written = match kind {
+                        Kind::Keys => write_keys(plane, head_dim, 0, kept.len(), &rows, head_dim),
+                        Kind::Values => write_values(plane, head_dim, 0, kept.len(), &rows, head_dim),
+                    };
+                    written.expect("lengths are checked");
                 })?;
             }
         }
@@ -134,7 +134,6 @@ impl KvCache {
 }
 
 type Read = fn(&Plane<'_>, usize, usize, usize, &mut [f32], usize) -> Result<(), riffle_attention::AttendError>;
-type Write = fn(&mut PlaneMut<'_>, usize, usize, usize, &[f32], usize) -> Result<(), riffle_attention::AttendError>;
 
 /// (place in `kept`, length) of runs of neighbours that lie in one page.
 fn runs_in_pages(kept: &[usize], page_tokens: usize) -> Vec<(usize, usize)> {

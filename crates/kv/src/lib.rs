@@ -57,6 +57,7 @@ mod prefix;
 mod reader;
 mod reclaim;
 mod shape;
+mod shared;
 mod sharing;
 mod slots;
 mod snapshot;
@@ -78,6 +79,9 @@ pub use pool::{PageId, PagePool, PageVersion, RowChange, RowTier};
 pub use prefix::{ListingChange, NoteFound, PrefixCache, PrefixFound, PrefixListing, PrefixStored};
 pub use reader::{PageReader, SequencePages};
 pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS, largest};
+pub use shared::{
+    BlockStore, FetchRequest, SharedBlocks, SharedCounts, SharedFetch, SharedOptions, StoreError, StoredItem, Swept,
+};
 pub use text_block::TextBlock;
 pub use tiers::{DEFAULT_SLOTS, DiskTier, KvTiers, Outlook};
 pub use usage::{KvUsage, TierBytes};

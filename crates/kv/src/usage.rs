@@ -4,6 +4,7 @@ use crate::table::PageTable;
 
 /// What a cache holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KvUsage {
     /// Tokens of the layer that holds most.
     pub tokens: usize,
@@ -19,6 +20,7 @@ pub struct KvUsage {
 
 /// Bytes of pages by where they lie.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TierBytes {
     /// In the memory of an accelerator.
     pub device: u64,

@@ -58,7 +58,7 @@ pub struct ModelConfig {
 
 impl ModelConfig {
     /// The settings nearly every decoder shares, under their Hugging Face names, checked.
-    pub(crate) fn from_fields(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+    pub fn from_fields(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
         let hidden_size = fields.size("hidden_size")?;
         let heads = fields.size("num_attention_heads")?;
         let kv_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(heads);
@@ -117,7 +117,7 @@ impl ModelConfig {
     }
 
     /// Which layers slide and how far they see: `layer_types` where config.json lists them, else as `slides` says.
-    pub(crate) fn set_windows(&mut self, fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<(), ModelError> {
+    pub fn set_windows(&mut self, fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<(), ModelError> {
         let window = fields.optional_size("sliding_window")?;
         let types = fields.texts("layer_types")?;
         if !types.is_empty() && types.len() != self.layers {
@@ -168,12 +168,12 @@ impl ModelConfig {
     }
 
     /// Values of all query heads of a token.
-    pub(crate) fn query_width(&self) -> usize {
+    pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
     /// Values of all key heads of a token, the same for values.
-    pub(crate) fn kv_width(&self) -> usize {
+    pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 }

@@ -31,7 +31,7 @@ pub struct Decoder {
 impl Decoder {
     /// Embedding and head under their usual names, around layers to come. They are the largest tensors: taken first,
     /// their file pages and their packed weights stand in memory together before the rest does.
-    pub(crate) fn new(config: &ModelConfig, weights: &mut Checkpoint, final_norm: Norm) -> Result<Decoder, ModelError> {
+    pub fn new(config: &ModelConfig, weights: &mut Checkpoint, final_norm: Norm) -> Result<Decoder, ModelError> {
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = weights.matrix("model.embed_tokens.weight", vocab_size, hidden)?;
         let head = match config.tied_embeddings {

@@ -6,12 +6,12 @@ use std::time::Instant;
 use crate::fields::{Fields, read_json};
 use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
-use crate::{ChatTemplate, GenerationDefaults, ModelError, RopeScaling, Tokenizer, families, weights};
+use crate::{ChatTemplate, GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families, weights};
 
 const CONFIG_FILE: &str = "config.json";
 
 /// Reads everything of a directory but its weights' data.
-pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
+pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
     let config_path = path.join(CONFIG_FILE);
     let Some(value) = read_json(&config_path)? else {
         return Err(ModelError::MissingFile {
@@ -21,8 +21,8 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         });
     };
     let fields = Fields::new(&config_path, value)?.of_text_model()?;
-    let fields = RopeScaling::apply(scaling, fields)?;
-    let (family, config) = families::configure(&fields)?;
+    let fields = RopeScaling::apply(options.rope_scaling.as_ref(), fields)?;
+    let (family, config) = families::configure(&fields, options.families)?;
     let settings = TokenizerSettings::from_directory(path)?;
     let start = Instant::now();
     let tokenizer = Tokenizer::from_directory(path, &settings)?;

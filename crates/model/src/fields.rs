@@ -51,9 +51,11 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
         })
 }
 
-/// An object of settings and where it was read from.
+/// An object of settings and where it was read from: config.json, with the settings of a text model that it nests.
+///
+/// Settings are read by name. Errors name the file, the setting and what is wrong with it; an explicit null counts as absent.
 #[derive(Debug, Clone)]
-pub(crate) struct Fields {
+pub struct Fields {
     path: PathBuf,
     prefix: String,
     values: Map<String, Value>,
@@ -87,7 +89,7 @@ impl Fields {
     }
 
     /// The same settings with `value` for a setting that does not occur; an explicit null stays.
-    pub(crate) fn with_default(&self, name: &str, value: impl Into<Value>) -> Fields {
+    pub fn with_default(&self, name: &str, value: impl Into<Value>) -> Fields {
         let mut fields = self.clone();
         if !self.values.contains_key(name) {
             fields.values.insert(name.to_owned(), value.into());
@@ -129,7 +131,7 @@ impl Fields {
     }
 
     /// An error about setting `name`.
-    pub(crate) fn error(&self, name: &str, problem: impl Into<String>) -> ModelError {
+    pub fn error(&self, name: &str, problem: impl Into<String>) -> ModelError {
         let field = format!("{}{name}", self.prefix);
         ModelError::Config {
             path: self.path.clone(),
@@ -142,7 +144,7 @@ impl Fields {
     }
 
     /// The object under `name`, with errors that name the whole way to a setting.
-    pub(crate) fn object(&self, name: &str) -> Result<Option<Fields>, ModelError> {
+    pub fn object(&self, name: &str) -> Result<Option<Fields>, ModelError> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::Object(values)) => Ok(Some(Fields {
@@ -156,12 +158,12 @@ impl Fields {
     }
 
     /// A positive whole number of plausible size.
-    pub(crate) fn optional_size(&self, name: &str) -> Result<Option<usize>, ModelError> {
+    pub fn optional_size(&self, name: &str) -> Result<Option<usize>, ModelError> {
         self.whole(name, 1)
     }
 
     /// A whole number of plausible size, zero included.
-    pub(crate) fn optional_count(&self, name: &str) -> Result<Option<usize>, ModelError> {
+    pub fn optional_count(&self, name: &str) -> Result<Option<usize>, ModelError> {
         self.whole(name, 0)
     }
 
@@ -185,12 +187,14 @@ impl Fields {
         }
     }
 
-    pub(crate) fn size(&self, name: &str) -> Result<usize, ModelError> {
+    /// A positive whole number that must be there.
+    pub fn size(&self, name: &str) -> Result<usize, ModelError> {
         self.optional_size(name)?
             .ok_or_else(|| self.error(name, "is missing; the model cannot be built without it"))
     }
 
-    pub(crate) fn optional_number(&self, name: &str) -> Result<Option<f64>, ModelError> {
+    /// A finite number.
+    pub fn optional_number(&self, name: &str) -> Result<Option<f64>, ModelError> {
         match self.get(name) {
             None => Ok(None),
             Some(value) => match value.as_f64().filter(|number| number.is_finite()) {
@@ -201,7 +205,7 @@ impl Fields {
     }
 
     /// A number that must be above zero.
-    pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
+    pub fn optional_positive(&self, name: &str) -> Result<Option<f64>, ModelError> {
         match self.optional_number(name)? {
             Some(number) if number <= 0.0 => Err(self.error(name, format!("must be above 0, found {number}"))),
             other => Ok(other),
@@ -209,7 +213,7 @@ impl Fields {
     }
 
     /// A number from `range`.
-    pub(crate) fn optional_within(&self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ModelError> {
+    pub fn optional_within(&self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ModelError> {
         match self.optional_number(name)? {
             Some(number) if !range.contains(&number) => {
                 let (least, most) = (range.start(), range.end());
@@ -219,12 +223,14 @@ impl Fields {
         }
     }
 
-    pub(crate) fn positive(&self, name: &str) -> Result<f64, ModelError> {
+    /// A number above zero that must be there.
+    pub fn positive(&self, name: &str) -> Result<f64, ModelError> {
         self.optional_positive(name)?
             .ok_or_else(|| self.error(name, "is missing; the model cannot be built without it"))
     }
 
-    pub(crate) fn optional_flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
+    /// True or false.
+    pub fn optional_flag(&self, name: &str) -> Result<Option<bool>, ModelError> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::Bool(flag)) => Ok(Some(*flag)),
@@ -232,11 +238,13 @@ impl Fields {
         }
     }
 
-    pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, ModelError> {
+    /// True or false, `default` where it is absent.
+    pub fn flag(&self, name: &str, default: bool) -> Result<bool, ModelError> {
         Ok(self.optional_flag(name)?.unwrap_or(default))
     }
 
-    pub(crate) fn text(&self, name: &str) -> Result<Option<&str>, ModelError> {
+    /// A string.
+    pub fn text(&self, name: &str) -> Result<Option<&str>, ModelError> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -245,7 +253,7 @@ impl Fields {
     }
 
     /// A list of strings; absent is empty.
-    pub(crate) fn texts(&self, name: &str) -> Result<Vec<String>, ModelError> {
+    pub fn texts(&self, name: &str) -> Result<Vec<String>, ModelError> {
         match self.get(name) {
             None => Ok(Vec::new()),
             Some(Value::Array(items)) => items

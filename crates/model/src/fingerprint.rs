@@ -5,9 +5,9 @@ use std::path::Path;
 use rayon::prelude::*;
 use twox_hash::XxHash3_128;
 
-use crate::ModelError;
 use crate::fields::read_text_file;
 use crate::load::open;
+use crate::{LoadOptions, ModelError};
 
 /// Bytes hashed in one piece; pieces are hashed on all threads.
 const PIECE_BYTES: usize = 16 << 20;
@@ -20,8 +20,13 @@ const PIECE_BYTES: usize = 16 << 20;
 /// # Errors
 /// As [`inspect`](crate::inspect).
 pub fn fingerprint(path: impl AsRef<Path>) -> Result<u128, ModelError> {
+    fingerprint_with(path, &LoadOptions::default())
+}
+
+/// As [`fingerprint`], for a model that needs the families of `options`; nothing else of them is part of the hash.
+pub fn fingerprint_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<u128, ModelError> {
     let path = path.as_ref();
-    let parts = open(path, None)?;
+    let parts = open(path, &LoadOptions::default().with_families(options.families))?;
     let mut hash = XxHash3_128::new();
     if path.is_dir() {
         let settings = parts.fields.path();

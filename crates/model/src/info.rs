@@ -6,6 +6,7 @@ use crate::{GenerationDefaults, ModelConfig, TensorInfo};
 
 /// A model as its headers describe it.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct ModelInfo {
     /// Where it was read from.
     pub path: PathBuf,
@@ -29,6 +30,7 @@ pub struct ModelInfo {
 
 /// Facts of a tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TokenizerInfo {
     /// The algorithm: `BPE`, `Unigram`, `WordPiece` or `WordLevel`.
     pub kind: String,

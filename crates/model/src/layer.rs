@@ -150,7 +150,7 @@ impl RowBlock<'_> {
 }
 
 /// The steps of a feed-forward block with a norm before it: `Hidden += mlp(norm(Hidden))`.
-pub(crate) fn feed_forward(norm: Norm, mlp: Mlp) -> [Step; 3] {
+pub fn feed_forward(norm: Norm, mlp: Mlp) -> [Step; 3] {
     [
         Step::Normalise {
             norm: Arc::new(norm),

@@ -39,8 +39,9 @@
 //! The work of a layer is spread over the current rayon pool in many small pieces. Calling it from within the pool,
 //! by `rayon::scope` or `ThreadPool::install` around the whole pass, saves waking the pool for each of them.
 //!
-//! An architecture is one file of `families`, put together from the parts in `blocks`. It describes its layers as data
+//! An architecture is a [`Family`], put together from parts such as [`Attention`] and [`Mlp`]. It describes its layers as data
 //! ([`Layer`], [`Step`]); a [`HostForward`] carries the description out on the CPU, and whoever computes elsewhere reads it.
+//! A family of your own stands in your own crate ([`mod@family`]).
 
 mod batch;
 mod blocks;
@@ -51,6 +52,7 @@ mod decoder;
 mod directory;
 mod error;
 mod families;
+pub mod family;
 mod fields;
 mod fingerprint;
 mod forward;
@@ -76,13 +78,14 @@ pub use chat::{ChatMessage, ChatTemplate, TemplateLimit};
 pub use config::ModelConfig;
 pub use decoder::Decoder;
 pub use error::ModelError;
-pub use fingerprint::fingerprint;
+pub use families::{Family, families};
+pub use fingerprint::{fingerprint, fingerprint_with};
 pub use forward::{Forward, HostForward, Projected};
 pub use generation::GenerationDefaults;
 pub use info::{ModelInfo, TokenizerInfo};
 pub use layer::{Layer, Rows, Step};
 pub use load::{
-    LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_scaled, load, load_tokenizer, load_with,
+    LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_with, load, load_tokenizer, load_with,
 };
 pub use outline::ModelOutline;
 pub use progress::LayerProgress;

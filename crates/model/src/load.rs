@@ -33,6 +33,7 @@ pub struct LoadedModel {
 
 /// Where the time of loading a model went, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+#[non_exhaustive]
 pub struct LoadTimes {
     /// Reading and checking headers and settings.
     pub header_ms: f64,
@@ -46,26 +47,50 @@ pub struct LoadTimes {
 pub struct OpenedModel {
     parts: Parts,
     times: LoadTimes,
+    activations: Activations,
 }
 
-/// How a model is to compute, beside what its files say.
+/// How a model is to be read and to compute, beside what its files say.
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct LoadOptions {
     /// Positions stretched in place of the model's own stretching.
     pub rope_scaling: Option<RopeScaling>,
     /// Whether linear layers of bf16 weights round their input on the CPU.
     pub activations: Activations,
+    /// Families beside those of this crate, for models in Hugging Face directories.
+    pub families: &'static [Family],
+}
+
+impl LoadOptions {
+    /// With positions stretched in place of the model's own stretching.
+    pub fn with_rope_scaling(mut self, scaling: Option<RopeScaling>) -> Self {
+        self.rope_scaling = scaling;
+        self
+    }
+
+    /// With linear layers of bf16 weights that round their input on the CPU, or not.
+    pub fn with_activations(mut self, activations: Activations) -> Self {
+        self.activations = activations;
+        self
+    }
+
+    /// With families beside those of this crate. A family of the same architecture as one of this crate is not asked.
+    pub fn with_families(mut self, families: &'static [Family]) -> Self {
+        self.families = families;
+        self
+    }
 }
 
 /// Describes the model at `path`, a directory or a GGUF file, from its headers; weights are neither read nor given
 /// memory.
 pub fn inspect(path: impl AsRef<Path>) -> Result<ModelInfo, ModelError> {
-    inspect_scaled(path, None)
+    inspect_with(path, &LoadOptions::default())
 }
 
-/// As [`inspect`], with positions stretched by `scaling` in place of the model's own stretching.
-pub fn inspect_scaled(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<ModelInfo, ModelError> {
-    Ok(OpenedModel::open(path, scaling)?.info())
+/// As [`inspect`], as `options` say.
+pub fn inspect_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<ModelInfo, ModelError> {
+    Ok(OpenedModel::open(path, options)?.info())
 }
 
 /// The tokenizer of the model at `path`, a directory or a GGUF file; `None` where it brings none. Neither weights nor
@@ -83,25 +108,29 @@ pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Option<Tokenizer>, Model
 
 /// Loads the model at `path`, a directory or a GGUF file, weights packed for computing and held once.
 pub fn load(path: impl AsRef<Path>) -> Result<LoadedModel, ModelError> {
-    load_with(path, LoadOptions::default())
+    load_with(path, &LoadOptions::default())
 }
 
-/// As [`load`], computing as `options` say.
-pub fn load_with(path: impl AsRef<Path>, options: LoadOptions) -> Result<LoadedModel, ModelError> {
-    OpenedModel::open(path, options.rope_scaling.as_ref())?.load(options.activations)
+/// As [`load`], as `options` say.
+pub fn load_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel, ModelError> {
+    OpenedModel::open(path, options)?.load()
 }
 
 impl OpenedModel {
-    /// Opens the model at `path`, a directory or a GGUF file, with positions stretched by `scaling` where it is given.
-    pub fn open(path: impl AsRef<Path>, scaling: Option<&RopeScaling>) -> Result<OpenedModel, ModelError> {
+    /// Opens the model at `path`, a directory or a GGUF file.
+    pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<OpenedModel, ModelError> {
         let start = Instant::now();
-        let parts = open(path.as_ref(), scaling)?;
+        let parts = open(path.as_ref(), options)?;
         let times = LoadTimes {
             header_ms: milliseconds_since(start) - parts.tokenizer_ms,
             tokenizer_ms: parts.tokenizer_ms,
             weights_ms: 0.0,
         };
-        Ok(OpenedModel { parts, times })
+        Ok(OpenedModel {
+            parts,
+            times,
+            activations: options.activations,
+        })
     }
 
     /// What the files say.
@@ -110,9 +139,13 @@ impl OpenedModel {
     }
 
     /// Loads the weights, packed for computing and held once.
-    pub fn load(self, activations: Activations) -> Result<LoadedModel, ModelError> {
+    pub fn load(self) -> Result<LoadedModel, ModelError> {
         let start = Instant::now();
-        let OpenedModel { mut parts, mut times } = self;
+        let OpenedModel {
+            mut parts,
+            mut times,
+            activations,
+        } = self;
         parts.weights.set_activations(activations);
         let mut info = parts.info();
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
@@ -174,10 +207,10 @@ pub(crate) struct Parts {
     pub(crate) generation: GenerationDefaults,
 }
 
-pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
+pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
     let parts = match is_directory(path)? {
-        true => directory::open(path, scaling)?,
-        false => gguf::open(path, scaling)?,
+        true => directory::open(path, options)?,
+        false => gguf::open(path, options)?,
     };
     parts.check_vocabulary()?;
     parts.check_layers()?;

@@ -4,30 +4,33 @@ use riffle_attention::{QueryTile, Selection, Span};
 
 /// The key blocks of consecutive query blocks. Blocks begin at multiples of `block` tokens.
 #[derive(Clone)]
-pub(crate) struct BlockRows {
-    pub(crate) block: usize,
+pub struct BlockRows {
+    /// Tokens in a block, at least 1.
+    pub block: usize,
     /// Number of the first query block.
-    pub(crate) first: usize,
+    pub first: usize,
     /// The key blocks of each query block, ascending.
-    pub(crate) chosen: Vec<Vec<usize>>,
+    pub chosen: Vec<Vec<usize>>,
 }
 
 impl BlockRows {
-    /// What a tile reads: the key blocks of every query block that holds one of its queries.
-    pub(crate) fn select(&self, tile: &QueryTile<'_>, tokens: usize) -> Selection {
-        let from = tile.start / self.block - self.first;
-        let to = (tile.start + tile.rows).div_ceil(self.block) - self.first;
-        let blocks = self.chosen[from..to.max(from)].iter().flatten();
+    /// What a tile reads: the key blocks of every query block that holds one of its queries; nothing of query blocks that are not
+    /// here.
+    pub fn select(&self, tile: &QueryTile<'_>, tokens: usize) -> Selection {
+        let numbers = query_blocks(tile, self.block);
+        let from = numbers.start.saturating_sub(self.first).min(self.chosen.len());
+        let to = numbers.end.saturating_sub(self.first).clamp(from, self.chosen.len());
+        let blocks = self.chosen[from..to].iter().flatten();
         Selection::from_spans(blocks.map(|number| block_span(*number, self.block, tokens)))
     }
 }
 
 /// The tokens of a block, cut at the end of the sequence.
-pub(crate) fn block_span(number: usize, block: usize, tokens: usize) -> Span {
+pub fn block_span(number: usize, block: usize, tokens: usize) -> Span {
     Span::new(number * block, ((number + 1) * block).min(tokens))
 }
 
 /// Numbers of the blocks that hold the tile's queries.
-pub(crate) fn query_blocks(tile: &QueryTile<'_>, block: usize) -> std::ops::Range<usize> {
+pub fn query_blocks(tile: &QueryTile<'_>, block: usize) -> std::ops::Range<usize> {
     tile.start / block..(tile.start + tile.rows).div_ceil(block)
 }

@@ -7,6 +7,7 @@ use crate::{ParameterInfo, Phase, PolicyError, SparsePolicy, Traits};
 /// A policy that can be named: an entry of the [`catalogue`], or one from outside for
 /// [`PolicySpec::parse_among`](crate::PolicySpec::parse_among).
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct PolicyInfo {
     /// Its name in a [`PolicySpec`](crate::PolicySpec), in lower case and unique.
     pub name: &'static str,
@@ -23,6 +24,38 @@ pub struct PolicyInfo {
 }
 
 impl PolicyInfo {
+    /// A policy from another crate, for a `static` that [`PolicySpec::parse_among`](crate::PolicySpec::parse_among) takes.
+    ///
+    /// `name` is lower case and in no catalogue; `traits` start from [`Traits::PLAIN`], [`Traits::PREFILL`] or
+    /// [`Traits::DECODE`]; `build` makes the policy from the values of its parameters.
+    pub const fn outside(
+        name: &'static str,
+        traits: Traits,
+        parameters: &'static [ParameterInfo],
+        build: fn(&Parameters) -> Box<dyn SparsePolicy>,
+    ) -> Self {
+        Self {
+            name,
+            source: "another crate",
+            saves: "compute, traffic",
+            traits,
+            parameters,
+            build,
+        }
+    }
+
+    /// With where the method comes from, for lists and reports.
+    pub const fn with_source(mut self, source: &'static str) -> Self {
+        self.source = source;
+        self
+    }
+
+    /// With what it saves: `compute`, `traffic`, `memory` or `nothing`, joined by commas.
+    pub const fn with_saves(mut self, saves: &'static str) -> Self {
+        self.saves = saves;
+        self
+    }
+
     /// Whether it selects in this phase.
     pub fn supports(&self, phase: Phase) -> bool {
         match phase {

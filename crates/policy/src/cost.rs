@@ -56,6 +56,7 @@ impl Default for CostModel {
 
 /// The queries and keys of one chunk, or one decode step, of one KV head.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct ChunkSize {
     /// Query positions.
     pub rows: usize,
@@ -67,6 +68,7 @@ pub struct ChunkSize {
 
 /// The operations that a policy makes of one chunk of one KV head, estimate included.
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct ChunkWork {
     /// Share of the causal pairs that are read.
     pub share: f64,

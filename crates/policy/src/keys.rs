@@ -8,8 +8,8 @@ use crate::SelectContext;
 const SOUND: &str = "pages hold the tokens they say, of the queries' head_dim";
 
 /// Writes keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`, with zeros where no page holds the
-/// token.
-pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &mut [f32]) {
+/// token. Pages are those of a [`SelectContext`].
+pub fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize, out: &mut [f32]) {
     let end = first + out.len() / head_dim;
     out.fill(0.0);
     let after = pages.partition_point(|page| page.start + page.tokens <= first);
@@ -21,8 +21,9 @@ pub(crate) fn read_tokens(pages: &[PageView<'_>], head_dim: usize, first: usize,
     }
 }
 
-/// Fills the scan with the weight of every key for the tile's queries, in the arithmetic of the phase.
-pub(crate) fn scan_keys(scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
+/// Fills the scan with the weight of every key for the tile's queries, in the arithmetic of the phase: the exact softmax, at the price
+/// of dense attention without its values. [`LentScan`](crate::LentScan) lends a scan.
+pub fn scan_keys(scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) {
     scan_in(context.phase.arithmetic(), scan, tile, context);
 }
 
@@ -62,7 +63,7 @@ pub(crate) fn scan_in_parts(
 }
 
 /// Rows `first..first + rows` of a tile.
-pub(crate) fn rows_of<'q>(tile: &QueryTile<'q>, first: usize, rows: usize) -> QueryTile<'q> {
+pub fn rows_of<'q>(tile: &QueryTile<'q>, first: usize, rows: usize) -> QueryTile<'q> {
     QueryTile {
         data: tile.data.get(first * tile.row_stride..).unwrap_or_default(),
         rows,
@@ -72,7 +73,7 @@ pub(crate) fn rows_of<'q>(tile: &QueryTile<'q>, first: usize, rows: usize) -> Qu
 }
 
 /// Logits of vectors of `head_dim` elements with keys `0..tokens`, `[vectors, tokens]`; zero where no page holds the token.
-pub(crate) fn score_keys(vectors: &[f32], head_dim: usize, context: &SelectContext<'_>) -> Vec<f32> {
+pub fn score_keys(vectors: &[f32], head_dim: usize, context: &SelectContext<'_>) -> Vec<f32> {
     let mut scorer = Scorer::default();
     scorer
         .set(vectors.chunks_exact(head_dim), head_dim, context.scale)

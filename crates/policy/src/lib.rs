@@ -40,7 +40,10 @@
 //!
 //! # A policy of your own
 //!
-//! A policy from another crate is a [`PolicyInfo`] beside those of the catalogue.
+//! A policy from another crate is a [`PolicyInfo`] beside those of the catalogue: [`PolicyInfo::outside`] makes it,
+//! [`PolicySpec::parse_among`] knows it by name, and from there on the engine and the laboratory treat it as their own.
+//! [`helpers`] are the parts that the policies of this crate are made of. The crate in `examples/outside-policy` of the
+//! repository has one that reads keys, and compares it with others.
 //!
 //! ```
 //! use riffle_attention::{QueryTile, Selection, Span};
@@ -58,14 +61,12 @@
 //!     }
 //! }
 //!
-//! static MINE: [PolicyInfo; 1] = [PolicyInfo {
-//!     name: "even",
-//!     source: "an example",
-//!     saves: "compute, traffic",
-//!     traits: Traits::DECODE,
-//!     parameters: &[ParameterInfo::tokens("count", "64", "tokens that are read")],
-//!     build: |parameters| Box::new(Even { count: parameters.count("count") }),
-//! }];
+//! static MINE: [PolicyInfo; 1] = [PolicyInfo::outside(
+//!     "even",
+//!     Traits::DECODE,
+//!     &[ParameterInfo::tokens("count", "64", "tokens that are read")],
+//!     |parameters| Box::new(Even { count: parameters.count("count") }),
+//! )];
 //!
 //! let spec = PolicySpec::parse_among("even:count=3", &MINE)?;
 //! let policy = build(&spec, Phase::Decode)?;
@@ -74,6 +75,11 @@
 //! assert!(build(&spec, Phase::Prefill).is_err());
 //! # Ok::<(), riffle_policy::PolicyError>(())
 //! ```
+
+/// The code of the README, compiled and run as the rest of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod assignment;
 mod blocks;
@@ -84,6 +90,7 @@ mod context;
 mod cost;
 mod error;
 mod estimate;
+pub mod helpers;
 mod keys;
 mod low_bit;
 mod parameter;

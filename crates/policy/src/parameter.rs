@@ -69,6 +69,16 @@ impl ParameterInfo {
         Self::count(name, default, meaning, 0, MAX_TOKENS)
     }
 
+    /// A number from `min` to `max`.
+    pub const fn number(name: &'static str, default: &'static str, meaning: &'static str, min: f32, max: f32) -> Self {
+        Self {
+            name,
+            default,
+            meaning,
+            kind: ParameterKind::Number { min, max },
+        }
+    }
+
     /// A whole number from `min` to `max`.
     pub const fn count(
         name: &'static str,

@@ -7,8 +7,9 @@ use riffle_attention::QueryTile;
 
 use crate::SelectContext;
 
-/// The estimate of the chunk prepared last.
-pub(crate) struct Prepared<T> {
+/// The estimate of the chunk prepared last: [`SparsePolicy::prepare`](crate::SparsePolicy::prepare) stores it and
+/// [`select`](crate::SparsePolicy::select) finds it. [`truncate`](crate::SparsePolicy::truncate) has to [`clear`](Self::clear) it.
+pub struct Prepared<T> {
     latest: Option<OfChunk<T>>,
 }
 
@@ -19,11 +20,13 @@ struct OfChunk<T> {
 }
 
 impl<T: Clone> Prepared<T> {
-    pub(crate) fn new() -> Self {
+    /// None yet.
+    pub fn new() -> Self {
         Self { latest: None }
     }
 
-    pub(crate) fn store(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimate: T) {
+    /// Takes the estimate of a chunk in place of that of the chunk before.
+    pub fn store(&mut self, chunk: &QueryTile<'_>, context: &SelectContext<'_>, estimate: T) {
         self.latest = Some(OfChunk {
             tokens: context.tokens,
             queries: queries(chunk),
@@ -32,12 +35,7 @@ impl<T: Clone> Prepared<T> {
     }
 
     /// The estimate of the chunk that holds the tile, or the one that `make` makes of the tile.
-    pub(crate) fn find_or(
-        &self,
-        tile: &QueryTile<'_>,
-        context: &SelectContext<'_>,
-        make: impl FnOnce() -> T,
-    ) -> Cow<'_, T> {
+    pub fn find_or(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>, make: impl FnOnce() -> T) -> Cow<'_, T> {
         let wanted = queries(tile);
         let found = self.at(context).filter(|of_chunk| {
             let queries = &of_chunk.queries;
@@ -47,12 +45,13 @@ impl<T: Clone> Prepared<T> {
     }
 
     /// The estimate of exactly these queries, where there is one.
-    pub(crate) fn of(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<&T> {
+    pub fn of(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<&T> {
         let found = self.at(context).filter(|of_chunk| of_chunk.queries == queries(tile));
         found.map(|found| &found.estimate)
     }
 
-    pub(crate) fn clear(&mut self) {
+    /// Forgets it.
+    pub fn clear(&mut self) {
         self.latest = None;
     }
 
@@ -60,6 +59,12 @@ impl<T: Clone> Prepared<T> {
         self.latest
             .as_ref()
             .filter(|of_chunk| of_chunk.tokens == context.tokens)
+    }
+}
+
+impl<T: Clone> Default for Prepared<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

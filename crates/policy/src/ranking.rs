@@ -1,7 +1,7 @@
 //! The best of many scores: ties go to the lower index, so that a choice is the same on every machine.
 
 /// Indices of the `count` highest scores, ascending; `forced` ones come first and count.
-pub(crate) fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
+pub fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
     let (mut chosen, mut others) = parted(scores, forced);
     let more = count.saturating_sub(chosen.len()).min(others.len());
     if more > 0 && more < others.len() {
@@ -14,7 +14,7 @@ pub(crate) fn top_count(scores: &[f32], count: usize, forced: impl Fn(usize) -> 
 
 /// Indices of the fewest best scores that hold `share` of the total together with the forced ones, and
 /// at least `least` in all, ascending.
-pub(crate) fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
+pub fn top_share(scores: &[f32], share: f32, least: usize, forced: impl Fn(usize) -> bool) -> Vec<usize> {
     /// Entries few enough to be sorted.
     const FEW: usize = 64;
     let (mut chosen, mut others) = parted(scores, forced);

@@ -7,7 +7,7 @@ use crate::spans::runs;
 
 /// The positions that are still read. An evicted position never comes back.
 #[derive(Clone, Default)]
-pub(crate) struct RetainedTokens {
+pub struct RetainedTokens {
     /// Ascending.
     positions: Vec<usize>,
     /// Tokens seen so far, retained or evicted.
@@ -15,50 +15,46 @@ pub(crate) struct RetainedTokens {
 }
 
 impl RetainedTokens {
-    pub(crate) fn positions(&self) -> &[usize] {
+    /// The retained positions, ascending.
+    pub fn positions(&self) -> &[usize] {
         &self.positions
     }
 
     /// Retains every token up to `tokens` that was not seen before.
-    pub(crate) fn extend(&mut self, tokens: usize) {
+    pub fn extend(&mut self, tokens: usize) {
         self.positions.extend(self.seen..tokens);
         self.seen = self.seen.max(tokens);
     }
 
     /// Retains the `budget` best by score (one score for each retained position), protected ones first, and evicts the
     /// rest. Returns the indices, among the positions retained before, that remain.
-    pub(crate) fn evict(
-        &mut self,
-        scores: &[f32],
-        budget: usize,
-        protected: impl Fn(usize, usize) -> bool,
-    ) -> Vec<usize> {
+    pub fn evict(&mut self, scores: &[f32], budget: usize, protected: impl Fn(usize, usize) -> bool) -> Vec<usize> {
         let remaining = top_count(scores, budget, |index| protected(index, self.positions[index]));
         self.positions = remaining.iter().map(|index| self.positions[*index]).collect();
         remaining
     }
 
     /// What is retained, and every token that was not seen yet.
-    pub(crate) fn selection(&self, tokens: usize) -> Selection {
+    pub fn selection(&self, tokens: usize) -> Selection {
         let retained = runs(self.positions.iter().copied()).into_iter();
         Selection::from_spans(retained.chain([Span::new(self.seen, tokens)]))
     }
 
     /// The cache has dropped the evicted tokens: the retained ones are the first positions now.
-    pub(crate) fn close_gaps(&mut self) {
+    pub fn close_gaps(&mut self) {
         self.seen = self.positions.len();
         self.positions = (0..self.seen).collect();
     }
 
     /// The tokens seen, then the positions retained.
-    pub(crate) fn to_numbers(&self) -> Vec<usize> {
+    pub fn to_numbers(&self) -> Vec<usize> {
         std::iter::once(self.seen)
             .chain(self.positions.iter().copied())
             .collect()
     }
 
     /// From what `to_numbers` returned; `None` where it cannot have returned this.
-    pub(crate) fn from_numbers(numbers: &[usize]) -> Option<Self> {
+    pub fn from_numbers(numbers: &[usize]) -> Option<Self> {
         let (seen, positions) = numbers.split_first()?;
         let sound = positions.is_sorted_by(|a, b| a < b) && positions.last().is_none_or(|last| last < seen);
         sound.then(|| Self {
@@ -68,7 +64,7 @@ impl RetainedTokens {
     }
 
     /// Forgets tokens at and after `tokens`; returns how many positions remain.
-    pub(crate) fn truncate(&mut self, tokens: usize) -> usize {
+    pub fn truncate(&mut self, tokens: usize) -> usize {
         self.seen = self.seen.min(tokens);
         self.positions
             .truncate(self.positions.partition_point(|position| *position < tokens));

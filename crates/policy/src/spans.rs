@@ -3,7 +3,7 @@
 use riffle_attention::Span;
 
 /// Runs of consecutive numbers, from ascending numbers.
-pub(crate) fn runs(numbers: impl IntoIterator<Item = usize>) -> Vec<Span> {
+pub fn runs(numbers: impl IntoIterator<Item = usize>) -> Vec<Span> {
     let mut runs: Vec<Span> = Vec::new();
     for number in numbers {
         match runs.last_mut() {

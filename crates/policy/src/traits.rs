@@ -4,8 +4,20 @@ use crate::{BudgetParameter, ChunkSize, ChunkWork, Parameters};
 
 /// What a policy is: everything that callers decide by without asking the policy itself.
 ///
-/// An entry of the catalogue names what sets its policy apart and takes the rest from [`Traits::PLAIN`].
+/// An entry of the catalogue names what sets its policy apart and takes the rest from [`Traits::PLAIN`]. A policy from another
+/// crate starts from a constant and changes it with the `with_` functions, in a `static`:
+///
+/// ```
+/// use riffle_policy::{BudgetParameter, KeyUse, Recall, Traits};
+///
+/// static TRAITS: Traits = Traits::PREFILL
+///     .with_keys(KeyUse::Scanned)
+///     .with_recall(Recall::Anywhere)
+///     .with_budget(BudgetParameter::share("share"));
+/// assert!(TRAITS.prefill && !TRAITS.decode);
+/// ```
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct Traits {
     /// Whether it selects for prompt tokens.
     pub prefill: bool,
@@ -132,4 +144,54 @@ impl Traits {
         prefill: false,
         ..Self::PLAIN
     };
+
+    /// With which facts it promises to find.
+    pub const fn with_recall(mut self, recall: Recall) -> Self {
+        self.recall = recall;
+        self
+    }
+
+    /// With which keys it looks at. [`KeyUse::Summarized`] goes with [`Summarize`](crate::Summarize).
+    pub const fn with_keys(mut self, keys: KeyUse) -> Self {
+        self.keys = keys;
+        self
+    }
+
+    /// With learning from attention mass ([`Learn`](crate::Learn)). What it selects then follows from queries that are over.
+    pub const fn with_learning(mut self) -> Self {
+        self.learns = true;
+        self.follows_from_keys = false;
+        self
+    }
+
+    /// With eviction of tokens for good ([`Evict`](crate::Evict)).
+    pub const fn with_eviction(mut self) -> Self {
+        self.evicts = true;
+        self.follows_from_keys = false;
+        self
+    }
+
+    /// With state that a session stores ([`Persist`](crate::Persist)).
+    pub const fn with_persistence(mut self) -> Self {
+        self.persists = true;
+        self
+    }
+
+    /// With the work it makes of a chunk, by which short sequences are read densely.
+    pub const fn with_work(mut self, work: fn(&Parameters, &ChunkSize) -> ChunkWork) -> Self {
+        self.work = Some(work);
+        self
+    }
+
+    /// With the bytes that it holds for each token, by the elements of a key.
+    pub const fn with_stored_bytes(mut self, stored_bytes: fn(&Parameters, usize) -> f64) -> Self {
+        self.stored_bytes = stored_bytes;
+        self
+    }
+
+    /// With the parameter that decides how much it reads, for comparisons at an equal budget.
+    pub const fn with_budget(mut self, budget: BudgetParameter) -> Self {
+        self.budget = Some(budget);
+        self
+    }
 }

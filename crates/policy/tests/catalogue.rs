@@ -239,38 +239,23 @@ fn favourite(window: usize) -> Box<dyn SparsePolicy> {
     })
 }
 
-const FAVOURITE: PolicyInfo = PolicyInfo {
-    name: "favourite",
-    source: "a test",
-    saves: "compute",
-    traits: Traits {
-        learns: true,
-        evicts: true,
-        persists: true,
-        follows_from_keys: false,
-        ..Traits::DECODE
-    },
-    parameters: &[ParameterInfo::tokens("window", "2", "latest tokens")],
-    build: |parameters| favourite(parameters.count("window")),
-};
+const TRAITS: Traits = Traits::DECODE.with_learning().with_eviction().with_persistence();
+
+const WINDOW: &[ParameterInfo] = &[ParameterInfo::tokens("window", "2", "latest tokens")];
 
 static OUTSIDE: [PolicyInfo; 4] = [
-    FAVOURITE,
-    PolicyInfo {
-        name: "counted",
-        build: |parameters| Box::new(Counted::<true>(favourite(parameters.count("window")))),
-        ..FAVOURITE
-    },
-    PolicyInfo {
-        name: "forgetful",
-        build: |parameters| Box::new(Counted::<false>(favourite(parameters.count("window")))),
-        ..FAVOURITE
-    },
-    PolicyInfo {
-        name: "modest",
-        traits: Traits::DECODE,
-        ..FAVOURITE
-    },
+    PolicyInfo::outside("favourite", TRAITS, WINDOW, |parameters| {
+        favourite(parameters.count("window"))
+    }),
+    PolicyInfo::outside("counted", TRAITS, WINDOW, |parameters| {
+        Box::new(Counted::<true>(favourite(parameters.count("window"))))
+    }),
+    PolicyInfo::outside("forgetful", TRAITS, WINDOW, |parameters| {
+        Box::new(Counted::<false>(favourite(parameters.count("window"))))
+    }),
+    PolicyInfo::outside("modest", Traits::DECODE, WINDOW, |parameters| {
+        favourite(parameters.count("window"))
+    }),
 ];
 
 #[test]

@@ -244,7 +244,7 @@ pub(crate) fn plan(py: Python<'_>, path: PathBuf, options: GivenEngine) -> Resul
     let options = options.resolved()?;
     run(py, &*Threads::shared()?, None, |_| {
         options.validate()?;
-        let opened = OpenedModel::open(&model_path(&path)?, options.rope_scaling.as_ref())?;
+        let opened = OpenedModel::open(&model_path(&path)?, &options.load_options())?;
         let plan = riffle_engine::plan(&opened.info(), &options)?;
         with_verdict(plan.fits(), serde_json::to_value(plan))
     })

@@ -1,6 +1,6 @@
 //! What a monitoring system reads at `/metrics`: names of vLLM where one exists, else names of our own.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use riffle_engine::{Engine, Scheduler, StopReason};
+use riffle_engine::{Engine, Scheduler, SharedCounts, StopReason};
 use riffle_events::PublisherCounts;
 use serde_json::{Value, json};
 
@@ -39,6 +39,11 @@ pub(crate) struct Metrics {
     pairs_causal: Counter,
     kept_mass: Gauge<f64, AtomicU64>,
     stalls: Counter,
+    shared_blocks: Family<SharedBlock, Counter>,
+    shared_bytes: Family<SharedBlock, Counter>,
+    shared_failures: Counter,
+    shared_queued_bytes: Gauge,
+    shared_paused: Gauge,
     event_batches: Counter,
     dropped_events: Counter,
     event_replays: Counter,
@@ -66,6 +71,11 @@ struct Ended {
     finished_reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SharedBlock {
+    outcome: &'static str,
+}
+
 impl Metrics {
     pub(crate) fn new() -> Self {
         let seconds = |bounds: &[f64]| Histogram::new(bounds.iter().copied());
@@ -90,6 +100,11 @@ impl Metrics {
             pairs_causal: Counter::default(),
             kept_mass: Gauge::default(),
             stalls: Counter::default(),
+            shared_blocks: Family::default(),
+            shared_bytes: Family::default(),
+            shared_failures: Counter::default(),
+            shared_queued_bytes: Gauge::default(),
+            shared_paused: Gauge::default(),
             event_batches: Counter::default(),
             dropped_events: Counter::default(),
             event_replays: Counter::default(),
@@ -107,6 +122,36 @@ impl Metrics {
         self.register_gauges();
         self.register_counters();
         self.register_histograms();
+        self.register_shared();
+    }
+
+    fn register_shared(&mut self) {
+        let registry = &mut self.registry;
+        registry.register(
+            "riffle:shared_blocks",
+            "Parts of blocks, and notes, of the shared store by what became of them",
+            self.shared_blocks.clone(),
+        );
+        registry.register(
+            "riffle:shared_bytes",
+            "Bytes that were fetched from the shared store and published to it",
+            self.shared_bytes.clone(),
+        );
+        registry.register(
+            "riffle:shared_failures",
+            "Operations of the shared store that failed or took too long",
+            self.shared_failures.clone(),
+        );
+        registry.register(
+            "riffle:shared_queued_bytes",
+            "Bytes of pages that wait to be written to the shared store",
+            self.shared_queued_bytes.clone(),
+        );
+        registry.register(
+            "riffle:shared_paused",
+            "Whether the shared store is left alone because it failed",
+            self.shared_paused.clone(),
+        );
     }
 
     fn register_counters(&mut self) {
@@ -272,6 +317,33 @@ impl Metrics {
         let used = pool.pages() as f64 * pool.shape().page_bytes() as f64;
         let most = scheduler.engine().plan().kv_bytes as f64;
         self.kv_usage.set(if most > 0.0 { (used / most).min(1.0) } else { 0.0 });
+        if let Some(counts) = scheduler.shared_counts() {
+            self.observe_shared(&counts);
+        }
+    }
+
+    fn observe_shared(&self, counts: &SharedCounts) {
+        // Counted elsewhere, never lowered.
+        let set = |counter: &Counter, count: u64| {
+            counter.inner().fetch_max(count, Ordering::Relaxed);
+        };
+        let blocks = [
+            ("fetched", counts.fetched),
+            ("published", counts.published),
+            ("already_there", counts.already_there),
+            ("bad", counts.bad_blocks),
+            ("dropped", counts.dropped),
+        ];
+        for (outcome, count) in blocks {
+            set(&self.shared_blocks.get_or_create(&SharedBlock { outcome }), count);
+        }
+        for (outcome, bytes) in [("fetched", counts.fetched_bytes), ("published", counts.published_bytes)] {
+            set(&self.shared_bytes.get_or_create(&SharedBlock { outcome }), bytes);
+        }
+        set(&self.shared_failures, counts.failures);
+        self.shared_queued_bytes
+            .set(i64::try_from(counts.queued_bytes).unwrap_or(i64::MAX));
+        self.shared_paused.set(i64::from(counts.is_paused));
     }
 
     pub(crate) fn count_events(&self, before: &PublisherCounts, now: &PublisherCounts) {

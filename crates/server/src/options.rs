@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use riffle_engine::{DraftSpec, PrefixCacheOptions, SharedStoreOptions};
 use riffle_engine::{DraftSpec, PrefixCacheOptions};
 use riffle_events::PublisherOptions;
 
@@ -34,6 +35,8 @@ pub struct ServerOptions {
     pub draft: DraftSpec,
     /// Beginnings on disk, which outlive the server.
     pub prefix_cache: Option<PrefixCacheOptions>,
+    /// A store of beginnings that other processes and machines share: looked in behind those on disk.
+    pub shared_store: Option<SharedStoreOptions>,
     /// Folder of named sessions; without one there are none.
     pub session_folder: Option<PathBuf>,
     /// Where and how routers are told which blocks of text are held; `None` tells nobody.
@@ -84,6 +87,7 @@ impl Default for ServerOptions {
             prompt_share: 0.5,
             draft: DraftSpec::NONE,
             prefix_cache: None,
+            shared_store: None,
             session_folder: None,
             kv_events: None,
             keep_alive: None,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use riffle_engine::{EngineError, EngineOptions, MemoryPlan, plan};
-use riffle_model::{ModelInfo, inspect_scaled};
+use riffle_model::{ModelInfo, inspect_with};
 
 /// The options of an engine that serves `parallel` requests at a time.
 ///
@@ -13,7 +13,7 @@ use riffle_model::{ModelInfo, inspect_scaled};
 /// # Errors
 /// As [`plan`].
 pub fn engine_options(model: &Path, options: EngineOptions, parallel: usize) -> Result<EngineOptions, EngineError> {
-    let info = inspect_scaled(model, options.rope_scaling.as_ref())?;
+    let info = inspect_with(model, &options.load_options())?;
     let options = EngineOptions {
         // Running requests, and as many idle ones that later requests go on from.
         sequences: parallel.saturating_mul(2),

@@ -219,15 +219,18 @@ impl<'a> Pass<'a> {
                 (&mut head.values, &mut head.mean_values, self.v, false),
             ];
             for (plane, means, tensor, keys) in planes {
-                let write = if keys { write_keys } else { write_values };
                 let mut plane = PlaneMut::F32(plane);
+                let mut write = |first, tokens, source: &[f32], stride| match keys {
+                    true => write_keys(&mut plane, head_dim, first, tokens, source, stride),
+                    false => write_values(&mut plane, head_dim, first, tokens, source, stride),
+                };
                 if dim == head_dim {
                     let source = &tensor.data()[first * stride + index * dim..];
-                    write(&mut plane, head_dim, first, tokens, source, stride)?;
+                    write(first, tokens, source, stride)?;
                 } else {
                     for token in first..first + tokens {
                         row[..dim].copy_from_slice(tensor.row(token, index));
-                        write(&mut plane, head_dim, token, 1, &row, head_dim)?;
+                        write(token, 1, &row, head_dim)?;
                     }
                 }
                 if config.is_some() {

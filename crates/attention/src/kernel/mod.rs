@@ -13,6 +13,7 @@ mod maxima;
 mod pack;
 mod pairs;
 mod quantised_values;
+mod rows;
 mod score;
 mod softmax;
 mod weigh;
@@ -31,6 +32,7 @@ pub(crate) use pairs::{
     ScorePairs, WeighPairs,
 };
 pub(crate) use quantised_values::{AccumulateInt8, AccumulateQuantised, QuantisedTile};
+pub(crate) use rows::{AccumulateRows, AheadRows, ScoreRows, StripeRows, WidenRows};
 pub(crate) use score::score;
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};

@@ -185,6 +185,13 @@ enum Kind {
     Neon,
 }
 
+/// The instructions that kernels use here: `scalar`, `avx2`, `avx512` or `neon`. Results of two sets differ in their last bits, since
+/// sums are added in another order.
+#[cfg(feature = "std")]
+pub fn instruction_set() -> &'static str {
+    Level::best().name()
+}
+
 impl Level {
     /// Plain Rust, on every machine: the twin that the others are compared with.
     pub(crate) const SCALAR: Self = Self(Kind::Scalar);

@@ -104,6 +104,7 @@ impl Subject {
             },
             session: None,
             prefix_cache: None,
+            shared_store: None,
         };
         run_quietly(&engine, &request, interrupt)
     }

@@ -21,7 +21,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             options.keeps_beginnings = arguments.prefix_cache;
         }
     }
-    let info = riffle_model::inspect_scaled(&arguments.model.model, options.rope_scaling.as_ref())?;
+    let info = riffle_model::inspect_with(&arguments.model.model, &options.load_options())?;
     let plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
     note_activations(&arguments.engine, &info.config, plan.device.is_some());
     if arguments.json {

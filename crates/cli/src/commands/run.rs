@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use riffle_engine::{
-    AuditReport, DEFAULT_PREFIX_CACHE_BYTES, DraftCount, Engine, EngineOptions, GenerateOptions, PrefixCacheOptions,
-    PrefixReport, PromptText, RunEvent, RunReport, RunRequest, SamplingOptions, SessionReport, StopReason, human_bytes,
-    largest_text_bytes, with_threads,
+    AuditReport, DraftCount, Engine, EngineOptions, GenerateOptions, PrefixReport, PromptText, RunEvent, RunReport,
+    RunRequest, SamplingOptions, SessionReport, SharedReport, StopReason, human_bytes, largest_text_bytes,
+    with_threads,
 };
 
-use super::{check_folder, engine_options, grouped, note_activations, print, print_json, read_input};
+use super::{engine_options, grouped, note_activations, print, print_json, read_input};
 use crate::args::{GenerateArguments, RunArguments};
 use crate::console;
 use crate::failure::Failure;
@@ -23,18 +23,9 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
         true => None,
         false => Some(read_input(&arguments.input, most)?),
     };
+    let places = arguments.prefix.places()?;
     let text_bytes = prompt.as_ref().map_or(0, |prompt| prompt.len() as u64);
-    plan_text(
-        &mut options,
-        text_bytes,
-        &arguments.question,
-        arguments.prefix_cache.is_some(),
-    );
-    check_folder("--prefix-cache", arguments.prefix_cache.as_deref())?;
-    let prefix_cache = arguments.prefix_cache.clone().map(|folder| PrefixCacheOptions {
-        folder,
-        budget_bytes: arguments.prefix_cache_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
-    });
+    plan_text(&mut options, text_bytes, &arguments.question, !places.is_empty());
     options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
@@ -46,7 +37,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             chat: !arguments.raw,
             generate: generate_options(&engine, &arguments.generate),
             session: arguments.session.clone(),
-            prefix_cache: prefix_cache.clone(),
+            prefix_cache: places.folder.clone(),
+            shared_store: places.store.clone(),
         };
         if arguments.question.is_empty() {
             return answer(&engine, &request, arguments.json);
@@ -245,6 +237,7 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
     ));
     console::note(format!("inputs    of linear layers {}", report.activations));
     report.prefix_cache.iter().for_each(note_prefixes);
+    report.shared_store.iter().for_each(note_shared);
     report.session.iter().for_each(note_session);
     if let Some(audit) = &report.audit {
         console::note(audit_text(audit));
@@ -263,6 +256,24 @@ fn note_prefixes(prefix: &PrefixReport) {
     ));
     if prefix.damaged_blocks > 0 {
         console::note("          a damaged page there was removed, and its tokens were read from the prompt");
+    }
+}
+
+fn note_shared(shared: &SharedReport) {
+    shared.notices.iter().for_each(console::note);
+    console::note(format!(
+        "shared    {address}: {found} tokens found in {load:.2} s, {fetched} fetched, {published} written",
+        address = shared.address,
+        found = grouped(shared.found_tokens),
+        load = shared.load_ms / 1e3,
+        fetched = human_bytes(shared.fetched_bytes),
+        published = human_bytes(shared.published_bytes),
+    ));
+    if shared.bad_blocks + shared.dropped_blocks > 0 {
+        console::note(format!(
+            "          {} damaged blocks were not used, {} could not be written",
+            shared.bad_blocks, shared.dropped_blocks
+        ));
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, Engine, EngineOptions, PrefixCacheOptions, human_bytes, with_threads};
+use riffle_engine::{Engine, EngineOptions, human_bytes, with_threads};
 use riffle_server::{Encoding, Limits, PublisherOptions, Server, ServerOptions};
 
 use super::{engine_options, grouped, note_activations, read_text};
@@ -83,6 +83,7 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         Some(path) => keys_of(path)?,
     };
     let defaults = Limits::default();
+    let places = arguments.prefix.places()?;
     Ok(ServerOptions {
         address: SocketAddr::new(arguments.host, arguments.port),
         threads: arguments.engine.threads,
@@ -102,10 +103,8 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
             ..defaults
         },
         default_max_tokens: arguments.tokens,
-        prefix_cache: arguments.prefix_cache.clone().map(|folder| PrefixCacheOptions {
-            folder,
-            budget_bytes: arguments.prefix_cache_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
-        }),
+        prefix_cache: places.folder,
+        shared_store: places.store,
         session_folder: arguments.sessions.clone(),
         kv_events: arguments.kv_events.clone().map(|address| PublisherOptions {
             address,

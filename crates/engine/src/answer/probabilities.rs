@@ -2,6 +2,7 @@
 
 /// How likely the model found a token, before temperature, penalties and biases.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct TokenProbabilities {
     /// The token that was drawn or read.
     pub token: u32,

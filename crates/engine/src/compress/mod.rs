@@ -34,6 +34,7 @@ pub use repeat::RepeatPrompt;
 
 /// What a compression kept and freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Compressed {
     /// Tokens of the sequence.
     pub tokens: usize,

@@ -14,19 +14,14 @@ use riffle_policy::{
 const MOST: usize = 1 << 20;
 
 /// The policies that drafts may have beside those of the catalogue.
-pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo {
-    name: "mass",
-    source: "Vegas, arXiv:2602.07223",
-    saves: "compute, traffic",
-    traits: Traits {
-        learns: true,
-        persists: true,
-        follows_from_keys: false,
-        work: Some(work),
-        budget: Some(BudgetParameter::tokens("budget", 260.0)),
-        ..Traits::DECODE
-    },
-    parameters: &[
+pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo::outside(
+    "mass",
+    Traits::DECODE
+        .with_learning()
+        .with_persistence()
+        .with_work(work)
+        .with_budget(BudgetParameter::tokens("budget", 260.0)),
+    &[
         ParameterInfo::count(
             "budget",
             "256",
@@ -37,7 +32,7 @@ pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo {
         ParameterInfo::count("recent", "256", "latest tokens, always read", 1, MOST),
         ParameterInfo::tokens("sinks", "4", "first tokens, always read"),
     ],
-    build: |parameters| {
+    |parameters| {
         Box::new(Mass {
             budget: parameters.count("budget"),
             recent: parameters.count("recent"),
@@ -45,7 +40,8 @@ pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo {
             heavy: Vec::new(),
         })
     },
-}];
+)
+.with_source("Vegas, arXiv:2602.07223")];
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let read = ["budget", "recent", "sinks"].map(|name| parameters.count(name));

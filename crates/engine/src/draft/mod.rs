@@ -53,6 +53,7 @@ const COSTS_HOLD: usize = 64;
 
 /// Drafted tokens of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct DraftCount {
     /// Tokens that were drafted and verified.
     pub drafted: usize,

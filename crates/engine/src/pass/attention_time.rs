@@ -4,6 +4,7 @@ use serde::Serialize;
 
 /// Where the time of attention went, by the clock on the wall, over all layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct AttentionTime {
     /// Milliseconds in which policies looked at keys, chose, and counted votes.
     pub select_ms: f64,

@@ -21,6 +21,7 @@ const STEPS: usize = 1000;
 
 /// What was kept, over all sampled queries of all audited layers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct AuditReport {
     /// Sampled (query, head) pairs.
     pub samples: u64,

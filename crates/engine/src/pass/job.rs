@@ -95,6 +95,11 @@ impl Pass {
         self.share_done() * self.layers as f64 - first as f64
     }
 
+    /// The layer of the model that it attends in next, where that is the next piece.
+    pub(crate) fn attends_next(&self) -> Option<usize> {
+        matches!(self.stage, Stage::Attend(_)).then_some(self.layer)
+    }
+
     /// Tokens that its first sequence held before.
     pub(crate) fn tokens_before(&self) -> usize {
         self.segments.first().map_or(0, |segment| segment.start)

@@ -12,6 +12,7 @@ use riffle_files::human_bytes;
 
 /// Bytes of a device's memory that a run needs, part by part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct DevicePlan {
     /// The device's name.
     pub name: String,

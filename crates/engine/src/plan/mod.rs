@@ -27,6 +27,7 @@ use tiers::planned_tiers;
 
 /// Bytes a run needs, part by part, beside what the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct MemoryPlan {
     /// Tokens the context holds.
     pub context_tokens: usize,

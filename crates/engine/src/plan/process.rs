@@ -36,6 +36,7 @@ pub struct PromptText {
 
 /// Bytes that the process takes for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct ProcessPlan {
     /// The program, its heap and its threads.
     pub program_bytes: u64,

@@ -11,6 +11,7 @@ use riffle_files::human_bytes;
 
 /// Bytes of KV pages by tier, and of those on their way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct TierPlan {
     /// In the device tier.
     pub device_bytes: u64,

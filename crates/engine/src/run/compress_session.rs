@@ -13,6 +13,7 @@ use crate::{CompressOptions, Compressed, Engine, EngineError, PrefillProgress, S
 
 /// What became of a session that was compressed.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct CompressReport {
     /// What compressed it, as `kvzip:0.3`.
     pub compress: String,

@@ -8,7 +8,7 @@ pub(crate) mod time_left;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use riffle_model::LoadTimes;
 use riffle_policy::{Phase, dense_below};
@@ -16,10 +16,14 @@ use serde::Serialize;
 
 use crate::run::session_file::SessionFile;
 use crate::sequence::measured_prefix_cache::{MeasuredPrefixCache, PrefixCacheOptions, PrefixReport};
+use crate::sequence::shared_prefix::{SharedPrefixes, SharedReport, SharedStoreOptions};
 use crate::{
     AttentionTime, AuditReport, DraftCount, Engine, EngineError, GenerateOptions, Generation, MemoryPlan,
     PrefillProgress, Sequence, Session, SessionReport, StopReason, described_activations,
 };
+
+/// How long a run waits at its end until what it has read is in the shared store.
+const SHARING_TIME: Duration = Duration::from_secs(60);
 
 /// A prompt and how to answer it.
 #[derive(Debug, Clone)]
@@ -36,6 +40,8 @@ pub struct RunRequest {
     pub session: Option<PathBuf>,
     /// Where beginnings that were read before are looked up, and this prompt's beginning is kept.
     pub prefix_cache: Option<PrefixCacheOptions>,
+    /// A store of beginnings that other processes and machines share: looked in behind the prefix cache.
+    pub shared_store: Option<SharedStoreOptions>,
 }
 
 /// What happens while a run is under way. Breaking ends the run.
@@ -51,6 +57,7 @@ pub enum RunEvent<'a> {
 
 /// The answer and the closing summary.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct RunReport {
     /// The model's path.
     pub model: String,
@@ -98,6 +105,8 @@ pub struct RunReport {
     pub session: Option<SessionReport>,
     /// The prefix cache, where there is one.
     pub prefix_cache: Option<PrefixReport>,
+    /// The shared store, where there is one.
+    pub shared_store: Option<SharedReport>,
     /// How linear layers read their input: exactly, or rounded and to what.
     pub activations: String,
     /// The plan the run kept to.
@@ -108,6 +117,7 @@ pub struct RunReport {
 
 /// The KV cache at the end of a run.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct KvReport {
     /// Tokens held.
     pub tokens: usize,
@@ -164,15 +174,18 @@ pub fn run(
         .transpose()?;
     let prefix = request.prefix_cache.as_ref().filter(|_| prompt.is_some());
     let mut prefix = prefix.map(MeasuredPrefixCache::open).transpose()?;
+    let shared = request.shared_store.as_ref().filter(|_| prompt.is_some());
+    let mut shared = shared.map(SharedPrefixes::open).transpose()?;
     let mut file = request.session.as_deref().map(SessionFile::open).transpose()?;
 
     let start = Instant::now();
-    let (mut session, reused_tokens) = open_session(engine, prompt.as_ref(), file.as_mut(), prefix.as_mut())?;
+    let beyond = (prefix.as_mut(), shared.as_mut());
+    let (mut session, reused_tokens) = open_session(engine, prompt.as_ref(), file.as_mut(), beyond)?;
     let opened_s = start.elapsed().as_secs_f64();
     if let Some((tokens, _)) = &prompt
         && reused_tokens < tokens.len()
     {
-        let read = read(&mut session, tokens, prefix.as_mut(), observe);
+        let read = read(&mut session, tokens, (prefix.as_mut(), shared.as_mut()), observe);
         if let (Err(EngineError::Interrupted { .. }), Some(file)) = (&read, &mut file) {
             file.save(&session)?;
         }
@@ -184,6 +197,9 @@ pub fn run(
     let first_s = start.elapsed().as_secs_f64();
     let prompt_tokens = session.tokens().len();
 
+    if let Some(shared) = &mut shared {
+        shared.publish_all(&session, Duration::ZERO)?;
+    }
     let generation = session.generate(&request.generate, &mut |text| observe(RunEvent::Text(text)))?;
     let decode_s = start.elapsed().as_secs_f64() - first_s;
     if let Some(file) = &mut file {
@@ -193,6 +209,9 @@ pub fn run(
         && session.recurrence.state.is_empty()
     {
         prefix.store(&session, usize::MAX)?;
+    }
+    if let Some(shared) = &mut shared {
+        shared.publish_all(&session, SHARING_TIME)?;
     }
     let finished = Finished {
         generation,
@@ -206,17 +225,24 @@ pub fn run(
     Ok(RunReport {
         session: file.map(|file| file.report),
         prefix_cache: prefix.map(|prefix| prefix.report().clone()),
+        shared_store: shared.map(|shared| SharedReport {
+            notices: shared.take_notices(),
+            ..shared.report()
+        }),
         ..finished.report(&session)
     })
 }
 
+/// Where beginnings lie beyond the session's file: on disk, and in a store that others share.
+type Beyond<'a> = (Option<&'a mut MeasuredPrefixCache>, Option<&'a mut SharedPrefixes>);
+
 /// The session that a run goes on with, and how many tokens of its prompt need not be read: from the session's file or, where that
-/// has none of them, from the prefix cache.
+/// has none of them, from the prefix cache and the shared store behind it.
 fn open_session(
     engine: &Arc<Engine>,
     prompt: Option<&(Vec<u32>, bool)>,
     mut file: Option<&mut SessionFile>,
-    prefix: Option<&mut MeasuredPrefixCache>,
+    (prefix, shared): Beyond<'_>,
 ) -> Result<(Session, usize), EngineError> {
     let mut session = match &mut file {
         Some(file) => file.session(engine)?,
@@ -236,6 +262,10 @@ fn open_session(
         })?;
         reused_tokens = session.tokens().len();
     }
+    if let (Some(shared), false) = (shared, reused_tokens + 1 == tokens.len()) {
+        shared.fill(&mut session, tokens)?;
+        reused_tokens = session.tokens().len();
+    }
     Ok((session, reused_tokens))
 }
 
@@ -244,13 +274,14 @@ fn open_session(
 fn read(
     session: &mut Session,
     tokens: &[u32],
-    mut prefix: Option<&mut MeasuredPrefixCache>,
+    (mut prefix, mut shared): Beyond<'_>,
     observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
     let first = session.tokens().len();
-    let cuts = prefix
-        .as_ref()
-        .map_or(Vec::new(), |_| session.prefix_cuts(tokens.len()));
+    let cuts = match prefix.is_some() || shared.is_some() {
+        true => session.prefix_cuts(tokens.len()),
+        false => Vec::new(),
+    };
     for end in cuts.into_iter().chain([tokens.len()]) {
         let start = session.tokens().len();
         session.prefill(&tokens[start..end], &mut |progress| {
@@ -261,6 +292,9 @@ fn read(
         })?;
         if let Some(prefix) = prefix.as_mut().filter(|_| end < tokens.len()) {
             prefix.store(session, usize::MAX)?;
+        }
+        if let Some(shared) = shared.as_mut().filter(|_| end < tokens.len()) {
+            shared.publish_all(session, Duration::ZERO)?;
         }
     }
     Ok(())
@@ -319,6 +353,7 @@ impl Finished {
             kv: KvReport::new(sequence),
             session: None,
             prefix_cache: None,
+            shared_store: None,
             activations: described_activations(engine.model().config(), options.activations, options.device.is_some()),
             plan: engine.plan().clone(),
             threads: rayon::current_num_threads(),

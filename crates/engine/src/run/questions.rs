@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use riffle_model::ModelInfo;
 
-use crate::run::{Finished, prompt_tokens, run};
+use crate::run::{Finished, SHARING_TIME, prompt_tokens, run};
 use crate::{
     Engine, EngineError, EngineOptions, Event, GenerateOptions, MemoryPlan, PrefillProgress, Request, RequestId,
-    RequestReport, RunEvent, RunReport, RunRequest, Scheduler, SchedulerOptions, Sequence, StopReason, plan,
+    RequestReport, RunEvent, RunReport, RunRequest, Scheduler, SchedulerOptions, Sequence, SharedReport, StopReason,
+    plan,
 };
 
 /// Questions that are answered at a time at most: beyond it a pass costs nearly as much more as it answers more.
@@ -79,6 +80,7 @@ pub fn run_questions(
     let engine = with_room_for(engine, prompts.len());
     let options = SchedulerOptions {
         prefix_cache: request.prefix_cache.clone(),
+        shared_store: request.shared_store.clone(),
         ..SchedulerOptions::of(engine.options())
     };
     let mut scheduler = Scheduler::new(&engine, options)?;
@@ -95,6 +97,7 @@ pub fn run_questions(
         scheduler,
         questions,
         lost: None,
+        notices: Vec::new(),
     };
     for number in 0..asked.questions.len() {
         if asked.answer(number, observe, done)?.is_break() {
@@ -133,6 +136,8 @@ struct Asked {
     questions: Vec<Question>,
     /// Why the prefix cache cannot be used any more.
     lost: Option<EngineError>,
+    /// What the shared store had to say.
+    notices: Vec<String>,
 }
 
 impl Asked {
@@ -157,6 +162,11 @@ impl Asked {
                     // Nothing is left but to keep what has been read.
                     while self.step(id)?.0 {}
                     report.prefix_cache = self.scheduler.prefix_report().cloned();
+                    self.scheduler.flush_shared(SHARING_TIME);
+                    report.shared_store = self.scheduler.shared_report().map(|report| SharedReport {
+                        notices: std::mem::take(&mut self.notices),
+                        ..report
+                    });
                 }
                 if flow.is_break() {
                     report.stop = StopReason::Interrupted;
@@ -186,10 +196,11 @@ impl Asked {
     /// Goes on by one step; whether there is more to do, and how far the prompt of one question has been read if it was.
     fn step(&mut self, id: RequestId) -> Result<(bool, Option<PrefillProgress>), EngineError> {
         let mut progress = None;
-        let (questions, lost) = (&mut self.questions, &mut self.lost);
+        let (questions, lost, notices) = (&mut self.questions, &mut self.lost, &mut self.notices);
         let more = self.scheduler.step(&mut |event| match event {
             Event::Reading(read, reading, _) if read == id => progress = Some(reading),
             Event::PrefixCacheLost(error) => *lost = Some(error),
+            Event::SharedStore(notice) => notices.push(notice),
             event => take(questions, event),
         })?;
         Ok((more, progress))
@@ -273,7 +284,11 @@ fn take(questions: &mut [Question], event: Event<'_>) {
         Event::Token(_, written) => question.text.push_str(written.text),
         Event::Finished(_, report, sequence) => question.outcome = Some(Ok(question.report(report, sequence))),
         Event::Failed(_, error) => question.outcome = Some(Err(error)),
-        Event::Reading(..) | Event::PromptProbabilities(..) | Event::Compressed(..) | Event::PrefixCacheLost(_) => {}
+        Event::Reading(..)
+        | Event::PromptProbabilities(..)
+        | Event::Compressed(..)
+        | Event::PrefixCacheLost(_)
+        | Event::SharedStore(_) => {}
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{Engine, EngineError, Session};
 
 /// What became of a session's file.
 #[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
 pub struct SessionReport {
     /// Its path.
     pub path: String,

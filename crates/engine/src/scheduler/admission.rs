@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::scheduler::idle::Offered;
 use crate::scheduler::sessions::Amount;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Lookup, Request, RequestId, Running, Scheduler, Stage, Waiting};
@@ -64,7 +65,8 @@ impl Scheduler {
 
     /// Tokens of the longest beginning of `prompt` that a request could go on from now.
     fn known_beginning(&self, prompt: &[u32]) -> usize {
-        let free = self.running.iter().filter(|running| !self.is_in_pass(running.id));
+        let free = |running: &&Running| !self.is_in_pass(running.id) && !running.is_arriving();
+        let free = self.running.iter().filter(free);
         let free = free.map(|running| running.sequence.known_beginning(prompt));
         let idle = self.idle.longest(prompt).map(|(_, tokens)| tokens);
         free.chain(idle).max().unwrap_or(0)
@@ -120,7 +122,7 @@ impl Scheduler {
             stage,
             clock,
             turn: 0,
-            stored_tokens: 0,
+            offered: Offered::default(),
             is_cancelled: false,
         };
         loop {
@@ -169,7 +171,7 @@ impl Scheduler {
         let options = request.sequence_options(&self.engine);
         let in_pass: Vec<RequestId> = self.requests_in_pass().collect();
         let running = self.running.iter_mut();
-        let free = running.filter(|running| !in_pass.contains(&running.id));
+        let free = running.filter(|running| !in_pass.contains(&running.id) && !running.is_arriving());
         let free = free.map(|running| {
             let tokens = running.sequence.known_beginning(&request.tokens);
             (&mut running.sequence, tokens)
@@ -190,7 +192,7 @@ impl Scheduler {
         }
         let running = &mut self.running[place];
         let copy = running.sequence.fork()?;
-        self.idle.keep(copy, running.stored_tokens);
+        self.idle.keep(copy, running.offered);
         Ok(())
     }
 

@@ -2,9 +2,10 @@
 
 use crate::scheduler::holdings::Holdings;
 use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, Scheduler, Stage};
+use crate::scheduler::{Event, Running, Scheduler, Stage};
 use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
 use crate::sequence::prefix::PrefixSearch;
+use crate::sequence::shared_prefix::SharedSearch;
 use crate::{EngineError, Sequence};
 
 /// Bytes of pages that are read or written in a step at most, apart from the first page.
@@ -14,6 +15,11 @@ const STEP_BYTES: u64 = 32 << 20;
 pub(super) enum Lookup {
     Ahead,
     Filling(Box<PrefixSearch>),
+    /// The disk has no more; a store that others share is next.
+    Elsewhere,
+    Fetching(Box<SharedSearch>),
+    /// A pass reads on from the layers that have arrived.
+    Arriving(Box<SharedSearch>),
     Done,
 }
 
@@ -26,14 +32,14 @@ fn look_up(
 ) -> Result<Lookup, EngineError> {
     disk.load(sequence, |sequence, cache| {
         Ok(match lookup {
-            Lookup::Done => (Lookup::Done, 0),
             Lookup::Ahead => (Lookup::Filling(Box::new(sequence.find_prefix(cache, prompt)?)), 0),
             Lookup::Filling(mut search) => {
                 match sequence.fill_next(cache, prompt, &mut search, step_tokens(sequence))? {
                     true => (Lookup::Filling(search), 0),
-                    false => (Lookup::Done, search.damaged_blocks),
+                    false => (Lookup::Elsewhere, search.damaged_blocks),
                 }
             }
+            other => (other, 0),
         })
     })
 }
@@ -60,13 +66,18 @@ impl Scheduler {
             let Stage::Reading { reused_tokens, lookup } = &mut running.stage else {
                 continue;
             };
-            let (Some(disk), false) = (&mut self.disk, matches!(lookup, Lookup::Done)) else {
+            if !matches!(lookup, Lookup::Ahead | Lookup::Filling(_)) {
+                continue;
+            }
+            let Some(disk) = &mut self.disk else {
                 continue;
             };
             let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
-            match look_up(disk, sequence, prompt, std::mem::replace(lookup, Lookup::Done)) {
+            match look_up(disk, sequence, prompt, std::mem::replace(lookup, Lookup::Elsewhere)) {
                 // Damaged blocks are gone by its end.
-                Ok(Lookup::Done) => self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache),
+                Ok(Lookup::Elsewhere) => {
+                    self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache);
+                }
                 Ok(next) => *lookup = next,
                 Err(error) => {
                     self.disk = None;
@@ -89,12 +100,13 @@ impl Scheduler {
 
     /// The next sequence with a beginning that the disk has not been given, and how much it has been given.
     fn next_to_keep(&mut self) -> Option<(&mut Sequence, &mut usize)> {
-        let running = self.running.iter_mut().filter(|running| !running.is_cancelled);
-        let running = running.map(|running| (&mut running.sequence, &mut running.stored_tokens));
+        let whole = |running: &&mut Running| !running.is_cancelled && !running.is_arriving();
+        let running = self.running.iter_mut().filter(whole);
+        let running = running.map(|running| (&mut running.sequence, &mut running.offered.disk));
         let idle = self
             .idle
             .iter_mut()
-            .map(|idle| (&mut idle.sequence, &mut idle.stored_tokens));
+            .map(|idle| (&mut idle.sequence, &mut idle.offered.disk));
         running
             .chain(idle)
             .find(|(sequence, stored)| is_worth_keeping(sequence, **stored))

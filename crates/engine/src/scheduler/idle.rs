@@ -13,11 +13,19 @@ pub(super) struct Idle {
     sequences: Vec<IdleSequence>,
 }
 
+/// Leading tokens of a sequence that caches beyond its pool have been offered.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Offered {
+    /// The prefix cache on disk.
+    pub(super) disk: usize,
+    /// The store that other processes share.
+    pub(super) shared: usize,
+}
+
 /// A sequence without an owner.
 pub(super) struct IdleSequence {
     pub(super) sequence: Sequence,
-    /// Leading tokens that the prefix cache on disk has been given.
-    pub(super) stored_tokens: usize,
+    pub(super) offered: Offered,
     /// The session file that it is of.
     file: Option<FileState>,
     /// When it was last asked for.
@@ -45,24 +53,24 @@ impl Idle {
     }
 
     /// Keeps a sequence, if others could go on from what it has read.
-    pub(super) fn keep(&mut self, sequence: Sequence, stored_tokens: usize) {
+    pub(super) fn keep(&mut self, sequence: Sequence, offered: Offered) {
         if sequence.serves_others() {
-            self.push(sequence, stored_tokens, None);
+            self.push(sequence, offered, None);
         }
     }
 
     /// Keeps the sequence of a session file, in place of one that was kept for it before.
     pub(super) fn keep_session(&mut self, sequence: Sequence, file: FileState) {
         self.sequences.retain(|idle| !idle.is_of(|path| path == file.path()));
-        self.push(sequence, 0, Some(file));
+        self.push(sequence, Offered::default(), Some(file));
     }
 
-    fn push(&mut self, mut sequence: Sequence, stored_tokens: usize, file: Option<FileState>) {
+    fn push(&mut self, mut sequence: Sequence, offered: Offered, file: Option<FileState>) {
         // Pages that cannot be parked stay where they are until their room is needed.
         drop(sequence.park());
         self.sequences.push(IdleSequence {
             sequence,
-            stored_tokens,
+            offered,
             file,
             used: Instant::now(),
         });

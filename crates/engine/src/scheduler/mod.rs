@@ -23,6 +23,7 @@ mod idle;
 mod prompts;
 mod request;
 mod sessions;
+mod shared;
 mod step;
 
 use std::collections::VecDeque;
@@ -34,13 +35,16 @@ use riffle_kv::PagePool;
 use crate::answer::Answer;
 use crate::pass::{Pass, Runner};
 use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
-use crate::{Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport, Sequence, StopReason};
+use crate::sequence::shared_prefix::SharedPrefixes;
+use crate::{
+    Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport, Sequence, SharedStoreOptions, StopReason,
+};
 use answers::End;
 use compressing::Compressing;
 use disk::Lookup;
 use holdings::Holdings;
 pub use holdings::{HeldKind, HoldingChange};
-use idle::Idle;
+use idle::{Idle, Offered};
 pub use request::{Event, Request, RequestId, RequestReport, RequestTimes, WrittenToken};
 use sessions::{Amount, Promised};
 pub use sessions::{LoanedSequence, Restoring};
@@ -56,6 +60,8 @@ pub struct SchedulerOptions {
     pub prompt_share: f64,
     /// Beginnings on disk that prompts are looked up in and kept in.
     pub prefix_cache: Option<PrefixCacheOptions>,
+    /// A store of beginnings that other processes and machines share: looked in behind those on disk.
+    pub shared_store: Option<SharedStoreOptions>,
     /// Whether changes of what is held are noted, for [`Scheduler::take_holding_changes`]. Whoever turns it on asks for them.
     pub tells_holdings: bool,
 }
@@ -67,6 +73,7 @@ impl SchedulerOptions {
             most_running: options.sequences,
             prompt_share: 0.5,
             prefix_cache: None,
+            shared_store: None,
             tells_holdings: false,
         }
     }
@@ -84,6 +91,8 @@ pub struct Scheduler {
     idle: Idle,
     /// Beginnings on disk, as long as they can be used.
     disk: Option<MeasuredPrefixCache>,
+    /// Beginnings in a store that other processes share.
+    shared: Option<SharedPrefixes>,
     /// What is held of texts, where changes of it are told.
     holdings: Option<Holdings>,
     /// Scratch of prompt passes, which may be under way, and of answers.
@@ -127,8 +136,7 @@ struct Running {
     clock: Clock,
     /// The latest pass of answers that it was part of.
     turn: u64,
-    /// Leading tokens that the prefix cache on disk has been given.
-    stored_tokens: usize,
+    offered: Offered,
     /// Its owner has gone; it leaves when the pass it is part of ends.
     is_cancelled: bool,
 }
@@ -210,7 +218,7 @@ impl Scheduler {
                 "it must be above 0 and below 1",
             ));
         }
-        if options.prefix_cache.is_some() {
+        if options.prefix_cache.is_some() || options.shared_store.is_some() {
             // Beginnings are found by it, and the weights are read for it once.
             engine.fingerprint()?;
         }
@@ -227,6 +235,7 @@ impl Scheduler {
                 .as_ref()
                 .map(MeasuredPrefixCache::open)
                 .transpose()?,
+            shared: options.shared_store.as_ref().map(SharedPrefixes::open).transpose()?,
             prompts: Runner::new(engine),
             answers: Runner::new(engine),
             prompt_pass: None,
@@ -293,7 +302,7 @@ impl Scheduler {
         }
         // Models with recurrent layers are found by their idle sequences alone.
         drop(sequence.share_prefix());
-        self.idle.keep(sequence, 0);
+        self.idle.keep(sequence, Offered::default());
         true
     }
 
@@ -347,7 +356,7 @@ impl Scheduler {
         if let Some(place) = self.waiting.iter().position(|waiting| waiting.id == id) {
             self.is_blocked = false;
             if let Some((sequence, _)) = self.waiting.remove(place).parked {
-                self.idle.keep(sequence, 0);
+                self.idle.keep(sequence, Offered::default());
             }
             return true;
         }
@@ -424,8 +433,15 @@ impl Scheduler {
 
     /// Removes a request that has a place; its sequence becomes idle.
     fn retire(&mut self, place: usize) {
-        let ended = self.running.remove(place);
-        self.idle.keep(ended.sequence, ended.stored_tokens);
+        let mut ended = self.running.remove(place);
+        if let Stage::Reading {
+            lookup: Lookup::Fetching(search) | Lookup::Arriving(search),
+            ..
+        } = &ended.stage
+        {
+            ended.sequence.drop_fetch(search);
+        }
+        self.idle.keep(ended.sequence, ended.offered);
     }
 
     fn next_id(&mut self) -> RequestId {

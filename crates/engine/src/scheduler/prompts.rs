@@ -6,6 +6,7 @@ use riffle_policy::Phase;
 
 use crate::pass::{Failure, Work};
 use crate::scheduler::answers::End;
+use crate::scheduler::disk::Lookup;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Part, PromptPass, Running, Scheduler, Stage, Waiting};
 use crate::sequence::common_prefix;
@@ -21,6 +22,9 @@ const LOGIT_ROWS: usize = 8;
 impl Scheduler {
     /// Does the next piece of a prompt pass, of a new one if there is none.
     pub(super) fn read(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
+        if self.fetch(tell)? {
+            return Ok(());
+        }
         let mut under_way = match self.prompt_pass.take() {
             Some(under_way) => under_way,
             None if self.look_up_on_disk(tell)? => return Ok(()),
@@ -29,6 +33,18 @@ impl Scheduler {
                 None => return Ok(()),
             },
         };
+        match self.has_next_layer(&under_way) {
+            Some(true) => {}
+            Some(false) => {
+                self.prompt_pass = Some(under_way);
+                self.is_compressions_turn = true;
+                return Ok(());
+            }
+            None => {
+                self.give_up_pass(under_way);
+                return Ok(());
+            }
+        }
         let mut work = work_of(&mut self.running, &under_way.parts);
         match self.prompts.advance(&mut under_way.pass, &mut work) {
             Ok(ControlFlow::Break(())) => {
@@ -55,7 +71,11 @@ impl Scheduler {
         let most = self.engine.options().batch_tokens;
         let (mut parts, mut rows, mut refused) = (Vec::new(), 0, Vec::new());
         for (place, running) in self.running.iter_mut().enumerate() {
-            let Stage::Reading { reused_tokens, .. } = running.stage else {
+            let Stage::Reading {
+                reused_tokens,
+                lookup: Lookup::Done | Lookup::Arriving(_),
+            } = running.stage
+            else {
                 continue;
             };
             let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
@@ -110,6 +130,8 @@ impl Scheduler {
             if outcome.is_none() && !self.running[place].is_cancelled {
                 self.tell_probabilities(place, row - part.tokens.len()..row, tell)?;
             }
+            self.end_arriving(place, outcome.is_none());
+            self.publish_read(place, tell);
             let running = &mut self.running[place];
             // Others may go on from here; a policy that does not allow it shares nothing.
             drop(running.sequence.share_prefix());
@@ -231,7 +253,7 @@ fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<
 }
 
 /// The work of requests in a prompt pass, in the order of its parts.
-fn work_of<'a>(running: &'a mut [Running], parts: &'a [Part]) -> Vec<Work<'a>> {
+pub(super) fn work_of<'a>(running: &'a mut [Running], parts: &'a [Part]) -> Vec<Work<'a>> {
     let work = running.iter_mut().filter_map(|running| {
         let part = parts.iter().find(|part| part.id == running.id)?;
         Some(Work {

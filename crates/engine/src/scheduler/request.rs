@@ -47,10 +47,14 @@ pub enum Event<'a> {
     Compressed(RequestId, Compressed, Box<LoanedSequence>),
     /// The prefix cache on disk could not be read or written and is not used any more. Requests go on without it.
     PrefixCacheLost(EngineError),
+    /// What the shared store has to say to whoever runs the process, in one line: that it failed, that it works again. Requests go on
+    /// without it meanwhile.
+    SharedStore(String),
 }
 
 /// A token of an answer.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct WrittenToken<'a> {
     /// The token.
     pub token: u32,
@@ -62,6 +66,7 @@ pub struct WrittenToken<'a> {
 
 /// A finished request.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct RequestReport {
     /// What was generated.
     pub generation: Generation,
@@ -75,6 +80,7 @@ pub struct RequestReport {
 
 /// Where the time of a request went.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
 pub struct RequestTimes {
     /// Seconds from its submission until it had a place.
     pub waited_s: f64,

@@ -18,10 +18,14 @@ impl Scheduler {
         self.admit(tell)?;
         let answers = |running: &Running| matches!(running.stage, Stage::Answering { .. });
         let answers = self.running.iter().any(answers);
-        let reads = |running: &Running| matches!(running.stage, Stage::Reading { .. });
-        let reads = self.prompt_pass.is_some() || !self.compressing.is_empty() || self.running.iter().any(reads);
-        match (answers, reads || self.has_more_to_keep()) {
-            (false, false) => return Ok(false),
+        let reads = |running: &Running| matches!(running.stage, Stage::Reading { .. }) && !running.waits_for_blocks();
+        let reads = match self.pass_waits() {
+            true => !self.compressing.is_empty() || self.running.iter().any(Running::has_blocks),
+            false => self.prompt_pass.is_some() || !self.compressing.is_empty() || self.running.iter().any(reads),
+        };
+        self.tell_notices(tell);
+        match (answers, reads || self.has_more_to_keep() || self.has_more_to_publish()) {
+            (false, false) => return Ok(self.wait_for_blocks()),
             (true, true) if self.prompt_credit_s <= 0.0 => self.answer(tell)?,
             (true, false) => {
                 self.answer(tell)?;
@@ -32,7 +36,8 @@ impl Scheduler {
                 match reads {
                     true if self.compresses_next() => self.compress_piece(tell),
                     true => self.read(tell)?,
-                    false => self.keep_on_disk(tell),
+                    false if self.has_more_to_keep() => self.keep_on_disk(tell),
+                    false => self.publish_next(tell),
                 }
                 self.prompt_credit_s -= began.elapsed().as_secs_f64();
                 if !answers {

@@ -22,6 +22,7 @@ pub struct PrefixCacheOptions {
 
 /// What a prefix cache did in a run.
 #[derive(Debug, Clone, Default, Serialize)]
+#[non_exhaustive]
 pub struct PrefixReport {
     /// Its folder.
     pub folder: String,

@@ -10,6 +10,7 @@ pub(crate) mod placement;
 pub(crate) mod prefix;
 pub(crate) mod recurrence;
 mod saved;
+pub(crate) mod shared_prefix;
 pub(crate) mod sliding;
 pub(crate) mod statistics;
 pub(crate) mod window;

@@ -142,7 +142,7 @@ impl Sequence {
     }
 
     /// Forgets what was read as prompt beyond `tokens`, where nothing else has been read.
-    fn cut_prompt(&mut self, tokens: usize) {
+    pub(crate) fn cut_prompt(&mut self, tokens: usize) {
         self.cache.truncate(tokens);
         self.tokens.truncate(tokens);
         self.prefilled = tokens;
@@ -183,7 +183,7 @@ impl Sequence {
     }
 
     /// Whether the recurrent state is that after the whole pages of what was read as prompt.
-    fn keeps_state(&self) -> bool {
+    pub(crate) fn keeps_state(&self) -> bool {
         self.recurrence.state.tokens() == Some(self.prefilled) && self.is_at_page()
     }
 
@@ -235,7 +235,7 @@ impl Sequence {
     }
 
     /// Tokens that a beginning may have.
-    fn servable_tokens(&self) -> usize {
+    pub(crate) fn servable_tokens(&self) -> usize {
         let options = self.engine.options();
         let window = self
             .options
@@ -265,7 +265,7 @@ impl Sequence {
         Ok(())
     }
 
-    fn prefix_identity(&self) -> Result<Vec<u8>, EngineError> {
+    pub(crate) fn prefix_identity(&self) -> Result<Vec<u8>, EngineError> {
         self.check_prefix()?;
         let options = self.engine.options();
         let mut origin = Origin::of_pages(&self.engine, &self.options)?;

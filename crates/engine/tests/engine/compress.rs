@@ -233,7 +233,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
         let error = refused(&mut read, &asked, "a share above 0");
         assert!(matches!(error, EngineError::Option { name: "--keep", .. }));
     }
-    refused(&mut Session::new(&engine).unwrap(), &kvzip, "holds no tokens");
+    refused(&mut Session::new(&engine).unwrap(), &kvzip, "holds no text yet");
     // No room beside the text for what is read to measure it.
     let mut long = session(&engine, &prompt(440));
     let error = refused(&mut long, &kvzip, "what is repeated of it");

@@ -11,6 +11,8 @@ mod device_flow;
 mod device_summaries;
 mod draft;
 mod eviction;
+#[path = "../../../kv/tests/testing/fake_store.rs"]
+mod fake_store;
 mod far;
 #[cfg(target_os = "linux")]
 mod faults;

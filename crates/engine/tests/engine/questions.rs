@@ -36,6 +36,7 @@ fn request(prompt: Option<String>) -> RunRequest {
         },
         session: None,
         prefix_cache: None,
+        shared_store: None,
     }
 }
 

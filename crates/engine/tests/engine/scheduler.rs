@@ -3,6 +3,7 @@
 mod holdings;
 mod sessions;
 mod shared_prompts;
+mod shared_store;
 mod wishes;
 
 use std::collections::BTreeMap;
@@ -104,8 +105,11 @@ fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Generation, usize)>
                 ended.insert(id, (report.generation, report.reused_tokens));
             }
             Event::Failed(id, error) => panic!("{id:?}: {error}"),
-            Event::Reading(..) | Event::PromptProbabilities(..) | Event::Compressed(..) | Event::PrefixCacheLost(_) => {
-            }
+            Event::Reading(..)
+            | Event::PromptProbabilities(..)
+            | Event::Compressed(..)
+            | Event::PrefixCacheLost(_)
+            | Event::SharedStore(_) => {}
         })
         .unwrap();
     for (id, (generation, _)) in &ended {

@@ -35,6 +35,7 @@ pub struct AuditOptions {
 
 /// `riffle eval audit`: what a policy kept of the true attention over one text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AuditTable {
     /// How the model was run.
     pub settings: RunSettings,
@@ -70,6 +71,7 @@ pub struct AuditTable {
 
 /// One query head.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AuditedHead {
     /// Its layer, among those with keys and values.
     pub layer: usize,
@@ -102,6 +104,7 @@ pub struct AuditedHead {
 
 /// Queries of one stretch of the text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AuditedRows {
     /// First position.
     pub from_position: usize,
@@ -119,6 +122,7 @@ pub struct AuditedRows {
 
 /// The attention of one head over the text, in a square grid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AttentionMap {
     /// Its layer.
     pub layer: usize,

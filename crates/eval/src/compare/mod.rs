@@ -198,6 +198,10 @@ impl Entry<'_> {
         scored: &mut Scored,
         watch: &mut Watch<'_>,
     ) -> Result<(), EvalError> {
+        let asked = match self.choice.phase {
+            Phase::Prefill => Asked::WithDocument,
+            Phase::Decode => Asked::Late,
+        };
         let cost = match self.task {
             CompareTask::Needle(kind, place) => {
                 let test = NeedleTest {
@@ -211,15 +215,17 @@ impl Entry<'_> {
                 scored.scores.extend(samples.iter().map(|sample| sample.score()));
                 cost
             }
+            CompareTask::Outside(task) => {
+                let (score, cost) = task.run(corpus, reader, (self.context_tokens, seed, asked), watch)?;
+                scored.scores.push(score);
+                cost
+            }
             CompareTask::Ruler(task) => {
                 let test = RulerTest {
                     task,
                     context_tokens: self.context_tokens,
                     seed,
-                    asked: match self.choice.phase {
-                        Phase::Prefill => Asked::WithDocument,
-                        Phase::Decode => Asked::Late,
-                    },
+                    asked,
                 };
                 let (sample, cost) = test.run(corpus, reader, watch)?;
                 scored.scores.push(sample.score);
@@ -245,6 +251,7 @@ fn row(engine: &Engine, options: &CompareOptions, entry: &Entry<'_>, scored: &Sc
         budget: options.budget.filter(|_| !entry.choice.is_full()),
         settings: scored.settings.clone(),
         score: Interval::of_scores(&scored.scores),
+        scores: scored.scores.clone(),
         density: match pairs.causal {
             0 => 1.0,
             causal => pairs.read as f64 / causal as f64,

@@ -7,23 +7,31 @@ use riffle_policy::Phase;
 
 use crate::EvalError;
 use crate::record::{AskPlace, NeedleKind};
-use crate::tasks::RulerTask;
+use crate::tasks::{OutsideTask, RulerTask, Task};
 
-/// A needle test, spelled `needle:KIND:PLACE`, or a task of RULER by its name.
+/// A needle test, spelled `needle:KIND:PLACE`, a task of RULER by its name, or a task from another crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CompareTask {
     /// Needles of a kind, asked for somewhere.
     Needle(NeedleKind, AskPlace),
     /// A RULER task.
     Ruler(RulerTask),
+    /// A task from another crate: [`CompareTask::outside`] makes it.
+    Outside(OutsideTask),
 }
 
 impl CompareTask {
+    /// A task from another crate. A prefill policy is asked with the document, a decode policy late.
+    pub fn outside(task: &'static dyn Task) -> Self {
+        Self::Outside(OutsideTask::new(task))
+    }
+
     /// Whether it tells policies of a phase apart: in decode only what is asked token by token does.
     pub(crate) fn suits(self, phase: Phase, full: bool) -> bool {
         match self {
             Self::Needle(_, place) => full || phase == Phase::Prefill || place == AskPlace::Late,
-            Self::Ruler(_) => true,
+            Self::Ruler(_) | Self::Outside(_) => true,
         }
     }
 
@@ -42,6 +50,7 @@ impl fmt::Display for CompareTask {
         match self {
             Self::Needle(kind, place) => write!(f, "needle:{kind}:{place}"),
             Self::Ruler(task) => task.fmt(f),
+            Self::Outside(task) => task.fmt(f),
         }
     }
 }

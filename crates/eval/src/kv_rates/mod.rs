@@ -37,6 +37,7 @@ pub struct KvRateOptions {
 
 /// Bytes of a cache in one tier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct KvBytes {
     /// `device`, `ram` or `disk`.
     pub tier: String,
@@ -54,6 +55,7 @@ pub struct KvBytes {
 
 /// How fast pages stream from one tier to a nearer one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct StreamRate {
     /// `ram to device`, `disk to ram` from the system's cache of files, or `disk to ram, cold` from the disk itself.
     pub path: String,
@@ -69,6 +71,7 @@ pub struct StreamRate {
 
 /// A decode step over all but the latest tokens in another place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DecodeRate {
     /// Where the older pages lie.
     pub older_pages: String,
@@ -80,6 +83,7 @@ pub struct DecodeRate {
 
 /// `riffle bench kv`: all of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct KvRates {
     /// Threads.
     pub threads: usize,

@@ -85,11 +85,16 @@ impl Picture {
     /// # Errors
     /// [`EvalError::Output`] names the file.
     pub fn write(&self, path: &Path) -> Result<Vec<PathBuf>, EvalError> {
-        let svg = path.with_added_extension("svg");
+        let file = |extension: &str| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(extension);
+            PathBuf::from(name)
+        };
+        let svg = file(".svg");
         write_file(&svg, SVG, self.to_svg().as_bytes())?;
         #[cfg(feature = "png")]
         {
-            let png = path.with_added_extension("png");
+            let png = file(".png");
             write_file(&png, PNG, &self.to_png()?)?;
             Ok(vec![svg, png])
         }

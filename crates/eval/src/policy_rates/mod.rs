@@ -50,6 +50,7 @@ pub struct PolicyRateOptions {
 
 /// `riffle bench policies`: a row for each policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PolicyRates {
     /// Threads.
     pub threads: usize,
@@ -71,6 +72,7 @@ pub struct PolicyRates {
 
 /// What the last chunk of a prompt, or a decode step, costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PolicyRate {
     /// The policy.
     pub policy: String,

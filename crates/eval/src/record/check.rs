@@ -97,6 +97,7 @@ fn comparison(table: &ComparisonTable) -> Checked {
     for row in &table.rows {
         count("context_tokens", row.context_tokens)?;
         interval("score", &row.score)?;
+        shares("scores", &row.scores)?;
         share("density", row.density)?;
         share("budget", row.budget.unwrap_or(0.0))?;
         not_negative("prefill_ms", row.prefill_ms.unwrap_or(0.0))?;

@@ -5,16 +5,28 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use riffle_attention::ceiling::instructions;
 use riffle_engine::{AttentionPrecision, CompressOptions, Engine};
 use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
 
+use super::commit;
 use crate::EvalError;
+
+/// What records look like now. 1: no `schema` field. 2: `schema`, `commit`, `text`, and the scores of single questions in comparisons.
+pub const SCHEMA: u32 = 2;
 
 /// The head of every record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Header {
+    /// What the record looks like: [`SCHEMA`] when it was written.
+    #[serde(default = "first_schema")]
+    pub schema: u32,
     /// The record's file name without `.json`.
     pub name: String,
     /// Version of riffle.
     pub version: String,
+    /// Commit of the sources that the program was built from, with `+changes` where they had others; `None` where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// When it was finished, UTC, as `2026-01-31T12:00:00Z`.
     pub date: String,
     /// The command line.
@@ -24,6 +36,9 @@ pub struct Header {
     /// The model, where one was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelSummary>,
+    /// The text that prompts were made of or that was read, where one was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<TextSummary>,
     /// The machine.
     pub machine: MachineInfo,
     /// Seconds it took; runs that were resumed count their own part alone.
@@ -32,6 +47,7 @@ pub struct Header {
 
 /// Which model was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ModelSummary {
     /// File or folder name, without the folders above.
     pub name: String,
@@ -55,8 +71,36 @@ pub struct ModelSummary {
     pub weights_bytes: u64,
 }
 
+/// Which text was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TextSummary {
+    /// File name, without the folders above.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// XXH3 of its bytes, 128 bits in hexadecimal: equal texts have equal ones.
+    pub xxh3: String,
+}
+
+impl TextSummary {
+    /// Of a text with a name.
+    pub fn of(name: &str, text: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            bytes: text.len() as u64,
+            xxh3: format!("{:032x}", XxHash3_128::oneshot(text.as_bytes())),
+        }
+    }
+}
+
+fn first_schema() -> u32 {
+    1
+}
+
 /// What it was measured on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct MachineInfo {
     /// The processor, as it names itself.
     pub processor: String,
@@ -74,6 +118,7 @@ pub struct MachineInfo {
 
 /// How the model was run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RunSettings {
     /// Policy for reading the prompt.
     pub prefill: String,
@@ -117,8 +162,11 @@ impl Header {
         seconds: f64,
     ) -> Result<Self, EvalError> {
         Ok(Self {
+            schema: SCHEMA,
             name: name.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: commit::of_program(),
+            text: None,
             date: now_utc(),
             command,
             seed,
@@ -126,6 +174,12 @@ impl Header {
             machine: MachineInfo::here(),
             seconds,
         })
+    }
+
+    /// With the text that was read.
+    pub fn with_text(mut self, text: Option<TextSummary>) -> Self {
+        self.text = text;
+        self
     }
 }
 
@@ -259,8 +313,11 @@ pub(crate) mod testing {
     /// A head with a model, as a test needs it.
     pub(crate) fn header(name: &str) -> Header {
         Header {
+            schema: SCHEMA,
             name: name.to_owned(),
             version: "0.1.0".to_owned(),
+            commit: None,
+            text: None,
             date: utc(0),
             command: vec!["riffle".to_owned(), "eval".to_owned()],
             seed: 7,

@@ -1,6 +1,7 @@
 //! Records: what was measured, on what, and with which command, as files that a report is made of.
 
 mod check;
+mod commit;
 mod header;
 mod tables;
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use check::MOST_DEPTHS;
 #[cfg(test)]
 pub(crate) use header::testing;
-pub use header::{Header, MachineInfo, ModelSummary, RunSettings, now_utc};
+pub use header::{Header, MachineInfo, ModelSummary, RunSettings, SCHEMA, TextSummary, now_utc};
 pub use tables::{
     AskPlace, ComparisonRow, ComparisonTable, NeedleCell, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket,
     PerplexityPosition, PerplexityRow, PerplexityTable, RulerCell, RulerSample, RulerTable,
@@ -137,6 +138,20 @@ impl Record {
             path: path.to_owned(),
             reason: format!("not a record of riffle eval or riffle bench ({reason})"),
         };
+        /// The one field that says how to read the others.
+        #[derive(Deserialize)]
+        struct Schema {
+            #[serde(default)]
+            schema: u32,
+        }
+        if let Ok(Schema { schema }) = serde_json::from_str(text)
+            && schema > SCHEMA
+        {
+            return Err(EvalError::File {
+                path: path.to_owned(),
+                reason: format!("a record of schema {schema}, this program reads up to {SCHEMA}: use a newer riffle"),
+            });
+        }
         let record: Self = serde_json::from_str(text).map_err(|error| refused(error.to_string()))?;
         record.check().map_err(refused)?;
         Ok(record)

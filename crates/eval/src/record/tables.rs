@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RunSettings;
 use crate::EvalError;
-use crate::statistics::Interval;
+use crate::statistics::{Interval, Paired};
 
 /// How many facts stand in the text and how many are asked for at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -44,6 +44,7 @@ pub enum AskPlace {
 
 /// `riffle eval needle`: one row for each question.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct NeedleTable {
     /// How the model was run.
     pub settings: RunSettings,
@@ -55,6 +56,7 @@ pub struct NeedleTable {
 
 /// A question and its answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct NeedleSample {
     /// How many facts there were.
     pub kind: NeedleKind,
@@ -82,6 +84,7 @@ pub struct NeedleSample {
 
 /// All questions of one cell of the map.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct NeedleCell {
     /// How many facts there were.
     pub kind: NeedleKind,
@@ -99,6 +102,7 @@ pub struct NeedleCell {
 
 /// `riffle eval ruler`: one row for each prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RulerTable {
     /// How the model was run.
     pub settings: RunSettings,
@@ -110,6 +114,7 @@ pub struct RulerTable {
 
 /// One prompt of a RULER task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RulerSample {
     /// The task, as RULER names it: `niah_single_1`.
     pub task: String,
@@ -129,6 +134,7 @@ pub struct RulerSample {
 
 /// All prompts of one task and length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RulerCell {
     /// The task.
     pub task: String,
@@ -140,6 +146,7 @@ pub struct RulerCell {
 
 /// `riffle eval perplexity`: one row for each policy, dense attention first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PerplexityTable {
     /// The text, by its file name.
     pub text: String,
@@ -155,6 +162,7 @@ pub struct PerplexityTable {
 
 /// How one policy predicts the text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PerplexityRow {
     /// How the model was run.
     pub settings: RunSettings,
@@ -168,6 +176,7 @@ pub struct PerplexityRow {
 
 /// Predictions at some positions of a window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PerplexityBucket {
     /// First position, from 0.
     pub from_position: usize,
@@ -189,6 +198,7 @@ pub struct PerplexityBucket {
 
 /// A policy at some positions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct PerplexityPosition {
     /// Policy for reading the prompt.
     pub prefill: String,
@@ -203,6 +213,7 @@ pub struct PerplexityPosition {
 
 /// `riffle eval compare`: one row for each policy, task and length.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ComparisonTable {
     /// The rows, dense attention first.
     pub rows: Vec<ComparisonRow>,
@@ -210,6 +221,7 @@ pub struct ComparisonTable {
 
 /// One policy at one task and length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ComparisonRow {
     /// The policy as it was asked for, before its budget was fitted.
     pub policy: String,
@@ -225,6 +237,9 @@ pub struct ComparisonRow {
     pub settings: RunSettings,
     /// Mean score of the task, from 0 to 1.
     pub score: Interval,
+    /// Score of every question, in the same order for every policy: by seed, then by depth. Empty in records of schema 1.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scores: Vec<f64>,
     /// Share of the causal pairs that were read in the policy's phase.
     pub density: f64,
     /// Milliseconds to read a prompt from its beginning, on average; `None` where no prompt was.
@@ -233,6 +248,18 @@ pub struct ComparisonRow {
     pub decode_ms: f64,
     /// Bytes of keys and values that a token after the prompt reads, estimates that scan all keys included.
     pub decode_bytes: f64,
+}
+
+impl ComparisonTable {
+    /// A row's questions against the same questions under dense attention; `None` for dense attention itself, and where the record has
+    /// no scores of single questions.
+    pub fn against_full(&self, row: &ComparisonRow) -> Option<Paired> {
+        let same = |other: &&ComparisonRow| {
+            other.policy == "full" && (&other.task, other.context_tokens) == (&row.task, row.context_tokens)
+        };
+        let full = self.rows.iter().find(same).filter(|_| row.policy != "full")?;
+        Paired::of_scores(&row.scores, &full.scores)
+    }
 }
 
 impl NeedleTable {

@@ -1,6 +1,7 @@
 //! Records as people look at them: tables, pictures, and one page of everything that was run.
 
 mod device_tables;
+mod headline;
 mod page;
 mod pictures;
 mod speed_tables;
@@ -34,12 +35,17 @@ impl Results {
             Self::Kv(_) => "KV tiers",
         }
     }
+
+    /// What was found, as tables.
+    pub fn tables(&self) -> Vec<Table> {
+        tables::of(self)
+    }
 }
 
 impl Record {
     /// What was found, as tables.
     pub fn tables(&self) -> Vec<Table> {
-        tables::of(&self.results)
+        self.results.tables()
     }
 
     /// What was found, as pictures, each with a name of its own within the record.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::headline::headline;
 use crate::escape::escaped;
 use crate::pictures::STYLE;
 use crate::record::{Header, Record, Results};
@@ -27,13 +28,8 @@ pub(super) fn html(records: &[Record]) -> String {
         include_str!("page.css"),
         *STYLE
     );
-    html += "<nav><ul>\n";
     let in_order = in_order(records);
-    for (number, record) in in_order.iter().enumerate() {
-        let (title, name) = (record.results.title(), escaped(&record.header.name));
-        let _ = writeln!(html, "<li><a href=\"#r{number}\">{title}: {name}</a></li>");
-    }
-    html += "</ul></nav>\n";
+    overview(&mut html, &in_order);
     let missing: Vec<String> = KINDS
         .iter()
         .filter(|(title, _)| records.iter().all(|record| record.results.title() != *title))
@@ -54,6 +50,33 @@ fn in_order(records: &[Record]) -> Vec<&Record> {
     let mut records: Vec<&Record> = records.iter().collect();
     records.sort_by_key(|record| kind(&record.results));
     records
+}
+
+/// A line for each record: what it is, of what, when, and its main figure.
+fn overview(html: &mut String, records: &[&Record]) {
+    *html += "<nav class=\"wide\"><table>\n<thead><tr><th>measurement</th><th>record</th><th>model</th><th>text</th><th>finished</th><th>riffle</th><th>main figure</th></tr></thead>\n<tbody>\n";
+    for (number, record) in records.iter().enumerate() {
+        let header = &record.header;
+        let version = match &header.commit {
+            // Twelve digits tell commits apart.
+            Some(commit) => format!("{}, {}", header.version, commit.chars().take(12).collect::<String>()),
+            None => header.version.clone(),
+        };
+        let cells = [
+            header.model.as_ref().map_or("–", |model| &model.name),
+            header.text.as_ref().map_or("–", |text| &text.name),
+            header.date.split('T').next().unwrap_or_default(),
+            &version,
+            &headline(&record.results),
+        ];
+        let cells: String = cells.iter().map(|cell| format!("<td>{}</td>", escaped(cell))).collect();
+        let (title, name) = (record.results.title(), escaped(&header.name));
+        let _ = writeln!(
+            html,
+            "<tr><td>{title}</td><td><a href=\"#r{number}\">{name}</a></td>{cells}</tr>"
+        );
+    }
+    *html += "</tbody></table></nav>\n";
 }
 
 fn section(html: &mut String, number: usize, record: &Record) {
@@ -103,7 +126,15 @@ fn head(html: &mut String, header: &Header) {
         );
         facts.insert(1, ("Model", escaped(&text)));
     }
-    facts.push(("Riffle", escaped(&header.version)));
+    if let Some(text) = &header.text {
+        let text = format!("{}, {} bytes, XXH3 {}", text.name, text.bytes, text.xxh3);
+        facts.push(("Text", escaped(&text)));
+    }
+    let commit = header
+        .commit
+        .as_ref()
+        .map_or_else(String::new, |commit| format!(", commit {commit}"));
+    facts.push(("Riffle", escaped(&format!("{}{commit}", header.version))));
     *html += "<dl>\n";
     for (name, fact) in facts {
         let _ = writeln!(html, "<dt>{name}</dt><dd>{fact}</dd>");

@@ -117,6 +117,7 @@ fn comparison(table: &ComparisonTable) -> Table {
         "tokens",
         "score",
         "95% interval",
+        "against full: better / worse, p",
         "budget",
         "pairs read",
         "prefill",
@@ -131,6 +132,9 @@ fn comparison(table: &ComparisonTable) -> Table {
             tokens(row.context_tokens as f64),
             percent(row.score.mean),
             interval(&row.score),
+            table
+                .against_full(row)
+                .map_or("–".to_owned(), |paired| paired.to_string()),
             row.budget.map_or("–".to_owned(), percent),
             percent(row.density),
             row.prefill_ms.map_or("–".to_owned(), milliseconds),

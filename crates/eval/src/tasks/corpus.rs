@@ -34,7 +34,7 @@ pub struct Corpus {
     /// Lines of the text that are long enough to stand as a document.
     pub(crate) lines: Vec<String>,
     /// Plain words, of one token each where there are enough of them.
-    words: Vec<String>,
+    pub(crate) words: Vec<String>,
     /// Questions that the user gave.
     pub(crate) given: Vec<GivenQuestion>,
 }

@@ -2,4 +2,5 @@
 
 mod logits;
 mod needle;
+mod outside;
 mod tasks;

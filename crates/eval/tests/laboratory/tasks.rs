@@ -266,6 +266,18 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
     for row in table.rows.iter().filter(|row| row.budget.is_some()) {
         assert!((row.density - 0.1).abs() < 0.04, "{row:?}");
     }
+    // Every question has its score, so that policies can be compared question by question.
+    for row in &table.rows {
+        assert_eq!(row.scores.len(), row.score.samples, "{row:?}");
+        let mean = row.scores.iter().sum::<f64>() / row.scores.len() as f64;
+        assert!((mean - row.score.mean).abs() < 1e-9, "{row:?}");
+    }
+    let streaming = table.against_full(row("streaming")).unwrap();
+    assert!(
+        streaming.worse >= 3 && streaming.better == 0 && streaming.p <= 0.25,
+        "{streaming:?}"
+    );
+    assert_eq!(table.against_full(row("full")), None);
     let decode = table.rows.iter().find(|row| row.phase == "decode").unwrap();
     let full = table
         .rows

@@ -224,7 +224,7 @@ fn read_file(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, KvError> 
 }
 
 /// The key of a block's note.
-pub(super) fn note_key(block: u128) -> u128 {
+pub(crate) fn note_key(block: u128) -> u128 {
     let mut hash = XxHash3_128::new();
     hash.write(NOTE_MAGIC);
     hash.write(&block.to_le_bytes());

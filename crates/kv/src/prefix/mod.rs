@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use block::{Block, KIND, Note, note_key};
+pub(crate) use block::note_key;
+use block::{Block, KIND, Note};
 use index::{Entry, Index};
 pub use listing::{ListingChange, PrefixListing};
 
@@ -39,6 +40,7 @@ pub struct PrefixCache {
 
 /// What a lookup gave.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PrefixFound {
     /// Tokens the cache holds now.
     pub tokens: usize,
@@ -48,6 +50,7 @@ pub struct PrefixFound {
 
 /// A beginning with a note.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NoteFound {
     /// Tokens of the beginning; 0 where none has a note.
     pub tokens: usize,
@@ -59,6 +62,7 @@ pub struct NoteFound {
 
 /// What became of a beginning that was to be kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PrefixStored {
     /// Tokens of the beginning that are kept now.
     pub tokens: usize,

@@ -4,6 +4,8 @@ mod cache;
 #[path = "../testing/counted.rs"]
 mod counted;
 mod evict;
+#[path = "../testing/fake_store.rs"]
+mod fake_store;
 #[cfg(unix)]
 mod kinds;
 mod memory;
@@ -11,6 +13,7 @@ mod memory;
 mod output;
 mod pool;
 mod prefix;
+mod shared;
 mod sharing;
 mod snapshot;
 mod streaming;

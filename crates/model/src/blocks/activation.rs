@@ -15,7 +15,7 @@ pub enum Activation {
 
 impl Activation {
     /// The activation a setting names, `default` where it is absent or null.
-    pub(crate) fn from_fields(fields: &Fields, setting: &str, default: &str) -> Result<Activation, ModelError> {
+    pub fn from_fields(fields: &Fields, setting: &str, default: &str) -> Result<Activation, ModelError> {
         match fields.text(setting)?.unwrap_or(default) {
             "silu" | "swish" => Ok(Activation::Silu),
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),

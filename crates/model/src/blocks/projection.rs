@@ -14,7 +14,7 @@ pub struct Projection {
 
 impl Projection {
     /// Takes `{name}.weight` and, if asked for, `{name}.bias`.
-    pub(crate) fn load(
+    pub fn load(
         weights: &mut Checkpoint,
         name: &str,
         outputs: usize,
@@ -27,7 +27,7 @@ impl Projection {
 
     /// Takes a fused tensor as the projections it is stacked from: `outputs` rows of each, once for each of `heads`
     /// heads.
-    pub(crate) fn load_parts<const PARTS: usize>(
+    pub fn load_parts<const PARTS: usize>(
         weights: &mut Checkpoint,
         name: &str,
         heads: usize,

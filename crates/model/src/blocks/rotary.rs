@@ -47,20 +47,16 @@ struct Yarn {
 
 /// What a rotation is made from.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RotarySettings {
+pub struct RotarySettings {
     /// Leading dimensions of a head that turn.
-    pub(crate) dim: usize,
+    pub dim: usize,
     theta: f64,
     scaling: Scaling,
 }
 
 impl RotarySettings {
     /// Reads `rope_parameters`, or the older `rope_theta`, `rope_scaling` and `partial_rotary_factor`.
-    pub(crate) fn from_fields(
-        fields: &Fields,
-        head_dim: usize,
-        max_position: usize,
-    ) -> Result<RotarySettings, ModelError> {
+    pub fn from_fields(fields: &Fields, head_dim: usize, max_position: usize) -> Result<RotarySettings, ModelError> {
         let empty = Fields::new(fields.path(), serde_json::Value::Object(Default::default()))?;
         let inner = match fields.object("rope_parameters")? {
             Some(parameters) => parameters,
@@ -226,7 +222,8 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    pub(crate) fn new(settings: &RotarySettings) -> Rotary {
+    /// The rotation that the settings describe.
+    pub fn new(settings: &RotarySettings) -> Rotary {
         let pairs = settings.dim / 2;
         let base = (0..pairs).map(|pair| {
             let exponent = 2.0 * pair as f32 / settings.dim as f32;

@@ -5,6 +5,7 @@
 
 use serde_json::Value;
 
+use super::Family;
 use crate::fields::{Fields, show};
 use crate::{ModelConfig, ModelError};
 
@@ -63,7 +64,7 @@ const FOREIGN: &[Foreign] = &[
 ];
 
 /// Refuses settings that change what the model computes and that the family does not read.
-pub(crate) fn refuse(fields: &Fields, architecture: &str) -> Result<(), ModelError> {
+pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Result<(), ModelError> {
     for foreign in FOREIGN {
         let Some(value) = fields.get(foreign.name) else {
             continue;
@@ -73,7 +74,8 @@ pub(crate) fn refuse(fields: &Fields, architecture: &str) -> Result<(), ModelErr
             other => other.as_f64(),
         };
         let neutral = number.is_some_and(|number| foreign.neutral.contains(&number));
-        if !neutral && !foreign.but_for.contains(&architecture) {
+        let read = foreign.but_for.contains(&architecture) || family.settings.contains(&foreign.name);
+        if !neutral && !read {
             let problem = format!("is {}, which is not supported for {architecture}", show(value));
             return Err(fields.error(foreign.name, problem));
         }

@@ -13,19 +13,9 @@ use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const GEMMA2: Family = Family {
-    architectures: &["Gemma2ForCausalLM"],
-    model_type: "gemma2",
-    configure: configure_gemma2,
-    build: build_gemma2,
-};
+pub(super) const GEMMA2: Family = Family::new(&["Gemma2ForCausalLM"], "gemma2", configure_gemma2, build_gemma2);
 
-pub(super) const GEMMA3: Family = Family {
-    architectures: &["Gemma3ForCausalLM"],
-    model_type: "gemma3_text",
-    configure: configure_gemma3,
-    build: build_gemma3,
-};
+pub(super) const GEMMA3: Family = Family::new(&["Gemma3ForCausalLM"], "gemma3_text", configure_gemma3, build_gemma3);
 
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 

@@ -12,30 +12,61 @@ use crate::layer::{Layer, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family {
-    architectures: &["LlamaForCausalLM"],
-    model_type: "llama",
-    configure,
-    build,
-};
+pub(super) const FAMILY: Family = Family::new(&["LlamaForCausalLM"], "llama", configure, build);
 
 /// How a relative of Llama differs from it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Style {
+#[non_exhaustive]
+pub struct Style {
     /// Queries, keys and values have biases.
-    pub(super) input_bias: bool,
+    pub input_bias: bool,
     /// The attention's output projection has a bias.
-    pub(super) output_bias: bool,
+    pub output_bias: bool,
     /// The feed-forward projections have biases.
-    pub(super) mlp_bias: bool,
+    pub mlp_bias: bool,
     /// Every query and key head is normalised.
-    pub(super) head_norms: bool,
+    pub head_norms: bool,
     /// Queries, keys and values are one tensor; gate and up are another.
-    pub(super) fused: bool,
+    pub fused: bool,
 }
 
-/// Reads what Llama and its relatives share.
-pub(super) fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
+impl Style {
+    /// With or without biases of queries, keys and values.
+    pub fn with_input_bias(mut self, biased: bool) -> Self {
+        self.input_bias = biased;
+        self
+    }
+
+    /// With or without a bias of the attention's output projection.
+    pub fn with_output_bias(mut self, biased: bool) -> Self {
+        self.output_bias = biased;
+        self
+    }
+
+    /// With or without biases of the feed-forward projections.
+    pub fn with_mlp_bias(mut self, biased: bool) -> Self {
+        self.mlp_bias = biased;
+        self
+    }
+
+    /// With or without a norm on every query and key head.
+    pub fn with_head_norms(mut self, normed: bool) -> Self {
+        self.head_norms = normed;
+        self
+    }
+
+    /// With queries, keys and values in one tensor, gate and up in another, or each in its own.
+    pub fn with_fused(mut self, fused: bool) -> Self {
+        self.fused = fused;
+        self
+    }
+}
+
+/// Reads what Llama and its relatives share: the sizes, the rotation of positions, the activation.
+///
+/// # Errors
+/// [`ModelError::Config`] names the setting that is missing, wrong or not supported.
+pub fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = ModelConfig::from_fields(fields, architecture)?;
     config.rotary_dim = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?.dim;
     Activation::from_fields(fields, "hidden_act", "silu")?;
@@ -53,8 +84,11 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     build_with(style, fields, config, weights)
 }
 
-/// Builds Llama or a relative.
-pub(super) fn build_with(
+/// Builds Llama or a relative from tensors under Llama's names.
+///
+/// # Errors
+/// A tensor that is missing, of another shape, or in a format that is not computed.
+pub fn build_with(
     style: Style,
     fields: &Fields,
     config: &ModelConfig,

@@ -6,12 +6,7 @@ use crate::fields::Fields;
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family {
-    architectures: &["MistralForCausalLM"],
-    model_type: "mistral",
-    configure,
-    build,
-};
+pub(super) const FAMILY: Family = Family::new(&["MistralForCausalLM"], "mistral", configure, build);
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = llama::configure(fields, architecture)?;

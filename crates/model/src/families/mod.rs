@@ -2,7 +2,7 @@
 
 mod foreign;
 mod gemma;
-mod llama;
+pub(crate) mod llama;
 mod mistral;
 mod phi;
 mod phi3;
@@ -17,15 +17,52 @@ use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
 /// How models of one architecture are configured and put together.
-pub(crate) struct Family {
+///
+/// A family of another crate goes into a `static` list, which [`LoadOptions::with_families`](crate::LoadOptions::with_families) and
+/// the engine's options take.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Family {
     /// Names in config.json's `architectures`.
-    pub(crate) architectures: &'static [&'static str],
+    pub architectures: &'static [&'static str],
     /// config.json's `model_type`, for files that name no architecture.
-    pub(crate) model_type: &'static str,
+    pub model_type: &'static str,
+    /// Settings that the family computes and that are refused for others, such as `embedding_multiplier`.
+    pub settings: &'static [&'static str],
     /// Reads the sizes.
-    configure: fn(&Fields, &str) -> Result<ModelConfig, ModelError>,
+    pub configure: Configure,
     /// Takes the weights.
-    pub(crate) build: fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Decoder, ModelError>,
+    pub build: Build,
+}
+
+/// Reads the sizes of a model from config.json, of the architecture named.
+pub type Configure = fn(&Fields, &str) -> Result<ModelConfig, ModelError>;
+
+/// Takes the weights of a configured model.
+pub type Build = fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Decoder, ModelError>;
+
+impl Family {
+    /// A family of these architectures, at least one, and of this `model_type`.
+    pub const fn new(
+        architectures: &'static [&'static str],
+        model_type: &'static str,
+        configure: Configure,
+        build: Build,
+    ) -> Self {
+        Self {
+            architectures,
+            model_type,
+            settings: &[],
+            configure,
+            build,
+        }
+    }
+
+    /// With settings that the family computes and that are refused for families that do not, such as `embedding_multiplier`.
+    pub const fn with_settings(mut self, settings: &'static [&'static str]) -> Self {
+        self.settings = settings;
+        self
+    }
 }
 
 const FAMILIES: &[Family] = &[
@@ -40,10 +77,18 @@ const FAMILIES: &[Family] = &[
     gemma::GEMMA3,
 ];
 
-/// The family that `fields` name and the model they describe, checked.
-pub(crate) fn configure(fields: &Fields) -> Result<(&'static Family, ModelConfig), ModelError> {
-    let (family, architecture) = find(fields)?;
-    foreign::refuse(fields, &architecture)?;
+/// The families that this crate knows, for lists.
+pub fn families() -> &'static [Family] {
+    FAMILIES
+}
+
+/// The family that `fields` name, of this crate or of `more`, and the model they describe, checked.
+pub(crate) fn configure(
+    fields: &Fields,
+    more: &'static [Family],
+) -> Result<(&'static Family, ModelConfig), ModelError> {
+    let (family, architecture) = find(fields, more)?;
+    foreign::refuse(fields, family, &architecture)?;
     let config = (family.configure)(fields, &architecture)?;
     foreign::check_layer_types(fields, &config)?;
     Ok((family, config))
@@ -91,18 +136,19 @@ fn gated_mlp(
     })
 }
 
-/// The family config.json names, and the name it goes by there.
-fn find(fields: &Fields) -> Result<(&'static Family, String), ModelError> {
+/// The family config.json names, and the name it goes by there. Families of this crate come first.
+fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, String), ModelError> {
     let architectures = fields.texts("architectures")?;
     let model_type = fields.text("model_type")?;
-    for family in FAMILIES {
+    for family in FAMILIES.iter().chain(more) {
         for name in family.architectures {
             if architectures.iter().any(|found| found == name) {
                 return Ok((family, (*name).to_owned()));
             }
         }
         if architectures.is_empty() && model_type == Some(family.model_type) {
-            return Ok((family, family.architectures[0].to_owned()));
+            let name = family.architectures.first().copied().unwrap_or(family.model_type);
+            return Ok((family, name.to_owned()));
         }
     }
     Err(ModelError::UnknownArchitecture {
@@ -112,6 +158,7 @@ fn find(fields: &Fields) -> Result<(&'static Family, String), ModelError> {
         },
         known: FAMILIES
             .iter()
+            .chain(more)
             .flat_map(|family| family.architectures)
             .copied()
             .collect(),

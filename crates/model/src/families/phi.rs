@@ -10,12 +10,7 @@ use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family {
-    architectures: &["PhiForCausalLM"],
-    model_type: "phi",
-    configure,
-    build,
-};
+pub(super) const FAMILY: Family = Family::new(&["PhiForCausalLM"], "phi", configure, build);
 
 const ACTIVATION: &str = "gelu_new";
 

@@ -6,12 +6,7 @@ use crate::fields::Fields;
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family {
-    architectures: &["Phi3ForCausalLM"],
-    model_type: "phi3",
-    configure,
-    build,
-};
+pub(super) const FAMILY: Family = Family::new(&["Phi3ForCausalLM"], "phi3", configure, build);
 
 fn with_defaults(fields: &Fields) -> Fields {
     fields

@@ -6,12 +6,7 @@ use crate::fields::Fields;
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family {
-    architectures: &["Qwen2ForCausalLM"],
-    model_type: "qwen2",
-    configure,
-    build,
-};
+pub(super) const FAMILY: Family = Family::new(&["Qwen2ForCausalLM"], "qwen2", configure, build);
 
 /// Reads what Qwen2 and Qwen3 share.
 pub(super) fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {

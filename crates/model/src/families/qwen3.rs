@@ -6,12 +6,7 @@ use crate::fields::Fields;
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family {
-    architectures: &["Qwen3ForCausalLM"],
-    model_type: "qwen3",
-    configure,
-    build,
-};
+pub(super) const FAMILY: Family = Family::new(&["Qwen3ForCausalLM"], "qwen3", configure, build);
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     qwen2::configure(&fields.with_default("head_dim", 128), architecture)

@@ -10,12 +10,12 @@ use crate::layer::{Layer, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError, RecurrentShape};
 
-pub(super) const FAMILY: Family = Family {
-    architectures: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
-    model_type: "qwen3_5_text",
+pub(super) const FAMILY: Family = Family::new(
+    &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+    "qwen3_5_text",
     configure,
     build,
-};
+);
 
 /// Largest head or kernel of a recurrent layer that is taken seriously: a memory grows with the square of it.
 const LARGEST_HEAD: usize = 1 << 12;

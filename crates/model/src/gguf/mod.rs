@@ -23,7 +23,7 @@ use tokenizer::Tokens;
 
 use crate::load::{Parts, milliseconds_since};
 use crate::weights::{Checkpoint, map};
-use crate::{GenerationDefaults, ModelError, RopeScaling, Tokenizer, families};
+use crate::{GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
 
 const SHARD_NUMBER: &str = "split.no";
 const SHARD_COUNT: &str = "split.count";
@@ -32,7 +32,7 @@ const TENSOR_COUNT: &str = "split.tensors.count";
 const LARGEST_SHARD_COUNT: i128 = 99_999;
 
 /// Reads everything of a GGUF model but its weights' data.
-pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, ModelError> {
+pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
     let (file, map) = read(path)?;
     let header = Header::parse(path, &map)?;
     keys::check_general(&header)?;
@@ -63,8 +63,8 @@ pub(crate) fn open(path: &Path, scaling: Option<&RopeScaling>) -> Result<Parts, 
         return Err(header.error(TENSOR_COUNT, problem));
     }
     let fields = settings::fields(architecture, &header, &mut weights)?;
-    let fields = RopeScaling::apply(scaling, fields)?;
-    let (family, config) = families::configure(&fields)?;
+    let fields = RopeScaling::apply(options.rope_scaling.as_ref(), fields)?;
+    let (family, config) = families::configure(&fields, options.families)?;
     let start = Instant::now();
     let tokens = Tokens::read(path, &header)?;
     let tokens = tokens.as_ref();

@@ -12,9 +12,10 @@ use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
 
-/// The tensors of a model by name; data is mapped only once a tensor is taken.
+/// The tensors of a model by name. Data is mapped only when a tensor is taken, and each tensor is taken once: loading refuses a model
+/// of which tensors are left over.
 #[derive(Default)]
-pub(crate) struct Checkpoint {
+pub struct Checkpoint {
     files: Vec<WeightFile>,
     tensors: BTreeMap<String, Location>,
     taken: BTreeSet<String>,
@@ -94,7 +95,7 @@ impl Checkpoint {
     }
 
     /// A tensor's line in the table of contents.
-    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         Some(&self.tensors.get(name)?.stored.info)
     }
 
@@ -139,12 +140,12 @@ impl Checkpoint {
     }
 
     /// A vector as f32.
-    pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
+    pub fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         self.array(name, &[length])
     }
 
     /// The values of a tensor of any shape as f32.
-    pub(crate) fn array(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+    pub fn array(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let (format, bytes) = self.take(name, shape)?;
         let values = to_f32(format, &bytes);
         self.unmap(name);
@@ -156,14 +157,14 @@ impl Checkpoint {
     }
 
     /// A matrix `[rows, columns]`, packed in its own format.
-    pub(crate) fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<PackedMatrix, ModelError> {
+    pub fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<PackedMatrix, ModelError> {
         let [matrix] = self.matrices(name, 1, [rows], columns)?;
         Ok(matrix)
     }
 
     /// A matrix stored as several on top of each other, so many rows of each for each of `heads` heads; each is packed
     /// by itself.
-    pub(crate) fn matrices<const PARTS: usize>(
+    pub fn matrices<const PARTS: usize>(
         &mut self,
         name: &str,
         heads: usize,

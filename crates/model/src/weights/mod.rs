@@ -6,7 +6,8 @@ mod safetensors;
 mod shards;
 mod tensor;
 
-pub(crate) use checkpoint::{Checkpoint, RowOrder};
+pub use checkpoint::Checkpoint;
+pub(crate) use checkpoint::RowOrder;
 pub(crate) use mapping::map;
 pub(crate) use shards::open_directory;
 pub(crate) use tensor::{StoredTensor, check_name, to_f32};

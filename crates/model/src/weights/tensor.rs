@@ -127,6 +127,7 @@ impl fmt::Display for TensorType {
 
 /// One line of a weight file's table of contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TensorInfo {
     /// The tensor's name.
     pub name: String,

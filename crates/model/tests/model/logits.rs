@@ -246,11 +246,8 @@ fn logits_are_the_same_bits_for_every_number_of_threads() {
 fn rounded_activations_move_logits_of_bf16_weights_a_little_whatever_the_batch() {
     for case in ["group8-dim128-bf16", "group2-dim64-linear-bf16"] {
         let case = fixtures().join("vectors").join(case);
-        let options = LoadOptions {
-            activations: Activations::Rounded,
-            ..LoadOptions::default()
-        };
-        let model = Arc::new(load_with(&case, options).unwrap().model);
+        let options = LoadOptions::default().with_activations(Activations::Rounded);
+        let model = Arc::new(load_with(&case, &options).unwrap().model);
         let expected = Expected::read(&case.join("expected.safetensors"));
         let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
         let difference = expected.largest_difference(&whole, model.config.vocab_size);

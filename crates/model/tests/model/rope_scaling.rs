@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::testing::{Expected, load_model, logits_of, vectors};
-use riffle_model::{LoadOptions, LoadedModel, ModelError, RopeScaling, inspect_scaled, load_with};
+use riffle_model::{LoadOptions, LoadedModel, ModelError, RopeScaling, inspect_with, load_with};
 use serde_json::Value;
 
 /// Largest difference to the reference, as for models that name their stretching themselves.
@@ -15,11 +15,7 @@ fn scaling(text: &str) -> RopeScaling {
 }
 
 fn load_scaled(path: &Path, rope_scaling: RopeScaling) -> Result<LoadedModel, ModelError> {
-    let options = LoadOptions {
-        rope_scaling: Some(rope_scaling),
-        ..LoadOptions::default()
-    };
-    load_with(path, options)
+    load_with(path, &LoadOptions::default().with_rope_scaling(Some(rope_scaling)))
 }
 
 /// A copy of a model whose config.json `change` has bent.
@@ -110,6 +106,10 @@ fn a_text_that_is_no_stretching_is_refused_with_what_there_is() {
 
 #[test]
 fn layers_that_turn_in_two_ways_are_not_stretched_as_one() {
-    let error = inspect_scaled(vectors().join("gemma3-0"), Some(&scaling("linear:factor=2"))).unwrap_err();
+    let error = inspect_with(
+        vectors().join("gemma3-0"),
+        &LoadOptions::default().with_rope_scaling(Some(scaling("linear:factor=2"))),
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("two ways"), "{error}");
 }

@@ -159,6 +159,7 @@ impl Driver {
             most_running: options.parallel,
             prompt_share: options.prompt_share,
             prefix_cache: options.prefix_cache.clone(),
+            shared_store: options.shared_store.clone(),
             tells_holdings: options.kv_events.is_some(),
         };
         let publisher = options.kv_events.clone().map(Publisher::start).transpose()?;

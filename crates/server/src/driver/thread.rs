@@ -189,6 +189,7 @@ impl Work {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             scheduler.step(&mut |event| match event {
                 Event::PrefixCacheLost(error) => lost = Some(error),
+                Event::SharedStore(notice) => crate::log::note(&notice),
                 event => tell(entries, metrics, logs, event),
             })
         }));
@@ -262,6 +263,8 @@ impl Work {
         }
         let until = Instant::now() + KEEPING_TIME;
         while Instant::now() < until && self.step() {}
+        self.scheduler
+            .flush_shared(until.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -339,6 +342,6 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, 
                 entry.tell(Told::Session(SessionTold::Compressed(compressed, session)));
             }
         }
-        Event::PrefixCacheLost(_) => {}
+        Event::PrefixCacheLost(_) | Event::SharedStore(_) => {}
     }
 }

@@ -4,15 +4,15 @@ use std::sync::Mutex;
 
 use serde_json::{Value, json};
 
-use crate::testing::{options, start, text};
+use crate::testing::{boundary, options, start, text};
 
 /// Requests of many kinds: texts, lengths, sampling, policies, forms.
 fn requests(count: usize) -> Vec<Value> {
     let book = text(40_000);
     (0..count)
         .map(|number| {
-            let from = book.floor_char_boundary(number * 577 % 20_000);
-            let to = book.floor_char_boundary(from + 40 + number * 391 % 6000);
+            let from = boundary(&book, number * 577 % 20_000);
+            let to = boundary(&book, from + 40 + number * 391 % 6000);
             let mut request = json!({
                 "prompt": &book[from..to],
                 "max_tokens": 1 + number * 7 % 24,

@@ -230,5 +230,12 @@ fn unchunked(mut body: &[u8]) -> Vec<u8> {
 pub(crate) fn text(bytes: usize) -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/text/prophets.txt");
     let text = std::fs::read_to_string(path).unwrap();
-    text[..text.floor_char_boundary(bytes)].to_owned()
+    text[..boundary(&text, bytes)].to_owned()
+}
+
+/// The last place at or before `bytes` where a character begins.
+pub(crate) fn boundary(text: &str, bytes: usize) -> usize {
+    (0..=bytes.min(text.len()))
+        .rfind(|at| text.is_char_boundary(*at))
+        .unwrap_or(0)
 }

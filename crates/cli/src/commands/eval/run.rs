@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use riffle_engine::{Engine, EngineOptions, with_threads};
 use riffle_eval::{
-    Corpus, EvalError, GivenQuestion, Header, Journal, MachineInfo, Record, Results, RunSettings, StepWatch, Wording,
+    Corpus, EvalError, GivenQuestion, Header, Journal, MachineInfo, Record, Results, RunSettings, StepWatch,
+    TextSummary, Wording,
 };
 use serde_json::{Value, json};
 
@@ -59,6 +60,8 @@ pub(crate) struct Measured<'a> {
     record_name: String,
     seed: u64,
     threads: Option<usize>,
+    /// The text that is read, where one is.
+    text: Option<TextSummary>,
     output: &'a OutputArguments,
 }
 
@@ -83,8 +86,15 @@ impl<'a> Measured<'a> {
             record_name: output.name.clone().unwrap_or(default_name),
             seed,
             threads,
+            text: None,
             output,
         }
+    }
+
+    /// With the text that is read, by the name of its file.
+    pub(crate) fn of_text(mut self, path: &Path, text: &str) -> Self {
+        self.text = Some(TextSummary::of(&file_name(path), text));
+        self
     }
 
     /// Checks that the record can be kept, measures on the threads asked for, prints and keeps the record.
@@ -116,6 +126,7 @@ impl<'a> Measured<'a> {
             let seconds = start.elapsed().as_secs_f64();
             let command = std::iter::once("riffle".to_owned()).chain(std::env::args().skip(1));
             let header = Header::new(&self.record_name, command.collect(), self.seed, engine, seconds)?;
+            let header = header.with_text(self.text.clone());
             Ok::<_, Failure>(Record { header, results })
         })??;
         // What was found is shown even where it cannot be kept.
@@ -184,7 +195,7 @@ impl Subject {
             ..options(engine)?
         };
         let text = read_text(&self.text)?;
-        let measured = Measured::new((name, seed), Some(&options), engine.threads, output);
+        let measured = Measured::new((name, seed), Some(&options), engine.threads, output).of_text(&self.text, &text);
         measured.keep(|watch| {
             let engine = Engine::load(&self.model, options)?;
             let journal = |about: Value| measured.journal(Some(&engine), about);

@@ -33,7 +33,7 @@ fn told(scheduler: &mut Scheduler, request: Request) -> Told {
                 told.kept_mass = sequence.audit().map(|audit| audit.mean_mass);
             }
             Event::Failed(_, error) => told.failure = Some(error),
-            Event::Reading(..) | Event::Compressed(..) | Event::PrefixCacheLost(_) => {}
+            Event::Reading(..) | Event::Compressed(..) | Event::PrefixCacheLost(_) | Event::SharedStore(_) => {}
         })
         .unwrap();
     told

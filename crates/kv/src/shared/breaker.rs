@@ -1,0 +1,79 @@
+//! Leaves a store alone for a while after it failed.
+
+use std::time::{Duration, Instant};
+
+/// The first pause; each further failure doubles it.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+
+/// Whether a store may be asked. It is paused by a failure, the longer the more of them follow each other; after a pause one
+/// operation tries, and what becomes of it decides.
+#[derive(Debug, Default)]
+pub(super) struct Breaker {
+    failures: u32,
+    paused_until: Option<Instant>,
+}
+
+impl Breaker {
+    /// Whether the store is left alone now.
+    pub(super) fn is_paused(&self, now: Instant) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
+    }
+
+    /// Failures that followed each other.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// When it may be asked again.
+    pub(super) fn paused_until(&self) -> Option<Instant> {
+        self.paused_until
+    }
+
+    /// Notes a failure. Returns the pause where this is the first after it worked.
+    pub(super) fn fail(&mut self, now: Instant) -> Option<Duration> {
+        if self.is_paused(now) {
+            // Operations that were under way when the pause began.
+            return None;
+        }
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << self.failures.min(10))
+            .min(LONGEST_PAUSE);
+        self.paused_until = Some(now + pause);
+        self.failures += 1;
+        (self.failures == 1).then_some(pause)
+    }
+
+    /// Notes a success. Returns whether it had failed before.
+    pub(super) fn succeed(&mut self) -> bool {
+        self.paused_until = None;
+        std::mem::take(&mut self.failures) > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_while_a_store_fails_and_end_when_it_works() {
+        let (mut breaker, mut now) = (Breaker::default(), Instant::now());
+        assert!(!breaker.is_paused(now));
+        assert_eq!(breaker.fail(now), Some(FIRST_PAUSE));
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let until = breaker.paused_until().unwrap();
+            assert!(breaker.is_paused(until - Duration::from_millis(1)) && !breaker.is_paused(until));
+            // Failures of operations that had begun before change nothing.
+            assert_eq!(breaker.fail(now), None);
+            assert_eq!(breaker.paused_until(), Some(until));
+            pauses.push(until - now);
+            now = until;
+            assert_eq!(breaker.fail(now), None);
+        }
+        assert!(pauses.is_sorted() && *pauses.last().unwrap() == LONGEST_PAUSE);
+        assert!(breaker.succeed());
+        assert!(!breaker.is_paused(now) && !breaker.succeed());
+        assert_eq!(breaker.fail(now), Some(FIRST_PAUSE));
+    }
+}
