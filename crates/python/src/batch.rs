@@ -81,7 +81,7 @@ impl UnderWay {
             Event::Failed(_, error) | Event::PrefixCacheLost(error) => {
                 self.failure.get_or_insert(error.into());
             }
-            Event::PromptProbabilities(..) | Event::Compressed(..) => {}
+            _ => {}
         }
     }
 

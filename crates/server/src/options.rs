@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use riffle_engine::{DraftSpec, PrefixCacheOptions, SharedStoreOptions};
-use riffle_engine::{DraftSpec, PrefixCacheOptions};
 use riffle_events::PublisherOptions;
 
 /// Where a server listens, whom it serves and how much it takes on.

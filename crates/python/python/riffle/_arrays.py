@@ -254,6 +254,8 @@ def native(array: Array, name: str) -> np.ndarray:
     if isinstance(array, np.ndarray):
         if array.dtype == np.uint16:
             raise ArrayError(f"{name} has elements of type uint16, but they must be float32, float16 or bfloat16")
+        if not array.flags.aligned:
+            raise ArrayError(f"{name} has elements at odd addresses: copy it with numpy.array")
         return array
     if is_torch(array):
         import torch
