@@ -35,10 +35,10 @@ pub(crate) struct FleetArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().prompt_tokens_per_s, help_heading = "What a worker does")]
     prompt_rate: f64,
     /// Tokens of answers that a worker writes a second, over all answers under way
-    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().answer_tokens_per_s, help_heading = "What a worker does")]
+    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().answer_tokens_per_s, help_heading = "What a worker does", hide_short_help = true)]
     answer_rate: f64,
     /// Bytes of the KV cache for a token (riffle plan says it)
-    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().bytes_per_token, help_heading = "What a worker does")]
+    #[arg(long, value_name = "NUMBER", default_value_t = FleetRates::default().bytes_per_token, help_heading = "What a worker does", hide_short_help = true)]
     bytes_per_token: f64,
     /// Tokens that a worker holds in memory
     #[arg(long, value_name = "N", value_parser = numbers::tokens_or_none, default_value_t = FleetRates::default().worker_tokens, help_heading = "What a worker does", hide_short_help = true)]

@@ -16,7 +16,11 @@ pub(crate) const LOGITS: FileKind = FileKind {
 
 pub(crate) const RECORD: FileKind = FileKind {
     name: "a record of riffle eval or riffle bench",
-    matches: |begin| begin.starts_with(b"{\n  \"name\": \"") && holds(begin, b"\n  \"version\": \""),
+    // Records without a schema begin with their name.
+    matches: |begin| {
+        let begins = begin.starts_with(b"{\n  \"schema\": ") || begin.starts_with(b"{\n  \"name\": \"");
+        begins && holds(begin, b"\n  \"name\": \"") && holds(begin, b"\n  \"version\": \"")
+    },
 };
 
 pub(crate) const SVG: FileKind = FileKind {

@@ -257,7 +257,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let one = (0..12u64, any::<bool>(), medium, group, 0..20).prop_map(|(hash, is_stored, medium, group, rare)| {
         let block = Block {
             hash,
-            parent: (hash > 0).then(|| hash / 2),
+            parent: (hash > 0).then_some(hash / 2),
             tokens: vec![hash as u32; 4].into(),
         };
         match (rare, is_stored) {

@@ -121,6 +121,7 @@ impl Metrics {
     fn register(&mut self) {
         self.register_gauges();
         self.register_counters();
+        self.register_event_counters();
         self.register_histograms();
         self.register_shared();
     }
@@ -198,6 +199,15 @@ impl Metrics {
                 "Pauses of over a second between two tokens of an answer",
                 &self.stalls,
             ),
+        ];
+        for (name, help, counter) in counters {
+            registry.register(name, help, counter.clone());
+        }
+        registry.register("vllm:request_success", "Requests by how they ended", self.ended.clone());
+    }
+
+    fn register_event_counters(&mut self) {
+        let counters = [
             (
                 "riffle:kv_event_batches",
                 "Batches of KV events that were published",
@@ -215,9 +225,8 @@ impl Metrics {
             ),
         ];
         for (name, help, counter) in counters {
-            registry.register(name, help, counter.clone());
+            self.registry.register(name, help, counter.clone());
         }
-        registry.register("vllm:request_success", "Requests by how they ended", self.ended.clone());
     }
 
     fn register_histograms(&mut self) {

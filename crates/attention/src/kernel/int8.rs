@@ -224,8 +224,7 @@ fn stripes<S: Simd, const R: usize, const KEYS: u8, const N: usize>(
         let dots: [[S::I; N]; R] = match KEYS {
             Q8 => {
                 let mut dots = offsets_of::<S, R, N>(simd, offsets, 0);
-                let fours = bytes[0].len();
-                for (four, words) in block_words.as_chunks::<2>().0.iter().enumerate().take(fours) {
+                for (four, words) in block_words.as_chunks::<2>().0.iter().enumerate().take(bytes[0].len()) {
                     let bytes = core::array::from_fn(|n| simd.factors(simd.load_bytes(&bytes[n][four])));
                     add_words::<S, R, N>(simd, &mut dots, bytes, words);
                 }
@@ -233,8 +232,7 @@ fn stripes<S: Simd, const R: usize, const KEYS: u8, const N: usize>(
             }
             Q4 => {
                 let mut dots = offsets_of::<S, R, N>(simd, offsets, 1);
-                let eights = bytes[0].len();
-                for (eight, words) in block_words.as_chunks::<4>().0.iter().enumerate().take(eights) {
+                for (eight, words) in block_words.as_chunks::<4>().0.iter().enumerate().take(bytes[0].len()) {
                     let bytes: [S::B; N] = core::array::from_fn(|n| simd.load_bytes(&bytes[n][eight]));
                     let low = core::array::from_fn(|n| simd.factors(simd.low_nibbles(bytes[n])));
                     add_words::<S, R, N>(simd, &mut dots, low, &[words[0], words[1]]);
@@ -246,8 +244,7 @@ fn stripes<S: Simd, const R: usize, const KEYS: u8, const N: usize>(
             _ => {
                 let mut dots: [[S::ByteSums; N]; R] =
                     core::array::from_fn(|r| [simd.byte_sums_from(offsets[r].bytes); N]);
-                let eights = bytes[0].len();
-                for (eight, words) in block_small.as_chunks::<2>().0.iter().enumerate().take(eights) {
+                for (eight, words) in block_small.as_chunks::<2>().0.iter().enumerate().take(bytes[0].len()) {
                     let bytes: [S::B; N] = core::array::from_fn(|n| simd.load_bytes(&bytes[n][eight]));
                     let low = core::array::from_fn(|n| simd.low_nibbles(bytes[n]));
                     add_bytes::<S, R, N>(simd, &mut dots, low, &words[0]);

@@ -112,6 +112,24 @@ proptest! {
     }
 }
 
+/// The output of generated rows in this arithmetic, `[rows, group, head_dim]`; of the reference for `None`.
+fn output(shape: &Shape, queries: &[f32], arithmetic: Option<Arithmetic>) -> Vec<f64> {
+    let pages = shape.pages();
+    let views: Vec<_> = pages.iter().map(Page::view).collect();
+    let (tile, kv) = (shape.tile(queries), shape.kv(&views));
+    let Some(arithmetic) = arithmetic else {
+        let reference = reference::attend(&tile, &kv, &shape.selection, &shape.options(), None);
+        return reference.unwrap().output;
+    };
+    let mut partial = shape.partial();
+    let options = shape.options().with_arithmetic(arithmetic);
+    attend(&tile, &kv, &shape.selection, &options, &mut partial).unwrap();
+    let width = shape.group * shape.head_dim;
+    let mut out = vec![0.0; shape.rows * width];
+    partial.finish_into(&mut out, width, None).unwrap();
+    out.into_iter().map(f64::from).collect()
+}
+
 /// With 4-bit planes generated rows round queries and weights to 7 bits, which must be little beside what the planes lost.
 #[test]
 fn outputs_over_four_bits_are_off_by_hardly_more_than_four_bits_cost() {
@@ -142,26 +160,10 @@ fn outputs_over_four_bits_are_off_by_hardly_more_than_four_bits_cost() {
                 causal: true,
             };
             let queries: Vec<f32> = shape.queries().iter().map(|query| query * sharpness).collect();
-            let output = |shape: &Shape, exact: bool| {
-                let pages = shape.pages();
-                let views: Vec<_> = pages.iter().map(Page::view).collect();
-                let (tile, kv) = (shape.tile(&queries), shape.kv(&views));
-                if exact {
-                    let options = shape.options();
-                    return reference::attend(&tile, &kv, &shape.selection, &options, None)
-                        .unwrap()
-                        .output;
-                }
-                let mut partial = shape.partial();
-                let options = shape.options().with_arithmetic(Arithmetic::Fused);
-                attend(&tile, &kv, &shape.selection, &options, &mut partial).unwrap();
-                let mut out = vec![0.0; shape.rows * group * head_dim];
-                partial.finish_into(&mut out, group * head_dim, None).unwrap();
-                out.into_iter().map(f64::from).collect()
-            };
-            let (found, expanded) = (output(&shape, false), output(&shape, true));
+            let found = output(&shape, &queries, Some(Arithmetic::Fused));
+            let expanded = output(&shape, &queries, None);
             shape.formats = (Format::F32, Format::F32);
-            let source = output(&shape, true);
+            let source = output(&shape, &queries, None);
             let distance = |a: &[f64]| {
                 a.iter()
                     .zip(&source)

@@ -335,7 +335,11 @@ impl CachedAttention {
             Phase::Decode => (&mut self.decode, None),
         };
         let mut of_layer = policies.layer(call.layer).iter();
-        let one_by_one = call.phase == Phase::Decode && of_layer.any(|policy| !policy.traits().follows_from_keys);
+        let chunk_tokens = match call.phase {
+            Phase::Prefill => self.options.chunk_tokens,
+            Phase::Decode if of_layer.any(|policy| !policy.traits().follows_from_keys) => 1,
+            Phase::Decode => rows.tokens,
+        };
         let attention = SequenceAttention {
             policies,
             observers,
@@ -360,11 +364,6 @@ impl CachedAttention {
                 .with_soft_cap(call.soft_cap)
                 .with_arithmetic(self.options.attention.arithmetic(call.phase)),
         };
-        let chunk_tokens = match call.phase {
-            Phase::Prefill => self.options.chunk_tokens,
-            Phase::Decode if one_by_one => 1,
-            Phase::Decode => rows.tokens,
-        };
         self.own.clear();
         let mut parts = [Part {
             attention,
@@ -388,17 +387,7 @@ impl CachedAttention {
         let Some(output) = output else {
             return part.attention.append(&part.input, 0..rows.tokens);
         };
-        if call.phase == Phase::Prefill && part.attention.two_phases(call.layer) {
-            part.attention.attend_own(&part.input, chunk_tokens, part.own)?;
-        }
-        for first in (0..rows.tokens).step_by(chunk_tokens) {
-            parts[0].rows = first..(first + chunk_tokens).min(rows.tokens);
-            attend_round(&mut parts, &mut self.partials, output);
-            if let Some(failure) = parts[0].failure.take() {
-                return Err(failure);
-            }
-        }
-        Ok(())
+        attend_part(&mut parts, &mut self.partials, call, output)
     }
 
     /// Frees the pages that a layer's window has left behind.
@@ -449,4 +438,26 @@ fn rotated<'a>(rows: &'a [f32], room: &'a mut Vec<f32>, is_rotated: bool, head_d
     room.extend_from_slice(rows);
     rotate(room, head_dim);
     room
+}
+
+/// Attends to the rows of the only part, chunk by chunk, into `output`.
+fn attend_part(
+    parts: &mut [Part<'_>; 1],
+    partials: &mut Vec<Partial>,
+    call: &LayerCall,
+    output: &mut [f32],
+) -> Result<(), EngineError> {
+    let [part] = &mut *parts;
+    let (tokens, chunk_tokens) = (part.input.tokens, part.chunk_tokens);
+    if call.phase == Phase::Prefill && part.attention.two_phases(call.layer) {
+        part.attention.attend_own(&part.input, chunk_tokens, part.own)?;
+    }
+    for first in (0..tokens).step_by(chunk_tokens) {
+        parts[0].rows = first..(first + chunk_tokens).min(tokens);
+        attend_round(parts, partials, output);
+        if let Some(failure) = parts[0].failure.take() {
+            return Err(failure);
+        }
+    }
+    Ok(())
 }

@@ -225,10 +225,7 @@ pub fn run(
     Ok(RunReport {
         session: file.map(|file| file.report),
         prefix_cache: prefix.map(|prefix| prefix.report().clone()),
-        shared_store: shared.map(|shared| SharedReport {
-            notices: shared.take_notices(),
-            ..shared.report()
-        }),
+        shared_store: shared.map(SharedPrefixes::into_report),
         ..finished.report(&session)
     })
 }

@@ -102,6 +102,14 @@ impl SharedPrefixes {
         })
     }
 
+    /// The report at the end of a run, with what went wrong.
+    pub(crate) fn into_report(self) -> SharedReport {
+        SharedReport {
+            notices: self.take_notices(),
+            ..self.report()
+        }
+    }
+
     pub(crate) fn report(&self) -> SharedReport {
         let counts = self.counts();
         SharedReport {

@@ -108,6 +108,10 @@ pub fn simulate_fleet(options: &FleetOptions) -> Result<FleetTable, EvalError> {
     })
 }
 
+/// Documents and requests that a simulation holds at a time at most.
+const MOST_DOCUMENTS: usize = 1_000_000;
+const MOST_REQUESTS: usize = 2_000_000;
+
 fn check(options: &FleetOptions) -> Result<(), EvalError> {
     let rates = &options.rates;
     let positive = [
@@ -126,6 +130,19 @@ fn check(options: &FleetOptions) -> Result<(), EvalError> {
         if !(value > 0.0 && value.is_finite()) {
             return Err(EvalError::Option(format!("{option} {value}: it must be above 0")));
         }
+    }
+    if options.documents > MOST_DOCUMENTS {
+        let problem = format!("--documents {}: it must be at most {MOST_DOCUMENTS}", options.documents);
+        return Err(EvalError::Option(problem));
+    }
+    let most_workers = options.workers.iter().copied().max().unwrap_or(0);
+    let requests = most_workers.saturating_mul(options.requests_per_worker);
+    if requests > MOST_REQUESTS {
+        let problem = format!(
+            "--requests {}: {most_workers} workers get {requests} requests, and {MOST_REQUESTS} are the most",
+            options.requests_per_worker
+        );
+        return Err(EvalError::Option(problem));
     }
     if !(0.0..=10.0).contains(&options.zipf) {
         let problem = format!("--zipf {}: it must be from 0 to 10", options.zipf);

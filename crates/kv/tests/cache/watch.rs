@@ -111,6 +111,7 @@ struct Sequence {
     is_whole: bool,
 }
 
+#[allow(clippy::too_many_lines, reason = "one arm for each kind of step")]
 fn take(sequences: &mut Vec<Sequence>, pool: &PagePool, texts: &[Vec<u32>], step: Step) {
     let count = sequences.len();
     let at = |place: usize| (count > 0).then(|| place % count.max(1));

@@ -206,7 +206,7 @@ fn hybrids_tell_blocks_up_to_known_states_alone() {
     assert!(states().count() > 0);
     // Every chain ends with a state.
     let parents: Vec<u128> = picture.0.values().filter_map(|block| block.parent).collect();
-    for ((key, ..), _) in &picture.0 {
+    for (key, ..) in picture.0.keys() {
         let is_last = !parents.contains(key);
         assert!(!is_last || picture.holds(*key, HeldKind::RecurrentState));
     }
