@@ -30,8 +30,7 @@ pub enum Arithmetic {
     /// instructions it may differ by what the last bit of a weight is worth. Keys and values must be finite.
     Rounded,
     /// For tokens that are generated or verified, a few rows over many keys: quantised planes are multiplied as they lie, by
-    /// integers where the machine has them: queries and weights then have 15 bits, and 7 bits beside 4-bit planes, which are
-    /// off by 16 times as much themselves. [`attend_batch`](crate::attend_batch) and [`BatchStream`](crate::BatchStream)
+    /// integers where the machine has them. [`attend_batch`](crate::attend_batch) and [`BatchStream`](crate::BatchStream)
     /// attend to each 4096 positions on their own, so that threads share a long cache, and merge these parts in order.
     Fused,
 }
@@ -264,28 +263,6 @@ mod tests {
     use alloc::vec::Vec;
 
     use crate::testing::{Problem, close, tolerance_of};
-
-    #[test]
-    fn instruction_sets_that_multiply_integers_agree_on_generated_rows() {
-        for mut problem in Problem::assorted() {
-            problem.options.arithmetic = Arithmetic::Fused;
-            let views: Vec<_> = problem.pages.iter().map(|page| page.view()).collect();
-            let kv = KvView {
-                head_dim: problem.head_dim,
-                pages: &views,
-            };
-            let (tile, selection, options) = (problem.tile(), &problem.selection, &problem.options);
-            let mut expected: Option<Partial> = None;
-            for level in Level::all().filter(|level| level.int8_dot()) {
-                let mut partial = problem.partial();
-                attend_at(level, &tile, &kv, selection, options, &mut partial);
-                if let Some(expected) = &expected {
-                    close(&partial, expected, 1e-5, level.name());
-                }
-                expected.get_or_insert(partial);
-            }
-        }
-    }
 
     #[test]
     fn every_instruction_set_agrees_with_plain_code() {

@@ -3,8 +3,8 @@ use alloc::vec::Vec;
 use crate::block::{aligned, stripes_of};
 use crate::format::check_head_dim;
 use crate::kernel::{
-    Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, Q4, Q8, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score,
-    tile_width, with_lead,
+    Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score, tile_width,
+    with_lead,
 };
 use crate::simd::Level;
 use crate::{Arithmetic, AttendError, LANES, Plane};
@@ -250,7 +250,7 @@ impl Scorer {
             Plane::F32(data) => score::<F32, R>(level, vectors, data, ahead, slots, scores),
             Plane::F16(data) => score::<F16, R>(level, vectors, data, ahead, slots, scores),
             Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, ahead, slots, scores),
-            Plane::Q8_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, Q8> {
+            Plane::Q8_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, false> {
                 queries: self.int8.tile(pack.at, R, head_dim),
                 keys: data,
                 ahead,
@@ -258,7 +258,7 @@ impl Scorer {
                 head_dim,
                 scores,
             }),
-            Plane::Q4_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, Q4> {
+            Plane::Q4_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, true> {
                 queries: self.int8.tile(pack.at, R, head_dim),
                 keys: data,
                 ahead,

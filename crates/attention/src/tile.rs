@@ -7,8 +7,8 @@ use crate::block::{Block, active, aligned, stripes_of, whole};
 use crate::call::{Call, Output, QueryBlock, Tile};
 use crate::gathered::Gathered;
 use crate::kernel::{
-    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, Q4_COARSE, Q8,
-    QuantisedTile, STRIPES, ScoreInt8, Slot, Softmax, WeighedRows, WidenKeys, WidenValues, score, with_lead,
+    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, QuantisedTile,
+    STRIPES, ScoreInt8, Slot, Softmax, WeighedRows, WidenKeys, WidenValues, score, with_lead,
 };
 use crate::partial::Sums;
 use crate::simd::Level;
@@ -281,7 +281,7 @@ impl<V: Visible> Call<'_, V> {
                 score::<Bf16, R>(level, queries, data, ahead, slots, scores);
             }
             Plane::Q8_0(keys) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, Q8> {
+                level.run(ScoreInt8::<R, false> {
                     queries: workspace.int8.tile(work.queries, R, head_dim),
                     keys,
                     ahead,
@@ -291,7 +291,7 @@ impl<V: Visible> Call<'_, V> {
                 });
             }
             Plane::Q4_0(keys) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, Q4_COARSE> {
+                level.run(ScoreInt8::<R, true> {
                     queries: workspace.int8.tile(work.queries, R, head_dim),
                     keys,
                     ahead,

@@ -55,28 +55,31 @@ impl<E: Element, const R: usize> Kernel for Accumulate<'_, E, R> {
             let slots = first..(first + chunk).min(self.rows.slots.len());
             let mut at = 0;
             while together >= 8 && at + 8 <= vectors {
-                columns::<S, E, R, 8>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
+                columns::<S, E, R, R, 8>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
                 at += 8;
             }
             while together >= 4 && at + 4 <= vectors {
-                columns::<S, E, R, 4>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
+                columns::<S, E, R, R, 4>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
                 at += 4;
             }
             while together >= 2 && at + 2 <= vectors {
-                columns::<S, E, R, 2>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
+                columns::<S, E, R, R, 2>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
                 at += 2;
             }
             while at < vectors {
-                columns::<S, E, R, 1>(simd, &mut self, slots.clone(), at * 16, &mut fetch);
+                match (S::WIDE, R) {
+                    (false, 8) => columns::<S, E, R, 4, 1>(simd, &mut self, slots.clone(), at * 16, &mut fetch),
+                    _ => columns::<S, E, R, R, 1>(simd, &mut self, slots.clone(), at * 16, &mut fetch),
+                }
                 at += 1;
             }
         }
     }
 }
 
-/// `N` vectors of columns for the tokens of some slots.
+/// `N` vectors of columns for the tokens of some slots, `P` rows at a time.
 #[inline(always)]
-fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
+fn columns<S: Simd, E: Element, const R: usize, const P: usize, const N: usize>(
     simd: S,
     tile: &mut Accumulate<'_, E, R>,
     slots: core::ops::Range<usize>,
@@ -84,49 +87,62 @@ fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
     fetch: &mut Fetch,
 ) {
     let (head_dim, rows) = (tile.rows.head_dim, tile.rows.len());
-    let keep = if slots.start == 0 { *tile.rows.keep } else { [1.0; R] };
-    let mut sums = load_sums::<S, R, N>(simd, tile.rows.o, head_dim, rows, column, &keep);
-    let weights = &*tile.rows.weights;
-    for slot in slots {
-        let place = tile.rows.slots[slot];
-        let (tokens, lane) = (place.tokens.min(16), slot % STRIPES * 16);
-        let values = &tile.values[place.stripe * 16 * head_dim + column..];
-        if tokens < 16 {
-            for j in 0..tokens {
-                token::<S, E, R, N>(simd, &values[j * head_dim..], weights, lane + j, &mut sums);
-            }
-            continue;
+    for part in (0..R).step_by(P) {
+        if part >= rows {
+            break;
         }
-        for first in [0, 4, 8, 12] {
-            fetch.step(simd, N);
-            // Four tokens without a branch between them.
-            let values = &values[first * head_dim..][..3 * head_dim + 16 * N];
-            for j in 0..4 {
-                token::<S, E, R, N>(simd, &values[j * head_dim..], weights, lane + first + j, &mut sums);
+        let keep: [f32; P] = match slots.start {
+            0 => core::array::from_fn(|p| tile.rows.keep[part + p]),
+            _ => [1.0; P],
+        };
+        let o = &mut tile.rows.o[part * head_dim..];
+        let mut sums = load_sums::<S, P, N>(simd, o, head_dim, rows - part, column, &keep);
+        let Some(weights) = tile.rows.weights[part..].first_chunk::<P>() else {
+            break;
+        };
+        for slot in slots.clone() {
+            let place = tile.rows.slots[slot];
+            let (tokens, lane) = (place.tokens.min(16), slot % STRIPES * 16);
+            let values = &tile.values[place.stripe * 16 * head_dim + column..];
+            if tokens < 16 {
+                for j in 0..tokens {
+                    token::<S, E, P, N>(simd, &values[j * head_dim..], weights, lane + j, &mut sums);
+                }
+                continue;
+            }
+            for first in [0, 4, 8, 12] {
+                if part == 0 {
+                    fetch.step(simd, N);
+                }
+                // Four tokens without a branch between them.
+                let values = &values[first * head_dim..][..3 * head_dim + 16 * N];
+                for j in 0..4 {
+                    token::<S, E, P, N>(simd, &values[j * head_dim..], weights, lane + first + j, &mut sums);
+                }
             }
         }
+        store_sums(simd, o, head_dim, rows - part, column, &sums);
     }
-    store_sums(simd, tile.rows.o, head_dim, rows, column, &sums);
 }
 
 /// Adds the value of one token, which begins at its `16·N` columns, times its weights.
 #[inline(always)]
-fn token<S: Simd, E: Element, const R: usize, const N: usize>(
+fn token<S: Simd, E: Element, const P: usize, const N: usize>(
     simd: S,
     value: &[E::Raw],
-    weights: &[[f32; KEY_BLOCK]; R],
+    weights: &[[f32; KEY_BLOCK]; P],
     lane: usize,
-    sums: &mut [[S::V; N]; R],
+    sums: &mut [[S::V; N]; P],
 ) {
     let value = &value[..16 * N].as_chunks::<16>().0[..N];
     let mut loaded = [simd.splat(0.0); N];
     for n in 0..N {
         loaded[n] = E::load(simd, &value[n]);
     }
-    for r in 0..R {
-        let weight = simd.splat(weights[r][lane]);
+    for p in 0..P {
+        let weight = simd.splat(weights[p][lane]);
         for n in 0..N {
-            sums[r][n] = simd.fma(weight, loaded[n], sums[r][n]);
+            sums[p][n] = simd.fma(weight, loaded[n], sums[p][n]);
         }
     }
 }

@@ -2,12 +2,15 @@
 
 use alloc::vec::Vec;
 
-use super::{KEY_BLOCK, LARGEST_BYTE, STRIPES, halves};
+use super::{KEY_BLOCK, STRIPES, halves};
 use crate::format::QUANT_BLOCK;
 use crate::simd::{Kernel, Simd};
 
 /// Queries that are multiplied with keys together.
 pub(crate) const TOGETHER: usize = 8;
+
+/// Largest magnitude of an 8-bit integer that queries and keys are rounded to.
+const LARGEST_BYTE: f32 = 127.0;
 
 /// What the magnitude of a query or key must exceed to count: the inverse of a smaller one would overflow.
 const LEAST: f32 = 1e-30;
@@ -103,7 +106,6 @@ pub(crate) struct RoundQueries<'a> {
 
 impl Kernel for RoundQueries<'_> {
     type Output = ();
-    const DOTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -161,7 +163,6 @@ pub(crate) struct Maxima<'a> {
 
 impl Kernel for Maxima<'_> {
     type Output = ();
-    const DOTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {

@@ -24,7 +24,7 @@ pub(crate) use ahead::{Ahead, Fetch, with_lead};
 pub(crate) use antidiagonal::{Antidiagonal, LONG_ROWS};
 pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
-pub(crate) use int8::{Int8Queries, Q4, Q4_COARSE, Q8, ScoreInt8};
+pub(crate) use int8::{Int8Queries, ScoreInt8};
 pub(crate) use maxima::{ByteKeys, ByteQueries, Maxima, RoundKeys, RoundQueries, TOGETHER};
 pub(crate) use pack::{FetchRows, Pack, pack};
 pub(crate) use pairs::{
@@ -52,9 +52,6 @@ pub(crate) const LONE_ROWS: usize = 8;
 
 /// Magnitude of the integers that queries and weights are rounded to: with one more, two signed bytes hold them.
 pub(crate) const LARGEST_INTEGER: f32 = 32511.0;
-
-/// The same where one signed byte holds them.
-pub(crate) const LARGEST_BYTE: f32 = 127.0;
 
 /// The width a tile of at most 12 rows is computed with.
 pub(crate) fn tile_width(level: Level, rows: usize, integers: bool) -> usize {

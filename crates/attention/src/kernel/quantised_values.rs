@@ -1,14 +1,13 @@
 //! o ← o·keep + weights · values over quantised values, for the rows of a tile.
 //!
 //! Both forms fold the values' scales into the weights. [`AccumulateQuantised`] widens the bytes and
-//! multiplies in f32. [`AccumulateInt8`] rounds the scaled weights of a block of keys, relative to the block's largest
-//! weight times its largest scale, and sums integers: exact but for that rounding. For 8-bit values weights have 15 bits and
-//! a sign, and for 4-bit values 7 bits and a sign: a weight is off by at most 1/127 of this product, while a value is off by
-//! up to a 16th of the largest beside it.
+//! multiplies in f32. [`AccumulateInt8`] rounds the scaled weights of a block of keys to 15 bits and a sign,
+//! relative to the block's largest weight times its largest scale, and sums integers: exact but for that rounding, which
+//! is below 2⁻¹⁵ of this product.
 
 use super::accumulate::{WeighedRows, load_sums, store_sums};
-use super::ahead::Fetch;
-use super::{KEY_BLOCK, LARGEST_BYTE, LARGEST_INTEGER, STRIPES, halves};
+use super::ahead::{Ahead, Fetch};
+use super::{KEY_BLOCK, LARGEST_INTEGER, STRIPES, halves};
 use crate::format::QUANT_BLOCK;
 use crate::simd::{Kernel, Simd};
 use crate::visible::low_bits;
@@ -141,9 +140,8 @@ pub(super) const DITHER: [[f32; 16]; STRIPES] = {
     dither
 };
 
-/// The weights of a block of keys as integers, by slot, for up to eight rows: of every two rows as
-/// [`pack_two`](Simd::pack_two) orders them, or of every four as [`pack_bytes`](Simd::pack_bytes) does.
-type Words = [[[i32; 16]; 4]; STRIPES];
+/// The weights of a block of keys as integers, by slot and row: four tokens in the first two words of every four.
+type Words<const R: usize> = [[[i32; 16]; R]; STRIPES];
 
 /// How the weights of a block of keys are rounded for one block of columns.
 struct Rounding<S: Simd, const R: usize> {
@@ -159,13 +157,12 @@ struct Rounding<S: Simd, const R: usize> {
 
 impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOUR_BITS> {
     type Output = ();
-    const DOTS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let tile = &mut self.0;
         let largest = make_relative(simd, &mut tile.rows);
-        let mut words: Words = [[[0; 16]; 4]; STRIPES];
+        let mut words: Words<R> = [[[0; 16]; R]; STRIPES];
         let mut fetch = tile
             .rows
             .ahead
@@ -235,9 +232,8 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
             if r > 0 && tile.rows.masks.is_some() {
                 scale = simd.reduce_max(largest[r]);
             }
-            let largest = if FOUR_BITS { LARGEST_BYTE } else { LARGEST_INTEGER };
-            rounding.factor[r] = simd.splat(if scale > 0.0 { largest / scale } else { 0.0 });
-            rounding.unit[r] = largest_weights[r] * (scale / largest);
+            rounding.factor[r] = simd.splat(if scale > 0.0 { LARGEST_INTEGER / scale } else { 0.0 });
+            rounding.unit[r] = largest_weights[r] * (scale / LARGEST_INTEGER);
         }
         rounding
     }
@@ -249,7 +245,7 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
         simd: S,
         tile: &QuantisedTile<'_, R>,
         slot: usize,
-        words: &mut [[i32; 16]; 4],
+        words: &mut [[i32; 16]; R],
     ) {
         let place = tile.rows.slots[slot];
         let (scales, _) = tile.block::<FOUR_BITS>(place.stripe, self.block);
@@ -257,66 +253,68 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
         // By the token's own place, so that the stripes which rows beside see change none of a row's bits.
         let dither = simd.load(&DITHER[place.stripe % STRIPES]);
         let mut scaled = simd.mul(scales, self.factor[0]);
-        let zero = simd.splat_i32(0);
-        let mut integers = [zero; R];
         for r in 0..R {
             if r > 0 && tile.rows.masks.is_some() {
                 scaled = simd.mul(scales, self.factor[r]);
             }
             let relative = simd.load(&tile.rows.weights[r].as_chunks().0[slot]);
-            integers[r] = simd.to_i32(simd.fma(relative, scaled, dither));
-            self.totals[r] = simd.add_i32(self.totals[r], integers[r]);
-        }
-        let together = if FOUR_BITS { 4 } else { 2 };
-        for (integers, words) in integers.chunks(together).zip(words) {
-            let at = |n: usize| integers.get(n).copied().unwrap_or(zero);
-            match FOUR_BITS {
-                true => simd.pack_bytes([at(0), at(1), at(2), at(3)], words),
-                false => simd.pack_two([at(0), at(1)], words),
-            }
+            let whole = simd.to_i32(simd.fma(relative, scaled, dither));
+            self.totals[r] = simd.add_i32(self.totals[r], whole);
+            simd.pack_words(whole, &mut words[r]);
         }
     }
 }
 
-/// Adds a block of `N` vectors of columns, as many at once as have room for their sums in registers.
+/// Adds a block of `N` vectors of columns, as many rows and vectors at once as have room for their sums in registers.
 #[inline(always)]
 fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
     simd: S,
     tile: &mut QuantisedTile<'_, R>,
-    words: &mut Words,
+    words: &mut Words<R>,
     mut rounding: Rounding<S, R>,
     fetch: &mut Fetch,
 ) {
     let rounding = &mut rounding;
     if S::WIDE && R < 8 {
-        return integer_part::<S, R, FOUR_BITS, N, N>(simd, tile, words, rounding, 0, fetch);
+        return integer_part::<S, R, FOUR_BITS, N, R, N>(simd, tile, words, rounding, (0, 0), fetch);
     }
+    let mut idle = Ahead::default().over(1);
     for vector in 0..N {
-        integer_part::<S, R, FOUR_BITS, N, 1>(simd, tile, words, rounding, vector, fetch);
+        let at = |row: usize| (row, vector);
+        match R {
+            8 if !S::WIDE => {
+                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at(0), fetch);
+                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at(4), &mut idle);
+            }
+            6 => {
+                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at(0), fetch);
+                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at(3), &mut idle);
+            }
+            _ => integer_part::<S, R, FOUR_BITS, N, R, 1>(simd, tile, words, rounding, at(0), fetch),
+        }
     }
 }
 
-/// `M` vectors of columns, from the one given on, of a block of `N` vectors.
+/// `P` rows and `M` vectors of columns, from the row and the vector given on, of a block of `N` vectors.
 ///
-/// The first part of a block rounds the weights: where registers suffice a slot before it multiplies them, so
+/// The first part of a block rounds the weights of all rows: where registers suffice a slot before it multiplies them, so
 /// that the processor does both at once.
 #[inline(always)]
-fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, const M: usize>(
+fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, const P: usize, const M: usize>(
     simd: S,
     tile: &mut QuantisedTile<'_, R>,
-    words: &mut Words,
+    words: &mut Words<R>,
     rounding: &mut Rounding<S, R>,
-    vector: usize,
+    (row, vector): (usize, usize),
     fetch: &mut Fetch,
 ) {
     let (head_dim, rows, slots) = (tile.rows.head_dim, tile.rows.len(), tile.rows.slots.len());
-    let first = vector == 0;
+    let first = row == 0 && vector == 0;
     let lead = if S::WIDE { 1 } else { slots };
     for slot in (0..lead.min(slots)).filter(|_| first) {
         rounding.round::<FOUR_BITS>(simd, tile, slot, &mut words[slot]);
     }
-    let mut sums = [[simd.sums_from(0); M]; R];
-    let (mut byte_sums, mut settled) = ([[simd.byte_sums_from(0); M]; R], [[simd.splat_i32(0); M]; R]);
+    let mut sums = [[simd.zero_sums(); M]; P];
     for slot in 0..slots {
         if first && slot + lead < slots {
             rounding.round::<FOUR_BITS>(simd, tile, slot + lead, &mut words[slot + lead]);
@@ -326,44 +324,26 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
         let words = &words[slot];
         for four in 0..4usize {
             for m in 0..M {
-                let values = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m);
-                if FOUR_BITS {
-                    for r in 0..R {
-                        let word = words[r / 4][4 * four + r % 4];
-                        byte_sums[r][m] = simd.dot_bytes(byte_sums[r][m], values, word);
-                    }
-                    continue;
-                }
-                let values = simd.factors(values);
-                for r in 0..R {
-                    let at = 4 * four + 2 * (r % 2);
-                    let words = &words[r / 2];
-                    sums[r][m] = simd.dot4(sums[r][m], values, [words[at], words[at + 1]]);
-                }
-            }
-        }
-        // Two slots fill the room of eight sums.
-        if FOUR_BITS && slot % 2 == 1 {
-            for r in 0..R {
-                for m in 0..M {
-                    (settled[r][m], byte_sums[r][m]) = simd.settle(settled[r][m], byte_sums[r][m]);
+                let values = simd.factors(four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m));
+                for p in 0..P {
+                    let words = [words[row + p][4 * four], words[row + p][4 * four + 1]];
+                    sums[p][m] = simd.dot4(sums[p][m], values, words);
                 }
             }
         }
     }
+    let Some(rows) = rows.checked_sub(row) else { return };
+    let keep: [f32; P] = core::array::from_fn(|p| tile.rows.keep[row + p]);
     let column = rounding.block * QUANT_BLOCK + 16 * vector;
-    let mut out: [[S::V; M]; R] = load_sums(simd, tile.rows.o, head_dim, rows, column, tile.rows.keep);
-    for r in 0..R {
+    let o = &mut tile.rows.o[row * head_dim..];
+    let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
+    for p in 0..P {
         // What the values' offset adds to every sum.
-        let offset = if FOUR_BITS { -8 } else { -128 } * simd.reduce_add_i32(rounding.totals[r]);
+        let offset = if FOUR_BITS { -8 } else { -128 } * simd.reduce_add_i32(rounding.totals[row + p]);
         for m in 0..M {
-            let sum = match FOUR_BITS {
-                true => simd.add_i32(settled[r][m], simd.byte_sums_to_i32(byte_sums[r][m])),
-                false => simd.sums_to_i32(sums[r][m]),
-            };
-            let sum = simd.add_i32(sum, simd.splat_i32(offset));
-            out[r][m] = simd.fma(simd.i32_to_f32(sum), simd.splat(rounding.unit[r]), out[r][m]);
+            let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(offset));
+            out[p][m] = simd.fma(simd.i32_to_f32(sum), simd.splat(rounding.unit[row + p]), out[p][m]);
         }
     }
-    store_sums(simd, tile.rows.o, head_dim, rows, column, &out);
+    store_sums(simd, o, head_dim, rows, column, &out);
 }

@@ -30,27 +30,30 @@ impl<E: Element, const R: usize> Kernel for Score<'_, E, R> {
         let mut fetch = self.ahead.over(slots * self.queries.len().div_ceil(8));
         let mut slot = 0;
         while together >= 8 && slot + 8 <= slots {
-            stripes::<S, E, R, 8, 1>(simd, &mut self, slot, &mut fetch);
+            stripes::<S, E, R, R, 8, 1>(simd, &mut self, slot, &mut fetch);
             slot += 8;
         }
         while together >= 4 && slot + 4 <= slots {
-            stripes::<S, E, R, 4, 2>(simd, &mut self, slot, &mut fetch);
+            stripes::<S, E, R, R, 4, 2>(simd, &mut self, slot, &mut fetch);
             slot += 4;
         }
         while together >= 2 && slot + 2 <= slots {
-            stripes::<S, E, R, 2, 4>(simd, &mut self, slot, &mut fetch);
+            stripes::<S, E, R, R, 2, 4>(simd, &mut self, slot, &mut fetch);
             slot += 2;
         }
         while slot < slots {
-            stripes::<S, E, R, 1, 8>(simd, &mut self, slot, &mut fetch);
+            match (S::WIDE, R) {
+                (false, 8) => stripes::<S, E, R, 4, 1, 8>(simd, &mut self, slot, &mut fetch),
+                _ => stripes::<S, E, R, R, 1, 8>(simd, &mut self, slot, &mut fetch),
+            }
             slot += 1;
         }
     }
 }
 
-/// `N` stripes from `slot` on, asking for memory once every `D` dimensions.
+/// `N` stripes from `slot` on, `P` rows at a time, asking for memory once every `D` dimensions.
 #[inline(always)]
-fn stripes<S: Simd, E: Element, const R: usize, const N: usize, const D: usize>(
+fn stripes<S: Simd, E: Element, const R: usize, const P: usize, const N: usize, const D: usize>(
     simd: S,
     task: &mut Score<'_, E, R>,
     slot: usize,
@@ -65,24 +68,28 @@ fn stripes<S: Simd, E: Element, const R: usize, const N: usize, const D: usize>(
             .split_at(head_dim)
             .0
     });
-    let mut sums = [[simd.splat(0.0); N]; R];
-    for (group, queries) in task.queries.chunks(D).enumerate() {
-        fetch.step(simd, 1);
-        let keys: [&[[E::Raw; 16]]; N] = core::array::from_fn(|n| &keys[n][group * D..][..queries.len()]);
-        for (i, query) in queries.iter().enumerate() {
-            let key: [S::V; N] = core::array::from_fn(|n| E::load(simd, &keys[n][i]));
-            for r in 0..R {
-                let q = simd.splat(query[r]);
-                for n in 0..N {
-                    sums[r][n] = simd.fma(q, key[n], sums[r][n]);
+    for first in (0..R).step_by(P) {
+        let mut sums = [[simd.splat(0.0); N]; P];
+        for (group, queries) in task.queries.chunks(D).enumerate() {
+            if first == 0 {
+                fetch.step(simd, 1);
+            }
+            let keys: [&[[E::Raw; 16]]; N] = core::array::from_fn(|n| &keys[n][group * D..][..queries.len()]);
+            for (i, query) in queries.iter().enumerate() {
+                let key: [S::V; N] = core::array::from_fn(|n| E::load(simd, &keys[n][i]));
+                for p in 0..P {
+                    let q = simd.splat(query[first + p]);
+                    for n in 0..N {
+                        sums[p][n] = simd.fma(q, key[n], sums[p][n]);
+                    }
                 }
             }
         }
-    }
-    for r in 0..R {
-        let out = &mut task.scores[r].as_chunks_mut::<16>().0[slot..slot + N];
-        for n in 0..N {
-            simd.store(sums[r][n], &mut out[n]);
+        for p in 0..P {
+            let out = &mut task.scores[first + p].as_chunks_mut::<16>().0[slot..slot + N];
+            for n in 0..N {
+                simd.store(sums[p][n], &mut out[n]);
+            }
         }
     }
 }

@@ -1,48 +1,10 @@
 use core::arch::x86_64::*;
 
-#[cfg(test)]
-use super::avx2_dot::Evex;
-use super::avx2_dot::{Vex, Vnni, Words};
 use super::{Kernel, Simd};
 
-/// Proof that AVX2, FMA, F16C and what `D` multiplies bytes with exist; made only by functions that were compiled for them.
+/// Proof that AVX2, FMA and F16C exist; made only by [`run`].
 #[derive(Clone, Copy)]
-pub(super) struct Avx2<D>(D);
-
-/// How bytes are multiplied. Its value is the proof that the instructions exist. The operations are those of [`Simd`].
-pub(super) trait Dot: Copy {
-    type Factors: Copy;
-    type Sums: Copy;
-    type ByteSums: Copy;
-    const HIGH_UNIT: i32;
-
-    fn factors(self, b: Lanes) -> Self::Factors;
-    fn sums_from(self, start: i32) -> Self::Sums;
-    fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums;
-    fn dot4_high(self, sums: Lanes, b: Self::Factors, words: [i32; 2]) -> Lanes;
-    fn sums_to_i32(self, sums: Self::Sums) -> Lanes;
-    fn pack_words(self, x: Lanes, out: &mut [i32; 16]);
-    fn pack_two(self, x: [Lanes; 2], out: &mut [i32; 16]);
-    fn byte_sums_from(self, start: i32) -> Self::ByteSums;
-    fn dot_bytes(self, sums: Self::ByteSums, b: Lanes, word: i32) -> Self::ByteSums;
-    fn settle(self, total: Lanes, sums: Self::ByteSums) -> (Lanes, Self::ByteSums);
-    fn byte_sums_to_i32(self, sums: Self::ByteSums) -> Lanes;
-}
-
-/// 64 bytes.
-pub(super) type Lanes = [__m256i; 2];
-
-#[inline]
-pub(super) fn vnni_available() -> bool {
-    #[cfg(feature = "std")]
-    {
-        available() && std::is_x86_feature_detected!("avxvnni")
-    }
-    #[cfg(not(feature = "std"))]
-    {
-        available() && cfg!(target_feature = "avxvnni")
-    }
-}
+pub(super) struct Avx2(());
 
 #[inline]
 pub(super) fn available() -> bool {
@@ -64,34 +26,20 @@ pub(super) fn available() -> bool {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(Words(())))
-}
-
-/// For a machine with AVX-VNNI.
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(Vnni(Vex(()))))
-}
-
-/// The same instructions on a machine with AVX-512 VNNI, which encodes them otherwise.
-#[cfg(test)]
-#[target_feature(enable = "avx2,fma,f16c,avx512vl,avx512vnni")]
-pub(super) fn run_vnni_evex<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2(Vnni(Evex(()))))
+    kernel.run(Avx2(()))
 }
 
 // SAFETY of every operation below: the token proves the instructions exist, and loads and stores take
 // references to arrays of at least their size.
-impl<D: Dot> Simd for Avx2<D> {
+impl Simd for Avx2 {
     type V = [__m256; 2];
-    type I = Lanes;
-    type B = Lanes;
-    type Factors = D::Factors;
-    type Sums = D::Sums;
-    type ByteSums = D::ByteSums;
-    type Pairs = Lanes;
+    type I = [__m256i; 2];
+    type B = [__m256i; 2];
+    /// Bytes 0 and 2 of every four as 16-bit integers, then bytes 1 and 3.
+    type Factors = [[__m256i; 2]; 2];
+    type Sums = [__m256i; 2];
+    type Pairs = [__m256i; 2];
     const WIDE: bool = false;
-    const HIGH_UNIT: i32 = D::HIGH_UNIT;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -282,47 +230,35 @@ impl<D: Dot> Simd for Avx2<D> {
     }
     #[inline(always)]
     fn factors(self, b: Self::B) -> Self::Factors {
-        self.0.factors(b)
+        // SAFETY: see the impl.
+        unsafe {
+            [
+                b.map(|b| _mm256_and_si256(b, _mm256_set1_epi16(255))),
+                b.map(|b| _mm256_srli_epi16::<8>(b)),
+            ]
+        }
     }
     #[inline(always)]
-    fn sums_from(self, start: i32) -> Self::Sums {
-        self.0.sums_from(start)
+    fn zero_sums(self) -> Self::Sums {
+        // SAFETY: see the impl.
+        unsafe { [_mm256_setzero_si256(); 2] }
     }
     #[inline(always)]
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
-        self.0.dot4(sums, b, words)
-    }
-    #[inline(always)]
-    fn dot4_high(self, sums: Self::I, b: Self::Factors, words: [i32; 2]) -> Self::I {
-        self.0.dot4_high(sums, b, words)
+        // SAFETY: see the impl.
+        unsafe {
+            let words = words.map(|words| _mm256_set1_epi32(words));
+            let add = |n: usize| {
+                let even = _mm256_madd_epi16(b[0][n], words[0]);
+                let odd = _mm256_madd_epi16(b[1][n], words[1]);
+                _mm256_add_epi32(_mm256_add_epi32(sums[n], even), odd)
+            };
+            [add(0), add(1)]
+        }
     }
     #[inline(always)]
     fn sums_to_i32(self, sums: Self::Sums) -> Self::I {
-        self.0.sums_to_i32(sums)
-    }
-    #[inline(always)]
-    fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
-        self.0.pack_words(x, out);
-    }
-    #[inline(always)]
-    fn pack_two(self, x: [Self::I; 2], out: &mut [i32; 16]) {
-        self.0.pack_two(x, out);
-    }
-    #[inline(always)]
-    fn byte_sums_from(self, start: i32) -> Self::ByteSums {
-        self.0.byte_sums_from(start)
-    }
-    #[inline(always)]
-    fn dot_bytes(self, sums: Self::ByteSums, b: Self::B, word: i32) -> Self::ByteSums {
-        self.0.dot_bytes(sums, b, word)
-    }
-    #[inline(always)]
-    fn settle(self, total: Self::I, sums: Self::ByteSums) -> (Self::I, Self::ByteSums) {
-        self.0.settle(total, sums)
-    }
-    #[inline(always)]
-    fn byte_sums_to_i32(self, sums: Self::ByteSums) -> Self::I {
-        self.0.byte_sums_to_i32(sums)
+        sums
     }
     #[inline(always)]
     fn i32_to_f32(self, x: Self::I) -> Self::V {
@@ -344,14 +280,13 @@ impl<D: Dot> Simd for Avx2<D> {
         unsafe { [_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])] }
     }
     #[inline(always)]
-    fn pack_bytes(self, x: [Self::I; 4], out: &mut [i32; 16]) {
+    fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         // SAFETY: see the impl.
         unsafe {
-            for half in 0..2 {
-                let first = _mm256_packs_epi32(x[0][half], x[1][half]);
-                let second = _mm256_packs_epi32(x[2][half], x[3][half]);
-                _mm256_storeu_si256(out[8 * half..].as_mut_ptr().cast(), _mm256_packs_epi16(first, second));
-            }
+            // The low halves of lanes 0 and 2, then of lanes 1 and 3: the order of `factors`.
+            let order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0));
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), _mm256_shuffle_epi8(x[0], order));
+            _mm256_storeu_si256(out[8..].as_mut_ptr().cast(), _mm256_shuffle_epi8(x[1], order));
         }
     }
     #[inline(always)]

@@ -42,7 +42,6 @@ impl Simd for Avx512 {
     type Factors = __m512i;
     /// By the high bytes of the integers, then by the low ones.
     type Sums = [__m512i; 2];
-    type ByteSums = __m512i;
     type Pairs = __m512i;
     const WIDE: bool = true;
     const HIGH_UNIT: i32 = 1;
@@ -174,9 +173,9 @@ impl Simd for Avx512 {
         b
     }
     #[inline(always)]
-    fn sums_from(self, start: i32) -> Self::Sums {
+    fn zero_sums(self) -> Self::Sums {
         // SAFETY: see the impl.
-        unsafe { [_mm512_setzero_si512(), _mm512_set1_epi32(start)] }
+        unsafe { [_mm512_setzero_si512(); 2] }
     }
     #[inline(always)]
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
@@ -230,44 +229,6 @@ impl Simd for Avx512 {
             let planes = _mm512_xor_si512(_mm512_shuffle_epi8(raised, order), lower);
             _mm512_storeu_si512(out.as_mut_ptr().cast(), planes);
         }
-    }
-    #[inline(always)]
-    fn pack_two(self, x: [Self::I; 2], out: &mut [i32; 16]) {
-        // SAFETY: see the impl.
-        unsafe {
-            // As in `pack_words`.
-            let raised = _mm512_add_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_set1_epi16(128));
-            let order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14));
-            let low = 0x8080_8080u32 as i32;
-            let lower = _mm512_broadcast_i32x4(_mm_setr_epi32(0, low, 0, low));
-            let planes = _mm512_xor_si512(_mm512_shuffle_epi8(raised, order), lower);
-            _mm512_storeu_si512(out.as_mut_ptr().cast(), planes);
-        }
-    }
-    #[inline(always)]
-    fn pack_bytes(self, x: [Self::I; 4], out: &mut [i32; 16]) {
-        // SAFETY: see the impl.
-        unsafe {
-            let (first, second) = (_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
-            _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_packs_epi16(first, second));
-        }
-    }
-    #[inline(always)]
-    fn byte_sums_from(self, start: i32) -> Self::ByteSums {
-        self.splat_i32(start)
-    }
-    #[inline(always)]
-    fn dot_bytes(self, sums: Self::ByteSums, b: Self::B, word: i32) -> Self::ByteSums {
-        // SAFETY: see the impl.
-        unsafe { _mm512_dpbusd_epi32(sums, b, _mm512_set1_epi32(word)) }
-    }
-    #[inline(always)]
-    fn settle(self, total: Self::I, sums: Self::ByteSums) -> (Self::I, Self::ByteSums) {
-        (total, sums)
-    }
-    #[inline(always)]
-    fn byte_sums_to_i32(self, sums: Self::ByteSums) -> Self::I {
-        sums
     }
     #[inline(always)]
     fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs {

@@ -7,8 +7,6 @@
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
 mod avx2;
 #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-mod avx2_dot;
-#[cfg(all(feature = "simd", target_arch = "x86_64"))]
 mod avx512;
 #[cfg(all(feature = "simd", target_arch = "aarch64"))]
 mod neon;
@@ -28,8 +26,6 @@ pub(crate) trait Simd: Copy {
     type Factors: Copy;
     /// Integer sums of 16 lanes, in the form that [`dot4`](Self::dot4) adds to.
     type Sums: Copy;
-    /// Integer sums of 16 lanes, in the form that [`dot_bytes`](Self::dot_bytes) adds to.
-    type ByteSums: Copy;
     /// 16 words of two 16-bit integers, prepared for [`dot2`](Self::dot2).
     type Pairs: Copy;
     /// Whether registers suffice for tiles of 12 rows × 2 vectors.
@@ -68,14 +64,13 @@ pub(crate) trait Simd: Copy {
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V;
     fn splat_i32(self, x: i32) -> Self::I;
     fn factors(self, b: Self::B) -> Self::Factors;
-    /// Sums that begin at `start`.
-    fn sums_from(self, start: i32) -> Self::Sums;
+    fn zero_sums(self) -> Self::Sums;
     /// Adds to each lane Σ of its four unsigned bytes times four integers, packed by [`pack_words`](Self::pack_words).
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums;
     /// As [`dot4`](Self::dot4) of integers that are multiples of 256, in units of 256 / [`HIGH_UNIT`](Self::HIGH_UNIT).
     #[inline(always)]
     fn dot4_high(self, sums: Self::I, b: Self::Factors, words: [i32; 2]) -> Self::I {
-        self.add_i32(sums, self.sums_to_i32(self.dot4(self.sums_from(0), b, words)))
+        self.add_i32(sums, self.sums_to_i32(self.dot4(self.zero_sums(), b, words)))
     }
     /// The sums as integers.
     fn sums_to_i32(self, sums: Self::Sums) -> Self::I;
@@ -86,19 +81,6 @@ pub(crate) trait Simd: Copy {
     /// Packs integers of magnitude up to 32512 as [`dot4`](Self::dot4) takes them: four of them into the first two
     /// words of every four lanes. The other words mean nothing.
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]);
-    /// As [`pack_words`](Self::pack_words) for two vectors: words of `x[0]`, then of `x[1]`, in every four.
-    fn pack_two(self, x: [Self::I; 2], out: &mut [i32; 16]);
-    /// Packs integers of magnitude up to 127 as [`dot_bytes`](Self::dot_bytes) takes them: word `4·q + n` holds lanes `4·q..`
-    /// of `x[n]`.
-    fn pack_bytes(self, x: [Self::I; 4], out: &mut [i32; 16]);
-    /// Sums that begin at `start`, whose magnitude is at most 32512.
-    fn byte_sums_from(self, start: i32) -> Self::ByteSums;
-    /// Adds to each lane Σ of its four bytes, at most 15, times the four signed bytes of `word`. Sums have room for eight.
-    fn dot_bytes(self, sums: Self::ByteSums, b: Self::B, word: i32) -> Self::ByteSums;
-    /// Takes sums to the total where they would have no more room, and returns both.
-    fn settle(self, total: Self::I, sums: Self::ByteSums) -> (Self::I, Self::ByteSums);
-    /// The sums as integers.
-    fn byte_sums_to_i32(self, sums: Self::ByteSums) -> Self::I;
     /// 16 words of two 16-bit integers.
     fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs;
     /// Adds to each lane the products of its two 16-bit integers with those of `word`.
@@ -132,36 +114,9 @@ fn pack_neighbours(lanes: &[i32; 16], out: &mut [i32; 16]) {
     }
 }
 
-/// [`Simd::pack_two`] with two neighbours to a word, in order.
-#[inline(always)]
-fn pack_two(lanes: &[[i32; 16]; 2], out: &mut [i32; 16]) {
-    let mut words = [[0; 16]; 2];
-    pack_neighbours(&lanes[0], &mut words[0]);
-    pack_neighbours(&lanes[1], &mut words[1]);
-    for four in 0..4 {
-        for word in 0..2 {
-            out[4 * four + word] = words[0][4 * four + word];
-            out[4 * four + 2 + word] = words[1][4 * four + word];
-        }
-    }
-}
-
-/// [`Simd::pack_bytes`].
-#[inline(always)]
-fn pack_bytes(lanes: &[[i32; 16]; 4], out: &mut [i32; 16]) {
-    for (word, out) in out.iter_mut().enumerate() {
-        let lanes = &lanes[word % 4][word / 4 * 4..];
-        *out = i32::from_le_bytes([lanes[0] as u8, lanes[1] as u8, lanes[2] as u8, lanes[3] as u8]);
-    }
-}
-
 /// Work that can be instantiated for any instruction set. `run` must be `#[inline(always)]`.
 pub(crate) trait Kernel {
     type Output;
-    /// Whether it multiplies bytes or prepares integers for that; other kernels need no code of their own where dot products
-    /// of bytes alone are added to an instruction set.
-    #[cfg_attr(not(all(feature = "simd", target_arch = "x86_64")), allow(dead_code))]
-    const DOTS: bool = false;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
@@ -174,11 +129,6 @@ enum Kind {
     Scalar,
     #[cfg(all(feature = "simd", target_arch = "x86_64"))]
     Avx2,
-    #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-    AvxVnni,
-    /// The same products as AVX-512 encodes them, so that they are tested on more machines.
-    #[cfg(all(test, feature = "simd", target_arch = "x86_64"))]
-    AvxVnniEvex,
     #[cfg(all(feature = "simd", target_arch = "x86_64"))]
     Avx512,
     #[cfg(all(feature = "simd", target_arch = "aarch64"))]
@@ -220,10 +170,6 @@ impl Level {
             Some(Kind::Scalar),
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             avx2::available().then_some(Kind::Avx2),
-            #[cfg(all(test, feature = "simd", target_arch = "x86_64"))]
-            (avx2::available() && avx512::available()).then_some(Kind::AvxVnniEvex),
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            avx2::vnni_available().then_some(Kind::AvxVnni),
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             avx512::available().then_some(Kind::Avx512),
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
@@ -238,10 +184,6 @@ impl Level {
             Kind::Scalar => "scalar",
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx2 => "avx2",
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnni => "avxvnni",
-            #[cfg(all(test, feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnniEvex => "avxvnni as AVX-512 encodes it",
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => "avx512",
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
@@ -277,11 +219,6 @@ impl Level {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx2 => 4,
-            // Two sums a row.
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnni => 2,
-            #[cfg(all(test, feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnniEvex => 2,
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => crate::kernel::LONE_ROWS,
             _ => self.tile_rows(),
@@ -294,7 +231,7 @@ impl Level {
     pub(crate) fn lead_bytes(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 | Kind::AvxVnni => 8 << 10,
+            Kind::Avx2 => 8 << 10,
             _ => usize::MAX,
         }
     }
@@ -304,9 +241,7 @@ impl Level {
     pub(crate) fn int8_dot(self) -> bool {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 | Kind::AvxVnni | Kind::Avx512 => true,
-            #[cfg(all(test, feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnniEvex => true,
+            Kind::Avx2 | Kind::Avx512 => true,
             _ => false,
         }
     }
@@ -317,18 +252,7 @@ impl Level {
             Kind::Scalar => kernel.run(Scalar),
             // SAFETY: a level above scalar is only made after detecting its instructions.
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            // SAFETY: as above.
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnni if K::DOTS => unsafe { avx2::run_vnni(kernel) },
-            // SAFETY: as above.
-            #[cfg(all(test, feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnniEvex if K::DOTS => unsafe { avx2::run_vnni_evex(kernel) },
-            // SAFETY: as above.
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 | Kind::AvxVnni => unsafe { avx2::run(kernel) },
-            // SAFETY: as above.
-            #[cfg(all(test, feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnniEvex => unsafe { avx2::run(kernel) },
+            Kind::Avx2 => unsafe { avx2::run(kernel) },
             // SAFETY: as above.
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => unsafe { avx512::run(kernel) },

@@ -1,6 +1,7 @@
 use core::arch::aarch64::*;
 
 use super::{Kernel, Simd};
+use crate::half::f16_to_f32;
 
 /// Proof that NEON exists; made only by [`run`].
 #[derive(Clone, Copy)]
@@ -11,15 +12,6 @@ pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Neon(()))
 }
 
-impl Neon {
-    #[inline(always)]
-    fn lanes(self, x: <Self as Simd>::I) -> [i32; 16] {
-        let mut lanes = [0; 16];
-        self.store_words(x, &mut lanes);
-        lanes
-    }
-}
-
 // SAFETY of every operation below: the token proves the instructions exist, and loads and stores take
 // references to arrays of at least their size.
 impl Simd for Neon {
@@ -28,7 +20,6 @@ impl Simd for Neon {
     type B = [uint8x16_t; 4];
     type Factors = [uint8x16_t; 4];
     type Sums = [int32x4_t; 4];
-    type ByteSums = [int32x4_t; 4];
     /// The low halves of every four words, then the high ones.
     type Pairs = [[int16x4_t; 4]; 2];
     const WIDE: bool = false;
@@ -241,8 +232,8 @@ impl Simd for Neon {
         b
     }
     #[inline(always)]
-    fn sums_from(self, start: i32) -> Self::Sums {
-        self.splat_i32(start)
+    fn zero_sums(self) -> Self::Sums {
+        self.splat_i32(0)
     }
     #[inline(always)]
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
@@ -290,41 +281,12 @@ impl Simd for Neon {
     }
     #[inline(always)]
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
-        super::pack_neighbours(&self.lanes(x), out);
-    }
-    #[inline(always)]
-    fn pack_two(self, x: [Self::I; 2], out: &mut [i32; 16]) {
-        super::pack_two(&x.map(|x| self.lanes(x)), out);
-    }
-    #[inline(always)]
-    fn pack_bytes(self, x: [Self::I; 4], out: &mut [i32; 16]) {
-        super::pack_bytes(&x.map(|x| self.lanes(x)), out);
-    }
-    #[inline(always)]
-    fn byte_sums_from(self, start: i32) -> Self::ByteSums {
-        self.splat_i32(start)
-    }
-    #[inline(always)]
-    fn dot_bytes(self, sums: Self::ByteSums, b: Self::B, word: i32) -> Self::ByteSums {
-        // SAFETY: see the impl.
-        unsafe {
-            let word = vreinterpretq_s8_s32(vdupq_n_s32(word));
-            core::array::from_fn(|i| {
-                // At most 15, so that the signs agree.
-                let bytes = vreinterpretq_s8_u8(b[i]);
-                let first = vmull_s8(vget_low_s8(bytes), vget_low_s8(word));
-                let second = vmull_high_s8(bytes, word);
-                vpadalq_s16(sums[i], vpaddq_s16(first, second))
-            })
+        let mut lanes = [0; 16];
+        for (lanes, x) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(x) {
+            // SAFETY: see the impl.
+            unsafe { vst1q_s32(lanes.as_mut_ptr(), x) };
         }
-    }
-    #[inline(always)]
-    fn settle(self, total: Self::I, sums: Self::ByteSums) -> (Self::I, Self::ByteSums) {
-        (total, sums)
-    }
-    #[inline(always)]
-    fn byte_sums_to_i32(self, sums: Self::ByteSums) -> Self::I {
-        sums
+        super::pack_neighbours(&lanes, out);
     }
     #[inline(always)]
     fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs {
@@ -369,8 +331,7 @@ impl Simd for Neon {
     fn prefetch_line(self, _: *const u8) {}
     #[inline(always)]
     fn load_f16(self, x: &[u16; 16]) -> Self::V {
-        // SAFETY: see the impl.
-        unsafe { core::array::from_fn(|n| vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x[4 * n..].as_ptr())))) }
+        self.load(&x.map(f16_to_f32))
     }
 }
 

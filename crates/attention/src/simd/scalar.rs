@@ -16,7 +16,6 @@ impl Simd for Scalar {
     type B = [u8; 64];
     type Factors = [u8; 64];
     type Sums = [i32; 16];
-    type ByteSums = [i32; 16];
     type Pairs = [i32; 16];
     const WIDE: bool = false;
 
@@ -120,8 +119,8 @@ impl Simd for Scalar {
         b
     }
     #[inline(always)]
-    fn sums_from(self, start: i32) -> Self::Sums {
-        [start; 16]
+    fn zero_sums(self) -> Self::Sums {
+        [0; 16]
     }
     #[inline(always)]
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
@@ -157,36 +156,6 @@ impl Simd for Scalar {
     #[inline(always)]
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
         super::pack_neighbours(&x, out);
-    }
-    #[inline(always)]
-    fn pack_two(self, x: [Self::I; 2], out: &mut [i32; 16]) {
-        super::pack_two(&x, out);
-    }
-    #[inline(always)]
-    fn pack_bytes(self, x: [Self::I; 4], out: &mut [i32; 16]) {
-        super::pack_bytes(&x, out);
-    }
-    #[inline(always)]
-    fn byte_sums_from(self, start: i32) -> Self::ByteSums {
-        [start; 16]
-    }
-    #[inline(always)]
-    fn dot_bytes(self, sums: Self::ByteSums, b: Self::B, word: i32) -> Self::ByteSums {
-        let factors = word.to_le_bytes();
-        let dot = |i: usize| {
-            (0..4)
-                .map(|n| i32::from(b[4 * i + n]) * i32::from(factors[n] as i8))
-                .sum::<i32>()
-        };
-        core::array::from_fn(|i| sums[i] + dot(i))
-    }
-    #[inline(always)]
-    fn settle(self, total: Self::I, sums: Self::ByteSums) -> (Self::I, Self::ByteSums) {
-        (total, sums)
-    }
-    #[inline(always)]
-    fn byte_sums_to_i32(self, sums: Self::ByteSums) -> Self::I {
-        sums
     }
     #[inline(always)]
     fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs {
