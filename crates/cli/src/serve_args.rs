@@ -65,7 +65,7 @@ pub(crate) struct ServeArguments {
     #[arg(long, value_name = "DIR", help_heading = "What is kept")]
     pub(crate) sessions: Option<PathBuf>,
     /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
-    #[arg(long, value_name = "SECONDS", help_heading = "What is kept")]
+    #[arg(long, value_name = "SECONDS", help_heading = "What is kept", hide_short_help = true)]
     pub(crate) keep_alive: Option<u64>,
     /// Publish KV events for routers, as vLLM does: listen here, such as tcp://127.0.0.1:5557
     ///

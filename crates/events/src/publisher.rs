@@ -196,8 +196,10 @@ fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>
             Ok(sockets) => {
                 drop(told.send(Ok((sockets.address.clone(), sockets.replay_address.clone()))));
                 let kept = Kept::new(options.kept_batches, options.kept_bytes);
-                serve(options, &shared, waiting, sockets, kept).await;
+                // The socket drops with what it has not sent yet.
+                let publisher = serve(options, &shared, waiting, sockets, kept).await;
                 tokio::time::sleep(LINGER).await;
+                drop(publisher);
             }
         }
     });
@@ -250,7 +252,7 @@ async fn serve(
     mut waiting: Receiver<Batch>,
     sockets: Sockets,
     mut kept: Kept,
-) {
+) -> PubSocket {
     let mut publisher = sockets.publisher;
     let topic = Bytes::from(options.topic.clone().into_bytes());
     let (sender, mut requests) = match sockets.replays.map(RouterSocket::split) {
@@ -267,7 +269,7 @@ async fn serve(
         };
         tokio::select! {
             batch = waiting.recv() => {
-                let Some(batch) = batch else { return };
+                let Some(batch) = batch else { return publisher };
                 let payload = Bytes::from(crate::encode_batch(&batch.events, batch.unix_seconds, options.encoding));
                 kept.push(batch.number, payload.clone());
                 let number = Bytes::copy_from_slice(&batch.number.to_be_bytes());

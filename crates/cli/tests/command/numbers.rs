@@ -197,7 +197,9 @@ impl Place {
         match (command, option) {
             (_, "--sink-tokens") => vec![("--window-size", "64".to_owned())],
             (_, "--kv-disk-budget") => vec![("--kv-disk", self.folder.clone())],
-            (_, "--prefix-cache-budget") => vec![("--prefix-cache", format!("{}/prefixes", self.folder))],
+            (_, "--prefix-cache-budget" | "--prefix-cache-wait") => {
+                vec![("--prefix-cache", format!("{}/prefixes", self.folder))]
+            }
             (_, "--ablate-local") => vec![("--ablate-heavy", "8".to_owned())],
             (_, "--ablate-heavy") => vec![("--ablate-local", "8".to_owned())],
             // An answer without end is as long as the context.

@@ -88,7 +88,7 @@ impl FakeValkey {
                 Fault::Drips => {
                     for byte in reply {
                         writer.write_all(&[byte])?;
-                        thread::sleep(Duration::from_millis(30));
+                        thread::sleep(Duration::from_millis(150));
                     }
                 }
                 Fault::Huge => {
