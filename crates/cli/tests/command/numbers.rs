@@ -29,7 +29,8 @@ const VALUES: [&str; 9] = [
 ];
 
 /// What options take that do not take numbers.
-const NOT_NUMBERS: [&str; 25] = [
+const NOT_NUMBERS: [&str; 26] = [
+    "ADDRESS",
     "PATH",
     "FILE",
     "F",
