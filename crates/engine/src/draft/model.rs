@@ -284,7 +284,8 @@ impl Part<'_, '_> {
         }
     }
 
-    /// Takes a reader back to where it read what the answer's sequence holds; returns what it has to read, the latest token included.
+    /// Takes a reader back to the tokens that it shares with the answer's sequence. Returns the tokens it has to read: the rest of the sequence, and
+    /// the latest token of the answer.
     fn unread(&self, reader: &mut Sequence) -> Vec<u32> {
         let held = self.step.sequence.tokens();
         let common = reader.shared_with(held);

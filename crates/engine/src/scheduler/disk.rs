@@ -74,7 +74,7 @@ impl Scheduler {
             };
             let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
             match look_up(disk, sequence, prompt, std::mem::replace(lookup, Lookup::Elsewhere)) {
-                // Damaged blocks are gone by its end.
+                // A search removes damaged blocks, so the list of blocks may have changed.
                 Ok(Lookup::Elsewhere) => {
                     self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache);
                 }
