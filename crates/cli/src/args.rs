@@ -172,7 +172,7 @@ pub(crate) struct GenerateArguments {
     /// itself guess, reading its first and latest tokens alone; sparse:POLICY under another policy, such as quest. model:PATH is a small
     /// model with the same vocabulary, by file, folder or name. ngram+sparse and ngram+model:PATH are both. @N behind it drafts N tokens at a
     /// time, else as many as pay. auto is ngram+sparse where it pays, and nothing under --audit, an endless window or on a device.
-    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "none", hide_short_help = true)]
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]
     pub(crate) draft: DraftSpec,
     /// Randomness; 0 takes the likeliest token
     ///

@@ -41,7 +41,7 @@ pub(crate) struct ServeArguments {
     /// Guess tokens and verify several in one pass: auto, none, ngram, sparse or model:PATH
     ///
     /// Answers are the same to the byte. A request may say otherwise: "riffle": {"draft": "none"}.
-    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "none", hide_short_help = true)]
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]
     pub(crate) draft: DraftSpec,
     /// Tokens of an answer whose request does not say how many
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]

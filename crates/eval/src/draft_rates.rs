@@ -121,7 +121,11 @@ impl DraftRateOptions {
             ));
         }
         let deepest = self.depths.iter().copied().max().unwrap_or(0);
-        let needed = deepest.saturating_add(self.question.len() + self.generated_tokens);
+        let read_beside = match self.drafts.iter().any(|draft| draft.model().is_some()) {
+            true => passes_of_small_model(deepest),
+            false => 0,
+        };
+        let needed = deepest.saturating_add(self.question.len() + self.generated_tokens.max(read_beside));
         check_context(engine, "the largest --depth, the question and -n together", needed)
     }
 }
@@ -146,7 +150,11 @@ fn measure(
     prompt.extend(&options.question);
     let mut session = Session::new(engine)?;
     let read = depth as f64 / (depth + 100 * options.generated_tokens) as f64;
-    session.prefill(&prompt, &mut |progress| {
+    if let Some(draft) = options.drafts.iter().find(|draft| draft.model().is_some()) {
+        read_beside(&mut session, draft, &prompt, watch)?;
+    }
+    let unread = &prompt[session.tokens().len()..];
+    session.prefill(unread, &mut |progress| {
         watch(read * progress.tokens_done / progress.tokens as f64)
     })?;
     let drafts = [DraftSpec::NONE].into_iter().chain(options.drafts.iter().cloned());
@@ -168,6 +176,36 @@ fn measure(
     let tokens = options.generated_tokens;
     let rates = measured.iter().map(|measured| measured.rate(depth, tokens, none_s));
     Ok(rates.collect())
+}
+
+/// Reads a prompt up to its last token, and lets the small model of a draft read it as well: what is timed are answers behind a text that
+/// both have read.
+fn read_beside(
+    session: &mut Session,
+    draft: &DraftSpec,
+    prompt: &[u32],
+    watch: &mut Watch<'_>,
+) -> Result<(), EvalError> {
+    let Some((_, beginning)) = prompt.split_last().filter(|(_, beginning)| !beginning.is_empty()) else {
+        return Ok(());
+    };
+    session.prefill(beginning, &mut |_| watch(0.0))?;
+    let generate = GenerateOptions {
+        max_tokens: passes_of_small_model(beginning.len()),
+        ignores_end: true,
+        draft: draft.clone(),
+        ..GenerateOptions::default()
+    };
+    let generation = session.generate(&generate, &mut |_| watch(0.0))?;
+    if generation.stop == StopReason::Interrupted {
+        return Err(interrupted(session));
+    }
+    Ok(session.truncate(beginning.len())?)
+}
+
+/// Passes of an answer until a small model has read a text of so many tokens: it reads 512 or more in each.
+fn passes_of_small_model(tokens: usize) -> usize {
+    tokens.div_ceil(512) + 2
 }
 
 impl Measured {

@@ -102,6 +102,11 @@ fn readonly<'py, T: numpy::Element>(
             "{name} has strides that are no multiples of its elements: copy it with numpy.ascontiguousarray"
         )));
     }
+    if !array.data().is_aligned() {
+        return Err(Failure::array(format!(
+            "{name} begins at an address that is no multiple of the size of its elements: copy it, as {name}.copy()"
+        )));
+    }
     let readonly = array.try_readonly();
     readonly.map_err(|_| Failure::array(format!("{name} is being written to by another call")))
 }

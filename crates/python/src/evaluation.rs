@@ -1,11 +1,13 @@
 //! The laboratory's tasks and records, as JSON and CSV for pandas.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use pyo3::prelude::*;
+use riffle_engine::Engine;
 use riffle_eval::{
-    AskPlace, CompareOptions, CompareTask, Corpus, Journal, NeedleKind, NeedleOptions, PolicyChoice, Record,
-    RulerOptions, RulerTask, Step, Wording, compare, needle, ruler, to_csv,
+    AskPlace, CompareOptions, CompareTask, Corpus, EvalError, Journal, NeedleKind, NeedleOptions, PolicyChoice, Record,
+    RulerOptions, RulerTask, Step, StepWatch, Wording, compare, needle, ruler, to_csv,
 };
 use riffle_policy::Phase;
 use serde::Serialize;
@@ -41,7 +43,7 @@ pub(crate) struct GivenTasks {
 type Table = String;
 
 impl GivenTasks {
-    fn corpus(&self, engine: &std::sync::Arc<riffle_engine::Engine>) -> Result<Corpus, Failure> {
+    fn corpus(&self, engine: &Arc<Engine>) -> Result<Corpus, Failure> {
         Ok(Corpus::new(
             engine,
             &self.text,
@@ -124,8 +126,19 @@ fn note(watch: &Watch, step: &Step<'_>) -> std::ops::ControlFlow<()> {
     watch.note(1000.0 * step.done / step.total.max(f64::MIN_POSITIVE), 1000)
 }
 
-fn csv<T: Serialize>(rows: &[T]) -> Result<Table, Failure> {
-    Ok(to_csv(rows)?)
+/// Measures with a loaded engine on the threads of its own; `measure` returns the rows.
+fn measured<T: Serialize>(
+    py: Python<'_>,
+    (engine, tasks, progress): (&PyEngine, &GivenTasks, Option<Py<PyAny>>),
+    measure: impl FnOnce(&Arc<Engine>, &Corpus, &mut StepWatch<'_>) -> Result<Vec<T>, EvalError> + Send,
+) -> Result<Table, Failure> {
+    let loaded = engine.loaded()?;
+    let engine = loaded.engine()?;
+    run(py, &loaded.threads, progress.as_ref(), |watch| {
+        let corpus = tasks.corpus(engine)?;
+        let rows = measure(engine, &corpus, &mut |step| note(watch, step))?;
+        Ok(to_csv(&rows)?)
+    })
 }
 
 /// Needles: the questions as CSV.
@@ -137,14 +150,9 @@ pub(crate) fn run_needle(
     tasks: GivenTasks,
     progress: Option<Py<PyAny>>,
 ) -> Result<Table, Failure> {
-    let loaded = engine.loaded()?;
-    let (engine, options) = (loaded.engine()?, tasks.needle()?);
-    run(py, &loaded.threads, progress.as_ref(), |watch| {
-        let corpus = tasks.corpus(engine)?;
-        let table = needle(engine, &corpus, &options, &mut Journal::none(), &mut |step| {
-            note(watch, step)
-        })?;
-        csv(&table.samples)
+    let options = tasks.needle()?;
+    measured(py, (engine, &tasks, progress), |engine, corpus, watch| {
+        Ok(needle(engine, corpus, &options, &mut Journal::none(), watch)?.samples)
     })
 }
 
@@ -157,14 +165,9 @@ pub(crate) fn run_ruler(
     tasks: GivenTasks,
     progress: Option<Py<PyAny>>,
 ) -> Result<Table, Failure> {
-    let loaded = engine.loaded()?;
-    let (engine, options) = (loaded.engine()?, tasks.ruler()?);
-    run(py, &loaded.threads, progress.as_ref(), |watch| {
-        let corpus = tasks.corpus(engine)?;
-        let table = ruler(engine, &corpus, &options, &mut Journal::none(), &mut |step| {
-            note(watch, step)
-        })?;
-        csv(&table.samples)
+    let options = tasks.ruler()?;
+    measured(py, (engine, &tasks, progress), |engine, corpus, watch| {
+        Ok(ruler(engine, corpus, &options, &mut Journal::none(), watch)?.samples)
     })
 }
 
@@ -177,14 +180,9 @@ pub(crate) fn run_compare(
     tasks: GivenTasks,
     progress: Option<Py<PyAny>>,
 ) -> Result<Table, Failure> {
-    let loaded = engine.loaded()?;
-    let (engine, options) = (loaded.engine()?, tasks.comparison()?);
-    run(py, &loaded.threads, progress.as_ref(), |watch| {
-        let corpus = tasks.corpus(engine)?;
-        let table = compare(engine, &corpus, &options, &mut Journal::none(), &mut |step| {
-            note(watch, step)
-        })?;
-        csv(&table.rows)
+    let options = tasks.comparison()?;
+    measured(py, (engine, &tasks, progress), |engine, corpus, watch| {
+        Ok(compare(engine, corpus, &options, &mut Journal::none(), watch)?.rows)
     })
 }
 

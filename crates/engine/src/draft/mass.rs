@@ -84,7 +84,7 @@ impl Learn for Mass {
     fn observes_from(&self, context: &SelectContext<'_>) -> usize {
         // The last row of a pass: its mass is that of the longest text.
         match context.tokens == context.total_tokens {
-            true => context.chunk_start,
+            true => context.tokens - 1,
             false => context.tokens,
         }
     }

@@ -71,6 +71,9 @@ impl Sequence {
         fork.prefilled = self.prefilled;
         fork.answer = self.answer;
         fork.logits = self.logits.clone();
+        if let Some(reader) = &mut self.reader {
+            fork.reader = Some(Box::new(reader.fork()?));
+        }
         Ok(fork)
     }
 
