@@ -90,6 +90,9 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
 /// Refuses a file where an option takes a folder; one that is not there will be made.
 pub(crate) fn check_folder(option: &str, path: Option<&Path>) -> Result<(), Failure> {
     match path {
+        Some(path) if path.as_os_str().is_empty() => Err(Failure::new(format!(
+            "{option} is empty: give a folder, or . for the one you are in"
+        ))),
         Some(path) if path.exists() && !path.is_dir() => Err(Failure::new(format!(
             "{option} is {}, but that is a file: give a folder",
             path.display()

@@ -42,6 +42,11 @@ const MISTAKES: [(&str, i32, &[&str]); 20] = [
         &["--prefix-cache is notes.txt", "give a folder"],
     ),
     (
+        "run --model MODEL --prompt x --prefix-cache=",
+        1,
+        &["--prefix-cache is empty", "give a folder"],
+    ),
+    (
         "run --model MODEL --prompt x --profile notes.txt",
         1,
         &["notes.txt", "riffle calibrate --out writes a profile"],

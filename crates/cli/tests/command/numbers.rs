@@ -29,9 +29,10 @@ const VALUES: [&str; 9] = [
 ];
 
 /// What options take that do not take numbers.
-const NOT_NUMBERS: [&str; 26] = [
+const NOT_NUMBERS: [&str; 27] = [
     "ADDRESS",
     "PATH",
+    "PLACE",
     "FILE",
     "F",
     "DIR",
@@ -275,9 +276,10 @@ fn is_carried_out_elsewhere(case: &Case, of_engine: &BTreeSet<String>) -> bool {
 }
 
 /// Runs a case to its end; what is wrong about it, if anything.
-fn fault(case: &Case) -> Option<String> {
+fn fault(case: &Case, folder: &Path) -> Option<String> {
     let mut child = riffle()
         .args(&case.words)
+        .current_dir(folder)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -338,7 +340,7 @@ fn every_number_of_every_command_ends_soon_and_well_or_with_one_line() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some(case) = carried_out.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Some(fault) = fault(case) {
+                    if let Some(fault) = fault(case, folder.path()) {
                         found
                             .lock()
                             .expect("no panic")
