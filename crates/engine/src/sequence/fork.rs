@@ -71,6 +71,7 @@ impl Sequence {
         fork.prefilled = self.prefilled;
         fork.answer = self.answer;
         fork.logits = self.logits.clone();
+        fork.predictor = fork.predictor.and(self.predictor.clone());
         Ok(fork)
     }
 
