@@ -166,12 +166,13 @@ pub(crate) struct GenerateArguments {
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]
     pub(crate) stop: Vec<String>,
-    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse or model:PATH
+    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
     ///
     /// The answer is the same to the byte. ngram guesses the tokens that followed where the text was alike before. sparse lets the model
-    /// itself guess, reading its first and latest tokens alone; sparse:POLICY under another policy, such as quest. model:PATH is a small
-    /// model with the same vocabulary, by file, folder or name. ngram+sparse and ngram+model:PATH are both. @N behind it drafts N tokens at a
-    /// time, else as many as pay. auto is ngram+sparse where it pays, and nothing under --audit, an endless window or on a device.
+    /// itself guess, reading its first and latest tokens alone; sparse:POLICY under another policy, such as quest. mtp is the layer for
+    /// further tokens that files of Qwen3.5 may hold. model:PATH is a small model with the same vocabulary, by file, folder or name. ngram+
+    /// before one of these is both. @N behind it drafts N tokens at a time, else as many as pay. auto is ngram+sparse where it pays, and nothing
+    /// under --audit, an endless window or on a device.
     #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]
     pub(crate) draft: DraftSpec,
     /// Randomness; 0 takes the likeliest token

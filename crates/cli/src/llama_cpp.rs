@@ -103,7 +103,7 @@ const REFUSED: [(&[&str], &str); 20] = [
     ),
     (
         &["--model-draft", "--draft-max"],
-        "use --draft model:PATH, with @N behind it for drafts of N tokens; --draft ngram and --draft sparse need no second model",
+        "use --draft model:PATH, with @N behind it for drafts of N tokens; --draft ngram, --draft sparse and, where the file holds that layer, --draft mtp need no second model",
     ),
     (
         &[

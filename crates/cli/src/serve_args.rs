@@ -38,7 +38,7 @@ pub(crate) struct ServeArguments {
     /// [default: as many whole contexts as memory allows, one for each request at most]
     #[arg(long, value_name = "N", value_parser = numbers::tokens, hide_short_help = true)]
     pub(crate) pool_tokens: Option<usize>,
-    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse or model:PATH
+    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
     ///
     /// Answers are the same to the byte. A request may say otherwise: "riffle": {"draft": "none"}.
     #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]

@@ -11,6 +11,7 @@ use crate::error::factor;
 use crate::pass::compute::Compute;
 use crate::pass::device::SharedRoom;
 use crate::plan::{Resolved, available_memory_bytes, policy_shape};
+use crate::sequence::predictor_rows::PredictorRoom;
 use crate::{EngineError, EngineOptions, MemoryPlan};
 
 /// A model in memory, its options and its plan. Sessions share it.
@@ -24,6 +25,8 @@ pub struct Engine {
     device_room: SharedRoom,
     /// The small model that drafts, where the options name one.
     draft_model: Option<Arc<DraftModel>>,
+    /// Room for what sequences keep for the model's layer that predicts further tokens, where that drafts.
+    predictor_room: Option<Arc<PredictorRoom>>,
 }
 
 /// What does not depend on the options but the device.
@@ -46,6 +49,7 @@ impl Engine {
         options.validate()?;
         let opened = OpenedModel::open(path, &options.load_options())?;
         let info = opened.info();
+        check_predictor(&info, &options)?;
         let options = options.resolved(&info.config);
         let shape = policy_shape(&info.config, &options);
         options.prefill.check_places(&shape)?;
@@ -71,7 +75,9 @@ impl Engine {
             fingerprint: OnceLock::new(),
             device_room: SharedRoom::default(),
             draft_model: None,
+            predictor_room: None,
         };
+        engine.make_predictor_room();
         if let Some(path) = &engine.options.draft_model {
             engine.draft_model = Some(DraftModel::load(path, &engine)?);
         }
@@ -114,6 +120,10 @@ impl Engine {
                 problem,
             ));
         }
+        if options.draft_predictor && config.predictor_bytes == 0 {
+            let problem = "the model was loaded without its layer that predicts further tokens: load it anew with it";
+            return Err(EngineError::option("--draft", "mtp", problem));
+        }
         let available = options
             .memory_budget_bytes
             .unwrap_or_else(|| available_memory_bytes().saturating_add(self.plan.loaded_bytes()));
@@ -128,7 +138,9 @@ impl Engine {
             fingerprint: self.fingerprint.clone(),
             device_room: SharedRoom::default(),
             draft_model: None,
+            predictor_room: None,
         };
+        engine.make_predictor_room();
         if let (Some(_), Some(model)) = (&engine.options.draft_model, &self.draft_model) {
             engine.draft_model = Some(model.beside(&engine)?);
         }
@@ -163,6 +175,19 @@ impl Engine {
 
     pub(crate) fn draft_model(&self) -> Option<&Arc<DraftModel>> {
         self.draft_model.as_ref()
+    }
+
+    /// Room for the rows of the layer that predicts further tokens; `None` where it drafts nothing.
+    pub(crate) fn predictor_room(&self) -> Option<&Arc<PredictorRoom>> {
+        self.predictor_room.as_ref()
+    }
+
+    fn make_predictor_room(&mut self) {
+        let has_predictor = self.compute().host().is_some_and(|model| model.predictor.is_some());
+        if self.options.draft_predictor && has_predictor {
+            let context = self.plan.context_tokens;
+            self.predictor_room = Some(PredictorRoom::new(self.model().config(), &self.options, context));
+        }
     }
 
     pub(crate) fn compute(&self) -> &Compute {
@@ -286,6 +311,22 @@ impl Engine {
     pub fn generation_defaults(&self) -> &GenerationDefaults {
         &self.loaded.generation
     }
+}
+
+/// Refuses files that hold no layer which predicts further tokens where that is to draft.
+fn check_predictor(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
+    let layers = info.config.predicting_layers;
+    let found = match layers {
+        _ if !options.draft_predictor => return Ok(()),
+        1 => return Ok(()),
+        0 => "holds no layer that predicts further tokens".to_owned(),
+        layers => format!("holds {layers} layers that predict further tokens, and one is supported"),
+    };
+    let problem = format!(
+        "{} {found}: use --draft ngram, sparse or model:PATH in place of it, or a file of the model that holds one",
+        info.path.display()
+    );
+    Err(EngineError::option("--draft", "mtp", problem))
 }
 
 /// Refuses a text that cannot fit the context whatever its words, before it is encoded: no token has more bytes than the

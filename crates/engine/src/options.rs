@@ -80,6 +80,9 @@ pub struct EngineOptions {
     /// A small model with the same tokens, which drafts answers that ask for `model:PATH` ([`DraftSpec`](crate::DraftSpec)). It takes what
     /// memory the plan leaves.
     pub draft_model: Option<PathBuf>,
+    /// Load the layer of the model's own files that predicts further tokens, which drafts answers that ask for `mtp`
+    /// ([`DraftSpec`](crate::DraftSpec)). Every sequence then keeps keys and values of one layer more.
+    pub draft_predictor: bool,
     /// Bytes the run may use in all; `None` takes what the machine has available.
     pub memory_budget_bytes: Option<u64>,
 }
@@ -113,6 +116,7 @@ impl Default for EngineOptions {
             preferred_device: None,
             prompt: None,
             draft_model: None,
+            draft_predictor: false,
             memory_budget_bytes: None,
         }
     }
@@ -125,6 +129,7 @@ impl EngineOptions {
             .with_rope_scaling(self.rope_scaling)
             .with_activations(self.activations)
             .with_families(self.families)
+            .with_predictor(self.draft_predictor)
     }
 
     /// Checks everything that can be checked without a model.

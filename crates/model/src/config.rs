@@ -44,6 +44,10 @@ pub struct ModelConfig {
     pub recurrent: Option<RecurrentShape>,
     /// Scratch values a token of a row block takes in the widest token mixer, beside what every layer takes.
     pub(crate) mixer_width: usize,
+    /// Layers behind the model's own that predict further tokens, in the files. One can be loaded where it is asked for.
+    pub predicting_layers: usize,
+    /// Bytes that such a layer takes in memory, as part of `weight_bytes`; 0 where it is not loaded.
+    pub predictor_bytes: u64,
     /// Added to the variance in norms.
     pub norm_epsilon: f32,
     /// Whether the embedding serves as output head too.
@@ -89,6 +93,8 @@ impl ModelConfig {
             rotary_tables: 1,
             recurrent: None,
             mixer_width: 0,
+            predicting_layers: 0,
+            predictor_bytes: 0,
             norm_epsilon: fields.optional_positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied_embeddings: fields.flag("tie_word_embeddings", false)?,
             weight_format: WeightFormat::F32,

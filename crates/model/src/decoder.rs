@@ -6,7 +6,7 @@ use crate::blocks::Norm;
 use crate::layer::Layer;
 use crate::weights::Checkpoint;
 use crate::workspace::{ROW_BLOCK, Workspace};
-use crate::{ModelConfig, ModelError, ModelOutline};
+use crate::{ModelConfig, ModelError, ModelOutline, Predictor};
 
 /// A whole model: weights and the order of work. A [`Forward`](crate::Forward) takes batches through it.
 pub struct Decoder {
@@ -26,6 +26,8 @@ pub struct Decoder {
     pub head_bias: Option<Vec<f32>>,
     /// Logits are bent to cap · tanh(logit / cap), where a family does so.
     pub logit_cap: Option<f32>,
+    /// The layer that predicts further tokens, where it was asked for at load.
+    pub predictor: Option<Box<Predictor>>,
 }
 
 impl Decoder {
@@ -47,6 +49,7 @@ impl Decoder {
             head,
             head_bias: None,
             logit_cap: None,
+            predictor: None,
         })
     }
 
@@ -60,7 +63,8 @@ impl Decoder {
         let head = self.head.as_ref().map_or(0, |head| head.bytes() as u64);
         let bias = self.head_bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
         let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
-        self.embedding.bytes() as u64 + layers + self.final_norm.bytes() + head + bias
+        let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
+        self.embedding.bytes() as u64 + layers + self.final_norm.bytes() + head + bias + predictor
     }
 
     /// One of the layers.
@@ -88,7 +92,6 @@ impl Decoder {
     /// Writes the logits of some rows of `hidden`, `[tokens, hidden_size]`, to `out`, `[rows, vocab_size]`.
     pub(crate) fn logits(&self, hidden: &[f32], rows: &[usize], out: &mut [f32], workspace: &mut Workspace) {
         let (width, vocab_size) = (self.config.hidden_size, self.config.vocab_size);
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
         let block = (workspace.normed.len() / width).clamp(1, ROW_BLOCK);
         for (rows, out) in rows.chunks(block).zip(out.chunks_mut(block * vocab_size)) {
             let normed = &mut workspace.normed[..rows.len() * width];
@@ -99,14 +102,24 @@ impl Decoder {
                     .apply(hidden, &mut normed[done * width..][..run.len() * width]);
                 done += run.len();
             }
-            head.matmul(normed, out);
-            for row in out.chunks_exact_mut(vocab_size) {
-                if let Some(bias) = &self.head_bias {
-                    row.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += bias);
-                }
-                if let Some(cap) = self.logit_cap {
-                    row.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
-                }
+            self.head_logits(normed, out);
+        }
+    }
+
+    /// The matrix of the head.
+    pub fn head(&self) -> &PackedMatrix {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Writes the logits of normalised rows, `[rows, hidden_size]`, to `out`, `[rows, vocab_size]`.
+    pub(crate) fn head_logits(&self, normed: &[f32], out: &mut [f32]) {
+        self.head().matmul(normed, out);
+        for row in out.chunks_exact_mut(self.config.vocab_size) {
+            if let Some(bias) = &self.head_bias {
+                row.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += bias);
+            }
+            if let Some(cap) = self.logit_cap {
+                row.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
             }
         }
     }

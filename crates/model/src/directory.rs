@@ -32,6 +32,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         format: "safetensors",
         family,
         config,
+        loads_predictor: false,
         weights: weights::open_directory(path)?,
         tokenizer,
         tokenizer_ms,

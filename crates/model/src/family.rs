@@ -31,7 +31,7 @@
 
 pub use crate::blocks::RotarySettings;
 pub use crate::families::llama::{Style, build_with as build_llama, configure as configure_llama};
-pub use crate::families::{Build, Configure, Family};
+pub use crate::families::{Build, BuildPredictor, Configure, Family};
 pub use crate::fields::Fields;
 pub use crate::layer::feed_forward;
 pub use crate::weights::Checkpoint;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::RotaryTable;
+use crate::blocks::{RotaryTable, for_rows};
 use crate::workspace::{CUT_GRID, Workspace};
 use crate::{Batch, Decoder, LayerProgress, ModelError, RecurrentState};
 
@@ -116,6 +116,15 @@ impl HostForward {
     /// Hidden states of the batch after the layers that it has been through, `[rows, hidden_size]`.
     pub fn hidden(&self) -> &[f32] {
         &self.hidden
+    }
+
+    /// Appends hidden states of some rows to `out`, `[rows, hidden_size]`, as the head gets them: after the final norm.
+    pub fn append_normed(&self, rows: Range<usize>, out: &mut Vec<f32>) {
+        let (width, first) = (self.model.config.hidden_size, out.len());
+        out.extend_from_slice(&self.hidden[rows.start * width..rows.end * width]);
+        for_rows(&mut out[first..], width, |_, row| {
+            self.model.final_norm.apply_in_place(row);
+        });
     }
 
     /// Begins a batch with hidden states, `[rows, hidden_size]`, that [`hidden`](Self::hidden) gave for its tokens. It goes on at

@@ -62,6 +62,7 @@ mod info;
 mod layer;
 mod load;
 mod outline;
+mod predictor;
 mod progress;
 mod python_json;
 mod recorded;
@@ -88,6 +89,7 @@ pub use load::{
     LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_with, load, load_tokenizer, load_with,
 };
 pub use outline::ModelOutline;
+pub use predictor::{Predictor, PredictorForward};
 pub use progress::LayerProgress;
 pub use recurrent::{RecurrentLayer, RecurrentShape, RecurrentState};
 pub use rope_scaling::{RopeMethod, RopeScaling};

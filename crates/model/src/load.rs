@@ -1,5 +1,6 @@
 //! From a path to a model.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -60,6 +61,8 @@ pub struct LoadOptions {
     pub activations: Activations,
     /// Families beside those of this crate, for models in Hugging Face directories.
     pub families: &'static [Family],
+    /// Load the layer that predicts further tokens, where the files hold one ([`ModelConfig::predicting_layers`]).
+    pub predictor: bool,
 }
 
 impl LoadOptions {
@@ -78,6 +81,12 @@ impl LoadOptions {
     /// With families beside those of this crate. A family of the same architecture as one of this crate is not asked.
     pub fn with_families(mut self, families: &'static [Family]) -> Self {
         self.families = families;
+        self
+    }
+
+    /// With the layer that predicts further tokens, where the files hold one, or without it.
+    pub fn with_predictor(mut self, predictor: bool) -> Self {
+        self.predictor = predictor;
         self
     }
 }
@@ -149,6 +158,12 @@ impl OpenedModel {
         parts.weights.set_activations(activations);
         let mut info = parts.info();
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
+        let build_predictor = parts.family.build_predictor.filter(|_| parts.loads_predictor);
+        if let Some(build) = build_predictor {
+            let predictor = build(&parts.fields, &info.config, &mut parts.weights)?;
+            info.config.predictor_bytes = predictor.bytes();
+            decoder.predictor = Some(Box::new(predictor));
+        }
         info.unused_tensors = parts.weights.untaken();
         parts.refuse_unused(&info.unused_tensors)?;
         info.config.weight_bytes = decoder.bytes();
@@ -170,15 +185,17 @@ pub(crate) fn milliseconds_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
-/// Tensors that no family computes and that take no memory: pictures, sound, and layers that predict further tokens.
-const NOT_COMPUTED: [&str; 10] = [
+/// What names of tensors begin with that belong to a layer which predicts further tokens.
+const PREDICTOR: &str = "mtp.";
+
+/// Tensors that no family computes and that take no memory: pictures, sound.
+const NOT_COMPUTED: [&str; 9] = [
     "model.visual.",
     "visual.",
     "vision_tower.",
     "vision_model.",
     "audio_tower.",
     "multi_modal_projector.",
-    "mtp.",
     // In GGUF files.
     "v.",
     "a.",
@@ -199,6 +216,8 @@ pub(crate) struct Parts {
     pub(crate) family: &'static Family,
     pub(crate) config: ModelConfig,
     pub(crate) weights: Checkpoint,
+    /// Whether the layer that predicts further tokens is loaded.
+    pub(crate) loads_predictor: bool,
     pub(crate) tokenizer: Option<Tokenizer>,
     /// The file the tokenizer came from.
     pub(crate) tokenizer_path: PathBuf,
@@ -208,12 +227,13 @@ pub(crate) struct Parts {
 }
 
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
-    let parts = match is_directory(path)? {
+    let mut parts = match is_directory(path)? {
         true => directory::open(path, options)?,
         false => gguf::open(path, options)?,
     };
     parts.check_vocabulary()?;
     parts.check_layers()?;
+    parts.find_predictor(options);
     Ok(parts)
 }
 
@@ -233,11 +253,13 @@ impl Parts {
         let tensors = self.weights.list();
         let tensor_bytes = tensors.iter().map(|tensor| tensor.bytes).sum();
         let mut config = self.config.clone();
-        let computed = tensors.iter().filter(|tensor| {
-            let name = &tensor.name;
-            !NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
-        });
-        config.weight_bytes = computed.map(|tensor| tensor.bytes).sum();
+        let bytes_of = |counts: &dyn Fn(&str) -> bool| -> u64 {
+            let named = self.weights.names().zip(&tensors);
+            let counted = named.filter(|(name, _)| counts(name));
+            counted.map(|(_, tensor)| tensor.bytes).sum()
+        };
+        config.weight_bytes = bytes_of(&|name| self.is_computed(name));
+        config.predictor_bytes = bytes_of(&|name| self.loads_predictor && name.starts_with(PREDICTOR));
         config.weight_format = most_common_format(&tensors);
         config.has_bf16_weights = tensors
             .iter()
@@ -263,7 +285,29 @@ impl Parts {
         }
     }
 
-    /// Layers behind the model's own that predict further tokens; they are not computed.
+    /// Notes which layers predict further tokens. One is known how to compute; whether the next of several is fed as the first is, no file says.
+    fn find_predictor(&mut self, options: &LoadOptions) {
+        let layers: BTreeSet<&str> = self.weights.names().filter_map(|name| predicting_layer(name)).collect();
+        let has_join = self.weights.info("mtp.fc.weight").is_some();
+        self.config.predicting_layers = match self.family.build_predictor {
+            Some(_) if has_join => layers.len().max(self.predicting_layers().unwrap_or(1)),
+            _ => 0,
+        };
+        self.loads_predictor = options.predictor && self.config.predicting_layers == 1;
+    }
+
+    /// Whether a tensor takes memory.
+    fn is_computed(&self, name: &str) -> bool {
+        match name.starts_with(PREDICTOR) {
+            true => self.loads_predictor,
+            false => {
+                let is_behind = layer_of(name).is_some_and(|layer| layer >= self.config.layers);
+                !is_behind && !NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
+            }
+        }
+    }
+
+    /// Layers behind the model's own that predict further tokens and are counted with them.
     fn predicting_layers(&self) -> Result<usize, ModelError> {
         Ok(self.fields.optional_count("num_nextn_predict_layers")?.unwrap_or(0))
     }
@@ -286,14 +330,12 @@ impl Parts {
 
     /// Tensors without a use mean settings of another model, but for those that are known to be of no use.
     fn refuse_unused(&self, unused: &[String]) -> Result<(), ModelError> {
-        let layers = self.config.layers;
         let tied = self.config.tied_embeddings;
         let known = |name: &str| {
-            NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
+            // `check_layers` counts layers behind the model's own.
+            !self.is_computed(name)
                 || DERIVED.iter().any(|suffix| name.ends_with(suffix))
                 || (tied && name == "lm_head.weight")
-                // Of layers that predict further tokens; `check_layers` counts them.
-                || layer_of(name).is_some_and(|layer| layer >= layers)
         };
         let mut unknown: Vec<&String> = unused.iter().filter(|name| !known(name)).collect();
         let count = unknown.len();
@@ -342,6 +384,11 @@ fn layer_of(name: &str) -> Option<usize> {
         .strip_prefix("model.layers.")
         .or_else(|| name.strip_prefix("blk."))?;
     below.split_once('.')?.0.parse().ok()
+}
+
+/// The number of the layer that predicts further tokens and that a tensor belongs to.
+fn predicting_layer(name: &str) -> Option<&str> {
+    Some(name.strip_prefix("mtp.layers.")?.split_once('.')?.0)
 }
 
 fn longest_token_bytes(tokenizer: &Tokenizer) -> usize {

@@ -29,6 +29,7 @@ pub(crate) struct GivenEngine {
     context: Option<usize>,
     decode: Option<String>,
     draft_model: Option<PathBuf>,
+    draft_predictor: Option<bool>,
     keeps_beginnings: Option<bool>,
     kv_device: Option<String>,
     kv_disk: Option<PathBuf>,
@@ -118,6 +119,7 @@ impl GivenEngine {
         options.cost = profile.cost;
         options.audit = self.audit.unwrap_or(false);
         options.draft_model = self.draft_model.as_deref().map(model_path).transpose()?;
+        options.draft_predictor = self.draft_predictor.unwrap_or(false);
         options.auto_target = self.auto;
         options.token_selection = self.select_tokens.as_deref().map(str::parse).transpose()?;
         options.kv_tiers.device_budget_bytes = bytes("--kv-device-budget", &self.kv_device)?.unwrap_or(0);

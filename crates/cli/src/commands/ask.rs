@@ -30,6 +30,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     let options = AskOptions {
         engine: EngineOptions {
             draft_model: arguments.generate.draft.model().map(Path::to_owned),
+            draft_predictor: arguments.generate.draft.uses_predictor(),
             ..engine_options(&arguments.engine)?
         },
         given: arguments.given,

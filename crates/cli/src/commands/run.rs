@@ -27,6 +27,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let text_bytes = prompt.as_ref().map_or(0, |prompt| prompt.len() as u64);
     plan_text(&mut options, text_bytes, &arguments.question, !places.is_empty());
     options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
+    options.draft_predictor = arguments.generate.draft.uses_predictor();
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
         let on_device = engine.options().device.is_some();

@@ -17,6 +17,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let own = EngineOptions {
         pool_tokens: arguments.pool_tokens,
         draft_model: arguments.draft.model().map(Path::to_owned),
+        draft_predictor: arguments.draft.uses_predictor(),
         ..engine_options(&arguments.engine)?
     };
     let options = server_options(arguments)?;

@@ -101,6 +101,8 @@ impl DeviceModel {
             head,
             head_bias,
             logit_cap,
+            // Drafts are made on the CPU alone.
+            predictor: _,
         } = decoder;
         let head = head.map(|head| upload.matrix(&head)).transpose()?;
         let embedding_on_device = upload.matrix(&embedding)?;

@@ -35,6 +35,8 @@ pub(super) enum Drafts<'a> {
     Own(&'a PolicyRules),
     /// A small model.
     Model(&'a Engine),
+    /// The layer of the model's files that predicts further tokens.
+    Predictor,
 }
 
 /// The costs of drafts at the end of a sequence, one of `together` in a pass.
@@ -73,6 +75,7 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
             let of_draft = Attention::of(small, tokens, &small.options().decode);
             self::shared_ns(small, together) + of_draft.ns(1)
         }
+        Drafts::Predictor => predictor_ns(engine, tokens, together),
     };
     Costs {
         verified,
@@ -86,8 +89,29 @@ fn shared_ns(engine: &Engine, together: usize) -> f64 {
     (layers_ns + weights_ns(engine) * by_rows(&LINEAR_ROWS, together)) / together as f64
 }
 
+/// Nanoseconds of the weights of a pass. The layer that predicts further tokens is not among them.
 fn weights_ns(engine: &Engine) -> f64 {
-    engine.plan().weights_bytes as f64 * WEIGHT_BYTE_NS
+    let bytes = engine
+        .plan()
+        .weights_bytes
+        .saturating_sub(engine.model().config().predictor_bytes);
+    bytes as f64 * WEIGHT_BYTE_NS
+}
+
+/// Nanoseconds of a token of a draft by the layer that predicts further tokens, behind `tokens` tokens, one of `together`: its weights, the
+/// head's, and its attention to all of its rows. Of the embedding it reads one row.
+fn predictor_ns(engine: &Engine, tokens: usize, together: usize) -> f64 {
+    let config = engine.model().config();
+    let head_bytes = engine.compute().host().map_or(0, |model| model.head().bytes());
+    let weights_ns = (config.predictor_bytes + head_bytes as u64) as f64 * WEIGHT_BYTE_NS;
+    let row_bytes = 2 * config.kv_heads * Format::F16.plane_bytes(1, config.head_dim);
+    let attention = Attention {
+        share: 1.0,
+        read_ns: (tokens * row_bytes) as f64 * KEY_BYTE_NS,
+        row_ns: (tokens * config.query_width()) as f64 * ELEMENT_NS,
+        reads_row_by_row: false,
+    };
+    (LAYER_NS + weights_ns * by_rows(&LINEAR_ROWS, together)) / together as f64 + attention.ns(1)
 }
 
 fn by_rows(table: &[f64; 8], rows: usize) -> f64 {

@@ -12,6 +12,7 @@
 //! | `own.rs` | drafts by the model itself under a sparse policy |
 //! | `mass.rs` | a policy for them: the keys that carried the mass at the latest verification |
 //! | `model.rs` | drafts by a small model with the same tokens |
+//! | `predictor.rs` | drafts by the layer of the model's files that predicts further tokens |
 //! | `gain.rs` | the length of a draft that pays most |
 //! | `costs.rs` | the costs of verified rows and drafted tokens, from stored constants |
 //! | `step.rs` | draft, verify, draw and roll back, for all answers of one pass |
@@ -22,6 +23,7 @@ mod mass;
 mod model;
 mod ngram;
 mod own;
+mod predictor;
 mod spec;
 mod step;
 
@@ -47,6 +49,8 @@ const MATCHES: [(usize, f64); 4] = [(2, 0.3), (4, 0.5), (8, 0.7), (16, 0.85)];
 const OWN_AGREES: f64 = 0.85;
 /// How often a small model is assumed to draw what the large one draws.
 const MODEL_AGREES: f64 = 0.7;
+/// How often the layer that predicts further tokens is assumed to draw what the model draws.
+const PREDICTOR_AGREES: f64 = 0.75;
 
 /// Tokens by which a sequence grows until its costs are computed again.
 const COSTS_HOLD: usize = 64;
@@ -80,6 +84,8 @@ pub(crate) struct Drafter {
     own: Option<Box<(OwnDraft, Acceptance)>>,
     /// Of the small model.
     model: Option<Acceptance>,
+    /// Of the layer that predicts further tokens.
+    predictor: Option<Acceptance>,
     /// Length of every draft, where the length is fixed.
     tokens: Option<usize>,
     balance: Balance,
@@ -96,6 +102,7 @@ enum Source {
     Ngram(usize),
     Own,
     Model,
+    Predictor,
 }
 
 /// Costs that hold until the sequence has grown by [`COSTS_HOLD`], or others join the pass.
@@ -106,6 +113,7 @@ struct KnownCosts {
     of_text: Costs,
     of_own: Costs,
     of_model: Costs,
+    of_predictor: Costs,
 }
 
 /// The next draft of an answer.
@@ -139,7 +147,13 @@ impl Drafter {
             let problem = "this small model was not loaded beside the model: name it when the program starts, as --draft model:PATH";
             return Err(EngineError::option("--draft", spec, problem));
         }
+        if spec.has_predictor && sequence.predictor.is_none() {
+            let problem = "the layer that predicts further tokens was not loaded: name it when the program starts, as --draft mtp";
+            return Err(EngineError::option("--draft", spec, problem));
+        }
+        let has_predictor = spec.has_predictor || (spec.is_auto && sequence.predictor.is_some());
         let own = match &spec.own {
+            Some(_) if has_predictor => None,
             Some(rules) => Some(Box::new((
                 OwnDraft::new(rules, sequence)?,
                 Acceptance::assumed(OWN_AGREES),
@@ -151,6 +165,7 @@ impl Drafter {
             ngrams: spec.has_ngram.then(|| Box::new((Ngrams::default(), acceptances))),
             own,
             model: spec.model.as_ref().map(|_| Acceptance::assumed(MODEL_AGREES)),
+            predictor: has_predictor.then(|| Acceptance::assumed(PREDICTOR_AGREES)),
             tokens: spec.tokens,
             balance: Balance::default(),
             costs: None,
@@ -169,10 +184,9 @@ impl Drafter {
             ngrams.find()
         });
         let class = found.map(|found| MATCHES.partition_point(|(tokens, _)| *tokens <= found.tokens) - 1);
-        let (source, tokens) = match (self.tokens, class, &self.own) {
+        let (source, tokens) = match (self.tokens, class, self.source_beside_text()) {
             (Some(tokens), Some(class), _) => (Source::Ngram(class), tokens.min(most)),
-            (Some(tokens), None, Some(_)) => (Source::Own, tokens.min(most)),
-            (Some(tokens), None, None) if self.model.is_some() => (Source::Model, tokens.min(most)),
+            (Some(tokens), None, Some(source)) => (source, tokens.min(most)),
             (Some(_), None, None) => return Choice::Nothing,
             (None, ..) => self.most_worth(sequence, class, together, most),
         };
@@ -181,6 +195,18 @@ impl Drafter {
             (Source::Ngram(_), Some(found), Some(ngrams)) => Choice::Text(source, ngrams.0.behind(found, tokens)),
             _ => Choice::Draft(source, tokens),
         }
+    }
+
+    /// What drafts where the text does not.
+    fn source_beside_text(&self) -> Option<Source> {
+        let named = [
+            (self.own.is_some(), Source::Own),
+            (self.predictor.is_some(), Source::Predictor),
+            (self.model.is_some(), Source::Model),
+        ];
+        named
+            .into_iter()
+            .find_map(|(is_there, source)| is_there.then_some(source))
     }
 
     /// The source that brings most tokens for its cost, and the length of its draft: 0 where none pays. `class` is that of the match in the
@@ -204,7 +230,11 @@ impl Drafter {
             .model
             .as_mut()
             .map(|acceptance| (Source::Model, acceptance, known.of_model));
-        let mut sources: Vec<_> = ngrams.into_iter().chain(own).chain(model).collect();
+        let predictor = self
+            .predictor
+            .as_mut()
+            .map(|acceptance| (Source::Predictor, acceptance, known.of_predictor));
+        let mut sources: Vec<_> = ngrams.into_iter().chain(own).chain(model).chain(predictor).collect();
         let offers = sources
             .iter()
             .map(|(_, acceptance, costs)| acceptance.best(costs, balance, most));
@@ -240,12 +270,17 @@ impl Drafter {
             .map_or(Drafts::Text, |(own, _)| Drafts::Own(own.rules()));
         let model = sequence.engine.draft_model().filter(|_| self.model.is_some());
         let model = model.map_or(Drafts::Text, |model| Drafts::Model(model.engine()));
+        let predictor = match self.predictor {
+            Some(_) => Drafts::Predictor,
+            None => Drafts::Text,
+        };
         *self.costs.insert(KnownCosts {
             tokens,
             together,
             of_text: costs(sequence, &Drafts::Text, together),
             of_own: costs(sequence, &own, together),
             of_model: costs(sequence, &model, together),
+            of_predictor: costs(sequence, &predictor, together),
         })
     }
 
@@ -258,6 +293,10 @@ impl Drafter {
             (Source::Own, _, Some((_, acceptance))) => acceptance.learn(drafted, agreed),
             (Source::Model, ..) => self
                 .model
+                .iter_mut()
+                .for_each(|acceptance| acceptance.learn(drafted, agreed)),
+            (Source::Predictor, ..) => self
+                .predictor
                 .iter_mut()
                 .for_each(|acceptance| acceptance.learn(drafted, agreed)),
             _ => {}

@@ -9,20 +9,22 @@ use riffle_policy::{Phase, PolicyRules, PolicySpec};
 use super::{MOST_TOKENS, mass};
 use crate::EngineError;
 
-const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, model:PATH, ngram+sparse:POLICY or ngram+model:PATH, with @N for drafts of N tokens, such as sparse:quest@4";
+const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, mtp, model:PATH, or ngram+ before one of the last three, with @N for drafts of N tokens, such as sparse:quest@4";
 
 /// The sources that draft the next tokens of an answer: none, those that pay ([`Self::auto`]), or those that are named. The answer has the
 /// bytes that it has without drafts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftSpec {
     /// Whether it was asked for as `auto`.
-    is_auto: bool,
+    pub(super) is_auto: bool,
     /// Whether an answer that cannot be drafted is made without drafts; else it is refused.
     pub(super) is_optional: bool,
     /// The text: the tokens that followed where its latest tokens stood before.
     pub(super) has_ngram: bool,
     /// The model itself, whose attention reads the tokens that this policy names.
     pub(super) own: Option<PolicyRules>,
+    /// The layer of the model's files that predicts further tokens.
+    pub(super) has_predictor: bool,
     /// A small model with the same tokens.
     pub(super) model: Option<PathBuf>,
     /// Length of every draft; `None` for the length that pays most.
@@ -36,6 +38,7 @@ impl DraftSpec {
         is_optional: false,
         has_ngram: false,
         own: None,
+        has_predictor: false,
         model: None,
         tokens: None,
     };
@@ -45,13 +48,15 @@ impl DraftSpec {
         *self == Self::NONE
     }
 
-    /// N-grams and the model's own sparse attention, each where it pays.
+    /// N-grams and the model's own sparse attention, each where it pays; in place of the second the layer that predicts further tokens, where
+    /// it is loaded.
     pub fn auto() -> Self {
         Self {
             is_auto: true,
             is_optional: true,
             has_ngram: true,
             own: Some(own_policy()),
+            has_predictor: false,
             model: None,
             tokens: None,
         }
@@ -60,6 +65,12 @@ impl DraftSpec {
     /// The file or folder of the small model that drafts, for [`EngineOptions::draft_model`](crate::EngineOptions::draft_model).
     pub fn model(&self) -> Option<&Path> {
         self.model.as_deref()
+    }
+
+    /// Whether it takes the layer of the model's files that predicts further tokens, for
+    /// [`EngineOptions::draft_predictor`](crate::EngineOptions::draft_predictor).
+    pub fn uses_predictor(&self) -> bool {
+        self.has_predictor
     }
 
     /// The same with the small model's file in place of the name that was given for it.
@@ -132,6 +143,7 @@ impl FromStr for DraftSpec {
         let own = match rest {
             None => None,
             Some(_) if model.is_some() => None,
+            Some("mtp") => None,
             Some("sparse") => Some(own_policy()),
             Some(rest) => {
                 let policy = rest.strip_prefix("sparse:").ok_or_else(refused)?;
@@ -143,6 +155,7 @@ impl FromStr for DraftSpec {
             is_optional: false,
             has_ngram,
             own,
+            has_predictor: rest == Some("mtp"),
             model: model.map(PathBuf::from),
             tokens,
         };
@@ -156,7 +169,8 @@ impl fmt::Display for DraftSpec {
         let ngram = self.has_ngram.then(|| "ngram".to_owned());
         let own = self.own.as_ref().map(|own| format!("sparse:{own}"));
         let model = self.model.as_ref().map(|path| format!("model:{}", path.display()));
-        let sources: Vec<String> = ngram.into_iter().chain(own).chain(model).collect();
+        let predictor = self.has_predictor.then(|| "mtp".to_owned());
+        let sources: Vec<String> = ngram.into_iter().chain(own).chain(predictor).chain(model).collect();
         match (self.is_auto, sources.is_empty()) {
             (true, _) => f.write_str("auto"),
             (false, true) => f.write_str("none"),
@@ -185,6 +199,9 @@ mod tests {
             "ngram+sparse:streaming:sinks=4,window=64",
             "model:some/model.gguf",
             "ngram+model:a@b/c+d.gguf@7",
+            "mtp",
+            "mtp@3",
+            "ngram+mtp@2",
         ] {
             let spec: DraftSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse::<DraftSpec>().unwrap(), spec, "{text}");
@@ -198,7 +215,8 @@ mod tests {
     fn other_words_and_policies_that_learn_are_refused() {
         for (text, said) in [
             ("", "it must be"),
-            ("mtp", "it must be"),
+            ("mtp:2", "it must be"),
+            ("mtp+ngram", "it must be"),
             ("auto@3", "it must be"),
             ("ngram@0", "it must be"),
             ("ngram@16", "it must be"),

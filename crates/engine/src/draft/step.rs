@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use riffle_policy::Phase;
 
 use super::own::{self, OwnDraft};
-use super::{Choice, MOST_TOKENS, Source, model};
+use super::{Choice, MOST_TOKENS, Source, model, predictor};
 use crate::answer::{Answer, Drawn};
 use crate::pass::{Failure, Runner, Work};
 use crate::sequence::Checkpoint;
@@ -115,12 +115,15 @@ fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>)
             .map(|(from, tokens)| if *from == source { *tokens } else { 0 });
         tokens.collect()
     };
-    let (own, small) = (of(Source::Own), of(Source::Model));
+    let (own, small, predicted) = (of(Source::Own), of(Source::Model), of(Source::Predictor));
     if own.iter().any(|tokens| *tokens > 0) {
         own::draft(runner, parts, &own, logits)?;
     }
     if small.iter().any(|tokens| *tokens > 0) {
         model::draft(runner, parts, &small, logits)?;
+    }
+    if predicted.iter().any(|tokens| *tokens > 0) {
+        predictor::draft(runner, parts, &predicted, logits)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::pass::attention_step::SequenceAttention;
-use crate::pass::compute::ProjectedLayer;
+use crate::pass::compute::{ModelForward, ProjectedLayer};
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::round::{Part, attend_round};
 use crate::pass::selected::SelectedRows;
@@ -227,8 +227,10 @@ impl Runner {
 
     /// Ends a pass that went through all layers.
     pub(crate) fn complete(&mut self, pass: Pass, work: &mut [Work<'_>]) -> Vec<Option<Failure>> {
+        let is_whole = pass.layers == self.engine.model().config().layers;
+        let rows: Vec<Range<usize>> = pass.segments.iter().map(|segment| segment.rows.clone()).collect();
         let ended = work.iter_mut().zip(pass.segments);
-        ended
+        let outcomes: Vec<Option<Failure>> = ended
             .map(|(work, segment)| match segment.failure {
                 Some(error) => {
                     let failure = give_back(work.sequence, segment.start, error);
@@ -245,7 +247,33 @@ impl Runner {
                     })
                 }
             })
-            .collect()
+            .collect();
+        if is_whole {
+            self.show_predictor(&rows, work, &outcomes);
+        }
+        outcomes
+    }
+
+    /// Gives the layer that predicts further tokens the hidden states of what sequences have read.
+    fn show_predictor(&mut self, rows: &[Range<usize>], work: &mut [Work<'_>], outcomes: &[Option<Failure>]) {
+        let Some(mut predictor) = self.take_predictor() else {
+            return;
+        };
+        if let Some(pass) = self.forward.as_mut().and_then(ModelForward::host) {
+            let ended = work.iter_mut().zip(rows).zip(outcomes);
+            for ((work, rows), _) in ended.filter(|(_, outcome)| outcome.is_none()) {
+                let (sequence, is_prompt) = (&mut *work.sequence, work.phase == Phase::Prefill);
+                let Some(kept) = &mut sequence.predictor else {
+                    continue;
+                };
+                let read = (&*pass, rows.clone());
+                // What fails here costs drafts and no answer.
+                if kept.take_in(&mut predictor, read, &sequence.tokens, is_prompt).is_err() {
+                    kept.forget();
+                }
+            }
+        }
+        self.keep_predictor(predictor);
     }
 
     /// Ends a pass before it went through all layers: sequences hold what they held before.

@@ -30,9 +30,11 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_attention::Partial;
+use riffle_model::PredictorForward;
 use riffle_policy::Phase;
 
 use crate::pass::compute::ModelForward;
+use crate::sequence::predictor_rows::PredictorRoom;
 use crate::{Engine, EngineError, Sequence};
 pub(crate) use job::Pass;
 
@@ -78,6 +80,8 @@ pub struct Runner {
     rows: usize,
     /// Takes the small model that drafts through its layers.
     small: Option<Box<Runner>>,
+    /// Memory for the layer that predicts further tokens.
+    predictor: Option<Box<PredictorForward>>,
 }
 
 impl Runner {
@@ -89,6 +93,7 @@ impl Runner {
             partials: Vec::new(),
             rows: 0,
             small: None,
+            predictor: None,
         }
     }
 
@@ -161,6 +166,21 @@ impl Runner {
 
     pub(crate) fn keep_small(&mut self, small: Box<Runner>) {
         self.small = Some(small);
+    }
+
+    /// Takes rows through the layer that predicts further tokens, until [`keep_predictor`](Self::keep_predictor) takes it back; `None` where
+    /// that layer drafts nothing.
+    pub(crate) fn take_predictor(&mut self) -> Option<Box<PredictorForward>> {
+        self.engine.predictor_room()?;
+        let model = self.engine.compute().host()?;
+        self.predictor.take().or_else(|| {
+            let rows = PredictorRoom::rows_together(self.engine.options());
+            PredictorForward::new(model, rows, self.engine.rotary_context()).map(Box::new)
+        })
+    }
+
+    pub(crate) fn keep_predictor(&mut self, predictor: Box<PredictorForward>) {
+        self.predictor = Some(predictor);
     }
 
     /// Memory for batches of at least `tokens` tokens.

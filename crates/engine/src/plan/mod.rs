@@ -9,10 +9,11 @@ mod tiers;
 
 use riffle_files::human_bytes;
 use riffle_kv::{CacheShape, largest};
-use riffle_model::{ModelConfig, ModelInfo};
+use riffle_model::{ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
+use crate::sequence::predictor_rows::PredictorRoom;
 use crate::sequence::recurrence::Recurrence;
 use crate::sequence::sliding::SlidingLayers;
 use crate::{EngineError, EngineOptions, TokenSelection};
@@ -47,7 +48,7 @@ pub struct MemoryPlan {
     pub device: Option<DevicePlan>,
     /// Bytes of the recurrent layers' state and the copies a session keeps of it; the same for every context.
     pub recurrent_bytes: u64,
-    /// Bytes of activations for one logical batch, attention partials and logits.
+    /// Bytes of activations for one logical batch, attention partials and logits, and of what a layer that predicts further tokens keeps.
     pub scratch_bytes: u64,
     /// Sum of the parts that lie in memory.
     pub total_bytes: u64,
@@ -338,8 +339,20 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     riffle_model::scratch_bytes(config, batch)
         + answers
         + hidden
+        + predictor_bytes(config, options, context)
         + (floats * size_of::<f32>()) as u64
         + sequences(options) * kept
+}
+
+/// Bytes that drafts by the model's own layer for further tokens take beside its weights.
+fn predictor_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
+    if !options.draft_predictor || config.predictor_bytes == 0 {
+        return 0;
+    }
+    // Prompts and answers of several sequences go through the layers with scratch of their own.
+    let runners = options.sequences.min(2) as u64;
+    let rows = PredictorRoom::rows_together(options);
+    runners * PredictorForward::scratch_bytes(config, rows) + PredictorRoom::planned_bytes(config, options, context)
 }
 
 /// Bytes of what the policies keep of the sequence.

@@ -74,6 +74,7 @@ impl Sequence {
         if let Some(reader) = &mut self.reader {
             fork.reader = Some(Box::new(reader.fork()?));
         }
+        fork.predictor = fork.predictor.and(self.predictor.clone());
         Ok(fork)
     }
 

@@ -7,6 +7,7 @@ mod fork;
 pub(crate) mod learned_rows;
 pub(crate) mod measured_prefix_cache;
 pub(crate) mod placement;
+pub(crate) mod predictor_rows;
 pub(crate) mod prefix;
 pub(crate) mod recurrence;
 mod saved;
@@ -30,6 +31,7 @@ use block_means::BlockMeans;
 pub use checkpoint::Checkpoint;
 use learned_rows::LearnedRows;
 use placement::Placement;
+use predictor_rows::PredictorRows;
 use recurrence::Recurrence;
 use sliding::SlidingLayers;
 use statistics::{PairCount, Statistics};
@@ -72,6 +74,8 @@ pub struct Sequence {
     pub(crate) watchers: Option<PolicySet>,
     /// What a small model that drafts has read of the same text.
     pub(crate) reader: Option<Box<Sequence>>,
+    /// What the layer that predicts further tokens keeps, where it drafts.
+    pub(crate) predictor: Option<PredictorRows>,
 }
 
 impl fmt::Debug for Sequence {
@@ -147,6 +151,11 @@ impl Sequence {
             statistics: Statistics::new(engine, &shape, options.audit),
             watchers: None,
             reader: None,
+            // A window moves the tokens, and nothing is drafted.
+            predictor: engine
+                .predictor_room()
+                .filter(|_| options.window.is_none())
+                .map(PredictorRows::new),
             options,
             engine: Arc::clone(engine),
         })
@@ -306,6 +315,9 @@ impl Sequence {
 
     fn forget_from(&mut self, tokens: usize) {
         self.prefilled = self.prefilled.min(tokens);
+        if let Some(rows) = &mut self.predictor {
+            rows.cut(tokens);
+        }
         if tokens == 0 {
             self.placement.rolling = Default::default();
         }

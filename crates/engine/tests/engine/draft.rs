@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rand::rngs::StdRng;
@@ -15,10 +15,10 @@ use riffle_engine::{
 };
 use riffle_kv::{DiskTier, KvTiers};
 
-use crate::testing::{fixture, go_on};
+use crate::testing::{fixture, go_on, hybrid_with_predictor};
 
-/// `MODEL` stands for the path of the other model with the same tokens.
-const DRAFTS: [&str; 13] = [
+/// `MODEL` stands for the path of the other model with the same tokens. The last ones are of the hybrid model, which has the layer for them.
+const DRAFTS: [&str; 17] = [
     "auto",
     "ngram",
     "ngram@1",
@@ -32,7 +32,13 @@ const DRAFTS: [&str; 13] = [
     "model:MODEL",
     "ngram+model:MODEL@9",
     "ngram+sparse:quest:from=0,topk=2,threshold=2,block=16,dense_layers=0",
+    "mtp",
+    "mtp@1",
+    "mtp@5",
+    "ngram+mtp@3",
 ];
+/// How many of them every model can make.
+const DRAFTS_OF_ALL: usize = 13;
 
 /// Policies for reading and writing: those that follow from keys, and those that learn.
 const POLICIES: [(&str, &str); 12] = [
@@ -104,6 +110,23 @@ fn other_model(model: &str) -> &'static str {
         "model" => "model-hybrid",
         _ => "model",
     }
+}
+
+fn is_hybrid(model: &str) -> bool {
+    model == "model-hybrid"
+}
+
+/// Where a model lies; one with a layer that predicts further tokens is made in `folder`.
+fn path_of(model: &str, folder: &Path) -> PathBuf {
+    match is_hybrid(model) {
+        true => hybrid_with_predictor(folder),
+        false => fixture(model),
+    }
+}
+
+fn some_draft(random: &mut StdRng, model: &str) -> &'static str {
+    let known = if is_hybrid(model) { DRAFTS.len() } else { DRAFTS_OF_ALL };
+    DRAFTS[..known].choose(random).unwrap()
 }
 
 fn draft_of(draft: &str, model: &str) -> DraftSpec {
@@ -180,6 +203,7 @@ fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
         chunk_tokens: 64,
         page_tokens,
         draft_model: Some(fixture(other_model(model))),
+        draft_predictor: is_hybrid(model),
         sequences: 8,
         pool_tokens: Some(8 * 512),
         key_format: format,
@@ -263,7 +287,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
     let folder = tempfile::tempdir().unwrap();
     let model = *["model", "model", "model-hybrid"].choose(random).unwrap();
     let options = options(random, model, folder.path());
-    let engine = Engine::load(fixture(model), options).unwrap();
+    let engine = Engine::load(path_of(model, folder.path()), options).unwrap();
     let prompt = text(&engine, random);
     let mut sessions: Vec<Session> = (0..2).map(|_| Session::new(&engine).unwrap()).collect();
     let mut drafts = DraftCount::default();
@@ -272,7 +296,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
     }
     for _ in 0..random.random_range(1..3) {
         let plain = wishes(random);
-        let draft = DRAFTS.choose(random).unwrap();
+        let draft = some_draft(random, model);
         let drafted = GenerateOptions {
             draft: draft_of(draft, model),
             ..plain.clone()
@@ -338,7 +362,7 @@ fn compare_requests(seed: u64) -> DraftCount {
     let random = &mut StdRng::seed_from_u64(seed);
     let folder = tempfile::tempdir().unwrap();
     let model = *["model", "model", "model-hybrid"].choose(random).unwrap();
-    let engine = Engine::load(fixture(model), options(random, model, folder.path())).unwrap();
+    let engine = Engine::load(path_of(model, folder.path()), options(random, model, folder.path())).unwrap();
     let scheduling = SchedulerOptions {
         most_running: 4,
         ..SchedulerOptions::of(engine.options())
@@ -350,7 +374,7 @@ fn compare_requests(seed: u64) -> DraftCount {
             tokens: text(&engine, random),
             generate: GenerateOptions {
                 draft: match random.random_bool(0.8) {
-                    true => draft_of(DRAFTS.choose(random).unwrap(), model),
+                    true => draft_of(some_draft(random, model), model),
                     false => DraftSpec::NONE,
                 },
                 ..wishes(random)

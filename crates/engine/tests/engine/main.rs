@@ -23,6 +23,7 @@ mod layer_attention;
 mod plan;
 mod policies;
 mod precision;
+mod predictor;
 mod prefix;
 mod questions;
 mod rotation;

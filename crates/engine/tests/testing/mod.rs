@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, PrefillProgress, Session};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
 
 /// A folder below `fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
@@ -35,6 +37,40 @@ pub fn hybrid_engine(options: EngineOptions) -> Arc<Engine> {
     };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
     Engine::load(path, options).expect("a model")
+}
+
+/// Writes the shipped hybrid model into `folder` with a layer that predicts further tokens, and returns its path. Parts of that layer are copies
+/// of the model's own; what joins embeddings and states is trained (`scripts/train_predictor.py`), so that about half of what it says is right.
+pub fn hybrid_with_predictor(folder: &Path) -> PathBuf {
+    let (model, path) = (fixture("model-hybrid"), folder.join("model-with-predictor"));
+    std::fs::create_dir(&path).expect("a folder");
+    for file in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        std::fs::copy(model.join(file), path.join(file)).expect("a copy");
+    }
+    let weights = std::fs::read(model.join("model.safetensors")).expect("weights");
+    let trained = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/predictor.safetensors");
+    let trained = std::fs::read(trained).expect("a matrix");
+    let [weights, trained] = [&weights, &trained].map(|file| SafeTensors::deserialize(file).expect("tensors"));
+    let norm = weights.tensor("model.norm.weight").expect("a norm");
+    // Norms multiply by 1 + weight.
+    let zeros = vec![0; norm.data().len()];
+    let zeros = TensorView::new(norm.dtype(), norm.shape().to_vec(), &zeros).expect("a norm");
+    let mut tensors = [weights.tensors(), trained.tensors()].concat();
+    for (name, tensor) in weights.tensors() {
+        if let Some(part) = name.strip_prefix("model.layers.1.") {
+            tensors.push((format!("mtp.layers.0.{part}"), tensor));
+        }
+    }
+    for part in ["embedding", "hidden"] {
+        tensors.push((format!("mtp.pre_fc_norm_{part}.weight"), zeros.clone()));
+    }
+    safetensors::serialize_to_file(tensors, None, &path.join("model.safetensors")).expect("a file");
+    path
 }
 
 /// A prompt of `length` tokens for [`hybrid_engine`].

@@ -14,7 +14,7 @@ use crate::blocks::{Activation, Mlp, Norm, Projection};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
-use crate::{ModelConfig, ModelError};
+use crate::{ModelConfig, ModelError, Predictor};
 
 /// How models of one architecture are configured and put together.
 ///
@@ -33,6 +33,8 @@ pub struct Family {
     pub configure: Configure,
     /// Takes the weights.
     pub build: Build,
+    /// Takes the weights of the layer that predicts further tokens, for families that have one.
+    pub build_predictor: Option<BuildPredictor>,
 }
 
 /// Reads the sizes of a model from config.json, of the architecture named.
@@ -40,6 +42,9 @@ pub type Configure = fn(&Fields, &str) -> Result<ModelConfig, ModelError>;
 
 /// Takes the weights of a configured model.
 pub type Build = fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Decoder, ModelError>;
+
+/// Takes the weights of a configured model's layer that predicts further tokens, of tensors whose names begin with `mtp.`.
+pub type BuildPredictor = fn(&Fields, &ModelConfig, &mut Checkpoint) -> Result<Predictor, ModelError>;
 
 impl Family {
     /// A family of these architectures, at least one, and of this `model_type`.
@@ -55,7 +60,14 @@ impl Family {
             settings: &[],
             configure,
             build,
+            build_predictor: None,
         }
+    }
+
+    /// With a layer that predicts further tokens, for files that hold one.
+    pub const fn with_predictor(mut self, build: BuildPredictor) -> Self {
+        self.build_predictor = Some(build);
+        self
     }
 
     /// With settings that the family computes and that are refused for families that do not, such as `embedding_multiplier`.

@@ -8,14 +8,15 @@ use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
-use crate::{ModelConfig, ModelError, RecurrentShape};
+use crate::{ModelConfig, ModelError, Predictor, RecurrentShape};
 
 pub(super) const FAMILY: Family = Family::new(
     &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
     "qwen3_5_text",
     configure,
     build,
-);
+)
+.with_predictor(build_predictor);
 
 /// Largest head or kernel of a recurrent layer that is taken seriously: a memory grows with the square of it.
 const LARGEST_HEAD: usize = 1 << 12;
@@ -92,40 +93,32 @@ fn recurrent_shape(fields: &Fields, layers: usize) -> Result<RecurrentShape, Mod
 }
 
 fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Decoder, ModelError> {
-    let fields = with_defaults(fields);
-    let rotary = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?;
-    let mixers = Mixers {
-        config,
-        rotary: Arc::new(Rotary::new(&rotary)),
-        biased: fields.flag("attention_bias", false)?,
-        storage: DeltaNetStorage {
-            heads_tiled: fields.flag("value_heads_tiled", false)?,
-            decay_rates: fields.flag("decay_rates_stored", false)?,
-        },
-        added_to_norms: added_to_norms(&fields)?,
-    };
+    let mixers = Mixers::new(fields, config)?;
     let final_norm = mixers.norm(weights, "model.norm", config.hidden_size)?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let mixer_norm = Arc::new(mixers.norm(weights, &name("input_layernorm"), config.hidden_size)?);
-        let (attention, mut steps) = match config.recurrent.as_ref().filter(|shape| shape.is_recurrent(layer)) {
-            Some(shape) => (
-                None,
-                mixers.recurrent(weights, &name("linear_attn"), shape, mixer_norm)?,
-            ),
-            None => {
-                let (attention, steps) = mixers.attention(weights, &name("self_attn"), mixer_norm)?;
-                (Some(attention), steps)
-            }
-        };
-        steps.push(Step::Add(Rows::Branch));
-        let mlp_norm = mixers.norm(weights, &name("post_attention_layernorm"), config.hidden_size)?;
-        let mlp = gated_mlp(config, weights, &name("mlp"), Activation::Silu)?;
-        steps.extend(feed_forward(mlp_norm, mlp));
-        decoder.layers.push(Layer { attention, steps });
+        let recurrent = config.recurrent.as_ref().filter(|shape| shape.is_recurrent(layer));
+        let layer = mixers.layer(weights, &format!("model.layers.{layer}"), recurrent)?;
+        decoder.layers.push(layer);
     }
     Ok(decoder)
+}
+
+/// A layer of attention between the parts that join its input and normalise its result.
+fn build_predictor(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Result<Predictor, ModelError> {
+    let (mixers, hidden) = (Mixers::new(fields, config)?, config.hidden_size);
+    // A file may leave out the norm that the model has as well.
+    let final_norm = match weights.info("mtp.norm.weight") {
+        Some(_) => "mtp.norm",
+        None => "model.norm",
+    };
+    Ok(Predictor {
+        embedding_norm: mixers.norm(weights, "mtp.pre_fc_norm_embedding", hidden)?,
+        hidden_norm: mixers.norm(weights, "mtp.pre_fc_norm_hidden", hidden)?,
+        join: Projection::load(weights, "mtp.fc", hidden, 2 * hidden, false)?,
+        layer: mixers.layer(weights, "mtp.layers.0", None)?,
+        final_norm: mixers.norm(weights, final_norm, hidden)?,
+    })
 }
 
 /// What mixes the tokens of a layer, and how its tensors are stored.
@@ -137,7 +130,45 @@ struct Mixers<'a> {
     added_to_norms: f32,
 }
 
-impl Mixers<'_> {
+impl<'a> Mixers<'a> {
+    fn new(fields: &Fields, config: &'a ModelConfig) -> Result<Self, ModelError> {
+        let fields = with_defaults(fields);
+        let rotary = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?;
+        Ok(Self {
+            config,
+            rotary: Arc::new(Rotary::new(&rotary)),
+            biased: fields.flag("attention_bias", false)?,
+            storage: DeltaNetStorage {
+                heads_tiled: fields.flag("value_heads_tiled", false)?,
+                decay_rates: fields.flag("decay_rates_stored", false)?,
+            },
+            added_to_norms: added_to_norms(&fields)?,
+        })
+    }
+
+    /// A layer whose tensors' names begin with `name`, recurrent or of attention.
+    fn layer(
+        &self,
+        weights: &mut Checkpoint,
+        name: &str,
+        recurrent: Option<&RecurrentShape>,
+    ) -> Result<Layer, ModelError> {
+        let (config, name) = (self.config, |part: &str| format!("{name}.{part}"));
+        let mixer_norm = Arc::new(self.norm(weights, &name("input_layernorm"), config.hidden_size)?);
+        let (attention, mut steps) = match recurrent {
+            Some(shape) => (None, self.recurrent(weights, &name("linear_attn"), shape, mixer_norm)?),
+            None => {
+                let (attention, steps) = self.attention(weights, &name("self_attn"), mixer_norm)?;
+                (Some(attention), steps)
+            }
+        };
+        steps.push(Step::Add(Rows::Branch));
+        let mlp_norm = self.norm(weights, &name("post_attention_layernorm"), config.hidden_size)?;
+        let mlp = gated_mlp(config, weights, &name("mlp"), Activation::Silu)?;
+        steps.extend(feed_forward(mlp_norm, mlp));
+        Ok(Layer { attention, steps })
+    }
+
     fn norm(&self, weights: &mut Checkpoint, name: &str, width: usize) -> Result<Norm, ModelError> {
         norm_plus(self.added_to_norms, self.config, weights, name, width)
     }

@@ -84,6 +84,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         fields,
         family,
         config,
+        loads_predictor: false,
         weights,
         tokenizer,
         tokenizer_ms,

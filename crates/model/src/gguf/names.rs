@@ -33,6 +33,16 @@ const QWEN35_PARTS: &[(&str, &str)] = &[
     ("ssm_out", "linear_attn.out_proj"),
 ];
 
+/// What the layer behind the others has beside the parts of a layer, and the names it has in directories.
+const QWEN35_PREDICTOR_PARTS: &[(&str, &str)] = &[
+    ("nextn.eh_proj", "fc"),
+    ("nextn.enorm", "pre_fc_norm_embedding"),
+    ("nextn.hnorm", "pre_fc_norm_hidden"),
+    ("nextn.shared_head_norm", "norm"),
+    ("nextn.embed_tokens", "embed_tokens"),
+    ("nextn.shared_head_head", "lm_head"),
+];
+
 /// What is named otherwise in Phi-2.
 const PHI2_PARTS: &[(&str, &str)] = &[
     ("attn_output", "self_attn.dense"),
@@ -56,11 +66,15 @@ pub(super) fn translate(
     header: &Header<'_>,
     tensors: &[StoredTensor],
 ) -> Result<Vec<(String, StoredTensor, RowOrder)>, ModelError> {
+    let predicting = first_predicting(architecture, header)?;
     let mut translated = Vec::with_capacity(tensors.len());
     for stored in tensors {
         let found = &stored.info.name;
         // Names the families do not know stay as they are; loading refuses the model for them.
-        let name = family_name(architecture, found).unwrap_or_else(|| found.clone());
+        let name = match predictor_name(predicting, found) {
+            Some(name) => name,
+            None => family_name(architecture, found).unwrap_or_else(|| found.clone()),
+        };
         let row_order = match architecture {
             Architecture::Llama => row_order(header, stored)?,
             _ => RowOrder::Plain,
@@ -68,6 +82,34 @@ pub(super) fn translate(
         translated.push((name, stored.clone(), row_order));
     }
     Ok(translated)
+}
+
+/// The number of the first layer that predicts further tokens: those are counted with the others, and stand behind them.
+fn first_predicting(architecture: Architecture, header: &Header<'_>) -> Result<Option<usize>, ModelError> {
+    if architecture != Architecture::Qwen35 {
+        return Ok(None);
+    }
+    let count = |key: &str| Ok(header.integer(key)?.and_then(|count| usize::try_from(count).ok()));
+    let (layers, predicting) = (count("qwen35.block_count")?, count("qwen35.nextn_predict_layers")?);
+    let first = layers.zip(predicting.filter(|predicting| *predicting > 0));
+    Ok(first.and_then(|(layers, predicting)| layers.checked_sub(predicting)))
+}
+
+/// The name that a tensor of the first layer that predicts further tokens has in directories.
+fn predictor_name(predicting: Option<usize>, name: &str) -> Option<String> {
+    let (layer, below) = name.strip_prefix("blk.")?.split_once('.')?;
+    if layer.parse().ok() != Some(predicting?) {
+        return None;
+    }
+    let (part, kind) = below.rsplit_once('.')?;
+    let own = QWEN35_PREDICTOR_PARTS.iter().find(|(found, _)| *found == part);
+    match own {
+        Some((_, part)) => Some(format!("mtp.{part}.{kind}")),
+        None => {
+            let (_, part) = QWEN35_PARTS.iter().chain(PARTS).find(|(found, _)| *found == part)?;
+            Some(format!("mtp.layers.0.{part}.{kind}"))
+        }
+    }
 }
 
 fn family_name(architecture: Architecture, name: &str) -> Option<String> {

@@ -8,6 +8,7 @@ mod gguf_tokenizers;
 mod hostile_templates;
 mod logits;
 mod memory;
+mod predictor;
 mod refused_tokenizers;
 mod rope_scaling;
 mod safetensors;

@@ -6,13 +6,14 @@ pub(crate) mod sequence;
 pub(crate) mod tokenizers;
 
 pub(crate) use gguf::{gguf_file, gguf_string, tiny_gguf};
-pub(crate) use sequence::{Cuts, Reader, Sequence, WHOLE, logits_of, read_in_blocks, read_together};
+pub(crate) use sequence::{Cuts, DenseAttention, Reader, Sequence, WHOLE, logits_of, read_in_blocks, read_together};
 pub(crate) use tokenizers::{byte_fallback_tokenizer, bytes_as_characters, character_map, write_tokenizer};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_model::{Decoder, ModelError, load};
+use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
 /// Tokens and the logits the reference computes for them.
@@ -62,6 +63,24 @@ impl Expected {
             largest = Some(largest.unwrap_or(0.0).max(difference));
         }
         largest.expect("the file holds logits")
+    }
+
+    /// The tokens that are stored as `name`.
+    pub(crate) fn tokens_of(&self, name: &str) -> Vec<u32> {
+        let tokens = integers(&SafeTensors::deserialize(&self.file).unwrap(), name).unwrap();
+        tokens.into_iter().map(|token| token as u32).collect()
+    }
+
+    /// The values that are stored as `name`.
+    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
+        let file = SafeTensors::deserialize(&self.file).unwrap();
+        let bytes = file.tensor(name).unwrap().data().to_vec();
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect()
     }
 
     /// For every position: the distance from `logits` to the stored logits, over the length of the stored ones.
@@ -164,6 +183,19 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
+    /// A tensor of a file.
+    pub(crate) fn stored(name: &str, view: &TensorView<'_>) -> Tensor {
+        Tensor {
+            name: name.to_owned(),
+            dtype: match view.dtype() {
+                Dtype::BF16 => "BF16",
+                other => panic!("{name} has type {other:?}"),
+            },
+            shape: view.shape().to_vec(),
+            data: view.data().to_vec(),
+        }
+    }
+
     pub(crate) fn f32(name: &str, shape: &[usize]) -> Tensor {
         let count: usize = shape.iter().product();
         let values = (0..count).map(|i| ((i * 7919 + name.len() * 31) % 199) as f32 / 400.0 - 0.25);

@@ -34,7 +34,13 @@ impl DenseAttention {
     }
 
     /// Attends some rows of a batch, the sequence's tokens from `position` on.
-    fn attend(&mut self, layer: usize, position: usize, rows: std::ops::Range<usize>, projected: &mut Projected<'_>) {
+    pub(crate) fn attend(
+        &mut self,
+        layer: usize,
+        position: usize,
+        rows: std::ops::Range<usize>,
+        projected: &mut Projected<'_>,
+    ) {
         let (width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         assert_eq!(
             self.keys[layer].len(),

@@ -48,6 +48,8 @@ class EngineOptions(TypedDict, total=False):
     """Policy for answers."""
     draft_model: str | os.PathLike[str]
     """A small model with the same tokens, for answers with `draft="model:PATH"`."""
+    draft_predictor: bool
+    """Load the layer of the model's files that predicts further tokens, for answers with `draft="mtp"`."""
     keeps_beginnings: bool
     """Keep every page of layers with a sliding window, so that whole beginnings can be shared."""
     kv_device: str | int
@@ -88,7 +90,7 @@ class AnswerOptions(TypedDict, total=False):
     """Options of an answer; those that are left out are what the model's files recommend."""
 
     draft: str
-    """What guesses tokens: `none`, `auto`, `ngram`, `sparse:POLICY`, `model:PATH`. The answer is the same to the byte."""
+    """What guesses tokens: `none`, `auto`, `ngram`, `sparse:POLICY`, `mtp`, `model:PATH`. The answer is the same to the byte."""
     frequency_penalty: float
     ignore_end: bool
     """Go on after the model's end of a text."""

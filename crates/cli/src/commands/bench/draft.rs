@@ -18,6 +18,7 @@ pub(super) fn draft(arguments: &BenchDraftArguments) -> Result<(), Failure> {
     }
     let subject = Subject {
         draft_model: models.first().map(|path| path.to_path_buf()),
+        draft_predictor: arguments.draft.iter().any(DraftSpec::uses_predictor),
         ..Subject::new(&arguments.subject, "text/prophets.txt")?
     };
     subject.measure(

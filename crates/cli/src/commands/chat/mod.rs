@@ -32,6 +32,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
     options.sequences = MOST_BRANCHES;
     options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
+    options.draft_predictor = arguments.generate.draft.uses_predictor();
     let documents: Vec<Vec<Document>> = arguments
         .files
         .iter()

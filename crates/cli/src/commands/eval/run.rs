@@ -163,6 +163,8 @@ pub(crate) struct Subject {
     pub(crate) text: PathBuf,
     /// The small model that drafts.
     pub(crate) draft_model: Option<PathBuf>,
+    /// Whether the model's own layer for further tokens drafts.
+    pub(crate) draft_predictor: bool,
 }
 
 impl Subject {
@@ -172,6 +174,7 @@ impl Subject {
             model: shipped(arguments.model.as_ref(), "model")?,
             text: shipped(arguments.text.as_ref(), text)?,
             draft_model: None,
+            draft_predictor: false,
         })
     }
 
@@ -192,6 +195,7 @@ impl Subject {
     ) -> Result<(), Failure> {
         let options = EngineOptions {
             draft_model: self.draft_model.clone(),
+            draft_predictor: self.draft_predictor,
             ..options(engine)?
         };
         let text = read_text(&self.text)?;

@@ -1,0 +1,369 @@
+//! The model's own layer for further tokens drafts: it takes a hidden state and the token behind it, and says what may come after that.
+//!
+//! Behind the latest token of an answer it begins with the state that the model left there. For each further token it is fed with its own
+//! result. Its rows of drafted tokens are dropped when the draft is made: the pass that verifies the draft has the true states.
+
+use riffle_model::{Batch, PredictorForward, SegmentTokens};
+
+use super::step::Part;
+use crate::answer::Guess;
+use crate::pass::Runner;
+use crate::sequence::predictor_rows::{PredictorRows, attend};
+use crate::{EngineError, Sequence};
+
+/// A draft that is being made.
+struct Drafting {
+    /// Place of its part.
+    place: usize,
+    guess: Guess,
+    /// Tokens of the sequence. While the draft is made, the answer's latest token and those of the draft stand behind them.
+    held: usize,
+    /// Behind the token before the last one.
+    state: Vec<f32>,
+    drafted: Vec<u32>,
+    /// Length that the draft is to have.
+    wanted: usize,
+}
+
+/// Drafts `wanted[part]` tokens for each part, one token of all parts at a time. A part whose latest hidden state is not known is given no
+/// draft.
+///
+/// # Errors
+/// Failures of no single sequence; every sequence holds the tokens that it held before.
+pub(super) fn draft(
+    runner: &mut Runner,
+    parts: &mut [Part<'_, '_>],
+    wanted: &[usize],
+    logits: &mut Vec<f32>,
+) -> Result<(), EngineError> {
+    let Some(mut forward) = runner.take_predictor() else {
+        return Ok(());
+    };
+    let vocab_size = runner.engine().model().config().vocab_size;
+    let mut drafts = Vec::new();
+    let outcome = begin_all(&mut forward, parts, wanted, &mut drafts)
+        .and_then(|()| draft_all(&mut forward, parts, &mut drafts, (vocab_size, logits)));
+    for draft in drafts {
+        let part = &mut parts[draft.place];
+        draft.end(part);
+    }
+    runner.keep_predictor(forward);
+    outcome
+}
+
+fn begin_all(
+    forward: &mut PredictorForward,
+    parts: &mut [Part<'_, '_>],
+    wanted: &[usize],
+    drafts: &mut Vec<Drafting>,
+) -> Result<(), EngineError> {
+    for (place, part) in parts.iter_mut().enumerate().filter(|(place, _)| wanted[*place] > 0) {
+        let sequence = &mut *part.step.sequence;
+        let held = sequence.tokens.len();
+        let Some(rows) = &mut sequence.predictor else {
+            continue;
+        };
+        rows.read(forward, &sequence.tokens)?;
+        let Some(state) = rows.take_last(held) else {
+            continue;
+        };
+        sequence.tokens.push(part.step.token);
+        drafts.push(Drafting {
+            place,
+            guess: part.step.answer.guess(),
+            held,
+            state,
+            drafted: Vec::new(),
+            wanted: wanted[place],
+        });
+    }
+    Ok(())
+}
+
+/// Draws a token for every draft that goes on, until every draft has its length. `logits` is scratch.
+fn draft_all(
+    forward: &mut PredictorForward,
+    parts: &mut [Part<'_, '_>],
+    drafts: &mut [Drafting],
+    (vocab_size, logits): (usize, &mut Vec<f32>),
+) -> Result<(), EngineError> {
+    loop {
+        let mut going: Vec<&mut Drafting> = drafts.iter_mut().filter(|draft| draft.goes_on()).collect();
+        let most = forward.most_rows();
+        going.truncate(most);
+        if going.is_empty() {
+            return Ok(());
+        }
+        let places: Vec<usize> = going.iter().map(|draft| draft.place).collect();
+        let mut sequences: Vec<&mut Sequence> = Vec::with_capacity(places.len());
+        let mut of_places = places.iter().peekable();
+        for (place, part) in parts.iter_mut().enumerate() {
+            if of_places.next_if_eq(&&place).is_some() {
+                sequences.push(&mut *part.step.sequence);
+            }
+        }
+        let states: Vec<f32> = going.iter().flat_map(|draft| draft.state.iter().copied()).collect();
+        let states = predict(forward, &mut sequences, &states, logits)?;
+        let width = states.len() / going.len();
+        let rows = states.chunks_exact(width).zip(logits.chunks_exact(vocab_size));
+        for ((draft, sequence), (state, row)) in going.into_iter().zip(sequences).zip(rows) {
+            draft.take(sequence, state, row);
+        }
+    }
+}
+
+/// Reads the last token of each sequence, joined with the hidden state before it, `[sequences, hidden_size]`, as a row of its own. Returns the
+/// states that follow, and puts the logits behind them into `logits`, `[sequences, vocab_size]`.
+pub(super) fn predict<'f>(
+    forward: &'f mut PredictorForward,
+    sequences: &mut [&mut Sequence],
+    states: &[f32],
+    logits: &mut Vec<f32>,
+) -> Result<&'f [f32], EngineError> {
+    let last = sequences.iter().map(|sequence| {
+        let (last, before) = (sequence.tokens.len() - 1, sequence.tokens.len() - 2);
+        SegmentTokens::generated(&sequence.tokens[last..], before)
+    });
+    let batch = Batch::new(last)?;
+    let mut projected = forward.project(&batch, states)?;
+    let width = projected.keys.len() / sequences.len();
+    let both = projected
+        .keys
+        .chunks_exact(width)
+        .zip(projected.values.chunks_exact(width));
+    for (sequence, (keys, values)) in sequences.iter_mut().zip(both) {
+        let position = sequence.tokens.len() - 2;
+        if let Some(rows) = &mut sequence.predictor {
+            rows.append(position, 1, keys, values)?;
+        }
+    }
+    let rows: Vec<&PredictorRows> = sequences
+        .iter()
+        .filter_map(|sequence| sequence.predictor.as_ref())
+        .collect();
+    attend(&rows, &mut projected)?;
+    forward.finish();
+    let vocab_size = sequences
+        .first()
+        .map_or(0, |sequence| sequence.engine.model().config().vocab_size);
+    logits.resize(sequences.len() * vocab_size, 0.0);
+    forward.logits(logits)?;
+    Ok(forward.hidden())
+}
+
+impl Drafting {
+    fn goes_on(&self) -> bool {
+        self.drafted.len() < self.wanted && !self.guess.is_complete()
+    }
+
+    /// Draws the next token of the draft from these logits, `[vocab]`.
+    fn take(&mut self, sequence: &mut Sequence, state: &[f32], row: &[f32]) {
+        let is_sound = row.iter().all(|logit| logit.is_finite());
+        let drawn = is_sound.then(|| self.guess.draw(&sequence.tokens, row));
+        match drawn.flatten() {
+            Some(token) => {
+                self.drafted.push(token);
+                sequence.tokens.push(token);
+                self.state.clear();
+                self.state.extend_from_slice(state);
+            }
+            // The form of the answer allows no token that could be guessed: the draft ends here.
+            None => self.wanted = self.drafted.len(),
+        }
+    }
+
+    /// Takes the draft out of the sequence, but for the row of the answer's latest token, whose state and token are true.
+    fn end(self, part: &mut Part<'_, '_>) {
+        let sequence = &mut *part.step.sequence;
+        sequence.tokens.truncate(self.held);
+        if let Some(rows) = &mut sequence.predictor {
+            rows.cut(self.held + 1);
+        }
+        part.draft = self.drafted;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use riffle_policy::Phase;
+    use safetensors::SafeTensors;
+
+    use super::*;
+    use crate::pass::Work;
+    use crate::{Engine, EngineOptions, SequenceOptions};
+
+    /// Largest difference of logits, which deviate by 1.3: rows are held in f16.
+    const TOLERANCE: f32 = 2e-3;
+
+    /// What `transformers` computes (`make_predictor_vectors.py` of the model's crate).
+    struct Expected {
+        tokens: Vec<u32>,
+        drafted: Vec<u32>,
+        logits: Vec<f32>,
+    }
+
+    fn vectors() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/predictor")
+    }
+
+    fn expected() -> Expected {
+        let file = std::fs::read(vectors().join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&file).unwrap();
+        let words = |name: &str| file.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec();
+        let tokens = |name| words(name).into_iter().map(u32::from_le_bytes).collect();
+        Expected {
+            tokens: tokens("tokens"),
+            drafted: tokens("drafted"),
+            logits: words("draft_logits").into_iter().map(f32::from_le_bytes).collect(),
+        }
+    }
+
+    fn engine(context_tokens: usize) -> Arc<Engine> {
+        let options = EngineOptions {
+            context_tokens: Some(context_tokens),
+            draft_predictor: true,
+            ..EngineOptions::default()
+        };
+        Engine::load(vectors(), options).unwrap()
+    }
+
+    fn sequence(engine: &Arc<Engine>) -> Sequence {
+        let options = SequenceOptions::of(engine.options());
+        Sequence::new(engine, &engine.page_pool().unwrap(), options).unwrap()
+    }
+
+    fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], phase: Phase) {
+        let goal = sequence.tokens().len() + tokens.len();
+        let mut work = [Work {
+            sequence,
+            tokens,
+            phase,
+            goal,
+        }];
+        let outcomes = runner.pass(&mut work, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert!(outcomes.iter().all(Option::is_none), "{outcomes:?}");
+    }
+
+    /// Reads the drafted tokens of the vectors one after the other; returns the logits behind each, `[drafted, vocab]`.
+    fn predicted(runner: &mut Runner, sequence: &mut Sequence, expected: &Expected) -> Vec<f32> {
+        let mut forward = runner.take_predictor().unwrap();
+        let held = sequence.tokens.len();
+        let rows = sequence.predictor.as_mut().unwrap();
+        rows.read(&mut forward, &sequence.tokens).unwrap();
+        let mut state = rows.take_last(held).unwrap();
+        let (mut all, mut logits) = (Vec::new(), Vec::new());
+        for token in &expected.drafted[..expected.drafted.len() - 1] {
+            sequence.tokens.push(*token);
+            state = predict(&mut forward, &mut [sequence], &state, &mut logits)
+                .unwrap()
+                .to_vec();
+            all.extend_from_slice(&logits);
+        }
+        sequence.tokens.truncate(held);
+        sequence.predictor.as_mut().unwrap().cut(held);
+        runner.keep_predictor(forward);
+        all
+    }
+
+    fn largest_difference(found: &[f32], expected: &[f32]) -> f32 {
+        assert_eq!(found.len(), expected.len());
+        let differences = found
+            .iter()
+            .zip(expected)
+            .map(|(found, expected)| (found - expected).abs());
+        differences.fold(0.0, f32::max)
+    }
+
+    #[test]
+    fn logits_of_a_draft_equal_the_reference_however_the_text_was_read() {
+        let (engine, expected) = (engine(256), expected());
+        let mut runner = Runner::new(&engine);
+        let prompt = Phase::Prefill;
+        let ways: [&[(usize, Phase)]; 4] = [
+            &[(64, prompt)],
+            &[(40, prompt), (1, prompt), (23, prompt)],
+            &[
+                (20, prompt),
+                (1, Phase::Decode),
+                (1, Phase::Decode),
+                (42, Phase::Decode),
+            ],
+            &[(1, prompt), (63, Phase::Decode)],
+        ];
+        for way in ways {
+            let mut sequence = sequence(&engine);
+            let mut rest = &expected.tokens[..];
+            for (count, phase) in way {
+                let (now, then) = rest.split_at(*count);
+                read(&mut runner, &mut sequence, now, *phase);
+                rest = then;
+            }
+            let found = predicted(&mut runner, &mut sequence, &expected);
+            let difference = largest_difference(&found, &expected.logits);
+            println!("{way:?}: {difference:e}");
+            assert!(difference <= TOLERANCE, "{way:?}: {difference:e}");
+        }
+    }
+
+    #[test]
+    fn tokens_that_were_taken_back_leave_no_trace_in_a_sequence_or_its_fork() {
+        let (engine, expected) = (engine(512), expected());
+        let mut runner = Runner::new(&engine);
+        let mut whole = sequence(&engine);
+        let (prompt, answer) = expected.tokens.split_at(60);
+        read(&mut runner, &mut whole, prompt, Phase::Prefill);
+        let checkpoint = whole.checkpoint().unwrap();
+        read(&mut runner, &mut whole, &[answer[0], 3, 4, 5], Phase::Decode);
+        assert!(whole.roll_back(&checkpoint, 1).unwrap().is_empty());
+        let mut fork = whole.fork().unwrap();
+        // Other tokens in the one must not show in the other.
+        read(&mut runner, &mut whole, &[9; 40], Phase::Decode);
+        read(&mut runner, &mut whole, &[9; 40], Phase::Decode);
+        read(&mut runner, &mut fork, &answer[1..], Phase::Decode);
+        let found = predicted(&mut runner, &mut fork, &expected);
+        let difference = largest_difference(&found, &expected.logits);
+        assert!(difference <= TOLERANCE, "{difference:e}");
+    }
+
+    #[test]
+    fn a_sequence_whose_beginning_was_not_shown_drafts_from_where_it_is_known_on() {
+        let (engine, expected) = (engine(256), expected());
+        let mut runner = Runner::new(&engine);
+        let mut late = sequence(&engine);
+        let (before, behind) = expected.tokens.split_at(40);
+        read(&mut runner, &mut late, before, Phase::Prefill);
+        let rows = late.predictor.as_mut().unwrap();
+        assert_eq!(rows.rows(), 39);
+        rows.forget();
+        assert_eq!(rows.take_last(40), None);
+        read(&mut runner, &mut late, behind, Phase::Prefill);
+        assert_eq!(late.predictor.as_ref().unwrap().rows(), 23);
+        let found = predicted(&mut runner, &mut late, &expected);
+        assert!(found.iter().all(|logit| logit.is_finite()));
+        assert!(
+            largest_difference(&found, &expected.logits) > TOLERANCE,
+            "it has not seen all"
+        );
+    }
+
+    #[test]
+    fn rows_keep_to_their_room_and_begin_anew_where_it_is_full() {
+        let (engine, expected) = (engine(256), expected());
+        let mut runner = Runner::new(&engine);
+        let mut sequences: Vec<Sequence> = (0..5).map(|_| sequence(&engine)).collect();
+        // One context of 256 tokens has two blocks, and a sequence two more.
+        for sequence in &mut sequences {
+            read(&mut runner, sequence, &expected.tokens, Phase::Prefill);
+        }
+        let rows = |sequence: &Sequence| sequence.predictor.as_ref().unwrap().rows();
+        assert_eq!(sequences.iter().map(rows).collect::<Vec<_>>(), [63, 63, 63, 63, 0]);
+        drop(sequences.remove(0));
+        let last = &mut sequences[3];
+        read(&mut runner, last, &expected.tokens, Phase::Prefill);
+        assert_eq!(rows(last), 63);
+    }
+}

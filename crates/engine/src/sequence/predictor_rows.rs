@@ -1,0 +1,328 @@
+//! What the layer that predicts further tokens keeps of a sequence: keys and values of a layer of its own, one row for each position whose hidden
+//! state and next token are known, and the hidden states that wait for their rows.
+//!
+//! Rows only serve guesses. A sequence that goes on from pages or a file without them begins them where it goes on, and one that goes back
+//! to a position whose state is gone leaves that row out.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use riffle_attention::{
+    Arithmetic, AttendJob, AttendOptions, Format, KvView, PageView, Partial, Plane, PlaneMut, QueryTile, Selection,
+    attend_batch, write_keys, write_values,
+};
+use riffle_model::{Batch, HostForward, ModelConfig, PredictorForward, Projected};
+
+use crate::{EngineError, EngineOptions};
+
+/// Rows of a block.
+const BLOCK_ROWS: usize = 128;
+/// Hidden states that wait at most, and rows that are made of them together.
+const MOST_STATES: usize = 128;
+/// Hidden states that are taken in together: rows of a verified draft fit beside those before them.
+const TAKEN_TOGETHER: usize = 64;
+
+/// The memory for the rows of all sequences of an engine.
+pub(crate) struct PredictorRoom {
+    kv_heads: usize,
+    head_dim: usize,
+    hidden_size: usize,
+    options: AttendOptions<'static>,
+    /// Blocks that may still be taken.
+    left: AtomicUsize,
+}
+
+/// Consecutive rows of a sequence and of those that were forked from it.
+struct Block {
+    // both [kv_heads, BLOCK_ROWS, head_dim], f16 as attention lays them out
+    keys: Vec<u16>,
+    values: Vec<u16>,
+    room: Arc<PredictorRoom>,
+}
+
+/// The rows of a sequence.
+#[derive(Clone)]
+pub(crate) struct PredictorRows {
+    room: Arc<PredictorRoom>,
+    blocks: Vec<Arc<Block>>,
+    /// The position of each row, ascending.
+    positions: Vec<u32>,
+    /// Hidden states of neighbouring positions that have no row yet, `[states, hidden_size]`.
+    states: Vec<f32>,
+    /// The position of the first of them.
+    first_state: usize,
+}
+
+impl PredictorRoom {
+    /// Room for the rows of as many tokens as the sequences of an engine may hold.
+    pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, context: usize) -> Arc<Self> {
+        let attend = AttendOptions::new(config.attention_scale)
+            .with_soft_cap(config.soft_cap)
+            // Every row stands before the one that reads.
+            .with_causal(false)
+            .with_arithmetic(Arithmetic::Fused);
+        Arc::new(Self {
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            hidden_size: config.hidden_size,
+            options: attend,
+            left: AtomicUsize::new(blocks(options, context)),
+        })
+    }
+
+    /// Bytes of the rows of all sequences, and of the states that wait.
+    pub(crate) fn planned_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
+        let block = 2 * Format::F16.plane_bytes(BLOCK_ROWS, config.head_dim) * config.kv_heads;
+        let states = MOST_STATES * config.hidden_size * size_of::<f32>();
+        let positions = context.next_multiple_of(BLOCK_ROWS) * size_of::<u32>();
+        let of_sequences = (options.sequences as u64).saturating_mul((states + positions) as u64);
+        (blocks(options, context) as u64)
+            .saturating_mul(block as u64)
+            .saturating_add(of_sequences)
+    }
+
+    /// Rows that the layer is to compute together at most.
+    pub(crate) fn rows_together(options: &EngineOptions) -> usize {
+        MOST_STATES.max(options.sequences)
+    }
+
+    /// An empty block, where one is left.
+    fn take(self: &Arc<Self>) -> Option<Block> {
+        let one_less = |left: usize| left.checked_sub(1);
+        let taken = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        taken.ok()?;
+        let plane = vec![0; self.kv_heads * self.plane()];
+        Some(Block {
+            keys: plane.clone(),
+            values: plane,
+            room: Arc::clone(self),
+        })
+    }
+
+    /// Values of a block's plane of one KV head.
+    fn plane(&self) -> usize {
+        BLOCK_ROWS * self.head_dim
+    }
+}
+
+/// Blocks of the tokens that all sequences may hold. Each sequence has a block that is not full, and one that it does not share any more.
+fn blocks(options: &EngineOptions, context: usize) -> usize {
+    let tokens = options.pool_tokens.unwrap_or(context);
+    tokens
+        .div_ceil(BLOCK_ROWS)
+        .saturating_add(options.sequences.saturating_mul(2))
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.room.left.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for PredictorRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PredictorRows")
+            .field("rows", &self.positions.len())
+            .field("states", &self.waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PredictorRows {
+    pub(crate) fn new(room: &Arc<PredictorRoom>) -> Self {
+        Self {
+            room: Arc::clone(room),
+            blocks: Vec::new(),
+            positions: Vec::new(),
+            states: Vec::new(),
+            first_state: 0,
+        }
+    }
+
+    /// Rows that are held.
+    pub(crate) fn rows(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// The hidden state of the last of `tokens` tokens, where it waits for the next token; it waits no more.
+    pub(crate) fn take_last(&mut self, tokens: usize) -> Option<Vec<f32>> {
+        match self.waiting() == 1 && self.first_state + 1 == tokens {
+            true => Some(std::mem::take(&mut self.states)),
+            false => None,
+        }
+    }
+
+    /// Takes in the hidden states of rows of a pass, those of the last of `tokens`, the tokens that the sequence holds now. Of a prompt all
+    /// but the last become rows at once; those of an answer wait, as they may be taken back.
+    pub(crate) fn take_in(
+        &mut self,
+        forward: &mut PredictorForward,
+        (pass, rows): (&HostForward, Range<usize>),
+        tokens: &[u32],
+        is_prompt: bool,
+    ) -> Result<(), EngineError> {
+        let start = tokens.len() - rows.len();
+        if self.first_state + self.waiting() != start {
+            self.states.clear();
+        }
+        for first in rows.clone().step_by(TAKEN_TOGETHER) {
+            let taken = first..(first + TAKEN_TOGETHER).min(rows.end);
+            if self.waiting() + taken.len() > MOST_STATES {
+                self.read(forward, tokens)?;
+            }
+            if self.states.is_empty() {
+                self.states.reserve_exact(MOST_STATES * self.room.hidden_size);
+                self.first_state = start + first - rows.start;
+            }
+            pass.append_normed(taken, &mut self.states);
+        }
+        match is_prompt {
+            true => self.read(forward, tokens),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes rows of the states whose next token is among `tokens`, which the sequence holds.
+    pub(crate) fn read(&mut self, forward: &mut PredictorForward, tokens: &[u32]) -> Result<(), EngineError> {
+        let (first, width) = (self.first_state, self.room.hidden_size);
+        let known = tokens.len().saturating_sub(first + 1).min(self.waiting());
+        if known == 0 {
+            return Ok(());
+        }
+        let batch = Batch::of_one(&tokens[first + 1..][..known], first)?;
+        let projected = forward.project(&batch, &self.states[..known * width])?;
+        let (keys, values) = (&*projected.keys, &*projected.values);
+        self.append(first, known, keys, values)?;
+        self.states.drain(..(known * width).min(self.states.len()));
+        self.first_state += known;
+        Ok(())
+    }
+
+    /// Appends rows from `position` on, keys and values `[rows, kv_heads, head_dim]`. Where no room is left, everything is forgotten, to begin
+    /// anew.
+    pub(crate) fn append(
+        &mut self,
+        position: usize,
+        rows: usize,
+        keys: &[f32],
+        values: &[f32],
+    ) -> Result<(), EngineError> {
+        let room = Arc::clone(&self.room);
+        let (head_dim, width) = (room.head_dim, room.kv_heads * room.head_dim);
+        let mut done = 0;
+        while done < rows {
+            let (held, within) = (self.positions.len(), self.positions.len() % BLOCK_ROWS);
+            let count = (BLOCK_ROWS - within).min(rows - done);
+            let Some(block) = self.block_mut(held / BLOCK_ROWS) else {
+                self.forget();
+                return Ok(());
+            };
+            for head in 0..room.kv_heads {
+                let (source, plane) = (done * width + head * head_dim, head * room.plane()..);
+                let (keys, values) = (&keys[source..], &values[source..]);
+                let mut to = PlaneMut::F16(&mut block.keys[plane.clone()][..room.plane()]);
+                write_keys(&mut to, head_dim, within, count, keys, width)?;
+                let mut to = PlaneMut::F16(&mut block.values[plane][..room.plane()]);
+                write_values(&mut to, head_dim, within, count, values, width)?;
+            }
+            if within == 0 {
+                self.positions.reserve_exact(BLOCK_ROWS);
+            }
+            self.positions
+                .extend((position + done..position + done + count).map(|position| position as u32));
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// A block that this sequence alone writes to; `None` where no room is left.
+    fn block_mut(&mut self, number: usize) -> Option<&mut Block> {
+        if number == self.blocks.len() {
+            self.blocks.push(Arc::new(self.room.take()?));
+        }
+        if Arc::get_mut(&mut self.blocks[number]).is_none() {
+            let mut copy = self.room.take()?;
+            copy.keys.copy_from_slice(&self.blocks[number].keys);
+            copy.values.copy_from_slice(&self.blocks[number].values);
+            self.blocks[number] = Arc::new(copy);
+        }
+        Arc::get_mut(&mut self.blocks[number])
+    }
+
+    /// Forgets what follows the first `tokens` tokens of the sequence.
+    pub(crate) fn cut(&mut self, tokens: usize) {
+        // A row is made with the token behind it.
+        let kept = self
+            .positions
+            .partition_point(|position| *position as usize + 1 < tokens);
+        self.positions.truncate(kept);
+        self.blocks.truncate(kept.div_ceil(BLOCK_ROWS));
+        let states = tokens.saturating_sub(self.first_state).min(self.waiting());
+        self.states.truncate(states * self.room.hidden_size);
+    }
+
+    /// Begins anew.
+    pub(crate) fn forget(&mut self) {
+        self.cut(0);
+    }
+
+    fn waiting(&self) -> usize {
+        self.states.len() / self.room.hidden_size
+    }
+
+    /// The rows of one KV head.
+    fn pages(&self, head: usize) -> Vec<PageView<'_>> {
+        let plane = self.room.plane();
+        let blocks = self.blocks.iter().enumerate();
+        blocks
+            .map(|(number, block)| {
+                let start = number * BLOCK_ROWS;
+                PageView {
+                    start,
+                    tokens: (self.rows() - start).min(BLOCK_ROWS),
+                    keys: Plane::F16(&block.keys[head * plane..][..plane]),
+                    values: Plane::F16(&block.values[head * plane..][..plane]),
+                }
+            })
+            .collect()
+    }
+}
+
+/// Attends with each query of `projected`, `[sequences, heads, head_dim]`, to all rows of its sequence.
+pub(crate) fn attend(sequences: &[&PredictorRows], projected: &mut Projected<'_>) -> Result<(), EngineError> {
+    let Some(room) = sequences.first().map(|rows| &rows.room) else {
+        return Ok(());
+    };
+    let (kv_heads, head_dim) = (room.kv_heads, room.head_dim);
+    let width = projected.queries.len() / sequences.len();
+    let (group, tile) = (width / head_dim / kv_heads, width / kv_heads);
+    let heads = sequences
+        .iter()
+        .flat_map(|rows| (0..kv_heads).map(|head| (*rows, head)));
+    let read: Vec<_> = heads
+        .map(|(rows, head)| (rows.pages(head), Selection::full(rows.rows())))
+        .collect();
+    let tiles = projected.queries.chunks_exact(tile).zip(&read);
+    let jobs: Vec<AttendJob<'_>> = tiles
+        .map(|(data, (pages, selection))| AttendJob {
+            queries: QueryTile {
+                data,
+                rows: 1,
+                row_stride: tile,
+                group,
+                head_dim,
+                start: 0,
+            },
+            kv: KvView { head_dim, pages },
+            selection,
+        })
+        .collect();
+    let mut partials = vec![Partial::new(1, group, head_dim); jobs.len()];
+    attend_batch(&jobs, &room.options, &mut partials)?;
+    for (partial, out) in partials.iter().zip(projected.attended.chunks_exact_mut(tile)) {
+        partial.finish_into(out, tile, None)?;
+    }
+    Ok(())
+}

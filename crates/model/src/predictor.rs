@@ -1,0 +1,136 @@
+//! The layer behind a model's own that predicts the token after the next one.
+//!
+//! For a position it takes the embedding of the next token and the hidden state that the model gave the output head here (after the final
+//! norm), and computes what the model might give the head at the next position. Fed with its own result it goes on from there. It attends
+//! to keys and values of its own, one for each position, which the caller keeps.
+
+use std::sync::Arc;
+
+use crate::blocks::{Norm, Projection, RotaryTable, for_rows};
+use crate::layer::Layer;
+use crate::workspace::Workspace;
+use crate::{Batch, Decoder, ModelConfig, ModelError, Projected, scratch_bytes};
+
+/// The weights of the layer, beside the embedding and the head, which are the model's.
+pub struct Predictor {
+    /// Of the embedding of the next token.
+    pub embedding_norm: Norm,
+    /// Of the hidden state.
+    pub hidden_norm: Norm,
+    /// From the normalised embedding and the normalised state behind it, `[hidden_size, 2 * hidden_size]`.
+    pub join: Projection,
+    /// A layer of attention, as the model's own.
+    pub layer: Layer,
+    /// The norm before the head, and before the result is a hidden state again.
+    pub final_norm: Norm,
+}
+
+/// Rows on their way through a [`Predictor`] on the CPU: [`project`](Self::project), attend, [`finish`](Self::finish), then
+/// [`hidden`](Self::hidden) and [`logits`](Self::logits).
+pub struct PredictorForward {
+    model: Arc<Decoder>,
+    batch: Option<Batch>,
+    // [rows, hidden_size]
+    hidden: Vec<f32>,
+    // [rows, 2, hidden_size]
+    joined: Vec<f32>,
+    workspace: Workspace,
+}
+
+impl Predictor {
+    /// Bytes its weights take in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let norms = [&self.embedding_norm, &self.hidden_norm, &self.final_norm].map(Norm::bytes);
+        norms.iter().sum::<u64>() + self.join.bytes() + self.layer.bytes()
+    }
+}
+
+impl PredictorForward {
+    /// Memory for up to `rows` rows at a time, in a context of up to `context_tokens`; `None` for a model without a predictor.
+    pub fn new(model: &Arc<Decoder>, rows: usize, context_tokens: usize) -> Option<PredictorForward> {
+        model.predictor.as_ref()?;
+        Some(PredictorForward {
+            batch: None,
+            hidden: Vec::new(),
+            joined: Vec::new(),
+            workspace: Workspace::new(&model.config, rows, context_tokens),
+            model: Arc::clone(model),
+        })
+    }
+
+    /// Bytes that one for `rows` rows takes.
+    pub fn scratch_bytes(config: &ModelConfig, rows: usize) -> u64 {
+        let floats = 3 * (rows as u64).saturating_mul(config.hidden_size as u64);
+        scratch_bytes(config, rows).saturating_add(4 * floats)
+    }
+
+    /// Rows there is memory for.
+    pub fn most_rows(&self) -> usize {
+        self.workspace.batch_tokens()
+    }
+
+    /// Joins each token of `batch` with the hidden state at the position before it, `[rows, hidden_size]`, and projects the rows. Positions
+    /// of the batch are those of the states. Keys and values go to the caller's rows; what is to be finished attends to these.
+    ///
+    /// # Errors
+    /// [`ModelError::TokenOutOfRange`], [`ModelError::BatchTooLarge`], [`ModelError::BufferLength`] for states of another length.
+    pub fn project(&mut self, batch: &Batch, hidden: &[f32]) -> Result<Projected<'_>, ModelError> {
+        let (model, workspace) = (&*self.model, &mut self.workspace);
+        let Some(predictor) = &model.predictor else {
+            unreachable!("made of a model with a predictor")
+        };
+        let (config, width, rows) = (&model.config, model.config.hidden_size, batch.rows());
+        batch.check(config.vocab_size, workspace.batch_tokens())?;
+        ModelError::check_length("hidden", rows * width, hidden.len())?;
+        self.hidden.resize(rows * width, 0.0);
+        self.joined.resize(2 * rows * width, 0.0);
+        model.embed(batch.tokens(), &mut self.hidden);
+        let embedded = &self.hidden;
+        for_rows(&mut self.joined, 2 * width, |row, joined| {
+            let (embedding, state) = joined.split_at_mut(width);
+            embedding.copy_from_slice(&embedded[row * width..][..width]);
+            state.copy_from_slice(&hidden[row * width..][..width]);
+            predictor.embedding_norm.apply_in_place(embedding);
+            predictor.hidden_norm.apply_in_place(state);
+        });
+        predictor.join.apply(&self.joined, &mut self.hidden);
+        workspace.rotary_tables.iter_mut().for_each(RotaryTable::clear);
+        if let Some(attention) = &predictor.layer.attention {
+            attention.project(config, batch, 0..rows, &self.hidden, workspace);
+        }
+        self.batch = Some(batch.clone());
+        Ok(workspace.projected(rows))
+    }
+
+    /// Takes the projected rows through the rest of the layer, from what was written to [`Projected::attended`].
+    pub fn finish(&mut self) {
+        let model = &*self.model;
+        let (Some(predictor), Some(batch)) = (&model.predictor, &self.batch) else {
+            return;
+        };
+        let rows = 0..batch.rows();
+        predictor
+            .layer
+            .finish(batch, rows, &mut self.hidden, &mut self.workspace, &mut []);
+        for_rows(&mut self.hidden, model.config.hidden_size, |_, row| {
+            predictor.final_norm.apply_in_place(row);
+        });
+    }
+
+    /// The hidden states of the finished rows, `[rows, hidden_size]`: those that the next rows are joined with.
+    pub fn hidden(&self) -> &[f32] {
+        &self.hidden
+    }
+
+    /// Writes the logits of all finished rows to `out`, `[rows, vocab_size]`.
+    ///
+    /// # Errors
+    /// [`ModelError::BufferLength`] for an `out` of another length.
+    pub fn logits(&mut self, out: &mut [f32]) -> Result<(), ModelError> {
+        let config = &self.model.config;
+        let rows = self.hidden.len() / config.hidden_size;
+        ModelError::check_length("out", rows * config.vocab_size, out.len())?;
+        self.model.head_logits(&self.hidden, out);
+        Ok(())
+    }
+}
