@@ -22,10 +22,14 @@ const DISK_BYTE_NS: f64 = 1.0;
 /// query of one row and head, and of the value that it weighs (f16 with AVX2, 8,192 and 32,768 tokens).
 const KEY_BYTE_NS: f64 = 0.08;
 const ELEMENT_NS: f64 = 0.06;
-/// Part of a row's attention that the mass of its keys takes once more: the products with keys.
-const LOOK: f64 = 0.5;
-/// Time of linear layers by rows of the pass, beside one row (as above; more rows are on the line through the last two).
+/// What the mass of a row's keys and the choice among them take, beside the row's attention (AVX-512, 16,384 and 32,768 tokens).
+const LOOK: f64 = 1.5;
+/// Time of linear layers of [`TABLE_WEIGHT_BYTES`] by rows of the pass, beside one row: with AVX-512 (Qwen2.5-Coder-1.5B in Q4_K), and with
+/// other instructions (SmolLM2-135M in Q4_1 with AVX2). More rows are on the line through the last two.
+const LINEAR_ROWS_AVX512: [f64; 8] = [1.0, 1.05, 1.1, 1.15, 1.25, 1.4, 1.55, 1.7];
 const LINEAR_ROWS: [f64; 8] = [1.0, 1.05, 1.55, 2.05, 2.45, 2.8, 3.15, 3.45];
+/// Bytes of a weight of four bits with its part of a scale.
+const TABLE_WEIGHT_BYTES: f64 = 0.6;
 
 /// Where the tokens of a draft come from, for their costs.
 pub(super) enum Drafts<'a> {
@@ -52,7 +56,7 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
     let one = shared_ns + of_answer.ns(1) + of_answer.share * disk_ns;
     let layers = engine.model().config().layers as f64;
     let more_ns = |rows: usize| {
-        let linear = by_rows(&LINEAR_ROWS, together + rows) - by_rows(&LINEAR_ROWS, together);
+        let linear = by_rows(engine, together + rows) - by_rows(engine, together);
         layers * LAYER_ROW_NS * rows as f64 + weights_ns(engine) * linear + of_answer.ns(1 + rows) - of_answer.ns(1)
     };
     // A policy that learns from the verification looks at the keys of a row once more.
@@ -86,7 +90,7 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
 /// Nanoseconds of a pass over one token of each of `together` sequences, apart from attention, for one of them.
 fn shared_ns(engine: &Engine, together: usize) -> f64 {
     let layers_ns = engine.model().config().layers as f64 * LAYER_NS;
-    (layers_ns + weights_ns(engine) * by_rows(&LINEAR_ROWS, together)) / together as f64
+    (layers_ns + weights_ns(engine) * by_rows(engine, together)) / together as f64
 }
 
 /// Nanoseconds of the weights of a pass. The layer that predicts further tokens is not among them.
@@ -111,14 +115,23 @@ fn predictor_ns(engine: &Engine, tokens: usize, together: usize) -> f64 {
         row_ns: (tokens * config.query_width()) as f64 * ELEMENT_NS,
         reads_row_by_row: false,
     };
-    (LAYER_NS + weights_ns * by_rows(&LINEAR_ROWS, together)) / together as f64 + attention.ns(1)
+    (LAYER_NS + weights_ns * by_rows(engine, together)) / together as f64 + attention.ns(1)
 }
 
-fn by_rows(table: &[f64; 8], rows: usize) -> f64 {
-    match table.get(rows - 1) {
+/// Time of the linear layers of a pass of so many rows, beside one row. The arithmetic of a row is about the same for weights of more bytes,
+/// whose reading takes longer.
+fn by_rows(engine: &Engine, rows: usize) -> f64 {
+    let table = match riffle_attention::ceiling::instructions() {
+        "avx512" => &LINEAR_ROWS_AVX512,
+        _ => &LINEAR_ROWS,
+    };
+    let time = match table.get(rows - 1) {
         Some(time) => *time,
         None => table[7] + (rows - 8) as f64 * (table[7] - table[6]),
-    }
+    };
+    let format = engine.model().config().weight_format;
+    let weight_bytes = format.block_bytes() as f64 / format.block_weights() as f64;
+    1.0 + (time - 1.0) * (TABLE_WEIGHT_BYTES / weight_bytes).min(1.0)
 }
 
 /// The attention of a token under some policies.

@@ -44,8 +44,9 @@ pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo::outside(
 .with_source("Vegas, arXiv:2602.07223")];
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
-    let read = ["budget", "recent", "sinks"].map(|name| parameters.count(name));
-    let read: usize = read.iter().sum();
+    let [budget, recent, sinks] = ["budget", "recent", "sinks"].map(|name| parameters.count(name));
+    // Kernels take keys in blocks of 16, of which a key that stands alone needs one.
+    let read = 8 * budget + recent + sinks;
     ChunkWork::reading((read as f64 / chunk.tokens as f64).min(1.0))
 }
 
@@ -90,16 +91,32 @@ impl Learn for Mass {
     }
 
     fn observe(&mut self, mass: &ColumnMass<'_>) {
-        let mut order: Vec<usize> = (0..mass.mass.len()).collect();
-        // Ties go to the lower position, so that a choice is the same on every machine.
-        let heavier = |a: &usize, b: &usize| mass.mass[*b].total_cmp(&mass.mass[*a]).then(a.cmp(b));
-        if order.len() > self.budget {
-            order.select_nth_unstable_by(self.budget, heavier);
-            order.truncate(self.budget);
-        }
-        order.sort_unstable();
-        self.heavy = order;
+        self.heavy = heaviest(mass.mass, self.budget);
     }
+}
+
+/// Positions of the `count` largest masses, ascending. Ties go to the lower position, so that a choice is the same on every machine.
+fn heaviest(mass: &[f32], count: usize) -> Vec<usize> {
+    if mass.len() <= count {
+        return (0..mass.len()).collect();
+    }
+    // The upper bits of floats that are not negative are in the order of the floats. Counting them is quicker than a sort of all positions.
+    let bin = |mass: f32| (mass.max(0.0).to_bits() >> 20) as usize;
+    let mut bins = vec![0; 1 << 11];
+    mass.iter().for_each(|mass| bins[bin(*mass)] += 1);
+    let (mut lowest, mut held) = (bins.len(), 0);
+    while held < count {
+        lowest -= 1;
+        held += bins[lowest];
+    }
+    let within = mass.iter().enumerate().filter(|(_, mass)| bin(**mass) >= lowest);
+    let (mut edge, mut heavy): (Vec<_>, Vec<_>) = within.partition(|(_, mass)| bin(**mass) == lowest);
+    edge.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    edge.truncate(count - heavy.len());
+    heavy.extend(edge);
+    let mut positions: Vec<usize> = heavy.into_iter().map(|(position, _)| position).collect();
+    positions.sort_unstable();
+    positions
 }
 
 impl Persist for Mass {
@@ -155,6 +172,21 @@ mod tests {
         assert_eq!(policy.heavy, [0, 1, 4]);
         observe(&mut policy, &[0.0, 1.0]);
         assert_eq!(policy.heavy, [0, 1]);
+    }
+
+    #[test]
+    fn the_heaviest_are_those_that_a_sort_finds() {
+        // Many ties, zeros and masses of one bin.
+        let mass: Vec<f32> = (0..500_u32)
+            .map(|position| f32::from((position * 7919 % 23) as u8) * 1e-3)
+            .collect();
+        for count in [1, 7, 22, 23, 100, 499, 500, 501] {
+            let mut order: Vec<usize> = (0..mass.len()).collect();
+            order.sort_by(|a, b| mass[*b].total_cmp(&mass[*a]));
+            order.truncate(count);
+            order.sort_unstable();
+            assert_eq!(heaviest(&mass, count), order, "{count}");
+        }
     }
 
     #[test]
