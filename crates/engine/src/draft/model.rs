@@ -126,18 +126,10 @@ fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
 const MOST_ADDED: usize = 1024;
 
 /// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part whose text the small model cannot read is given no
-/// draft, now and later.
-///
-/// # Errors
-/// Failures of no single sequence; every sequence is as it was before.
-pub(super) fn draft(
-    runner: &mut Runner,
-    parts: &mut [Part<'_, '_>],
-    wanted: &[usize],
-    logits: &mut Vec<f32>,
-) -> Result<(), EngineError> {
+/// draft, now and later; nor is any where the whole pass fails, since answers need no small model.
+pub(super) fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], wanted: &[usize], logits: &mut Vec<f32>) {
     let Some(model) = runner.engine().draft_model().cloned() else {
-        return Ok(());
+        return;
     };
     let mut readers: Vec<(usize, Sequence)> = Vec::new();
     for (place, part) in parts.iter_mut().enumerate().filter(|(place, _)| wanted[*place] > 0) {
@@ -153,7 +145,10 @@ pub(super) fn draft(
     for (place, reader) in readers {
         parts[place].step.sequence.reader = Some(Box::new(reader));
     }
-    outcome
+    if outcome.is_err() {
+        let drafted = parts.iter_mut().zip(wanted).filter(|(_, wanted)| **wanted > 0);
+        drafted.for_each(|(part, _)| part.give_up_model());
+    }
 }
 
 /// Takes the first reader that lags behind on by a chunk, and drafts with the others. `vocab_size` is that of the large model.

@@ -120,7 +120,7 @@ fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>)
         own::draft(runner, parts, &own, logits)?;
     }
     if small.iter().any(|tokens| *tokens > 0) {
-        model::draft(runner, parts, &small, logits)?;
+        model::draft(runner, parts, &small, logits);
     }
     if predicted.iter().any(|tokens| *tokens > 0) {
         predictor::draft(runner, parts, &predicted, logits)?;
