@@ -5,7 +5,7 @@ use std::fs;
 use crate::testing::{assert_refused, riffle, shipped_model};
 
 /// Words with `_` for a space and MODEL for the shipped model; the exit status; parts of the line.
-const MISTAKES: [(&str, i32, &[&str]); 20] = [
+const MISTAKES: [(&str, i32, &[&str]); 21] = [
     (
         "ask notes.txt When?",
         2,
