@@ -265,14 +265,44 @@ mod tests {
 
     use crate::testing::{Problem, close, tolerance_of};
 
+    /// Problems in every arithmetic.
+    fn problems() -> impl Iterator<Item = Problem> {
+        let kinds = [Arithmetic::Expanded, Arithmetic::Rounded, Arithmetic::Fused];
+        kinds.into_iter().flat_map(|arithmetic| {
+            Problem::assorted().into_iter().map(move |mut problem| {
+                problem.options.arithmetic = arithmetic;
+                problem
+            })
+        })
+    }
+
+    #[cfg(feature = "std")]
+    #[test]
+    fn avx_vnni_gives_the_bits_of_avx2() {
+        let named = |name| Level::all().find(|level| level.name() == name);
+        let (Some(without), Some(with)) = (named("avx2"), named("avxvnni")) else {
+            std::eprintln!("skipped: this machine has no AVX-VNNI");
+            return;
+        };
+        for problem in problems() {
+            let views: Vec<_> = problem.pages.iter().map(|page| page.view()).collect();
+            let kv = KvView {
+                head_dim: problem.head_dim,
+                pages: &views,
+            };
+            let [expected, found] = [without, with].map(|level| {
+                let mut partial = problem.partial();
+                let tile = problem.tile();
+                attend_at(level, &tile, &kv, &problem.selection, &problem.options, &mut partial);
+                partial
+            });
+            assert_eq!(found, expected);
+        }
+    }
+
     #[test]
     fn every_instruction_set_agrees_with_plain_code() {
-        let exact = Problem::assorted();
-        let rounded = Problem::assorted().into_iter().map(|mut problem| {
-            problem.options.arithmetic = Arithmetic::Rounded;
-            problem
-        });
-        for problem in exact.into_iter().chain(rounded) {
+        for problem in problems() {
             let views: Vec<_> = problem.pages.iter().map(|page| page.view()).collect();
             let kv = KvView {
                 head_dim: problem.head_dim,

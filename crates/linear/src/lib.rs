@@ -15,7 +15,7 @@
 //!
 //! Each output is a sum over the inputs whose order is fixed: neither the number of tokens, nor the number of threads,
 //! nor the instruction set changes a bit of it. The best instructions of the machine are used; the environment variable
-//! `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) asks for others that it has.
+//! `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avxvnni`, `avx512`, `neon`) asks for others that it has.
 //!
 //! ```
 //! use riffle_linear::{PackedMatrix, WeightFormat};

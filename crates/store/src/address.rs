@@ -90,8 +90,9 @@ impl Address {
     }
 
     pub(crate) fn wrong(&self, problem: impl Into<String>) -> OpenError {
+        let slash = if self.path.is_empty() { "" } else { "/" };
         OpenError::Address {
-            address: format!("{}://{}/{}", self.scheme, self.host, self.path),
+            address: format!("{}://{}{slash}{}", self.scheme, self.host, self.path),
             problem: problem.into(),
         }
     }

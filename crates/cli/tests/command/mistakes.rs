@@ -5,7 +5,7 @@ use std::fs;
 use crate::testing::{assert_refused, riffle, shipped_model};
 
 /// Words with `_` for a space and MODEL for the shipped model; the exit status; parts of the line.
-const MISTAKES: [(&str, i32, &[&str]); 21] = [
+const MISTAKES: [(&str, i32, &[&str]); 34] = [
     (
         "ask notes.txt When?",
         2,
@@ -45,6 +45,71 @@ const MISTAKES: [(&str, i32, &[&str]); 21] = [
         "run --model MODEL --prompt x --prefix-cache=",
         1,
         &["--prefix-cache is empty", "give a folder"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache ftp://host/folder",
+        1,
+        &["ftp:// is no store of blocks", "s3://BUCKET/PREFIX, valkey://HOST"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache s3://",
+        1,
+        &["a host or a bucket is missing"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache valkey://host:99999",
+        1,
+        &["valkey://host", "99999 is no port"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache valkey://host?expiry=soon",
+        1,
+        &["expiry=soon cannot be read", "expiry=7d"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache valkey://host?color=red",
+        1,
+        &["color= is not known here", "expiry, budget and machines"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache valkey://user:secret@host:x",
+        1,
+        &["valkey://host", "x is no port"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache valkey://a --prefix-cache s3://b",
+        1,
+        &["one folder and one store at most"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache valkey://a --prefix-cache-budget 1G",
+        1,
+        &["--prefix-cache-budget is that of a folder", "?budget=200G"],
+    ),
+    (
+        "run --model MODEL --prompt x --prefix-cache blocks --prefix-cache-wait 5",
+        1,
+        &["--prefix-cache-wait needs a store", "valkey://HOST"],
+    ),
+    (
+        "serve --model MODEL --port 0 --kv-events nonsense",
+        1,
+        &["--kv-events: nonsense", "tcp://HOST:PORT"],
+    ),
+    (
+        "serve --model MODEL --port 0 --kv-events ipc:///x",
+        1,
+        &["--kv-events: ipc:///x", "tcp://HOST:PORT"],
+    ),
+    (
+        "serve --model MODEL --port 0 --kv-events-replay tcp://127.0.0.1:0",
+        2,
+        &["riffle serve needs --kv-events"],
+    ),
+    (
+        "serve --model MODEL --port 0 --kv-events tcp://127.0.0.1:0 --kv-events-replay nonsense",
+        1,
+        &["nonsense", "tcp://HOST:PORT"],
     ),
     (
         "run --model MODEL --prompt x --profile notes.txt",

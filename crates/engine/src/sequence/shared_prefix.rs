@@ -400,10 +400,15 @@ fn machine(engine: &crate::Engine) -> String {
         true => "musl",
         false => std::env::consts::OS,
     };
+    let instructions = match riffle_attention::instruction_set() {
+        // The same bits.
+        "avxvnni" => "avx2",
+        other => other,
+    };
     format!(
         "machine\t{} {} {system} {device} {}\n",
         std::env::consts::ARCH,
-        riffle_attention::instruction_set(),
+        instructions,
         env!("CARGO_PKG_VERSION"),
     )
 }

@@ -4,6 +4,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx_vnni;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod float;
 #[cfg(target_arch = "aarch64")]
@@ -29,6 +31,9 @@ enum Set {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// The same with products of four bytes.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
     /// The same with products of pairs of bfloat16.
@@ -52,6 +57,9 @@ macro_rules! dispatch {
             // SAFETY: the value exists only where AVX2, FMA and F16C were detected.
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => unsafe { avx2::$kernel$(::<$element>)?($($argument),*) },
+            // SAFETY: the value exists only where AVX2, FMA, F16C and AVX-VNNI were detected.
+            #[cfg(target_arch = "x86_64")]
+            Set::AvxVnni => unsafe { avx_vnni::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where AVX-512 F, BW, VL and VNNI were detected.
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 | Set::Avx512Bf16 => unsafe { avx512::$kernel$(::<$element>)?($($argument),*) },
@@ -86,6 +94,8 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Set::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Set::Avx512 | Set::Avx512Bf16 => "avx512",
             #[cfg(target_arch = "aarch64")]
             Set::Neon | Set::NeonDotprod | Set::NeonI8mm => "neon",
@@ -100,6 +110,9 @@ impl Isa {
         {
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
                 sets.push(Isa(Set::Avx2));
+                if is_x86_feature_detected!("avxvnni") {
+                    sets.push(Isa(Set::AvxVnni));
+                }
             }
             if is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -183,8 +196,8 @@ impl Isa {
     /// tokens as many as are unpacked together, so that a panel stays in the first cache; else all.
     pub(crate) fn panel_stretches(self, tokens: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if self.0 == Set::Avx2 && tokens > 2 * TILE_TOKENS {
-            return avx2::STRETCHES;
+        if matches!(self.0, Set::Avx2 | Set::AvxVnni) && tokens > 2 * TILE_TOKENS {
+            return avx2::tiles::STRETCHES;
         }
         let _ = tokens;
         usize::MAX

@@ -1,27 +1,31 @@
 //! AVX2 with FMA and F16C: a block is two registers.
 
-mod few_tokens;
-mod pairs;
-mod tiles;
+pub(super) mod few_tokens;
+pub(super) mod pairs;
+pub(super) mod tiles;
 
 use core::arch::x86_64::*;
 
-pub(super) use tiles::{STRETCHES, quant_band};
+use few_tokens::{FEW, few_token_kernels};
+use pairs::{add_minimums, add_products, add_scaled, bias, chain, groups, parts, whole, word};
+use tiles::{STRETCHES, tile_kernels, tile_tokens};
 
 use super::float::{float_kernels, half_kernels};
-use super::quant::quant_kernels;
+use super::quant::{for_stretches, quant_kernels, share};
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
-use crate::quant::{ActivationBlock, BiasForm, Halves, Quant, Shape, half_bits};
+use crate::quant::{ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, half_bits, tile_rows, words};
 
-type Block = [__m256; 2];
+pub(super) type Block = [__m256; 2];
 
 /// How far ahead quantised weights are asked for; distances of whole pages collide in the caches.
-const AHEAD_BYTES: usize = 7168;
+pub(super) const AHEAD_BYTES: usize = 7168;
 
 float_kernels!("avx2,fma,f16c", 4, 1, 1);
 half_kernels!("avx2,fma,f16c");
 quant_kernels!("avx2,fma,f16c", BiasForm::Pairs);
+few_token_kernels!("avx2,fma,f16c");
+tile_kernels!("avx2,fma,f16c");
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -31,7 +35,7 @@ fn zero() -> Block {
 
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
+pub(super) fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
         Kind::F32 => bytemuck::cast(*vector),
         Kind::F16 => {
@@ -45,7 +49,7 @@ fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn store(block: Block) -> [f32; LANES] {
+pub(super) fn store(block: Block) -> [f32; LANES] {
     bytemuck::must_cast(block)
 }
 
@@ -111,7 +115,7 @@ fn add(left: Block, right: Block) -> Block {
 /// Asks for the weights a few KiB ahead; addresses past the end are never read.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn prefetch<T>(weights: &[T]) {
+pub(super) fn prefetch<T>(weights: &[T]) {
     let ahead = weights.as_ptr().cast::<i8>().wrapping_add(PREFETCH_BYTES);
     for line in (0..size_of_val(weights)).step_by(64) {
         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line));
@@ -122,7 +126,7 @@ const PREFETCH_BYTES: usize = 8192;
 /// Asks for the weights `ahead_bytes` ahead, for the second cache.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn prefetch_far<T>(weights: &[T], ahead_bytes: usize) {
+pub(super) fn prefetch_far<T>(weights: &[T], ahead_bytes: usize) {
     let ahead = weights.as_ptr().cast::<i8>().wrapping_add(ahead_bytes);
     for line in (0..size_of_val(weights)).step_by(64) {
         _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));

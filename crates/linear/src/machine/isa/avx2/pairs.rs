@@ -7,18 +7,18 @@ use super::Block;
 use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH};
 
 /// Sums of a stretch: one for each of its halves that has a scale of its own.
-pub(super) const fn parts<Q: Quant>() -> usize {
+pub(in crate::machine::isa) const fn parts<Q: Quant>() -> usize {
     if Q::SHAPE.halves { 2 } else { 1 }
 }
 
 /// Groups of four weights in a part.
-pub(super) const fn groups<Q: Quant>() -> usize {
+pub(in crate::machine::isa) const fn groups<Q: Quant>() -> usize {
     STRETCH / 4 / parts::<Q>()
 }
 
 /// Groups whose products fit 16 bits when added up. Quants with a center are added up around it, where they have half the
 /// magnitude.
-pub(super) const fn chain<Q: Quant>() -> usize {
+pub(in crate::machine::isa) const fn chain<Q: Quant>() -> usize {
     let largest = match Q::SHAPE.center {
         0 => (1 << Q::SHAPE.bits) - 1,
         center => center as usize,
@@ -40,7 +40,7 @@ pub(super) fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m2
 /// Four activations of a group, for each row.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn word(activations: &ActivationBlock, group: usize) -> __m256i {
+pub(in crate::machine::isa) fn word(activations: &ActivationBlock, group: usize) -> __m256i {
     _mm256_set1_epi32(activations.words[group].cast_signed())
 }
 
@@ -49,7 +49,7 @@ pub(super) fn word(activations: &ActivationBlock, group: usize) -> __m256i {
 /// unnecessary.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn add_pairs<Q: Quant>(sums: __m256i, quants: __m256i, activations: __m256i) -> __m256i {
+pub(super) fn add_products<Q: Quant>(sums: __m256i, quants: __m256i, activations: __m256i) -> __m256i {
     let products = if Q::SHAPE.bits == 8 {
         let signed = _mm256_xor_si256(quants, _mm256_set1_epi8(-128));
         _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(activations, signed))
@@ -81,14 +81,18 @@ pub(super) fn whole(pairs: __m256i) -> __m256i {
 /// Adds the scaled products of a part, of one side of 8 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn add_scaled(total: __m256, products: __m256i, scales: __m256, scale: __m256) -> __m256 {
+pub(in crate::machine::isa) fn add_scaled(total: __m256, products: __m256i, scales: __m256, scale: __m256) -> __m256 {
     _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), _mm256_mul_ps(scales, scale), total)
 }
 
 /// Adds the minimums of a stretch.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-pub(super) fn add_minimums<Q: Quant>(mut total: Block, weights: &Expanded, activations: &ActivationBlock) -> Block {
+pub(in crate::machine::isa) fn add_minimums<Q: Quant>(
+    mut total: Block,
+    weights: &Expanded,
+    activations: &ActivationBlock,
+) -> Block {
     if Q::SHAPE.minimums {
         for part in 0..parts::<Q>() {
             let minimums: Block = bytemuck::must_cast(weights.minimums[part]);

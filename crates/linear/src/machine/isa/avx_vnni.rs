@@ -1,0 +1,48 @@
+//! AVX-VNNI beside AVX2: one instruction multiplies four bytes and adds the products to 32 bits.
+//!
+//! Sums of bytes are whole numbers, so results are those of AVX2 to the bit.
+
+use core::arch::x86_64::*;
+
+use super::avx2::few_tokens::{FEW, few_token_kernels};
+use super::avx2::pairs::{add_minimums, add_scaled, groups, parts, word};
+use super::avx2::tiles::{STRETCHES, tile_kernels, tile_tokens};
+use super::avx2::{AHEAD_BYTES, Block, load, prefetch, prefetch_far, store};
+pub(super) use super::avx2::{float_tile, round, widen};
+use super::quant::{for_stretches, quant_kernels, share};
+use crate::LANES;
+use crate::float::{F16, F32};
+use crate::quant::{ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, half_bits, tile_rows, words};
+
+quant_kernels!("avx2,fma,f16c,avxvnni", BiasForm::Whole);
+few_token_kernels!("avx2,fma,f16c,avxvnni");
+tile_kernels!("avx2,fma,f16c,avxvnni");
+
+/// Groups whose products are added up before they are widened: all, since they have 32 bits.
+const fn chain<Q: Quant>() -> usize {
+    groups::<Q>()
+}
+
+/// What the sums of a part start from.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m256i {
+    match Q::SHAPE.center {
+        0 => _mm256_setzero_si256(),
+        _ => _mm256_set1_epi32(activations.bias[part]),
+    }
+}
+
+/// Adds products of a group, four and four.
+#[inline]
+#[target_feature(enable = "avx2,avxvnni")]
+fn add_products<Q: Quant>(sums: __m256i, quants: __m256i, activations: __m256i) -> __m256i {
+    _mm256_dpbusd_avx_epi32(sums, quants, activations)
+}
+
+/// Sums of each row.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn whole(sums: __m256i) -> __m256i {
+    sums
+}
