@@ -276,30 +276,6 @@ mod tests {
         })
     }
 
-    #[cfg(feature = "std")]
-    #[test]
-    fn avx_vnni_gives_the_bits_of_avx2() {
-        let named = |name| Level::all().find(|level| level.name() == name);
-        let (Some(without), Some(with)) = (named("avx2"), named("avxvnni")) else {
-            std::eprintln!("skipped: this machine has no AVX-VNNI");
-            return;
-        };
-        for problem in problems() {
-            let views: Vec<_> = problem.pages.iter().map(|page| page.view()).collect();
-            let kv = KvView {
-                head_dim: problem.head_dim,
-                pages: &views,
-            };
-            let [expected, found] = [without, with].map(|level| {
-                let mut partial = problem.partial();
-                let tile = problem.tile();
-                attend_at(level, &tile, &kv, &problem.selection, &problem.options, &mut partial);
-                partial
-            });
-            assert_eq!(found, expected);
-        }
-    }
-
     #[test]
     fn every_instruction_set_agrees_with_plain_code() {
         for problem in problems() {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::simd::{Kernel, Level, Simd};
 
-/// Name of the instructions the kernels use here: `avx512`, `avxvnni`, `avx2`, `neon` or `scalar`.
+/// Name of the instructions the kernels use here: `avx512`, `avx2`, `neon` or `scalar`.
 pub fn instructions() -> &'static str {
     Level::best().name()
 }

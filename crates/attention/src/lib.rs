@@ -43,8 +43,8 @@
 //!
 //! A page may hold any number of tokens; pages of 128 tokens or a multiple cost least, as blocks of 128 keys are cut from each page's start.
 //!
-//! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C (and AVX-VNNI where it is there), NEON, or plain Rust; the
-//! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avxvnni`, `avx512`, `neon`) asks for another that the machine has. Features:
+//! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the
+//! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) asks for another that the machine has. Features:
 //! `std` (default: detection, scratch per thread), `simd` (default: without it the crate forbids unsafe code),
 //! `parallel` (rayon). Without `std` it needs only `alloc`.
 //!

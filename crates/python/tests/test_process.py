@@ -58,7 +58,9 @@ def test_one_session_serves_one_thread_at_a_time(engine, text):
 
 def test_ctrl_c_ends_a_long_call():
     program = f"""
-import sys, riffle
+import signal, sys, riffle
+# A child of a program in the background begins with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 engine = riffle.Engine({str(MODEL)!r}, context=131072)
 text = open({str(TEXT)!r}).read() * 2
 session = engine.session()

@@ -2,9 +2,9 @@ use core::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 
-/// Proof that AVX2, FMA and F16C exist, and AVX-VNNI where `VNNI`; made only by [`run`] and [`run_vnni`].
+/// Proof that AVX2, FMA and F16C exist; made only by [`run`].
 #[derive(Clone, Copy)]
-pub(super) struct Avx2<const VNNI: bool>(());
+pub(super) struct Avx2(());
 
 #[inline]
 pub(super) fn available() -> bool {
@@ -24,44 +24,14 @@ pub(super) fn available() -> bool {
     }
 }
 
-/// Whether AVX-VNNI is there as well: it multiplies 16-bit integers and adds the products in one instruction.
-#[inline]
-pub(super) fn vnni_available() -> bool {
-    #[cfg(feature = "std")]
-    let vnni = std::is_x86_feature_detected!("avxvnni");
-    #[cfg(not(feature = "std"))]
-    let vnni = cfg!(target_feature = "avxvnni");
-    vnni && available()
-}
-
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2::<false>(()))
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-pub(super) fn run_vnni<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx2::<true>(()))
-}
-
-/// Adds to each lane of 32 bits the products of its two 16-bit integers.
-///
-/// # Safety
-/// AVX2, and AVX-VNNI where `VNNI`, are there.
-#[inline(always)]
-unsafe fn multiply_add_pairs<const VNNI: bool>(sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: as promised by the caller.
-    unsafe {
-        match VNNI {
-            true => _mm256_dpwssd_avx_epi32(sums, a, b),
-            false => _mm256_add_epi32(sums, _mm256_madd_epi16(a, b)),
-        }
-    }
+    kernel.run(Avx2(()))
 }
 
 // SAFETY of every operation below: the token proves the instructions exist, and loads and stores take
 // references to arrays of at least their size.
-impl<const VNNI: bool> Simd for Avx2<VNNI> {
+impl Simd for Avx2 {
     type V = [__m256; 2];
     type I = [__m256i; 2];
     type B = [__m256i; 2];
@@ -279,8 +249,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe {
             let words = words.map(|words| _mm256_set1_epi32(words));
             let add = |n: usize| {
-                let even = multiply_add_pairs::<VNNI>(sums[n], b[0][n], words[0]);
-                multiply_add_pairs::<VNNI>(even, b[1][n], words[1])
+                let even = _mm256_madd_epi16(b[0][n], words[0]);
+                let odd = _mm256_madd_epi16(b[1][n], words[1]);
+                _mm256_add_epi32(_mm256_add_epi32(sums[n], even), odd)
             };
             [add(0), add(1)]
         }
@@ -334,8 +305,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe {
             let word = _mm256_set1_epi32(word);
             [
-                multiply_add_pairs::<VNNI>(sums[0], pairs[0], word),
-                multiply_add_pairs::<VNNI>(sums[1], pairs[1], word),
+                _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs[0], word)),
+                _mm256_add_epi32(sums[1], _mm256_madd_epi16(pairs[1], word)),
             ]
         }
     }

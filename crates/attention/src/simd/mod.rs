@@ -129,17 +129,14 @@ enum Kind {
     Scalar,
     #[cfg(all(feature = "simd", target_arch = "x86_64"))]
     Avx2,
-    /// AVX2 with AVX-VNNI.
-    #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-    AvxVnni,
     #[cfg(all(feature = "simd", target_arch = "x86_64"))]
     Avx512,
     #[cfg(all(feature = "simd", target_arch = "aarch64"))]
     Neon,
 }
 
-/// The instructions that kernels use here: `scalar`, `avx2`, `avxvnni`, `avx512` or `neon`. Results of two sets differ in their last bits, since
-/// sums are added in another order; `avxvnni` gives the bits of `avx2`.
+/// The instructions that kernels use here: `scalar`, `avx2`, `avx512` or `neon`. Results of two sets differ in their last bits, since
+/// sums are added in another order.
 #[cfg(feature = "std")]
 pub fn instruction_set() -> &'static str {
     Level::best().name()
@@ -157,6 +154,8 @@ impl Level {
             static BEST: std::sync::OnceLock<Level> = std::sync::OnceLock::new();
             *BEST.get_or_init(|| {
                 let most = std::env::var("RIFFLE_INSTRUCTIONS").ok();
+                // AVX-VNNI is for linear layers; attention has no kernels of its own for it.
+                let most = most.map(|name| if name == "avxvnni" { "avx2".to_owned() } else { name });
                 let named = Self::all().find(|level| Some(level.name()) == most.as_deref());
                 named.or_else(|| Self::all().last()).unwrap_or(Self::SCALAR)
             })
@@ -174,8 +173,6 @@ impl Level {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             avx2::available().then_some(Kind::Avx2),
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            avx2::vnni_available().then_some(Kind::AvxVnni),
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             avx512::available().then_some(Kind::Avx512),
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
             Some(Kind::Neon),
@@ -189,8 +186,6 @@ impl Level {
             Kind::Scalar => "scalar",
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx2 => "avx2",
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnni => "avxvnni",
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => "avx512",
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
@@ -225,7 +220,7 @@ impl Level {
     pub(crate) fn integer_rows(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 | Kind::AvxVnni => 4,
+            Kind::Avx2 => 4,
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => crate::kernel::LONE_ROWS,
             _ => self.tile_rows(),
@@ -238,7 +233,7 @@ impl Level {
     pub(crate) fn lead_bytes(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 | Kind::AvxVnni => 8 << 10,
+            Kind::Avx2 => 8 << 10,
             _ => usize::MAX,
         }
     }
@@ -248,7 +243,7 @@ impl Level {
     pub(crate) fn int8_dot(self) -> bool {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 | Kind::AvxVnni | Kind::Avx512 => true,
+            Kind::Avx2 | Kind::Avx512 => true,
             _ => false,
         }
     }
@@ -260,9 +255,6 @@ impl Level {
             // SAFETY: a level above scalar is only made after detecting its instructions.
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx2 => unsafe { avx2::run(kernel) },
-            // SAFETY: as above.
-            #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::AvxVnni => unsafe { avx2::run_vnni(kernel) },
             // SAFETY: as above.
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => unsafe { avx512::run(kernel) },

@@ -400,15 +400,10 @@ fn machine(engine: &crate::Engine) -> String {
         true => "musl",
         false => std::env::consts::OS,
     };
-    let instructions = match riffle_attention::instruction_set() {
-        // The same bits.
-        "avxvnni" => "avx2",
-        other => other,
-    };
     format!(
         "machine\t{} {} {system} {device} {}\n",
         std::env::consts::ARCH,
-        instructions,
+        riffle_attention::instruction_set(),
         env!("CARGO_PKG_VERSION"),
     )
 }
