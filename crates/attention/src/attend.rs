@@ -25,8 +25,10 @@ pub enum Arithmetic {
     /// - a weight is off by at most 1/8192 of the heaviest that its row has in the block, both times the size of their values.
     ///
     /// The error of a logit grows with the length of queries and keys. Outputs are off by 3 to 5·10⁻⁴ of their length where logits of a
-    /// row spread by 1, and by 6·10⁻⁴ (head_dim 64) to 10⁻³ (256) where they spread by 2. Diagonals, block means and rows that read few tokens here and there in a block
-    /// are computed as in [`Expanded`](Self::Expanded), column masses and scans always. A row has the same bits in any
+    /// row spread by 1, and by 6·10⁻⁴ (head_dim 64) to 10⁻³ (256) where they spread by 2.
+    ///
+    /// Diagonals, block means and rows that read few tokens here and there in a block are computed as in
+    /// [`Expanded`](Self::Expanded), column masses and scans always. A row has the same bits in any
     /// tile, however the prompt is cut and pages arrive, on any number of threads, and whatever tokens come later; on other
     /// instructions it may differ by what the last bit of a weight is worth. Keys and values must be finite.
     Rounded,

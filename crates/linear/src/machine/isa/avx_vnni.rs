@@ -5,7 +5,7 @@
 use core::arch::x86_64::*;
 
 use super::avx2::few_tokens::{FEW, few_token_kernels};
-use super::avx2::pairs::{add_minimums, add_scaled, groups, parts, word};
+use super::avx2::pairs::{add_minimums, add_scaled, bias, groups, parts, word};
 use super::avx2::tiles::{STRETCHES, tile_kernels, tile_tokens};
 use super::avx2::{AHEAD_BYTES, Block, load, prefetch, prefetch_far, store};
 pub(super) use super::avx2::{float_tile, round, widen};
@@ -21,16 +21,6 @@ tile_kernels!("avx2,fma,f16c,avxvnni");
 /// Groups whose products are added up before they are widened: all, since they have 32 bits.
 const fn chain<Q: Quant>() -> usize {
     groups::<Q>()
-}
-
-/// What the sums of a part start from.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m256i {
-    match Q::SHAPE.center {
-        0 => _mm256_setzero_si256(),
-        _ => _mm256_set1_epi32(activations.bias[part]),
-    }
 }
 
 /// Adds products of a group, four and four.

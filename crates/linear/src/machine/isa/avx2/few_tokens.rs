@@ -3,7 +3,7 @@
 /// Most tokens. Sums for 16 outputs of each take two of the sixteen registers; a fourth token would push others to memory.
 pub(in crate::machine::isa) const FEW: usize = 3;
 
-/// Expands to `few_tokens` for instructions with 16 registers of 256 bits, which have the functions of [`pairs`](super::pairs) in scope.
+/// Expands to `few_tokens` and `add_part` for instructions with 16 registers of 256 bits, which have the functions of [`pairs`](super::pairs) in scope.
 macro_rules! few_token_kernels {
     ($features:literal) => {
         /// `TOKENS` tokens; `activations` is `[TOKENS, stretches]`.
@@ -39,7 +39,7 @@ macro_rules! few_token_kernels {
                         activations[token] = &blocks[token][INDEX];
                     }
                     for part in 0..parts::<Q>() {
-                        add_part::<Q, INDEX, TOKENS>(block, &expanded, part, &activations, &mut totals);
+                        add_part::<Q, INDEX, TOKENS, false>(block, &expanded, part, &activations, &mut totals);
                     }
                     for token in 0..TOKENS {
                         totals[token] = add_minimums::<Q>(totals[token], &expanded, activations[token]);
@@ -51,10 +51,10 @@ macro_rules! few_token_kernels {
             }
         }
 
-        /// Adds the products of a part of stretch `INDEX`. Sums of all tokens run side by side, so that none waits for its own.
+        /// Adds the products of a part of stretch `INDEX` of a block or, where `UNPACKED`, of `expanded` alone. Sums of all tokens run side by side, so that none waits for its own.
         #[inline]
         #[target_feature(enable = $features)]
-        fn add_part<Q: Quant, const INDEX: usize, const TOKENS: usize>(
+        fn add_part<Q: Quant, const INDEX: usize, const TOKENS: usize, const UNPACKED: bool>(
             block: &[u8],
             expanded: &Expanded,
             part: usize,
@@ -71,7 +71,7 @@ macro_rules! few_token_kernels {
                 }
                 for group in 0..chain::<Q>() {
                     let group = part * groups::<Q>() + link * chain::<Q>() + group;
-                    let quants = quants::<Q, INDEX>(block, expanded, group);
+                    let quants = quants::<Q, INDEX, UNPACKED>(block, expanded, group);
                     for token in 0..TOKENS {
                         let word = word(activations[token], group);
                         pairs[token][0] = add_products::<Q>(pairs[token][0], quants[0], word);
@@ -92,11 +92,11 @@ macro_rules! few_token_kernels {
             }
         }
 
-        /// The quants of a group of stretch `INDEX`: from the block's planes where it has some, else as unpacked before.
+        /// The quants of a group of stretch `INDEX`: as unpacked before, or from the block's planes.
         #[inline]
         #[target_feature(enable = $features)]
-        fn quants<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &Expanded, group: usize) -> [__m256i; 2] {
-            if const { Q::PIECES[0][0].is_none() } {
+        fn quants<Q: Quant, const INDEX: usize, const UNPACKED: bool>(block: &[u8], expanded: &Expanded, group: usize) -> [__m256i; 2] {
+            if const { UNPACKED || Q::PIECES[0][0].is_none() } {
                 return bytemuck::must_cast(expanded.quants[group]);
             }
             let mut quants = [_mm256_setzero_si256(); 2];

@@ -30,7 +30,7 @@ pub(in crate::machine::isa) const fn chain<Q: Quant>() -> usize {
 /// What the first chain of a part starts from.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m256i {
+pub(in crate::machine::isa) fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m256i {
     match Q::SHAPE.center {
         0 => _mm256_setzero_si256(),
         _ => _mm256_set1_epi32(activations.bias[part]),

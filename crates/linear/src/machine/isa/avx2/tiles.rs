@@ -11,8 +11,8 @@ pub(in crate::machine::isa) const fn tile_tokens<Q: Quant>() -> usize {
     if Q::SHAPE.halves { 4 } else { 3 }
 }
 
-/// Expands to `quant_band` for instructions with 16 registers of 256 bits, which have `few_tokens` and the functions of
-/// [`pairs`](super::pairs) in scope.
+/// Expands to `quant_band` for instructions with 16 registers of 256 bits, which have the kernels for few tokens and the
+/// functions of [`pairs`](super::pairs) in scope.
 macro_rules! tile_kernels {
     ($features:literal) => {
         #[target_feature(enable = $features)]
@@ -76,7 +76,7 @@ macro_rules! tile_kernels {
                     activations[row] = &tokens[row][index];
                 }
                 for part in 0..parts::<Q>() {
-                    add_tile_part::<Q, ROWS>(weights, part, &activations, &mut totals);
+                    add_part::<Q, 0, ROWS, true>(&[], weights, part, &activations, &mut totals);
                 }
                 for row in 0..ROWS {
                     totals[row] = add_minimums::<Q>(totals[row], weights, activations[row]);
@@ -84,46 +84,6 @@ macro_rules! tile_kernels {
             }
             for (sums, total) in sums.iter_mut().zip(totals) {
                 *sums = bytemuck::must_cast(total);
-            }
-        }
-
-        /// Adds the products of a part of a stretch. Sums of all tokens run side by side, so that none waits for its own.
-        #[inline]
-        #[target_feature(enable = $features)]
-        fn add_tile_part<Q: Quant, const ROWS: usize>(
-            weights: &Expanded,
-            part: usize,
-            activations: &[&ActivationBlock; ROWS],
-            totals: &mut [Block; ROWS],
-        ) {
-            let mut products = [[_mm256_setzero_si256(); 2]; ROWS];
-            for link in 0..groups::<Q>() / chain::<Q>() {
-                let mut pairs = [[_mm256_setzero_si256(); 2]; ROWS];
-                if link == 0 {
-                    for row in 0..ROWS {
-                        pairs[row] = [bias::<Q>(activations[row], part); 2];
-                    }
-                }
-                for group in 0..chain::<Q>() {
-                    let group = part * groups::<Q>() + link * chain::<Q>() + group;
-                    let quants: [__m256i; 2] = bytemuck::must_cast(weights.quants[group]);
-                    for row in 0..ROWS {
-                        let word = word(activations[row], group);
-                        pairs[row][0] = add_products::<Q>(pairs[row][0], quants[0], word);
-                        pairs[row][1] = add_products::<Q>(pairs[row][1], quants[1], word);
-                    }
-                }
-                for row in 0..ROWS {
-                    for side in 0..2 {
-                        products[row][side] = _mm256_add_epi32(products[row][side], whole(pairs[row][side]));
-                    }
-                }
-            }
-            let scales: Block = bytemuck::must_cast(weights.scales[part]);
-            for row in 0..ROWS {
-                let scale = _mm256_set1_ps(activations[row].scale);
-                totals[row][0] = add_scaled(totals[row][0], products[row][0], scales[0], scale);
-                totals[row][1] = add_scaled(totals[row][1], products[row][1], scales[1], scale);
             }
         }
     };

@@ -16,6 +16,9 @@ use crate::quant::{ActivationBlock, BiasForm, Halves, Quant, Shape, TILE_TOKENS,
 
 type Block = __m512;
 
+/// How far ahead quantised weights are asked for. Measured; distances of whole pages collide in the caches.
+const AHEAD_BYTES: usize = 7168;
+
 float_kernels!("avx512f,avx512bw,avx512vl", 4, 4, 2);
 half_kernels!("avx512f,avx512bw,avx512vl");
 quant_kernels!("avx512f,avx512bw,avx512vl,avx512vnni", BiasForm::Whole);
@@ -102,14 +105,21 @@ fn add(left: Block, right: Block) -> Block {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch<T>(weights: &[T]) {
-    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(PREFETCH_BYTES);
+    prefetch_near(weights, PREFETCH_BYTES);
+}
+const PREFETCH_BYTES: usize = 8192;
+
+/// Asks for the weights `ahead_bytes` ahead, for the first cache.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch_near<T>(weights: &[T], ahead_bytes: usize) {
+    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(ahead_bytes);
     for line in (0..size_of_val(weights)).step_by(64) {
         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line));
     }
 }
-const PREFETCH_BYTES: usize = 8192;
 
-/// Asks for the weights `ahead_bytes` ahead, for the second cache.
+/// Asks for the weights `ahead_bytes` ahead, for the second cache: the buffers of the first have no room for them everywhere.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn prefetch_far<T>(weights: &[T], ahead_bytes: usize) {

@@ -8,15 +8,12 @@ use core::sync::atomic::{Ordering, compiler_fence};
 use std::sync::OnceLock;
 
 use super::super::quant::{for_stretches, share};
-use super::{Block, load, store, widen_halves};
+use super::{AHEAD_BYTES, Block, load, prefetch_far, prefetch_near, store, widen_halves};
 use crate::LANES;
 use crate::float::F32;
 use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, bytes, words};
 
-/// How far ahead weights are asked for. Measured; distances of whole pages collide in the caches.
-const AHEAD_BYTES: usize = 7168;
-
-/// The same on processors of AMD.
+/// As [`AHEAD_BYTES`], on processors of AMD and into the first cache.
 const AMD_AHEAD_BYTES: usize = 12_800;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -27,8 +24,8 @@ pub(super) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums:
     }
 }
 
-/// Whether AMD made the processor. Zen 4 and Zen 5 read most formats at half to three quarters of the memory's rate unless each block is
-/// asked for; the processors of Intel that were measured lose by it.
+/// Whether AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for;
+/// the processors of Intel that were measured lose by it.
 fn is_amd() -> bool {
     static IS_AMD: OnceLock<bool> = OnceLock::new();
     *IS_AMD.get_or_init(|| {
@@ -48,9 +45,9 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
         let mut last = [bias(&activations[0]); 2];
         for_stretches!(Q, INDEX => {
             if AMD {
-                prefetch_near(share::<Q>(block, INDEX));
+                prefetch_near(share::<Q>(block, INDEX), AMD_AHEAD_BYTES);
             } else if const { jumps::<Q>() } {
-                prefetch(share::<Q>(block, INDEX));
+                prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
             }
             let mut expanded = Expanded::default();
             if Q::SHAPE.halves && Q::SHAPE.minimums {
@@ -73,26 +70,6 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
         });
     }
     *sums = store(total);
-}
-
-/// Asks for weights some way ahead, into the second cache: the buffers of the first have no room for them.
-#[inline]
-#[target_feature(enable = "avx512f")]
-pub(super) fn prefetch(weights: &[u8]) {
-    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(AHEAD_BYTES);
-    for line in (0..weights.len()).step_by(64) {
-        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line));
-    }
-}
-
-/// The same into the first cache.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn prefetch_near(weights: &[u8]) {
-    let ahead = weights.as_ptr().cast::<i8>().wrapping_add(AMD_AHEAD_BYTES);
-    for line in (0..weights.len()).step_by(64) {
-        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line));
-    }
 }
 
 /// The scales of Q2_K, the one format with two minimums for a stretch: the low and high four bits of a byte each, looked

@@ -4,8 +4,8 @@
 use core::arch::x86_64::*;
 
 use super::super::quant::{at_stretch, share};
-use super::one_token::{look_up_scales, prefetch};
-use super::{Block, widen_halves};
+use super::one_token::look_up_scales;
+use super::{AHEAD_BYTES, Block, prefetch_far, widen_halves};
 use crate::LANES;
 use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH};
 
@@ -98,7 +98,7 @@ fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlo
     for (index, block) in weights.chunks_exact(LANES * Q::BYTES).enumerate() {
         let halves = widen_halves::<Q>(block);
         for stretch in 0..Q::WEIGHTS / STRETCH {
-            prefetch(share::<Q>(block, stretch));
+            prefetch_far(share::<Q>(block, stretch), AHEAD_BYTES);
             let mut expanded = Expanded::default();
             // One branch for each stretch: unrolled, the compiler moves all loads to the front and runs out of registers.
             at_stretch!(Q, stretch, INDEX => {
