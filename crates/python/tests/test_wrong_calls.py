@@ -106,8 +106,8 @@ def calls(wild: Wild, engine: riffle.Engine, session: riffle.Session, cache: rif
     thing, draw = wild.thing, wild.random
     attend_options = ("start", "scale", "soft_cap", "causal", "log_sum_exp", "selection")
     cache_options = ("kv_type", "prefill", "decode", "page_tokens", "chunk_tokens", "context", "kv_ram", "attention", "audit")
-    small_engine = {name: value for name, value in wild.options(_ENGINE).items() if name not in ("kv_disk", "profile")}
-    answer = {**wild.options(_ANSWER), "max_tokens": draw.choice([0, 1, 2, 3])}
+    small_engine = {name: value for name, value in wild.options(tuple(_ENGINE)).items() if name not in ("kv_disk", "profile")}
+    answer = {**wild.options(tuple(_ANSWER)), "max_tokens": draw.choice([0, 1, 2, 3])}
     selection = wild.selection()
     made = draw.choice([session, riffle.Session.__new__(riffle.Session), engine, None, thing()])
     return draw.choice(

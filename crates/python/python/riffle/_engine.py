@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -114,16 +115,57 @@ class AnswerOptions(TypedDict, total=False):
     top_p: float
 
 
-_ENGINE = tuple(EngineOptions.__annotations__)
-_ANSWER = tuple(AnswerOptions.__annotations__)
+def _written(options: Any) -> dict[str, str]:
+    """Names of options, and their types as they are written."""
+    return {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
+
+
+_ENGINE = _written(EngineOptions)
+_ANSWER = _written(AnswerOptions)
 _BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory")
 
 
-def _given(known: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All known options, those that were not given as `None`."""
-    for name in given:
+_LARGEST = 2**63 - 1
+"""No option and no token is larger."""
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number that is not a truth value, of Python or numpy."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, (bool, np.bool_)), "True or False"),
+    "int": (lambda value: _whole(value) is not None, "a whole number, 0 or more"),
+    "float": (lambda value: _whole(value) is not None or isinstance(value, (float, np.floating)), "a number"),
+    "str": (lambda value: isinstance(value, str), "a text"),
+}
+"""What options that are written with a plain type take, and how it is said."""
+
+
+def _check(name: str, value: Any, written: str) -> None:
+    """Refuses a value that is not of a plain type; other types are not looked at."""
+    is_right, kind = _KINDS.get(written, (None, ""))
+    if is_right is None:
+        return
+    if not is_right(value):
+        raise TypeError(f"{name} is {value!r}, but it must be {kind}")
+    if written == "int" and not 0 <= operator.index(value) <= _LARGEST:
+        raise OptionError(f"{name} is {value!r}, but it must be {kind}, and at most {_LARGEST}")
+
+
+def _given(known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """All known options, those that were not given as `None`. `known` has their types as they are written."""
+    for name, value in given.items():
         if name not in known:
             raise TypeError(f"unknown option {name!r}; there are {', '.join(known)}")
+        if value is not None:
+            _check(name, value, known[name])
     return {name: given.get(name) for name in known}
 
 
@@ -144,7 +186,15 @@ def _answer_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _prompt(prompt: Prompt) -> Prompt:
     """Tokens of any kind as a list."""
-    return prompt if isinstance(prompt, str) else [int(token) for token in prompt]
+    if isinstance(prompt, str):
+        return prompt
+    tokens = [_whole(token) for token in prompt] if isinstance(prompt, Iterable) else [None]
+    if None in tokens:
+        raise TypeError(f"the prompt is {prompt!r:.80}, but it must be a text, or its tokens as whole numbers")
+    wrong = next((token for token in tokens if not 0 <= token < 2**32), None)
+    if wrong is not None:
+        raise OptionError(f"token {wrong} of the prompt is not one of the model's: tokens are whole numbers from 0 on")
+    return tokens
 
 
 def plan(model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> Plan:
@@ -448,8 +498,5 @@ class Session:
 
 
 def _count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is {value!r}, but it must be a whole number")
-    if value < 0:
-        raise OptionError(f"{name} is {value}, but it must be 0 or more")
-    return int(value)
+    _check(name, value, "int")
+    return operator.index(value)
