@@ -124,8 +124,7 @@ _ENGINE = _written(EngineOptions)
 _ANSWER = _written(AnswerOptions)
 _BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory")
 
-
-_LARGEST = 2**63 - 1
+_LARGEST = 2**64 - 1
 """No option and no token is larger."""
 
 
