@@ -83,7 +83,7 @@ pub(crate) enum Command {
     Man(ManArguments),
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArguments {
     /// Model: a GGUF file, a folder or a pulled model's name
     ///

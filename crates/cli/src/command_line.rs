@@ -37,6 +37,22 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arg
     Ok(parsed)
 }
 
+/// Parses the arguments of another program, its name first, as those of `riffle` are: with the spellings of llama.cpp, and with one line
+/// for what is refused. Help that is asked for is printed, and the failure then says nothing.
+pub(crate) fn parse_of<A: CommandFactory + FromArgMatches>(
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<A, Failure> {
+    let matches = take_negative_numbers(A::command()).try_get_matches_from(llama_cpp::spelled_for_clap(arguments));
+    let parsed = matches.and_then(|matches| A::from_arg_matches(&matches));
+    parsed.map_err(|error| match asks_for_help(&error) {
+        true => match error.print().and_then(|()| io::stdout().flush()) {
+            Ok(()) => Failure::quiet(),
+            Err(error) => Failure::output(&error),
+        },
+        false => Failure::usage(&error),
+    })
+}
+
 /// Ends a process whose arguments were not accepted, or asked for help.
 pub(crate) fn end(error: &clap::Error) -> ExitCode {
     match error.kind() {

@@ -17,7 +17,7 @@ use crate::{command_line, console, shown};
 
 /// One line for the user and an exit status. Without a line nothing is said.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     message: String,
     status: u8,
 }
@@ -29,7 +29,8 @@ impl Failure {
     /// Exit status for arguments that the command does not have.
     pub(crate) const MISSPELLED: u8 = 2;
 
-    pub(crate) fn new(message: impl Display) -> Self {
+    /// A failure with the exit status 1. What is no line is made one.
+    pub fn new(message: impl Display) -> Self {
         let message = shown::line(&message.to_string());
         Self { message, status: 1 }
     }
@@ -65,24 +66,37 @@ impl Failure {
         }
     }
 
+    /// An end without a line, and with the exit status of success.
+    pub(crate) fn quiet() -> Self {
+        Self {
+            message: String::new(),
+            status: 0,
+        }
+    }
+
     /// Standard output could not be written. A reader that has gone, such as `head`, has what it wanted.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self {
-                message: String::new(),
-                status: 0,
-            };
+            return Self::quiet();
         }
         Self::new(format!("cannot write to standard output: {error}"))
     }
 
-    pub(crate) fn report(self) -> ExitCode {
+    /// The line, without the name of the program before it.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Says it on standard error, and returns the exit status of the process.
+    pub fn report(self) -> ExitCode {
         if !self.message.is_empty() {
             console::note(&self);
         }
         ExitCode::from(self.status)
     }
 }
+
+impl std::error::Error for Failure {}
 
 impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

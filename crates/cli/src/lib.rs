@@ -3,6 +3,8 @@
 //! Exit statuses: 0 when everything asked for was done, or when the reader of standard output went away; 1 for a value, a
 //! file or a model that is refused and for a run that fails; 2 for arguments that the command does not have; 130 after
 //! Ctrl-C. A failure is one line on standard error.
+//!
+//! A program that serves a model in another way than over HTTP takes the options of `riffle serve` from here: see [`ServingArguments`].
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -26,6 +28,7 @@ mod numbers;
 mod prefix_cache;
 mod progress;
 mod serve_args;
+mod serving_args;
 mod shipped;
 mod shown;
 
@@ -33,9 +36,10 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use args::Command;
-use failure::Failure;
 
 pub use command_line::command;
+pub use failure::Failure;
+pub use serving_args::ServingArguments;
 
 /// Runs the process's arguments to the end.
 pub fn main() -> ExitCode {
@@ -67,6 +71,14 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// Parses the arguments of another program that serves a model, its name first: in the words and with the spellings of `riffle`.
+///
+/// # Errors
+/// For arguments that are refused. Where help or the version was asked for it has been printed, and the failure says nothing.
+pub fn arguments_of<A: clap::Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<A, Failure> {
+    command_line::parse_of(arguments)
 }
 
 /// The line with which these arguments, the program's name first, are refused before anything is read; `None` where they

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::numbers;
 
 /// Options of every command that keeps beginnings of prompts.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct PrefixCacheArguments {
     /// Keep beginnings of prompts in this folder or store, and read each only once; a folder and a store may be given
     ///

@@ -1,14 +1,16 @@
 //! What goes wrong with a request, in the shape of its API.
 
+use std::fmt;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use riffle_engine::EngineError;
 use serde_json::{Value, json};
 
-/// Why a request was refused or could not be answered.
+/// Why a request was refused or could not be answered. It is shown as one line.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Failure {
+pub struct Failure {
     pub(crate) status: StatusCode,
     /// What is wrong and what to do, in one line.
     pub(crate) message: String,
@@ -28,6 +30,12 @@ pub(crate) enum Shape {
 }
 
 impl Failure {
+    /// What went wrong, as a status of HTTP: 400 for a request that makes no sense, 429 for one too many, 503 when the worker ends or
+    /// has no room, 500 when the engine failed.
+    pub fn status(&self) -> u16 {
+        self.status.as_u16()
+    }
+
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -173,6 +181,14 @@ impl Failure {
         }
     }
 }
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {

@@ -42,11 +42,15 @@ mod room;
 mod router;
 mod serve;
 mod speech;
+mod worker;
 
-pub use driver::{KvEventAddresses, event_of};
+pub use driver::{EventSink, KvEventAddresses, event_of};
 pub use error::ServerError;
+pub use failure::Failure;
+pub use forms::Form;
 pub use options::{Limits, ServerOptions};
 pub use riffle_events::{Encoding, PublisherOptions};
 pub use room::engine_options;
 pub use router::JSON_PATHS;
 pub use serve::{Server, Stopper};
+pub use worker::{Answer, AnswerEvent, Worker};

@@ -70,7 +70,7 @@ impl Server {
         metrics.describe(engine);
         let app = App {
             engine: Arc::clone(engine),
-            driver: Driver::start(engine, &options, Arc::clone(&metrics))?,
+            driver: Driver::start(engine, &options, Arc::clone(&metrics), None)?,
             forms: Arc::new(Forms::new(engine, options.limits.clone()).map_err(ServerError::Thread)?),
             markup: Markup::of(engine),
             started: unix_seconds(),

@@ -2,33 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
-use riffle_engine::{Engine, EngineOptions, human_bytes, with_threads};
+use riffle_engine::{Engine, human_bytes};
 use riffle_server::{Encoding, Limits, PublisherOptions, Server, ServerOptions};
 
-use super::{engine_options, grouped, note_activations, read_text};
+use super::{grouped, read_text};
 use crate::console;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::serve_args::{EventEncoding, ServeArguments};
 
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
-    let own = EngineOptions {
-        pool_tokens: arguments.pool_tokens,
-        draft_model: arguments.draft.model().map(Path::to_owned),
-        draft_predictor: arguments.draft.uses_predictor(),
-        ..engine_options(&arguments.engine)?
-    };
     let options = server_options(arguments)?;
-    let path = &arguments.model.model;
-    let engine_options = riffle_server::engine_options(path, own, arguments.parallel)?;
-    let engine = with_threads(arguments.engine.threads, || Engine::load(path, engine_options))??;
-    note_activations(
-        &arguments.engine,
-        engine.model().config(),
-        engine.options().device.is_some(),
-    );
+    let engine = arguments.serving.load()?;
     let server = Server::bind(&engine, options)?;
     let stopper = server.stopper();
     interrupt::on_interrupt(move || stopper.stop())?;
@@ -52,30 +38,12 @@ fn introduction(arguments: &ServeArguments, engine: &Engine, address: SocketAddr
         "serving {model} at http://{address} (page), http://{address}/v1 (programs)
 context {context} tokens, {parallel} requests at a time with room for {room} tokens together, KV at most {kv}
 Ctrl-C ends it; a second Ctrl-C ends it at once",
-        model = model_name(arguments),
+        model = arguments.serving.model_name(),
         context = grouped(plan.context_tokens),
-        parallel = arguments.parallel,
+        parallel = arguments.serving.parallel(),
         room = grouped(room),
         kv = human_bytes(plan.kv_bytes),
     )
-}
-
-fn model_name(arguments: &ServeArguments) -> String {
-    let of_path = |path: &Path| {
-        if let Some(name) = riffle_hub::ModelName::of_path(path) {
-            return name.repository();
-        }
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let name = match path.is_dir() {
-            true => path.file_name(),
-            false => path.file_stem(),
-        };
-        name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-    };
-    arguments
-        .alias
-        .clone()
-        .unwrap_or_else(|| of_path(&arguments.model.model))
 }
 
 fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> {
@@ -83,14 +51,9 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         None => Vec::new(),
         Some(path) => keys_of(path)?,
     };
-    let defaults = Limits::default();
-    let places = arguments.prefix.places()?;
+    let shared = arguments.serving.server_options()?;
     Ok(ServerOptions {
         address: SocketAddr::new(arguments.host, arguments.port),
-        threads: arguments.engine.threads,
-        parallel: arguments.parallel,
-        draft: arguments.draft.clone(),
-        model_name: model_name(arguments),
         api_keys: keys,
         allowed_origins: arguments.allow_origin.clone(),
         allowed_hosts: arguments.allow_host.clone(),
@@ -98,14 +61,9 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
             body_bytes: usize::try_from(arguments.max_body).unwrap_or(usize::MAX),
             // Eight of the longest at a time.
             bodies_bytes: usize::try_from(arguments.max_body.saturating_mul(8)).unwrap_or(usize::MAX),
-            requests: arguments.max_requests,
             connections: arguments.max_connections,
-            request_time: Duration::from_secs(arguments.max_time),
-            ..defaults
+            ..shared.limits
         },
-        default_max_tokens: arguments.tokens,
-        prefix_cache: places.folder,
-        shared_store: places.store,
         session_folder: arguments.sessions.clone(),
         kv_events: arguments.kv_events.clone().map(|address| PublisherOptions {
             address,
@@ -117,10 +75,7 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
             },
             ..PublisherOptions::default()
         }),
-        keep_alive: arguments.keep_alive.map(Duration::from_secs),
-        grace: Duration::from_secs(arguments.grace),
-        logs_answers: !arguments.quiet,
-        ..ServerOptions::default()
+        ..shared
     })
 }
 

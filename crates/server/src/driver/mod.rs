@@ -19,7 +19,7 @@ use riffle_engine::{
 };
 use riffle_events::Publisher;
 use telling::Telling;
-pub use telling::event_of;
+pub use telling::{EventSink, event_of};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
@@ -149,32 +149,28 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts the thread.
+    /// Starts the thread. KV events go to `sink` and are not published then.
     pub(crate) fn start(
         engine: &Arc<Engine>,
         options: &ServerOptions,
         metrics: Arc<Metrics>,
+        sink: Option<EventSink>,
     ) -> Result<Self, ServerError> {
         let scheduling = SchedulerOptions {
             most_running: options.parallel,
             prompt_share: options.prompt_share,
             prefix_cache: options.prefix_cache.clone(),
             shared_store: options.shared_store.clone(),
-            tells_holdings: options.kv_events.is_some(),
+            tells_holdings: options.kv_events.is_some() || sink.is_some(),
         };
-        let publisher = options.kv_events.clone().map(Publisher::start).transpose()?;
+        let published = options.kv_events.clone().filter(|_| sink.is_none());
+        let publisher = published.map(Publisher::start).transpose()?;
         let kv_events = publisher.as_ref().map(KvEventAddresses::of);
+        let telling = publisher.map(Telling::publishing).or(sink.map(Telling::handing_over));
         let scheduler = Scheduler::new(engine, scheduling.clone())?;
         let (commands, received) = mpsc::channel();
         let threads = options.threads;
-        let work = thread::Work::new(
-            scheduler,
-            scheduling,
-            received,
-            metrics,
-            options,
-            publisher.map(Telling::new),
-        );
+        let work = thread::Work::new(scheduler, scheduling, received, metrics, options, telling);
         let thread = std::thread::Builder::new()
             .name("riffle-engine".to_owned())
             .spawn(move || {

@@ -10,38 +10,73 @@ use crate::metrics::Metrics;
 /// How often changes are told while there is work.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Publishes what changes with the scheduler.
+/// Takes KV events in their order, on the thread that drives the engine: it must not wait.
+pub type EventSink = Box<dyn FnMut(Vec<Event>) + Send>;
+
+/// Tells what changes with the scheduler.
 pub(super) struct Telling {
-    publisher: Publisher,
+    to: Listener,
     told: Instant,
-    counted: PublisherCounts,
+}
+
+/// Who is told.
+enum Listener {
+    Publisher {
+        publisher: Publisher,
+        counted: PublisherCounts,
+    },
+    Sink(EventSink),
 }
 
 impl Telling {
-    pub(super) fn new(publisher: Publisher) -> Self {
-        Self {
+    /// Tells whoever subscribes to a publisher.
+    pub(super) fn publishing(publisher: Publisher) -> Self {
+        Self::to(Listener::Publisher {
             publisher,
-            told: Instant::now(),
             counted: PublisherCounts::default(),
+        })
+    }
+
+    /// Tells this process.
+    pub(super) fn handing_over(sink: EventSink) -> Self {
+        Self::to(Listener::Sink(sink))
+    }
+
+    fn to(to: Listener) -> Self {
+        Self {
+            to,
+            told: Instant::now(),
         }
     }
 
-    /// Publishes what has changed, at once where the scheduler has nothing to do.
+    /// Tells what has changed, at once where the scheduler has nothing to do.
     pub(super) fn tell(&mut self, scheduler: &mut Scheduler, metrics: &Metrics, is_idle: bool) {
         if !is_idle && self.told.elapsed() < PAUSE {
             return;
         }
         self.told = Instant::now();
-        let changes = scheduler.take_holding_changes();
-        self.publisher.publish(changes.into_iter().map(event_of).collect());
-        let counts = self.publisher.counts();
-        metrics.count_events(&self.counted, &counts);
-        self.counted = counts;
+        let events: Vec<Event> = scheduler.take_holding_changes().into_iter().map(event_of).collect();
+        match &mut self.to {
+            Listener::Publisher { publisher, counted } => {
+                publisher.publish(events);
+                let counts = publisher.counts();
+                metrics.count_events(counted, &counts);
+                *counted = counts;
+            }
+            Listener::Sink(sink) => {
+                if !events.is_empty() {
+                    sink(events);
+                }
+            }
+        }
     }
 
-    /// Publishes that nothing is held: a scheduler has gone with all it held.
-    pub(super) fn clear(&self) {
-        self.publisher.publish(vec![Event::Cleared]);
+    /// Tells that nothing is held: a scheduler has gone with all it held.
+    pub(super) fn clear(&mut self) {
+        match &mut self.to {
+            Listener::Publisher { publisher, .. } => publisher.publish(vec![Event::Cleared]),
+            Listener::Sink(sink) => sink(vec![Event::Cleared]),
+        }
     }
 }
 

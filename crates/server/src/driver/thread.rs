@@ -230,7 +230,7 @@ impl Work {
             entry.tell(Told::Failed(failure.clone()));
         }
         let engine: Arc<Engine> = Arc::clone(self.scheduler.engine());
-        if let Some(telling) = &self.telling {
+        if let Some(telling) = &mut self.telling {
             telling.clear();
         }
         match Scheduler::new(&engine, self.scheduling.clone()) {

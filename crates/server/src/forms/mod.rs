@@ -23,7 +23,7 @@ use worker::Worker;
 
 /// A form that an answer shall have.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Form {
+pub enum Form {
     /// Any JSON object.
     JsonObject,
     /// JSON that a schema describes.
@@ -32,6 +32,37 @@ pub(crate) enum Form {
     Pattern(String),
     /// Text of a grammar in llguidance's variant of Lark.
     Grammar(String),
+}
+
+impl Form {
+    /// JSON that a schema describes, which may be given as text.
+    ///
+    /// # Errors
+    /// For text that is no JSON; `place` is the field it came from.
+    pub fn schema(schema: Value, place: &str) -> Result<Self, Failure> {
+        let Value::String(text) = schema else {
+            return Ok(Self::Schema(schema));
+        };
+        let parsed = serde_json::from_str(&text);
+        parsed
+            .map(Self::Schema)
+            .map_err(|error| Failure::field(place, format!("the schema is not valid JSON: {error}")))
+    }
+
+    /// One of several texts.
+    ///
+    /// # Errors
+    /// Where there is none; `place` is the field they came from.
+    pub fn choice(texts: &[String], place: &str) -> Result<Self, Failure> {
+        if texts.is_empty() {
+            return Err(Failure::field(place, "it must have at least one choice"));
+        }
+        let texts = texts.iter().map(|text| json!(text).to_string());
+        Ok(Self::Grammar(format!(
+            "start: {}",
+            texts.collect::<Vec<_>>().join(" | ")
+        )))
+    }
 }
 
 /// Prepares forms for one model.
@@ -189,13 +220,7 @@ fn take_outputs(
         place => format!("{place}.{name}"),
     };
     if let Some(schema) = fields.value(&format!("{prefix}json")) {
-        // A schema may be given as text.
-        let schema = match schema {
-            Value::String(text) => serde_json::from_str(&text)
-                .map_err(|error| Failure::field(at("json"), format!("the schema is not valid JSON: {error}")))?,
-            schema => schema,
-        };
-        forms.push((Form::Schema(schema), at("json")));
+        forms.push((Form::schema(schema, &at("json"))?, at("json")));
     }
     if let Some(pattern) = fields.text(&format!("{prefix}regex"))? {
         forms.push((Form::Pattern(pattern), at("regex")));
@@ -206,17 +231,9 @@ fn take_outputs(
     if let Some(choices) = fields.list(&format!("{prefix}choice"))? {
         let choices = choices.into_iter().map(|choice| text_of(choice, &at("choice")));
         let choices = choices.collect::<Result<Vec<_>, _>>()?;
-        if choices.is_empty() {
-            return Err(Failure::field(at("choice"), "it must have at least one choice"));
-        }
-        forms.push((Form::Grammar(grammar_of_choices(&choices)), at("choice")));
+        forms.push((Form::choice(&choices, &at("choice"))?, at("choice")));
     }
     Ok(())
-}
-
-fn grammar_of_choices(choices: &[String]) -> String {
-    let texts = choices.iter().map(|choice| json!(choice).to_string());
-    format!("start: {}", texts.collect::<Vec<_>>().join(" | "))
 }
 
 /// The form that an object with a `type` asks for.

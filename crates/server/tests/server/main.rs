@@ -10,3 +10,4 @@ mod shapes;
 mod stopping;
 mod structured;
 mod testing;
+mod worker;

@@ -1,0 +1,145 @@
+//! The options of whatever serves a model to many, over HTTP or not.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use riffle_engine::{DraftSpec, Engine, EngineOptions, with_threads};
+use riffle_server::{Limits, ServerOptions};
+
+use crate::args::{EngineArguments, ModelArguments};
+use crate::commands::{engine_options, note_activations};
+use crate::failure::Failure;
+use crate::prefix_cache::PrefixCacheArguments;
+use crate::{hub_args, numbers};
+
+/// The options of `riffle serve` that are not of HTTP: the model, its memory and cache, how many requests it takes on. Programs that
+/// serve a model in another way have them by flattening this into their own arguments.
+#[derive(Debug, Clone, Args)]
+pub struct ServingArguments {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Name that clients see the model under [default: that of its file or folder]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) alias: Option<String>,
+    /// Requests that are read or answered at a time; others wait
+    #[arg(long, value_name = "N", value_parser = numbers::sequences, default_value = "8")]
+    pub(crate) parallel: usize,
+    /// Tokens that all requests together may hold, what they share counted once
+    ///
+    /// [default: as many whole contexts as memory allows, one for each request at most]
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, hide_short_help = true)]
+    pub(crate) pool_tokens: Option<usize>,
+    /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
+    ///
+    /// Answers are the same to the byte. A request may say otherwise: "riffle": {"draft": "none"}.
+    #[arg(long, value_name = "SPEC", value_parser = hub_args::draft, default_value = "auto", hide_short_help = true)]
+    pub(crate) draft: DraftSpec,
+    /// Tokens of an answer whose request does not say how many
+    #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
+    pub(crate) tokens: usize,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixCacheArguments,
+    /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
+    #[arg(long, value_name = "SECONDS", help_heading = "What is kept", hide_short_help = true)]
+    pub(crate) keep_alive: Option<u64>,
+    /// Requests that are answered or wait at most; further ones are refused with 429
+    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "256", help_heading = "Limits", hide_short_help = true)]
+    pub(crate) max_requests: usize,
+    /// Seconds from the arrival of a request to the end of its answer at most
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "21600",
+        help_heading = "Limits",
+        hide_short_help = true
+    )]
+    pub(crate) max_time: u64,
+    /// Seconds that answers under way may go on when the server is to end
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "10",
+        help_heading = "Limits",
+        hide_short_help = true
+    )]
+    pub(crate) grace: u64,
+    /// Write no line for each answer to standard error
+    #[arg(long, hide_short_help = true)]
+    pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) engine: EngineArguments,
+}
+
+impl ServingArguments {
+    /// The file or folder of the model.
+    pub fn model_path(&self) -> &Path {
+        &self.model.model
+    }
+
+    /// The name that clients see the model under.
+    pub fn model_name(&self) -> String {
+        let of_path = |path: &Path| {
+            if let Some(name) = riffle_hub::ModelName::of_path(path) {
+                return name.repository();
+            }
+            let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            let name = match path.is_dir() {
+                true => path.file_name(),
+                false => path.file_stem(),
+            };
+            name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+        };
+        self.alias.clone().unwrap_or_else(|| of_path(self.model_path()))
+    }
+
+    /// Requests that are read or answered at a time.
+    pub fn parallel(&self) -> usize {
+        self.parallel
+    }
+
+    /// Loads the model. It takes as long as reading its weights.
+    ///
+    /// # Errors
+    /// For a model that cannot be read, for options that make no sense, and where memory is too small.
+    pub fn load(&self) -> Result<Arc<Engine>, Failure> {
+        let own = EngineOptions {
+            pool_tokens: self.pool_tokens,
+            draft_model: self.draft.model().map(Path::to_owned),
+            draft_predictor: self.draft.uses_predictor(),
+            ..engine_options(&self.engine)?
+        };
+        let path = self.model_path();
+        let options = riffle_server::engine_options(path, own, self.parallel)?;
+        let engine = with_threads(self.engine.threads, || Engine::load(path, options))??;
+        note_activations(&self.engine, engine.model().config(), engine.options().device.is_some());
+        Ok(engine)
+    }
+
+    /// How requests are taken on and what is kept; what is of HTTP has its default.
+    ///
+    /// # Errors
+    /// For a place of the prefix cache that makes no sense.
+    pub fn server_options(&self) -> Result<ServerOptions, Failure> {
+        let places = self.prefix.places()?;
+        Ok(ServerOptions {
+            threads: self.engine.threads,
+            parallel: self.parallel,
+            draft: self.draft.clone(),
+            model_name: self.model_name(),
+            limits: Limits {
+                requests: self.max_requests,
+                request_time: Duration::from_secs(self.max_time),
+                ..Limits::default()
+            },
+            default_max_tokens: self.tokens,
+            prefix_cache: places.folder,
+            shared_store: places.store,
+            keep_alive: self.keep_alive.map(Duration::from_secs),
+            grace: Duration::from_secs(self.grace),
+            logs_answers: !self.quiet,
+            ..ServerOptions::default()
+        })
+    }
+}

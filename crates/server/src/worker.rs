@@ -1,0 +1,117 @@
+//! The thread that answers requests, for programs that bring them in by another protocol than HTTP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use riffle_engine::{AnswerForm, Engine, Request, RequestReport, TokenProbabilities};
+
+use crate::driver::{Answer as Told, Driver, EventSink, Told as DriverEvent};
+use crate::failure::Failure;
+use crate::forms::{Form, Forms};
+use crate::metrics::Metrics;
+use crate::{ServerError, ServerOptions};
+
+/// An engine that answers requests on a thread of its own: what a [`Server`](crate::Server) has behind its HTTP.
+///
+/// Of the options, those count that say how much is taken on and what is kept: not addresses, keys and the like.
+pub struct Worker {
+    driver: Driver,
+    forms: Arc<Forms>,
+    metrics: Arc<Metrics>,
+}
+
+/// An answer under way. Dropping it takes the request back before the next piece of work; what was read of its prompt stays.
+#[derive(Debug)]
+pub struct Answer(Told);
+
+/// What happens to an answer.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum AnswerEvent {
+    /// How likely the next tokens of the prompt were, in their order, from its second token on.
+    PromptProbabilities(Vec<TokenProbabilities>),
+    /// A token was written.
+    Token {
+        /// The token.
+        token: u32,
+        /// How likely it was, where the request asks.
+        probabilities: Option<TokenProbabilities>,
+    },
+    /// The answer is complete.
+    Finished(Box<RequestReport>),
+}
+
+impl Worker {
+    /// Starts the thread. `sink` is told which blocks of text are held, where it is given.
+    ///
+    /// # Errors
+    /// [`ServerError::Engine`] for an engine that cannot serve requests, [`ServerError::Events`] for an address of KV events that
+    /// cannot be listened on, [`ServerError::Thread`].
+    pub fn start(engine: &Arc<Engine>, options: &ServerOptions, sink: Option<EventSink>) -> Result<Self, ServerError> {
+        let metrics = Arc::new(Metrics::new());
+        metrics.describe(engine);
+        Ok(Self {
+            driver: Driver::start(engine, options, Arc::clone(&metrics), sink)?,
+            forms: Arc::new(Forms::new(engine, options.limits.clone()).map_err(ServerError::Thread)?),
+            metrics,
+        })
+    }
+
+    /// Asks for an answer; returns once the scheduler has taken the request.
+    ///
+    /// # Errors
+    /// For a request that cannot be answered, that is one too many, or that comes when the worker ends.
+    pub async fn ask(&self, request: Request) -> Result<Answer, Failure> {
+        let mut answer = self.driver.ask(request)?;
+        answer.accepted().await?;
+        Ok(Answer(answer))
+    }
+
+    /// Prepares a form that answers are held to; `place` is the field of the request it came from.
+    ///
+    /// # Errors
+    /// For a form that is too long, takes too long to prepare, or is not understood.
+    pub async fn prepare_form(&self, form: Form, place: &str) -> Result<Arc<dyn AnswerForm>, Failure> {
+        self.forms.prepare(form, place).await
+    }
+
+    /// What has been counted, as the text that Prometheus reads.
+    pub fn metrics(&self) -> String {
+        self.metrics.text()
+    }
+
+    /// Whether the thread is alive. It ends by itself only where the engine cannot begin anew after it failed.
+    pub fn is_alive(&self) -> bool {
+        self.driver.is_alive()
+    }
+
+    /// Ends the thread: refuses what waits, lets answers go on for `grace`, and keeps what has been read where there is a prefix
+    /// cache. Returns when all is done; a second call does nothing.
+    pub fn stop(&self, grace: Duration) {
+        self.driver.stop(grace);
+    }
+}
+
+impl Answer {
+    /// The next event; none comes after [`AnswerEvent::Finished`]. Dropping the future loses no event.
+    ///
+    /// # Errors
+    /// For an answer that cannot go on.
+    pub async fn next(&mut self) -> Result<AnswerEvent, Failure> {
+        loop {
+            match self.0.next().await {
+                Some(DriverEvent::Token(written)) => {
+                    return Ok(AnswerEvent::Token {
+                        token: written.token,
+                        probabilities: written.probabilities,
+                    });
+                }
+                Some(DriverEvent::PromptProbabilities(found)) => return Ok(AnswerEvent::PromptProbabilities(found)),
+                Some(DriverEvent::Finished(finished)) => return Ok(AnswerEvent::Finished(Box::new(finished.report))),
+                Some(DriverEvent::Failed(failure)) => return Err(failure),
+                Some(DriverEvent::Accepted | DriverEvent::Reading(_) | DriverEvent::Session(_)) => {}
+                None => return Err(Failure::stopping()),
+            }
+        }
+    }
+}
