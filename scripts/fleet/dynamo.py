@@ -1,11 +1,14 @@
 """Workers behind Dynamo's frontend: its router is led by KV events, or takes turns.
 
-Each worker is a `riffle serve` with deploy/dynamo/riffle_worker.py beside it. All answers are compared with those of one server that is asked directly.
-Neither etcd nor NATS is needed: workers and frontend find each other in a folder. scripts/fleet-test runs this in a network of its own, since workers of Dynamo listen on every
-address. Prints one JSON object; exits with 1 where an answer is wrong.
+Each worker is a `riffle-dynamo`. All answers are compared with those of one `riffle serve` that is asked directly. Neither etcd nor NATS is needed: workers and frontend find
+each other in a folder. scripts/fleet-test runs this in a network of its own, since workers of Dynamo listen on every address. After each run a client leaves in the
+middle of an answer, and the workers are told to end. At last a worker is started on the disk of another, and has to get the requests whose prompts lie there. Prints one JSON
+object; exits with 1 where something is wrong.
 """
 
 import argparse
+import contextlib
+import http.client
 import json
 import pathlib
 import subprocess
@@ -14,11 +17,12 @@ import tempfile
 import time
 
 import workers
-from conversations import Run, add_options, streamed, whole
+from conversations import WORDS, Run, add_options, streamed, whole
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 workers.add_options(PARSER, workers=2)
 add_options(PARSER)
+PARSER.add_argument("--riffle-dynamo", required=True)
 ARGUMENTS = PARSER.parse_args()
 FRONTEND = ARGUMENTS.port
 
@@ -43,9 +47,12 @@ def without_begin_token(port):
     return ask_tokens
 
 
-def by_router(mode, right):
-    with tempfile.TemporaryDirectory() as folder, workers.Programs() as programs:
-        environment = {
+class Fleet:
+    """Workers and a frontend that find each other in a folder."""
+
+    def __init__(self, folder, programs, mode):
+        self.folder, self.programs, self.mode, self.workers, self.ports = folder, programs, mode, [], []
+        self.environment = {
             "DYN_DISCOVERY_BACKEND": "file",
             "DYN_FILE_KV": str(pathlib.Path(folder) / "discovery"),
             "DYN_REQUEST_PLANE": "tcp",
@@ -55,34 +62,123 @@ def by_router(mode, right):
             "DYN_LOG": "info",
             "HF_HUB_OFFLINE": "1",
         }
-        ports = [ARGUMENTS.port + 1 + number for number in range(ARGUMENTS.workers)]
-        for number, port in enumerate(ports):
-            events = f"tcp://127.0.0.1:{ARGUMENTS.port + 10 + number}"
-            server = workers.worker(programs, folder, number, ARGUMENTS, port, ["--page-tokens", 64, "--kv-events", events])
-            workers.wait_for(server, port)
-            command = [sys.executable, workers.ROOT / "deploy/dynamo/riffle_worker.py", "--riffle", f"http://127.0.0.1:{port}"]
-            command += ["--kv-events", events, "--model-path", ARGUMENTS.model, "--served-model-name", "model"]
-            command += ["--endpoint-types", "completions"]
-            programs.add(f"dynamo-worker-{number}", command, folder, environment)
-        command = [sys.executable, "-m", "dynamo.frontend", "--http-host", workers.HOST, "--http-port", FRONTEND, "--router-mode", mode]
-        frontend = programs.add(f"frontend-{mode}", command, folder, environment)
+
+    def add_worker(self, extra=()):
+        # Where it says that it is ready, and what it has counted.
+        port = ARGUMENTS.port + 1 + len(self.ports)
+        command = [ARGUMENTS.riffle_dynamo, "--model", ARGUMENTS.model, "--alias", "model", "--endpoint-types", "completions"]
+        command += ["--page-tokens", 64, *workers.sizes(ARGUMENTS), *extra]
+        own = {"DYN_SYSTEM_HOST": workers.HOST, "DYN_SYSTEM_PORT": str(port)}
+        program = self.programs.add(f"worker-{len(self.ports)}", command, self.folder, self.environment | own)
+        self.workers.append(program)
+        self.ports.append(port)
+        workers.wait_for(program, port)
+
+    def add_frontend(self):
+        command = [sys.executable, "-m", "dynamo.frontend", "--http-host", workers.HOST, "--http-port", FRONTEND, "--router-mode", self.mode]
+        frontend = self.programs.add(f"frontend-{self.mode}", command, self.folder, self.environment)
         has_model = lambda status, data: status == 200 and json.loads(data)["data"]
+        workers.wait_for(frontend, FRONTEND, "/v1/models", ready=has_model)
+        # Until its router has heard of all workers, and of what they hold.
+        time.sleep(5)
+
+    def requests(self, label=""):
+        return [workers.metric(port, "vllm:request_success_total", label) for port in self.ports]
+
+    def end(self):
+        """Tells the workers to end; their exit statuses."""
+        for program in self.workers:
+            program.end()
+        return [program.process.returncode for program in self.workers]
+
+
+@contextlib.contextmanager
+def fleet(mode):
+    with tempfile.TemporaryDirectory() as folder, workers.Programs() as programs:
         try:
-            workers.wait_for(frontend, FRONTEND, "/v1/models", ready=has_model)
-            time.sleep(5)
-            run = Run(ARGUMENTS, streamed(FRONTEND)).all()
+            yield Fleet(folder, programs, mode)
         except SystemExit:
             for program in programs:
                 print(f"== {program.name}\n{program.log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
             raise
-        requests = [workers.metric(port, "vllm:request_success_total") for port in ports]
-        return {**run.summary(), "requests_by_worker": requests, "wrong": sum(run.answers.get(key) != text for key, text in right.items())}
+
+
+def by_router(mode, right):
+    with fleet(mode) as running:
+        for _ in range(ARGUMENTS.workers):
+            running.add_worker()
+        running.add_frontend()
+        run = Run(ARGUMENTS, streamed(FRONTEND)).all()
+        return {
+            **run.summary(),
+            "requests_by_worker": running.requests(),
+            "wrong": sum(run.answers.get(key) != text for key, text in right.items()),
+            "taken_back": leave_early(running),
+            "refusal": refused(),
+            "exit_statuses": running.end(),
+        }
+
+
+def from_disk():
+    """Requests to a new worker, and to one that finds their prompts on the disk of one before it. Its router has nothing but events to choose by."""
+    texts = [f"Text {number}. " + " ".join(WORDS[number * 300 : number * 300 + 300]) for number in range(8)]
+    with tempfile.TemporaryDirectory() as cache:
+        for worker_options in [[["--prefix-cache", cache]], [[], ["--prefix-cache", cache]]]:
+            with fleet("kv") as running:
+                for options in worker_options:
+                    running.add_worker(options)
+                running.add_frontend()
+                for text in texts:
+                    body = {"model": "model", "prompt": text, "max_tokens": 2, "temperature": 0}
+                    status, _, answer, _ = workers.stream(FRONTEND, "/v1/completions", body)
+                    if status != 200:
+                        sys.exit(f"the frontend answers with {status}: {answer}")
+                requests = running.requests()
+                running.end()
+    return requests
+
+
+def refused():
+    """What a client is told that asks for what a worker does not do."""
+    status, answer = workers.post(FRONTEND, "/v1/completions", {"model": "model", "prompt": "In the beginning", "max_tokens": 2, "n": 2})
+    return f"{status} {answer.get('message', answer)}"
+
+
+def leave_early(running):
+    """Whether a worker takes the request of a client back that leaves after the first text."""
+    aborted = lambda: sum(running.requests('finished_reason="abort"'))
+    before = aborted()
+    connection = http.client.HTTPConnection(workers.HOST, FRONTEND, timeout=60)
+    body = {"model": "model", "prompt": "In the beginning", "max_tokens": 7000, "ignore_eos": True, "temperature": 0, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    first = response.readline()
+    if response.status != 200 or not first.startswith(b"data: "):
+        sys.exit(f"the frontend answers with {response.status}: {first + response.read()}")
+    # The response holds the socket too.
+    response.close()
+    connection.close()
+    for _ in range(100):
+        if aborted() > before:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 # A network of its own begins without a loopback.
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 RIGHT = expected()
 RESULT = {mode: by_router(mode, RIGHT) for mode in ["round-robin", "kv"]}
-print(json.dumps(RESULT, indent=1))
-if any(run["wrong"] for run in RESULT.values()):
-    sys.exit("an answer was wrong")
+NEW, KNOWING = from_disk()
+print(json.dumps(RESULT | {"new_worker": NEW, "worker_with_prompts_on_disk": KNOWING}, indent=1))
+for mode, run in RESULT.items():
+    if run["wrong"]:
+        sys.exit(f"{mode}: an answer was wrong")
+    if not run["taken_back"]:
+        sys.exit(f"{mode}: the request of a client that left went on")
+    if not run["refusal"].startswith("400 n: "):
+        sys.exit(f"{mode}: a worker's refusal did not reach its client: {run['refusal']}")
+    if any(run["exit_statuses"]):
+        sys.exit(f"{mode}: a worker did not end as it should")
+if NEW or not KNOWING:
+    sys.exit("the router does not know what lies on a worker's disk")

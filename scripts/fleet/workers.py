@@ -126,18 +126,23 @@ def wait_for(program, port, path="/health", seconds=120, ready=lambda status, da
     program.fail(f"nothing at http://{HOST}:{port}{path} after {seconds} s")
 
 
-def metric(port, name):
-    """The sum of a metric over its labels."""
+def metric(port, name, label=""):
+    """The sum of a metric over its labels, or over those with this one."""
     _, data = get(port, "/metrics")
-    lines = [line.split() for line in data.decode().splitlines() if not line.startswith("#")]
-    return sum(float(value) for key, value, *_ in lines if key.split("{")[0] == name)
+    lines = [line.split() for line in data.decode().splitlines() if line and not line.startswith("#")]
+    return sum(float(value) for key, value, *_ in lines if key.split("{")[0] == name and label in key)
 
 
 def worker(programs, folder, number, arguments, port, extra=()):
     """Starts a `riffle serve`."""
-    command = [arguments.riffle, "serve", "--model", arguments.model, "--alias", "model", "--port", port, "--quiet"]
-    command += ["--threads", arguments.threads, "--parallel", 8, "--ctx", arguments.context, "--pool-tokens", arguments.pool_tokens]
-    return programs.add(f"worker-{number}", [*command, *extra], folder)
+    command = [arguments.riffle, "serve", "--model", arguments.model, "--alias", "model", "--port", port]
+    return programs.add(f"worker-{number}", [*command, *sizes(arguments), *extra], folder)
+
+
+def sizes(arguments):
+    """Options of every worker: how much it computes with and holds."""
+    held = ["--ctx", arguments.context, "--pool-tokens", arguments.pool_tokens]
+    return ["--threads", arguments.threads, "--parallel", 8, *held, "--quiet"]
 
 
 def add_options(parser, workers):

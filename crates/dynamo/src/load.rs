@@ -1,0 +1,142 @@
+//! How much is under way, as Dynamo's router takes it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dynamo_backend_common::{ComponentSnapshot, SnapshotPublisher};
+
+/// Counts the blocks of the requests under way, and tells Dynamo's publisher when their number changes.
+///
+/// A block counts for each request that has it, and for one that waits as well. What idle sequences hold does not count: it makes room
+/// for whoever asks.
+#[derive(Default)]
+pub(crate) struct Load(Mutex<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    publisher: Option<Arc<SnapshotPublisher>>,
+    page_tokens: u64,
+    total_blocks: u64,
+    used_blocks: u64,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+}
+
+/// The blocks of one request, which are free again when this is dropped.
+pub(crate) struct Place {
+    load: Arc<Load>,
+    tokens: u64,
+}
+
+impl Load {
+    /// Begins to count for a cache of so many blocks.
+    pub(crate) fn begin(&self, page_tokens: usize, total_blocks: u64) {
+        let mut counts = self.counts();
+        counts.page_tokens = page_tokens as u64;
+        counts.total_blocks = total_blocks;
+    }
+
+    /// Tells this publisher from now on.
+    pub(crate) fn tell(&self, publisher: Arc<SnapshotPublisher>) {
+        let mut counts = self.counts();
+        counts.publisher = Some(publisher);
+        counts.publish();
+    }
+
+    /// Lets go of the publisher.
+    pub(crate) fn end(&self) {
+        self.counts().publisher = None;
+    }
+
+    /// Counts a request with a prompt of so many tokens.
+    pub(crate) fn place(self: &Arc<Self>, prompt_tokens: usize) -> Place {
+        self.change(0, prompt_tokens as u64);
+        Place {
+            load: Arc::clone(self),
+            tokens: prompt_tokens as u64,
+        }
+    }
+
+    /// Counts how much of a prompt was found in the cache.
+    pub(crate) fn count_prompt(&self, prompt_tokens: usize, cached_tokens: usize) {
+        let mut counts = self.counts();
+        counts.prompt_tokens += prompt_tokens as u64;
+        counts.cached_tokens += cached_tokens as u64;
+    }
+
+    /// A request goes from one number of tokens to another.
+    fn change(&self, before: u64, after: u64) {
+        let mut counts = self.counts();
+        let page = counts.page_tokens.max(1);
+        let (before, after) = (before.div_ceil(page), after.div_ceil(page));
+        if before != after {
+            counts.used_blocks = (counts.used_blocks + after).saturating_sub(before);
+            counts.publish();
+        }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counts {
+    fn snapshot(&self) -> ComponentSnapshot {
+        let share = |part: u64, whole: u64| (part as f64 / whole as f64) as f32;
+        // Requests that share a beginning, or wait, may have more blocks than there are.
+        let used = self.used_blocks.min(self.total_blocks);
+        ComponentSnapshot {
+            kv_used_blocks: used,
+            kv_total_blocks: self.total_blocks,
+            gpu_cache_usage: share(used, self.total_blocks.max(1)),
+            kv_cache_hit_rate: (self.prompt_tokens > 0).then(|| share(self.cached_tokens, self.prompt_tokens)),
+            dp_rank: 0,
+        }
+    }
+
+    fn publish(&self) {
+        if let Some(publisher) = &self.publisher {
+            publisher.publish(0, self.snapshot());
+        }
+    }
+}
+
+impl Place {
+    /// Counts a token that was written.
+    pub(crate) fn grow(&mut self) {
+        self.load.change(self.tokens, self.tokens + 1);
+        self.tokens += 1;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.load.change(self.tokens, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_counted_as_long_as_their_request_is_under_way() {
+        let load = Arc::new(Load::default());
+        load.begin(16, 10);
+        let used = || load.counts().snapshot().kv_used_blocks;
+        let mut first = load.place(32);
+        assert_eq!(used(), 2);
+        first.grow();
+        assert_eq!(used(), 3);
+        let second = load.place(1);
+        assert_eq!(used(), 4);
+        drop(first);
+        assert_eq!(used(), 1);
+        let many = load.place(16 * 100);
+        assert_eq!(used(), 10);
+        drop((second, many));
+        assert_eq!(used(), 0);
+        assert_eq!(load.counts().snapshot().kv_cache_hit_rate, None);
+        load.count_prompt(64, 16);
+        assert_eq!(load.counts().snapshot().kv_cache_hit_rate, Some(0.25));
+    }
+}
