@@ -2,8 +2,8 @@
 
 Each worker is a `riffle-dynamo`. All answers are compared with those of one `riffle serve` that is asked directly. Neither etcd nor NATS is needed: workers and frontend find
 each other in a folder. scripts/fleet-test runs this in a network of its own, since workers of Dynamo listen on every address. After each run a client leaves in the
-middle of an answer, and the workers are told to end. At last a worker is started on the disk of another, and has to get the requests whose prompts lie there. Prints one JSON
-object; exits with 1 where something is wrong.
+middle of an answer, and the workers are told to end. Then a worker is killed in mid-run and started again. At last a worker is started on the disk of another, and has to get the
+requests whose prompts lie there. Prints one JSON object; exits with 1 where something is wrong.
 """
 
 import argparse
@@ -74,8 +74,8 @@ class Fleet:
         self.ports.append(port)
         workers.wait_for(program, port)
 
-    def add_frontend(self):
-        command = [sys.executable, "-m", "dynamo.frontend", "--http-host", workers.HOST, "--http-port", FRONTEND, "--router-mode", self.mode]
+    def add_frontend(self, extra=()):
+        command = [sys.executable, "-m", "dynamo.frontend", "--http-host", workers.HOST, "--http-port", FRONTEND, "--router-mode", self.mode, *extra]
         frontend = self.programs.add(f"frontend-{self.mode}", command, self.folder, self.environment)
         has_model = lambda status, data: status == 200 and json.loads(data)["data"]
         workers.wait_for(frontend, FRONTEND, "/v1/models", ready=has_model)
@@ -112,11 +112,51 @@ def by_router(mode, right):
         return {
             **run.summary(),
             "requests_by_worker": running.requests(),
-            "wrong": sum(run.answers.get(key) != text for key, text in right.items()),
+            "wrong": wrong(run, right),
             "taken_back": leave_early(running),
             "refusal": refused(),
             "exit_statuses": running.end(),
         }
+
+
+def with_a_kill(right):
+    """Kills the worker that has answered most after a quarter of the requests, and starts it again after half of them."""
+    with fleet("kv") as running:
+        for _ in range(ARGUMENTS.workers):
+            running.add_worker()
+        # The frontend brings requests of a worker that is gone to another.
+        running.add_frontend(["--migration-limit", 3])
+        killed, total = {}, ARGUMENTS.conversations * ARGUMENTS.turns
+
+        def on_answer(done):
+            if done == total // 4:
+                counts = running.requests()
+                killed["worker"] = counts.index(max(counts))
+                killed["requests_before"] = max(counts)
+                running.workers[killed["worker"]].kill()
+            elif done == total // 2:
+                running.workers[killed["worker"]].start()
+
+        run = Run(ARGUMENTS, whole(FRONTEND), on_answer).all()
+        workers.wait_for(running.workers[killed["worker"]], running.ports[killed["worker"]])
+        after = lambda: running.requests()[killed["worker"]]
+        # Documents that it held have gone to others by now; new ones may come to it.
+        for number in range(60):
+            if after():
+                break
+            complete(f"Text {number}: {number * number} words about {number}.")
+        summary = {key: value for key, value in run.summary().items() if key != "first_token_ms"}
+        return {**summary, "wrong": wrong(run, right), **killed, "requests_after": after()}
+
+
+def wrong(run, right):
+    return sum(run.answers.get(key) != text for key, text in right.items())
+
+
+def complete(prompt):
+    status, _, answer, _ = workers.stream(FRONTEND, "/v1/completions", {"model": "model", "prompt": prompt, "max_tokens": 2, "temperature": 0})
+    if status != 200:
+        sys.exit(f"the frontend answers with {status}: {answer}")
 
 
 def from_disk():
@@ -129,10 +169,7 @@ def from_disk():
                     running.add_worker(options)
                 running.add_frontend()
                 for text in texts:
-                    body = {"model": "model", "prompt": text, "max_tokens": 2, "temperature": 0}
-                    status, _, answer, _ = workers.stream(FRONTEND, "/v1/completions", body)
-                    if status != 200:
-                        sys.exit(f"the frontend answers with {status}: {answer}")
+                    complete(text)
                 requests = running.requests()
                 running.end()
     return requests
@@ -169,8 +206,9 @@ def leave_early(running):
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 RIGHT = expected()
 RESULT = {mode: by_router(mode, RIGHT) for mode in ["round-robin", "kv"]}
+KILLED = with_a_kill(RIGHT)
 NEW, KNOWING = from_disk()
-print(json.dumps(RESULT | {"new_worker": NEW, "worker_with_prompts_on_disk": KNOWING}, indent=1))
+print(json.dumps(RESULT | {"killed": KILLED, "new_worker": NEW, "worker_with_prompts_on_disk": KNOWING}, indent=1))
 for mode, run in RESULT.items():
     if run["wrong"]:
         sys.exit(f"{mode}: an answer was wrong")
@@ -180,5 +218,7 @@ for mode, run in RESULT.items():
         sys.exit(f"{mode}: a worker's refusal did not reach its client: {run['refusal']}")
     if any(run["exit_statuses"]):
         sys.exit(f"{mode}: a worker did not end as it should")
+if KILLED["wrong"] or not KILLED["requests_after"]:
+    sys.exit("after a worker was killed an answer was wrong, or it got no requests when it was there again")
 if NEW or not KNOWING:
     sys.exit("the router does not know what lies on a worker's disk")
