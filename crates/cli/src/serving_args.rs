@@ -99,19 +99,21 @@ impl ServingArguments {
         self.parallel
     }
 
+    /// Refuses options of the model and its cache that make no sense, before anything is loaded.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load), apart from what only the model's files and the machine's memory can tell.
+    pub fn check(&self) -> Result<(), Failure> {
+        Ok(self.engine_options()?.validate()?)
+    }
+
     /// Loads the model. It takes as long as reading its weights.
     ///
     /// # Errors
     /// For a model that cannot be read, for options that make no sense, and where memory is too small.
     pub fn load(&self) -> Result<Arc<Engine>, Failure> {
-        let own = EngineOptions {
-            pool_tokens: self.pool_tokens,
-            draft_model: self.draft.model().map(Path::to_owned),
-            draft_predictor: self.draft.uses_predictor(),
-            ..engine_options(&self.engine)?
-        };
         let path = self.model_path();
-        let options = riffle_server::engine_options(path, own, self.parallel)?;
+        let options = riffle_server::engine_options(path, self.engine_options()?, self.parallel)?;
         let engine = with_threads(self.engine.threads, || Engine::load(path, options))??;
         note_activations(&self.engine, engine.model().config(), engine.options().device.is_some());
         Ok(engine)
@@ -140,6 +142,15 @@ impl ServingArguments {
             grace: Duration::from_secs(self.grace),
             logs_answers: !self.quiet,
             ..ServerOptions::default()
+        })
+    }
+
+    fn engine_options(&self) -> Result<EngineOptions, Failure> {
+        Ok(EngineOptions {
+            pool_tokens: self.pool_tokens,
+            draft_model: self.draft.model().map(Path::to_owned),
+            draft_predictor: self.draft.uses_predictor(),
+            ..engine_options(&self.engine)?
         })
     }
 }

@@ -37,8 +37,10 @@ impl Arguments {
     /// The worker that these arguments ask for, and how Dynamo runs it. Nothing is loaded yet.
     ///
     /// # Errors
-    /// For roles that the worker does not have, and for a model that Dynamo's frontend could not read.
+    /// For options that make no sense, for roles that the worker does not have, and for a model that Dynamo's frontend could not read.
     pub fn worker(self) -> Result<(RiffleWorker, WorkerConfig), Failure> {
+        // Before Dynamo's runtime waits for etcd.
+        self.serving.check()?;
         refuse_roles(&self.dynamo)?;
         let files = frontend_files(self.frontend_files.as_deref(), self.serving.model_path())?;
         let config = WorkerConfig {

@@ -21,6 +21,11 @@ fn wrong_options_give_one_line_that_says_what_to_do() {
         (vec![], ["--model", "riffle-dynamo --help"]),
         (vec!["--port", "1"], ["--port", "riffle-dynamo --help"]),
         (vec!["--page-tokens", "none"], ["--page-tokens is none", "but"]),
+        (vec!["--kv-type", "q9"], ["--kv-type is \"q9\"", "q8_0"]),
+        (
+            vec!["--kv-disk", "/nowhere"],
+            ["--kv-disk is /nowhere", "no such folder"],
+        ),
         (
             vec!["--disaggregation-mode", "prefill"],
             ["--disaggregation-mode", "agg"],
