@@ -18,11 +18,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower::ServiceExt;
 
 use crate::app::{App, BODY_STEP, unix_seconds};
-use crate::driver::Driver;
-use crate::forms::Forms;
-use crate::metrics::Metrics;
 use crate::speech::Markup;
-use crate::{KvEventAddresses, ServerError, ServerOptions, log, router};
+use crate::{KvEventAddresses, ServerError, ServerOptions, Worker, log, router};
 
 /// How long to wait after a connection could not be accepted, as when all file handles are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -66,12 +63,11 @@ impl Server {
         let listen = |source| ServerError::Listen { address, source };
         let listener = runtime.block_on(TcpListener::bind(address)).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let metrics = Arc::new(Metrics::new());
-        metrics.describe(engine);
+        let Worker { driver, forms, metrics } = Worker::start(engine, &options, None)?;
         let app = App {
             engine: Arc::clone(engine),
-            driver: Driver::start(engine, &options, Arc::clone(&metrics), None)?,
-            forms: Arc::new(Forms::new(engine, options.limits.clone()).map_err(ServerError::Thread)?),
+            driver,
+            forms,
             markup: Markup::of(engine),
             started: unix_seconds(),
             bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),

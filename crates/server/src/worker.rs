@@ -15,9 +15,9 @@ use crate::{ServerError, ServerOptions};
 ///
 /// Of the options, those count that say how much is taken on and what is kept: not addresses, keys and the like.
 pub struct Worker {
-    driver: Driver,
-    forms: Arc<Forms>,
-    metrics: Arc<Metrics>,
+    pub(crate) driver: Driver,
+    pub(crate) forms: Arc<Forms>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 /// An answer under way. Dropping it takes the request back before the next piece of work; what was read of its prompt stays.
