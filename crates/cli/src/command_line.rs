@@ -45,21 +45,23 @@ pub(crate) fn parse_of<A: CommandFactory + FromArgMatches>(
     let matches = take_negative_numbers(A::command()).try_get_matches_from(llama_cpp::spelled_for_clap(arguments));
     let parsed = matches.and_then(|matches| A::from_arg_matches(&matches));
     parsed.map_err(|error| match asks_for_help(&error) {
-        true => match error.print().and_then(|()| io::stdout().flush()) {
-            Ok(()) => Failure::quiet(),
-            Err(error) => Failure::output(&error),
-        },
+        true => print_help(&error),
         false => Failure::usage(&error),
     })
+}
+
+/// Prints the help or the version that was asked for. The failure says nothing, unless standard output cannot be written.
+fn print_help(error: &clap::Error) -> Failure {
+    match error.print().and_then(|()| io::stdout().flush()) {
+        Ok(()) => Failure::quiet(),
+        Err(error) => Failure::output(&error),
+    }
 }
 
 /// Ends a process whose arguments were not accepted, or asked for help.
 pub(crate) fn end(error: &clap::Error) -> ExitCode {
     match error.kind() {
-        _ if asks_for_help(error) => {
-            let printed = error.print().and_then(|()| io::stdout().flush());
-            printed.map_or_else(|error| Failure::output(&error).report(), |()| ExitCode::SUCCESS)
-        }
+        _ if asks_for_help(error) => print_help(error).report(),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             // Help that nobody can read is not missed.
             let _ = error.print();
