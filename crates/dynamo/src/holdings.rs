@@ -10,19 +10,19 @@ use dynamo_kv_router::protocols::{
 use dynamo_kv_router::zmq_wire::{StoredBlockOptions, create_stored_block_from_parts};
 use riffle_events::{Block, Event, Group, Medium};
 
-/// Hands what changes to Dynamo's publisher, in its order.
+/// Passes KV events to Dynamo's publisher, in order.
 #[derive(Default)]
 pub(crate) struct Holdings(Mutex<Told>);
 
 #[derive(Default)]
 struct Told {
     publisher: Option<Arc<KvEventPublisher>>,
-    /// What was told before there was a publisher: what a prefix cache on disk holds. No request comes before it.
+    /// Events from before there was a publisher: the blocks that a prefix cache on disk holds. Dynamo sends no request before that.
     early: Vec<Event>,
 }
 
 impl Holdings {
-    /// Takes what has changed. It does not wait.
+    /// Publishes events, or keeps them until there is a publisher. It does not wait.
     pub(crate) fn take(&self, events: Vec<Event>) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &told.publisher {
@@ -31,14 +31,14 @@ impl Holdings {
         }
     }
 
-    /// Tells this publisher from now on, and what it has missed.
+    /// Sets the publisher of all later events, and publishes the events that were kept.
     pub(crate) fn tell(&self, publisher: Arc<KvEventPublisher>) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         publish(&publisher, mem::take(&mut told.early));
         told.publisher = Some(publisher);
     }
 
-    /// Lets go of the publisher.
+    /// Drops the publisher and the kept events.
     pub(crate) fn end(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Told::default();
     }
@@ -48,7 +48,7 @@ fn publish(publisher: &KvEventPublisher, events: Vec<Event>) {
     let changes = events
         .into_iter()
         .filter_map(|event| change_of(event, publisher.kv_block_size()));
-    // Numbers have no gaps: only what is told gets one.
+    // Event numbers must have no gaps, so only published events get one.
     let numbered = changes.map(|(data, tier)| {
         let event = KvCacheEvent {
             event_id: publisher.next_event_id(),
@@ -57,7 +57,7 @@ fn publish(publisher: &KvEventPublisher, events: Vec<Event>) {
         };
         (event, tier)
     });
-    // A publisher that has ended misses what nobody reads any more.
+    // An error means that Dynamo's runtime has ended: no router reads events then.
     drop(publisher.publish_batch_with_storage_tiers(numbered.collect()));
 }
 

@@ -35,14 +35,14 @@ impl Load {
         counts.total_blocks = total_blocks;
     }
 
-    /// Tells this publisher from now on.
+    /// Sets the publisher that is told the load whenever it changes.
     pub(crate) fn tell(&self, publisher: Arc<SnapshotPublisher>) {
         let mut counts = self.counts();
         counts.publisher = Some(publisher);
         counts.publish();
     }
 
-    /// Lets go of the publisher.
+    /// Drops the publisher.
     pub(crate) fn end(&self) {
         self.counts().publisher = None;
     }

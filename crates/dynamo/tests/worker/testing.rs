@@ -1,4 +1,4 @@
-//! Workers on the shipped model, requests to them, and what comes of them.
+//! Shared by the tests: workers on the shipped model, requests, and helpers that read the chunks of an answer.
 
 use std::ffi::OsString;
 
@@ -30,7 +30,7 @@ const OPTIONS: [&str; 11] = [
 /// Tokens that take minutes to write.
 pub(crate) const MANY: u32 = 120_000;
 
-/// What a line of arguments comes to, beside the program's name.
+/// The parsed arguments, or the line that refuses them. The program's name is put before them.
 pub(crate) fn parsed(arguments: &[&str]) -> Result<Arguments, String> {
     let words = ["riffle-dynamo"].iter().chain(arguments).map(OsString::from);
     riffle_cli::arguments_of(words).map_err(|failure| failure.message().to_owned())
