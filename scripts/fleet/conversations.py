@@ -4,6 +4,7 @@ import concurrent.futures
 import pathlib
 import random
 import statistics
+import sys
 import threading
 
 import workers
@@ -73,6 +74,10 @@ class Run:
                 conversation.result()
         return self
 
+    def wrong(self, right):
+        """How many answers differ from the right ones."""
+        return sum(self.answers.get(key) != text for key, text in right.items())
+
     def summary(self):
         ms = lambda share: round(1e3 * sorted(self.first_s)[min(len(self.first_s) - 1, int(share * len(self.first_s)))], 1)
         return {
@@ -82,6 +87,34 @@ class Run:
             "first_token_ms": {"mean": round(1e3 * statistics.fmean(self.first_s), 1), "p50": ms(0.5), "p95": ms(0.95)},
             "asked_again": self.retries,
         }
+
+
+def with_a_kill(arguments, router, programs, ports, right):
+    """Runs all conversations; kills the worker that has answered most after a quarter of the requests, and starts it again after half of them."""
+    answered = lambda number: workers.metric(ports[number], "vllm:request_success_total")
+    killed, total = {}, arguments.conversations * arguments.turns
+
+    def on_answer(done):
+        if done == total // 4:
+            counts = [answered(number) for number in range(len(ports))]
+            killed["worker"], killed["requests_before"] = counts.index(max(counts)), max(counts)
+            programs[killed["worker"]].kill()
+        elif done == total // 2:
+            programs[killed["worker"]].start()
+
+    ask = whole(router)
+    run = Run(arguments, ask, on_answer).all()
+    worker = killed["worker"]
+    workers.wait_for(programs[worker], ports[worker])
+    # Documents that it held have gone to others by now; new ones may come to it.
+    for number in range(60):
+        if answered(worker):
+            break
+        status, _, answer, _ = ask({"model": "model", "prompt": f"Text {number}: {number * number} words about {number}.", "max_tokens": 2})
+        if status != 200:
+            sys.exit(f"the router answers with {status}: {answer}")
+    summary = {key: value for key, value in run.summary().items() if key != "first_token_ms"}
+    return {**summary, "wrong": run.wrong(right), **killed, "requests_after": answered(worker)}
 
 
 def streamed(port):

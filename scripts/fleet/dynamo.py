@@ -17,7 +17,7 @@ import tempfile
 import time
 
 import workers
-from conversations import WORDS, Run, add_options, streamed, whole
+from conversations import WORDS, Run, add_options, streamed, whole, with_a_kill
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 workers.add_options(PARSER, workers=2)
@@ -112,45 +112,20 @@ def by_router(mode, right):
         return {
             **run.summary(),
             "requests_by_worker": running.requests(),
-            "wrong": wrong(run, right),
+            "wrong": run.wrong(right),
             "taken_back": leave_early(running),
             "refusal": refused(),
             "exit_statuses": running.end(),
         }
 
 
-def with_a_kill(right):
-    """Kills the worker that has answered most after a quarter of the requests, and starts it again after half of them."""
+def killed(right):
     with fleet("kv") as running:
         for _ in range(ARGUMENTS.workers):
             running.add_worker()
         # The frontend brings requests of a worker that is gone to another.
         running.add_frontend(["--migration-limit", 3])
-        killed, total = {}, ARGUMENTS.conversations * ARGUMENTS.turns
-
-        def on_answer(done):
-            if done == total // 4:
-                counts = running.requests()
-                killed["worker"] = counts.index(max(counts))
-                killed["requests_before"] = max(counts)
-                running.workers[killed["worker"]].kill()
-            elif done == total // 2:
-                running.workers[killed["worker"]].start()
-
-        run = Run(ARGUMENTS, whole(FRONTEND), on_answer).all()
-        workers.wait_for(running.workers[killed["worker"]], running.ports[killed["worker"]])
-        after = lambda: running.requests()[killed["worker"]]
-        # Documents that it held have gone to others by now; new ones may come to it.
-        for number in range(60):
-            if after():
-                break
-            complete(f"Text {number}: {number * number} words about {number}.")
-        summary = {key: value for key, value in run.summary().items() if key != "first_token_ms"}
-        return {**summary, "wrong": wrong(run, right), **killed, "requests_after": after()}
-
-
-def wrong(run, right):
-    return sum(run.answers.get(key) != text for key, text in right.items())
+        return with_a_kill(ARGUMENTS, FRONTEND, running.workers, running.ports, right)
 
 
 def complete(prompt):
@@ -206,7 +181,7 @@ def leave_early(running):
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 RIGHT = expected()
 RESULT = {mode: by_router(mode, RIGHT) for mode in ["round-robin", "kv"]}
-KILLED = with_a_kill(RIGHT)
+KILLED = killed(RIGHT)
 NEW, KNOWING = from_disk()
 print(json.dumps(RESULT | {"killed": KILLED, "new_worker": NEW, "worker_with_prompts_on_disk": KNOWING}, indent=1))
 for mode, run in RESULT.items():

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 import workers
-from conversations import Run, add_options, streamed, whole
+from conversations import Run, add_options, streamed, whole, with_a_kill
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 workers.add_options(PARSER, workers=3)
@@ -51,46 +51,17 @@ def by_policy(policy, right):
         fleet(programs, folder, policy)
         run = Run(ARGUMENTS, streamed(ROUTER)).all()
         requests = [workers.metric(port, "vllm:request_success_total") for port in PORTS]
-        return {**run.summary(), "wrong": wrong(run, right), "requests_by_worker": requests}
+        return {**run.summary(), "wrong": run.wrong(right), "requests_by_worker": requests}
 
 
-def with_a_kill(right):
-    """Kills the worker that has answered most after a quarter of the requests, and starts it again after half of them."""
+def killed(right):
     with tempfile.TemporaryDirectory() as folder, workers.Programs() as programs:
-        started = fleet(programs, folder, "cache_aware")
-        killed, total = {}, ARGUMENTS.conversations * ARGUMENTS.turns
-
-        def on_answer(done):
-            if done == total // 4:
-                counts = [workers.metric(port, "vllm:request_success_total") for port in PORTS]
-                killed["worker"] = counts.index(max(counts))
-                killed["requests_before"] = counts[killed["worker"]]
-                started[killed["worker"]].kill()
-            elif done == total // 2:
-                started[killed["worker"]].start()
-
-        run = Run(ARGUMENTS, whole(ROUTER), on_answer).all()
-        port = PORTS[killed["worker"]]
-        workers.wait_for(started[killed["worker"]], port)
-        after = workers.metric(port, "vllm:request_success_total")
-        # Documents that it held have gone to others by now; new ones may come to it.
-        for number in range(60):
-            if after > 0:
-                break
-            body = {"model": "model", "prompt": f"Text {number}: {number * number} words about {number}.", "max_tokens": 2}
-            assert workers.post(ROUTER, "/v1/completions", body)[0] == 200
-            after = workers.metric(port, "vllm:request_success_total")
-        summary = {key: value for key, value in run.summary().items() if key != "first_token_ms"}
-        return {**summary, "wrong": wrong(run, right), **killed, "requests_after": after}
-
-
-def wrong(run, right):
-    return sum(run.answers.get(key) != text for key, text in right.items())
+        return with_a_kill(ARGUMENTS, ROUTER, fleet(programs, folder, "cache_aware"), PORTS, right)
 
 
 RIGHT = expected()
 RESULT = {policy: by_policy(policy, RIGHT) for policy in ["round_robin", "cache_aware"]}
-RESULT["killed"] = with_a_kill(RIGHT)
+RESULT["killed"] = killed(RIGHT)
 print(json.dumps(RESULT, indent=1))
 if any(run["wrong"] for run in RESULT.values()) or RESULT["killed"]["requests_after"] == 0:
     sys.exit("an answer was wrong, or the worker did not come back")
