@@ -6,6 +6,7 @@ import random
 import statistics
 import sys
 import threading
+import time
 
 import workers
 
@@ -89,8 +90,10 @@ class Run:
         }
 
 
-def with_a_kill(arguments, router, programs, ports, right):
-    """Runs all conversations; kills the worker that has answered most after a quarter of the requests, and starts it again after half of them."""
+def with_a_kill(arguments, router, programs, ports, right, pause_s=0):
+    """Runs all conversations; kills the worker that has answered most after a quarter of the requests, and starts it again after half of them.
+
+    The router needs `pause_s` seconds until it uses a worker again that has failed."""
     answered = lambda number: workers.metric(ports[number], "vllm:request_success_total")
     killed, total = {}, arguments.conversations * arguments.turns
 
@@ -106,6 +109,7 @@ def with_a_kill(arguments, router, programs, ports, right):
     run = Run(arguments, ask, on_answer).all()
     worker = killed["worker"]
     workers.wait_for(programs[worker], ports[worker])
+    time.sleep(pause_s)
     # Documents that it held have gone to others by now; new ones may come to it.
     for number in range(60):
         if answered(worker):

@@ -19,6 +19,8 @@ add_options(PARSER)
 ARGUMENTS = PARSER.parse_args()
 ROUTER = ARGUMENTS.port
 PORTS = [ARGUMENTS.port + 1 + number for number in range(ARGUMENTS.workers)]
+# SMG sends nothing to a worker for so long after its connections have failed.
+BREAKER_S = 2
 
 
 def fleet(programs, folder, policy):
@@ -31,7 +33,7 @@ def fleet(programs, folder, policy):
     command = [smg, "launch", "--host", workers.HOST, "--port", ROUTER, "--policy", policy, "--worker-urls", *urls]
     command += ["--prometheus-host", workers.HOST, "--prometheus-port", ARGUMENTS.port + 20]
     command += ["--health-check-interval-secs", 1, "--health-failure-threshold", 2, "--health-success-threshold", 1]
-    command += ["--retry-max-retries", 5, "--cb-timeout-duration-secs", 2, "--log-level", "warn"]
+    command += ["--retry-max-retries", 5, "--cb-timeout-duration-secs", BREAKER_S, "--log-level", "warn"]
     router = programs.add(f"smg-{policy}", command, folder)
     ready = lambda status, data: status == 200 and json.loads(data)["total"] == len(PORTS)
     workers.wait_for(router, ROUTER, "/workers", ready=ready)
@@ -56,7 +58,7 @@ def by_policy(policy, right):
 
 def killed(right):
     with tempfile.TemporaryDirectory() as folder, workers.Programs() as programs:
-        return with_a_kill(ARGUMENTS, ROUTER, fleet(programs, folder, "cache_aware"), PORTS, right)
+        return with_a_kill(ARGUMENTS, ROUTER, fleet(programs, folder, "cache_aware"), PORTS, right, pause_s=BREAKER_S + 1)
 
 
 RIGHT = expected()
