@@ -64,7 +64,8 @@ pub struct ModelRate {
     pub kv_bytes: u64,
 }
 
-/// Measures a model on random tokens. Finished depths come from the journal and go there.
+/// Measures a model on random tokens. One reading of the context serves all depths that are given in rising order, unless the
+/// decode policy has to see the text while it is read. Finished depths come from the journal and go there.
 ///
 /// # Errors
 /// [`EvalError::Option`] for nothing to measure; a context that does not fit; [`EvalError::Interrupted`].
@@ -89,17 +90,27 @@ pub fn measure_model(
     )?;
     let weight_bytes = weight_bytes_of_a_token(engine)?;
     let ceiling = ReadCeiling::new();
+    let grows = engine.options().decode.follows_from_keys();
+    let mut read = 0;
     let cells: Vec<Cell<usize>> = options
         .depths
         .iter()
         .map(|&depth| Cell {
             name: format!("depth {depth}"),
-            tokens: depth + options.repeats * (options.prompt_tokens + options.generated_tokens),
+            tokens: tokens_to_read(grows, std::mem::replace(&mut read, depth), depth)
+                + options.repeats * (options.prompt_tokens + options.generated_tokens),
             task: depth,
         })
         .collect();
+    let mut context = Context {
+        session: Session::new(engine)?,
+        random: ChaCha8Rng::seed_from_u64(0),
+        vocab_size: engine.model().config().vocab_size as u32,
+        grows,
+        depth: 0,
+    };
     let rates = run_cells(&cells, journal, watch, &mut |depth, watch| {
-        measure(engine, options, *depth, weight_bytes, &ceiling, watch)
+        measure(&mut context, options, *depth, weight_bytes, &ceiling, watch)
     })?;
     Ok(ModelRates {
         settings: RunSettings::of(engine),
@@ -110,26 +121,71 @@ pub fn measure_model(
     })
 }
 
+/// Tokens to read for a context of `depth` tokens where one of `before` tokens was read: all of them where the context cannot
+/// grow or has to be shorter.
+fn tokens_to_read(grows: bool, before: usize, depth: usize) -> usize {
+    if grows && before <= depth {
+        depth - before
+    } else {
+        depth
+    }
+}
+
+/// A context of random tokens that grows from depth to depth.
+struct Context {
+    session: Session,
+    random: ChaCha8Rng,
+    vocab_size: u32,
+    /// Whether one reading serves several depths.
+    grows: bool,
+    /// Its tokens; the session may hold more behind them.
+    depth: usize,
+}
+
+impl Context {
+    fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count)
+            .map(|_| self.random.random_range(0..self.vocab_size))
+            .collect()
+    }
+
+    /// Lets the session hold `depth` tokens.
+    fn reach(&mut self, depth: usize, watch: &mut Watch<'_>) -> Result<(), EvalError> {
+        let more = tokens_to_read(self.grows, self.depth, depth);
+        if more == depth {
+            self.session = self.session.beside()?;
+        } else {
+            self.session.truncate(self.depth)?;
+        }
+        self.depth = depth - more;
+        if more > 0 {
+            let tokens = self.tokens(more);
+            self.session.prefill(&tokens, &mut |progress| {
+                watch(progress.tokens_done / progress.tokens as f64)
+            })?;
+        }
+        self.depth = depth;
+        Ok(())
+    }
+}
+
 fn measure(
-    engine: &Arc<Engine>,
+    context: &mut Context,
     options: &ModelRateOptions,
     depth: usize,
     weight_bytes: u64,
     ceiling: &ReadCeiling,
     watch: &mut Watch<'_>,
 ) -> Result<ModelRate, EvalError> {
-    let vocab = engine.model().config().vocab_size as u32;
-    let mut random = ChaCha8Rng::seed_from_u64(depth as u64);
-    let mut tokens = |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(0..vocab)).collect() };
-    let mut session = Session::new(engine)?;
     // The context before takes most of the time where it is long.
-    let before = depth as f64 / (depth + options.repeats * options.prompt_tokens) as f64;
-    if depth > 0 {
-        session.prefill(&tokens(depth), &mut |progress| {
-            watch(before * progress.tokens_done / progress.tokens as f64)
-        })?;
-    }
-    let (prompt, answer) = (tokens(options.prompt_tokens), tokens(options.generated_tokens));
+    let more = tokens_to_read(context.grows, context.depth, depth);
+    let before = more as f64 / (more + options.repeats * options.prompt_tokens) as f64;
+    context.reach(depth, &mut |share| watch(before * share))?;
+    let (prompt, answer) = (
+        context.tokens(options.prompt_tokens),
+        context.tokens(options.generated_tokens),
+    );
+    let session = &mut context.session;
     let (mut prefill_s, mut decode_s) = (f64::INFINITY, f64::INFINITY);
     let mut read = ceiling.gigabytes_per_s();
     for run in 0..options.repeats {

@@ -277,14 +277,28 @@ fn bench_model_reports_every_depth() {
     let output = riffle()
         .args(["bench", "model", "--model"])
         .arg(shipped_model())
-        .args(["-p", "64", "-n", "8", "--depth", "0,300", "--repeats", "1", "--json"])
+        .args([
+            "-p",
+            "64",
+            "-n",
+            "8",
+            "--depth",
+            "0,300,700,200",
+            "--repeats",
+            "1",
+            "--json",
+        ])
         .output()
         .expect("the binary runs");
     let rates = json(&stdout(&output))["results"]["rates"].clone();
-    assert_eq!(
-        (rates[0]["depth"].as_u64(), rates[1]["depth"].as_u64()),
-        (Some(0), Some(300))
-    );
+    let found = |key: &str| -> Vec<u64> {
+        let rates = rates.as_array().expect("a list").iter();
+        rates.map(|rate| rate[key].as_u64().expect(key)).collect()
+    };
+    assert_eq!(found("depth"), [0, 300, 700, 200]);
+    // Each context holds its own tokens and those of the answer, in pages of 256 tokens.
+    let page_bytes = found("kv_bytes")[0];
+    assert_eq!(found("kv_bytes"), [1, 2, 3, 1].map(|pages| pages * page_bytes));
     for rate in rates.as_array().expect("a list") {
         assert!(
             rate["prefill_tokens_per_s"].as_f64().is_some_and(|value| value > 0.0),
