@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use riffle_eval::{EvalError, GivenQuestion};
 
 use crate::args::{EngineArguments, ModelArguments};
 use crate::fleet_args::FleetArguments;
@@ -187,11 +188,8 @@ pub(crate) struct RulerArguments {
     /// Prompts of each task and length
     #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "10")]
     pub(crate) samples: u64,
-    /// Questions for qa_1 and qa_2
-    ///
-    /// A JSON array of {"question", "answers", "documents"}.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) questions: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) questions: QuestionArguments,
     /// Read the question last, under the decode policy
     ///
     /// It is read token by token, after the rest.
@@ -203,6 +201,23 @@ pub(crate) struct RulerArguments {
     pub(crate) engine: EngineArguments,
     #[command(flatten)]
     pub(crate) output: OutputArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuestionArguments {
+    /// Questions for qa_1 and qa_2
+    ///
+    /// A JSON array of {"question", "answers", "documents"}.
+    #[arg(long, value_name = "FILE")]
+    questions: Option<PathBuf>,
+}
+
+impl QuestionArguments {
+    /// The questions of the file; none without one.
+    pub(crate) fn read(&self) -> Result<Vec<GivenQuestion>, EvalError> {
+        let questions = self.questions.as_deref().map(riffle_eval::read_questions);
+        Ok(questions.transpose()?.unwrap_or_default())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -286,6 +301,8 @@ pub(crate) struct CompareArguments {
     /// Times and shares of pairs are then those of what was read anew.
     #[arg(long, hide_short_help = true)]
     pub(crate) share: bool,
+    #[command(flatten)]
+    pub(crate) questions: QuestionArguments,
     #[command(flatten)]
     pub(crate) prompts: PromptArguments,
     #[command(flatten)]

@@ -108,6 +108,7 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
             &["no-such-file", "--wording takes"],
         ),
         (&["ruler", "--questions", &*short], &["JSON array"]),
+        (&["compare", "--questions", &*short], &["JSON array"]),
         (&["perplexity", "--window", "100000000"], &["use a shorter window"]),
         (
             &["perplexity", "--policy", "prefill=quest"],

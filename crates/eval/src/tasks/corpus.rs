@@ -10,6 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use riffle_engine::Engine;
 use riffle_model::{ChatMessage, Tokenizer};
 use serde_json::{Value, json};
+use twox_hash::XxHash3_64;
 
 use super::given::GivenQuestion;
 use super::prompt::Watch;
@@ -100,10 +101,11 @@ impl Corpus {
 
     /// Everything of it that decides a prompt, for a [`Journal`](crate::Journal).
     pub fn about(&self) -> Value {
+        let questions = json!(self.given).to_string();
         json!({
             "wording": self.wording,
             "text": digest(&self.hay),
-            "questions": self.given.len(),
+            "questions": format!("{}, {:016x}", self.given.len(), XxHash3_64::oneshot(questions.as_bytes())),
         })
     }
 

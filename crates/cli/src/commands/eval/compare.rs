@@ -41,10 +41,11 @@ pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
         budget: arguments.budget,
         shares: arguments.share,
     };
+    let questions = arguments.questions.read()?;
     let subject = Subject::new(&arguments.subject, "text/prophets.txt")?;
     let name = ("compare", options.seed);
     subject.measure(name, &engine, &arguments.output, |engine, text, journal, watch| {
-        let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, Vec::new())?;
+        let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, questions)?;
         about["budget"] = arguments.budget.into();
         about["seed"] = arguments.prompts.seed.into();
         if arguments.share {

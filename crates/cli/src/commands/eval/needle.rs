@@ -46,8 +46,7 @@ pub(super) fn ruler(arguments: &RulerArguments) -> Result<(), Failure> {
         seed: arguments.prompts.seed,
         late: arguments.late,
     };
-    let questions = arguments.questions.as_deref().map(riffle_eval::read_questions);
-    let questions = questions.transpose()?.unwrap_or_default();
+    let questions = arguments.questions.read()?;
     Subject::new(&arguments.subject, "text/prophets.txt")?.measure(
         ("ruler", options.seed),
         &arguments.engine,
