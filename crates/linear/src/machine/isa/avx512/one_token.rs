@@ -24,8 +24,8 @@ pub(super) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums:
     }
 }
 
-/// Whether AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for;
-/// the processors of Intel that were measured lose by it.
+/// Whether AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for in
+/// the first cache. Sapphire Rapids reads Q4_0 and Q4_1 at two thirds of it unless they are asked for in the second.
 fn is_amd() -> bool {
     static IS_AMD: OnceLock<bool> = OnceLock::new();
     *IS_AMD.get_or_init(|| {
@@ -44,10 +44,9 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
         let halves = widen_halves::<Q>(block);
         let mut last = [bias(&activations[0]); 2];
         for_stretches!(Q, INDEX => {
-            if AMD {
-                prefetch_near(share::<Q>(block, INDEX), AMD_AHEAD_BYTES);
-            } else if const { jumps::<Q>() } {
-                prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
+            match AMD {
+                true => prefetch_near(share::<Q>(block, INDEX), AMD_AHEAD_BYTES),
+                false => prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES),
             }
             let mut expanded = Expanded::default();
             if Q::SHAPE.halves && Q::SHAPE.minimums {
@@ -115,12 +114,6 @@ fn masked_products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Act
     let sums = add_piece::<Q, INDEX, 0>(bias(activations), block, activations);
     let sums = add_piece::<Q, INDEX, 1>(sums, block, activations);
     add_piece::<Q, INDEX, 2>(sums, block, activations)
-}
-
-/// Whether stretches go back and forth between planes, which the hardware's prefetch does not follow. Where weights are read
-/// in order it does, and asking as well slows it down: by a third, in half of all runs.
-const fn jumps<Q: Quant>() -> bool {
-    Q::PIECES[7][1].is_some() && !in_three_pieces::<Q>()
 }
 
 /// Whether six stretches have a plane each, and the last two are in three pieces each: Q6_K.
