@@ -8,6 +8,7 @@ use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::pass::attention_step::SequenceAttention;
+use crate::pass::awake::keep_threads_awake;
 use crate::pass::compute::{ModelForward, ProjectedLayer};
 use crate::pass::layer_rows::LayerRows;
 use crate::pass::round::{Part, attend_round};
@@ -125,6 +126,9 @@ impl Runner {
 
     /// Begins a pass through the first `layers` layers.
     pub(crate) fn begin_layers(&mut self, work: &mut [Work<'_>], layers: usize) -> Result<Pass, EngineError> {
+        if work.iter().all(|work| work.phase == Phase::Decode) {
+            keep_threads_awake();
+        }
         let mut segments = Vec::with_capacity(work.len());
         let mut rows = 0;
         for work in work.iter_mut() {

@@ -10,6 +10,7 @@ pub(crate) mod attention_step;
 pub(crate) mod attention_time;
 pub(crate) mod audit;
 pub(crate) mod auto;
+mod awake;
 pub(crate) mod cached_attention;
 pub(crate) mod choice;
 pub(crate) mod chunk;

@@ -1,0 +1,73 @@
+//! Threads that stay awake between the small pieces of a token's work.
+//!
+//! A token goes through hundreds of products and attention calls of some ten microseconds. A thread that sleeps between two of
+//! them has to be woken by the system, which can take longer than the work that it would take over.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rayon::Yield;
+
+/// How long a thread without work looks for some before it goes to sleep.
+const PATIENCE: Duration = Duration::from_micros(200);
+/// Pauses of the processor between two looks.
+const PAUSES: usize = 8;
+
+/// Threads that have been asked to stay awake and are not back yet.
+static ASKED: AtomicUsize = AtomicUsize::new(0);
+
+/// Asks the other threads of the pool to look for work until none has come for [`PATIENCE`], unless they do so already.
+pub(crate) fn keep_threads_awake() {
+    let threads = rayon::current_num_threads();
+    if threads == 1
+        || ASKED
+            .compare_exchange(0, threads, Ordering::Relaxed, Ordering::Relaxed)
+            .is_err()
+    {
+        return;
+    }
+    let caller = rayon::current_thread_index();
+    rayon::spawn_broadcast(move |thread| {
+        // The caller has the work that the others look for.
+        if Some(thread.index()) != caller {
+            look_for_work();
+        }
+        ASKED.fetch_sub(1, Ordering::Relaxed);
+    });
+}
+
+/// Patience is bounded, because this may stand on the stack above work that others wait for.
+fn look_for_work() {
+    let mut idle_since = Instant::now();
+    while idle_since.elapsed() < PATIENCE {
+        match rayon::yield_now() {
+            Some(Yield::Executed) => idle_since = Instant::now(),
+            _ => (0..PAUSES).for_each(|_| spin_loop()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_stay_awake_do_the_work_they_are_given() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        for _ in 0..50 {
+            let sum: usize = pool.install(|| {
+                keep_threads_awake();
+                let (one, others) = rayon::join(|| 1, || rayon::join(|| 2, || 3));
+                one + others.0 + others.1
+            });
+            assert_eq!(sum, 6);
+        }
+    }
+
+    #[test]
+    fn threads_without_work_stop_looking_for_it() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        assert_eq!(pool.broadcast(|_| look_for_work()).len(), 3);
+    }
+}
