@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use memmap2::MmapMut;
 use riffle_attention::ceiling::read_once;
 
-/// Values each thread reads: more than the caches hold.
-const PART: usize = 32 << 20;
+/// Bytes each thread reads at least. With a large last cache it is more, so that the cache does not hold them all.
+const LEAST_PART_BYTES: usize = 128 << 20;
+/// All threads together read no more than this, which is twice the largest last cache of common processors.
+const MOST_BYTES: usize = 1 << 30;
 /// Values a thread reads between two looks at the clock, some 30 µs.
 const PIECE: usize = 1 << 18;
 /// How long all threads read side by side, and how often; the fastest counts, for other programs only slow it down.
@@ -17,6 +19,8 @@ const WINDOWS: usize = 4;
 /// Memory to read, a part for each thread: one thread's reads must not fill the shared cache for another's.
 pub(crate) struct ReadCeiling {
     memory: Memory,
+    /// Values each thread reads.
+    part: usize,
 }
 
 /// As weights and keys are held: in huge pages where the system grants them.
@@ -27,7 +31,10 @@ enum Memory {
 
 impl ReadCeiling {
     pub(crate) fn new() -> ReadCeiling {
-        let values = PART * rayon::current_num_threads();
+        let threads = rayon::current_num_threads();
+        let wanted = (2 * last_cache_bytes()).min(MOST_BYTES) / threads;
+        let part = (wanted.max(LEAST_PART_BYTES) / size_of::<f32>()).next_multiple_of(PIECE);
+        let values = part * threads;
         let memory = match MmapMut::map_anon(size_of::<f32>() * values) {
             Ok(mut mapping) => {
                 #[cfg(target_os = "linux")]
@@ -37,7 +44,7 @@ impl ReadCeiling {
             }
             Err(_) => Memory::Heap(vec![1.0; values]),
         };
-        ReadCeiling { memory }
+        ReadCeiling { memory, part }
     }
 
     /// GB/s of all threads of the pool together: what they read in the same stretch of time, for a thread alone would be
@@ -53,7 +60,9 @@ impl ReadCeiling {
         };
         let begin = Barrier::new(rayon::current_num_threads());
         let bytes = rayon::broadcast(|thread| {
-            let pieces = memory[thread.index() * PART..][..PART].chunks_exact(PIECE).cycle();
+            let pieces = memory[thread.index() * self.part..][..self.part]
+                .chunks_exact(PIECE)
+                .cycle();
             begin.wait();
             let start = Instant::now();
             let mut bytes = 0;
@@ -68,5 +77,38 @@ impl ReadCeiling {
             bytes
         });
         bytes.into_iter().sum::<usize>() as f64 / WINDOW.as_secs_f64() / 1e9
+    }
+}
+
+/// Bytes of the processor's largest cache; none where the system does not say.
+fn last_cache_bytes() -> usize {
+    let size = |index: usize| {
+        let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok()?;
+        cache_bytes(text.trim())
+    };
+    (0..5).filter_map(size).max().unwrap_or(0)
+}
+
+/// A size as Linux writes those of caches: `32K`, `480M`.
+fn cache_bytes(text: &str) -> Option<usize> {
+    let (number, shift) = match (text.strip_suffix('K'), text.strip_suffix('M')) {
+        (Some(number), _) => (number, 10),
+        (_, Some(number)) => (number, 20),
+        _ => (text, 0),
+    };
+    number.parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_caches_are_read_as_linux_writes_them() {
+        let read = ["32K", "491520K", "480M", "64", "", "?K"].map(cache_bytes);
+        assert_eq!(
+            read,
+            [Some(32 << 10), Some(480 << 20), Some(480 << 20), Some(64), None, None]
+        );
     }
 }

@@ -109,7 +109,7 @@ pub fn gather_pages() {
     }
     let gather_all = move || {
         std::thread::sleep(DELAY);
-        small.iter().all(gather);
+        small.iter().for_each(gather);
     };
     // Without the thread weights stay where they are.
     let _ = std::thread::Builder::new()
@@ -117,41 +117,35 @@ pub fn gather_pages() {
         .spawn(gather_all);
 }
 
-/// Gathers the pages of a part, one huge page after the other; false where the system cannot.
-fn gather(small: &SmallPages) -> bool {
+/// Gathers the pages of a part, one huge page after the other.
+fn gather(small: &SmallPages) {
     /// The thread rests so many times as long as it worked.
     const REST: u32 = 4;
     for at in small.part.clone().step_by(HUGE_PAGE_BYTES) {
         // The model may be gone.
         let Some(mapping) = small.mapping.upgrade() else {
-            return true;
+            return;
         };
         let began = Instant::now();
-        if !collapse(&mapping, at) {
-            return false;
-        }
+        collapse(&mapping, at);
         drop(mapping);
         std::thread::sleep(REST * began.elapsed());
     }
-    true
 }
 
-/// Gathers the small pages of the huge page that begins at `at`; false where the system does not know how.
+/// Gathers the small pages of the huge page that begins at `at`. They stay small where the system cannot gather them: it does not
+/// know how, it has no free memory, or the bytes were never written. The system tells the first from the last by no other error.
 #[cfg(target_os = "linux")]
-fn collapse(mapping: &MmapRaw, at: usize) -> bool {
+fn collapse(mapping: &MmapRaw, at: usize) {
     // Of Linux 6.1, for every C library.
     const MADV_COLLAPSE: i32 = 25;
     // SAFETY: the range lies in the mapping, which is borrowed. The call moves its bytes to other pages of main memory; none of
     // them changes, at no time is one missing.
-    let status = unsafe { libc::madvise(mapping.as_mut_ptr().add(at).cast(), HUGE_PAGE_BYTES, MADV_COLLAPSE) };
-    // A page that cannot be gathered now (no free memory, or bytes that were never written) says nothing of the others.
-    status == 0 || std::io::Error::last_os_error().kind() != std::io::ErrorKind::InvalidInput
+    let _ = unsafe { libc::madvise(mapping.as_mut_ptr().add(at).cast(), HUGE_PAGE_BYTES, MADV_COLLAPSE) };
 }
 
 #[cfg(not(target_os = "linux"))]
-fn collapse(_mapping: &MmapRaw, _at: usize) -> bool {
-    false
-}
+fn collapse(_mapping: &MmapRaw, _at: usize) {}
 
 #[cfg(test)]
 mod tests {
@@ -179,7 +173,7 @@ mod tests {
         );
         let parts: Vec<Range<usize>> = tried.small.iter().map(|small| small.part.clone()).collect();
         assert_eq!(parts, [start..start + PART_BYTES, start + PART_BYTES..start + len]);
-        tried.small.iter().all(gather);
+        tried.small.iter().for_each(gather);
         // SAFETY: nothing writes to the mapping here.
         let bytes = unsafe { std::slice::from_raw_parts(mapping.as_ptr(), start + len) };
         assert!((start..start + len).step_by(64).all(|at| bytes[at] == byte(at)));
