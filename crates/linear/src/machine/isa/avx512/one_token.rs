@@ -25,7 +25,7 @@ pub(super) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums:
 }
 
 /// Whether AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for in
-/// the first cache. Sapphire Rapids reads Q4_0 and Q4_1 at two thirds of it unless they are asked for in the second.
+/// the first cache. An Intel Xeon with AMX reads Q4_0 and Q4_1 at two thirds of it unless they are asked for in the second.
 fn is_amd() -> bool {
     static IS_AMD: OnceLock<bool> = OnceLock::new();
     *IS_AMD.get_or_init(|| {
