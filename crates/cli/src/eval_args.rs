@@ -208,7 +208,7 @@ pub(crate) struct QuestionArguments {
     /// Questions for qa_1 and qa_2
     ///
     /// A JSON array of {"question", "answers", "documents"}.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     questions: Option<PathBuf>,
 }
 
