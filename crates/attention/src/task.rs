@@ -162,7 +162,7 @@ mod parallel {
     fn spread(job: &AttendJob, options: &AttendOptions) -> Option<core::ops::Range<usize>> {
         let (first, last) = (job.kv.pages.first()?, job.kv.pages.last()?);
         let here = Span::new(first.start, last.start + last.tokens);
-        if here.len() <= 2 * PART_TOKENS {
+        if here.len() <= PART_TOKENS {
             return None;
         }
         let mut needs = Vec::new();
@@ -172,7 +172,7 @@ mod parallel {
         };
         visible.needs(job.queries.start, job.queries.rows, &mut needs);
         let read: usize = needs.iter().map(|need| need.intersect(&here).len()).sum();
-        if read <= 2 * PART_TOKENS {
+        if read <= PART_TOKENS {
             return None;
         }
         let mut held = job.kv.pages.iter().filter(|page| page.tokens > 0);
