@@ -94,7 +94,8 @@ impl<const R: usize> Kernel for PackInt8<'_, R> {
                         words[(2 * four + 1) * R + r] = packed[4 * four + 1];
                     }
                 }
-                out.blocks.push((largest / LARGEST_INTEGER, [-128 * sum, -8 * sum]));
+                let offsets = [(S::FACTOR_BIAS - 128) * sum, -8 * sum];
+                out.blocks.push((largest / LARGEST_INTEGER, offsets));
             }
         }
     }
@@ -116,13 +117,24 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for ScoreInt8<'_, R, FOUR_BIT
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // As many rows at once as have room for their sums in registers.
-        match (S::WIDE, R) {
-            (false, 8) => score_stripes::<S, R, FOUR_BITS, 4>(simd, self),
-            (false, 6) => score_stripes::<S, R, FOUR_BITS, 3>(simd, self),
+        match rows_at_once(S::INTEGER_ROWS, R) {
+            1 => score_stripes::<S, R, FOUR_BITS, 1>(simd, self),
+            2 => score_stripes::<S, R, FOUR_BITS, 2>(simd, self),
+            3 => score_stripes::<S, R, FOUR_BITS, 3>(simd, self),
+            4 => score_stripes::<S, R, FOUR_BITS, 4>(simd, self),
             _ => score_stripes::<S, R, FOUR_BITS, R>(simd, self),
         }
     }
+}
+
+/// As many of a tile's rows as have room for their sums in registers, and divide it evenly.
+#[inline(always)]
+pub(super) const fn rows_at_once(most: usize, rows: usize) -> usize {
+    let mut at_once = if rows < most { rows } else { most };
+    while !rows.is_multiple_of(at_once) {
+        at_once -= 1;
+    }
+    at_once
 }
 
 /// The stripes of a block, `P` rows at a time.
@@ -173,11 +185,11 @@ fn score_stripe<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
         if FOUR_BITS {
             for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<4>().0) {
                 let bytes = simd.load_bytes(bytes);
-                let low = simd.factors(simd.low_nibbles(bytes));
+                let low = simd.small_factors(simd.low_nibbles(bytes));
                 for p in 0..P {
                     dots[p] = simd.dot4(dots[p], low, [words[0][first + p], words[1][first + p]]);
                 }
-                let high = simd.factors(simd.high_nibbles(bytes));
+                let high = simd.small_factors(simd.high_nibbles(bytes));
                 for p in 0..P {
                     dots[p] = simd.dot4(dots[p], high, [words[2][first + p], words[3][first + p]]);
                 }
@@ -297,9 +309,9 @@ mod tests {
         for level in Level::all() {
             struct Largest;
             impl Kernel for Largest {
-                type Output = [f32; 16];
+                type Output = ([f32; 16], i32);
                 #[inline(always)]
-                fn run<S: Simd>(self, simd: S) -> [f32; 16] {
+                fn run<S: Simd>(self, simd: S) -> ([f32; 16], i32) {
                     let mut words = [0; 16];
                     simd.pack_words(simd.splat_i32(-32512), &mut words);
                     let bytes = simd.factors(simd.load_bytes(&[255; 64]));
@@ -309,10 +321,12 @@ mod tests {
                     }
                     let mut out = [0.0; 16];
                     simd.store(simd.i32_to_f32(simd.sums_to_i32(sums)), &mut out);
-                    out
+                    (out, S::FACTOR_BIAS)
                 }
             }
-            assert_eq!(level.run(Largest), [-255.0 * 32512.0 * 128.0; 16], "{}", level.name());
+            let (sums, bias) = level.run(Largest);
+            let expected = (bias - 255) as f32 * 32512.0 * 128.0;
+            assert_eq!(sums, [expected; 16], "{}", level.name());
         }
     }
 

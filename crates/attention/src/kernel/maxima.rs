@@ -123,7 +123,7 @@ impl Kernel for RoundQueries<'_> {
             for (n, (sixteen, words)) in row.as_chunks::<16>().0.iter().zip(words).enumerate() {
                 let rounded = simd.round(simd.mul(simd.load(sixteen), simd.splat(inverse)));
                 let sum = simd.reduce_add_i32(simd.to_i32(rounded));
-                out.offsets[first_block + n * 16 / QUANT_BLOCK][r] -= 128 * S::HIGH_UNIT * sum;
+                out.offsets[first_block + n * 16 / QUANT_BLOCK][r] -= (128 - S::FACTOR_BIAS) * S::HIGH_UNIT * sum;
                 let mut packed = [0; 16];
                 simd.pack_words(simd.to_i32(simd.mul(rounded, simd.splat(256.0))), &mut packed);
                 for four in 0..4 {

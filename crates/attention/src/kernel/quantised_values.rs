@@ -7,6 +7,7 @@
 
 use super::accumulate::{WeighedRows, load_sums, store_sums};
 use super::ahead::{Ahead, Fetch};
+use super::int8::rows_at_once;
 use super::{KEY_BLOCK, LARGEST_INTEGER, STRIPES, halves};
 use crate::format::QUANT_BLOCK;
 use crate::simd::{Kernel, Simd};
@@ -279,18 +280,17 @@ fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
         return integer_part::<S, R, FOUR_BITS, N, R, N>(simd, tile, words, rounding, (0, 0), fetch);
     }
     let mut idle = Ahead::default().over(1);
+    let at_once = rows_at_once(S::INTEGER_ROWS, R);
     for vector in 0..N {
-        let at = |row: usize| (row, vector);
-        match R {
-            8 if !S::WIDE => {
-                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at(0), fetch);
-                integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at(4), &mut idle);
+        for row in (0..R).step_by(at_once) {
+            let (at, fetch) = ((row, vector), if row == 0 { &mut *fetch } else { &mut idle });
+            match at_once {
+                1 => integer_part::<S, R, FOUR_BITS, N, 1, 1>(simd, tile, words, rounding, at, fetch),
+                2 => integer_part::<S, R, FOUR_BITS, N, 2, 1>(simd, tile, words, rounding, at, fetch),
+                3 => integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at, fetch),
+                4 => integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at, fetch),
+                _ => integer_part::<S, R, FOUR_BITS, N, R, 1>(simd, tile, words, rounding, at, fetch),
             }
-            6 => {
-                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at(0), fetch);
-                integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at(3), &mut idle);
-            }
-            _ => integer_part::<S, R, FOUR_BITS, N, R, 1>(simd, tile, words, rounding, at(0), fetch),
         }
     }
 }
@@ -324,7 +324,11 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
         let words = &words[slot];
         for four in 0..4usize {
             for m in 0..M {
-                let values = simd.factors(four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m));
+                let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m);
+                let values = match FOUR_BITS {
+                    true => simd.small_factors(bytes),
+                    false => simd.factors(bytes),
+                };
                 for p in 0..P {
                     let words = [words[row + p][4 * four], words[row + p][4 * four + 1]];
                     sums[p][m] = simd.dot4(sums[p][m], values, words);
@@ -339,7 +343,7 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
     let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
     for p in 0..P {
         // What the values' offset adds to every sum.
-        let offset = if FOUR_BITS { -8 } else { -128 } * simd.reduce_add_i32(rounding.totals[row + p]);
+        let offset = if FOUR_BITS { -8 } else { S::FACTOR_BIAS - 128 } * simd.reduce_add_i32(rounding.totals[row + p]);
         for m in 0..M {
             let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(offset));
             out[p][m] = simd.fma(simd.i32_to_f32(sum), simd.splat(rounding.unit[row + p]), out[p][m]);

@@ -40,6 +40,7 @@ impl Simd for Avx2 {
     type Sums = [__m256i; 2];
     type Pairs = [__m256i; 2];
     const WIDE: bool = false;
+    const INTEGER_ROWS: usize = 4;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {

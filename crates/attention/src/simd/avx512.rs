@@ -44,6 +44,7 @@ impl Simd for Avx512 {
     type Sums = [__m512i; 2];
     type Pairs = __m512i;
     const WIDE: bool = true;
+    const INTEGER_ROWS: usize = 8;
     const HIGH_UNIT: i32 = 1;
 
     #[inline(always)]

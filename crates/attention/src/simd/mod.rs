@@ -22,7 +22,7 @@ pub(crate) trait Simd: Copy {
     type I: Copy;
     /// 64 bytes.
     type B: Copy;
-    /// 64 unsigned bytes, prepared for [`dot4`](Self::dot4).
+    /// 64 bytes, prepared for [`dot4`](Self::dot4).
     type Factors: Copy;
     /// Integer sums of 16 lanes, in the form that [`dot4`](Self::dot4) adds to.
     type Sums: Copy;
@@ -30,6 +30,10 @@ pub(crate) trait Simd: Copy {
     type Pairs: Copy;
     /// Whether registers suffice for tiles of 12 rows × 2 vectors.
     const WIDE: bool;
+    /// The most rows of a tile whose integer sums have room in registers.
+    const INTEGER_ROWS: usize;
+    /// What [`factors`](Self::factors) takes from every byte.
+    const FACTOR_BIAS: i32 = 0;
     /// What [`dot4_high`](Self::dot4_high) adds for a product of 1 with 256.
     const HIGH_UNIT: i32 = 256;
 
@@ -63,9 +67,15 @@ pub(crate) trait Simd: Copy {
     /// Byte `n` of each group of four, unsigned, as f32.
     fn byte_to_f32<const N: u32>(self, b: Self::B) -> Self::V;
     fn splat_i32(self, x: i32) -> Self::I;
+    /// Unsigned bytes less [`FACTOR_BIAS`](Self::FACTOR_BIAS).
     fn factors(self, b: Self::B) -> Self::Factors;
+    /// Bytes below 128, as they are.
+    #[inline(always)]
+    fn small_factors(self, b: Self::B) -> Self::Factors {
+        self.factors(b)
+    }
     fn zero_sums(self) -> Self::Sums;
-    /// Adds to each lane Σ of its four unsigned bytes times four integers, packed by [`pack_words`](Self::pack_words).
+    /// Adds to each lane Σ of its four factors times four integers, packed by [`pack_words`](Self::pack_words).
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums;
     /// As [`dot4`](Self::dot4) of integers that are multiples of 256, in units of 256 / [`HIGH_UNIT`](Self::HIGH_UNIT).
     #[inline(always)]
@@ -133,6 +143,9 @@ enum Kind {
     Avx512,
     #[cfg(all(feature = "simd", target_arch = "aarch64"))]
     Neon,
+    /// NEON with the dot products of Armv8.2.
+    #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+    NeonDotprod,
 }
 
 /// The instructions that kernels use here: `scalar`, `avx2`, `avx512` or `neon`. Results of two sets differ in their last bits, since
@@ -156,7 +169,7 @@ impl Level {
                 let most = std::env::var("RIFFLE_INSTRUCTIONS").ok();
                 // AVX-VNNI is for linear layers; attention has no kernels of its own for it.
                 let most = most.map(|name| if name == "avxvnni" { "avx2".to_owned() } else { name });
-                let named = Self::all().find(|level| Some(level.name()) == most.as_deref());
+                let named = Self::all().filter(|level| Some(level.name()) == most.as_deref()).last();
                 named.or_else(|| Self::all().last()).unwrap_or(Self::SCALAR)
             })
         }
@@ -176,6 +189,8 @@ impl Level {
             avx512::available().then_some(Kind::Avx512),
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
             Some(Kind::Neon),
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            neon::has_dotprod().then_some(Kind::NeonDotprod),
         ];
         levels.into_iter().flatten().map(Self)
     }
@@ -189,7 +204,7 @@ impl Level {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => "avx512",
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            Kind::Neon => "neon",
+            Kind::Neon | Kind::NeonDotprod => "neon",
         }
     }
 
@@ -223,6 +238,8 @@ impl Level {
             Kind::Avx2 => 4,
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx512 => crate::kernel::LONE_ROWS,
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            Kind::NeonDotprod => 4,
             _ => self.tile_rows(),
         }
     }
@@ -244,6 +261,8 @@ impl Level {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
             Kind::Avx2 | Kind::Avx512 => true,
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            Kind::NeonDotprod => true,
             _ => false,
         }
     }
@@ -261,6 +280,9 @@ impl Level {
             // SAFETY: NEON is part of the aarch64 baseline.
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
             Kind::Neon => unsafe { neon::run(kernel) },
+            // SAFETY: this level is only made after detecting the dot products.
+            #[cfg(all(feature = "simd", target_arch = "aarch64"))]
+            Kind::NeonDotprod => unsafe { neon::run_dotprod(kernel) },
         }
     }
 }

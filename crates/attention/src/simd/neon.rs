@@ -1,28 +1,85 @@
 use core::arch::aarch64::*;
+use core::arch::asm;
 
 use super::{Kernel, Simd};
-use crate::half::f16_to_f32;
 
-/// Proof that NEON exists; made only by [`run`].
+/// Proof that NEON exists, with `DOT` also the dot products of Armv8.2; made only by [`run`] and [`run_dotprod`].
 #[derive(Clone, Copy)]
-pub(super) struct Neon(());
+pub(super) struct Neon<const DOT: bool>(());
+
+#[inline]
+pub(super) fn has_dotprod() -> bool {
+    #[cfg(feature = "std")]
+    {
+        std::arch::is_aarch64_feature_detected!("dotprod")
+    }
+    #[cfg(not(feature = "std"))]
+    {
+        cfg!(target_feature = "dotprod")
+    }
+}
 
 #[target_feature(enable = "neon")]
 pub(super) fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Neon(()))
+    kernel.run(Neon::<false>(()))
+}
+
+#[target_feature(enable = "neon,dotprod")]
+pub(super) fn run_dotprod<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Neon::<true>(()))
+}
+
+/// Adds four signed bytes times four signed bytes to each sum.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot(mut sums: int32x4_t, a: uint8x16_t, b: int32x4_t) -> int32x4_t {
+    // SAFETY: the instruction touches these registers alone. The intrinsic is not stable yet.
+    unsafe {
+        asm!(
+            "sdot {sums:v}.4s, {a:v}.16b, {b:v}.16b",
+            sums = inout(vreg) sums,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Widens eight binary16: the lower four and the upper four.
+#[inline(always)]
+fn widen_halves(bits: uint16x8_t) -> [float32x4_t; 2] {
+    let (low, high);
+    // SAFETY: the instructions touch these registers alone, and NEON is part of the aarch64 baseline. The type that the
+    // intrinsics take is not stable yet.
+    unsafe {
+        asm!(
+            "fcvtl {low:v}.4s, {bits:v}.4h",
+            "fcvtl2 {high:v}.4s, {bits:v}.8h",
+            low = out(vreg) low,
+            high = lateout(vreg) high,
+            bits = in(vreg) bits,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    [low, high]
 }
 
 // SAFETY of every operation below: the token proves the instructions exist, and loads and stores take
 // references to arrays of at least their size.
-impl Simd for Neon {
+impl<const DOT: bool> Simd for Neon<DOT> {
     type V = [float32x4_t; 4];
     type I = [int32x4_t; 4];
     type B = [uint8x16_t; 4];
     type Factors = [uint8x16_t; 4];
-    type Sums = [int32x4_t; 4];
+    /// Of the high bytes and of the low ones with `DOT`, otherwise the first alone.
+    type Sums = [[int32x4_t; 4]; 2];
     /// The low halves of every four words, then the high ones.
     type Pairs = [[int16x4_t; 4]; 2];
     const WIDE: bool = false;
+    const INTEGER_ROWS: usize = if DOT { 3 } else { 4 };
+    const FACTOR_BIAS: i32 = if DOT { 128 } else { 0 };
+    const HIGH_UNIT: i32 = if DOT { 1 } else { 256 };
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
@@ -229,28 +286,69 @@ impl Simd for Neon {
     }
     #[inline(always)]
     fn factors(self, b: Self::B) -> Self::Factors {
+        // SAFETY: see the impl.
+        unsafe {
+            if DOT {
+                b.map(|b| veorq_u8(b, vdupq_n_u8(128)))
+            } else {
+                b
+            }
+        }
+    }
+    #[inline(always)]
+    fn small_factors(self, b: Self::B) -> Self::Factors {
         b
     }
     #[inline(always)]
     fn zero_sums(self) -> Self::Sums {
-        self.splat_i32(0)
+        [self.splat_i32(0); 2]
     }
     #[inline(always)]
     fn dot4(self, sums: Self::Sums, b: Self::Factors, words: [i32; 2]) -> Self::Sums {
         // SAFETY: see the impl.
         unsafe {
+            if DOT {
+                let mut sums = sums;
+                for (sums, word) in sums.iter_mut().zip(words) {
+                    let word = vdupq_n_s32(word);
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum = sdot(*sum, b, word);
+                    }
+                }
+                return sums;
+            }
             let four = u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32;
             let x = vreinterpretq_s16_u64(vdupq_n_u64(four));
-            core::array::from_fn(|i| {
+            let all = core::array::from_fn(|i| {
                 let first = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(b[i]))), x);
                 let second = vmulq_s16_wide(vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(b[i]))), x);
-                vaddq_s32(sums[i], vpaddq_s32(first, second))
-            })
+                vaddq_s32(sums[0][i], vpaddq_s32(first, second))
+            });
+            [all, sums[1]]
+        }
+    }
+    #[inline(always)]
+    fn dot4_high(self, sums: Self::I, b: Self::Factors, words: [i32; 2]) -> Self::I {
+        if !DOT {
+            return self.add_i32(sums, self.sums_to_i32(self.dot4(self.zero_sums(), b, words)));
+        }
+        // The first word holds the high bytes, and the low ones are zero.
+        // SAFETY: see the impl.
+        unsafe {
+            let (mut sums, word) = (sums, vdupq_n_s32(words[0]));
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum = sdot(*sum, b, word);
+            }
+            sums
         }
     }
     #[inline(always)]
     fn sums_to_i32(self, sums: Self::Sums) -> Self::I {
-        sums
+        if !DOT {
+            return sums[0];
+        }
+        // SAFETY: see the impl.
+        unsafe { core::array::from_fn(|i| vaddq_s32(vshlq_n_s32::<8>(sums[0][i]), sums[1][i])) }
     }
     #[inline(always)]
     fn i32_to_f32(self, x: Self::I) -> Self::V {
@@ -281,6 +379,20 @@ impl Simd for Neon {
     }
     #[inline(always)]
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]) {
+        if DOT {
+            // As 256·high + low: with 128 added, the second byte is the high plane and the first the low one plus 128.
+            const ORDER: [u8; 16] = [1, 5, 9, 13, 0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0];
+            const LOWER: [u8; 16] = [0, 0, 0, 0, 128, 128, 128, 128, 0, 0, 0, 0, 0, 0, 0, 0];
+            for (out, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(x) {
+                // SAFETY: see the impl.
+                unsafe {
+                    let raised = vreinterpretq_u8_s32(vaddq_s32(x, vdupq_n_s32(128)));
+                    let planes = veorq_u8(vqtbl1q_u8(raised, vld1q_u8(ORDER.as_ptr())), vld1q_u8(LOWER.as_ptr()));
+                    vst1q_s32(out.as_mut_ptr(), vreinterpretq_s32_u8(planes));
+                }
+            }
+            return;
+        }
         let mut lanes = [0; 16];
         for (lanes, x) in lanes.as_chunks_mut::<4>().0.iter_mut().zip(x) {
             // SAFETY: see the impl.
@@ -331,7 +443,10 @@ impl Simd for Neon {
     fn prefetch_line(self, _: *const u8) {}
     #[inline(always)]
     fn load_f16(self, x: &[u16; 16]) -> Self::V {
-        self.load(&x.map(f16_to_f32))
+        // SAFETY: see the impl.
+        let [a, b] = unsafe { [vld1q_u16(x.as_ptr()), vld1q_u16(x[8..].as_ptr())] };
+        let ([first, second], [third, fourth]) = (widen_halves(a), widen_halves(b));
+        [first, second, third, fourth]
     }
 }
 

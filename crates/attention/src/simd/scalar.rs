@@ -18,6 +18,7 @@ impl Simd for Scalar {
     type Sums = [i32; 16];
     type Pairs = [i32; 16];
     const WIDE: bool = false;
+    const INTEGER_ROWS: usize = 4;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
