@@ -6,32 +6,12 @@
 // function for saved sequences: attention takes as long over copies as over the tokens of a text.
 
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "llama.h"
+#define PROGRAM "depth_rate"
+#include "llama_cpp_peer.h"
 
 enum { SAMPLE = 256, BATCH = 2048 };
-
-static double seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec + now.tv_nsec / 1e9;
-}
-
-static void quiet(enum ggml_log_level level, const char *text, void *unused) {
-    (void)unused;
-    if (level == GGML_LOG_LEVEL_ERROR) {
-        fputs(text, stderr);
-    }
-}
-
-static void fail(const char *problem) {
-    fprintf(stderr, "depth_rate: %s\n", problem);
-    exit(1);
-}
 
 static void read_tokens(struct llama_context *context, int vocabulary, int count) {
     llama_token tokens[BATCH];
@@ -161,16 +141,16 @@ int main(int count, char **words) {
         }
         double prompt_rate = 0, answer_rate = 0;
         for (int run = 0; run < repeats; run++) {
-            double start = seconds();
+            double start = milliseconds();
             read_tokens(context, vocabulary, prompt);
-            double rate = prompt / (seconds() - start);
+            double rate = prompt * 1e3 / (milliseconds() - start);
             prompt_rate = rate > prompt_rate ? rate : prompt_rate;
             llama_memory_seq_rm(memory, 0, depth, -1);
-            start = seconds();
+            start = milliseconds();
             for (int token = 0; token < answer; token++) {
                 read_tokens(context, vocabulary, 1);
             }
-            rate = answer / (seconds() - start);
+            rate = answer * 1e3 / (milliseconds() - start);
             answer_rate = rate > answer_rate ? rate : answer_rate;
             llama_memory_seq_rm(memory, 0, depth, -1);
         }

@@ -2,32 +2,12 @@
 //
 //     load_time MODEL.gguf THREADS PROMPT          prints milliseconds of each part as JSON
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "llama.h"
+#define PROGRAM "load_time"
+#include "llama_cpp_peer.h"
 
 enum { CONTEXT = 4096 };
-
-static double milliseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-}
-
-static void quiet(enum ggml_log_level level, const char *text, void *unused) {
-    (void)unused;
-    if (level == GGML_LOG_LEVEL_ERROR) {
-        fputs(text, stderr);
-    }
-}
-
-static void fail(const char *problem) {
-    fprintf(stderr, "load_time: %s\n", problem);
-    exit(1);
-}
 
 static struct llama_model *load(const char *path, bool vocabulary_only) {
     struct llama_model_params settings = llama_model_default_params();
