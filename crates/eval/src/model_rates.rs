@@ -149,15 +149,13 @@ impl Context {
             .collect()
     }
 
-    /// Lets the session hold `depth` tokens.
-    fn reach(&mut self, depth: usize, watch: &mut Watch<'_>) -> Result<(), EvalError> {
-        let more = tokens_to_read(self.grows, self.depth, depth);
+    /// Lets the session hold `depth` tokens, of which `more` are to be read.
+    fn reach(&mut self, depth: usize, more: usize, watch: &mut Watch<'_>) -> Result<(), EvalError> {
         if more == depth {
             self.session = self.session.beside()?;
         } else {
             self.session.truncate(self.depth)?;
         }
-        self.depth = depth - more;
         if more > 0 {
             let tokens = self.tokens(more);
             self.session.prefill(&tokens, &mut |progress| {
@@ -180,7 +178,7 @@ fn measure(
     // The context before takes most of the time where it is long.
     let more = tokens_to_read(context.grows, context.depth, depth);
     let before = more as f64 / (more + options.repeats * options.prompt_tokens) as f64;
-    context.reach(depth, &mut |share| watch(before * share))?;
+    context.reach(depth, more, &mut |share| watch(before * share))?;
     let (prompt, answer) = (
         context.tokens(options.prompt_tokens),
         context.tokens(options.generated_tokens),

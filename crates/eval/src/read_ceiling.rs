@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 use riffle_attention::ceiling::read_once;
+use riffle_engine::parse_bytes;
 
 /// Bytes each thread reads at least. With a large last cache it is more, so that the cache does not hold them all.
 const LEAST_PART_BYTES: usize = 128 << 20;
-/// All threads together read no more than this, which is twice the largest last cache of common processors.
+/// A large last cache makes all threads together read no more than this.
 const MOST_BYTES: usize = 1 << 30;
 /// Values a thread reads between two looks at the clock, some 30 µs.
 const PIECE: usize = 1 << 18;
@@ -91,12 +92,7 @@ fn last_cache_bytes() -> usize {
 
 /// A size as Linux writes those of caches: `32K`, `480M`.
 fn cache_bytes(text: &str) -> Option<usize> {
-    let (number, shift) = match (text.strip_suffix('K'), text.strip_suffix('M')) {
-        (Some(number), _) => (number, 10),
-        (_, Some(number)) => (number, 20),
-        _ => (text, 0),
-    };
-    number.parse::<usize>().ok()?.checked_mul(1 << shift)
+    usize::try_from(parse_bytes("the size of a cache", text).ok()?).ok()
 }
 
 #[cfg(test)]
