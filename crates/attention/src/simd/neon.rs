@@ -329,18 +329,8 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
     #[inline(always)]
     fn dot4_high(self, sums: Self::I, b: Self::Factors, words: [i32; 2]) -> Self::I {
-        if !DOT {
-            return self.add_i32(sums, self.sums_to_i32(self.dot4(self.zero_sums(), b, words)));
-        }
-        // The first word holds the high bytes, and the low ones are zero.
-        // SAFETY: see the impl.
-        unsafe {
-            let (mut sums, word) = (sums, vdupq_n_s32(words[0]));
-            for (sum, b) in sums.iter_mut().zip(b) {
-                *sum = sdot(*sum, b, word);
-            }
-            sums
-        }
+        // With `DOT` the first word holds the high bytes, and the sums of the second, all zero, are dropped unused.
+        self.dot4([sums, self.splat_i32(0)], b, words)[0]
     }
     #[inline(always)]
     fn sums_to_i32(self, sums: Self::Sums) -> Self::I {
