@@ -10,6 +10,7 @@ use super::avx2::tiles::{STRETCHES, tile_kernels, tile_tokens};
 use super::avx2::{AHEAD_BYTES, Block, load, prefetch, prefetch_far, store};
 pub(super) use super::avx2::{float_tile, round, widen};
 use super::quant::{for_stretches, quant_kernels, share};
+use super::vendor::is_amd;
 use crate::LANES;
 use crate::float::{F16, F32};
 use crate::quant::{ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, half_bits, tile_rows, words};

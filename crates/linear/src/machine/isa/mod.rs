@@ -13,6 +13,8 @@ mod neon;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod quant;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod vendor;
 
 use std::sync::OnceLock;
 

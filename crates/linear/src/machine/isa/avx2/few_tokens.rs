@@ -21,6 +21,7 @@ macro_rules! few_token_kernels {
                 totals[token] = load::<F32>(&sums[token]);
             }
             let of_block = Q::WEIGHTS / STRETCH;
+            let first_cache = is_amd();
             for (number, block) in weights.chunks_exact(LANES * Q::BYTES).enumerate() {
                 let halves = widen_halves::<Q>(block);
                 let mut blocks = [activations; TOKENS];
@@ -28,7 +29,10 @@ macro_rules! few_token_kernels {
                     blocks[token] = &tokens[token][number * of_block..][..of_block];
                 }
                 for_stretches!(Q, INDEX => {
-                    prefetch(share::<Q>(block, INDEX));
+                    match first_cache {
+                        true => prefetch(share::<Q>(block, INDEX)),
+                        false => prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES),
+                    }
                     let mut expanded = Expanded::default();
                     Q::scales(block, INDEX, &halves, &mut expanded);
                     if const { Q::PIECES[0][0].is_none() } {

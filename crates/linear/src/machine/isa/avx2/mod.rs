@@ -12,6 +12,7 @@ use tiles::{STRETCHES, tile_kernels, tile_tokens};
 
 use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, share};
+use super::vendor::is_amd;
 use crate::LANES;
 use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
 use crate::quant::{ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, half_bits, tile_rows, words};

@@ -5,9 +5,9 @@
 
 use core::arch::x86_64::*;
 use core::sync::atomic::{Ordering, compiler_fence};
-use std::sync::OnceLock;
 
 use super::super::quant::{for_stretches, share};
+use super::super::vendor::is_amd;
 use super::{AHEAD_BYTES, Block, load, prefetch_far, prefetch_near, store, widen_halves};
 use crate::LANES;
 use crate::float::F32;
@@ -22,18 +22,6 @@ pub(super) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums:
         true => ahead_of_time::<Q, true>(weights, row, sums),
         false => ahead_of_time::<Q, false>(weights, row, sums),
     }
-}
-
-/// Whether AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for in
-/// the first cache. An Intel Xeon with AMX reads Q4_0 and Q4_1 at two thirds of it unless they are asked for in the second.
-fn is_amd() -> bool {
-    static IS_AMD: OnceLock<bool> = OnceLock::new();
-    *IS_AMD.get_or_init(|| {
-        #[allow(unused_unsafe, reason = "safe since Rust 1.94")]
-        // SAFETY: every processor with AVX-512 has the instruction.
-        let vendor = unsafe { __cpuid(0) };
-        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
-    })
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
