@@ -53,6 +53,8 @@ struct Scored {
 
 /// A part of a comparison: a policy at a length, on one task.
 struct Entry<'a> {
+    /// Its place in the table.
+    row: usize,
     choice: &'a PolicyChoice,
     task: CompareTask,
     context_tokens: usize,
@@ -63,8 +65,9 @@ struct Entry<'a> {
 /// A prefill policy is asked with the document, as one prompt. A decode policy is asked late, token by token behind the
 /// document, so that all of its answers depend on it.
 ///
-/// Every prompt is read from its beginning, so that times are whole. With [`CompareOptions::shares`] that costs less: answers are
-/// the same, but times and densities of a prompt are those of the part that was read anew.
+/// Every prompt is read from its beginning, so that times are whole. With [`CompareOptions::shares`] that costs less: one dense
+/// reading of a document serves full attention and every decode policy that learns nothing. Answers are the same, but times and
+/// densities of a prompt are those of the part that was read anew.
 ///
 /// # Errors
 /// [`EvalError::Option`] for nothing to compare or a policy that cannot be fitted; [`EvalError::Interrupted`].
@@ -98,14 +101,13 @@ pub fn compare(
         }
         Ok(scored)
     })?;
-    let rows = cells
-        .iter()
-        .zip(&found)
-        .map(|(cell, scored)| row(engine, options, &cell.task, scored));
+    let mut run: Vec<(&Entry<'_>, &Scored)> = cells.iter().map(|cell| &cell.task).zip(&found).collect();
+    run.sort_by_key(|(entry, _)| entry.row);
+    let rows = run.iter().map(|(entry, scored)| row(engine, options, entry, scored));
     Ok(ComparisonTable { rows: rows.collect() })
 }
 
-/// Every task that tells policies of a choice's phase apart, at every length.
+/// Every task that tells policies of a choice's phase apart, at every length, in the order in which they are run.
 fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell<Entry<'a>>> {
     let (samples, depths) = (options.samples, options.depths);
     let mut cells = Vec::new();
@@ -119,6 +121,7 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
                         .saturating_mul(samples as usize)
                         .saturating_mul(task.prompts(depths)),
                     task: Entry {
+                        row: cells.len(),
                         choice,
                         task,
                         context_tokens,
@@ -127,7 +130,26 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
             }
         }
     }
+    if options.shares {
+        // Who reads alike takes a task in turn, while its document is known.
+        let place = |length: usize| options.lengths.iter().position(|known| *known == length);
+        cells.sort_by_key(|cell| {
+            let entry = &cell.task;
+            let task = options.tasks.iter().position(|task| *task == entry.task);
+            let reads_densely = reads_densely(entry.choice);
+            (
+                place(entry.context_tokens),
+                !reads_densely,
+                task.filter(|_| reads_densely),
+            )
+        });
+    }
     cells
+}
+
+/// Whether documents are read by dense attention for it, and what it does behind them follows from their keys alone.
+fn reads_densely(choice: &PolicyChoice) -> bool {
+    choice.is_full() || (choice.phase == Phase::Decode && choice.rules().follows_from_keys())
 }
 
 impl CompareOptions {
@@ -168,15 +190,13 @@ impl Readers {
             Reader::new(&engine, !shares, None)
         };
         let rules = choice.rules();
-        let follows = rules.follows_from_keys();
-        let answers_alone = choice.phase == Phase::Decode && follows;
-        if shares && (choice.is_full() || answers_alone) {
+        if shares && reads_densely(choice) {
             let dense = match self.dense.take() {
                 Some(dense) => dense,
                 None => reader(&PolicyChoice::full())?,
             };
             let dense = self.dense.insert(dense);
-            dense.answer_under(answers_alone.then_some(rules));
+            dense.answer_under((choice.phase == Phase::Decode).then_some(rules));
             return Ok(dense);
         }
         let name = format!("{choice} {}", choice.policy);
