@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::AskError;
 
-/// Policies for long documents. Both find what stands anywhere in a text, and neither forgets: docs/results/quality.md has what they find
-/// on models that people run.
+/// The policy that reads long documents: it finds what stands anywhere in a text. Answers are written by full attention: every policy of
+/// decode that would be faster loses one of many facts that look alike. docs/results/quality.md has what policies find on models that
+/// people run.
 const LONG_PREFILL: &str = "peaks";
-const LONG_DECODE: &str = "quest";
 
 /// A policy is chosen for documents so many times as long as where it breaks even: there it saves more than it risks.
 const BREAK_EVENS: usize = 8;
@@ -216,7 +216,7 @@ struct ChosenPolicy {
     reason: String,
 }
 
-/// The policy of a phase: what was given, else full attention, else for long documents one that finds what stands anywhere.
+/// The policy of a phase: what was given, else full attention, else for reading long documents one that finds what stands anywhere.
 fn policy(
     engine: &Engine,
     wanted: &EngineOptions,
@@ -224,18 +224,24 @@ fn policy(
     is_given: bool,
     document_tokens: usize,
 ) -> Result<ChosenPolicy, AskError> {
-    let (rules, name) = match phase {
-        Phase::Prefill => (&wanted.prefill, LONG_PREFILL),
-        Phase::Decode => (&wanted.decode, LONG_DECODE),
+    let given = match phase {
+        Phase::Prefill => &wanted.prefill,
+        Phase::Decode => &wanted.decode,
     };
     if is_given {
         return Ok(ChosenPolicy {
-            rules: rules.clone(),
+            rules: given.clone(),
             reason: "as asked".to_owned(),
         });
     }
+    if phase == Phase::Decode {
+        return Ok(ChosenPolicy {
+            rules: PolicySpec::full().into(),
+            reason: "faster policies lose facts".to_owned(),
+        });
+    }
     let shape = policy_shape(engine.model().config(), wanted);
-    let spec: PolicySpec = name.parse().map_err(EngineError::from)?;
+    let spec: PolicySpec = LONG_PREFILL.parse().map_err(EngineError::from)?;
     let long = wanted.cost.break_even_tokens(&spec, phase, &shape);
     let long = long.map(|tokens| tokens.saturating_mul(BREAK_EVENS));
     Ok(match long {
@@ -246,8 +252,8 @@ fn policy(
         long => ChosenPolicy {
             rules: PolicySpec::full().into(),
             reason: match long {
-                Some(long) => format!("{name} from {long} tokens on"),
-                None => format!("{name} never pays here"),
+                Some(long) => format!("{LONG_PREFILL} from {long} tokens on"),
+                None => format!("{LONG_PREFILL} never pays here"),
             },
         },
     })

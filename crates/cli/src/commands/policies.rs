@@ -49,6 +49,7 @@ fn described(policy: &PolicyInfo, shape: &PolicyShape) -> Value {
         "recalls": match policy.traits.recall {
             Recall::None => None,
             Recall::AtTheEnd => Some("at-the-end"),
+            Recall::Distinct => Some("distinct"),
             Recall::Anywhere => Some("anywhere"),
         },
         "evicts": policy.traits.evicts,
@@ -71,6 +72,7 @@ fn paragraph(policy: &PolicyInfo, shape: &PolicyShape) -> String {
     let recalls = match policy.traits.recall {
         Recall::None => "",
         Recall::AtTheEnd => "; recalls facts that the end of a prompt asks for",
+        Recall::Distinct => "; recalls facts unlike the rest of the text",
         Recall::Anywhere => "; recalls facts anywhere",
     };
     let mut text = format!(

@@ -145,6 +145,7 @@ fn policies_are_listed_with_phases_savings_sources_and_the_guard() {
         "h2o-chunk (prefill; saves compute)",
         "twilight (decode",
         "certified (decode; saves traffic of values; recalls facts anywhere)",
+        "quest (decode; saves traffic, compute; recalls facts unlike the rest of the text)",
         "faster than full in decode from",
         "arXiv:2404.14469",
         "from=auto",

@@ -40,7 +40,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Twilight, Lin et al. 2025, arXiv:2502.02770",
     saves: "traffic, compute",
     traits: Traits {
-        recall: Recall::Anywhere,
+        recall: Recall::Distinct,
         keys: KeyUse::Summarized,
         work: Some(work),
         stored_bytes,
