@@ -10,9 +10,8 @@ use serde::Serialize;
 
 use crate::AskError;
 
-/// The policy that reads long documents: it finds what stands anywhere in a text. Answers are written by full attention: every policy of
-/// decode that would be faster loses one of many facts that look alike. docs/results/quality.md has what policies find on models that
-/// people run.
+/// The policy that reads long documents: it finds what stands anywhere in a text. Full attention writes the answers: on models that
+/// people run `quest`, `twilight` and `certified` lost facts that it finds (docs/results/quality.md).
 const LONG_PREFILL: &str = "peaks";
 
 /// A policy is chosen for documents so many times as long as where it breaks even: there it saves more than it risks.
@@ -120,8 +119,8 @@ pub(crate) fn choose(
 ) -> Result<(Arc<Engine>, Choice), AskError> {
     let limit = context_limit(engine, wanted, given, need)?;
     let mut options = wanted.clone();
-    let prefill = policy(engine, wanted, Phase::Prefill, given.prefill, need.document_tokens)?;
-    let decode = policy(engine, wanted, Phase::Decode, given.decode, need.document_tokens)?;
+    let prefill = prefill_policy(engine, wanted, given.prefill, need.document_tokens)?;
+    let decode = decode_policy(wanted, given.decode);
     if let Some(chunk) = prefill.rules.preferred_chunk_tokens().filter(|_| !given.prefill) {
         options.chunk_tokens = chunk.min(options.batch_tokens);
     }
@@ -216,45 +215,43 @@ struct ChosenPolicy {
     reason: String,
 }
 
-/// The policy of a phase: what was given, else full attention, else for reading long documents one that finds what stands anywhere.
-fn policy(
+impl ChosenPolicy {
+    fn new(rules: impl Into<PolicyRules>, reason: impl Into<String>) -> Self {
+        Self {
+            rules: rules.into(),
+            reason: reason.into(),
+        }
+    }
+
+    fn as_asked(rules: &PolicyRules) -> Self {
+        Self::new(rules.clone(), "as asked")
+    }
+}
+
+/// What reads the documents: what was given, else for long ones [`LONG_PREFILL`], else full attention.
+fn prefill_policy(
     engine: &Engine,
     wanted: &EngineOptions,
-    phase: Phase,
     is_given: bool,
     document_tokens: usize,
 ) -> Result<ChosenPolicy, AskError> {
-    let given = match phase {
-        Phase::Prefill => &wanted.prefill,
-        Phase::Decode => &wanted.decode,
-    };
     if is_given {
-        return Ok(ChosenPolicy {
-            rules: given.clone(),
-            reason: "as asked".to_owned(),
-        });
-    }
-    if phase == Phase::Decode {
-        return Ok(ChosenPolicy {
-            rules: PolicySpec::full().into(),
-            reason: "faster policies lose facts".to_owned(),
-        });
+        return Ok(ChosenPolicy::as_asked(&wanted.prefill));
     }
     let shape = policy_shape(engine.model().config(), wanted);
     let spec: PolicySpec = LONG_PREFILL.parse().map_err(EngineError::from)?;
-    let long = wanted.cost.break_even_tokens(&spec, phase, &shape);
-    let long = long.map(|tokens| tokens.saturating_mul(BREAK_EVENS));
-    Ok(match long {
-        Some(long) if document_tokens >= long => ChosenPolicy {
-            rules: spec.into(),
-            reason: format!("from {long} tokens on"),
-        },
-        long => ChosenPolicy {
-            rules: PolicySpec::full().into(),
-            reason: match long {
-                Some(long) => format!("{LONG_PREFILL} from {long} tokens on"),
-                None => format!("{LONG_PREFILL} never pays here"),
-            },
-        },
+    let long = wanted.cost.break_even_tokens(&spec, Phase::Prefill, &shape);
+    Ok(match long.map(|tokens| tokens.saturating_mul(BREAK_EVENS)) {
+        Some(long) if document_tokens >= long => ChosenPolicy::new(spec, format!("from {long} tokens on")),
+        Some(long) => ChosenPolicy::new(PolicySpec::full(), format!("{LONG_PREFILL} from {long} tokens on")),
+        None => ChosenPolicy::new(PolicySpec::full(), format!("{LONG_PREFILL} never pays here")),
     })
+}
+
+/// What writes the answers: what was given, else full attention.
+fn decode_policy(wanted: &EngineOptions, is_given: bool) -> ChosenPolicy {
+    match is_given {
+        true => ChosenPolicy::as_asked(&wanted.decode),
+        false => ChosenPolicy::new(PolicySpec::full(), "faster policies lose facts"),
+    }
 }

@@ -68,8 +68,8 @@ pub enum Recall {
     /// Questions at the end of a prompt. It selects among all keys, but by the last queries of a chunk: a question in the
     /// middle may miss its answer.
     AtTheEnd,
-    /// Those about facts that look unlike the rest of the text. It ranks blocks by a bound on their keys, which tells one of many
-    /// facts that look alike from the others too seldom.
+    /// Those about facts that look unlike the rest of the text. It ranks blocks by a bound on their keys, which may pass over one of
+    /// many facts that look alike.
     Distinct,
     /// All: every query selects among all keys by their content.
     Anywhere,

@@ -112,6 +112,7 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
     let (samples, depths) = (options.samples, options.depths);
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
+        let first = cells.len();
         for &choice in choices {
             let suits = |task: &&CompareTask| task.suits(choice.phase, choice.is_full());
             for &task in options.tasks.iter().filter(suits) {
@@ -129,20 +130,14 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
                 });
             }
         }
-    }
-    if options.shares {
-        // Who reads alike takes a task in turn, while its document is known.
-        let place = |length: usize| options.lengths.iter().position(|known| *known == length);
-        cells.sort_by_key(|cell| {
-            let entry = &cell.task;
-            let task = options.tasks.iter().position(|task| *task == entry.task);
-            let reads_densely = reads_densely(entry.choice);
-            (
-                place(entry.context_tokens),
-                !reads_densely,
-                task.filter(|_| reads_densely),
-            )
-        });
+        if options.shares {
+            // Who reads alike takes a task in turn, while its document is known.
+            cells[first..].sort_by_key(|cell| {
+                let reads_densely = reads_densely(cell.task.choice);
+                let task = options.tasks.iter().position(|task| *task == cell.task.task);
+                (!reads_densely, task.filter(|_| reads_densely))
+            });
+        }
     }
     cells
 }
