@@ -1,14 +1,18 @@
 //! What all requests share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_engine::Engine;
+use riffle_model::ChatTemplate;
 use tokio::sync::Semaphore;
 
 use crate::ServerOptions;
+use crate::api::openai::KeptItems;
+use crate::asking::traits::TemplateTraits;
 use crate::driver::Driver;
 use crate::failure::Failure;
+use crate::fields::Fields;
 use crate::forms::Forms;
 use crate::metrics::Metrics;
 use crate::speech::Markup;
@@ -27,15 +31,40 @@ pub(crate) struct App {
     pub(crate) bodies: Arc<Semaphore>,
     /// How the model writes tool calls and thoughts.
     pub(crate) markup: Markup,
+    /// Items of the latest responses.
+    pub(crate) kept_items: KeptItems,
+    /// Traits of the chat template for requests without tools and with them, found at the first use.
+    pub(crate) traits: [OnceLock<TemplateTraits>; 2],
     /// Seconds since 1970.
     pub(crate) started: u64,
 }
 
 impl App {
+    /// Traits of the model's chat template, for requests with tools or without.
+    pub(crate) fn traits(&self, template: &ChatTemplate, has_tools: bool) -> &TemplateTraits {
+        self.traits[usize::from(has_tools)].get_or_init(|| TemplateTraits::of(template, has_tools))
+    }
+
+    /// Names of the model: the one that answers give, then the others that it is known by.
+    pub(crate) fn model_names(&self) -> impl Iterator<Item = &str> {
+        let aliases = self.options.aliases.iter().map(String::as_str);
+        std::iter::once(self.options.model_name.as_str()).chain(aliases)
+    }
+
+    /// Takes the model's name from a request. Any name is served by the one model, unless the server is strict; then another
+    /// name is refused.
+    pub(crate) fn take_model(&self, fields: &mut Fields) -> Result<(), Failure> {
+        let asked = fields.text("model")?;
+        if self.options.has_strict_names {
+            return self.find_model(asked.as_deref());
+        }
+        Ok(())
+    }
+
     /// Refuses a model that is not the one that is served. The name may be left out.
-    pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), Failure> {
+    pub(crate) fn find_model(&self, asked: Option<&str>) -> Result<(), Failure> {
         match asked {
-            Some(name) if name != self.options.model_name => Err(Failure {
+            Some(name) if !self.model_names().any(|own| own == name) => Err(Failure {
                 param: Some("model".to_owned()),
                 code: Some("model_not_found"),
                 ..Failure::new(

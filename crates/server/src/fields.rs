@@ -1,17 +1,42 @@
 //! The fields of a request, taken one by one: what nobody takes is refused by name.
 
 use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
+/// Most warnings of one request; further ones are left out.
+const MOST_WARNINGS: usize = 32;
+
 /// An object of a request whose fields are being read.
 #[derive(Debug)]
 pub(crate) struct Fields {
     fields: Map<String, Value>,
-    /// Where the object stands in the request, with a dot at the end; empty for the request itself.
+    /// Path of the object in the request, with a dot at the end; empty for the request itself.
     place: String,
+    warnings: Warnings,
+}
+
+/// Parts of a request that were left out or cut, a line each, for the client and the log. Copies share one list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Warnings {
+    /// Adds a warning about a field.
+    pub(crate) fn add(&self, field: &str, warning: &str) {
+        let line = format!("{field}: {warning}");
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() < MOST_WARNINGS && !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+
+    /// The warnings in the order of their fields.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Fields {
@@ -23,6 +48,7 @@ impl Fields {
             Value::Object(fields) => Ok(Self {
                 fields,
                 place: String::new(),
+                warnings: Warnings::default(),
             }),
             other => Err(Failure::bad(format!(
                 "the body must be a JSON object, found {}",
@@ -32,14 +58,44 @@ impl Fields {
     }
 
     /// The fields of a value that stands at `place`.
-    pub(crate) fn of(value: Value, place: &str) -> Result<Self, Failure> {
+    pub(crate) fn of(value: Value, place: &str, warnings: &Warnings) -> Result<Self, Failure> {
         match value {
             Value::Object(fields) => Ok(Self {
                 fields,
                 place: format!("{place}."),
+                warnings: warnings.clone(),
             }),
             other => Err(unexpected(place, "an object", &other)),
         }
+    }
+
+    /// The warnings of the whole request.
+    pub(crate) fn warnings(&self) -> &Warnings {
+        &self.warnings
+    }
+
+    /// Takes a field without effect, and says so where it asks for something; `harmless` are the values that ask for nothing.
+    pub(crate) fn ignore(&mut self, field: &str, harmless: &[Value], reason: &str) {
+        if let Some(value) = self.value(field)
+            && !harmless.contains(&value)
+        {
+            self.warnings.add(&self.name(field), reason);
+        }
+    }
+
+    /// Takes all fields that are left without effect, and says so.
+    pub(crate) fn ignore_rest(mut self) {
+        for (field, value) in std::mem::take(&mut self.fields) {
+            if !value.is_null() {
+                self.warnings.add(&self.name(&field), "it is not known here and was left out");
+            }
+        }
+    }
+
+    /// As [`ignore_rest`](Self::ignore_rest); fields of these names are taken without a word.
+    pub(crate) fn ignore_rest_but(mut self, known: &[&str]) {
+        self.pass_over(known);
+        self.ignore_rest();
     }
 
     /// The whole name of a field.
@@ -158,10 +214,22 @@ impl Fields {
 
     pub(crate) fn object(&mut self, field: &str) -> Result<Option<Fields>, Failure> {
         let name = self.name(field);
-        self.value(field).map(|value| Fields::of(value, &name)).transpose()
+        let warnings = self.warnings.clone();
+        self.value(field)
+            .map(|value| Fields::of(value, &name, &warnings))
+            .transpose()
     }
 
-    /// What is left as it is.
+    /// Adds fields of another object that this one does not have.
+    pub(crate) fn add_missing(&mut self, others: Map<String, Value>) {
+        for (field, value) in others {
+            if self.peek(&field).is_none() {
+                self.fields.insert(field, value);
+            }
+        }
+    }
+
+    /// The fields that are left, as they are.
     pub(crate) fn rest(self) -> Map<String, Value> {
         self.fields
     }

@@ -16,8 +16,12 @@ pub struct ServerOptions {
     pub threads: Option<usize>,
     /// Requests that read or answer at a time; at most as many as the engine has sequences.
     pub parallel: usize,
-    /// The name that clients see the model under.
+    /// The name that answers give the model.
     pub model_name: String,
+    /// Further names of the model.
+    pub aliases: Vec<String>,
+    /// Refuse requests for a model of another name. Otherwise the one model serves every name.
+    pub has_strict_names: bool,
     /// Keys, one of which every request has to bring; empty lets everybody in.
     pub api_keys: Vec<String>,
     /// Origins of web pages of others that may use the server (`https://example.org`); empty allows none.
@@ -78,6 +82,8 @@ impl Default for ServerOptions {
             threads: None,
             parallel: 1,
             model_name: "riffle".to_owned(),
+            aliases: Vec::new(),
+            has_strict_names: false,
             api_keys: Vec::new(),
             allowed_origins: Vec::new(),
             allowed_hosts: Vec::new(),

@@ -71,7 +71,7 @@ fn openai_routes(prefix: &str) -> Router<Arc<App>> {
     let at = |path: &str| format!("{prefix}{path}");
     Router::new()
         .route(&at("/models"), get(openai::models::list))
-        .route(&at("/models/{name}"), get(openai::models::one))
+        .route(&at("/models/{*name}"), get(openai::models::one))
         .route(&at("/completions"), post(openai::completions::answer))
         .route(&at("/chat/completions"), post(openai::chat::answer))
         .route(&at("/chat/completions/input_tokens"), post(openai::chat::count))

@@ -17,6 +17,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower::ServiceExt;
 
+use crate::api::openai::KeptItems;
 use crate::app::{App, BODY_STEP, unix_seconds};
 use crate::speech::Markup;
 use crate::{KvEventAddresses, ServerError, ServerOptions, Worker, log, router};
@@ -69,6 +70,8 @@ impl Server {
             driver,
             forms,
             markup: Markup::of(engine),
+            kept_items: KeptItems::default(),
+            traits: Default::default(),
             started: unix_seconds(),
             bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),
             metrics,

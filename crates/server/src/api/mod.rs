@@ -47,7 +47,7 @@ async fn read<T>(
     take: impl FnOnce(&Arc<App>, &mut Fields) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let mut fields = fields_of(request).await?;
-    app.check_model(fields.text("model")?.as_deref())?;
+    app.take_model(&mut fields)?;
     let asked = take(app, &mut fields)?;
     fields.finish()?;
     Ok(asked)

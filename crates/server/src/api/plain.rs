@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::openai::{read_messages, take_tools};
 use super::{fields_of, respond};
 use crate::app::{App, aside};
+use crate::asking::effort::Thinking;
 use crate::asking::options::token_of;
 use crate::asking::prompt::{Conversation, encode, render, take_variables};
 use crate::failure::{Failure, Shape};
@@ -68,7 +69,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 
 async fn tokens_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
     let mut fields = fields_of(request).await?;
-    app.check_model(fields.text("model")?.as_deref())?;
+    app.take_model(&mut fields)?;
     // llama.cpp and vLLM have other names for the same.
     let text = match fields.text("content")? {
         Some(text) => text,
@@ -111,7 +112,7 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) ->
 
 async fn text_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
     let mut fields = fields_of(request).await?;
-    app.check_model(fields.text("model")?.as_deref())?;
+    app.take_model(&mut fields)?;
     let tokens = fields.list("tokens")?;
     let tokens = tokens.ok_or_else(|| Failure::field("tokens", "this field is required"))?;
     fields.finish()?;
@@ -132,19 +133,23 @@ pub(crate) async fn apply_template(State(app): State<Arc<App>>, request: Request
 
 async fn template_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
     let mut fields = fields_of(request).await?;
-    app.check_model(fields.text("model")?.as_deref())?;
+    app.take_model(&mut fields)?;
     let messages = fields.list("messages")?;
     let messages = messages.ok_or_else(|| Failure::field("messages", "this field is required"))?;
     let tools = take_tools(app, &mut fields)?;
     let variables = take_variables(&mut fields)?;
     let is_answered = fields.flag("add_generation_prompt")?.unwrap_or(true);
+    let thinking = Thinking::take(&mut fields)?;
+    let warnings = fields.warnings().clone();
     fields.finish()?;
     let conversation = Conversation {
-        messages: read_messages(messages)?,
-        tools: tools.tools,
+        messages: read_messages(messages, &warnings)?,
+        tools: tools.known.shown(),
         variables,
+        thinking,
         goes_on: false,
         ends_with_message: !is_answered,
+        warnings,
     };
     let prompt = render(app, conversation).await?;
     Ok(Json(json!({"prompt": prompt})).into_response())

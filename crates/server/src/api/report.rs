@@ -73,7 +73,7 @@ pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
         0 => 1.0,
         causal => pairs.read as f64 / causal as f64,
     };
-    json!({
+    let mut report = json!({
         "prefill": prefill.to_string(),
         "decode": decode.to_string(),
         "draft": wishes.generate.draft.to_string(),
@@ -86,7 +86,12 @@ pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
         "waited_s": times.waited_s,
         "read_s": times.read_s,
         "answered_s": times.answered_s,
-    })
+    });
+    let warnings = wishes.warnings.lines();
+    if !warnings.is_empty() {
+        report["warnings"] = json!(warnings);
+    }
+    report
 }
 
 fn kept_mass(audit: &AuditReport) -> Value {

@@ -1,8 +1,14 @@
 //! From the fields of a request, whatever its API, to what the scheduler is asked.
 
+pub(crate) mod effort;
 pub(crate) mod options;
+mod passing;
 pub(crate) mod prompt;
 pub(crate) mod question;
+pub(crate) mod traits;
+mod turns;
+
+pub(crate) use passing::{take_options, take_without_effect};
 
 use riffle_engine::{GenerateOptions, Request, SequenceOptions};
 
@@ -10,7 +16,9 @@ use crate::api::answers::Answers;
 use crate::api::sessions;
 use crate::app::App;
 use crate::failure::Failure;
+use crate::fields::Warnings;
 use crate::forms::Form;
+use crate::log;
 
 /// Everything that an answer needs but its prompt.
 #[derive(Debug, Clone)]
@@ -21,6 +29,8 @@ pub(crate) struct Wishes {
     /// Whether the request gives a seed; otherwise each answer has one of its own.
     pub(crate) has_seed: bool,
     pub(crate) extras: options::Extras,
+    /// Warnings of the request.
+    pub(crate) warnings: Warnings,
     pub(crate) prompt_probabilities: Option<usize>,
 }
 
@@ -48,6 +58,28 @@ impl Wishes {
         Ok(())
     }
 
+    /// Cuts the length of an answer to the room behind its prompt.
+    fn limit_length(&self, app: &App, prompt: usize, generate: &mut GenerateOptions) -> Result<(), Failure> {
+        let context = app.engine.plan().context_tokens;
+        if prompt > context {
+            return Err(Failure::bad(format!(
+                "the prompt has {prompt} tokens and the server's context holds {context}: shorten the prompt, or start the server with a larger --ctx"
+            ))
+            .with_code("context_length_exceeded"));
+        }
+        // The last token of an answer is written and not read: it needs no room.
+        let room = context - prompt + 1;
+        if !self.has_length {
+            generate.max_tokens = app.options.default_max_tokens.min(room).max(1);
+        } else if generate.max_tokens > room {
+            self.warnings
+                .add("max_tokens", &format!("cut to {room}, the room behind a prompt of {prompt} tokens"));
+            generate.max_tokens = room;
+        }
+        generate.min_tokens = generate.min_tokens.min(generate.max_tokens);
+        Ok(())
+    }
+
     /// Asks for `choices` answers to each of the prompts, in their order.
     pub(crate) async fn ask(&self, app: &App, prompts: &[Vec<u32>], choices: usize) -> Result<Answers, Failure> {
         let most = app.options.limits.answers_per_request;
@@ -70,10 +102,7 @@ impl Wishes {
             for choice in 0..choices {
                 let mut generate = self.generate.clone();
                 generate.sampling.seed = seed.wrapping_add(choice as u64);
-                if !self.has_length {
-                    let room = app.engine.plan().context_tokens.saturating_sub(prompt.len()) + 1;
-                    generate.max_tokens = app.options.default_max_tokens.min(room).max(1);
-                }
+                self.limit_length(app, prompt.len(), &mut generate)?;
                 answers.push(app.driver.ask(Request {
                     tokens: prompt.clone(),
                     generate,
@@ -83,6 +112,10 @@ impl Wishes {
                     prompt_probabilities: self.prompt_probabilities,
                 })?);
             }
+        }
+        let warnings = self.warnings.lines();
+        if app.options.logs_answers && !warnings.is_empty() {
+            log::note(&format!("taken without effect: {}", warnings.join("; ")));
         }
         // What the scheduler refuses is told before an answer begins.
         for answer in &mut answers {

@@ -7,9 +7,13 @@ use std::time::Instant;
 use riffle_engine::{Engine, EngineError};
 use serde_json::{Map, Value};
 
+use super::effort::Thinking;
 use crate::app::{App, aside};
 use crate::failure::Failure;
-use crate::fields::{Fields, unexpected};
+use crate::fields::{Fields, Warnings, unexpected};
+
+/// Stands for the text of a begun answer while its conversation is rendered.
+const BEGUN: &str = "\u{fdef}begun\u{fdef}";
 
 /// A conversation to be put into the model's words.
 #[derive(Debug, Clone, Default)]
@@ -20,10 +24,14 @@ pub(crate) struct Conversation {
     pub(crate) tools: Vec<Value>,
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
+    /// How much the model shall think.
+    pub(crate) thinking: Thinking,
     /// Whether the last message is the beginning of the answer.
     pub(crate) goes_on: bool,
     /// Whether the text ends with the last message, and not where the assistant is to speak.
     pub(crate) ends_with_message: bool,
+    /// Warnings of the request.
+    pub(crate) warnings: Warnings,
 }
 
 /// A prompt, and its end as text.
@@ -56,22 +64,22 @@ pub(crate) fn encode_now(engine: &Engine, text: &str, add_special: bool) -> Resu
 
 /// The text of a conversation in the model's template; without one the texts of its messages, one after the other.
 pub(crate) async fn render(app: &Arc<App>, conversation: Conversation) -> Result<String, Failure> {
-    let (engine, until) = (
-        Arc::clone(&app.engine),
-        Instant::now() + app.options.limits.request_time,
-    );
-    aside(move || render_now(&engine, conversation, until)).await
+    let until = Instant::now() + app.options.limits.request_time;
+    let app = Arc::clone(app);
+    aside(move || render_now(&app, conversation, until)).await
 }
 
-fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Result<String, Failure> {
+fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<String, Failure> {
     let Conversation {
-        mut messages,
+        messages,
         tools,
-        mut variables,
+        variables,
+        thinking,
         goes_on,
         ends_with_message,
+        warnings,
     } = conversation;
-    let Some(template) = engine.chat_template() else {
+    let Some(template) = app.engine.chat_template() else {
         if !tools.is_empty() {
             return Err(Failure::field(
                 "tools",
@@ -81,6 +89,11 @@ fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Re
         let texts = messages.iter().map(|message| message["content"].as_str().unwrap_or(""));
         return Ok(texts.collect::<Vec<_>>().join("\n"));
     };
+    let traits = app.traits(template, !tools.is_empty());
+    let mut all = thinking.variables(&traits.efforts, &traits.switches);
+    if thinking != Thinking::default() && all.is_empty() {
+        warnings.add("reasoning", "this model's chat template takes no effort");
+    }
     if !tools.is_empty() {
         if !template.mentions("tools") {
             return Err(Failure::field(
@@ -88,28 +101,81 @@ fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Re
                 "this model's chat template has no place for tools: use a model that was trained to call them",
             ));
         }
-        variables.insert("tools".to_owned(), Value::Array(tools));
+        all.insert("tools".to_owned(), Value::Array(tools));
     }
-    let beginning = match goes_on {
-        true => messages.pop(),
-        false => None,
+    all.extend(variables);
+    let mut messages = traits.turns.arrange(messages);
+    traits.shorten_ids(&mut messages);
+    let render = |messages: &[Value], is_answered: bool| {
+        let mut poll = || match Instant::now() < until {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
+        };
+        let text = template.render_until(&Value::Array(messages.to_vec()), is_answered, &all, &mut poll);
+        text.map_err(|error| Failure::field("messages", error.to_string().replace('\n', " ")))
     };
-    let mut poll = || match Instant::now() < until {
-        true => ControlFlow::Continue(()),
-        false => ControlFlow::Break(()),
-    };
-    let text = template.render_until(&Value::Array(messages), !ends_with_message, &variables, &mut poll);
-    let mut text = text.map_err(|error| Failure::field("messages", error.to_string().replace('\n', " ")))?;
-    if let Some(beginning) = beginning {
-        text.push_str(beginning["content"].as_str().unwrap_or(""));
+    match goes_on {
+        true => begun_answer(messages, &|messages| render(messages, false)),
+        false => render(&messages, !ends_with_message),
     }
-    Ok(text)
+}
+
+/// The text of a conversation up to the end of its last message, which the answer goes on with.
+fn begun_answer(
+    mut messages: Vec<Value>,
+    render: &dyn Fn(&[Value]) -> Result<String, Failure>,
+) -> Result<String, Failure> {
+    let place = |name: &str| format!("the last message's {name}");
+    let Some(mut last) = messages.pop() else {
+        return Err(Failure::field("messages", "it must have at least one message"));
+    };
+    let beginning = last["content"].as_str().unwrap_or("").to_owned();
+    last["content"] = BEGUN.into();
+    let with = |last: Value| {
+        let mut messages = messages.clone();
+        messages.push(last);
+        let text = render(&messages)?;
+        let (before, behind) = text.rsplit_once(BEGUN).ok_or_else(|| {
+            Failure::field("messages", "this model's chat template does not show the last message")
+        })?;
+        Ok::<_, Failure>((before.to_owned(), behind.to_owned()))
+    };
+    let (before, behind) = with(last.clone())?;
+    let without = |name: &str| {
+        let mut last = last.clone();
+        last.as_object_mut().map(|fields| fields.remove(name));
+        with(last)
+    };
+    // A field that the template does not show would be lost in silence.
+    let refuse = |name: &str| {
+        Failure::field(
+            place(name),
+            "this model's chat template does not show it in an answer that is gone on with: leave it out",
+        )
+    };
+    if last.get("reasoning_content").is_some() && without("reasoning_content")?.0 == before {
+        return Err(refuse("reasoning_content"));
+    }
+    if last.get("tool_calls").is_none() {
+        return Ok(before + &beginning);
+    }
+    // The answer goes on behind the calls: only the end of the turn is taken off.
+    let (_, end_of_turn) = without("tool_calls")?;
+    match behind.strip_suffix(end_of_turn.as_str()) {
+        Some(calls) if !calls.is_empty() => Ok(before + &beginning + calls),
+        _ => Err(refuse("tool_calls")),
+    }
 }
 
 /// The prompt of a conversation.
 pub(crate) async fn prompt(app: &Arc<App>, conversation: Conversation) -> Result<Prompt, Failure> {
+    let begun = match conversation.goes_on {
+        true => conversation.messages.last().and_then(|last| last["content"].as_str()),
+        false => None,
+    };
+    let is_begun_thinking = begun.is_some_and(|begun| app.markup.is_open_thought(begun));
     let text = render(app, conversation).await?;
-    let is_thinking = app.markup.ends_thinking(&text);
+    let is_thinking = is_begun_thinking || app.markup.ends_thinking(&text);
     // A template writes the special tokens itself.
     let add_special = app.engine.chat_template().is_none();
     let tokens = encode(app, text, add_special).await?;

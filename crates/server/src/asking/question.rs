@@ -9,7 +9,7 @@ use crate::api::openai::Tools;
 use crate::app::App;
 use crate::failure::Failure;
 use crate::forms::Form;
-use crate::speech::Speech;
+use crate::speech::{KnownTools, Speech};
 
 /// A conversation with everything that its answer has to keep to.
 pub(crate) struct Question {
@@ -17,7 +17,9 @@ pub(crate) struct Question {
     pub(crate) conversation: Conversation,
     /// The form of the answer, and the field that asks for it.
     form: Option<(Form, String)>,
-    takes_calls: bool,
+    /// True if the answer is JSON that the client asked for: it is never a call without marks.
+    gives_data: bool,
+    tools: KnownTools,
     is_single_call: bool,
     /// Answers that are asked for.
     pub(crate) choices: usize,
@@ -40,7 +42,12 @@ impl Question {
         form: Option<(Form, String)>,
         tools: Tools,
     ) -> Result<Self, Failure> {
+        let gives_data = matches!(form, Some((Form::JsonObject | Form::Schema(_), _))) && !tools.is_required;
         let form = match (form, tools.form) {
+            (Some((_, place)), tools_form @ Some(_)) if tools.is_required => {
+                wishes.warnings.add(&place, "the answer has to be a call: the form was left out");
+                tools_form.map(|form| (form, "tool_choice".to_owned()))
+            }
             (Some((_, place)), Some(_)) => {
                 return Err(Failure::field(
                     place,
@@ -54,7 +61,8 @@ impl Question {
             wishes,
             conversation,
             form,
-            takes_calls: !tools.tools.is_empty(),
+            gives_data,
+            tools: tools.known,
             is_single_call: tools.is_single,
             choices: 1,
         })
@@ -67,12 +75,14 @@ impl Question {
 
     /// Asks for the answers; returns once the scheduler has taken the request.
     pub(crate) async fn ask(mut self, app: &Arc<App>) -> Result<Asked, Failure> {
-        self.wishes.keep_to(app, self.form).await?;
         let prompt = prompt(app, self.conversation).await?;
         let prompt_tokens = prompt.tokens.len();
+        self.wishes.keep_to(app, self.form).await?;
         Ok(Asked {
             answers: self.wishes.ask(app, &[prompt.tokens], self.choices).await?,
-            speech: Speech::new(app.markup, self.takes_calls, prompt.is_thinking).with_single_call(self.is_single_call),
+            speech: Speech::new(app.markup, self.tools, prompt.is_thinking)
+                .with_single_call(self.is_single_call)
+                .with_unmarked_calls(!self.gives_data),
             wishes: self.wishes,
             prompt_tokens,
         })

@@ -2,13 +2,21 @@
 
 use serde_json::{Map, Value};
 
-use super::{Call, CallStyle};
+use super::CallStyle;
+use super::parameters::typed;
+use super::tools::{KnownTools, WrittenCall};
+
+/// Beginnings of an answer that is a call without the marks of its family, with white space taken out.
+const UNMARKED: [&str; 6] = ["", "[", "{", "```", "```json", "```tool_call"];
+
+/// Tags that models put around calls in place of those of their family.
+const OTHER_TAGS: [&str; 3] = ["tools", "function_call", "tool_calls"];
 
 /// The calls that the text between the marks of a style spells; `None` where it spells something else.
-pub(super) fn parse(style: CallStyle, text: &str) -> Option<Vec<Call>> {
+pub(super) fn parse(style: CallStyle, text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
     let text = text.trim();
     match style {
-        CallStyle::Tagged if text.starts_with("<function=") => parse_xml(text).map(|call| vec![call]),
+        CallStyle::Tagged if text.starts_with("<function=") => parse_xml(text, tools),
         CallStyle::Tagged | CallStyle::Phi => parse_json(text),
         CallStyle::Mistral => parse_json(text).or_else(|| parse_named(text)),
         CallStyle::Gemma => parse_gemma(text).map(|call| vec![call]),
@@ -16,44 +24,183 @@ pub(super) fn parse(style: CallStyle, text: &str) -> Option<Vec<Call>> {
     }
 }
 
-/// `{"name": …, "arguments": {…}}` or a list of these; `parameters` as Llama has it.
-fn parse_json(text: &str) -> Option<Vec<Call>> {
-    match serde_json::from_str(text).ok()? {
-        Value::Array(calls) => calls.into_iter().map(call_of).collect(),
-        call => call_of(call).map(|call| vec![call]),
-    }
+/// The calls that a whole answer without marks spells. Each has to name a known tool and to have arguments, and nothing else may
+/// stand in the answer: other JSON is data.
+pub(super) fn parse_unmarked(text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
+    let text = without_tag(without_fence(text.trim()));
+    let calls = match text.starts_with("<function=") {
+        true => parse_xml(text, tools)?,
+        false => {
+            let values = values_of(text)?;
+            if !values.iter().all(|(value, _)| is_call(value)) {
+                return None;
+            }
+            calls_of(values)?
+        }
+    };
+    let are_known = !calls.is_empty() && calls.iter().all(|call| tools.find(&call.name).is_some());
+    are_known.then_some(calls)
 }
 
-fn call_of(value: Value) -> Option<Call> {
+/// True if an answer that begins like this may be a call without marks of one of the tools.
+pub(super) fn may_be_unmarked(text: &str, tools: &KnownTools) -> bool {
+    let letters: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
+    let may_follow = |begin: &str, rest: &str| begin.starts_with(rest) || rest.starts_with(begin);
+    let tags = OTHER_TAGS.map(|tag| format!("<{tag}>"));
+    let begins = UNMARKED.iter().copied().chain(tags.iter().map(String::as_str));
+    for begin in begins {
+        let Some(rest) = letters.strip_prefix(begin) else {
+            if begin.starts_with(letters.as_str()) {
+                return true;
+            }
+            continue;
+        };
+        if may_follow("<function=", rest) {
+            return true;
+        }
+        let name = ["{\"name\":\"", "{\"type\":\"function\"", "{\"function\":{\"name\":\""];
+        if name.iter().skip(1).any(|name| may_follow(name, rest)) {
+            return true;
+        }
+        match rest.strip_prefix(name[0]) {
+            None if name[0].starts_with(rest) => return true,
+            None => {}
+            Some(rest) => {
+                let fits = |tool: &str| may_follow(&format!("{}\"", tool.replace(char::is_whitespace, "")), rest);
+                if tools.names().any(fits) {
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
+/// Byte position of the mark that ends a call in `text`, looked for from `from` on. Marks inside the call's own strings do not end it.
+pub(super) fn end_of(style: CallStyle, text: &str, mark: &str, from: usize) -> Option<usize> {
+    let is_xml = style == CallStyle::Tagged && text.trim_start().starts_with("<function=");
+    let ends = text[from..].match_indices(mark).map(|(at, _)| from + at);
+    ends.into_iter().find(|at| {
+        let call = &text[..*at];
+        match style {
+            CallStyle::Tagged if is_xml => call.trim_end().ends_with("</function>"),
+            CallStyle::Gemma => call.matches("<escape>").count().is_multiple_of(2),
+            _ => !is_in_string(call),
+        }
+    })
+}
+
+/// True if a beginning of JSON ends inside a string.
+fn is_in_string(json: &str) -> bool {
+    let (mut is_inside, mut is_escaped) = (false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_inside => is_escaped = true,
+            b'"' => is_inside = !is_inside,
+            _ => {}
+        }
+    }
+    is_inside
+}
+
+/// `{"name": …, "arguments": {…}}`, several of these one after the other, or a list of them; `parameters` as Llama has it.
+fn parse_json(text: &str) -> Option<Vec<WrittenCall>> {
+    calls_of(values_of(text)?)
+}
+
+/// The objects of a text with their source. Some models double the braces around an object.
+fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
+    let undoubled = || text.strip_prefix('{')?.strip_suffix('}').filter(|inner| inner.starts_with('{'));
+    let mut values = objects_of(text).or_else(|| objects_of(undoubled()?))?;
+    if let [(Value::Array(_), list)] = values.as_slice() {
+        let inner = list.strip_prefix('[')?.strip_suffix(']')?;
+        values = objects_of(inner)?;
+    }
+    Some(values)
+}
+
+/// JSON values with their source, with spaces, commas or semicolons between them.
+fn objects_of(text: &str) -> Option<Vec<(Value, &str)>> {
+    let is_between = |letter: char| letter.is_whitespace() || letter == ',' || letter == ';';
+    let mut values = Vec::new();
+    let mut rest = text.trim_start_matches(is_between);
+    while !rest.is_empty() {
+        let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        let value = stream.next()?.ok()?;
+        let (source, after) = rest.split_at(stream.byte_offset());
+        values.push((value, source.trim()));
+        rest = after.trim_start_matches(is_between);
+    }
+    Some(values)
+}
+
+/// True if an object has nothing but a name and arguments.
+fn is_call(value: &Value) -> bool {
+    let Some(object) = value.as_object() else {
+        return false;
+    };
+    if let (Some(function), "function") = (object.get("function"), object.get("type").map_or("function", text_or_empty)) {
+        return function.is_object() && is_call(function);
+    }
+    let has_arguments = object.contains_key("arguments") || object.contains_key("parameters");
+    has_arguments && object.keys().all(|key| ["name", "arguments", "parameters", "id", "type"].contains(&key.as_str()))
+}
+
+fn text_or_empty(value: &Value) -> &str {
+    value.as_str().unwrap_or("")
+}
+
+fn calls_of(values: Vec<(Value, &str)>) -> Option<Vec<WrittenCall>> {
+    values.into_iter().map(|(value, source)| call_of(value, source)).collect()
+}
+
+fn call_of(value: Value, source: &str) -> Option<WrittenCall> {
     let Value::Object(mut call) = value else {
         return None;
     };
+    if let Some(Value::Object(function)) = call.remove("function") {
+        call = function;
+    }
     let Some(Value::String(name)) = call.remove("name") else {
         return None;
     };
     let arguments = call.remove("arguments").or_else(|| call.remove("parameters"));
-    let arguments = match arguments {
-        Some(Value::Object(arguments)) => arguments,
+    let (arguments, source) = match arguments {
+        Some(Value::Object(arguments)) => (arguments, member_of(source).map(str::to_owned)),
         // Some models write the object as text.
-        Some(Value::String(text)) => serde_json::from_str(&text).ok()?,
+        Some(Value::String(text)) => (serde_json::from_str(&text).ok()?, Some(text)),
         Some(_) => return None,
-        None => Map::new(),
+        None => (Map::new(), None),
     };
-    Some(Call { name, arguments })
+    Some(WrittenCall {
+        name,
+        arguments,
+        exact: source.filter(|source| has_long_number(source)),
+    })
 }
 
-/// Whether a text is the beginning of an object whose first field is a name, with or without a fence around it.
-pub(super) fn may_be_unmarked(text: &str) -> bool {
-    let letters: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
-    let begins = [
-        "{\"name\":\"",
-        "[{\"name\":\"",
-        "```{\"name\":\"",
-        "```json{\"name\":\"",
-    ];
-    begins
-        .iter()
-        .any(|begin| letters.starts_with(begin) || begin.starts_with(letters.as_str()))
+/// Source of the arguments in the source of a call.
+fn member_of(call: &str) -> Option<&str> {
+    let keys = ["\"arguments\"", "\"parameters\""];
+    let (at, key) = keys.iter().find_map(|key| Some((call.find(key)?, key)))?;
+    let rest = call[at + key.len()..].trim_start().strip_prefix(':')?;
+    let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<serde::de::IgnoredAny>();
+    stream.next()?.ok()?;
+    Some(rest[..stream.byte_offset()].trim())
+}
+
+/// True if JSON holds a number of more digits than a double or 64 bits keep.
+fn has_long_number(json: &str) -> bool {
+    let mut digits = 0;
+    json.bytes().any(|byte| {
+        digits = match byte {
+            b'0'..=b'9' => digits + 1,
+            b'.' => digits,
+            _ => 0,
+        };
+        digits > 16
+    })
 }
 
 fn without_fence(text: &str) -> &str {
@@ -64,17 +211,27 @@ fn without_fence(text: &str) -> &str {
     inner.trim()
 }
 
+fn without_tag(text: &str) -> &str {
+    let inner = |tag: &&str| {
+        let text = text.strip_prefix(&format!("<{tag}>"))?;
+        text.strip_suffix(&format!("</{tag}>")).or(Some(text))
+    };
+    OTHER_TAGS.iter().find_map(inner).map_or(text, str::trim)
+}
+
 /// `name[ARGS]{…}`, several one after the other.
-fn parse_named(text: &str) -> Option<Vec<Call>> {
+fn parse_named(text: &str) -> Option<Vec<WrittenCall>> {
     let mut calls = Vec::new();
     for part in text.split("[TOOL_CALLS]") {
         let (name, arguments) = part.split_once("[ARGS]").or_else(|| {
             let at = part.find('{')?;
             Some(part.split_at(at))
         })?;
-        calls.push(Call {
+        let (name, source) = (name.split("[CALL_ID]").next().unwrap_or(name), arguments.trim());
+        calls.push(WrittenCall {
             name: name.trim().to_owned(),
-            arguments: serde_json::from_str(arguments.trim()).ok()?,
+            arguments: serde_json::from_str(source).ok()?,
+            exact: Some(source.to_owned()).filter(|source| has_long_number(source)),
         });
     }
     let are_named = calls.iter().all(|call| is_name(&call.name));
@@ -86,25 +243,58 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(fits)
 }
 
-/// `<function=name><parameter=key>value</parameter></function>`. A value that is JSON counts as such.
-fn parse_xml(text: &str) -> Option<Call> {
+/// `<function=name><parameter=key>value</parameter></function>`, several one after the other. Values have the types that the tool
+/// declares.
+fn parse_xml(text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
+    let mut calls = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (call, after) = parse_function(rest, tools)?;
+        calls.push(call);
+        rest = after.trim_start();
+    }
+    Some(calls)
+}
+
+fn parse_function<'t>(text: &'t str, tools: &KnownTools) -> Option<(WrittenCall, &'t str)> {
     let (name, mut rest) = text.strip_prefix("<function=")?.split_once('>')?;
     let mut arguments = Map::new();
-    while let Some(at) = rest.find("<parameter=") {
-        let (key, after) = rest[at + "<parameter=".len()..].split_once('>')?;
-        let (value, after) = after.split_once("</parameter>")?;
+    let mut exact = Vec::new();
+    loop {
+        rest = rest.trim_start();
+        if let Some(after) = rest.strip_prefix("</function>") {
+            let exact = format!("{{{}}}", exact.join(","));
+            let call = WrittenCall {
+                name: name.to_owned(),
+                arguments,
+                exact: Some(exact).filter(|source| has_long_number(source)),
+            };
+            return Some((call, after));
+        }
+        let (key, after) = rest.strip_prefix("<parameter=")?.split_once('>')?;
+        let end = end_of_parameter(after)?;
+        let value = &after[..end];
+        rest = &after[end + "</parameter>".len()..];
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
-        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        let (value, source) = typed(value, tools.parameters(name), key);
+        exact.push(format!("{}:{source}", Value::from(key)));
         arguments.insert(key.to_owned(), value);
-        rest = after;
     }
-    let name = name.to_owned();
-    rest.contains("</function>").then_some(Call { name, arguments })
+}
+
+/// The end of a value: the first end mark that another parameter or the end of the function follows.
+fn end_of_parameter(text: &str) -> Option<usize> {
+    let follows = |at: usize| {
+        let rest = text[at + "</parameter>".len()..].trim_start();
+        rest.starts_with("<parameter=") || rest.starts_with("</function>")
+    };
+    let mut ends = text.match_indices("</parameter>").map(|(at, _)| at);
+    ends.find(|at| follows(*at))
 }
 
 /// `call:name{key:<escape>text<escape>,other:2}`.
-fn parse_gemma(text: &str) -> Option<Call> {
+fn parse_gemma(text: &str) -> Option<WrittenCall> {
     let (name, rest) = text.strip_prefix("call:")?.split_once('{')?;
     let rest = rest.strip_suffix('}')?;
     let mut arguments = Map::new();
@@ -126,8 +316,84 @@ fn parse_gemma(text: &str) -> Option<Call> {
         rest = after.trim_start();
         rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
     }
-    Some(Call {
+    Some(WrittenCall {
         name: name.trim().to_owned(),
         arguments,
+        exact: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tools::Tool;
+    use super::*;
+
+    fn tools() -> KnownTools {
+        let parameters = json!({"type": "object", "properties": {"content": {"type": "string"}, "count": {"type": "integer"}}});
+        KnownTools::new(vec![Tool::function(json!({"name": "write_file", "parameters": parameters}))])
+    }
+
+    fn xml(value: &str) -> Value {
+        let text = format!("<function=write_file>\n<parameter=content>\n{value}\n</parameter>\n</function>");
+        let calls = parse(CallStyle::Tagged, &text, &tools()).unwrap();
+        calls[0].arguments["content"].clone()
+    }
+
+    #[test]
+    fn a_text_of_an_xml_call_stays_a_text_whatever_it_looks_like() {
+        for text in ["{\"a\": 1}", "1.10", "null", "true", "\"x\"", "12345678901234567890123", "</parameter> inside", ""] {
+            assert_eq!(xml(text), json!(text));
+        }
+    }
+
+    #[test]
+    fn an_answer_without_marks_is_a_call_of_a_known_tool_or_data() {
+        let names = |text: &str| parse_unmarked(text, &tools()).map(|calls| calls.len());
+        for (text, calls) in [
+            (r#"{"name": "write_file", "arguments": {"count": 1}}"#, Some(1)),
+            (r#"{{"name": "write_file", "arguments": {"count": 1}}}"#, Some(1)),
+            ("```json\n{\"name\": \"write_file\", \"arguments\": {}}\n```", Some(1)),
+            ("<tools>\n{\"name\": \"write_file\", \"arguments\": {}}\n</tools>", Some(1)),
+            (r#"{"type": "function", "function": {"name": "write_file", "arguments": {}}}"#, Some(1)),
+            ("<function=write_file>\n</function>", Some(1)),
+            (r#"[{"name": "write_file", "arguments": {}}, {"name": "write_file", "arguments": {}}]"#, Some(2)),
+            (r#"{"name": "Ada", "age": 36}"#, None),
+            (r#"[{"name": "Ada"}, {"name": "Bob"}]"#, None),
+            (r#"{"name": "no_such_tool", "arguments": {}}"#, None),
+            (r#"{"name": "write_file", "age": 36}"#, None),
+            (r#"{"name": "write_file"}"#, None),
+            ("Here: {\"name\": \"write_file\", \"arguments\": {}}", None),
+        ] {
+            assert_eq!(names(text), calls, "{text}");
+            assert!(calls.is_none() || may_be_unmarked(text, &tools()), "{text}");
+        }
+        assert!(!may_be_unmarked("{\"name\": \"Ada", &tools()));
+        assert!(may_be_unmarked("{\"name\": \"wri", &tools()));
+    }
+
+    #[test]
+    fn an_end_mark_inside_a_string_does_not_end_a_call() {
+        const MARK: &str = "</tool_call>";
+        let json = r#"{"name": "say", "arguments": {"t": "a </tool_call> \" </tool_call> b"}}"#;
+        assert_eq!(end_of(CallStyle::Tagged, &format!("{json}{MARK}"), MARK, 0), Some(json.len()));
+        let xml = "<function=say>\n<parameter=t>\na </tool_call> b\n</parameter>\n</function>\n";
+        assert_eq!(end_of(CallStyle::Tagged, &format!("{xml}{MARK} x {MARK}"), MARK, 0), Some(xml.len()));
+        let gemma = "call:say{t:<escape>a </tool_call> b<escape>}";
+        assert_eq!(end_of(CallStyle::Gemma, &format!("{gemma}{MARK}"), MARK, 0), Some(gemma.len()));
+    }
+
+    #[test]
+    fn numbers_of_any_length_keep_their_digits() {
+        let exact = |style, text: &str| parse(style, text, &tools()).unwrap().remove(0).exact;
+        let long = "12345678901234567890123";
+        assert_eq!(
+            exact(CallStyle::Tagged, &format!(r#"{{"name": "a", "arguments": {{"n": {long}}}}}"#)),
+            Some(format!(r#"{{"n": {long}}}"#))
+        );
+        let xml = format!("<function=write_file><parameter=count>{long}</parameter></function>");
+        assert_eq!(exact(CallStyle::Tagged, &xml), Some(format!(r#"{{"count":{long}}}"#)));
+        assert_eq!(exact(CallStyle::Tagged, r#"{"name": "a", "arguments": {"n": 5}}"#), None);
+    }
 }

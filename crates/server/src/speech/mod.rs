@@ -1,10 +1,12 @@
 //! What a model writes, taken apart: text for the reader, thoughts, and calls of tools in the marks of its family.
 
 mod calls;
-
-use serde_json::{Map, Value};
+mod parameters;
+mod tools;
 
 use riffle_engine::Engine;
+use tools::WrittenCall;
+pub(crate) use tools::{Call, KnownTools, Tool, shown_name};
 
 /// How a model writes tool calls and thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,24 +39,21 @@ pub(crate) enum Piece {
     Call(Call),
 }
 
-/// A call of a tool.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Call {
-    pub(crate) name: String,
-    pub(crate) arguments: Map<String, Value>,
-}
-
 /// Takes an answer apart as it is written.
 #[derive(Debug, Clone)]
 pub(crate) struct Speech {
     markup: Markup,
-    /// Whether the request has tools; otherwise nothing is taken for a call.
-    takes_calls: bool,
+    /// The tools of the request; without any nothing is taken for a call.
+    tools: KnownTools,
+    /// True if an answer without marks may be a call.
+    takes_unmarked: bool,
     /// Whether only the first call is told.
     is_single: bool,
     state: State,
     /// Text whose meaning is not known yet.
     held: String,
+    /// Bytes of `held` in which no end of a call begins.
+    searched: usize,
     /// Whether anything but spaces has been told.
     has_begun: bool,
     calls: usize,
@@ -94,9 +93,9 @@ impl Markup {
         self.thinks && prompt.trim_end().ends_with("<think>")
     }
 
-    /// Whether the model thinks before it answers.
-    pub(crate) fn thinks(self) -> bool {
-        self.thinks
+    /// True if a begun answer ends inside a thought.
+    pub(crate) fn is_open_thought(self, answer: &str) -> bool {
+        self.thinks && answer.rfind("<think>") > answer.rfind("</think>")
     }
 
     pub(crate) fn calls(self) -> CallStyle {
@@ -119,10 +118,12 @@ impl CallStyle {
 
 impl Speech {
     /// Of an answer to a prompt; `is_thinking` where the prompt ends inside a thought.
-    pub(crate) fn new(markup: Markup, takes_calls: bool, is_thinking: bool) -> Self {
+    pub(crate) fn new(markup: Markup, tools: KnownTools, is_thinking: bool) -> Self {
         Self {
             markup,
-            takes_calls,
+            tools,
+            takes_unmarked: true,
+            searched: 0,
             is_single: false,
             state: if is_thinking { State::Thought } else { State::Text },
             held: String::new(),
@@ -138,6 +139,11 @@ impl Speech {
         Self { is_single, ..self }
     }
 
+    /// The same; without `takes_unmarked` only text between marks is a call.
+    pub(crate) fn with_unmarked_calls(self, takes_unmarked: bool) -> Self {
+        Self { takes_unmarked, ..self }
+    }
+
     /// The same, of an answer whose thoughts are its text.
     pub(crate) fn without_thoughts(mut self) -> Self {
         self.markup.thinks = false;
@@ -148,8 +154,12 @@ impl Speech {
     pub(crate) fn is_mark(&self, special: &str) -> bool {
         let (begins, ends) = self.markup.calls.marks();
         let marks = begins.iter().chain(&ends);
-        (self.takes_calls && (marks.into_iter().any(|mark| *mark == special) || special == "[ARGS]"))
+        (self.takes_calls() && (marks.into_iter().any(|mark| *mark == special) || special == "[ARGS]"))
             || (self.markup.thinks && ["<think>", "</think>"].contains(&special))
+    }
+
+    fn takes_calls(&self) -> bool {
+        !self.tools.is_empty()
     }
 
     /// Calls so far.
@@ -182,7 +192,10 @@ impl Speech {
         let mut pieces = Vec::new();
         let held = std::mem::take(&mut self.held);
         match self.state {
-            State::Text if self.may_be_bare_call(&held) => self.tell_bare_calls_or_text(&held, &mut pieces),
+            State::Text if self.may_be_unmarked_call(&held) => {
+                let calls = calls::parse_unmarked(&held, &self.tools);
+                self.tell(calls, &held, ("", ""), &mut pieces);
+            }
             State::Text => self.tell_text(held, &mut pieces),
             State::Thought => tell_thought(held, &mut pieces),
             State::Call => {
@@ -215,36 +228,37 @@ impl Speech {
                     false
                 }
             },
-            State::Call => match end.and_then(|end| self.held.find(end).map(|at| (at, end))) {
-                Some((at, end)) => {
-                    let rest = self.held.split_off(at);
-                    let call = std::mem::replace(&mut self.held, rest[end.len()..].to_owned());
-                    self.state = State::Text;
-                    self.tell_calls_or_text(&call, (begins[0], end), pieces);
-                    true
-                }
-                None => false,
-            },
+            State::Call => {
+                let Some(end) = end else {
+                    return false;
+                };
+                let Some(at) = calls::end_of(self.markup.calls, &self.held, end, self.searched) else {
+                    self.searched = self.held.len() - open_end(&self.held, &[end]);
+                    return false;
+                };
+                let rest = self.held.split_off(at);
+                let call = std::mem::replace(&mut self.held, rest[end.len()..].to_owned());
+                self.state = State::Text;
+                self.tell_calls_or_text(&call, (begins[0], end), pieces);
+                true
+            }
         }
     }
 
     fn advance_text(&mut self, begins: &[&str], pieces: &mut Vec<Piece>) -> bool {
-        if self.may_be_bare_call(&self.held) {
+        if self.may_be_unmarked_call(&self.held) {
             return false;
         }
-        let mut marks: Vec<&str> = Vec::new();
-        if self.takes_calls {
-            marks.extend(begins);
+        if let Some(is_certain) = self.advance_to_thought() {
+            return is_certain;
         }
-        if self.markup.thinks {
-            marks.extend(["<think>", "</think>"]);
-        }
+        let marks = if self.takes_calls() { begins } else { &[] };
         let found = marks
             .iter()
             .filter_map(|mark| Some((self.held.find(mark)?, *mark)))
             .min_by_key(|(at, _)| *at);
         let Some((at, mark)) = found else {
-            let certain = self.held.len() - open_end(&self.held, &marks);
+            let certain = self.held.len() - open_end(&self.held, marks);
             let rest = self.held.split_off(certain);
             let text = std::mem::replace(&mut self.held, rest);
             self.tell_text(text, pieces);
@@ -253,32 +267,48 @@ impl Speech {
         let rest = self.held.split_off(at);
         let text = std::mem::replace(&mut self.held, rest[mark.len()..].to_owned());
         self.tell_text(text, pieces);
-        self.state = match mark {
-            "<think>" => State::Thought,
-            // The end of a thought that the prompt began.
-            "</think>" => State::Text,
-            _ => State::Call,
-        };
+        self.state = State::Call;
+        self.searched = 0;
         true
     }
 
-    /// Whether a text may be a call without marks: all of an answer. Models whose calls have marks forget them at times.
-    fn may_be_bare_call(&self, text: &str) -> bool {
-        if !self.takes_calls || self.has_begun {
+    /// Begins a thought at the beginning of an answer; marks of thoughts behind text are text. True where there is more to take,
+    /// false where more text has to come, `None` where no thought begins.
+    fn advance_to_thought(&mut self) -> Option<bool> {
+        if !self.markup.thinks || self.has_begun {
+            return None;
+        }
+        let text = self.held.trim_start();
+        for (mark, state) in [("<think>", State::Thought), ("</think>", State::Text)] {
+            if let Some(rest) = text.strip_prefix(mark) {
+                self.held = rest.to_owned();
+                self.state = state;
+                return Some(true);
+            }
+            if !text.is_empty() && mark.starts_with(text) {
+                return Some(false);
+            }
+        }
+        None
+    }
+
+    /// True if a text may be a call without marks: all of an answer. Models whose calls have marks forget them at times.
+    fn may_be_unmarked_call(&self, text: &str) -> bool {
+        if !self.takes_calls() || !self.takes_unmarked || self.has_begun {
             return false;
         }
         let begins = |text: &str| text.starts_with(['{', '[']) || text.starts_with("```");
         let text = text.trim_start();
         match self.markup.calls {
             CallStyle::Bare => begins(text) || text.is_empty() || "```".starts_with(text),
-            _ => calls::may_be_unmarked(text),
+            _ => calls::may_be_unmarked(text, &self.tools),
         }
     }
 
     fn tell_text(&mut self, text: String, pieces: &mut Vec<Piece>) {
         // Spaces around thoughts and calls are nobody's text.
         let is_blank = text.trim().is_empty();
-        if is_blank && !self.has_begun && (self.markup.thinks || self.takes_calls) {
+        if is_blank && !self.has_begun && (self.markup.thinks || self.takes_calls()) {
             return;
         }
         if !text.is_empty() {
@@ -287,16 +317,13 @@ impl Speech {
         }
     }
 
-    fn tell_bare_calls_or_text(&mut self, text: &str, pieces: &mut Vec<Piece>) {
-        self.tell(calls::parse(CallStyle::Bare, text), text, ("", ""), pieces);
-    }
-
     /// Tells the calls that a text spells; a text that spells none stays text, with the marks it stood between.
     fn tell_calls_or_text(&mut self, text: &str, marks: (&str, &str), pieces: &mut Vec<Piece>) {
-        self.tell(calls::parse(self.markup.calls, text), text, marks, pieces);
+        let calls = calls::parse(self.markup.calls, text, &self.tools);
+        self.tell(calls, text, marks, pieces);
     }
 
-    fn tell(&mut self, calls: Option<Vec<Call>>, text: &str, (begin, end): (&str, &str), pieces: &mut Vec<Piece>) {
+    fn tell(&mut self, calls: Option<Vec<WrittenCall>>, text: &str, (begin, end): (&str, &str), pieces: &mut Vec<Piece>) {
         match calls {
             Some(mut calls) if !calls.is_empty() => {
                 if self.is_single {
@@ -304,7 +331,7 @@ impl Speech {
                 }
                 self.calls += calls.len();
                 self.has_begun = true;
-                pieces.extend(calls.into_iter().map(Piece::Call));
+                pieces.extend(calls.into_iter().map(|call| Piece::Call(self.tools.call(call))));
             }
             _ => self.tell_text(format!("{begin}{text}{end}"), pieces),
         }
@@ -334,6 +361,8 @@ fn open_end(text: &str, marks: &[&str]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     const MARKED: [CallStyle; 5] = [
@@ -344,8 +373,15 @@ mod tests {
         CallStyle::Bare,
     ];
 
+    fn tools() -> KnownTools {
+        let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+        let named = |name: &str| Tool::function(json!({"name": name, "parameters": parameters}));
+        KnownTools::new(["weather", "a", "b"].map(named).to_vec())
+    }
+
     fn speech(calls: CallStyle, takes_calls: bool) -> Speech {
-        Speech::new(Markup { calls, thinks: true }, takes_calls, false)
+        let tools = if takes_calls { tools() } else { KnownTools::default() };
+        Speech::new(Markup { calls, thinks: true }, tools, false)
     }
 
     /// What comes of a text that arrives in pieces of `size` characters: text, thoughts, calls.
@@ -361,7 +397,7 @@ mod tests {
             match piece {
                 Piece::Text(text) => said.push_str(&text),
                 Piece::Thought(text) => thought.push_str(&text),
-                Piece::Call(call) => calls.push((call.name, Value::Object(call.arguments).to_string())),
+                Piece::Call(call) => calls.push((call.name.clone(), call.input_text())),
             }
         }
         (said, thought, calls)
@@ -453,6 +489,57 @@ mod tests {
     }
 
     #[test]
+    fn an_end_mark_in_an_argument_does_not_end_the_call() {
+        let call = r#"<tool_call>{"name": "a", "arguments": {"city": "x </tool_call> y"}}</tool_call>"#;
+        let broken = "<tool_call>{\"name\": \"a</tool_call> and more";
+        for size in [1, 4, 1000] {
+            let (said, _, calls) = told(speech(CallStyle::Tagged, true), call, size);
+            assert_eq!((said.as_str(), calls[0].1.as_str()), ("", r#"{"city":"x </tool_call> y"}"#));
+            assert_eq!(told(speech(CallStyle::Tagged, true), broken, size).0, broken);
+        }
+    }
+
+    #[test]
+    fn data_that_was_asked_for_is_never_a_call() {
+        let text = r#"{"name": "weather", "arguments": {"city": "Bern"}}"#;
+        for style in MARKED {
+            let data = speech(style, true).with_unmarked_calls(false);
+            assert_eq!(told(data, text, 3).0, text);
+        }
+    }
+
+    #[test]
+    fn marks_of_thoughts_behind_text_are_text() {
+        for text in ["Use <think> and </think> as tags.", "a </think> b", "x <think>y"] {
+            for size in [1, 4, 1000] {
+                let (said, thought, _) = told(speech(CallStyle::Tagged, true), text, size);
+                assert_eq!((said.as_str(), thought.as_str()), (text, ""));
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_has_the_names_of_the_client() {
+        let function = |name: &str| Tool::function(json!({"name": name, "parameters": {}}));
+        let tools = KnownTools::new(vec![function("list").within("mcp__files"), Tool::custom("apply_patch", "")]);
+        let speech = Speech::new(Markup { calls: CallStyle::Tagged, thinks: false }, tools, false);
+        let call = |name: &str, arguments: &str| {
+            let text = format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {arguments}}}</tool_call>");
+            match speech.clone().push(&text).as_slice() {
+                [Piece::Call(call)] => call.clone(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for name in ["mcp__files__list", "list"] {
+            let call = call(name, "{}");
+            assert_eq!((call.name.as_str(), call.namespace.as_deref()), ("list", Some("mcp__files")));
+        }
+        let patch = call("apply_patch", r#"{"input": "*** Begin"}"#);
+        assert!(patch.is_custom());
+        assert_eq!(patch.input_text(), "*** Begin");
+    }
+
+    #[test]
     fn without_tools_nothing_is_a_call() {
         let text = "<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>";
         assert_eq!(told(speech(CallStyle::Tagged, false), text, 3).0, text);
@@ -483,7 +570,7 @@ mod tests {
                     calls: CallStyle::Tagged,
                     thinks: true,
                 },
-                false,
+                KnownTools::default(),
                 true,
             );
             let (said, thought, _) = told(begun, "hm</think>Yes.", size);

@@ -38,8 +38,7 @@ impl Blocks {
                 self.close(&mut events);
                 let begun = json!({"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}});
                 events.push(self.start(begun));
-                let input = Value::Object(call.arguments).to_string();
-                events.push(self.delta(json!({"type": "input_json_delta", "partial_json": input})));
+                events.push(self.delta(json!({"type": "input_json_delta", "partial_json": call.input_text()})));
                 events.push(self.stop());
                 self.index += 1;
             }

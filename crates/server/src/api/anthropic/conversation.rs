@@ -4,21 +4,31 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::api::openai::{Choice, Tools, finish_tools};
+use crate::api::openai::{Choice, Tools, arguments_of, called, finish_tools};
 use crate::app::App;
 use crate::asking::prompt::Conversation;
 use crate::failure::Failure;
-use crate::fields::{Fields, text_of, unexpected};
+use crate::fields::{Fields, Warnings, text_of, unexpected};
+use crate::speech::Tool;
 
 /// A block that a client puts before the system text and changes with every request. It says nothing to a model, and nothing of
 /// what has been read would be found again behind it.
 const BILLING: &str = "x-anthropic-billing-header";
 
+/// Kinds of blocks beside results that other servers add when they run tools themselves.
+const OTHERS_BLOCKS: &[&str] = &[
+    "server_tool_use",
+    "mcp_tool_use",
+    "tool_reference",
+    "container_upload",
+    "compaction",
+];
+
 /// Takes `system`, `messages`, `tools` and `tool_choice`.
 pub(super) fn take(app: &Arc<App>, fields: &mut Fields) -> Result<(Conversation, Tools), Failure> {
     let mut messages = Vec::new();
     if let Some(system) = fields.value("system") {
-        let texts = texts_of(system, "system")?;
+        let texts = texts_of(system, "system", fields.warnings())?;
         let texts: Vec<String> = texts.into_iter().filter(|text| !text.starts_with(BILLING)).collect();
         if !texts.is_empty() {
             messages.push(json!({"role": "system", "content": texts.join("\n")}));
@@ -30,70 +40,81 @@ pub(super) fn take(app: &Arc<App>, fields: &mut Fields) -> Result<(Conversation,
         return Err(Failure::field("messages", "it must have at least one message"));
     }
     for (at, message) in list.into_iter().enumerate() {
-        push_message(message, &format!("messages[{at}]"), &mut messages)?;
+        let message = Fields::of(message, &format!("messages[{at}]"), fields.warnings())?;
+        push_message(message, &mut messages)?;
     }
     let tools = take_tools(app, fields)?;
     let goes_on = messages.last().is_some_and(|last| last["role"] == "assistant");
     let conversation = Conversation {
         messages,
-        tools: tools.tools.clone(),
+        tools: tools.known.shown(),
         goes_on,
+        warnings: fields.warnings().clone(),
         ..Conversation::default()
     };
     Ok((conversation, tools))
 }
 
 /// A text, or blocks of text.
-fn texts_of(value: Value, place: &str) -> Result<Vec<String>, Failure> {
-    match value {
-        Value::String(text) => Ok(vec![text]),
-        Value::Array(blocks) => {
-            let blocks = blocks.into_iter().enumerate();
-            blocks
-                .map(|(at, block)| {
-                    let mut block = Fields::of(block, &format!("{place}[{at}]"))?;
-                    let text = text_block(&mut block)?;
-                    block.finish()?;
-                    Ok(text)
-                })
-                .collect()
-        }
-        other => Err(unexpected(place, "a text or a list of blocks", &other)),
+fn texts_of(value: Value, place: &str, warnings: &Warnings) -> Result<Vec<String>, Failure> {
+    let blocks = match value {
+        Value::String(text) => return Ok(vec![text]),
+        Value::Array(blocks) => blocks,
+        other => return Err(unexpected(place, "a text or a list of blocks", &other)),
+    };
+    let mut texts = Vec::with_capacity(blocks.len());
+    for (at, block) in blocks.into_iter().enumerate() {
+        let block = Fields::of(block, &format!("{place}[{at}]"), warnings)?;
+        texts.extend(text_block(block)?);
     }
+    Ok(texts)
 }
 
-/// The text of a block that can be read as text.
-fn text_block(block: &mut Fields) -> Result<String, Failure> {
-    block.pass_over(&["cache_control", "citations"]);
+/// The text of a block that can be read as text; none of a block that is of another server's own tools.
+fn text_block(mut block: Fields) -> Result<Option<String>, Failure> {
     let kind = block.required_text("type")?;
-    match kind.as_str() {
-        "text" => block.required_text("text"),
+    let text = match kind.as_str() {
+        "text" => block.required_text("text")?,
         "document" => {
-            block.pass_over(&["title", "context"]);
             let place = block.name("source");
-            let mut source = Fields::of(block.required("source")?, &place)?;
+            let mut source = Fields::of(block.required("source")?, &place, block.warnings())?;
             match source.required_text("type")?.as_str() {
-                "text" => {
-                    source.pass_over(&["media_type"]);
-                    let text = source.required_text("data")?;
-                    source.finish()?;
-                    Ok(text)
+                "text" => source.required_text("data")?,
+                "content" => {
+                    let content = source.required("content")?;
+                    texts_of(content, &source.name("content"), source.warnings())?.join("\n")
                 }
-                other => Err(Failure::field(
-                    source.name("type"),
-                    format!("a document of the kind {other:?} cannot be read: send its text"),
-                )),
+                other => {
+                    return Err(Failure::field(
+                        source.name("type"),
+                        format!("a document of the kind {other:?} cannot be read: send its text"),
+                    ));
+                }
             }
         }
-        other => Err(Failure::field(
-            block.name("type"),
-            format!("{other:?} cannot be read by this model: send text"),
-        )),
-    }
+        "search_result" => {
+            let (title, content) = (block.text("title")?.unwrap_or_default(), block.required("content")?);
+            let texts = texts_of(content, &block.name("content"), block.warnings())?;
+            [vec![title], texts].concat().join("\n")
+        }
+        other if OTHERS_BLOCKS.contains(&other) || other.ends_with("_tool_result") => {
+            let reason = format!("{other:?} is of another server's own tools: the block was left out");
+            block.warnings().add(&block.name("type"), &reason);
+            return Ok(None);
+        }
+        other => {
+            return Err(Failure::field(
+                block.name("type"),
+                format!("{other:?} cannot be read by this model: send text"),
+            ));
+        }
+    };
+    block.ignore_rest_but(&["cache_control", "citations", "title", "context", "source"]);
+    Ok(Some(text))
 }
 
-fn push_message(message: Value, place: &str, messages: &mut Vec<Value>) -> Result<(), Failure> {
-    let mut fields = Fields::of(message, place)?;
+fn push_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Failure> {
+    let warnings = fields.warnings().clone();
     let role = fields.required_text("role")?;
     if !["user", "assistant", "system"].contains(&role.as_str()) {
         return Err(Failure::field(
@@ -102,17 +123,20 @@ fn push_message(message: Value, place: &str, messages: &mut Vec<Value>) -> Resul
         ));
     }
     let at = fields.name("content");
-    let blocks = match fields.required("content")? {
+    let content = match role.as_str() {
+        // An empty turn of an assistant.
+        "assistant" => fields.value("content").unwrap_or_else(|| json!("")),
+        _ => fields.required("content")?,
+    };
+    let blocks = match content {
         Value::String(text) => vec![json!({"type": "text", "text": text})],
         Value::Array(blocks) => blocks,
         other => return Err(unexpected(&at, "a text or a list of blocks", &other)),
     };
-    fields.finish()?;
+    fields.ignore_rest_but(&["id", "type", "model", "stop_reason", "stop_sequence", "usage", "cache_control"]);
     let mut said = Said::default();
     for (number, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::of(block, &format!("{at}[{number}]"))?;
-        said.take(&mut block, &role)?;
-        block.finish()?;
+        said.take(Fields::of(block, &format!("{at}[{number}]"), &warnings)?, &role)?;
     }
     said.push(&role, messages);
     Ok(())
@@ -128,36 +152,34 @@ struct Said {
 }
 
 impl Said {
-    fn take(&mut self, block: &mut Fields, role: &str) -> Result<(), Failure> {
+    fn take(&mut self, mut block: Fields, role: &str) -> Result<(), Failure> {
         // The kind is looked at and left for the text block to take.
         let kind = block.kind();
         match (kind.as_str(), role) {
             ("tool_use", "assistant") => {
-                block.pass_over(&["type", "cache_control"]);
                 let (id, name) = (block.required_text("id")?, block.required_text("name")?);
-                let input = block.value("input").unwrap_or_else(|| json!({}));
-                self.calls.push(json!({
-                    "id": id, "type": "function", "function": {"name": name, "arguments": input},
-                }));
+                let place = block.name("input");
+                let input = arguments_of(block.value("input"), &place, block.warnings());
+                block.ignore_rest_but(&["type", "cache_control", "caller"]);
+                self.calls.push(called(Some(id), &name, &input));
             }
             ("tool_result", "user") => {
-                block.pass_over(&["type", "cache_control", "is_error"]);
                 let id = block.required_text("tool_use_id")?;
                 let place = block.name("content");
-                let texts = block
-                    .value("content")
-                    .map(|content| texts_of(content, &place))
-                    .transpose()?;
-                self.results.push(json!({
-                    "role": "tool", "tool_call_id": id, "content": texts.unwrap_or_default().join("\n"),
-                }));
+                let texts = match block.value("content") {
+                    Some(content) => texts_of(content, &place, block.warnings())?,
+                    None => Vec::new(),
+                };
+                block.ignore_rest_but(&["type", "cache_control", "is_error"]);
+                self.results
+                    .push(json!({"role": "tool", "tool_call_id": id, "content": texts.join("\n")}));
             }
             ("thinking", "assistant") => {
-                block.pass_over(&["type", "signature"]);
                 self.thoughts.push(block.required_text("thinking")?);
+                block.ignore_rest_but(&["type", "signature", "cache_control"]);
             }
-            ("redacted_thinking", "assistant") => block.pass_over(&["type", "data"]),
-            _ => self.texts.push(text_block(block)?),
+            ("redacted_thinking", "assistant") => {}
+            _ => self.texts.extend(text_block(block)?),
         }
         Ok(())
     }
@@ -182,19 +204,12 @@ impl Said {
 fn take_tools(app: &Arc<App>, fields: &mut Fields) -> Result<Tools, Failure> {
     let mut tools = Vec::new();
     for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
-        let mut tool = Fields::of(tool, &format!("tools[{at}]"))?;
-        tool.pass_over(&[
-            "cache_control",
-            "eager_input_streaming",
-            "input_examples",
-            "defer_loading",
-        ]);
+        let mut tool = Fields::of(tool, &format!("tools[{at}]"), fields.warnings())?;
         let kind = tool.text("type")?;
         if let Some(kind) = kind.filter(|kind| kind != "custom") {
-            return Err(Failure::field(
-                tool.name("type"),
-                format!("{kind:?} is not run by this server: only tools of the client can be called"),
-            ));
+            let reason = format!("{kind:?} is not run by this server: the tool was left out");
+            tool.warnings().add(&tool.name("type"), &reason);
+            continue;
         }
         let (name, schema) = (tool.required_text("name")?, tool.required("input_schema")?);
         let mut function = json!({"name": name});
@@ -205,15 +220,21 @@ fn take_tools(app: &Arc<App>, fields: &mut Fields) -> Result<Tools, Failure> {
         if tool.flag("strict")? == Some(true) {
             function["strict"] = true.into();
         }
-        tool.finish()?;
-        tools.push(json!({"type": "function", "function": function}));
+        tool.ignore_rest_but(&[
+            "cache_control",
+            "eager_input_streaming",
+            "input_examples",
+            "defer_loading",
+            "allowed_callers",
+        ]);
+        tools.push(Tool::function(function));
     }
     let (mut choice, mut is_parallel) = (Choice::Freely, true);
     if let Some(mut asked) = fields.object("tool_choice")? {
         is_parallel = !asked.flag("disable_parallel_tool_use")?.unwrap_or(false);
         choice = match asked.required_text("type")?.as_str() {
             "auto" => Choice::Freely,
-            "any" => Choice::Always,
+            "any" | "required" => Choice::Always,
             "none" => Choice::Never,
             "tool" => Choice::One(text_of(asked.required("name")?, "tool_choice.name")?),
             other => {

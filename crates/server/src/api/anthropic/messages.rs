@@ -17,9 +17,11 @@ use super::conversation;
 use crate::api::answers::{Whole, collect, spoken};
 use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::{App, new_id};
+use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
-use crate::asking::prompt::prompt;
+use crate::asking::prompt::{Conversation, prompt};
 use crate::asking::question::{Asked, Question};
+use crate::asking::take_without_effect;
 use crate::driver::{Finished, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
@@ -62,9 +64,9 @@ pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Resp
 async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     let conversation = read(&app, request, |app, fields| {
         let (conversation, _) = conversation::take(app, fields)?;
-        take_output(fields)?;
-        refuse_what_is_not_done(app, fields)?;
-        Ok(conversation)
+        let (_, thinking) = take_output(fields)?;
+        take_what_is_not_done(fields)?;
+        Ok(Conversation { thinking, ..conversation })
     });
     let prompt = prompt(&app, conversation.await?).await?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
@@ -83,8 +85,10 @@ impl Wanted {
         }
         let (conversation, tools) = conversation::take(app, fields)?;
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
-        let form = take_output(fields)?.map(|form| (form, OUTPUT_FORMAT.to_owned()));
-        refuse_what_is_not_done(app, fields)?;
+        let (form, thinking) = take_output(fields)?;
+        let form = form.map(|form| (form, OUTPUT_FORMAT.to_owned()));
+        let conversation = Conversation { thinking, ..conversation };
+        take_what_is_not_done(fields)?;
         Ok(Self {
             question: Question::new(wishes, conversation, form, tools)?,
             is_streamed,
@@ -92,49 +96,33 @@ impl Wanted {
     }
 }
 
-/// Takes the form that an answer shall have.
-fn take_output(fields: &mut Fields) -> Result<Option<Form>, Failure> {
-    let Some(mut output) = fields.object("output_config")? else {
-        return Ok(None);
-    };
-    output.refuse(
-        "effort",
-        &[json!("high")],
-        "how much a model thinks is up to its template: leave it out",
-    )?;
-    let form = match output.object("format")? {
-        None => None,
-        Some(mut format) => {
-            let form = form_of(&mut format, OUTPUT_FORMAT)?;
+/// Takes the form that an answer shall have, and how much to think.
+fn take_output(fields: &mut Fields) -> Result<(Option<Form>, Thinking), Failure> {
+    let mut thinking = Thinking::default();
+    let mut form = None;
+    if let Some(mut output) = fields.object("output_config")? {
+        thinking.take_word(&mut output, "effort")?;
+        if let Some(mut format) = output.object("format")? {
+            form = form_of(&mut format, OUTPUT_FORMAT)?;
             format.finish()?;
-            form
         }
-    };
-    output.finish()?;
-    Ok(form)
+        output.ignore_rest();
+    }
+    // The name that the form had at first.
+    if let Some(mut format) = fields.object("output_format")? {
+        form = form_of(&mut format, "output_format")?;
+        format.finish()?;
+    }
+    thinking.take_switch(fields)?;
+    Ok((form, thinking))
 }
 
-fn refuse_what_is_not_done(app: &App, fields: &mut Fields) -> Result<(), Failure> {
-    fields.pass_over(&["metadata", "service_tier", "cache_control"]);
-    let name = fields.name("thinking");
-    if let Some(mut thinking) = fields.object("thinking")? {
-        // Whether a model thinks is up to its template; what it thinks is told apart in any case.
-        let kind = thinking.required_text("type")?;
-        if !["enabled", "disabled", "adaptive"].contains(&kind.as_str()) {
-            return Err(Failure::field(format!("{name}.type"), format!("{kind:?} is not known")));
-        }
-        // A model that does not think keeps to any budget.
-        let budget = thinking.integer("budget_tokens", 0..=i64::from(i32::MAX))?;
-        if budget.is_some() && app.markup.thinks() {
-            return Err(Failure::field(
-                format!("{name}.budget_tokens"),
-                "how long this model thinks cannot be limited: use {\"type\": \"adaptive\"}",
-            ));
-        }
-        thinking.pass_over(&["display"]);
-        thinking.finish()?;
-    }
-    for field in ["mcp_servers", "container", "context_management", "output_format"] {
+/// Takes the fields that do not change an answer; refuses those that ask for another server's own tools.
+fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
+    take_without_effect(fields)?;
+    fields.pass_over(&["speed", "diagnostics"]);
+    fields.ignore("context_management", &[json!({}), json!([])], "nothing is cut from a conversation");
+    for field in ["mcp_servers", "container"] {
         fields.refuse(field, &[json!([])], "this server does not do that: leave it out")?;
     }
     Ok(())
@@ -252,7 +240,7 @@ fn content_of(whole: &Whole) -> Vec<Value> {
             "type": "tool_use",
             "id": new_id("toolu_"),
             "name": call.name,
-            "input": call.arguments,
+            "input": call.arguments(),
         }));
     }
     content

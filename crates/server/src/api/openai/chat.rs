@@ -18,9 +18,11 @@ use crate::api::answers::{Whole, collect, spoken};
 use crate::api::report::{Usage, finish_reason};
 use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::App;
+use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
 use crate::asking::prompt::{Conversation, take_variables};
 use crate::asking::question::{Asked, Question};
+use crate::asking::{take_options, take_without_effect};
 use crate::driver::{Finished, Token, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
@@ -70,6 +72,7 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 
 impl Chat {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        take_options(app, fields)?;
         let mut wishes = take_wishes(app, fields, &["max_completion_tokens", "max_tokens", "n_predict"])?;
         let shows_logs = fields.flag("logprobs")?.unwrap_or(false);
         let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?;
@@ -78,15 +81,19 @@ impl Chat {
         }
         wishes.generate.probabilities = shows_logs.then_some(likeliest.unwrap_or(0));
         wishes.prompt_probabilities = fields.count("prompt_logprobs", 0..=MOST_LIKELIEST)?;
+        let thinking = Thinking::take(fields)?;
         let tools = tools::take(app, fields)?;
         let form = take_form(fields)?;
         let name = fields.name("messages");
         let list = fields.list("messages")?;
         let list = list.ok_or_else(|| Failure::field(name, "this field is required"))?;
-        let conversation = take_conversation(fields, messages::read(list)?, &tools)?;
+        let conversation = Conversation {
+            thinking,
+            ..take_conversation(fields, messages::read(list, fields.warnings())?, &tools)?
+        };
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         let stream_usage = take_stream_options(fields, is_streamed)?;
-        refuse_what_is_not_done(fields)?;
+        take_without_effect(fields)?;
         let mut question = Question::new(wishes, conversation, form, tools)?;
         question.choices = fields.count("n", 1..=64)?.unwrap_or(1);
         Ok(Self {
@@ -126,10 +133,11 @@ fn take_conversation(fields: &mut Fields, messages: Vec<Value>, tools: &Tools) -
     )?;
     Ok(Conversation {
         messages,
-        tools: tools.tools.clone(),
+        tools: tools.known.shown(),
         variables,
         goes_on,
-        ends_with_message: false,
+        warnings: fields.warnings().clone(),
+        ..Conversation::default()
     })
 }
 
@@ -143,42 +151,12 @@ pub(super) fn take_stream_options(fields: &mut Fields, is_streamed: bool) -> Res
     let is_at_end = options.flag("include_usage")?.unwrap_or(false);
     // As vLLM has it.
     let is_in_chunks = options.flag("continuous_usage_stats")?.unwrap_or(false);
-    options.refuse("include_obfuscation", &[json!(false)], "answers are sent as they are")?;
-    options.finish()?;
+    options.pass_over(&["include_obfuscation"]);
+    options.ignore_rest();
     Ok(StreamUsage {
         is_at_end,
         is_in_chunks: is_at_end && is_in_chunks,
     })
-}
-
-/// Refuses fields that ask for what this server does not do. Passes over fields that do not change the answer.
-fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
-    fields.pass_over(&[
-        "user",
-        "metadata",
-        "service_tier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "cache_prompt",
-    ]);
-    fields.refuse("store", &[json!(false)], "answers are not kept: leave it out")?;
-    fields.refuse("modalities", &[json!(["text"])], "this model writes text alone")?;
-    for field in [
-        "audio",
-        "prediction",
-        "web_search_options",
-        "functions",
-        "function_call",
-        "verbosity",
-    ] {
-        fields.refuse(field, &[], "this server does not do that: leave it out")?;
-    }
-    fields.refuse(
-        "reasoning_effort",
-        &[json!("none")],
-        "how long a model thinks is up to its template: set chat_template_kwargs as it asks",
-    )
 }
 
 impl Answering for ChatAnswer {

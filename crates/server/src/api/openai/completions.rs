@@ -19,14 +19,14 @@ use crate::api::answers::{Answers, Whole, collect};
 use crate::api::report::{Usage, finish_reason};
 use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::{App, aside};
-use crate::asking::Wishes;
+use crate::asking::{Wishes, take_options, take_without_effect};
 use crate::asking::options::{take_wishes, token_of};
 use crate::asking::prompt::encode_now;
 use crate::driver::{Finished, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, text_of};
 use crate::forms::{Form, take_form};
-use crate::speech::Speech;
+use crate::speech::{KnownTools, Speech};
 
 /// Tokens of an answer whose request does not say how many, as OpenAI has it.
 const DEFAULT_TOKENS: usize = 16;
@@ -77,6 +77,7 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 
 impl Completion {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        take_options(app, fields)?;
         let prompts = prompts_of(app, fields.required("prompt")?)?;
         let mut wishes = take_wishes(app, fields, &["max_tokens", "n_predict"])?;
         if !wishes.has_length {
@@ -100,7 +101,7 @@ impl Completion {
             &[json!(choices), json!(1)],
             "answers are not ranked: ask for n answers and choose",
         )?;
-        fields.pass_over(&["user", "cache_prompt"]);
+        take_without_effect(fields)?;
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         if is_streamed && echoes && likeliest.is_some() {
             return Err(Failure::field(
@@ -250,7 +251,7 @@ impl CompletionAnswer {
 impl Answering for CompletionAnswer {
     async fn whole(mut self) -> Result<Response, Failure> {
         let answers = std::mem::replace(&mut self.answers, Answers::new(Vec::new()));
-        let plain = Speech::new(self.app.markup, false, false).without_thoughts();
+        let plain = Speech::new(self.app.markup, KnownTools::default(), false).without_thoughts();
         let wholes = collect(&self.app.engine, answers, &plain).await?;
         let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
         let choices = wholes

@@ -1,17 +1,29 @@
 //! The input of a response, as templates take it.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 
-use super::messages::{content_of, read as read_messages};
-use super::tools::{self, Tools};
-use crate::app::App;
+use super::kept::KeptItems;
+use super::messages::{arguments_of, called, content_of, message_of};
 use crate::failure::Failure;
-use crate::fields::{Fields, unexpected};
+use crate::fields::{Fields, Warnings, unexpected};
+use crate::speech::shown_name;
 
-/// A text, or a list of items: messages, calls and what came of them.
-pub(super) fn read(input: Value) -> Result<Vec<Value>, Failure> {
+/// Kinds of items beside calls that other servers add to a conversation.
+const OTHERS_ITEMS: &[&str] = &[
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "tool_search_output",
+    "additional_tools",
+    "compaction",
+    "compaction_summary",
+    "compaction_trigger",
+    "context_compaction",
+    "ghost_snapshot",
+];
+
+/// A text, or a list of items: messages, calls, their results, and references to `kept` items.
+pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Result<Vec<Value>, Failure> {
     let items = match input {
         Value::String(text) => return Ok(vec![json!({"role": "user", "content": text})]),
         Value::Array(items) if items.is_empty() => {
@@ -23,36 +35,23 @@ pub(super) fn read(input: Value) -> Result<Vec<Value>, Failure> {
     let mut messages: Vec<Value> = Vec::with_capacity(items.len());
     for (at, item) in items.into_iter().enumerate() {
         let place = format!("input[{at}]");
-        let mut fields = Fields::of(item, &place)?;
-        match fields.kind().as_str() {
-            "" | "message" => {
-                fields.pass_over(&["type", "id", "status", "phase"]);
-                let message = read_messages(vec![Value::Object(fields.rest())]);
-                messages.extend(message.map_err(|failure| at_item(failure, &place))?);
-            }
-            "function_call" => {
-                fields.pass_over(&["type", "id", "status"]);
-                let call = call_of(&mut fields)?;
-                fields.finish()?;
-                push_call(call, &mut messages);
-            }
-            "function_call_output" => {
-                fields.pass_over(&["type", "id", "status"]);
-                let id = fields.required_text("call_id")?;
-                let name = fields.name("output");
-                let output = content_of(Some(fields.required("output")?), &name)?;
-                fields.finish()?;
-                messages.push(json!({"role": "tool", "tool_call_id": id, "content": output}));
-            }
-            // Thoughts of earlier answers are not read again.
-            "reasoning" => {}
-            other => {
-                return Err(Failure::field(
-                    fields.name("type"),
-                    format!("{other:?} is not known: use message, function_call or function_call_output"),
-                ));
-            }
+        let mut fields = Fields::of(item, &place, warnings)?;
+        if fields.kind() == "item_reference" {
+            let id = fields.required_text("id")?;
+            // Thoughts of earlier answers are not read again, so one that is gone is not missed.
+            let item = match kept.get(&id) {
+                Some(item) => item,
+                None if id.starts_with("rs_") => continue,
+                None => {
+                    return Err(Failure::field(
+                        fields.name("id"),
+                        format!("this server does not hold the item {id:?} any more: send the item itself"),
+                    ));
+                }
+            };
+            fields = Fields::of(item, &place, warnings)?;
         }
+        push_item(fields, &place, &mut messages)?;
     }
     match messages.is_empty() {
         true => Err(Failure::field("input", "it must have at least one message")),
@@ -60,26 +59,57 @@ pub(super) fn read(input: Value) -> Result<Vec<Value>, Failure> {
     }
 }
 
-/// Says where in the input a message stands.
-fn at_item(failure: Failure, place: &str) -> Failure {
-    let moved = |text: &str| text.replacen("messages[0]", place, 1);
-    Failure {
-        message: moved(&failure.message),
-        param: failure.param.as_deref().map(moved),
-        ..failure
+fn push_item(mut fields: Fields, place: &str, messages: &mut Vec<Value>) -> Result<(), Failure> {
+    let warnings = fields.warnings().clone();
+    let kind = fields.kind();
+    match kind.as_str() {
+        "" | "message" => {
+            let is_call_before = messages.last().is_some_and(|last| last.get("tool_calls").is_some());
+            let message = message_of(Value::Object(fields.rest()), place, &warnings)?;
+            match messages.last_mut() {
+                // The text of an answer may stand behind its calls.
+                Some(last) if is_call_before && message["role"] == "assistant" && last["content"] == "" => {
+                    last["content"] = message["content"].clone();
+                }
+                _ => messages.push(message),
+            }
+        }
+        "function_call" | "custom_tool_call" => {
+            let (id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
+            let name = match fields.text("namespace")? {
+                Some(namespace) => shown_name(&namespace, &name),
+                None => name,
+            };
+            let arguments = match kind.as_str() {
+                "function_call" => {
+                    let place = fields.name("arguments");
+                    arguments_of(fields.value("arguments"), &place, &warnings)
+                }
+                _ => json!({"input": fields.text("input")?.unwrap_or_default()}),
+            };
+            fields.ignore_rest_but(&["type", "id", "status"]);
+            push_call(called(Some(id), &name, &arguments), messages);
+        }
+        "function_call_output" | "custom_tool_call_output" => {
+            let id = fields.required_text("call_id")?;
+            let name = fields.name("output");
+            let output = content_of(Some(fields.required("output")?), &name, &warnings)?;
+            fields.ignore_rest_but(&["type", "id", "status", "name"]);
+            messages.push(json!({"role": "tool", "tool_call_id": id, "content": output.text.unwrap_or_default()}));
+        }
+        // Thoughts of earlier answers are not read again.
+        "reasoning" => {}
+        other if other.ends_with("_call") || other.ends_with("_call_output") || OTHERS_ITEMS.contains(&other) => {
+            warnings.add(&fields.name("type"), &format!("{other:?} is of another server: the item was left out"));
+        }
+        other => {
+            return Err(Failure::field(
+                fields.name("type"),
+                format!("{other:?} is not known: use message, function_call or function_call_output"),
+            ));
+        }
     }
-}
-
-fn call_of(fields: &mut Fields) -> Result<Value, Failure> {
-    let (id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
-    let place = fields.name("arguments");
-    let arguments = fields.text("arguments")?.unwrap_or_default();
-    let arguments: Value = match arguments.trim() {
-        "" => json!({}),
-        text => serde_json::from_str(text)
-            .map_err(|error| Failure::field(place, format!("it is not valid JSON: {error}")))?,
-    };
-    Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+    Ok(())
 }
 
 /// Calls that follow one another, or an assistant's text, are of one message.
@@ -91,22 +121,4 @@ fn push_call(call: Value, messages: &mut Vec<Value>) {
         },
         None => messages.push(json!({"role": "assistant", "content": "", "tool_calls": [call]})),
     }
-}
-
-/// Takes tools whose fields are not nested.
-pub(super) fn take_tools(app: &Arc<App>, fields: &mut Fields) -> Result<Tools, Failure> {
-    let place = fields.name("tools");
-    let mut nested = Vec::new();
-    for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
-        let mut tool = Fields::of(tool, &format!("{place}[{at}]"))?;
-        let kind = tool.required_text("type")?;
-        if kind != "function" {
-            return Err(Failure::field(
-                tool.name("type"),
-                format!("{kind:?} is not run by this server: only functions of the client can be called"),
-            ));
-        }
-        nested.push(json!({"type": "function", "function": tools::function_of(tool)?}));
-    }
-    tools::take_with(app, fields, nested)
 }

@@ -47,12 +47,12 @@ impl Open {
 
 impl Items {
     /// All items; the last one is not complete where the answer was cut.
-    pub(super) fn output(&self, is_cut: bool) -> Value {
+    pub(super) fn output(&self, is_cut: bool) -> Vec<Value> {
         let mut output = self.done.clone();
         if let (true, Some(last)) = (is_cut, output.last_mut()) {
             last["status"] = json!("incomplete");
         }
-        Value::Array(output)
+        output
     }
 
     /// The events that a piece makes.
@@ -145,27 +145,39 @@ impl Items {
 
     fn call(&mut self, call: &Call, told: &mut Vec<Told>) {
         let index = self.done.len();
-        let arguments = Value::Object(call.arguments.clone()).to_string();
-        let (id, call_id) = (new_id("fc_"), new_id("call_"));
-        let item = |arguments: &str, status: &str| {
-            json!({
-                "id": id, "type": "function_call", "call_id": call_id, "name": call.name,
-                "arguments": arguments, "status": status,
-            })
+        let input = call.input_text();
+        let (id, call_id) = (new_id(if call.is_custom() { "ctc_" } else { "fc_" }), new_id("call_"));
+        let (kind, field) = match call.is_custom() {
+            true => ("custom_tool_call", "input"),
+            false => ("function_call", "arguments"),
+        };
+        let item = |input: &str, status: &str| {
+            let mut item = json!({"id": id, "type": kind, "call_id": call_id, "name": call.name, "status": status});
+            item[field] = json!(input);
+            if let Some(namespace) = &call.namespace {
+                item["namespace"] = json!(namespace);
+            }
+            item
         };
         told.push((
             "response.output_item.added",
             json!({"output_index": index, "item": item("", "in_progress")}),
         ));
-        told.push((
-            "response.function_call_arguments.delta",
-            json!({"item_id": id, "output_index": index, "delta": arguments}),
-        ));
-        told.push((
-            "response.function_call_arguments.done",
-            json!({"item_id": id, "output_index": index, "name": call.name, "arguments": arguments}),
-        ));
-        let done = item(&arguments, "completed");
+        let (delta, done) = match call.is_custom() {
+            true => (
+                "response.custom_tool_call_input.delta",
+                "response.custom_tool_call_input.done",
+            ),
+            false => (
+                "response.function_call_arguments.delta",
+                "response.function_call_arguments.done",
+            ),
+        };
+        told.push((delta, json!({"item_id": id, "output_index": index, "delta": input})));
+        let mut whole = json!({"item_id": id, "output_index": index, "name": call.name});
+        whole[field] = json!(input);
+        told.push((done, whole));
+        let done = item(&input, "completed");
         told.push((
             "response.output_item.done",
             json!({"output_index": index, "item": done}),

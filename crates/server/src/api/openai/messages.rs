@@ -3,31 +3,32 @@
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::fields::{Fields, text_of, unexpected};
+use crate::fields::{Fields, Warnings, text_of, unexpected};
 
 /// Checks messages and brings them into the form that templates take: texts in one piece, arguments of calls as objects.
-pub(crate) fn read(list: Vec<Value>) -> Result<Vec<Value>, Failure> {
+pub(crate) fn read(list: Vec<Value>, warnings: &Warnings) -> Result<Vec<Value>, Failure> {
     if list.is_empty() {
         return Err(Failure::field("messages", "it must have at least one message"));
     }
     let messages = list.into_iter().enumerate();
     messages
-        .map(|(at, message)| message_of(message, &format!("messages[{at}]")))
+        .map(|(at, message)| message_of(message, &format!("messages[{at}]"), warnings))
         .collect()
 }
 
-fn message_of(message: Value, place: &str) -> Result<Value, Failure> {
-    let mut fields = Fields::of(message, place)?;
+/// One message. Fields that other servers add to their messages are left out.
+pub(super) fn message_of(message: Value, place: &str, warnings: &Warnings) -> Result<Value, Failure> {
+    let mut fields = Fields::of(message, place, warnings)?;
     let role = fields.required_text("role")?;
-    let content = content_of(fields.value("content"), &fields.name("content"))?;
+    let Content { text: content, thought } = content_of(fields.value("content"), &fields.name("content"), warnings)?;
     let name = fields.text("name")?;
     let message = match role.as_str() {
         // "developer" is the newer word for it, which few templates know.
         "system" | "developer" => said("system", required(content, &fields)?),
         "user" => said("user", required(content, &fields)?),
-        "assistant" => assistant(content, &mut fields)?,
+        "assistant" => assistant(content, thought, &mut fields)?,
         "tool" | "function" => {
-            let mut message = said("tool", required(content, &fields)?);
+            let mut message = said("tool", content.unwrap_or_default());
             if let Some(id) = fields.text("tool_call_id")? {
                 message["tool_call_id"] = id.into();
             }
@@ -40,7 +41,8 @@ fn message_of(message: Value, place: &str) -> Result<Value, Failure> {
             ));
         }
     };
-    fields.finish()?;
+    fields.pass_over(&["id", "type", "status", "phase", "cache_control"]);
+    fields.ignore_rest();
     Ok(match name {
         None => message,
         Some(name) => {
@@ -59,70 +61,126 @@ fn required(content: Option<String>, fields: &Fields) -> Result<String, Failure>
     content.ok_or_else(|| Failure::field(fields.name("content"), "this field is required"))
 }
 
-fn assistant(content: Option<String>, fields: &mut Fields) -> Result<Value, Failure> {
-    fields.pass_over(&["refusal", "audio", "annotations"]);
+fn assistant(content: Option<String>, thought: Option<String>, fields: &mut Fields) -> Result<Value, Failure> {
+    fields.pass_over(&["refusal", "audio", "annotations", "function_call"]);
     let calls = fields.list("tool_calls")?.unwrap_or_default();
-    let thought = fields.text("reasoning_content")?;
-    if content.is_none() && calls.is_empty() {
-        return Err(Failure::field(
-            fields.name("content"),
-            "an assistant's message needs content or tool_calls",
-        ));
+    // Servers give the thoughts of an answer under several names, and some under two at once.
+    let mut thoughts = thought;
+    for name in ["reasoning_content", "reasoning"] {
+        if let Some(Value::String(text)) = fields.value(name) {
+            thoughts = thoughts.or(Some(text));
+        }
     }
+    fields.pass_over(&["reasoning_details", "provider_specific_fields", "extra_content", "thinking_blocks"]);
     let mut message = said("assistant", content.unwrap_or_default());
-    if let Some(thought) = thought {
+    if let Some(thought) = thoughts {
         message["reasoning_content"] = thought.into();
     }
     if !calls.is_empty() {
         let place = fields.name("tool_calls");
         let calls = calls.into_iter().enumerate();
-        let calls = calls.map(|(at, call)| call_of(call, &format!("{place}[{at}]")));
+        let calls = calls.map(|(at, call)| call_of(call, &format!("{place}[{at}]"), fields.warnings()));
         message["tool_calls"] = calls.collect::<Result<Vec<_>, _>>()?.into();
     }
     Ok(message)
 }
 
-fn call_of(call: Value, place: &str) -> Result<Value, Failure> {
-    let mut fields = Fields::of(call, place)?;
-    fields.pass_over(&["index"]);
+fn call_of(call: Value, place: &str, warnings: &Warnings) -> Result<Value, Failure> {
+    let mut fields = Fields::of(call, place, warnings)?;
+    fields.pass_over(&["index", "extra_content", "provider_specific_fields"]);
     let id = fields.text("id")?;
-    let kind = fields.text("type")?;
-    if kind.as_deref().is_some_and(|kind| kind != "function") {
-        return Err(Failure::field(fields.name("type"), "only functions can be called"));
-    }
-    let at = fields.name("function");
-    let mut function = Fields::of(fields.required("function")?, &at)?;
-    let name = function.required_text("name")?;
-    let arguments = match function.value("arguments") {
-        None => json!({}),
-        Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        Some(Value::String(text)) => serde_json::from_str(&text)
-            .map_err(|error| Failure::field(function.name("arguments"), format!("it is not valid JSON: {error}")))?,
-        Some(object @ Value::Object(_)) => object,
-        Some(other) => return Err(unexpected(&function.name("arguments"), "JSON as a text", &other)),
+    let kind = fields.text("type")?.unwrap_or_default();
+    let call = match kind.as_str() {
+        "" | "function" => {
+            let at = fields.name("function");
+            let mut function = Fields::of(fields.required("function")?, &at, warnings)?;
+            let name = function.required_text("name")?;
+            let place = function.name("arguments");
+            let arguments = arguments_of(function.value("arguments"), &place, warnings);
+            function.ignore_rest();
+            called(id, &name, &arguments)
+        }
+        "custom" => {
+            let at = fields.name("custom");
+            let mut custom = Fields::of(fields.required("custom")?, &at, warnings)?;
+            let (name, input) = (custom.required_text("name")?, custom.text("input")?.unwrap_or_default());
+            custom.ignore_rest();
+            called(id, &name, &json!({"input": input}))
+        }
+        other => {
+            return Err(Failure::field(
+                fields.name("type"),
+                format!("{other:?} is not known: use function or custom"),
+            ));
+        }
     };
-    function.finish()?;
-    fields.finish()?;
-    Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
+    fields.ignore_rest();
+    Ok(call)
 }
 
-/// The text of a message: a text, or a list of parts that are texts.
-pub(crate) fn content_of(content: Option<Value>, place: &str) -> Result<Option<String>, Failure> {
+/// A call as templates take it.
+pub(crate) fn called(id: Option<String>, name: &str, arguments: &Value) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+/// Arguments of an earlier call as an object, as templates take them. A model may have written text that is no object: it stays
+/// in the conversation as the one argument `text`.
+pub(crate) fn arguments_of(arguments: Option<Value>, place: &str, warnings: &Warnings) -> Value {
+    match arguments {
+        None | Some(Value::Null) => json!({}),
+        Some(object @ Value::Object(_)) => object,
+        Some(Value::String(text)) => match (text.trim(), serde_json::from_str(&text)) {
+            ("" | "null", _) => json!({}),
+            (_, Ok(object @ Value::Object(_))) => object,
+            _ => {
+                warnings.add(place, "no JSON object: shown to the model as text");
+                json!({"text": text})
+            }
+        },
+        Some(other) => {
+            warnings.add(place, "no JSON object: shown to the model as text");
+            json!({"text": other.to_string()})
+        }
+    }
+}
+
+/// Content of a message.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Content {
+    pub(super) text: Option<String>,
+    /// Thoughts among its parts.
+    pub(super) thought: Option<String>,
+}
+
+/// The content of a message: a text, or a list of parts that are texts.
+pub(super) fn content_of(content: Option<Value>, place: &str, warnings: &Warnings) -> Result<Content, Failure> {
     let parts = match content {
-        None => return Ok(None),
-        Some(Value::String(text)) => return Ok(Some(text)),
+        None => return Ok(Content::default()),
+        Some(Value::String(text)) => {
+            return Ok(Content {
+                text: Some(text),
+                thought: None,
+            });
+        }
         Some(Value::Array(parts)) => parts,
         Some(other) => return Err(unexpected(place, "a text or a list of parts", &other)),
     };
-    let mut texts = Vec::with_capacity(parts.len());
+    let (mut texts, mut thoughts) = (Vec::with_capacity(parts.len()), Vec::new());
     for (at, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::of(part, &format!("{place}[{at}]"))?;
+        let mut part = Fields::of(part, &format!("{place}[{at}]"), warnings)?;
         match part.required_text("type")?.as_str() {
-            "text" | "input_text" | "output_text" => {
+            "text" | "input_text" | "output_text" | "summary_text" => {
                 let name = part.name("text");
                 texts.push(text_of(part.required("text")?, &name)?);
             }
             "refusal" => texts.push(part.required_text("refusal")?),
+            "thinking" | "reasoning" | "reasoning_text" => {
+                for name in ["thinking", "text", "reasoning"] {
+                    if let Some(Value::String(text)) = part.value(name) {
+                        thoughts.push(text);
+                    }
+                }
+            }
             other => {
                 return Err(Failure::field(
                     part.name("type"),
@@ -130,8 +188,11 @@ pub(crate) fn content_of(content: Option<Value>, place: &str) -> Result<Option<S
                 ));
             }
         }
-        part.pass_over(&["annotations", "logprobs", "cache_control"]);
-        part.finish()?;
+        part.pass_over(&["id", "annotations", "logprobs", "cache_control", "signature", "prompt_cache_breakpoint"]);
+        part.ignore_rest();
     }
-    Ok(Some(texts.join("\n")))
+    Ok(Content {
+        text: Some(texts.join("\n")),
+        thought: (!thoughts.is_empty()).then(|| thoughts.join("\n")),
+    })
 }

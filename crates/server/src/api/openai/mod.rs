@@ -5,11 +5,13 @@ mod chunks;
 pub(crate) mod completions;
 mod input;
 mod items;
+mod kept;
 mod messages;
 pub(crate) mod models;
 mod probabilities;
 pub(crate) mod responses;
 mod tools;
 
-pub(crate) use messages::read as read_messages;
+pub(crate) use kept::KeptItems;
+pub(crate) use messages::{arguments_of, called, read as read_messages};
 pub(crate) use tools::{Choice, Tools, finish as finish_tools, take as take_tools};

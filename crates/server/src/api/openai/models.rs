@@ -11,7 +11,8 @@ use crate::app::App;
 use crate::failure::Failure;
 
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [model(&app)]}))
+    let models: Vec<Value> = app.model_names().map(|name| model(&app, name)).collect();
+    Json(json!({"object": "list", "data": models}))
 }
 
 pub(crate) async fn one(
@@ -19,14 +20,14 @@ pub(crate) async fn one(
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, Failure> {
     let Path(name) = name.map_err(|rejection| Failure::bad(rejection.body_text()))?;
-    app.check_model(Some(&name))?;
-    Ok(Json(model(&app)))
+    app.find_model(Some(&name))?;
+    Ok(Json(model(&app, &name)))
 }
 
-fn model(app: &App) -> Value {
+fn model(app: &App, name: &str) -> Value {
     let (config, options) = (app.engine.model().config(), app.engine.options());
     json!({
-        "id": app.options.model_name,
+        "id": name,
         "object": "model",
         "created": app.started,
         "owned_by": "riffle",

@@ -11,20 +11,33 @@ use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::{Map, Value, json};
 
-use super::input;
 use super::items::Items;
+use super::{input, tools};
 use crate::api::answers::spoken;
 use crate::api::report::Usage;
 use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::{App, new_id, unix_seconds};
+use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
 use crate::asking::prompt::Conversation;
 use crate::asking::question::{Asked, Question};
+use crate::asking::take_without_effect;
 use crate::driver::{Finished, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
 use riffle_engine::StopReason;
+
+/// Further parts of a response that clients ask for. Answers of this server have none of them.
+const INCLUDED: &[&str] = &[
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+];
 
 /// A response under way.
 struct ResponseAnswer {
@@ -68,14 +81,15 @@ impl Wanted {
         let shown = shown_as_asked(fields);
         let wishes = take_wishes(app, fields, &["max_output_tokens"])?;
         let instructions = fields.text("instructions")?;
-        let mut messages = input::read(fields.required("input")?)?;
+        let thinking = Thinking::take(fields)?;
+        let mut messages = input::read(fields.required("input")?, &app.kept_items, fields.warnings())?;
         if let Some(instructions) = &instructions {
             messages.insert(0, json!({"role": "system", "content": instructions}));
         }
         let form = take_text_form(fields)?;
-        let tools = input::take_tools(app, fields)?;
+        let tools = tools::take(app, fields)?;
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
-        refuse_what_is_not_done(fields)?;
+        take_what_is_not_done(fields)?;
         let mut begun = json!({
             "id": new_id("resp_"),
             "object": "response",
@@ -105,7 +119,9 @@ impl Wanted {
         }
         let conversation = Conversation {
             messages,
-            tools: tools.tools.clone(),
+            tools: tools.known.shown(),
+            thinking,
+            warnings: fields.warnings().clone(),
             ..Conversation::default()
         };
         Ok(Self {
@@ -172,42 +188,38 @@ fn take_text_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure
             form
         }
     };
-    text.refuse(
-        "verbosity",
-        &[json!("medium")],
-        "how much a model writes is up to the prompt",
-    )?;
+    text.ignore("verbosity", &[json!("medium")], "how much a model writes is up to the prompt");
     text.finish()?;
     Ok(form.map(|form| (form, place)))
 }
 
-fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
-    fields.pass_over(&[
-        "user",
-        "metadata",
-        "service_tier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "max_tool_calls",
-    ]);
-    fields.refuse("store", &[json!(false)], "responses are not kept: set it to false")?;
+/// Takes the fields that do not change an answer; refuses those that ask for a kept response.
+fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
+    take_without_effect(fields)?;
+    fields.pass_over(&["max_tool_calls", "conversation_id"]);
     fields.refuse("background", &[json!(false)], "responses are not kept: leave it out")?;
-    fields.refuse(
+    fields.ignore(
         "truncation",
         &[json!("disabled")],
-        "nothing is cut from an input: leave it out",
-    )?;
+        "nothing is cut from an input: one that is too long is refused",
+    );
     fields.refuse(
         "top_logprobs",
         &[json!(0)],
         "ask /v1/chat/completions for probabilities",
     )?;
-    fields.refuse(
-        "include",
-        &[json!([]), json!(["reasoning.encrypted_content"])],
-        "nothing further can be included: leave it out",
-    )?;
+    for included in fields.texts("include")? {
+        if included == "message.output_text.logprobs" {
+            return Err(Failure::field("include", "ask /v1/chat/completions for probabilities"));
+        }
+        if !INCLUDED.contains(&included.as_str()) {
+            return Err(Failure::field(
+                "include",
+                format!("{included:?} is not known: leave it out"),
+            ));
+        }
+    }
+    fields.ignore("context_management", &[json!([])], "nothing is cut from an input");
     for field in ["previous_response_id", "conversation"] {
         fields.refuse(
             field,
@@ -216,18 +228,9 @@ fn refuse_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
         )?;
     }
     fields.refuse("prompt", &[], "there are no stored prompts: send the text as input")?;
-    if let Some(mut reasoning) = fields.object("reasoning")? {
-        reasoning.refuse(
-            "effort",
-            &[json!("none")],
-            "how long a model thinks is up to its template: leave it out",
-        )?;
-        reasoning.pass_over(&["summary", "generate_summary"]);
-        reasoning.finish()?;
-    }
     if let Some(mut options) = fields.object("stream_options")? {
-        options.refuse("include_obfuscation", &[json!(false)], "answers are sent as they are")?;
-        options.finish()?;
+        options.pass_over(&["include_obfuscation"]);
+        options.ignore_rest();
     }
     Ok(())
 }
@@ -247,7 +250,9 @@ impl ResponseAnswer {
         } else {
             response["completed_at"] = json!(unix_seconds());
         }
-        response["output"] = items.output(is_cut);
+        let output = items.output(is_cut);
+        self.app.kept_items.keep(&output);
+        response["output"] = Value::Array(output);
         response["usage"] = json!({
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens},

@@ -7,17 +7,19 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::failure::Failure;
-use crate::fields::Fields;
+use crate::fields::{Fields, Warnings};
 use crate::forms::{Form, with_options};
-use crate::speech::CallStyle;
+use crate::speech::{CallStyle, KnownTools, Tool};
 
 /// The tools of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tools {
-    /// In the shape of chat completions, as templates take them; empty where none may be called.
-    pub(crate) tools: Vec<Value>,
+    /// The tools that may be called, as the model and the client know them; empty where none may be called.
+    pub(crate) known: KnownTools,
     /// The form of an answer that has to be a call, or of one whose calls have to fit what strict tools take.
     pub(crate) form: Option<Form>,
+    /// True if the answer has to be a call.
+    pub(crate) is_required: bool,
     /// Whether one call at most is wanted.
     pub(crate) is_single: bool,
 }
@@ -30,20 +32,19 @@ pub(crate) enum Choice {
     Always,
     /// The tool of this name.
     One(String),
+    /// Tools of these names alone.
+    Among { names: Vec<String>, is_required: bool },
 }
 
-/// Takes `tools`, `tool_choice` and `parallel_tool_calls` of a chat completion.
+/// Takes `tools`, `tool_choice` and `parallel_tool_calls`.
 pub(crate) fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Tools, Failure> {
-    let tools = fields.list("tools")?.unwrap_or_default();
-    let tools = tools.into_iter().enumerate();
-    let tools = tools.map(|(at, tool)| tool_of(tool, &format!("tools[{at}]")));
-    let tools: Vec<Value> = tools.collect::<Result<_, _>>()?;
-    take_with(app, fields, tools)
-}
-
-/// Takes `tool_choice` and `parallel_tool_calls`, given the tools.
-pub(super) fn take_with(app: &Arc<App>, fields: &mut Fields, tools: Vec<Value>) -> Result<Tools, Failure> {
-    let choice = choice_of(fields.value("tool_choice"))?;
+    let place = fields.name("tools");
+    let mut tools = Vec::new();
+    for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
+        let tool = Fields::of(tool, &format!("{place}[{at}]"), fields.warnings())?;
+        tools.extend(tools_of(tool, true)?);
+    }
+    let choice = choice_of(fields.value("tool_choice"), fields.warnings())?;
     let is_parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
     finish(app, tools, choice, is_parallel)
 }
@@ -51,66 +52,104 @@ pub(super) fn take_with(app: &Arc<App>, fields: &mut Fields, tools: Vec<Value>) 
 /// Checks tools against the choice among them.
 pub(crate) fn finish(
     app: &Arc<App>,
-    mut tools: Vec<Value>,
+    mut tools: Vec<Tool>,
     choice: Choice,
     is_parallel: bool,
 ) -> Result<Tools, Failure> {
-    let name_of = |tool: &Value| tool["function"]["name"].as_str().unwrap_or("").to_owned();
-    let form = match &choice {
+    let shown = |tools: &[Tool]| tools.iter().map(|tool| tool.shown.clone()).collect::<Vec<_>>();
+    let called = |tools: &[Tool], names: &[String]| {
+        let is_meant = |tool: &&Tool| names.iter().any(|name| tool.is_called(name));
+        tools.iter().filter(is_meant).cloned().collect::<Vec<_>>()
+    };
+    let is_required = match &choice {
         Choice::Never => {
             tools.clear();
-            None
+            false
         }
-        Choice::Freely => {
-            let is_strict = tools.iter().any(|tool| tool["function"]["strict"] == json!(true));
-            match is_strict {
-                true => Some(form_of(app, &tools, false)?),
-                false => None,
-            }
-        }
-        Choice::Always if tools.is_empty() => {
-            return Err(Failure::field(
-                "tool_choice",
-                "a call is required but there are no tools",
-            ));
-        }
-        Choice::Always => Some(form_of(app, &tools, true)?),
+        Choice::Freely => false,
+        Choice::Always => true,
         Choice::One(name) => {
-            let chosen: Vec<Value> = tools.iter().filter(|tool| name_of(tool) == *name).cloned().collect();
+            let chosen = called(&tools, std::slice::from_ref(name));
             if chosen.is_empty() {
                 return Err(Failure::field("tool_choice", format!("there is no tool {name:?}")));
             }
-            Some(form_of(app, &chosen, true)?)
+            // The others stay in the prompt, so that it begins as it did before.
+            return Ok(Tools {
+                form: Some(form_of(app, &shown(&chosen), true)?),
+                known: KnownTools::new(tools),
+                is_required: true,
+                is_single: !is_parallel,
+            });
+        }
+        Choice::Among { names, is_required } => {
+            tools = called(&tools, names);
+            *is_required
         }
     };
+    if is_required && tools.is_empty() {
+        return Err(Failure::field(
+            "tool_choice",
+            "a call is required but there are no tools that this server can offer",
+        ));
+    }
+    let is_strict = |tool: &Tool| tool.shown["function"]["strict"] == json!(true);
+    let form = match is_required || tools.iter().any(is_strict) {
+        true => Some(form_of(app, &shown(&tools), is_required)?),
+        false => None,
+    };
     Ok(Tools {
-        tools,
+        known: KnownTools::new(tools),
         form,
+        is_required,
         is_single: !is_parallel,
     })
 }
 
-fn tool_of(tool: Value, place: &str) -> Result<Value, Failure> {
-    let mut fields = Fields::of(tool, place)?;
-    let kind = fields.required_text("type")?;
-    if kind != "function" {
-        return Err(Failure::field(
-            fields.name("type"),
-            format!("{kind:?} is not run by this server: only functions of the client can be called"),
-        ));
+/// The tools that an entry of `tools` stands for: a function of the client, a custom tool, or a namespace of these. One that the
+/// vendor of another server runs is left out with a warning.
+fn tools_of(mut fields: Fields, may_nest: bool) -> Result<Vec<Tool>, Failure> {
+    let kind = fields.text("type")?.unwrap_or_else(|| "function".to_owned());
+    match kind.as_str() {
+        "function" => {
+            // Chat completions nest the function, responses do not.
+            let function = match fields.object("function")? {
+                Some(function) => {
+                    fields.ignore_rest_but(&["cache_control"]);
+                    function
+                }
+                None => fields,
+            };
+            Ok(vec![Tool::function(function_of(function)?)])
+        }
+        "custom" => {
+            let custom = match fields.object("custom")? {
+                Some(custom) => custom,
+                None => fields,
+            };
+            Ok(vec![custom_of(custom)?])
+        }
+        "namespace" if may_nest => {
+            let (name, place) = (fields.required_text("name")?, fields.name("tools"));
+            let mut tools = Vec::new();
+            for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
+                let tool = Fields::of(tool, &format!("{place}[{at}]"), fields.warnings())?;
+                tools.extend(tools_of(tool, false)?.into_iter().map(|tool| tool.within(&name)));
+            }
+            fields.pass_over(&["description"]);
+            fields.ignore_rest();
+            Ok(tools)
+        }
+        other => {
+            let reason = format!("{other:?} is not run by this server: the tool was left out");
+            fields.warnings().add(&fields.name("type"), &reason);
+            Ok(Vec::new())
+        }
     }
-    let at = fields.name("function");
-    let function = Fields::of(fields.required("function")?, &at)?;
-    fields.finish()?;
-    Ok(json!({"type": "function", "function": function_of(function)?}))
 }
 
 /// A function's name, description and parameters.
 pub(crate) fn function_of(mut fields: Fields) -> Result<Value, Failure> {
-    let name = fields.required_text("name")?;
-    if name.is_empty() {
-        return Err(Failure::field(fields.name("name"), "it must not be empty"));
-    }
+    let name = name_of(&mut fields)?;
     let mut function = json!({"name": name});
     if let Some(description) = fields.text("description")? {
         function["description"] = description.into();
@@ -120,45 +159,96 @@ pub(crate) fn function_of(mut fields: Fields) -> Result<Value, Failure> {
     if fields.flag("strict")? == Some(true) {
         function["strict"] = true.into();
     }
-    fields.finish()?;
+    fields.ignore_rest_but(&["defer_loading", "cache_control", "output_schema"]);
     Ok(function)
 }
 
-fn choice_of(choice: Option<Value>) -> Result<Choice, Failure> {
+fn name_of(fields: &mut Fields) -> Result<String, Failure> {
+    let name = fields.required_text("name")?;
+    match name.is_empty() {
+        true => Err(Failure::field(fields.name("name"), "it must not be empty")),
+        false => Ok(name),
+    }
+}
+
+/// A tool that takes free text. The model is told the text's grammar, which does not bind the answer.
+fn custom_of(mut fields: Fields) -> Result<Tool, Failure> {
+    let name = name_of(&mut fields)?;
+    let mut description = fields.text("description")?.unwrap_or_default();
+    if let Some(mut format) = fields.object("format")? {
+        let mut grammar = format.object("grammar")?.unwrap_or(format);
+        if let Some(definition) = grammar.text("definition")? {
+            let syntax = grammar.text("syntax")?.unwrap_or_else(|| "lark".to_owned());
+            description.push_str(&format!("\nThe input keeps to this grammar ({syntax}):\n{definition}"));
+        }
+        grammar.pass_over(&["type"]);
+        grammar.ignore_rest();
+    }
+    fields.ignore_rest_but(&["defer_loading"]);
+    Ok(Tool::custom(&name, &description))
+}
+
+fn choice_of(choice: Option<Value>, warnings: &Warnings) -> Result<Choice, Failure> {
     const PLACE: &str = "tool_choice";
-    match choice {
-        None => Ok(Choice::Freely),
-        Some(Value::String(word)) => match word.as_str() {
-            "none" => Ok(Choice::Never),
-            "auto" => Ok(Choice::Freely),
-            "required" => Ok(Choice::Always),
-            other => Err(Failure::field(
-                PLACE,
-                format!("{other:?} is not known: use none, auto, required, or name a function"),
-            )),
-        },
-        Some(other) => {
-            let mut fields = Fields::of(other, PLACE)?;
-            let kind = fields.required_text("type")?;
-            if kind != "function" {
-                return Err(Failure::field(
-                    fields.name("type"),
-                    format!("{kind:?} is not known: use function"),
-                ));
-            }
-            // Chat completions nest the name, responses do not.
-            let name = match fields.object("function")? {
-                Some(mut function) => {
-                    let name = function.required_text("name")?;
-                    function.finish()?;
-                    name
-                }
-                None => fields.required_text("name")?,
+    let mut fields = match choice {
+        None => return Ok(Choice::Freely),
+        Some(Value::String(word)) => return choice_of_word(&word, PLACE),
+        Some(other) => Fields::of(other, PLACE, warnings)?,
+    };
+    let kind = fields.text("type")?.unwrap_or_else(|| "function".to_owned());
+    let choice = match kind.as_str() {
+        "function" | "custom" | "tool" => Choice::One(chosen_name(&mut fields)?),
+        "allowed_tools" => {
+            let mut allowed = match fields.object("allowed_tools")? {
+                Some(nested) => nested,
+                None => fields,
             };
-            fields.finish()?;
-            Ok(Choice::One(name))
+            let place = allowed.name("mode");
+            let mode = allowed.text("mode")?.unwrap_or_else(|| "auto".to_owned());
+            let is_required = match choice_of_word(&mode, &place)? {
+                Choice::Never => return Ok(Choice::Never),
+                choice => choice == Choice::Always,
+            };
+            let place = allowed.name("tools");
+            let mut names = Vec::new();
+            for (at, tool) in allowed.list("tools")?.unwrap_or_default().into_iter().enumerate() {
+                let mut tool = Fields::of(tool, &format!("{place}[{at}]"), warnings)?;
+                // A tool of another kind is none that can be called here.
+                if ["", "function", "custom"].contains(&tool.kind().as_str()) {
+                    names.push(chosen_name(&mut tool)?);
+                }
+            }
+            return Ok(Choice::Among { names, is_required });
+        }
+        word => choice_of_word(word, &fields.name("type"))?,
+    };
+    fields.finish()?;
+    Ok(choice)
+}
+
+fn choice_of_word(word: &str, place: &str) -> Result<Choice, Failure> {
+    match word {
+        "none" => Ok(Choice::Never),
+        "auto" => Ok(Choice::Freely),
+        "required" | "any" => Ok(Choice::Always),
+        other => Err(Failure::field(
+            place,
+            format!("{other:?} is not known: use none, auto, required, or name a function"),
+        )),
+    }
+}
+
+/// The name of a tool that a choice means. Chat completions nest it, responses do not.
+fn chosen_name(fields: &mut Fields) -> Result<String, Failure> {
+    fields.pass_over(&["type", "namespace"]);
+    for kind in ["function", "custom"] {
+        if let Some(mut nested) = fields.object(kind)? {
+            let name = nested.required_text("name")?;
+            nested.finish()?;
+            return Ok(name);
         }
     }
+    fields.required_text("name")
 }
 
 /// The form of an answer that calls one of these tools, in the marks of the model. Unless a call is required, the answer may be

@@ -74,7 +74,7 @@ async fn saved(app: Arc<App>, name: String, request: Request) -> Result<Response
 
 /// `prompt`, or `messages` with `tools`.
 async fn take_prompt(app: &Arc<App>, fields: &mut Fields) -> Result<Vec<u32>, Failure> {
-    app.check_model(fields.text("model")?.as_deref())?;
+    app.take_model(fields)?;
     let text = fields.text("prompt")?;
     let messages = fields.list("messages")?;
     let tools = take_tools(app, fields)?;
@@ -83,8 +83,8 @@ async fn take_prompt(app: &Arc<App>, fields: &mut Fields) -> Result<Vec<u32>, Fa
         (Some(text), None) => encode(app, text, true).await,
         (None, Some(messages)) => {
             let conversation = Conversation {
-                messages: read_messages(messages)?,
-                tools: tools.tools,
+                messages: read_messages(messages, fields.warnings())?,
+                tools: tools.known.shown(),
                 ..Conversation::default()
             };
             Ok(prompt(app, conversation).await?.tokens)
