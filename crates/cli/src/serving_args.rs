@@ -20,9 +20,12 @@ use crate::{hub_args, numbers};
 pub struct ServingArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Name that clients see the model under [default: that of its file or folder]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) alias: Option<String>,
+    /// Name of the model for clients; may be given several times, and answers give the first [default: that of its file or folder]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) alias: Vec<String>,
+    /// Refuse requests for a model of another name; without this the model serves every name
+    #[arg(long, hide_short_help = true)]
+    pub(crate) strict_names: bool,
     /// Requests that are read or answered at a time; others wait
     #[arg(long, value_name = "N", value_parser = numbers::sequences, default_value = "8")]
     pub(crate) parallel: usize,
@@ -91,7 +94,7 @@ impl ServingArguments {
             };
             name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
         };
-        self.alias.clone().unwrap_or_else(|| of_path(self.model_path()))
+        self.alias.first().cloned().unwrap_or_else(|| of_path(self.model_path()))
     }
 
     /// Requests that are read or answered at a time.
@@ -130,6 +133,8 @@ impl ServingArguments {
             parallel: self.parallel,
             draft: self.draft.clone(),
             model_name: self.model_name(),
+            aliases: self.alias.iter().skip(1).cloned().collect(),
+            has_strict_names: self.strict_names,
             limits: Limits {
                 requests: self.max_requests,
                 request_time: Duration::from_secs(self.max_time),

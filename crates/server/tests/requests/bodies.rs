@@ -47,12 +47,6 @@ pub(super) fn cases() -> Vec<Case> {
             "an unknown field",
             body.replacen('{', "{\"colour\": 1, ", 1),
         ));
-        let named = body.replace("\"model\":\"model\",", "");
-        cases.push(Case::body(
-            path,
-            "another model",
-            named.replacen('{', "{\"model\": \"other\", ", 1),
-        ));
         cases.push(Case::body(path, "a field twice", twice(&body)));
     }
     for path in [COMPLETIONS, CHAT, RESPONSES, MESSAGES] {
@@ -101,17 +95,5 @@ fn texts(path: &str) -> Vec<Case> {
             "a prompt beyond the context",
             with_text("word ".repeat(40_000).as_bytes()),
         ),
-        Case::body(path, "a prompt and an answer beyond the context", json_with(path, 3000)),
     ]
-}
-
-/// A body that asks for an answer of so many tokens.
-fn json_with(path: &str, tokens: usize) -> String {
-    let mut body = valid(path);
-    let field = match path {
-        RESPONSES => "max_output_tokens",
-        _ => "max_tokens",
-    };
-    body[field] = json!(tokens);
-    body.to_string()
 }

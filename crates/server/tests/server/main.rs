@@ -2,6 +2,7 @@
 
 mod access;
 mod answers;
+mod clients;
 mod events;
 mod mutants;
 mod reading;

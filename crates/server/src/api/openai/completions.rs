@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::chat::{MOST_LIKELIEST, take_stream_options};
 use super::chunks::{FINGERPRINT, Head, StreamUsage};
-use super::probabilities;
+use super::probabilities::{self, Offsets};
 use crate::api::answers::{Answers, Whole, collect};
 use crate::api::report::{Usage, finish_reason};
 use crate::api::{Answering, events, read, report, respond, send};
@@ -207,8 +207,11 @@ impl CompletionAnswer {
         let tokenizer = self.app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
         let prompt = &self.prompts[index / self.choices];
         let mut text = whole.text.clone();
+        let mut offsets = Offsets::default();
         if self.echoes {
-            text.insert_str(0, &self.echo(index)?);
+            let echo = self.echo(index)?;
+            offsets = Offsets::of(&echo);
+            text.insert_str(0, &echo);
         }
         let written = whole.tokens.iter().filter_map(|token| token.probabilities.clone());
         let logs = self.likeliest.map(|most| {
@@ -219,7 +222,7 @@ impl CompletionAnswer {
                 ),
                 false => (None, written.collect()),
             };
-            probabilities::completion(tokenizer, first, &tokens, most > 0, 0)
+            probabilities::completion(tokenizer, first, &tokens, most > 0, &mut offsets)
         });
         let stop = whole.finished.as_ref().map(|finished| &finished.report.generation.stop);
         let mut choice = json!({
@@ -270,6 +273,7 @@ impl Answering for CompletionAnswer {
         stream! {
             let mut finished: Vec<Box<Finished>> = Vec::new();
             let mut written = vec![0; self.answers.len()];
+            let mut offsets = vec![Offsets::default(); self.answers.len()];
             if self.echoes {
                 for index in 0..self.answers.len() {
                     if let Ok(text) = self.echo(index) {
@@ -291,7 +295,7 @@ impl Answering for CompletionAnswer {
                         let tokenizer = self.app.engine.tokenizer().ok();
                         let logs = token.probabilities.as_ref().zip(tokenizer).map_or(Value::Null, |(one, tokenizer)| {
                             let has_likeliest = self.likeliest.is_some_and(|most| most > 0);
-                            probabilities::completion(tokenizer, None, std::slice::from_ref(one), has_likeliest, 0)
+                            probabilities::completion(tokenizer, None, std::slice::from_ref(one), has_likeliest, &mut offsets[index])
                         });
                         if !token.text.is_empty() || !logs.is_null() || self.gives_tokens {
                             let mut chunk = self.chunk(index, &token.text, logs, None);

@@ -5,6 +5,19 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, text_of, unexpected};
 
+/// Fields that servers and clients add to messages for themselves.
+const NOTES: &[&str] = &[
+    "id",
+    "type",
+    "status",
+    "phase",
+    "cache_control",
+    "reasoning_details",
+    "provider_specific_fields",
+    "extra_content",
+    "thinking_blocks",
+];
+
 /// Checks messages and brings them into the form that templates take: texts in one piece, arguments of calls as objects.
 pub(crate) fn read(list: Vec<Value>, warnings: &Warnings) -> Result<Vec<Value>, Failure> {
     if list.is_empty() {
@@ -41,8 +54,7 @@ pub(super) fn message_of(message: Value, place: &str, warnings: &Warnings) -> Re
             ));
         }
     };
-    fields.pass_over(&["id", "type", "status", "phase", "cache_control"]);
-    fields.ignore_rest();
+    fields.ignore_rest_but(NOTES);
     Ok(match name {
         None => message,
         Some(name) => {
@@ -71,7 +83,6 @@ fn assistant(content: Option<String>, thought: Option<String>, fields: &mut Fiel
             thoughts = thoughts.or(Some(text));
         }
     }
-    fields.pass_over(&["reasoning_details", "provider_specific_fields", "extra_content", "thinking_blocks"]);
     let mut message = said("assistant", content.unwrap_or_default());
     if let Some(thought) = thoughts {
         message["reasoning_content"] = thought.into();

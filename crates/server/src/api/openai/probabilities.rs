@@ -25,28 +25,85 @@ pub(super) fn chat(tokenizer: &Tokenizer, probabilities: &TokenProbabilities) ->
     own
 }
 
-/// `logprobs` of a completion; the first token of a prompt has none.
+/// Counts the characters of a text as its tokens come. A token may end within a character.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Offsets {
+    characters: usize,
+    /// Bytes of a character that is not complete.
+    open: Vec<u8>,
+    /// True if the text lacks the space that its first token begins with, as some tokenizers decode it.
+    lacks_space: bool,
+}
+
+impl Offsets {
+    /// Those of a text that begins with `text`.
+    pub(super) fn of(text: &str) -> Self {
+        Self {
+            lacks_space: !text.starts_with(' '),
+            ..Self::default()
+        }
+    }
+
+    /// The bytes that a token adds to the text.
+    fn bytes_of(&mut self, tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
+        if tokenizer.is_special(token) {
+            return Vec::new();
+        }
+        let mut bytes = tokenizer.token_bytes(token).unwrap_or_default();
+        if !bytes.is_empty() && std::mem::take(&mut self.lacks_space) && bytes[0] == b' ' {
+            bytes.remove(0);
+        }
+        bytes
+    }
+
+    /// The character that a token begins in, or within; `bytes` are those that it adds to the text.
+    fn push(&mut self, bytes: &[u8]) -> usize {
+        let at = self.characters;
+        self.open.extend_from_slice(bytes);
+        let mut complete = 0;
+        let mut open = 0;
+        for chunk in self.open.utf8_chunks() {
+            complete += chunk.valid().chars().count();
+            // Bytes that are no character become one, unless later bytes may complete them.
+            let is_last = std::ptr::eq(chunk.invalid().as_ptr_range().end, self.open.as_ptr_range().end);
+            match is_last && begins_character(chunk.invalid()) {
+                true => open = chunk.invalid().len(),
+                false => complete += usize::from(!chunk.invalid().is_empty()),
+            }
+        }
+        self.open.drain(..self.open.len() - open);
+        self.characters += complete;
+        at
+    }
+}
+
+/// True if further bytes may make these a character of UTF-8.
+fn begins_character(bytes: &[u8]) -> bool {
+    matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
+}
+
+/// `logprobs` of a completion, whose texts begin at `offsets`. `first` is the first token of a prompt, which has none. Special tokens
+/// are not part of the text: their own text is empty.
 pub(super) fn completion(
     tokenizer: &Tokenizer,
     first: Option<u32>,
     tokens: &[TokenProbabilities],
     has_likeliest: bool,
-    offset: usize,
+    offsets: &mut Offsets,
 ) -> Value {
-    let (mut texts, mut logs, mut likeliest, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut at = offset;
-    let mut push = |text: String| {
-        offsets.push(json!(at));
-        at += text.chars().count();
-        texts.push(Value::String(text));
+    let (mut texts, mut logs, mut likeliest, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut push = |token: u32| {
+        let bytes = offsets.bytes_of(tokenizer, token);
+        places.push(json!(offsets.push(&bytes)));
+        texts.push(Value::String(String::from_utf8_lossy(&bytes).into_owned()));
     };
     if let Some(first) = first {
-        push(text_of(tokenizer, first));
+        push(first);
         logs.push(Value::Null);
         likeliest.push(Value::Null);
     }
     for token in tokens {
-        push(text_of(tokenizer, token.token));
+        push(token.token);
         logs.push(finite(token.log_probability));
         likeliest.push(named(tokenizer, token));
     }
@@ -54,7 +111,7 @@ pub(super) fn completion(
         "tokens": texts,
         "token_logprobs": logs,
         "top_logprobs": if has_likeliest { Value::Array(likeliest) } else { Value::Null },
-        "text_offset": offsets,
+        "text_offset": places,
     })
 }
 
@@ -96,4 +153,22 @@ pub(super) fn of_prompt(tokenizer: &Tokenizer, probabilities: &[TokenProbabiliti
 /// JSON has no infinity: a token that cannot be is given the least that programs compute with.
 fn finite(log_probability: f32) -> Value {
     json!(log_probability.max(-9999.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_within_a_character_share_its_place() {
+        let places = |tokens: &[&[u8]]| {
+            let mut offsets = Offsets::default();
+            tokens.iter().map(|bytes| offsets.push(bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(places(&[b"a", b"\xf0", b"\x9f", b"\x98", b"\x80", b"b"]), [0, 1, 1, 1, 1, 2]);
+        assert_eq!(places(&[b"", "é!".as_bytes(), b"x"]), [0, 0, 2]);
+        // A byte that is no character is replaced by one.
+        assert_eq!(places(&[b"\xff", b"a", b"\xc3", b"z"]), [0, 1, 2, 2]);
+        assert_eq!(places(&[b"\xf0\x9f", b"q", b"r"]), [0, 0, 2]);
+    }
 }
