@@ -3,6 +3,7 @@
 //! A form is prepared once and answers with it begin from copies. The tokens that may come next are worked out on a thread of their
 //! own while the engine computes the logits they are drawn from.
 
+pub(crate) mod calls;
 mod constraint;
 mod vocabulary;
 mod worker;

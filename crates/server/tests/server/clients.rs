@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::testing::{Running, options, start, start_on};
 
 /// The shipped model with a chat template.
-fn templated(template: &str) -> (tempfile::TempDir, Arc<Engine>) {
+pub(crate) fn templated(template: &str) -> (tempfile::TempDir, Arc<Engine>) {
     let folder = tempfile::tempdir().unwrap();
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model");
     for entry in std::fs::read_dir(model).unwrap() {
@@ -27,7 +27,7 @@ fn templated(template: &str) -> (tempfile::TempDir, Arc<Engine>) {
     (folder, engine)
 }
 
-const TOOLS: &str = "{%- if tools %}{{ '<|im_start|>system\nTools: ' }}{% for t in tools %}{{ t|tojson }}{% endfor %}\
+pub(crate) const TOOLS: &str = "{%- if tools %}{{ '<|im_start|>system\nTools: ' }}{% for t in tools %}{{ t|tojson }}{% endfor %}\
 {{ ' Answer with <tool_call>…</tool_call>.<|im_end|>\n' }}{% endif -%}\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}\
 {%- for c in m.tool_calls or [] %}{{ '<tool_call>' + c.function|tojson + '</tool_call>' }}{% endfor %}\

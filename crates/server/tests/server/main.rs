@@ -2,6 +2,7 @@
 
 mod access;
 mod answers;
+mod captured;
 mod clients;
 mod events;
 mod mutants;
