@@ -94,7 +94,10 @@ impl ServingArguments {
             };
             name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
         };
-        self.alias.first().cloned().unwrap_or_else(|| of_path(self.model_path()))
+        self.alias
+            .first()
+            .cloned()
+            .unwrap_or_else(|| of_path(self.model_path()))
     }
 
     /// Requests that are read or answered at a time.

@@ -87,7 +87,8 @@ impl Fields {
     pub(crate) fn ignore_rest(mut self) {
         for (field, value) in std::mem::take(&mut self.fields) {
             if !value.is_null() {
-                self.warnings.add(&self.name(&field), "it is not known here and was left out");
+                self.warnings
+                    .add(&self.name(&field), "it is not known here and was left out");
             }
         }
     }

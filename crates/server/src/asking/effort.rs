@@ -124,9 +124,10 @@ impl Thinking {
             .integer("budget_tokens", 0..=i64::from(i32::MAX))?
             .is_some_and(|budget| budget > 0)
         {
-            thinking
-                .warnings()
-                .add(&format!("{name}.budget_tokens"), "the length of a thought is not limited");
+            thinking.warnings().add(
+                &format!("{name}.budget_tokens"),
+                "the length of a thought is not limited",
+            );
         }
         thinking.pass_over(&["display", "clear_thinking"]);
         thinking.ignore_rest();
@@ -188,7 +189,11 @@ mod tests {
             assert_eq!(word(json!({"reasoning_effort": asked}), &gpt_oss), oss);
             assert_eq!(word(json!({"reasoning": {"effort": asked}}), &qwen), other);
         }
-        assert!(taken(json!({"reasoning_effort": "high"})).variables(&[], &[]).is_empty());
+        assert!(
+            taken(json!({"reasoning_effort": "high"}))
+                .variables(&[], &[])
+                .is_empty()
+        );
     }
 
     #[test]

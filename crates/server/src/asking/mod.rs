@@ -72,8 +72,10 @@ impl Wishes {
         if !self.has_length {
             generate.max_tokens = app.options.default_max_tokens.min(room).max(1);
         } else if generate.max_tokens > room {
-            self.warnings
-                .add("max_tokens", &format!("cut to {room}, the room behind a prompt of {prompt} tokens"));
+            self.warnings.add(
+                "max_tokens",
+                &format!("cut to {room}, the room behind a prompt of {prompt} tokens"),
+            );
             generate.max_tokens = room;
         }
         generate.min_tokens = generate.min_tokens.min(generate.max_tokens);

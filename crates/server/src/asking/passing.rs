@@ -114,7 +114,11 @@ pub(crate) fn take_without_effect(fields: &mut Fields) -> Result<(), Failure> {
         fields.ignore(name, &[json!([])], "samplers have one order here");
     }
     fields.ignore("store", &[json!(false)], "answers are not kept");
-    fields.ignore("verbosity", &[json!("medium")], "how much a model writes is up to the prompt");
+    fields.ignore(
+        "verbosity",
+        &[json!("medium")],
+        "how much a model writes is up to the prompt",
+    );
     fields.ignore("web_search_options", &[], "this server does not search the web");
     fields.refuse("modalities", &[json!(["text"])], "this model writes text alone")?;
     fields.refuse(
@@ -132,11 +136,23 @@ pub(crate) fn take_options(app: &App, fields: &mut Fields) -> Result<(), Failure
     };
     options.rename("num_predict", "n_predict")?;
     let context = app.engine.plan().context_tokens;
-    if options.value("num_ctx").and_then(|tokens| tokens.as_u64()).is_some_and(|tokens| tokens > context as u64) {
+    if options
+        .value("num_ctx")
+        .and_then(|tokens| tokens.as_u64())
+        .is_some_and(|tokens| tokens > context as u64)
+    {
         let reason = format!("the server's context holds {context} tokens: start it with a larger --ctx");
         fields.warnings().add("options.num_ctx", &reason);
     }
-    options.pass_over(&["num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "numa", "num_keep"]);
+    options.pass_over(&[
+        "num_batch",
+        "num_gpu",
+        "main_gpu",
+        "num_thread",
+        "use_mmap",
+        "numa",
+        "num_keep",
+    ]);
     fields.add_missing(options.rest());
     Ok(())
 }
@@ -154,11 +170,16 @@ mod tests {
     #[test]
     fn a_sampler_that_is_switched_off_is_taken_and_one_that_is_on_is_refused_by_name() {
         assert_eq!(
-            outcome(json!({"mirostat": 0, "mirostat_tau": 5.0, "typical_p": 1.0, "best_of": 1, "functions": [], "user": "a"})),
+            outcome(
+                json!({"mirostat": 0, "mirostat_tau": 5.0, "typical_p": 1.0, "best_of": 1, "functions": [], "user": "a"})
+            ),
             Ok(())
         );
         let message = outcome(json!({"mirostat": 2})).unwrap_err().message;
-        assert!(message.starts_with("mirostat: ") && message.ends_with("set it to 0"), "{message}");
+        assert!(
+            message.starts_with("mirostat: ") && message.ends_with("set it to 0"),
+            "{message}"
+        );
         assert!(outcome(json!({"xtc_probability": 0.5, "xtc_threshold": 0.1})).is_err());
     }
 }

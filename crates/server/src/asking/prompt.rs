@@ -135,9 +135,9 @@ fn begun_answer(
         let mut messages = messages.clone();
         messages.push(last);
         let text = render(&messages)?;
-        let (before, behind) = text.rsplit_once(BEGUN).ok_or_else(|| {
-            Failure::field("messages", "this model's chat template does not show the last message")
-        })?;
+        let (before, behind) = text
+            .rsplit_once(BEGUN)
+            .ok_or_else(|| Failure::field("messages", "this model's chat template does not show the last message"))?;
         Ok::<_, Failure>((before.to_owned(), behind.to_owned()))
     };
     let (before, behind) = with(last.clone())?;

@@ -45,7 +45,9 @@ impl Question {
         let gives_data = matches!(form, Some((Form::JsonObject | Form::Schema(_), _))) && !tools.is_required;
         let form = match (form, tools.form) {
             (Some((_, place)), tools_form @ Some(_)) if tools.is_required => {
-                wishes.warnings.add(&place, "the answer has to be a call: the form was left out");
+                wishes
+                    .warnings
+                    .add(&place, "the answer has to be a call: the form was left out");
                 tools_form.map(|form| (form, "tool_choice".to_owned()))
             }
             (Some((_, place)), Some(_)) => {

@@ -97,7 +97,12 @@ impl TemplateTraits {
             if let Some(id) = message.get_mut("tool_call_id") {
                 shorten(id);
             }
-            for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            for call in message
+                .get_mut("tool_calls")
+                .and_then(Value::as_array_mut)
+                .into_iter()
+                .flatten()
+            {
                 shorten(&mut call["id"]);
             }
         }
@@ -106,7 +111,9 @@ impl TemplateTraits {
 
 impl Probe<'_> {
     fn render(&self, messages: &[Value], variables: &[(&str, Value)]) -> Option<String> {
-        let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone()));
         let mut variables: Map<String, Value> = variables.collect();
         if !self.tools.is_null() {
             variables.insert("tools".to_owned(), self.tools.clone());
@@ -214,17 +221,24 @@ mod tests {
         let qwen = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
             {{ raise_exception('System message must be at the beginning') }}{% endif %}{{ m.content }}{% endfor %}";
         let turns = traits(qwen).turns;
-        assert_eq!((turns.system, turns.system_runs, turns.later_system), (true, false, false));
+        assert_eq!(
+            (turns.system, turns.system_runs, turns.later_system),
+            (true, false, false)
+        );
         assert!(turns.user_runs && turns.user_after_tool && turns.without_user);
         let gemma = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
             {{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}";
         let turns = traits(gemma).turns;
-        assert_eq!((turns.system, turns.user_runs, turns.without_user), (false, false, false));
+        assert_eq!(
+            (turns.system, turns.user_runs, turns.without_user),
+            (false, false, false)
+        );
     }
 
     #[test]
     fn a_template_that_drops_a_message_in_silence_does_not_take_it() {
-        let dropping = "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }}{% endif %}{% endfor %}";
+        let dropping =
+            "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }}{% endif %}{% endfor %}";
         let turns = traits(dropping).turns;
         assert_eq!((turns.system, turns.later_system), (true, false));
     }
@@ -253,7 +267,10 @@ mod tests {
     fn ids_of_calls_get_nine_letters_only_where_a_template_asks() {
         let mistral = "{% for m in messages %}{% if m.role == 'tool' and m.tool_call_id | length != 9 %}\
             {{ raise_exception('Tool call IDs should be alphanumeric strings with length 9') }}{% endif %}{{ m.content }}{% endfor %}";
-        let mut messages = [call("call_1"), json!({"role": "tool", "tool_call_id": "call_1", "content": ""})];
+        let mut messages = [
+            call("call_1"),
+            json!({"role": "tool", "tool_call_id": "call_1", "content": ""}),
+        ];
         let unchanged = messages.clone();
         traits("{{ messages[0].content }}").shorten_ids(&mut messages);
         assert_eq!(messages, unchanged);

@@ -144,7 +144,10 @@ mod tests {
         ]);
         assert_eq!(STRICT.arrange(given.clone()), strict);
         assert_eq!(Turns::ANY.arrange(given.clone()), given);
-        let without_system = Turns { system: false, ..STRICT };
+        let without_system = Turns {
+            system: false,
+            ..STRICT
+        };
         assert_eq!(
             without_system.arrange(conversation(&[("system", "a"), ("user", "b")])),
             conversation(&[("user", "a\n\nb")])

@@ -111,7 +111,11 @@ fn parse_json(text: &str) -> Option<Vec<WrittenCall>> {
 
 /// The objects of a text with their source. Some models double the braces around an object.
 fn values_of(text: &str) -> Option<Vec<(Value, &str)>> {
-    let undoubled = || text.strip_prefix('{')?.strip_suffix('}').filter(|inner| inner.starts_with('{'));
+    let undoubled = || {
+        text.strip_prefix('{')?
+            .strip_suffix('}')
+            .filter(|inner| inner.starts_with('{'))
+    };
     let mut values = objects_of(text).or_else(|| objects_of(undoubled()?))?;
     if let [(Value::Array(_), list)] = values.as_slice() {
         let inner = list.strip_prefix('[')?.strip_suffix(']')?;
@@ -140,11 +144,17 @@ fn is_call(value: &Value) -> bool {
     let Some(object) = value.as_object() else {
         return false;
     };
-    if let (Some(function), "function") = (object.get("function"), object.get("type").map_or("function", text_or_empty)) {
+    if let (Some(function), "function") = (
+        object.get("function"),
+        object.get("type").map_or("function", text_or_empty),
+    ) {
         return function.is_object() && is_call(function);
     }
     let has_arguments = object.contains_key("arguments") || object.contains_key("parameters");
-    has_arguments && object.keys().all(|key| ["name", "arguments", "parameters", "id", "type"].contains(&key.as_str()))
+    has_arguments
+        && object
+            .keys()
+            .all(|key| ["name", "arguments", "parameters", "id", "type"].contains(&key.as_str()))
 }
 
 fn text_or_empty(value: &Value) -> &str {
@@ -152,7 +162,10 @@ fn text_or_empty(value: &Value) -> &str {
 }
 
 fn calls_of(values: Vec<(Value, &str)>) -> Option<Vec<WrittenCall>> {
-    values.into_iter().map(|(value, source)| call_of(value, source)).collect()
+    values
+        .into_iter()
+        .map(|(value, source)| call_of(value, source))
+        .collect()
 }
 
 fn call_of(value: Value, source: &str) -> Option<WrittenCall> {
@@ -331,8 +344,11 @@ mod tests {
     use super::*;
 
     fn tools() -> KnownTools {
-        let parameters = json!({"type": "object", "properties": {"content": {"type": "string"}, "count": {"type": "integer"}}});
-        KnownTools::new(vec![Tool::function(json!({"name": "write_file", "parameters": parameters}))])
+        let parameters =
+            json!({"type": "object", "properties": {"content": {"type": "string"}, "count": {"type": "integer"}}});
+        KnownTools::new(vec![Tool::function(
+            json!({"name": "write_file", "parameters": parameters}),
+        )])
     }
 
     fn xml(value: &str) -> Value {
@@ -343,7 +359,16 @@ mod tests {
 
     #[test]
     fn a_text_of_an_xml_call_stays_a_text_whatever_it_looks_like() {
-        for text in ["{\"a\": 1}", "1.10", "null", "true", "\"x\"", "12345678901234567890123", "</parameter> inside", ""] {
+        for text in [
+            "{\"a\": 1}",
+            "1.10",
+            "null",
+            "true",
+            "\"x\"",
+            "12345678901234567890123",
+            "</parameter> inside",
+            "",
+        ] {
             assert_eq!(xml(text), json!(text));
         }
     }
@@ -355,10 +380,19 @@ mod tests {
             (r#"{"name": "write_file", "arguments": {"count": 1}}"#, Some(1)),
             (r#"{{"name": "write_file", "arguments": {"count": 1}}}"#, Some(1)),
             ("```json\n{\"name\": \"write_file\", \"arguments\": {}}\n```", Some(1)),
-            ("<tools>\n{\"name\": \"write_file\", \"arguments\": {}}\n</tools>", Some(1)),
-            (r#"{"type": "function", "function": {"name": "write_file", "arguments": {}}}"#, Some(1)),
+            (
+                "<tools>\n{\"name\": \"write_file\", \"arguments\": {}}\n</tools>",
+                Some(1),
+            ),
+            (
+                r#"{"type": "function", "function": {"name": "write_file", "arguments": {}}}"#,
+                Some(1),
+            ),
             ("<function=write_file>\n</function>", Some(1)),
-            (r#"[{"name": "write_file", "arguments": {}}, {"name": "write_file", "arguments": {}}]"#, Some(2)),
+            (
+                r#"[{"name": "write_file", "arguments": {}}, {"name": "write_file", "arguments": {}}]"#,
+                Some(2),
+            ),
             (r#"{"name": "Ada", "age": 36}"#, None),
             (r#"[{"name": "Ada"}, {"name": "Bob"}]"#, None),
             (r#"{"name": "no_such_tool", "arguments": {}}"#, None),
@@ -377,11 +411,20 @@ mod tests {
     fn an_end_mark_inside_a_string_does_not_end_a_call() {
         const MARK: &str = "</tool_call>";
         let json = r#"{"name": "say", "arguments": {"t": "a </tool_call> \" </tool_call> b"}}"#;
-        assert_eq!(end_of(CallStyle::Tagged, &format!("{json}{MARK}"), MARK, 0), Some(json.len()));
+        assert_eq!(
+            end_of(CallStyle::Tagged, &format!("{json}{MARK}"), MARK, 0),
+            Some(json.len())
+        );
         let xml = "<function=say>\n<parameter=t>\na </tool_call> b\n</parameter>\n</function>\n";
-        assert_eq!(end_of(CallStyle::Tagged, &format!("{xml}{MARK} x {MARK}"), MARK, 0), Some(xml.len()));
+        assert_eq!(
+            end_of(CallStyle::Tagged, &format!("{xml}{MARK} x {MARK}"), MARK, 0),
+            Some(xml.len())
+        );
         let gemma = "call:say{t:<escape>a </tool_call> b<escape>}";
-        assert_eq!(end_of(CallStyle::Gemma, &format!("{gemma}{MARK}"), MARK, 0), Some(gemma.len()));
+        assert_eq!(
+            end_of(CallStyle::Gemma, &format!("{gemma}{MARK}"), MARK, 0),
+            Some(gemma.len())
+        );
     }
 
     #[test]
@@ -389,11 +432,17 @@ mod tests {
         let exact = |style, text: &str| parse(style, text, &tools()).unwrap().remove(0).exact;
         let long = "12345678901234567890123";
         assert_eq!(
-            exact(CallStyle::Tagged, &format!(r#"{{"name": "a", "arguments": {{"n": {long}}}}}"#)),
+            exact(
+                CallStyle::Tagged,
+                &format!(r#"{{"name": "a", "arguments": {{"n": {long}}}}}"#)
+            ),
             Some(format!(r#"{{"n": {long}}}"#))
         );
         let xml = format!("<function=write_file><parameter=count>{long}</parameter></function>");
         assert_eq!(exact(CallStyle::Tagged, &xml), Some(format!(r#"{{"count":{long}}}"#)));
-        assert_eq!(exact(CallStyle::Tagged, r#"{"name": "a", "arguments": {"n": 5}}"#), None);
+        assert_eq!(
+            exact(CallStyle::Tagged, r#"{"name": "a", "arguments": {"n": 5}}"#),
+            None
+        );
     }
 }

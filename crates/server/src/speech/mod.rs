@@ -323,7 +323,13 @@ impl Speech {
         self.tell(calls, text, marks, pieces);
     }
 
-    fn tell(&mut self, calls: Option<Vec<WrittenCall>>, text: &str, (begin, end): (&str, &str), pieces: &mut Vec<Piece>) {
+    fn tell(
+        &mut self,
+        calls: Option<Vec<WrittenCall>>,
+        text: &str,
+        (begin, end): (&str, &str),
+        pieces: &mut Vec<Piece>,
+    ) {
         match calls {
             Some(mut calls) if !calls.is_empty() => {
                 if self.is_single {
@@ -374,7 +380,8 @@ mod tests {
     ];
 
     fn tools() -> KnownTools {
-        let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+        let parameters =
+            json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
         let named = |name: &str| Tool::function(json!({"name": name, "parameters": parameters}));
         KnownTools::new(["weather", "a", "b"].map(named).to_vec())
     }
@@ -494,7 +501,10 @@ mod tests {
         let broken = "<tool_call>{\"name\": \"a</tool_call> and more";
         for size in [1, 4, 1000] {
             let (said, _, calls) = told(speech(CallStyle::Tagged, true), call, size);
-            assert_eq!((said.as_str(), calls[0].1.as_str()), ("", r#"{"city":"x </tool_call> y"}"#));
+            assert_eq!(
+                (said.as_str(), calls[0].1.as_str()),
+                ("", r#"{"city":"x </tool_call> y"}"#)
+            );
             assert_eq!(told(speech(CallStyle::Tagged, true), broken, size).0, broken);
         }
     }
@@ -521,8 +531,18 @@ mod tests {
     #[test]
     fn a_call_has_the_names_of_the_client() {
         let function = |name: &str| Tool::function(json!({"name": name, "parameters": {}}));
-        let tools = KnownTools::new(vec![function("list").within("mcp__files"), Tool::custom("apply_patch", "")]);
-        let speech = Speech::new(Markup { calls: CallStyle::Tagged, thinks: false }, tools, false);
+        let tools = KnownTools::new(vec![
+            function("list").within("mcp__files"),
+            Tool::custom("apply_patch", ""),
+        ]);
+        let speech = Speech::new(
+            Markup {
+                calls: CallStyle::Tagged,
+                thinks: false,
+            },
+            tools,
+            false,
+        );
         let call = |name: &str, arguments: &str| {
             let text = format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {arguments}}}</tool_call>");
             match speech.clone().push(&text).as_slice() {
@@ -532,7 +552,10 @@ mod tests {
         };
         for name in ["mcp__files__list", "list"] {
             let call = call(name, "{}");
-            assert_eq!((call.name.as_str(), call.namespace.as_deref()), ("list", Some("mcp__files")));
+            assert_eq!(
+                (call.name.as_str(), call.namespace.as_deref()),
+                ("list", Some("mcp__files"))
+            );
         }
         let patch = call("apply_patch", r#"{"input": "*** Begin"}"#);
         assert!(patch.is_custom());

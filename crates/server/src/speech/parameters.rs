@@ -35,10 +35,20 @@ pub(super) fn typed(text: &str, parameters: Option<&Value>, name: &str) -> (Valu
         _ => None,
     };
     match types {
-        Types { text: true, null: true, .. } if written == "null" => (Value::Null, "null".to_owned()),
-        Types { text: true, other: false, .. } => as_text(),
+        Types {
+            text: true, null: true, ..
+        } if written == "null" => (Value::Null, "null".to_owned()),
+        Types {
+            text: true,
+            other: false,
+            ..
+        } => as_text(),
         // Both are allowed: what is no JSON is the text.
-        Types { text: true, other: true, .. } => as_json().unwrap_or_else(as_text),
+        Types {
+            text: true,
+            other: true,
+            ..
+        } => as_json().unwrap_or_else(as_text),
         _ => as_json().or_else(as_word).unwrap_or_else(as_text),
     }
 }
@@ -59,11 +69,16 @@ fn types_of(schema: &Value, root: &Value, depth: usize) -> Types {
     let mut types = Types::default();
     match object.get("type") {
         Some(Value::String(name)) => types.add_named(name),
-        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).for_each(|name| types.add_named(name)),
+        Some(Value::Array(names)) => names
+            .iter()
+            .filter_map(Value::as_str)
+            .for_each(|name| types.add_named(name)),
         _ => {
             let values = object.get("enum").and_then(Value::as_array).map(Vec::as_slice);
             let constant = object.get("const").map(std::slice::from_ref);
-            let alternatives = ["anyOf", "oneOf", "allOf"].iter().filter_map(|key| object.get(*key)?.as_array());
+            let alternatives = ["anyOf", "oneOf", "allOf"]
+                .iter()
+                .filter_map(|key| object.get(*key)?.as_array());
             match values.or(constant) {
                 Some(values) => values.iter().for_each(|value| types.add_value(value)),
                 None => alternatives
@@ -73,7 +88,11 @@ fn types_of(schema: &Value, root: &Value, depth: usize) -> Types {
         }
     }
     match types {
-        Types { text: false, null: false, other: false } => all,
+        Types {
+            text: false,
+            null: false,
+            other: false,
+        } => all,
         types => types,
     }
 }
@@ -116,7 +135,11 @@ mod tests {
             (json!({"const": "true"}), "true", json!("true")),
             (json!({"type": ["string", "null"]}), "null", json!(null)),
             (json!({"type": ["string", "null"]}), "{}", json!("{}")),
-            (json!({"anyOf": [{"type": "string"}, {"type": "null"}]}), "7", json!("7")),
+            (
+                json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
+                "7",
+                json!("7"),
+            ),
             (json!({"$ref": "#/$defs/Text"}), "1.10", json!("1.10")),
             (json!({"type": "integer"}), "5", json!(5)),
             (json!({"type": "boolean"}), "True", json!(true)),

@@ -171,7 +171,6 @@ fn chat() -> Vec<(&'static str, Value)> {
         ("tool_choice", json!({"type": "function", "function": {"name": "a"}})),
         ("chat_template_kwargs", json!([])),
         ("functions", json!([{"name": "a"}])),
-
         ("modalities", json!(["audio"])),
         ("reasoning_effort", json!("extreme")),
         ("reasoning_effort", json!(5)),
@@ -181,7 +180,10 @@ fn chat() -> Vec<(&'static str, Value)> {
         ("typical_p", json!(0.5)),
         ("best_of", json!(2)),
         ("function_call", json!({"name": "a"})),
-        ("tool_choice", json!({"type": "allowed_tools", "allowed_tools": {"mode": "sometimes"}})),
+        (
+            "tool_choice",
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "sometimes"}}),
+        ),
         (
             "messages",
             json!([{"role": "assistant", "tool_calls": [{"type": "function", "function": {"arguments": "{}"}}]}]),

@@ -66,12 +66,19 @@ fn requests_of_real_agents_are_answered() {
     for (name, request) in captured() {
         let path = request["path"].as_str().unwrap();
         let mut body = request["body"].clone();
-        let length = if path.contains("responses") { "max_output_tokens" } else { "max_tokens" };
+        let length = if path.contains("responses") {
+            "max_output_tokens"
+        } else {
+            "max_tokens"
+        };
         body[length] = json!(2);
-        let events = server.stream(path, &body);
-        assert_eq!(events.status, 200, "{name}: {}", events.whole().body);
-        let events = events.events();
+        let stream = server.stream(path, &body);
+        assert_eq!(stream.status, 200, "{name}");
+        let events = stream.events();
         assert!(events.len() > 2, "{name}: {events:?}");
-        assert!(events.iter().all(|event| event["error"].is_null()), "{name}: {events:?}");
+        assert!(
+            events.iter().all(|event| event["error"].is_null()),
+            "{name}: {events:?}"
+        );
     }
 }

@@ -92,8 +92,19 @@ fn fields_that_change_nothing_are_taken_and_what_is_not_done_is_told() {
         "tools": [{"type": "web_search"}, function("f")], "tool_choice": {"type": "auto"},
     });
     let answer = server.ask("/v1/chat/completions", &body);
-    let warnings: Vec<&str> = answer["riffle"]["warnings"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
-    for field in ["store", "verbosity", "tools[0].type", "messages[3].tool_calls[0].function.arguments", "reasoning"] {
+    let warnings: Vec<&str> = answer["riffle"]["warnings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| line.as_str().unwrap())
+        .collect();
+    for field in [
+        "store",
+        "verbosity",
+        "tools[0].type",
+        "messages[3].tool_calls[0].function.arguments",
+        "reasoning",
+    ] {
         let is_told = warnings.iter().any(|line| line.starts_with(&format!("{field}: ")));
         assert!(is_told, "{field}: {warnings:?}");
     }
@@ -109,7 +120,10 @@ fn data_that_was_asked_for_is_told_as_data() {
         r#"{"name": "no_such_tool", "arguments": {}}"#,
     ] {
         let choice = chat_that_says(&server, text, json!({}));
-        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(text), &json!("stop")));
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(text), &json!("stop"))
+        );
     }
     let schema = json!({"type": "object", "properties": {"name": {"enum": ["get_weather"]}, "arguments": {"const": {}}},
         "required": ["name", "arguments"], "additionalProperties": false});
@@ -117,7 +131,10 @@ fn data_that_was_asked_for_is_told_as_data() {
         "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
     let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
     assert_eq!(choice["finish_reason"], "stop");
-    assert!(choice["message"]["tool_calls"].is_null() && choice["message"]["content"].is_string(), "{choice}");
+    assert!(
+        choice["message"]["tool_calls"].is_null() && choice["message"]["content"].is_string(),
+        "{choice}"
+    );
 }
 
 #[test]
@@ -130,7 +147,10 @@ fn a_call_without_marks_of_a_known_tool_is_a_call() {
     ] {
         let choice = chat_that_says(&server, text, json!({}));
         assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
-        assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], r#"{"city":"Bern"}"#);
+        assert_eq!(
+            choice["message"]["tool_calls"][0]["function"]["arguments"],
+            r#"{"city":"Bern"}"#
+        );
     }
 }
 
@@ -151,10 +171,17 @@ fn a_custom_tool_and_a_namespace_are_answered_as_the_client_knows_them() {
         });
         server.ask("/v1/responses", &body)["output"][0].clone()
     };
-    let patch = says("<tool_call>\n{\"name\": \"apply_patch\", \"arguments\": {\"input\": \"*** Begin\"}}\n</tool_call>");
-    assert_eq!((&patch["type"], &patch["input"]), (&json!("custom_tool_call"), &json!("*** Begin")));
+    let patch =
+        says("<tool_call>\n{\"name\": \"apply_patch\", \"arguments\": {\"input\": \"*** Begin\"}}\n</tool_call>");
+    assert_eq!(
+        (&patch["type"], &patch["input"]),
+        (&json!("custom_tool_call"), &json!("*** Begin"))
+    );
     let notes = says("<tool_call>\n{\"name\": \"mcp__notes__read_notes\", \"arguments\": {}}\n</tool_call>");
-    assert_eq!((&notes["type"], &notes["name"]), (&json!("function_call"), &json!("read_notes")));
+    assert_eq!(
+        (&notes["type"], &notes["name"]),
+        (&json!("function_call"), &json!("read_notes"))
+    );
     assert_eq!(notes["namespace"], "mcp__notes");
 }
 
@@ -218,10 +245,17 @@ fn a_begun_answer_keeps_its_calls_or_says_that_it_cannot() {
     };
     let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]});
     let server = with_tools();
-    let tokens = |last: &Value| begun(&server, last.clone()).json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    let tokens = |last: &Value| {
+        begun(&server, last.clone()).json()["usage"]["prompt_tokens"]
+            .as_u64()
+            .unwrap()
+    };
     assert!(tokens(&call) > tokens(&json!({"role": "assistant", "content": ""})));
     let plain = start(options());
-    for last in [call, json!({"role": "assistant", "content": "", "reasoning_content": "a long thought"})] {
+    for last in [
+        call,
+        json!({"role": "assistant", "content": "", "reasoning_content": "a long thought"}),
+    ] {
         let (_folder, engine) = templated("{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}");
         let refused = begun(&start_on(&engine, options()), last);
         assert_eq!(refused.status, 400);

@@ -188,24 +188,44 @@ fn the_model_serves_every_name_and_answers_with_its_own() {
     let aliases = vec!["org/name".to_owned()];
     let server = start(ServerOptions { aliases, ..options() });
     let listed = server.get("/v1/models").json();
-    let names: Vec<&Value> = listed["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    let names: Vec<&Value> = listed["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|model| &model["id"])
+        .collect();
     assert_eq!(names, ["fixture", "org/name"]);
     for name in ["fixture", "org/name", "org%2Fname"] {
         assert_eq!(server.get(&format!("/v1/models/{name}")).status, 200, "{name}");
     }
     assert_eq!(server.get("/v1/models/other").status, 404);
-    let answer = server.ask("/v1/completions", &json!({"model": "gpt-4o", "prompt": "a", "max_tokens": 1}));
+    let answer = server.ask(
+        "/v1/completions",
+        &json!({"model": "gpt-4o", "prompt": "a", "max_tokens": 1}),
+    );
     assert_eq!(answer["model"], "fixture");
 }
 
 #[test]
 fn a_strict_server_refuses_a_model_of_another_name() {
     let aliases = vec!["alias".to_owned()];
-    let server = start(ServerOptions { aliases, has_strict_names: true, ..options() });
-    let ask = |name: &str| server.post("/v1/completions", &json!({"model": name, "prompt": "a", "max_tokens": 1}));
+    let server = start(ServerOptions {
+        aliases,
+        has_strict_names: true,
+        ..options()
+    });
+    let ask = |name: &str| {
+        server.post(
+            "/v1/completions",
+            &json!({"model": name, "prompt": "a", "max_tokens": 1}),
+        )
+    };
     assert_eq!((ask("fixture").status, ask("alias").status), (200, 200));
     let other = ask("other");
-    assert_eq!((other.status, &other.json()["error"]["code"]), (404, &json!("model_not_found")));
+    assert_eq!(
+        (other.status, &other.json()["error"]["code"]),
+        (404, &json!("model_not_found"))
+    );
 }
 
 #[test]
@@ -213,10 +233,16 @@ fn offsets_of_tokens_are_places_in_the_text_whole_and_streamed() {
     let server = start(options());
     let body = json!({"prompt": "In the beginning God created", "max_tokens": 6, "temperature": 0, "logprobs": 1});
     let fits = |text: &str, logs: &Value| {
-        let (tokens, offsets) = (logs["tokens"].as_array().unwrap(), logs["text_offset"].as_array().unwrap());
+        let (tokens, offsets) = (
+            logs["tokens"].as_array().unwrap(),
+            logs["text_offset"].as_array().unwrap(),
+        );
         for (token, offset) in tokens.iter().zip(offsets) {
             let rest: String = text.chars().skip(offset.as_u64().unwrap() as usize).collect();
-            assert!(rest.starts_with(token.as_str().unwrap()), "{token} at {offset} of {text:?}");
+            assert!(
+                rest.starts_with(token.as_str().unwrap()),
+                "{token} at {offset} of {text:?}"
+            );
         }
         offsets.clone()
     };
@@ -231,6 +257,8 @@ fn offsets_of_tokens_are_places_in_the_text_whole_and_streamed() {
     let echoed = server.ask("/v1/completions", &with("echo"))["choices"][0].clone();
     fits(echoed["text"].as_str().unwrap(), &echoed["logprobs"]);
     let events = server.stream("/v1/completions", &with("stream")).events();
-    let streamed = events.iter().filter_map(|event| event["choices"][0]["logprobs"]["text_offset"].as_array());
+    let streamed = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["logprobs"]["text_offset"].as_array());
     assert_eq!(streamed.flatten().cloned().collect::<Vec<_>>(), offsets);
 }

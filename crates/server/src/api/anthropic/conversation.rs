@@ -133,7 +133,16 @@ fn push_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Fai
         Value::Array(blocks) => blocks,
         other => return Err(unexpected(&at, "a text or a list of blocks", &other)),
     };
-    fields.ignore_rest_but(&["id", "type", "model", "stop_reason", "stop_sequence", "usage", "cache_control", "output_config"]);
+    fields.ignore_rest_but(&[
+        "id",
+        "type",
+        "model",
+        "stop_reason",
+        "stop_sequence",
+        "usage",
+        "cache_control",
+        "output_config",
+    ]);
     let mut said = Said::default();
     for (number, block) in blocks.into_iter().enumerate() {
         said.take(Fields::of(block, &format!("{at}[{number}]"), &warnings)?, &role)?;

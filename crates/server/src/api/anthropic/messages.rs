@@ -66,7 +66,10 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
         let (conversation, _) = conversation::take(app, fields)?;
         let (_, thinking) = take_output(fields)?;
         take_what_is_not_done(fields)?;
-        Ok(Conversation { thinking, ..conversation })
+        Ok(Conversation {
+            thinking,
+            ..conversation
+        })
     });
     let prompt = prompt(&app, conversation.await?).await?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
@@ -87,7 +90,10 @@ impl Wanted {
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         let (form, thinking) = take_output(fields)?;
         let form = form.map(|form| (form, OUTPUT_FORMAT.to_owned()));
-        let conversation = Conversation { thinking, ..conversation };
+        let conversation = Conversation {
+            thinking,
+            ..conversation
+        };
         take_what_is_not_done(fields)?;
         Ok(Self {
             question: Question::new(wishes, conversation, form, tools)?,
@@ -121,7 +127,11 @@ fn take_output(fields: &mut Fields) -> Result<(Option<Form>, Thinking), Failure>
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     take_without_effect(fields)?;
     fields.pass_over(&["speed", "diagnostics"]);
-    fields.ignore("context_management", &[json!({}), json!([])], "nothing is cut from a conversation");
+    fields.ignore(
+        "context_management",
+        &[json!({}), json!([])],
+        "nothing is cut from a conversation",
+    );
     for field in ["mcp_servers", "container"] {
         fields.refuse(field, &[json!([])], "this server does not do that: leave it out")?;
     }

@@ -100,7 +100,10 @@ fn push_item(mut fields: Fields, place: &str, messages: &mut Vec<Value>) -> Resu
         // Thoughts of earlier answers are not read again.
         "reasoning" => {}
         other if other.ends_with("_call") || other.ends_with("_call_output") || OTHERS_ITEMS.contains(&other) => {
-            warnings.add(&fields.name("type"), &format!("{other:?} is of another server: the item was left out"));
+            warnings.add(
+                &fields.name("type"),
+                &format!("{other:?} is of another server: the item was left out"),
+            );
         }
         other => {
             return Err(Failure::field(

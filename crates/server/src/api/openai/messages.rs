@@ -199,7 +199,14 @@ pub(super) fn content_of(content: Option<Value>, place: &str, warnings: &Warning
                 ));
             }
         }
-        part.pass_over(&["id", "annotations", "logprobs", "cache_control", "signature", "prompt_cache_breakpoint"]);
+        part.pass_over(&[
+            "id",
+            "annotations",
+            "logprobs",
+            "cache_control",
+            "signature",
+            "prompt_cache_breakpoint",
+        ]);
         part.ignore_rest();
     }
     Ok(Content {

@@ -165,7 +165,10 @@ mod tests {
             let mut offsets = Offsets::default();
             tokens.iter().map(|bytes| offsets.push(bytes)).collect::<Vec<_>>()
         };
-        assert_eq!(places(&[b"a", b"\xf0", b"\x9f", b"\x98", b"\x80", b"b"]), [0, 1, 1, 1, 1, 2]);
+        assert_eq!(
+            places(&[b"a", b"\xf0", b"\x9f", b"\x98", b"\x80", b"b"]),
+            [0, 1, 1, 1, 1, 2]
+        );
         assert_eq!(places(&[b"", "é!".as_bytes(), b"x"]), [0, 0, 2]);
         // A byte that is no character is replaced by one.
         assert_eq!(places(&[b"\xff", b"a", b"\xc3", b"z"]), [0, 1, 2, 2]);

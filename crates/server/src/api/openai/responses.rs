@@ -188,7 +188,11 @@ fn take_text_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure
             form
         }
     };
-    text.ignore("verbosity", &[json!("medium")], "how much a model writes is up to the prompt");
+    text.ignore(
+        "verbosity",
+        &[json!("medium")],
+        "how much a model writes is up to the prompt",
+    );
     text.finish()?;
     Ok(form.map(|form| (form, place)))
 }

@@ -33,7 +33,10 @@ pub(crate) enum Choice {
     /// The tool of this name.
     One(String),
     /// Tools of these names alone.
-    Among { names: Vec<String>, is_required: bool },
+    Among {
+        names: Vec<String>,
+        is_required: bool,
+    },
 }
 
 /// Takes `tools`, `tool_choice` and `parallel_tool_calls`.
