@@ -10,6 +10,8 @@ mod turns;
 
 pub(crate) use passing::{take_options, take_without_effect};
 
+use std::sync::Arc;
+
 use riffle_engine::{GenerateOptions, Request, SequenceOptions};
 
 use crate::api::answers::Answers;
@@ -18,6 +20,7 @@ use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::Warnings;
 use crate::forms::Form;
+use crate::forms::thoughts::BehindThought;
 use crate::log;
 
 /// Everything that an answer needs but its prompt.
@@ -29,6 +32,8 @@ pub(crate) struct Wishes {
     /// Whether the request gives a seed; otherwise each answer has one of its own.
     pub(crate) has_seed: bool,
     pub(crate) extras: options::Extras,
+    /// True if the answer begins inside a thought, and its form stands behind that.
+    pub(crate) has_thought_first: bool,
     /// Warnings of the request.
     pub(crate) warnings: Warnings,
     pub(crate) prompt_probabilities: Option<usize>,
@@ -105,6 +110,9 @@ impl Wishes {
                 let mut generate = self.generate.clone();
                 generate.sampling.seed = seed.wrapping_add(choice as u64);
                 self.limit_length(app, prompt.len(), &mut generate)?;
+                if self.has_thought_first {
+                    put_behind_thought(app, &mut generate)?;
+                }
                 answers.push(app.driver.ask(Request {
                     tokens: prompt.clone(),
                     generate,
@@ -125,4 +133,13 @@ impl Wishes {
         }
         Ok(Answers::new(answers))
     }
+}
+
+/// Has an answer end its thought before it takes its form. The thought gets half of the answer's length at most.
+fn put_behind_thought(app: &App, generate: &mut GenerateOptions) -> Result<(), Failure> {
+    if let Some(form) = generate.form.take() {
+        let form = BehindThought::new(&app.engine, form, generate.max_tokens / 2);
+        generate.form = Some(Arc::new(form.map_err(Failure::bad)?));
+    }
+    Ok(())
 }

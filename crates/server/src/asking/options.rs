@@ -56,6 +56,7 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
         has_length: max_tokens.is_some(),
         has_seed: seed.is_some(),
         extras,
+        has_thought_first: false,
         warnings: fields.warnings().clone(),
         prompt_probabilities: None,
     })

@@ -19,6 +19,8 @@ pub(crate) struct Question {
     form: Option<(Form, String)>,
     /// True if the answer is JSON that the client asked for: it is never a call without marks.
     gives_data: bool,
+    /// True if the form holds calls alone, and the answer may be text.
+    is_free_form: bool,
     tools: KnownTools,
     is_single_call: bool,
     /// Answers that are asked for.
@@ -42,6 +44,7 @@ impl Question {
         form: Option<(Form, String)>,
         tools: Tools,
     ) -> Result<Self, Failure> {
+        let is_free_form = form.is_none() && !tools.is_required;
         let gives_data = matches!(form, Some((Form::JsonObject | Form::Schema(_), _))) && !tools.is_required;
         let form = match (form, tools.form) {
             (Some((_, place)), tools_form @ Some(_)) if tools.is_required => {
@@ -64,6 +67,7 @@ impl Question {
             conversation,
             form,
             gives_data,
+            is_free_form,
             tools: tools.known,
             is_single_call: tools.is_single,
             choices: 1,
@@ -79,6 +83,8 @@ impl Question {
     pub(crate) async fn ask(mut self, app: &Arc<App>) -> Result<Asked, Failure> {
         let prompt = prompt(app, self.conversation).await?;
         let prompt_tokens = prompt.tokens.len();
+        // A call that may be left out is free to stand behind a thought of any length.
+        self.wishes.has_thought_first = prompt.is_thinking && !self.is_free_form;
         self.wishes.keep_to(app, self.form).await?;
         Ok(Asked {
             answers: self.wishes.ask(app, &[prompt.tokens], self.choices).await?,

@@ -5,6 +5,7 @@
 
 pub(crate) mod calls;
 mod constraint;
+pub(crate) mod thoughts;
 mod vocabulary;
 mod worker;
 
@@ -292,7 +293,12 @@ pub(crate) mod tests {
     /// Whether an answer of a form may be this text, taken token by token, and end there.
     pub(crate) fn fits(engine: &Arc<Engine>, form: Form, text: &str) -> bool {
         let forms = Forms::new(engine, crate::Limits::default()).unwrap();
-        let mut answer = forms.prepare_now(form, "form").unwrap().begin().unwrap();
+        fits_form(engine, &*forms.prepare_now(form, "form").unwrap(), text)
+    }
+
+    /// Whether an answer of a prepared form may be this text and end there.
+    pub(crate) fn fits_form(engine: &Arc<Engine>, form: &dyn AnswerForm, text: &str) -> bool {
+        let mut answer = form.begin().unwrap();
         let mut is_complete = false;
         for token in engine.tokenizer().unwrap().encode(text, false).unwrap() {
             if is_complete || !is_allowed(&mut *answer, token) {

@@ -263,3 +263,44 @@ fn a_begun_answer_keeps_its_calls_or_says_that_it_cannot() {
     }
     drop(plain);
 }
+
+#[test]
+fn an_answer_of_a_form_that_begins_inside_a_thought_is_told_behind_the_thought() {
+    let thinks = format!("{TOOLS}{{{{ '<think>\n' }}}}");
+    let (_folder, engine) = templated(&thinks);
+    let server = start_on(&engine, options());
+    let schema =
+        json!({"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": false});
+    let asked = |path: &str, more: Value| {
+        let mut body =
+            json!({"messages": [{"role": "user", "content": "q"}], "max_tokens": 300, "temperature": 1, "seed": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.ask(path, &body)
+    };
+    let chat = |more: Value| asked("/v1/chat/completions", more)["choices"][0]["message"].clone();
+    let data = |text: &Value| serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap();
+    let formed = chat(json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}));
+    assert_eq!(data(&formed["content"]), json!({"a": 1}));
+    assert!(
+        formed["reasoning_content"]
+            .as_str()
+            .is_some_and(|thought| !thought.is_empty())
+    );
+    assert!(data(&chat(json!({"response_format": {"type": "json_object"}}))["content"]).is_object());
+    let chosen = chat(json!({"guided_choice": ["yes", "no"]}));
+    assert!(["yes", "no"].contains(&chosen["content"].as_str().unwrap()), "{chosen}");
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+    let called = chat(json!({"tool_choice": "required", "tools": [tool]}));
+    assert_eq!(data(&called["tool_calls"][0]["function"]["arguments"]), json!({"a": 1}));
+    let message = asked(
+        "/v1/messages",
+        json!({"seed": null, "output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+    );
+    let text = message["content"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|block| block["type"] == "text")
+        .unwrap();
+    assert_eq!(data(&text["text"]), json!({"a": 1}));
+}
