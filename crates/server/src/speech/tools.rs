@@ -13,8 +13,19 @@ pub(crate) struct Tool {
     pub(crate) name: String,
     /// Group of tools that the client knows it in.
     pub(crate) namespace: Option<String>,
-    /// True if its input is free text (OpenAI's `custom` tools). The model sees a function with one text, `input`.
-    pub(crate) is_custom: bool,
+    pub(crate) kind: ToolKind,
+    /// True if the prompt defines it. Others were found by a search, and their results define them.
+    is_shown: bool,
+}
+
+/// Kinds of tools that clients run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ToolKind {
+    Function,
+    /// Its input is free text. The model sees a function with one text, `input`.
+    Custom,
+    /// The client's search for further tools.
+    Search,
 }
 
 /// The tools of a request. Copies share them.
@@ -35,6 +46,7 @@ pub(super) struct WrittenCall {
 pub(crate) struct Call {
     pub(crate) name: String,
     pub(crate) namespace: Option<String>,
+    pub(crate) kind: ToolKind,
     pub(crate) input: CallInput,
 }
 
@@ -55,7 +67,21 @@ impl Tool {
             name: function["name"].as_str().unwrap_or("").to_owned(),
             shown: json!({"type": "function", "function": function}),
             namespace: None,
-            is_custom: false,
+            kind: ToolKind::Function,
+            is_shown: true,
+        }
+    }
+
+    /// The same tool as one of another kind.
+    pub(crate) fn of_kind(self, kind: ToolKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// The same tool as one that a search has found.
+    pub(crate) fn found(self) -> Self {
+        Self {
+            is_shown: false,
+            ..self
         }
     }
 
@@ -67,10 +93,8 @@ impl Tool {
             "required": ["input"],
             "additionalProperties": false,
         });
-        Self {
-            is_custom: true,
-            ..Self::function(json!({"name": name, "description": description, "parameters": parameters}))
-        }
+        let function = json!({"name": name, "description": description, "parameters": parameters});
+        Self::function(function).of_kind(ToolKind::Custom)
     }
 
     /// The same tool as part of a namespace. The model sees `NAMESPACE__NAME`.
@@ -108,7 +132,8 @@ impl KnownTools {
 
     /// The definitions that the model sees.
     pub(crate) fn shown(&self) -> Vec<Value> {
-        self.0.iter().map(|tool| tool.shown.clone()).collect()
+        let shown = self.0.iter().filter(|tool| tool.is_shown);
+        shown.map(|tool| tool.shown.clone()).collect()
     }
 
     /// The tool that the model means by a name: the name it was shown, or else the client's name where one tool alone has it.
@@ -138,18 +163,20 @@ impl KnownTools {
             exact,
         } = written;
         let tool = self.find(&name);
-        let input = match (tool.is_some_and(|tool| tool.is_custom), exact) {
-            (true, _) => CallInput::Text(match arguments.remove("input") {
+        let kind = tool.map_or(ToolKind::Function, |tool| tool.kind);
+        let input = match (kind, exact) {
+            (ToolKind::Custom, _) => CallInput::Text(match arguments.remove("input") {
                 Some(Value::String(text)) => text,
                 Some(other) => other.to_string(),
                 None => Value::Object(arguments).to_string(),
             }),
-            (false, Some(source)) => CallInput::Exact(arguments, source),
-            (false, None) => CallInput::Arguments(arguments),
+            (_, Some(source)) => CallInput::Exact(arguments, source),
+            (_, None) => CallInput::Arguments(arguments),
         };
         Call {
             name: tool.map_or(name, |tool| tool.name.clone()),
             namespace: tool.and_then(|tool| tool.namespace.clone()),
+            kind,
             input,
         }
     }
@@ -174,6 +201,6 @@ impl Call {
 
     /// True if the tool takes free text.
     pub(crate) fn is_custom(&self) -> bool {
-        matches!(self.input, CallInput::Text(_))
+        self.kind == ToolKind::Custom
     }
 }

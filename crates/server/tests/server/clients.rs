@@ -165,7 +165,7 @@ fn a_custom_tool_and_a_namespace_are_answered_as_the_client_knows_them() {
                 {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.*/"}},
                 {"type": "namespace", "name": "mcp__notes", "description": "d", "tools": [{"type": "function", "name": "read_notes", "parameters": {}}]},
                 {"type": "web_search", "external_web_access": true},
-                {"type": "tool_search", "execution": "client"},
+                {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
             ],
             "text": {"verbosity": "low", "format": {"type": "grammar", "grammar": format!("start: {}", json!(text))}},
         });
@@ -183,6 +183,33 @@ fn a_custom_tool_and_a_namespace_are_answered_as_the_client_knows_them() {
         (&json!("function_call"), &json!("read_notes"))
     );
     assert_eq!(notes["namespace"], "mcp__notes");
+    let search = says("<tool_call>\n{\"name\": \"tool_search\", \"arguments\": {\"query\": \"notes\"}}\n</tool_call>");
+    assert_eq!(
+        (&search["type"], &search["arguments"]),
+        (&json!("tool_search_call"), &json!({"query": "notes"}))
+    );
+}
+
+#[test]
+fn a_tool_that_a_search_has_found_is_answered_under_its_namespace() {
+    let server = with_tools();
+    let call = "<tool_call>\n{\"name\": \"mcp__notes__read_notes\", \"arguments\": {}}\n</tool_call>";
+    let body = json!({
+        "max_output_tokens": 300, "tools": [{"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}],
+        "input": [
+            {"role": "user", "content": "x"},
+            {"type": "tool_search_call", "execution": "client", "arguments": {"query": "notes"}, "call_id": "c3"},
+            {"type": "tool_search_output", "call_id": "c3", "execution": "client", "tools": [
+                {"type": "namespace", "name": "mcp__notes", "tools": [{"type": "function", "name": "read_notes", "defer_loading": true}]},
+            ]},
+        ],
+        "text": {"format": {"type": "grammar", "grammar": format!("start: {}", json!(call))}},
+    });
+    let item = server.ask("/v1/responses", &body)["output"][0].clone();
+    assert_eq!(
+        (&item["name"], &item["namespace"]),
+        (&json!("read_notes"), &json!("mcp__notes"))
+    );
 }
 
 #[test]

@@ -4,16 +4,16 @@ use serde_json::{Value, json};
 
 use super::kept::KeptItems;
 use super::messages::{arguments_of, called, content_of, message_of};
+use super::tools::{SEARCH, take_list};
 use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, unexpected};
-use crate::speech::shown_name;
+use crate::speech::{Tool, shown_name};
 
 /// Kinds of items beside calls that other servers add to a conversation.
 const OTHERS_ITEMS: &[&str] = &[
     "mcp_list_tools",
     "mcp_approval_request",
     "mcp_approval_response",
-    "tool_search_output",
     "additional_tools",
     "compaction",
     "compaction_summary",
@@ -22,17 +22,29 @@ const OTHERS_ITEMS: &[&str] = &[
     "ghost_snapshot",
 ];
 
+/// The input of a response.
+#[derive(Debug, Default)]
+pub(super) struct Input {
+    /// Messages as templates take them.
+    pub(super) messages: Vec<Value>,
+    /// Tools that the client's search has found.
+    pub(super) found: Vec<Tool>,
+}
+
 /// A text, or a list of items: messages, calls, their results, and references to `kept` items.
-pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Result<Vec<Value>, Failure> {
+pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Result<Input, Failure> {
+    let mut read = Input::default();
     let items = match input {
-        Value::String(text) => return Ok(vec![json!({"role": "user", "content": text})]),
+        Value::String(text) => {
+            read.messages.push(json!({"role": "user", "content": text}));
+            return Ok(read);
+        }
         Value::Array(items) if items.is_empty() => {
             return Err(Failure::field("input", "it must have at least one item"));
         }
         Value::Array(items) => items,
         other => return Err(unexpected("input", "a text or a list of items", &other)),
     };
-    let mut messages: Vec<Value> = Vec::with_capacity(items.len());
     for (at, item) in items.into_iter().enumerate() {
         let place = format!("input[{at}]");
         let mut fields = Fields::of(item, &place, warnings)?;
@@ -51,15 +63,16 @@ pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Resul
             };
             fields = Fields::of(item, &place, warnings)?;
         }
-        push_item(fields, &place, &mut messages)?;
+        push_item(fields, &place, &mut read)?;
     }
-    match messages.is_empty() {
+    match read.messages.is_empty() {
         true => Err(Failure::field("input", "it must have at least one message")),
-        false => Ok(messages),
+        false => Ok(read),
     }
 }
 
-fn push_item(mut fields: Fields, place: &str, messages: &mut Vec<Value>) -> Result<(), Failure> {
+fn push_item(mut fields: Fields, place: &str, read: &mut Input) -> Result<(), Failure> {
+    let messages = &mut read.messages;
     let warnings = fields.warnings().clone();
     let kind = fields.kind();
     match kind.as_str() {
@@ -96,6 +109,18 @@ fn push_item(mut fields: Fields, place: &str, messages: &mut Vec<Value>) -> Resu
             let output = content_of(Some(fields.required("output")?), &name, &warnings)?;
             fields.ignore_rest_but(&["type", "id", "status", "name"]);
             messages.push(json!({"role": "tool", "tool_call_id": id, "content": output.text.unwrap_or_default()}));
+        }
+        "tool_search_call" => {
+            let (id, place) = (fields.text("call_id")?, fields.name("arguments"));
+            let arguments = arguments_of(fields.value("arguments"), &place, &warnings);
+            push_call(called(id, SEARCH, &arguments), messages);
+        }
+        "tool_search_output" => {
+            let id = fields.text("call_id")?;
+            let found = take_list(&mut fields)?;
+            let shown: Vec<&Value> = found.iter().map(|tool| &tool.shown["function"]).collect();
+            messages.push(json!({"role": "tool", "tool_call_id": id, "content": json!(shown).to_string()}));
+            read.found.extend(found.into_iter().map(Tool::found));
         }
         // Thoughts of earlier answers are not read again.
         "reasoning" => {}

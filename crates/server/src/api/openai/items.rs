@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::app::new_id;
-use crate::speech::{Call, Piece};
+use crate::speech::{Call, Piece, ToolKind};
 
 /// The items so far, and the one that is being written.
 #[derive(Debug, Default)]
@@ -144,6 +144,10 @@ impl Items {
     }
 
     fn call(&mut self, call: &Call, told: &mut Vec<Told>) {
+        if call.kind == ToolKind::Search {
+            self.search(call, told);
+            return;
+        }
         let index = self.done.len();
         let input = call.input_text();
         let (id, call_id) = (new_id(if call.is_custom() { "ctc_" } else { "fc_" }), new_id("call_"));
@@ -183,5 +187,17 @@ impl Items {
             json!({"output_index": index, "item": done}),
         ));
         self.done.push(done);
+    }
+
+    /// A search of the client for further tools, told in one piece.
+    fn search(&mut self, call: &Call, told: &mut Vec<Told>) {
+        let item = json!({
+            "id": new_id("tsc_"), "type": "tool_search_call", "execution": "client", "call_id": new_id("call_"),
+            "arguments": call.arguments(), "status": "completed",
+        });
+        for kind in ["response.output_item.added", "response.output_item.done"] {
+            told.push((kind, json!({"output_index": self.done.len(), "item": item})));
+        }
+        self.done.push(item);
     }
 }

@@ -11,8 +11,9 @@ use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::{Map, Value, json};
 
+use super::input::{self, Input};
 use super::items::Items;
-use super::{input, tools};
+use super::tools;
 use crate::api::answers::spoken;
 use crate::api::report::Usage;
 use crate::api::{Answering, events, read, report, respond, send};
@@ -82,12 +83,12 @@ impl Wanted {
         let wishes = take_wishes(app, fields, &["max_output_tokens"])?;
         let instructions = fields.text("instructions")?;
         let thinking = Thinking::take(fields)?;
-        let mut messages = input::read(fields.required("input")?, &app.kept_items, fields.warnings())?;
+        let Input { mut messages, found } = input::read(fields.required("input")?, &app.kept_items, fields.warnings())?;
         if let Some(instructions) = &instructions {
             messages.insert(0, json!({"role": "system", "content": instructions}));
         }
         let form = take_text_form(fields)?;
-        let tools = tools::take(app, fields)?;
+        let tools = tools::take_with(app, fields, found)?;
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         take_what_is_not_done(fields)?;
         let mut begun = json!({
@@ -167,7 +168,7 @@ fn shown_as_asked(fields: &Fields) -> Map<String, Value> {
             ("parameters", Value::Null),
             ("strict", json!(false)),
         ] {
-            if tool.get(name).is_none_or(Value::is_null) && tool.is_object() {
+            if tool.get(name).is_none_or(Value::is_null) && tool["type"] == "function" {
                 tool[name] = value;
             }
         }

@@ -9,7 +9,10 @@ use crate::failure::Failure;
 use crate::fields::{Fields, Warnings};
 use crate::forms::Form;
 use crate::forms::calls::form_of;
-use crate::speech::{KnownTools, Tool};
+use crate::speech::{KnownTools, Tool, ToolKind};
+
+/// Name of the client's search for further tools.
+pub(super) const SEARCH: &str = "tool_search";
 
 /// The tools of a request.
 #[derive(Debug, Clone, Default)]
@@ -41,15 +44,27 @@ pub(crate) enum Choice {
 
 /// Takes `tools`, `tool_choice` and `parallel_tool_calls`.
 pub(crate) fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Tools, Failure> {
+    take_with(app, fields, Vec::new())
+}
+
+/// As [`take`], with further tools that the client's search has found.
+pub(super) fn take_with(app: &Arc<App>, fields: &mut Fields, found: Vec<Tool>) -> Result<Tools, Failure> {
+    let mut tools = take_list(fields)?;
+    tools.extend(found);
+    let choice = choice_of(fields.value("tool_choice"), fields.warnings())?;
+    let is_parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
+    finish(app, tools, choice, is_parallel)
+}
+
+/// Takes the tools of the field `tools`.
+pub(super) fn take_list(fields: &mut Fields) -> Result<Vec<Tool>, Failure> {
     let place = fields.name("tools");
     let mut tools = Vec::new();
     for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
         let tool = Fields::of(tool, &format!("{place}[{at}]"), fields.warnings())?;
         tools.extend(tools_of(tool, true)?);
     }
-    let choice = choice_of(fields.value("tool_choice"), fields.warnings())?;
-    let is_parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
-    finish(app, tools, choice, is_parallel)
+    Ok(tools)
 }
 
 /// Checks tools against the choice among them.
@@ -132,7 +147,8 @@ fn tools_of(mut fields: Fields, may_nest: bool) -> Result<Vec<Tool>, Failure> {
             Ok(vec![custom_of(custom)?])
         }
         "namespace" if may_nest => {
-            let (name, place) = (fields.required_text("name")?, fields.name("tools"));
+            let name = fields.required_text("name")?;
+            let place = fields.name("tools");
             let mut tools = Vec::new();
             for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
                 let tool = Fields::of(tool, &format!("{place}[{at}]"), fields.warnings())?;
@@ -141,6 +157,13 @@ fn tools_of(mut fields: Fields, may_nest: bool) -> Result<Vec<Tool>, Failure> {
             fields.pass_over(&["description"]);
             fields.ignore_rest();
             Ok(tools)
+        }
+        // Where the server of a vendor is to search, there is nothing that could.
+        "tool_search" if fields.peek("execution").is_some_and(|by| by == "client") => {
+            let mut function = json!({"name": SEARCH, "description": fields.text("description")?.unwrap_or_default()});
+            function["parameters"] = fields.value("parameters").unwrap_or_else(|| json!({"type": "object"}));
+            fields.ignore_rest_but(&["execution"]);
+            Ok(vec![Tool::function(function).of_kind(ToolKind::Search)])
         }
         other => {
             let reason = format!("{other:?} is not run by this server: the tool was left out");
