@@ -147,5 +147,5 @@ async fn template_of(app: &Arc<App>, request: Request) -> Result<Response, Failu
         ends_with_message: !is_answered,
     };
     let prompt = render(app, conversation).await?;
-    Ok(Json(json!({"prompt": prompt})).into_response())
+    Ok(Json(json!({"prompt": prompt.text()})).into_response())
 }

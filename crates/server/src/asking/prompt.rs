@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_engine::{Engine, EngineError};
+use riffle_model::ConversationText;
 use serde_json::{Map, Value};
 
 use crate::app::{App, aside};
@@ -55,7 +56,7 @@ pub(crate) fn encode_now(engine: &Engine, text: &str, add_special: bool) -> Resu
 }
 
 /// The text of a conversation in the model's template; without one the texts of its messages, one after the other.
-pub(crate) async fn render(app: &Arc<App>, conversation: Conversation) -> Result<String, Failure> {
+pub(crate) async fn render(app: &Arc<App>, conversation: Conversation) -> Result<ConversationText, Failure> {
     let (engine, until) = (
         Arc::clone(&app.engine),
         Instant::now() + app.options.limits.request_time,
@@ -63,7 +64,7 @@ pub(crate) async fn render(app: &Arc<App>, conversation: Conversation) -> Result
     aside(move || render_now(&engine, conversation, until)).await
 }
 
-fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Result<String, Failure> {
+fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Result<ConversationText, Failure> {
     let Conversation {
         mut messages,
         tools,
@@ -78,8 +79,12 @@ fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Re
                 "this model has no chat template that could show it tools",
             ));
         }
-        let texts = messages.iter().map(|message| message["content"].as_str().unwrap_or(""));
-        return Ok(texts.collect::<Vec<_>>().join("\n"));
+        let mut text = ConversationText::default();
+        for (number, message) in messages.iter().enumerate() {
+            text.push_content(if number > 0 { "\n" } else { "" });
+            text.push_content(message["content"].as_str().unwrap_or(""));
+        }
+        return Ok(text);
     };
     if !tools.is_empty() {
         if !template.mentions("tools") {
@@ -101,7 +106,7 @@ fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Re
     let text = template.render_until(&Value::Array(messages), !ends_with_message, &variables, &mut poll);
     let mut text = text.map_err(|error| Failure::field("messages", error.to_string().replace('\n', " ")))?;
     if let Some(beginning) = beginning {
-        text.push_str(beginning["content"].as_str().unwrap_or(""));
+        text.push_content(beginning["content"].as_str().unwrap_or(""));
     }
     Ok(text)
 }
@@ -109,9 +114,11 @@ fn render_now(engine: &Engine, conversation: Conversation, until: Instant) -> Re
 /// The prompt of a conversation.
 pub(crate) async fn prompt(app: &Arc<App>, conversation: Conversation) -> Result<Prompt, Failure> {
     let text = render(app, conversation).await?;
-    let is_thinking = app.markup.ends_thinking(&text);
+    let is_thinking = app.markup.ends_thinking(text.text());
     // A template writes the special tokens itself.
     let add_special = app.engine.chat_template().is_none();
-    let tokens = encode(app, text, add_special).await?;
+    let engine = Arc::clone(&app.engine);
+    let encode = move || Ok(engine.tokenizer()?.encode_conversation(&text, add_special)?);
+    let tokens = aside(move || encode().map_err(|error: EngineError| Failure::of(&error))).await?;
     Ok(Prompt { tokens, is_thinking })
 }
