@@ -278,7 +278,7 @@ impl Conversation {
         }
         room?;
         let reading = self.read(&tokens, begin, start, observe)?;
-        self.branch.transcript.become_prompt(text, tokens);
+        self.branch.transcript.become_prompt(text.into_text(), tokens);
         let session = self.session()?;
         let checkpoint = session.checkpoint()?;
         self.branch.prompt_end = Some(checkpoint);
@@ -385,9 +385,9 @@ impl Conversation {
         let tokenizer = self.engine.tokenizer()?;
         let add_special = self.engine.chat_template().is_none();
         let with = |message: &str| {
-            branch
-                .transcript
-                .tokens_of(tokenizer, &(text.clone() + message), add_special)
+            let mut text = text.clone();
+            text.push_content(message);
+            branch.transcript.tokens_of(tokenizer, &text, add_special)
         };
         let (mut tokens, other) = (with("What")?, with(" 1\n")?);
         let same = tokens.iter().zip(&other).take_while(|(a, b)| a == b).count();

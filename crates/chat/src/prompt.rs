@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use riffle_engine::Engine;
+use riffle_model::ConversationText;
 
 use crate::branch::{Document, Turn};
 use crate::error::ChatError;
@@ -20,7 +21,7 @@ pub(crate) fn prompt_text(
     turns: &[Turn],
     message: &str,
     poll: &mut Poll<'_>,
-) -> Result<String, ChatError> {
+) -> Result<ConversationText, ChatError> {
     let says_names = engine.chat_template().is_some();
     let turns = turns.iter().map(|turn| {
         let message = with_documents(&turn.documents, &turn.message, says_names);
@@ -36,10 +37,10 @@ pub(crate) fn text_before_message(
     turns: &[Turn],
     documents: &[Document],
     poll: &mut Poll<'_>,
-) -> Result<Option<String>, ChatError> {
+) -> Result<Option<ConversationText>, ChatError> {
     let message = with_documents(documents, MESSAGE_TO_COME, engine.chat_template().is_some());
     let mut text = prompt_text(engine, system, turns, &message, poll)?;
-    let at = text.rfind(MESSAGE_TO_COME);
+    let at = text.text().rfind(MESSAGE_TO_COME);
     Ok(at.map(|at| {
         text.truncate(at);
         text

@@ -1,6 +1,6 @@
 //! The text of a conversation beside the tokens that were read of it.
 
-use riffle_model::{ModelError, Tokenizer};
+use riffle_model::{ConversationText, ModelError, Tokenizer};
 use serde::{Deserialize, Serialize};
 
 /// A place in a transcript where a token ends and its text ends with it.
@@ -50,22 +50,22 @@ impl Transcript {
     pub(crate) fn tokens_of(
         &self,
         tokenizer: &Tokenizer,
-        text: &str,
+        text: &ConversationText,
         add_special: bool,
     ) -> Result<Vec<u32>, ModelError> {
-        let alike = common_bytes(&self.text, text);
+        let alike = common_bytes(&self.text, text.text());
         for mark in self.marks.iter().rev().filter(|mark| mark.text <= alike) {
-            let rest = &text[mark.text..];
+            let rest = text.tail(mark.text);
             if mark.tokens == 0 {
-                return tokenizer.encode(rest, add_special);
+                return tokenizer.encode_conversation(&rest, add_special);
             }
-            let encoded = tokenizer.encode(rest, false)?;
+            let encoded = tokenizer.encode_conversation(&rest, false)?;
             // Some tokenizers change the beginning of a text, which here lies in its middle.
-            if spells(tokenizer, &encoded, rest)? {
+            if spells(tokenizer, &encoded, rest.text())? {
                 return Ok([&self.tokens[..mark.tokens], &encoded].concat());
             }
         }
-        tokenizer.encode(text, add_special)
+        tokenizer.encode_conversation(text, add_special)
     }
 
     /// Becomes `text` and its `tokens`, which [`Self::tokens_of`] gave.

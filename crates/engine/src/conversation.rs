@@ -2,14 +2,15 @@
 
 use std::ops::ControlFlow;
 
-use riffle_model::ChatMessage;
+use riffle_model::{ChatMessage, ConversationText};
 
 use crate::{Engine, EngineError};
 
 impl Engine {
     /// The text up to where the answer to `message` begins, behind `turns` of a message and its answer. The model's chat template makes it;
     /// `poll` is asked whether to go on rendering. Without a template messages and answers follow one another as they are, and a line
-    /// ends behind each answer.
+    /// ends behind each answer. Special tokens that messages and answers spell are text:
+    /// [`Tokenizer::encode_conversation`](riffle_model::Tokenizer::encode_conversation) keeps them so.
     ///
     /// # Errors
     /// [`EngineError::NoChatTemplate`] for instructions (`system`) to a model without a template; failures of the template.
@@ -19,16 +20,17 @@ impl Engine {
         turns: impl IntoIterator<Item = (String, &'t str)>,
         message: &str,
         poll: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<String, EngineError> {
+    ) -> Result<ConversationText, EngineError> {
         let Some(template) = self.chat_template() else {
             if system.is_some() {
                 return Err(EngineError::NoChatTemplate(self.path().display().to_string()));
             }
-            let before: String = turns
-                .into_iter()
-                .map(|(message, answer)| format!("{message}{answer}\n"))
-                .collect();
-            return Ok(before + message);
+            let mut text = ConversationText::default();
+            for (message, answer) in turns {
+                text.push_content(&format!("{message}{answer}\n"));
+            }
+            text.push_content(message);
+            return Ok(text);
         };
         let system = system.map(|system| ChatMessage::new("system", system));
         let mut messages: Vec<ChatMessage> = system.into_iter().collect();

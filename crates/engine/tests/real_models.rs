@@ -132,7 +132,7 @@ fn greedy_answers_of_smollm2_in_f32_are_those_of_transformers() {
                 ControlFlow::Continue(())
             })
             .unwrap();
-        let prompt = engine.tokenizer().unwrap().encode(&text, false).unwrap();
+        let prompt = engine.tokenizer().unwrap().encode_conversation(&text, false).unwrap();
         assert_eq!(prompt, case.prompt_tokens);
         let mut session = Session::new(&engine).unwrap();
         session.prefill(&prompt, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -59,12 +59,31 @@ TEMPLATES = [
     "{{ range(3)|list }} {{ 'ab' * 2 }} {{ 'x'.rstrip('x') == '' }}",
     "{# c #}{{ '{{' }}{% raw %}{{ x }}{% endraw %}",
     '{{ messages[5].role }}',
+    '{{ tools is none }} {{ documents is none }} {{ tools }} {{ tools|tojson }} {{ unknown is defined }}',
+    "{% if tools is not none and tools|length > 0 %}TOOLS{% endif %}{{ messages[0].content }}",
+    "{% for m in messages %}\r\n<{{ m.role }}>\r{{ m.content }}\r\n{% endfor %}\r\n",
+    "a\r\nb\rc\n\n",
+    "a\n\r",
+    "{{ 'a\r\nb'|tojson }}",
+    '{{ small }} {{ small|tojson }} {{ large }} {{ [small, large, 1.0, -0.0, true, none] }} {{ {"a": small} }}',
+    "{{ small ~ '|' ~ large ~ '|' ~ [large] }} {{ large|string + 'x' }} {{ [small, 1, 'a', none, [2.5e-9]]|join(',') }}",
+    '{{ [small, large, whole, 1.0, -0.0, 123456789.123, 1e22, 5e-324, true, none]|tojson }}',
+    '{{ whole }} {{ whole|tojson }} {{ 2**70 }} {{ (2**62)|tojson }} {{ 0.1 + 0.2 }} {{ 1e15 }} {{ 1e16 }} {{ 0.0001 }} {{ 0.00001 }}',
+    '{{ {1: 2, "b": {2.5: none}}|tojson }} {{ {"é": "\\u2028"}|tojson(ensure_ascii=true) }}',
+    '{{ unknown|tojson }}',
+    '{{ {"b": [1, {"c": small}], "a": ()}|tojson(indent=1, sort_keys=true) }} {{ [1,[2]]|tojson(separators=(",",":")) }}',
+    '{% set s = namespace(role="system", content="S") %}{% for m in [s] + messages %}{{ m.role }}:{{ m.content }} {% endfor %}',
+    '{% set ns = namespace(xs=[], last=none) %}{% for m in messages %}{% set one = namespace(m=m, n=loop.index) %}{% set ns.xs = ns.xs + [one] %}{% set ns.last = one %}{% endfor %}{% for x in ns.xs %}{{ x.n }}{{ x.m.role }}{% endfor %}{{ ns.last.n }}',
+    '{% set a = namespace(n=1) %}{% set b = [a] %}{% set a.n = 2 %}{{ b[0].n }}{% set c = {"a": a} %}{% set a.n = 3 %}{{ c.a.n }}{{ b[0].n }}',
 ]
+VARIABLES = {"small": 1e-07, "large": 1e16, "whole": 9007199254740993}
 
 
 def render(template):
     try:
-        text = _compile_jinja_template(template).render(messages=MESSAGES, add_generation_prompt=True, bos_token="<s>")
+        text = _compile_jinja_template(template).render(
+            messages=MESSAGES, tools=None, documents=None, add_generation_prompt=True, bos_token="<s>", **VARIABLES
+        )
         return {"template": template, "text": text}
     except Exception as error:
         return {"template": template, "error": str(error)}
@@ -72,7 +91,7 @@ def render(template):
 
 def main():
     lines = ",\n".join("  " + json.dumps(render(template)) for template in TEMPLATES)
-    OUT.write_text(f'{{"messages": {json.dumps(MESSAGES)},\n "cases": [\n{lines}\n]}}\n')
+    OUT.write_text(f'{{"messages": {json.dumps(MESSAGES)},\n "variables": {json.dumps(VARIABLES)},\n "cases": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         tokenizer,
         tokenizer_ms,
         tokenizer_path: path.join(TOKENIZER_FILE),
-        chat_template: ChatTemplate::from_directory(path, &settings)?,
+        chat_template: ChatTemplate::from_directory(path, settings)?,
         generation: GenerationDefaults::from_directory(path, &fields)?,
         fields,
     })

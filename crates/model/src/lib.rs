@@ -64,7 +64,6 @@ mod load;
 mod outline;
 mod predictor;
 mod progress;
-mod python_json;
 mod recorded;
 mod recurrent;
 mod rope_scaling;
@@ -75,7 +74,7 @@ mod workspace;
 
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{Activation, Attention, GatedDeltaNet, Mlp, Norm, Projection, Rotary};
-pub use chat::{ChatMessage, ChatTemplate, TemplateLimit};
+pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::ModelConfig;
 pub use decoder::Decoder;
 pub use error::ModelError;

@@ -234,6 +234,10 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     parts.check_vocabulary()?;
     parts.check_layers()?;
     parts.find_predictor(options);
+    if let Some(tokenizer) = &mut parts.tokenizer {
+        tokenizer.add_control_tokens(&parts.generation.eos);
+        parts.chat_template = parts.chat_template.map(|template| template.with_tokenizer(tokenizer));
+    }
     Ok(parts)
 }
 

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use riffle_engine::{Engine, Session};
-use riffle_model::OpenedModel;
+use riffle_model::{ConversationText, OpenedModel};
 use serde_json::{Value, json};
 
 use crate::answer::{Prompt, prompt_tokens};
@@ -68,6 +68,31 @@ impl PyEngine {
         let loaded = loaded.clone().ok_or_else(|| closed("engine"))?;
         loaded.engine()?;
         Ok(loaded)
+    }
+
+    /// The text of a conversation, by the model's chat template; messages and variables are JSON.
+    fn conversation(
+        &self,
+        py: Python<'_>,
+        messages: &str,
+        variables: &str,
+        add_prompt: bool,
+    ) -> Result<ConversationText, Failure> {
+        let loaded = self.loaded()?;
+        let engine = loaded.engine()?;
+        let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| Failure::option(error.to_string()));
+        let (messages, variables) = (json(messages)?, json(variables)?);
+        let Some(template) = engine.chat_template() else {
+            let path = engine.path().display();
+            return Err(Failure::new(
+                Class::Model,
+                format!("{path} has no chat template: write the text of the conversation yourself and use generate"),
+            ));
+        };
+        let variables = variables.as_object().cloned().unwrap_or_default();
+        run(py, &loaded.threads, None, |watch| {
+            Ok(template.render_until(&messages, add_prompt, &variables, &mut || watch.flow())?)
+        })
     }
 }
 
@@ -176,21 +201,15 @@ impl PyEngine {
 
     /// The text of a conversation, by the model's chat template; messages and variables are JSON.
     fn render(&self, py: Python<'_>, messages: &str, variables: &str, add_prompt: bool) -> Result<String, Failure> {
-        let loaded = self.loaded()?;
-        let engine = loaded.engine()?;
-        let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| Failure::option(error.to_string()));
-        let (messages, variables) = (json(messages)?, json(variables)?);
-        let Some(template) = engine.chat_template() else {
-            let path = engine.path().display();
-            return Err(Failure::new(
-                Class::Model,
-                format!("{path} has no chat template: write the text of the conversation yourself and use generate"),
-            ));
-        };
-        let variables = variables.as_object().cloned().unwrap_or_default();
-        run(py, &loaded.threads, None, |watch| {
-            Ok(template.render_until(&messages, add_prompt, &variables, &mut || watch.flow())?)
-        })
+        let text = self.conversation(py, messages, variables, add_prompt)?;
+        Ok(text.into_text())
+    }
+
+    /// The tokens of a conversation up to where the answer begins. What messages spell of special tokens stays text.
+    fn conversation_tokens(&self, py: Python<'_>, messages: &str, variables: &str) -> Result<Vec<u32>, Failure> {
+        let text = self.conversation(py, messages, variables, true)?;
+        // The template writes the special tokens itself.
+        Ok(self.loaded()?.engine()?.tokenizer()?.encode_conversation(&text, false)?)
     }
 
     fn session(&self, py: Python<'_>) -> Result<PySession, Failure> {

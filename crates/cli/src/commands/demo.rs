@@ -97,6 +97,7 @@ impl Subject {
             prompt: Some(format!("{}\n{}", self.text.trim_end(), self.question)),
             system: None,
             chat: false,
+            is_document: true,
             generate: GenerateOptions {
                 max_tokens: 16,
                 stops: vec![".".to_owned(), "\n".to_owned()],

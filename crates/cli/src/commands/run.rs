@@ -36,6 +36,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
             prompt,
             system: arguments.system.clone(),
             chat: !arguments.raw,
+            is_document: arguments.input.prompt.is_none(),
             generate: generate_options(&engine, &arguments.generate),
             session: arguments.session.clone(),
             prefix_cache: places.folder.clone(),

@@ -35,7 +35,7 @@ impl RepeatPrompt {
             None => None,
             Some(template) => {
                 let message = WHOLE.trim();
-                let text = template.render(&[ChatMessage::new("user", message)], true)?;
+                let text = template.render(&[ChatMessage::new("user", message)], true)?.into_text();
                 text.rsplit_once(message).map(|(_, behind)| behind.to_owned())
             }
         };

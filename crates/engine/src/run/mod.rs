@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use riffle_model::LoadTimes;
+use riffle_model::{ConversationText, LoadTimes};
 use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
@@ -34,6 +34,9 @@ pub struct RunRequest {
     pub system: Option<String>,
     /// Wrap the prompt in the model's chat template, if it has one.
     pub chat: bool,
+    /// The prompt comes from a document: special tokens that it spells are text, unless `chat` is off and the prompt is the whole
+    /// input of the model.
+    pub is_document: bool,
     /// What to generate.
     pub generate: GenerateOptions,
     /// A file the session is restored from, if it is there, and saved to.
@@ -373,9 +376,14 @@ pub(crate) fn prompt_tokens(
         true => {
             let text = engine.conversation_text(request.system.as_deref(), [], prompt, poll)?;
             // The template writes the special tokens itself.
-            Ok((tokenizer.encode(&text, false)?, true))
+            Ok((tokenizer.encode_conversation(&text, false)?, true))
         }
         false if request.system.is_some() => Err(EngineError::NoChatTemplate(engine.path().display().to_string())),
+        false if request.chat && request.is_document => {
+            let mut text = ConversationText::default();
+            text.push_content(prompt);
+            Ok((tokenizer.encode_conversation(&text, true)?, false))
+        }
         false => Ok((tokenizer.encode(prompt, true)?, false)),
     }
 }

@@ -30,6 +30,7 @@ fn request(prompt: Option<String>) -> RunRequest {
         prompt,
         system: None,
         chat: false,
+        is_document: false,
         generate: GenerateOptions {
             max_tokens: 8,
             ..Default::default()
@@ -254,4 +255,29 @@ fn an_interrupt_ends_the_answer_that_is_told_with_its_report_and_the_others_with
         matches!(interrupted, Err(EngineError::Interrupted { .. })),
         "{interrupted:?}"
     );
+}
+
+#[test]
+fn special_tokens_spelt_in_a_document_are_text_and_those_of_a_prompt_are_tokens() {
+    let engine = Engine::load(fixture("model"), options(Format::F16, 64)).unwrap();
+    let text = "In the year<|eos|><|bos|>of the king";
+    let tokens = |chat: bool, is_document: bool| {
+        let request = RunRequest {
+            chat,
+            is_document,
+            ..request(Some(text.to_owned()))
+        };
+        let report = run(&engine, &request, &mut |_| ControlFlow::Continue(())).unwrap();
+        report.prompt_tokens
+    };
+    let typed = engine.tokenizer().unwrap().encode(text, true).unwrap().len();
+    assert_eq!(tokens(true, false), typed);
+    assert_eq!(tokens(false, true), typed, "the whole input of the model");
+    assert!(tokens(true, true) > typed + 4);
+
+    let text = engine
+        .conversation_text(None, [], text, &mut || ControlFlow::Continue(()))
+        .unwrap();
+    let ids = engine.tokenizer().unwrap().encode_conversation(&text, false).unwrap();
+    assert!(!ids.contains(&0) && !ids.contains(&1));
 }

@@ -146,7 +146,8 @@ impl Corpus {
             return Ok(Frame { head, tail });
         };
         let message = ChatMessage::new("user", format!("{before}{MARK}\n{}", ask.question));
-        let text = template.render_messages_until(&[message], true, &mut || watch(0.0))? + ask.lead.trim_start();
+        let text = template.render_messages_until(&[message], true, &mut || watch(0.0))?;
+        let text = text.into_text() + ask.lead.trim_start();
         let (head, tail) = self.split_at_mark(&text)?;
         // The template writes the special tokens itself.
         Ok(Frame {
@@ -165,7 +166,8 @@ impl Corpus {
             ChatMessage::new("assistant", MARK),
             ChatMessage::new("user", ask.question.clone()),
         ];
-        let text = template.render_messages_until(&messages, true, &mut || watch(0.0))? + ask.lead.trim_start();
+        let text = template.render_messages_until(&messages, true, &mut || watch(0.0))?;
+        let text = text.into_text() + ask.lead.trim_start();
         let (_, tail) = self.split_at_mark(&text)?;
         self.encode(tail)
     }

@@ -8,10 +8,10 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, escape_formatter, f
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::limits::STEPS;
-use super::meter::{Look, Meter};
-use super::{costs, operators};
+use super::meter::{ENTRY_BYTES, Look, Meter};
+use super::python::{self, Style};
+use super::{costs, guard, namespace, operators};
 use crate::calendar::format_time;
-use crate::python_json::{Style, to_python_json};
 
 /// What a call costs beside the search through its texts.
 #[derive(Clone, Copy)]
@@ -28,13 +28,13 @@ pub(super) enum Cost {
 
 const TIME_FORMAT_BYTES: u64 = 1000;
 
-/// An environment whose work is paid for by `meter`.
-pub(super) fn environment(meter: &Arc<Meter>) -> Environment<'static> {
+/// An environment whose work is paid for by `meter`. A `sentinel` in texts is never escaped.
+pub(super) fn environment(meter: &Arc<Meter>, sentinel: Option<char>) -> Environment<'static> {
     let mut environment = Environment::empty();
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.set_debug(false);
     environment.set_fuel(Some(STEPS));
-    add_filters(&mut environment, meter);
+    add_filters(&mut environment, meter, sentinel);
     add_tests(&mut environment, meter);
     add_functions(&mut environment, meter);
     operators::add(&mut environment, meter);
@@ -44,7 +44,10 @@ pub(super) fn environment(meter: &Arc<Meter>) -> Environment<'static> {
         if !matches!(state.auto_escape(), minijinja::AutoEscape::None) {
             printing.charge_times(extent.bytes, 6)?;
         }
-        escape_formatter(out, state, value)
+        match python::printed(value) {
+            Some(text) => escape_formatter(out, state, &Value::from(text)),
+            None => escape_formatter(out, state, value),
+        }
     });
     let meter = Arc::clone(meter);
     environment.set_unknown_method_callback(move |state, value, method, args| {
@@ -58,8 +61,8 @@ pub(super) fn environment(meter: &Arc<Meter>) -> Environment<'static> {
     environment
 }
 
-fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
-    for (names, function, cost) in text_filters().into_iter().chain(list_filters()) {
+fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>, sentinel: Option<char>) {
+    for (names, function, cost) in text_filters(sentinel).into_iter().chain(list_filters()) {
         for &name in names {
             let (meter, function) = (Arc::clone(meter), function.clone());
             environment.add_filter(name, move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
@@ -88,7 +91,7 @@ fn deepens(name: &str) -> bool {
 type Filter = (&'static [&'static str], Value, Cost);
 
 /// Filters of texts and numbers.
-fn text_filters() -> Vec<Filter> {
+fn text_filters(sentinel: Option<char>) -> Vec<Filter> {
     use Cost::{Copy, Deep, Small};
     use Value as V;
     vec![
@@ -100,7 +103,7 @@ fn text_filters() -> Vec<Filter> {
         (&["capitalize"], V::from_function(filters::capitalize), Copy(3)),
         (&["replace"], V::from_function(filters::replace), Copy(1)),
         (&["trim"], V::from_function(filters::trim), Copy(1)),
-        (&["join"], V::from_function(filters::join), Deep),
+        (&["join"], V::from_function(join), Deep),
         (&["split"], V::from_function(filters::split), Copy(1)),
         (&["lines"], V::from_function(filters::lines), Copy(1)),
         (&["default", "d"], V::from_function(filters::default), Small),
@@ -108,12 +111,16 @@ fn text_filters() -> Vec<Filter> {
         (&["abs"], V::from_function(filters::abs), Small),
         (&["int"], V::from_function(filters::int), Small),
         (&["float"], V::from_function(filters::float), Small),
-        (&["string"], V::from_function(filters::string), Deep),
+        (&["string"], V::from_function(string), Deep),
         (&["bool"], V::from_function(filters::bool), Small),
         (&["indent"], V::from_function(filters::indent), Copy(1)),
         (&["pprint"], V::from_function(filters::pprint), Deep),
         (&["format"], V::from_function(filters::format), Deep),
-        (&["tojson"], V::from_function(to_json), Deep),
+        (
+            &["tojson"],
+            V::from_function(move |value: &Value, options: Kwargs| to_json(value, options, sentinel)),
+            Deep,
+        ),
     ]
 }
 
@@ -204,8 +211,19 @@ fn add_functions(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     };
     add("range", Value::from_function(functions::range));
     add("dict", Value::from_function(functions::dict));
-    add("namespace", Value::from_function(functions::namespace));
+    let registry = Arc::clone(meter);
+    let namespace = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        let made = Value::from_function(functions::namespace).call(state, &args.into_values())?;
+        Ok::<_, Error>(registry.namespaces.namespace(&made))
+    };
+    add("namespace", Value::from_function(namespace));
     add("raise_exception", Value::from_function(raise_exception));
+    let setting = Arc::clone(meter);
+    environment.add_function(guard::SET_ATTRIBUTE, move |target: Value, name: &str, value: Value| {
+        setting.charge(ENTRY_BYTES + name.len() as u64)?;
+        setting.look_at(&value, Look::Shape)?;
+        namespace::set_attribute(&target, name, value)
+    });
     let meter = Arc::clone(meter);
     environment.add_function("strftime_now", move |format: String| strftime_now(&meter, &format));
 }
@@ -248,13 +266,39 @@ fn strftime_now(meter: &Meter, format: &str) -> Result<String, Error> {
     })
 }
 
+/// `str(value)`.
+fn string(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
+    match python::printed(value) {
+        Some(text) => Ok(Value::from(text)),
+        None => filters::string(state, value),
+    }
+}
+
+/// Jinja's `join`, with items as Python prints them.
+fn join(state: &mut State<'_, '_>, value: Value, options: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let items = match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            // Attributes of maps are looked up by the filter itself.
+            let printed = value.try_iter()?.map(|item| match item.kind() {
+                ValueKind::Number | ValueKind::Seq => python::printed(&item).map_or(item, Value::from),
+                _ => item,
+            });
+            Value::from(printed.collect::<Vec<Value>>())
+        }
+        _ => value,
+    };
+    let mut args = vec![items];
+    args.extend(options.into_values());
+    Value::from_function(filters::join).call(state, &args)
+}
+
 /// `json.dumps` with the arguments templates pass.
-fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let invalid = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
+fn to_json(value: &Value, options: Kwargs, sentinel: Option<char>) -> Result<String, Error> {
     let mut style = Style {
         ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         indent: options.get::<Option<usize>>("indent")?,
         sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        sentinel,
         ..Style::default()
     };
     if style.indent.is_some() {
@@ -266,5 +310,5 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
         (style.item_separator, style.key_separator) = (item, key);
     }
     options.assert_all_used()?;
-    Ok(to_python_json(&serde_json::to_value(value).map_err(invalid)?, &style))
+    python::json(value, &style)
 }

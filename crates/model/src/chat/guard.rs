@@ -27,6 +27,13 @@ pub(super) const SPREAD: &str = "riffle.spread";
 pub(super) const INDEXED: &str = "riffle.indexed";
 pub(super) const KEY: &str = "riffle.key";
 pub(super) const BUILT: &str = "riffle.built";
+/// Name of the function that sets an attribute of a namespace.
+pub(super) const SET_ATTRIBUTE: &str = "riffle.set";
+
+/// Names of the variables that hold what will be attributes of namespaces. No template can write such a name.
+const ATTRIBUTE_VALUES: [&str; 8] = [
+    "riffle.0", "riffle.1", "riffle.2", "riffle.3", "riffle.4", "riffle.5", "riffle.6", "riffle.7",
+];
 
 /// Constants up to this length cost no more than the instruction that reads them.
 const SHORT_BYTES: usize = 256;
@@ -85,7 +92,8 @@ pub(super) fn guarded<'a>(statement: &Stmt<'a>) -> Result<Stmt<'a>> {
             let expr = Expr::Const(respan(raw, Const { value }));
             Stmt::EmitExpr(respan(raw, EmitExpr { expr }))
         }
-        Stmt::Set(_) | Stmt::SetBlock(_) | Stmt::WithBlock(_) => assignment(statement)?,
+        Stmt::WithBlock(with) => with_block(with)?,
+        Stmt::Set(_) | Stmt::SetBlock(_) => return Err(syntax("an assignment outside of a template's body")),
         Stmt::ForLoop(_)
         | Stmt::IfCond(_)
         | Stmt::AutoEscape(_)
@@ -163,46 +171,16 @@ fn block<'a>(statement: &Stmt<'a>) -> Result<Stmt<'a>> {
     })
 }
 
-fn assignment<'a>(statement: &Stmt<'a>) -> Result<Stmt<'a>> {
-    Ok(match statement {
-        Stmt::Set(set) => {
-            let value = expression(&set.expr)?;
-            let expr = if stores_attribute(&set.target) {
-                through(BUILT, value)
-            } else {
-                value
-            };
-            let target = target(&set.target)?;
-            Stmt::Set(respan(set, Set { target, expr }))
-        }
-        Stmt::SetBlock(set) => {
-            let filter = optional(&set.filter)?;
-            let filter = match filter {
-                Some(filter) if stores_attribute(&set.target) => Some(through(BUILT, filter)),
-                filter => filter,
-            };
-            Stmt::SetBlock(respan(
-                set,
-                SetBlock {
-                    target: target(&set.target)?,
-                    filter,
-                    body: body(&set.body)?,
-                },
-            ))
-        }
-        Stmt::WithBlock(with) => {
-            let assignments = with.assignments.iter();
-            let assignments = assignments.map(|(name, value)| Ok((target(name)?, expression(value)?)));
-            Stmt::WithBlock(respan(
-                with,
-                WithBlock {
-                    assignments: assignments.collect::<Result<_>>()?,
-                    body: body(&with.body)?,
-                },
-            ))
-        }
-        _ => return Err(syntax("not an assignment")),
-    })
+fn with_block<'a>(with: &Spanned<WithBlock<'a>>) -> Result<Stmt<'a>> {
+    let assignments = with.assignments.iter();
+    let assignments = assignments.map(|(name, value)| Ok((target(name)?, expression(value)?)));
+    Ok(Stmt::WithBlock(respan(
+        with,
+        WithBlock {
+            assignments: assignments.collect::<Result<_>>()?,
+            body: body(&with.body)?,
+        },
+    )))
 }
 
 fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
@@ -406,7 +384,7 @@ fn macro_declaration<'a>(declaration: &Spanned<Macro<'a>>) -> Result<Spanned<Mac
     Ok(respan(declaration, node))
 }
 
-/// A name, an attribute of a namespace or a list of these, to assign to.
+/// A name or a list of names to assign to.
 fn target<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
     match expr {
         Expr::List(list) => {
@@ -418,16 +396,61 @@ fn target<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
     }
 }
 
-fn stores_attribute(target: &Expr<'_>) -> bool {
-    match target {
-        Expr::GetAttr(_) => true,
-        Expr::List(list) => list.items.iter().any(stores_attribute),
-        _ => false,
+fn body<'a>(statements: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>> {
+    let mut guarded_body = Vec::with_capacity(statements.len());
+    for statement in statements {
+        let mut attributes = Vec::new();
+        let plain = match statement {
+            Stmt::Set(set) => Stmt::Set(respan(
+                set,
+                Set {
+                    target: without_attributes(&set.target, &mut attributes)?,
+                    expr: expression(&set.expr)?,
+                },
+            )),
+            Stmt::SetBlock(set) => Stmt::SetBlock(respan(
+                set,
+                SetBlock {
+                    target: without_attributes(&set.target, &mut attributes)?,
+                    filter: optional(&set.filter)?,
+                    body: body(&set.body)?,
+                },
+            )),
+            other => guarded(other)?,
+        };
+        guarded_body.push(plain);
+        guarded_body.extend(attributes);
     }
+    Ok(guarded_body)
 }
 
-fn body<'a>(statements: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>> {
-    statements.iter().map(guarded).collect()
+/// The target of an assignment with variables in place of attributes, and the statements that set these attributes.
+fn without_attributes<'a>(target: &Expr<'a>, attributes: &mut Vec<Stmt<'a>>) -> Result<Expr<'a>> {
+    match target {
+        Expr::GetAttr(attribute) => {
+            let Some(&id) = ATTRIBUTE_VALUES.get(attributes.len()) else {
+                return Err(syntax("one tag sets at most eight attributes of namespaces"));
+            };
+            let span = attribute.span();
+            let variable = |id| Expr::Var(Spanned::new(Var { id }, span));
+            let name = Value::from(attribute.name);
+            let args = vec![
+                CallArg::Pos(expression(&attribute.expr)?),
+                CallArg::Pos(Expr::Const(Spanned::new(Const { value: name }, span))),
+                CallArg::Pos(variable(id)),
+            ];
+            let expr = variable(SET_ATTRIBUTE);
+            let call = Spanned::new(Call { expr, args }, span);
+            attributes.push(Stmt::Do(Spanned::new(Do { call }, span)));
+            Ok(variable(id))
+        }
+        Expr::List(list) => {
+            let items = list.items.iter().map(|item| without_attributes(item, attributes));
+            let items = items.collect::<Result<_>>()?;
+            Ok(Expr::List(respan(list, List { items })))
+        }
+        other => expression(other),
+    }
 }
 
 fn expressions<'a>(exprs: &[Expr<'a>]) -> Result<Vec<Expr<'a>>> {

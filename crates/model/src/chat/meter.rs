@@ -3,10 +3,11 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use minijinja::value::{DynObject, ObjectRepr, Tuple, ValueKind};
+use minijinja::value::{ObjectRepr, Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::limits::{BASE_BYTES, BYTES_PER_INPUT_BYTE, DEPTH, TemplateLimit};
+use super::namespace::{Namespace, Registry};
 
 /// Bytes of one item of a list, and of a map's entry with its key.
 pub(super) const ITEM_BYTES: u64 = 24;
@@ -58,6 +59,8 @@ pub(super) struct Meter {
     left: AtomicU64,
     stopped: AtomicBool,
     passed: OnceLock<TemplateLimit>,
+    /// The namespaces that the render has made.
+    pub(super) namespaces: Registry,
 }
 
 impl Meter {
@@ -69,6 +72,7 @@ impl Meter {
             left: AtomicU64::new(limit),
             stopped: AtomicBool::new(false),
             passed: OnceLock::new(),
+            namespaces: Registry::default(),
         }
     }
 
@@ -160,11 +164,20 @@ impl Meter {
         let Some(object) = value.as_object() else {
             return Ok(Extent::default());
         };
-        if look == Look::Shape && is_live(object) {
+        if look == Look::Shape && object.type_name().ends_with("::Loop") {
             return Err(Error::new(
                 ErrorKind::InvalidOperation,
-                "a list, map or namespace cannot hold a namespace or a loop",
+                "a list, map or namespace cannot hold a loop",
             ));
+        }
+        // It may change, and then it may hold what it is held by: only its value at the moment counts.
+        if look == Look::Shape && object.downcast_ref::<Namespace>().is_some() {
+            self.charge(ITEM_BYTES)?;
+            return Ok(Extent {
+                nodes: 1,
+                bytes: ITEM_BYTES,
+                depth: 0,
+            });
         }
         if depth == DEPTH {
             return Err(self.refuse(TemplateLimit::Depth { limit: DEPTH }));
@@ -209,12 +222,6 @@ impl Meter {
             _ => Ok(value),
         }
     }
-}
-
-/// Whether an object changes after it was made, so that a value that holds it could come to hold itself.
-pub(super) fn is_live(object: &DynObject) -> bool {
-    let name = object.type_name();
-    name.ends_with("::Namespace") || name.ends_with("::Loop")
 }
 
 fn refusal() -> Error {

@@ -8,22 +8,30 @@ mod costs;
 mod functions;
 mod guard;
 mod limits;
+mod literals;
 mod meter;
+mod namespace;
 mod operators;
+mod python;
 mod sandbox;
+mod text;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use literals::ControlTexts;
 use serde::Serialize;
 
-use crate::ModelError;
 use crate::fields::read_text_file;
 use crate::tokenizer::TokenizerSettings;
+use crate::{ModelError, Tokenizer};
 
 pub use limits::TemplateLimit;
+pub use text::ConversationText;
 
 const TEMPLATE_FILE: &str = "chat_template.jinja";
+const TEMPLATE_FOLDER: &str = "additional_chat_templates";
+pub(crate) const DEFAULT_NAME: &str = "default";
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -45,11 +53,47 @@ impl ChatMessage {
 }
 
 /// A model's chat template. Rendering is bounded in time and memory, whatever the template says; see [`TemplateLimit`].
+///
+/// What messages and variables spell stays text: the [`ConversationText`] says where. A model may have a template of its own
+/// for conversations with tools (`tool_use`) and with documents (`rag`), which is taken where these are given.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    file: PathBuf,
-    source: String,
+    default: Source,
+    tool_use: Option<Source>,
+    rag: Option<Source>,
     special_tokens: Vec<(String, String)>,
+    control: ControlTexts,
+}
+
+/// A template's text and the file it stands in.
+#[derive(Debug)]
+struct Source {
+    file: PathBuf,
+    text: String,
+}
+
+/// A template as a model's files hold it.
+pub(crate) struct NamedTemplate {
+    pub(crate) name: String,
+    pub(crate) file: PathBuf,
+    pub(crate) text: String,
+}
+
+impl Source {
+    /// The text as Jinja reads it, checked.
+    fn read(file: &Path, text: &str) -> Result<Source, ModelError> {
+        let text = without_generation_marks(&with_plain_line_ends(text));
+        sandbox::check(file, &text)?;
+        let file = file.to_owned();
+        Ok(Source { file, text })
+    }
+
+    fn broken(&self, problem: String) -> ModelError {
+        ModelError::Template {
+            file: self.file.clone(),
+            problem,
+        }
+    }
 }
 
 impl ChatTemplate {
@@ -58,55 +102,101 @@ impl ChatTemplate {
     /// # Errors
     /// [`ModelError::Template`] when it is no template, [`ModelError::TemplateLimit`] when it is too long.
     pub fn new(source: &str, special_tokens: Vec<(String, String)>) -> Result<ChatTemplate, ModelError> {
-        ChatTemplate::of_file(Path::new(TEMPLATE_FILE), source, special_tokens)
-    }
-
-    /// The template that `file` holds; errors name the file.
-    pub(crate) fn of_file(
-        file: &Path,
-        source: &str,
-        special_tokens: Vec<(String, String)>,
-    ) -> Result<ChatTemplate, ModelError> {
-        let source = without_generation_marks(source);
-        sandbox::check(file, &source)?;
         Ok(ChatTemplate {
-            file: file.to_owned(),
-            source,
+            default: Source::read(Path::new(TEMPLATE_FILE), source)?,
+            tool_use: None,
+            rag: None,
             special_tokens,
+            control: ControlTexts::default(),
         })
     }
 
-    /// The template of a directory: chat_template.jinja, else tokenizer_config.json's.
-    pub(crate) fn from_directory(
-        directory: &Path,
-        settings: &TokenizerSettings,
+    /// The templates of a model, of which the first counts as `default` where none has that name. `None` where there is none.
+    pub(crate) fn of_templates(
+        templates: &[NamedTemplate],
+        special_tokens: Vec<(String, String)>,
     ) -> Result<Option<ChatTemplate>, ModelError> {
-        let path = directory.join(TEMPLATE_FILE);
-        let special_tokens = settings.special_tokens.clone();
-        match read_text_file(&path)?.map(String::from_utf8) {
-            Some(Ok(source)) => ChatTemplate::of_file(&path, &source, special_tokens).map(Some),
-            Some(Err(_)) => Err(ModelError::Template {
-                file: path,
-                problem: "it is not valid UTF-8".to_owned(),
-            }),
-            None => settings
-                .chat_template
-                .as_ref()
-                .map(|source| ChatTemplate::of_file(&settings.path, source, special_tokens))
-                .transpose(),
-        }
+        let named = |name: &str| templates.iter().find(|template| template.name == name);
+        let read = |template: &NamedTemplate| Source::read(&template.file, &template.text);
+        let Some(default) = named(DEFAULT_NAME).or(templates.first()) else {
+            return Ok(None);
+        };
+        Ok(Some(ChatTemplate {
+            default: read(default)?,
+            tool_use: named("tool_use").map(read).transpose()?,
+            rag: named("rag").map(read).transpose()?,
+            special_tokens,
+            control: ControlTexts::default(),
+        }))
     }
 
-    /// Whether the template's source holds a text, such as the name of a variable or a mark it writes.
+    /// The templates of a directory: chat_template.jinja and additional_chat_templates, else tokenizer_config.json's.
+    pub(crate) fn from_directory(
+        directory: &Path,
+        settings: TokenizerSettings,
+    ) -> Result<Option<ChatTemplate>, ModelError> {
+        let mut templates = Vec::new();
+        let folder = directory.join(TEMPLATE_FOLDER);
+        for (name, path) in [
+            (DEFAULT_NAME, directory.join(TEMPLATE_FILE)),
+            ("tool_use", folder.join("tool_use.jinja")),
+            ("rag", folder.join("rag.jinja")),
+        ] {
+            let Some(bytes) = read_text_file(&path)? else { continue };
+            let text = String::from_utf8(bytes).map_err(|_| ModelError::Template {
+                file: path.clone(),
+                problem: "it is not valid UTF-8".to_owned(),
+            })?;
+            templates.push(NamedTemplate {
+                name: name.to_owned(),
+                file: path,
+                text,
+            });
+        }
+        let has_default = templates.iter().any(|template| template.name == DEFAULT_NAME);
+        let of_settings = settings.chat_templates.into_iter();
+        match has_default {
+            true => {}
+            // Files stand before the list, so that theirs are the ones found.
+            false => templates.extend(of_settings.map(|(name, text)| NamedTemplate {
+                name,
+                file: settings.path.clone(),
+                text,
+            })),
+        }
+        ChatTemplate::of_templates(&templates, settings.special_tokens)
+    }
+
+    /// For a model with this tokenizer: what messages spell of its control tokens stays text. A template without a tokenizer
+    /// knows of no control tokens.
+    pub fn with_tokenizer(mut self, tokenizer: &Tokenizer) -> ChatTemplate {
+        self.control = ControlTexts::new(tokenizer.control_texts());
+        self
+    }
+
+    /// True if the source of one of the model's templates holds a text, such as the name of a variable or a mark it writes.
     pub fn mentions(&self, text: &str) -> bool {
-        self.source.contains(text)
+        let sources = [Some(&self.default), self.tool_use.as_ref(), self.rag.as_ref()];
+        sources.into_iter().flatten().any(|source| source.text.contains(text))
+    }
+
+    /// The template for a conversation with these variables.
+    fn source(&self, variables: &serde_json::Map<String, serde_json::Value>) -> &Source {
+        let is_given = |name: &str| variables.get(name).is_some_and(|value| !value.is_null());
+        let tool_use = self.tool_use.as_ref().filter(|_| is_given("tools"));
+        let rag = self.rag.as_ref().filter(|_| is_given("documents"));
+        tool_use.or(rag).unwrap_or(&self.default)
     }
 
     /// The text of a conversation. With `add_generation_prompt` it ends where the assistant is to speak.
     ///
     /// # Errors
     /// As [`render_until`](Self::render_until).
-    pub fn render(&self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String, ModelError> {
+    pub fn render(
+        &self,
+        messages: &[ChatMessage],
+        add_generation_prompt: bool,
+    ) -> Result<ConversationText, ModelError> {
         self.render_messages_until(messages, add_generation_prompt, &mut || ControlFlow::Continue(()))
     }
 
@@ -119,8 +209,8 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         add_generation_prompt: bool,
         poll: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<String, ModelError> {
-        let messages = serde_json::to_value(messages).map_err(|error| self.broken(error.to_string()))?;
+    ) -> Result<ConversationText, ModelError> {
+        let messages = serde_json::to_value(messages).map_err(|error| self.default.broken(error.to_string()))?;
         self.render_until(&messages, add_generation_prompt, &serde_json::Map::new(), poll)
     }
 
@@ -134,7 +224,7 @@ impl ChatTemplate {
         messages: &serde_json::Value,
         add_generation_prompt: bool,
         variables: &serde_json::Map<String, serde_json::Value>,
-    ) -> Result<String, ModelError> {
+    ) -> Result<ConversationText, ModelError> {
         self.render_until(messages, add_generation_prompt, variables, &mut || {
             ControlFlow::Continue(())
         })
@@ -151,25 +241,34 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         variables: &serde_json::Map<String, serde_json::Value>,
         poll: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<String, ModelError> {
-        let mut context = serde_json::Map::new();
-        for (name, text) in &self.special_tokens {
-            context.insert(name.clone(), text.clone().into());
-        }
-        for (name, value) in variables {
-            context.insert(name.clone(), value.clone());
-        }
+    ) -> Result<ConversationText, ModelError> {
+        let source = self.source(variables);
+        let mut context = variables.clone();
         context.insert("messages".into(), messages.clone());
-        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        sandbox::render(&self.file, &self.source, context, poll)
-    }
-
-    fn broken(&self, problem: String) -> ModelError {
-        ModelError::Template {
-            file: self.file.clone(),
-            problem,
+        let sentinel = self.control.mark(&mut context, &[&source.text]);
+        let sentinel = sentinel.map_err(|problem| source.broken(problem))?;
+        for (name, text) in &self.special_tokens {
+            context.entry(name).or_insert_with(|| text.clone().into());
         }
+        for name in ["tools", "documents"] {
+            context.entry(name).or_insert(serde_json::Value::Null);
+        }
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        let text = sandbox::render(&source.file, &source.text, context, sentinel, poll)?;
+        Ok(match sentinel {
+            Some(sentinel) => ConversationText::without_sentinels(&text, sentinel),
+            None => text.into(),
+        })
     }
+}
+
+/// Line ends as Jinja reads them: each is a line feed, and one at the end of the template is dropped.
+fn with_plain_line_ends(source: &str) -> String {
+    let mut source = source.replace("\r\n", "\n").replace('\r', "\n");
+    if source.ends_with('\n') {
+        source.pop();
+    }
+    source
 }
 
 /// `{% generation %}` marks what the assistant said, for training; here it does nothing.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use minijinja::value::{ObjectRepr, Tuple, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::guard;
 use super::meter::{ITEM_BYTES, Look, Meter};
+use super::{guard, python};
 
 pub(super) fn add(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
     let mut add = |name: &'static str, operand: fn(&Meter, Value) -> Result<Value, Error>| {
@@ -39,7 +39,7 @@ fn addend(meter: &Meter, value: Value) -> Result<Value, Error> {
 /// An operand of `~`, which is printed.
 fn text(meter: &Meter, value: Value) -> Result<Value, Error> {
     meter.look_at(&value, Look::Text)?;
-    Ok(value)
+    Ok(python::printed(&value).map_or(value, Value::from))
 }
 
 fn compared(meter: &Meter, value: Value) -> Result<Value, Error> {

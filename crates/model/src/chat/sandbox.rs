@@ -34,16 +34,17 @@ pub(super) fn check(file: &Path, source: &str) -> Result<(), ModelError> {
     checked.map_err(|failure| error(file, failure))
 }
 
-/// The template's text for a context.
+/// The template's text for a context. A `sentinel` is part of texts and arrives in the result wherever they do.
 pub(super) fn render(
     file: &Path,
     source: &str,
     context: Map<String, serde_json::Value>,
+    sentinel: Option<char>,
     poll: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<String, ModelError> {
     let meter = Arc::new(Meter::new(context.iter().map(|(_, value)| input_bytes(value)).sum()));
     let mut interrupted = false;
-    let rendered = on_own_thread(|| render_here(source, context, &meter), &mut || {
+    let rendered = on_own_thread(|| render_here(source, context, sentinel, &meter), &mut || {
         if poll().is_break() {
             interrupted = true;
             meter.stop();
@@ -93,10 +94,15 @@ fn compile_only(source: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn render_here(source: &str, context: Map<String, serde_json::Value>, meter: &Arc<Meter>) -> Result<String, Failure> {
+fn render_here(
+    source: &str,
+    context: Map<String, serde_json::Value>,
+    sentinel: Option<char>,
+    meter: &Arc<Meter>,
+) -> Result<String, Failure> {
     let syntax = syntax()?;
     guard::check_source(source, &syntax).map_err(Failure::Limit)?;
-    let environment = functions::environment(meter);
+    let environment = functions::environment(meter, sentinel);
     let parsed = parse(source, TEMPLATE_NAME, syntax).map_err(|error| broken(&error))?;
     let template = guard::guarded(&parsed).map_err(|error| broken(&error))?;
     let mut generator = CodeGenerator::new(TEMPLATE_NAME, source);
@@ -117,6 +123,7 @@ fn render_here(source: &str, context: Map<String, serde_json::Value>, meter: &Ar
         .map(|_| ())
         .map_err(|error| failed(&error))
     };
+    meter.namespaces.clear();
     // A template cannot hide that a limit was passed.
     match meter.passed() {
         Some(limit) => Err(Failure::Limit(limit.clone())),
@@ -126,7 +133,11 @@ fn render_here(source: &str, context: Map<String, serde_json::Value>, meter: &Ar
 
 fn syntax() -> Result<SyntaxConfig, Failure> {
     let mut builder = SyntaxConfig::builder();
-    let builder = builder.trim_blocks(true).lstrip_blocks(true);
+    // One line end at the end of a template is dropped when it is read.
+    let builder = builder
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .keep_trailing_newline(true);
     builder.build().map_err(|error| broken(&error))
 }
 

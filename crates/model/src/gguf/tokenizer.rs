@@ -4,9 +4,10 @@ use std::path::Path;
 
 use super::header::{Header, Metadata};
 use super::pre_tokenizers::PreTokenizer as Known;
+use crate::chat::{DEFAULT_NAME, NamedTemplate};
 use crate::tokenizer::{
     AddedToken, AddedTokens, BytePairs, Cut, Decoder, Decoding, MergeTable, Merges, Model, Neighbours, Normalization,
-    Normalizer, Pattern, Pipeline, PreTokenizer, Scores, Surroundings, Unknown, Vocabulary, broken, pair,
+    Normalizer, Pattern, Pipeline, PreTokenizer, Scores, Surroundings, Unknown, Vocabulary, broken, is_mark, pair,
 };
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
@@ -76,13 +77,24 @@ impl<'a> Tokens<'a> {
         )
     }
 
-    /// The chat template, where there is one.
+    /// The chat template, with those for tools and documents; `None` where there is none.
     pub(super) fn chat_template(&self) -> Result<Option<ChatTemplate>, ModelError> {
-        let source = match self.header.metadata.get("tokenizer.chat_template") {
-            None => return Ok(None),
-            Some(Metadata::Text(source)) => source,
-            Some(_) => return Err(self.broken("tokenizer.chat_template must be a text")),
-        };
+        let mut templates = Vec::new();
+        for (name, key) in [
+            (DEFAULT_NAME, "tokenizer.chat_template"),
+            ("tool_use", "tokenizer.chat_template.tool_use"),
+            ("rag", "tokenizer.chat_template.rag"),
+        ] {
+            match self.header.metadata.get(key) {
+                None => {}
+                Some(Metadata::Text(text)) => templates.push(NamedTemplate {
+                    name: name.to_owned(),
+                    file: self.path.to_owned(),
+                    text: (*text).to_owned(),
+                }),
+                Some(_) => return Err(self.broken(&format!("{key} must be a text"))),
+            }
+        }
         let mut special_tokens = Vec::new();
         for (name, setting) in [
             ("bos_token", "bos_token_id"),
@@ -94,7 +106,7 @@ impl<'a> Tokens<'a> {
                 special_tokens.push((name.to_owned(), self.texts[id as usize].to_owned()));
             }
         }
-        ChatTemplate::of_file(self.path, source, special_tokens).map(Some)
+        ChatTemplate::of_templates(&templates, special_tokens)
     }
 
     /// Every token that ends a generation.
@@ -232,6 +244,7 @@ impl<'a> Tokens<'a> {
                 strips_left: false,
                 strips_right: false,
                 special: *kind != USER_DEFINED,
+                control: *kind != USER_DEFINED || is_mark(text),
             })
             .collect()
     }

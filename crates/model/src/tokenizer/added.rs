@@ -1,9 +1,10 @@
 //! Tokens that are found in a text before it is cut into words: special tokens and tokens added to a vocabulary.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::LazyLock;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 use fancy_regex::Regex;
 
 /// An added token.
@@ -21,6 +22,8 @@ pub(crate) struct AddedToken {
     pub(crate) strips_right: bool,
     /// Whether decoded text leaves it out.
     pub(crate) special: bool,
+    /// True for a token that steers a conversation. Text that is a literal never becomes one.
+    pub(crate) control: bool,
 }
 
 /// All added tokens of a tokenizer.
@@ -46,8 +49,8 @@ pub(crate) enum Stage {
 pub(crate) enum Part<'a> {
     /// An added token.
     Token(u32),
-    /// Text between added tokens, and whether it is where the text begins.
-    Text(&'a str, bool),
+    /// Text between added tokens, and the byte where it begins.
+    Text(&'a str, usize),
 }
 
 /// Finds the leftmost and there the longest of several texts.
@@ -55,6 +58,8 @@ pub(crate) enum Part<'a> {
 struct Finder {
     automaton: AhoCorasick,
     ids: Vec<u32>,
+    /// Of each text, ids and lengths of the others that it begins with, the longest first.
+    shorter: Vec<Vec<(u32, usize)>>,
 }
 
 static LETTER_OR_DIGIT: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\A\w\z").ok());
@@ -85,27 +90,28 @@ impl AddedTokens {
         Ok(added)
     }
 
-    /// Cuts `text` at the tokens of a stage.
+    /// Cuts `text` at the tokens of a stage. No control token is found that touches one of the `literals`, byte ranges of
+    /// `text`, ascending and apart.
     pub(crate) fn split<'a>(
         &self,
         text: &'a str,
         stage: Stage,
+        literals: &[Range<usize>],
         mut part: impl FnMut(Part<'a>) -> Result<(), String>,
     ) -> Result<(), String> {
         let mut start = 0;
         let between = |from: usize, to: usize, part: &mut dyn FnMut(Part<'a>) -> Result<(), String>| match from < to {
-            true => part(Part::Text(&text[from..to], from == 0)),
+            true => part(Part::Text(&text[from..to], from)),
             false => Ok(()),
         };
-        let finder = match stage {
-            Stage::BeforeNormalizer => &self.before,
-            Stage::BehindNormalizer => &self.behind,
-        };
-        let matches = finder.iter().flat_map(|finder| {
-            let found = finder.automaton.find_iter(text);
-            found.map(|found| (finder.ids[found.pattern().as_usize()], found.start(), found.end()))
-        });
-        for (id, mut from, mut to) in matches {
+        let mut at = 0;
+        while let Some(found) = self.finder(stage).and_then(|finder| finder.next(text, at)) {
+            let mut from = found.range.start;
+            let Some((id, mut to)) = self.recognised(&found, literals) else {
+                at = from + text[from..].chars().next().map_or(1, char::len_utf8);
+                continue;
+            };
+            at = to;
             // A token before this one may have taken in the spaces that it begins with.
             let (Some(token), true) = (self.by_id.get(&id), from >= start) else {
                 continue;
@@ -124,6 +130,47 @@ impl AddedTokens {
             start = to;
         }
         between(start, text.len(), &mut part)
+    }
+
+    fn finder(&self, stage: Stage) -> Option<&Finder> {
+        match stage {
+            Stage::BeforeNormalizer => self.before.as_ref(),
+            Stage::BehindNormalizer => self.behind.as_ref(),
+        }
+    }
+
+    /// The longest token at a place that is a token there, and where it ends.
+    fn recognised(&self, found: &Found<'_>, literals: &[Range<usize>]) -> Option<(u32, usize)> {
+        let start = found.range.start;
+        let shorter = found.shorter.iter().map(|(id, bytes)| (*id, start + bytes));
+        let mut tokens = std::iter::once((found.id, found.range.end)).chain(shorter);
+        tokens.find(|(id, end)| {
+            let is_control = self.by_id.get(id).is_some_and(|token| token.control);
+            !(is_control && touches(literals, start..*end))
+        })
+    }
+
+    /// Whether control tokens are looked for behind the normalizer.
+    pub(crate) fn has_normalized_control(&self) -> bool {
+        self.by_id
+            .values()
+            .any(|token| token.control && token.normalized.is_some())
+    }
+
+    /// Makes control tokens of these tokens.
+    pub(crate) fn make_control(&mut self, ids: &[u32]) {
+        for id in ids {
+            if let Some(token) = self.by_id.get_mut(id) {
+                token.control = true;
+            }
+        }
+    }
+
+    /// Texts of the control tokens, in the order of their ids.
+    pub(crate) fn control_texts(&self) -> Vec<String> {
+        let mut tokens: Vec<&AddedToken> = self.by_id.values().filter(|token| token.control).collect();
+        tokens.sort_unstable_by_key(|token| token.id);
+        tokens.into_iter().map(|token| token.text.clone()).collect()
     }
 
     /// The id of a token by its exact text.
@@ -155,6 +202,14 @@ impl AddedTokens {
     }
 }
 
+/// A token that is spelt in a text.
+struct Found<'f> {
+    id: u32,
+    range: Range<usize>,
+    /// Ids and lengths of the tokens that it begins with, the longest first.
+    shorter: &'f [(u32, usize)],
+}
+
 impl Finder {
     fn new<'a>(tokens: impl Iterator<Item = (u32, &'a str)>) -> Result<Option<Finder>, String> {
         let (ids, texts): (Vec<u32>, Vec<&str>) = tokens.filter(|(_, text)| !text.is_empty()).unzip();
@@ -163,10 +218,37 @@ impl Finder {
         }
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
-            .build(texts)
+            .build(&texts)
             .map_err(|error| format!("its added tokens are too many or too long: {error}"))?;
-        Ok(Some(Finder { automaton, ids }))
+        let by_text: HashMap<&str, u32> = texts.iter().copied().zip(ids.iter().copied()).collect();
+        let shorter = texts.iter().map(|text| {
+            let ends = text.char_indices().rev().map(|(end, _)| end).filter(|end| *end > 0);
+            ends.filter_map(|end| Some((*by_text.get(&text[..end])?, end)))
+                .collect()
+        });
+        Ok(Some(Finder {
+            shorter: shorter.collect(),
+            automaton,
+            ids,
+        }))
     }
+
+    /// The first token that is spelt from byte `at` on.
+    fn next(&self, text: &str, at: usize) -> Option<Found<'_>> {
+        let found = self.automaton.find(Input::new(text).range(at..))?;
+        let number = found.pattern().as_usize();
+        Some(Found {
+            id: self.ids[number],
+            range: found.range(),
+            shorter: &self.shorter[number],
+        })
+    }
+}
+
+/// Whether a range shares a byte with a literal, or has an empty one inside.
+fn touches(literals: &[Range<usize>], range: Range<usize>) -> bool {
+    let next = literals.partition_point(|literal| literal.end <= range.start);
+    literals.get(next).is_some_and(|literal| literal.start < range.end)
 }
 
 fn ends_in_word(text: &str) -> bool {
@@ -181,4 +263,16 @@ fn is_word_character(character: char) -> bool {
     let text = character.encode_utf8(&mut [0; 4]).to_owned();
     let pattern = LETTER_OR_DIGIT.as_ref();
     pattern.is_some_and(|pattern| pattern.is_match(&text).unwrap_or(false))
+}
+
+/// Whether a token is spelt as a mark of a conversation: `<|name|>`, `<｜name｜>`, `[NAME]`, `<start_of_name>`.
+pub(crate) fn is_mark(text: &str) -> bool {
+    let within = |before: &str, behind: &str| text.strip_prefix(before)?.strip_suffix(behind);
+    let bracketed = within("[", "]").map(|name| name.strip_prefix('/').unwrap_or(name));
+    let is_capital = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    within("<|", "|>").is_some()
+        || within("<｜", "｜>").is_some()
+        || matches!(text, "<start_of_turn>" | "<end_of_turn>" | "<s>" | "</s>")
+        || bracketed
+            .is_some_and(|name| name.starts_with(|c: char| c.is_ascii_uppercase()) && name.chars().all(is_capital))
 }

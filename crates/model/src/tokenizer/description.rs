@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::added::{AddedToken, AddedTokens};
+use super::added::{AddedToken, AddedTokens, is_mark};
 use super::byte_pairs::{BytePairs, Unknown};
 use super::decoder::Decoder;
 use super::merges::{MergeTable, Merges};
@@ -133,6 +133,7 @@ fn added_tokens(
                 true => Some(normalizer.apply(&content)?.into_owned()),
                 false => None,
             },
+            control: text.special || is_mark(&content),
             text: content,
             single_word: text.single_word,
             strips_left: text.lstrip,

@@ -25,13 +25,14 @@ mod unigram;
 mod vocabulary;
 mod words;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::ModelError;
 use crate::fields::read_text_file;
+use crate::{ConversationText, ModelError};
 
-pub(crate) use added::{AddedToken, AddedTokens};
+pub(crate) use added::{AddedToken, AddedTokens, is_mark};
 pub(crate) use byte_pairs::{BytePairs, Unknown};
 pub(crate) use decoder::{Decoder, Decoding};
 pub(crate) use description::pair;
@@ -127,7 +128,21 @@ impl Tokenizer {
     /// [`ModelError::Tokenize`] where the tokenizer's settings cannot deal with the text: a pattern that takes too many
     /// steps, replacements that make the text too long, characters outside the vocabulary with no token for them.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
-        let mut ids = self.pipeline.encode(text, add_special).map_err(failed)?;
+        self.encode_around(text, &[], add_special)
+    }
+
+    /// As [`encode`](Self::encode), but what messages and documents spell stays text: within the literals of `text` control
+    /// tokens are not recognised. Control tokens are the special ones, those that end an answer, and those spelt as marks,
+    /// such as `<|name|>` and `[NAME]`. Other added tokens, such as `<think>`, are recognised everywhere.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_conversation(&self, text: &ConversationText, add_special: bool) -> Result<Vec<u32>, ModelError> {
+        self.encode_around(text.text(), text.literals(), add_special)
+    }
+
+    fn encode_around(&self, text: &str, literals: &[Range<usize>], add_special: bool) -> Result<Vec<u32>, ModelError> {
+        let mut ids = self.pipeline.encode(text, literals, add_special).map_err(failed)?;
         if let (true, true, Some(bos)) = (add_special, self.adds_bos, self.bos) {
             ids.insert(0, bos);
         }
@@ -171,6 +186,16 @@ impl Tokenizer {
     /// Whether `id` is a special token, which [`decode`](Self::decode) leaves out.
     pub fn is_special(&self, id: u32) -> bool {
         self.pipeline.added.is_special(id)
+    }
+
+    /// Makes control tokens of the tokens that end an answer.
+    pub(crate) fn add_control_tokens(&mut self, ids: &[u32]) {
+        Arc::make_mut(&mut self.pipeline).added.make_control(ids);
+    }
+
+    /// Texts of the tokens that messages and documents cannot write.
+    pub(crate) fn control_texts(&self) -> Vec<String> {
+        self.pipeline.added.control_texts()
     }
 
     /// The algorithm, as tokenizer.json names it.

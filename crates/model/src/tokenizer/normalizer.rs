@@ -1,6 +1,7 @@
 //! What is done to a text before it is cut into words.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -109,6 +110,48 @@ impl Normalizer {
             }
         }
         Ok(text)
+    }
+
+    /// Ranges of `text`, ascending and apart, as they lie in `normalized`, which the steps made of it. One range is the whole
+    /// text where the steps leave no trace of their ends.
+    pub(crate) fn ranges_behind(
+        &self,
+        text: &str,
+        normalized: &str,
+        ranges: &[Range<usize>],
+    ) -> Result<Vec<Range<usize>>, String> {
+        if ranges.is_empty() || text == normalized {
+            return Ok(ranges.to_vec());
+        }
+        let whole = 0..normalized.len();
+        let Some(mark) = ('\u{fdd0}'..='\u{fdef}').find(|mark| !text.contains(*mark)) else {
+            return Ok(vec![whole]);
+        };
+        let mut marked = String::with_capacity(text.len() + 6 * ranges.len());
+        let mut start = 0;
+        for end in ranges.iter().flat_map(|range| [range.start, range.end]) {
+            marked.push_str(&text[start..end]);
+            marked.push(mark);
+            start = end;
+        }
+        marked.push_str(&text[start..]);
+        let marked = self.apply(&marked)?;
+        let mut as_bytes = String::new();
+        push_bytes(mark.encode_utf8(&mut [0; 4]), &mut as_bytes);
+        for mark in [mark.to_string(), as_bytes] {
+            let parts: Vec<&str> = marked.split(mark.as_str()).collect();
+            if parts.len() == 2 * ranges.len() + 1 && parts.concat() == normalized {
+                let ends: Vec<usize> = parts
+                    .iter()
+                    .scan(0, |end, part| {
+                        *end += part.len();
+                        Some(*end)
+                    })
+                    .collect();
+                return Ok(ends.chunks_exact(2).map(|ends| ends[0]..ends[1]).collect());
+            }
+        }
+        Ok(vec![whole])
     }
 }
 

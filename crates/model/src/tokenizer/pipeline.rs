@@ -1,5 +1,7 @@
 //! A tokenizer's parts in the order a text passes them.
 
+use std::ops::Range;
+
 use super::added::{AddedTokens, Part, Stage};
 use super::decoder::Decoder;
 use super::merging::Word;
@@ -25,34 +27,52 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Token ids of a text: added tokens are cut out, the rest is normalized, cut into words and encoded word by word.
-    pub(crate) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, String> {
+    /// Token ids of a text: added tokens are cut out, the rest is normalized, cut into words and encoded word by word. No
+    /// control token touches one of the `literals`, byte ranges of the text, ascending and apart.
+    pub(crate) fn encode(&self, text: &str, literals: &[Range<usize>], add_special: bool) -> Result<Vec<u32>, String> {
         if text.len() > LONGEST_TEXT {
             return Err(format!("it has {} bytes, {LONGEST_TEXT} is the limit", text.len()));
         }
         let mut ids = Vec::with_capacity(text.len() / 4);
         let mut word = Word::default();
-        self.added.split(text, Stage::BeforeNormalizer, |part| match part {
-            Part::Token(id) => {
-                ids.push(id);
-                Ok(())
-            }
-            Part::Text(text, at_start) => self.encode_plain(text, at_start, &mut word, &mut ids),
-        })?;
+        let literals_behind = match self.added.has_normalized_control() {
+            true => literals,
+            false => &[],
+        };
+        self.added
+            .split(text, Stage::BeforeNormalizer, literals, |part| match part {
+                Part::Token(id) => {
+                    ids.push(id);
+                    Ok(())
+                }
+                Part::Text(text, from) => {
+                    let literals = literals_within(literals_behind, from..from + text.len());
+                    self.encode_plain(text, &literals, from == 0, &mut word, &mut ids)
+                }
+            })?;
         Ok(self.surroundings.around(ids, add_special))
     }
 
-    fn encode_plain(&self, text: &str, at_start: bool, word: &mut Word, ids: &mut Vec<u32>) -> Result<(), String> {
-        let text = self.normalizer.apply(text)?;
-        self.added.split(&text, Stage::BehindNormalizer, |part| match part {
-            Part::Token(id) => {
-                ids.push(id);
-                Ok(())
-            }
-            Part::Text(text, begins) => self.pre_tokenizer.cut(text, at_start && begins, &mut |text| {
-                self.model.encode(text, &self.vocabulary, word, ids)
-            }),
-        })
+    fn encode_plain(
+        &self,
+        text: &str,
+        literals: &[Range<usize>],
+        at_start: bool,
+        word: &mut Word,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), String> {
+        let normalized = self.normalizer.apply(text)?;
+        let literals = self.normalizer.ranges_behind(text, &normalized, literals)?;
+        self.added
+            .split(&normalized, Stage::BehindNormalizer, &literals, |part| match part {
+                Part::Token(id) => {
+                    ids.push(id);
+                    Ok(())
+                }
+                Part::Text(text, from) => self.pre_tokenizer.cut(text, at_start && from == 0, &mut |text| {
+                    self.model.encode(text, &self.vocabulary, word, ids)
+                }),
+            })
     }
 
     /// The text of tokens; ids that are no tokens are left out, special tokens are with `skip_special`.
@@ -86,4 +106,14 @@ impl Pipeline {
     pub(crate) fn memory_bytes(&self) -> usize {
         self.vocabulary.memory_bytes() + self.added.memory_bytes() + self.model.memory_bytes()
     }
+}
+
+/// Literals as far as they lie in a part of a text, counted from where the part begins.
+fn literals_within(literals: &[Range<usize>], part: Range<usize>) -> Vec<Range<usize>> {
+    let first = literals.partition_point(|literal| literal.end <= part.start);
+    let within = literals[first..].iter().take_while(|literal| literal.start < part.end);
+    let clipped = within.map(|literal| literal.start.max(part.start)..literal.end.min(part.end));
+    clipped
+        .map(|literal| literal.start - part.start..literal.end - part.start)
+        .collect()
 }

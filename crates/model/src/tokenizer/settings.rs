@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::ModelError;
+use crate::chat::DEFAULT_NAME;
 use crate::fields::{Fields, read_json};
 
 const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -26,8 +27,8 @@ pub(crate) struct TokenizerSettings {
     pub(super) demands_bos: bool,
     /// Text of every named special token, for chat templates.
     pub(crate) special_tokens: Vec<(String, String)>,
-    /// The default chat template.
-    pub(crate) chat_template: Option<String>,
+    /// Names and texts of the chat templates.
+    pub(crate) chat_templates: Vec<(String, String)>,
 }
 
 impl TokenizerSettings {
@@ -61,7 +62,7 @@ impl TokenizerSettings {
             bos: named("bos_token"),
             eos: named("eos_token"),
             demands_bos: fields.flag("add_bos_token", false)? && CLASSES_WITH_BOS_RULE.contains(&class),
-            chat_template: chat_template(&fields)?,
+            chat_templates: chat_templates(&fields)?,
             special_tokens,
             path,
         })
@@ -84,18 +85,28 @@ fn special_token(fields: &Fields, name: &str) -> Result<Option<String>, ModelErr
     }
 }
 
-/// A template given as text, or the one named `default` of a list.
-fn chat_template(fields: &Fields) -> Result<Option<String>, ModelError> {
+/// A template given as text, which is the default, or a list of templates with names.
+fn chat_templates(fields: &Fields) -> Result<Vec<(String, String)>, ModelError> {
     let Some(serde_json::Value::Array(templates)) = fields.get("chat_template") else {
-        return Ok(fields.text("chat_template")?.map(str::to_owned));
+        let text = fields.text("chat_template")?;
+        return Ok(text
+            .map(|text| (DEFAULT_NAME.to_owned(), text.to_owned()))
+            .into_iter()
+            .collect());
     };
-    let default = templates.iter().find(|template| template["name"] == "default");
-    match default.or(templates.first()).map(|template| &template["template"]) {
-        None => Ok(None),
-        Some(serde_json::Value::String(template)) => Ok(Some(template.clone())),
-        Some(_) => Err(fields.error(
-            "chat_template",
-            "each template of the list needs a name and a template text",
-        )),
-    }
+    let named = templates.iter().map(|template| {
+        let text = template["template"].as_str();
+        text.zip(Some(template["name"].as_str().unwrap_or_default()))
+    });
+    let named = named.map(|template| {
+        template
+            .map(|(text, name)| (name.to_owned(), text.to_owned()))
+            .ok_or_else(|| {
+                fields.error(
+                    "chat_template",
+                    "each template of the list needs a name and a template text",
+                )
+            })
+    });
+    named.collect()
 }

@@ -7,7 +7,8 @@ use riffle_model::{ChatMessage, ChatTemplate, ModelError, TemplateLimit};
 /// What became of a template: refused when it was opened, or when it was rendered.
 fn outcome(source: &str) -> Result<String, ModelError> {
     let messages = [ChatMessage::new("user", "hello")];
-    ChatTemplate::new(source, vec![("bos_token".into(), "<s>".into())])?.render(&messages, true)
+    let template = ChatTemplate::new(source, vec![("bos_token".into(), "<s>".into())])?;
+    Ok(template.render(&messages, true)?.into_text())
 }
 
 #[track_caller]
@@ -127,21 +128,60 @@ fn values_nest_only_so_deep() {
 }
 
 #[test]
-fn namespaces_and_loops_are_not_nested() {
-    for source in [
-        "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
-        "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns }}",
-        "{% set ns = namespace() %}{% set ns.a = {'b': ns} %}{{ ns }}",
-        "{% set ns = namespace() %}{% set ns.a = dict(b=ns) %}{{ ns }}",
-        "{% set ns = namespace() %}{% set ns.a = [0]|map('d', ns, true) %}{{ ns }}",
-        "{% set ns = namespace() %}{% set ns.a | d(ns, true) %}{% endset %}{{ ns }}",
-        "{% set ns = namespace() %}{% set x, ns.a = 1, ns %}{{ ns }}",
-        "{% set ns = namespace() %}{% for i in [1] %}{% set ns.a = loop %}{% endfor %}",
-        "{% set ns = namespace(a=namespace()) %}",
-        "{% macro m(n) %}{% set n.a = namespace(b=n) %}{% endmacro %}{% set ns = namespace() %}{{ m(ns) }}",
+fn a_namespace_that_holds_itself_is_not_followed_for_ever() {
+    for (source, reads) in [
+        ("{% set ns = namespace() %}{% set ns.a = ns %}", "{{ ns }}"),
+        ("{% set ns = namespace() %}{% set ns.a = [ns] %}", "{{ ns.a|string }}"),
+        (
+            "{% set ns = namespace() %}{% set ns.a = [ns, ns, ns] %}",
+            "{{ ns|tojson }}",
+        ),
+        (
+            "{% set ns = namespace() %}{% set ns.a = {'b': ns} %}",
+            "{{ ns.a == ns.a.b.a }}",
+        ),
+        (
+            "{% set ns = namespace() %}{% set ns.a = dict(b=ns) %}",
+            "{{ 1 in [ns] }}",
+        ),
+        (
+            "{% set ns = namespace() %}{% set ns.a %}{% endset %}{% set ns.b, x = ns, 1 %}",
+            "{{ [ns, ns]|sort }}",
+        ),
+        (
+            "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = [0]|map('d', b, true)|list %}",
+            "{{ b ~ '' }}",
+        ),
+        (
+            "{% macro m(n) %}{% set n.a = namespace(b=n) %}{% endmacro %}{% set ns = namespace() %}{{ m(ns) }}",
+            "{{ [ns]|unique|list }}",
+        ),
     ] {
-        let error = outcome(source).unwrap_err().to_string();
-        assert!(error.contains("cannot hold a namespace or a loop"), "{source}: {error}");
+        assert_eq!(outcome(source).unwrap(), "", "{source}");
+        let found = limit(&format!("{source}{reads}"));
+        assert!(
+            matches!(found, TemplateLimit::Depth { .. } | TemplateLimit::Bytes { .. }),
+            "{source}{reads}: {found:?}"
+        );
+    }
+    let error = outcome("{% set ns = namespace() %}{% for i in [1] %}{% set ns.a = loop %}{% endfor %}").unwrap_err();
+    assert!(error.to_string().contains("cannot hold a loop"), "{error}");
+    let error = outcome("{% set ns = {} %}{% set ns.a = 1 %}").unwrap_err();
+    assert!(error.to_string().contains("can only assign to namespaces"), "{error}");
+}
+
+#[test]
+fn long_chains_of_namespaces_are_dropped_without_recursion() {
+    let from_the_top = "{% set top = namespace() %}{% set ns = namespace(last=top) %}{% for i in range(90000) %}\
+                        {% set next = namespace() %}{% set ns.last.next = next %}{% set ns.last = next %}{% endfor %}";
+    let from_the_bottom = "{% set ns = namespace(last=1) %}{% for i in range(90000) %}\
+                           {% set ns.last = namespace(next=[ns.last]) %}{% endfor %}";
+    for source in [from_the_top, from_the_bottom] {
+        assert_eq!(outcome(source).unwrap(), "", "{source}");
+        assert!(matches!(
+            limit(&format!("{source}{{{{ top or ns }}}}")),
+            TemplateLimit::Depth { .. }
+        ));
     }
 }
 

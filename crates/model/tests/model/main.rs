@@ -1,5 +1,6 @@
 //! Files of models: what is read, refused and computed.
 
+mod contents;
 mod errors;
 mod fingerprint;
 mod gguf;

@@ -119,12 +119,57 @@ fn gguf_files_bring_their_chat_template_and_stop_tokens() {
     let loaded = load(vectors().join("tokenizers/qwen2.gguf")).unwrap();
     let tokenizer = loaded.tokenizer.unwrap();
     let messages = [ChatMessage::new("user", "Who was Daniel?")];
-    let text = loaded.chat_template.unwrap().render(&messages, false).unwrap();
+    let text = loaded
+        .chat_template
+        .unwrap()
+        .render(&messages, false)
+        .unwrap()
+        .into_text();
     assert_eq!(text, "<|begin|>user: Who was Daniel?<|end|>");
     assert_eq!(tokenizer.bos(), tokenizer.token_id("<|begin|>"));
     let stops = ["<|end|>", "<|im_end|>"].map(|token| tokenizer.token_id(token).unwrap());
     assert_eq!(loaded.generation.eos, stops);
     assert_eq!(loaded.info.tokenizer.unwrap().eos.as_deref(), Some("<|end|>"));
+}
+
+#[test]
+fn tools_and_documents_choose_the_template_that_is_named_for_them() {
+    let given = |name: &str, value: Value| serde_json::Map::from_iter([(name.to_owned(), value)]);
+    let chosen = |template: &ChatTemplate, variables: &serde_json::Map<String, Value>| {
+        let messages = json_value(r#"[{"role": "user", "content": "hi"}]"#);
+        template.render_with(&messages, true, variables).unwrap().into_text()
+    };
+    let (tools, documents) = (given("tools", json_value("[1]")), given("documents", json_value("[2]")));
+    let listed = r#"{"chat_template": [{"name": "tool_use", "template": "T{{ tools|tojson }}"},
+        {"name": "default", "template": "D{{ messages[0].content }}"}, {"name": "rag", "template": "R{{ documents[0] }}"}]}"#;
+    let unnamed = r#"{"chat_template": [{"name": "mine", "template": "M"}, {"name": "tool_use", "template": "T"}]}"#;
+    let files = [
+        ("chat_template.jinja", "D"),
+        ("additional_chat_templates/tool_use.jinja", "T"),
+    ];
+    for (settings, files, expected) in [
+        (listed, [].as_slice(), ["Dhi", "T[1]", "R2"]),
+        (unnamed, &[], ["M", "T", "M"]),
+        (listed, &files, ["D", "T", "D"]),
+        (listed, &files[1..], ["Dhi", "T", "R2"]),
+        (r#"{"chat_template": "S"}"#, &files[1..], ["S", "T", "S"]),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        write_tokenizer(directory.path(), &byte_fallback_tokenizer(), settings);
+        std::fs::create_dir(directory.path().join("additional_chat_templates")).unwrap();
+        for (name, text) in files {
+            std::fs::write(directory.path().join(name), text).unwrap();
+        }
+        let template = load(directory.path()).unwrap().chat_template.unwrap();
+        let found = [&Default::default(), &tools, &documents].map(|variables| chosen(&template, variables));
+        assert_eq!(found, expected, "{settings} {files:?}");
+        assert_eq!(chosen(&template, &given("tools", Value::Null)), expected[0]);
+        assert_eq!(template.mentions("tojson"), found[1] == "T[1]", "{settings}");
+    }
+}
+
+fn json_value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
 }
 
 fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
@@ -202,7 +247,7 @@ fn chat_templates_render_like_the_reference() {
             let prompt = case["add_generation_prompt"].as_bool().unwrap();
             let rendered = template.render_with(&case["messages"], prompt, case["extra"].as_object().unwrap());
             match (case["text"].as_str(), case["error"].as_str()) {
-                (Some(text), _) => assert_eq!(rendered.unwrap(), text, "{name}"),
+                (Some(text), _) => assert_eq!(rendered.unwrap().text(), text, "{name}"),
                 (None, Some(reason)) => {
                     let error = rendered.unwrap_err().to_string();
                     assert!(error.contains(reason), "{name}: {error}");
@@ -222,9 +267,9 @@ fn template_features_behave_as_in_python() {
     for case in file["cases"].as_array().unwrap() {
         let source = case["template"].as_str().unwrap();
         let template = ChatTemplate::new(source, vec![("bos_token".into(), "<s>".into())]).unwrap();
-        let rendered = template.render_with(&file["messages"], true, &Default::default());
+        let rendered = template.render_with(&file["messages"], true, file["variables"].as_object().unwrap());
         match case["text"].as_str() {
-            Some(text) => assert_eq!(rendered.unwrap(), text, "{source}"),
+            Some(text) => assert_eq!(rendered.unwrap().text(), text, "{source}"),
             None => assert!(rendered.is_err(), "{source}"),
         }
     }

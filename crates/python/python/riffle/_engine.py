@@ -355,9 +355,8 @@ class Engine:
         return session._stream(tokens, options, progress=progress, replaces=True)
 
     def _conversation(self, messages: Iterable[Message], variables: Mapping[str, Any] | None) -> list[int]:
-        text = self.render(messages, add_prompt=True, **(variables or {}))
-        # The template writes the special tokens itself.
-        return self.encode(text, add_special=False)
+        turns = [dict(message) for message in messages]
+        return list(self._native.conversation_tokens(json.dumps(turns), json.dumps(dict(variables or {}))))
 
     def logits(self, prompt: Prompt, *, first: int = 0, progress: Progress | None = None) -> np.ndarray:
         """Logits `[tokens, vocabulary]` after the prompt's tokens from number `first` on."""

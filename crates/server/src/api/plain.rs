@@ -152,5 +152,5 @@ async fn template_of(app: &Arc<App>, request: Request) -> Result<Response, Failu
         warnings,
     };
     let prompt = render(app, conversation).await?;
-    Ok(Json(json!({"prompt": prompt})).into_response())
+    Ok(Json(json!({"prompt": prompt.text()})).into_response())
 }

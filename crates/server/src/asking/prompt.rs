@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_engine::{Engine, EngineError};
+use riffle_model::ConversationText;
 use serde_json::{Map, Value};
 
 use super::effort::Thinking;
@@ -63,13 +64,13 @@ pub(crate) fn encode_now(engine: &Engine, text: &str, add_special: bool) -> Resu
 }
 
 /// The text of a conversation in the model's template; without one the texts of its messages, one after the other.
-pub(crate) async fn render(app: &Arc<App>, conversation: Conversation) -> Result<String, Failure> {
+pub(crate) async fn render(app: &Arc<App>, conversation: Conversation) -> Result<ConversationText, Failure> {
     let until = Instant::now() + app.options.limits.request_time;
     let app = Arc::clone(app);
     aside(move || render_now(&app, conversation, until)).await
 }
 
-fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<String, Failure> {
+fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<ConversationText, Failure> {
     let Conversation {
         messages,
         tools,
@@ -86,8 +87,12 @@ fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<S
                 "this model has no chat template that could show it tools",
             ));
         }
-        let texts = messages.iter().map(|message| message["content"].as_str().unwrap_or(""));
-        return Ok(texts.collect::<Vec<_>>().join("\n"));
+        let mut text = ConversationText::default();
+        for (number, message) in messages.iter().enumerate() {
+            text.push_content(if number > 0 { "\n" } else { "" });
+            text.push_content(message["content"].as_str().unwrap_or(""));
+        }
+        return Ok(text);
     };
     let traits = app.traits(template, !tools.is_empty());
     let mut all = thinking.variables(&traits.efforts, &traits.switches);
@@ -123,48 +128,54 @@ fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<S
 /// The text of a conversation up to the end of its last message, which the answer goes on with.
 fn begun_answer(
     mut messages: Vec<Value>,
-    render: &dyn Fn(&[Value]) -> Result<String, Failure>,
-) -> Result<String, Failure> {
-    let place = |name: &str| format!("the last message's {name}");
+    render: &dyn Fn(&[Value]) -> Result<ConversationText, Failure>,
+) -> Result<ConversationText, Failure> {
     let Some(mut last) = messages.pop() else {
         return Err(Failure::field("messages", "it must have at least one message"));
     };
     let beginning = last["content"].as_str().unwrap_or("").to_owned();
     last["content"] = BEGUN.into();
-    let with = |last: Value| {
+    // The texts before and behind that of the last message.
+    let around = |last: Value| {
         let mut messages = messages.clone();
         messages.push(last);
-        let text = render(&messages)?;
-        let (before, behind) = text
-            .rsplit_once(BEGUN)
+        let mut text = render(&messages)?;
+        let at = text
+            .text()
+            .rfind(BEGUN)
             .ok_or_else(|| Failure::field("messages", "this model's chat template does not show the last message"))?;
-        Ok::<_, Failure>((before.to_owned(), behind.to_owned()))
+        let behind = text.tail(at + BEGUN.len());
+        text.truncate(at);
+        Ok::<_, Failure>((text, behind))
     };
-    let (before, behind) = with(last.clone())?;
+    let (mut text, mut behind) = around(last.clone())?;
     let without = |name: &str| {
         let mut last = last.clone();
         last.as_object_mut().map(|fields| fields.remove(name));
-        with(last)
+        around(last)
     };
     // A field that the template does not show would be lost in silence.
     let refuse = |name: &str| {
         Failure::field(
-            place(name),
+            format!("the last message's {name}"),
             "this model's chat template does not show it in an answer that is gone on with: leave it out",
         )
     };
-    if last.get("reasoning_content").is_some() && without("reasoning_content")?.0 == before {
+    if last.get("reasoning_content").is_some() && without("reasoning_content")?.0 == text {
         return Err(refuse("reasoning_content"));
     }
-    if last.get("tool_calls").is_none() {
-        return Ok(before + &beginning);
+    text.push_content(&beginning);
+    if last.get("tool_calls").is_some() {
+        // The answer goes on behind the calls: only the end of the turn is taken off.
+        let (_, end_of_turn) = without("tool_calls")?;
+        let calls = behind.text().strip_suffix(end_of_turn.text()).map_or(0, str::len);
+        if calls == 0 {
+            return Err(refuse("tool_calls"));
+        }
+        behind.truncate(calls);
+        text.append(&behind);
     }
-    // The answer goes on behind the calls: only the end of the turn is taken off.
-    let (_, end_of_turn) = without("tool_calls")?;
-    match behind.strip_suffix(end_of_turn.as_str()) {
-        Some(calls) if !calls.is_empty() => Ok(before + &beginning + calls),
-        _ => Err(refuse("tool_calls")),
-    }
+    Ok(text)
 }
 
 /// The prompt of a conversation.
@@ -175,9 +186,11 @@ pub(crate) async fn prompt(app: &Arc<App>, conversation: Conversation) -> Result
     };
     let is_begun_thinking = begun.is_some_and(|begun| app.markup.is_open_thought(begun));
     let text = render(app, conversation).await?;
-    let is_thinking = is_begun_thinking || app.markup.ends_thinking(&text);
+    let is_thinking = is_begun_thinking || app.markup.ends_thinking(text.text());
     // A template writes the special tokens itself.
     let add_special = app.engine.chat_template().is_none();
-    let tokens = encode(app, text, add_special).await?;
+    let engine = Arc::clone(&app.engine);
+    let encode = move || Ok(engine.tokenizer()?.encode_conversation(&text, add_special)?);
+    let tokens = aside(move || encode().map_err(|error: EngineError| Failure::of(&error))).await?;
     Ok(Prompt { tokens, is_thinking })
 }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use riffle_model::ChatTemplate;
+use riffle_model::{ChatTemplate, ConversationText};
 use serde_json::{Map, Value, json};
 
 use super::effort::Effort;
@@ -124,7 +124,7 @@ impl Probe<'_> {
         };
         let messages = Value::Array(messages.to_vec());
         let text = self.template.render_until(&messages, true, &variables, &mut poll);
-        text.ok()
+        text.ok().map(ConversationText::into_text)
     }
 
     /// True if the template renders the messages and shows all their texts in their order.

@@ -1,0 +1,78 @@
+//! The namespaces of a template: the only values that change after they were made.
+//!
+//! A namespace may hold anything, itself included. What is printed or compared is walked through beforehand and refused
+//! beyond a depth; so that dropping never recurses either, a [`Registry`] holds every namespace until the render has ended
+//! and empties them one by one.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use minijinja::value::{Enumerator, Object};
+use minijinja::{Error, ErrorKind, Value};
+
+/// Jinja's `namespace`.
+#[derive(Debug, Default)]
+pub(super) struct Namespace {
+    attributes: Mutex<BTreeMap<String, Value>>,
+}
+
+/// All namespaces of a render.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    namespaces: Mutex<Vec<Arc<Namespace>>>,
+}
+
+impl Object for Namespace {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.locked(|attributes| attributes.get(key.as_str()?).cloned())
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.locked(|attributes| attributes.keys().map(Value::from).collect()))
+    }
+}
+
+impl Namespace {
+    fn locked<T>(&self, work: impl FnOnce(&mut BTreeMap<String, Value>) -> T) -> T {
+        work(&mut self.attributes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Registry {
+    /// A namespace with the attributes that a map holds.
+    pub(super) fn namespace(&self, attributes: &Value) -> Value {
+        let namespace = Arc::new(Namespace::default());
+        let pairs = attributes.as_object().and_then(|object| object.try_iter_pairs());
+        let pairs = pairs.into_iter().flatten();
+        namespace.locked(|own| own.extend(pairs.map(|(name, value)| (name.to_string(), value))));
+        self.namespaces
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::clone(&namespace));
+        Value::from_dyn_object(namespace)
+    }
+
+    /// Empties all namespaces. To be called when nothing of the template runs any more.
+    pub(super) fn clear(&self) {
+        let namespaces = std::mem::take(&mut *self.namespaces.lock().unwrap_or_else(PoisonError::into_inner));
+        // Values are dropped when no namespace holds another one: a chain of them would be dropped by recursion.
+        let held: Vec<BTreeMap<String, Value>> = namespaces
+            .iter()
+            .map(|namespace| namespace.locked(std::mem::take))
+            .collect();
+        drop(held);
+    }
+}
+
+/// `{% set namespace.name = value %}`
+pub(super) fn set_attribute(namespace: &Value, name: &str, value: Value) -> Result<(), Error> {
+    let Some(namespace) = namespace.downcast_object_ref::<Namespace>() else {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("can only assign to namespaces, not {}", namespace.kind()),
+        ));
+    };
+    let former = namespace.locked(|attributes| attributes.insert(name.to_owned(), value));
+    drop(former);
+    Ok(())
+}
