@@ -35,6 +35,8 @@ const NOTES: &[&str] = &[
     "route",
     "prediction",
     "num_ctx",
+    // One implementation of forms serves all.
+    "guided_decoding_backend",
 ];
 
 /// Samplers and modes that this server does not have, with the value that switches each off.

@@ -201,6 +201,8 @@ pub(crate) fn take_form(fields: &mut Fields) -> Result<Option<(Form, String)>, F
         &[json!("")],
         "grammars in GBNF are not taken: send one in Lark as response_format {\"type\": \"grammar\", \"grammar\": …}",
     )?;
+    // Clients give one form under the names of several servers.
+    forms.dedup_by(|next, before| next.0 == before.0);
     match forms.len() {
         0 | 1 => Ok(forms.pop()),
         _ => Err(Failure::field(
