@@ -87,33 +87,13 @@ fn push_item(mut fields: Fields, place: &str, read: &mut Input) -> Result<(), Fa
                 _ => messages.push(message),
             }
         }
-        "function_call" | "custom_tool_call" => {
-            let (id, name) = (fields.required_text("call_id")?, fields.required_text("name")?);
-            let name = match fields.text("namespace")? {
-                Some(namespace) => shown_name(&namespace, &name),
-                None => name,
-            };
-            let arguments = match kind.as_str() {
-                "function_call" => {
-                    let place = fields.name("arguments");
-                    arguments_of(fields.value("arguments"), &place, &warnings)
-                }
-                _ => json!({"input": fields.text("input")?.unwrap_or_default()}),
-            };
-            fields.ignore_rest_but(&["type", "id", "status"]);
-            push_call(called(Some(id), &name, &arguments), messages);
-        }
+        "function_call" | "custom_tool_call" | "tool_search_call" => push_call(call_of(fields, &kind)?, messages),
         "function_call_output" | "custom_tool_call_output" => {
             let id = fields.required_text("call_id")?;
             let name = fields.name("output");
             let output = content_of(Some(fields.required("output")?), &name, &warnings)?;
             fields.ignore_rest_but(&["type", "id", "status", "name"]);
             messages.push(json!({"role": "tool", "tool_call_id": id, "content": output.text.unwrap_or_default()}));
-        }
-        "tool_search_call" => {
-            let (id, place) = (fields.text("call_id")?, fields.name("arguments"));
-            let arguments = arguments_of(fields.value("arguments"), &place, &warnings);
-            push_call(called(id, SEARCH, &arguments), messages);
         }
         "tool_search_output" => {
             let id = fields.text("call_id")?;
@@ -138,6 +118,27 @@ fn push_item(mut fields: Fields, place: &str, read: &mut Input) -> Result<(), Fa
         }
     }
     Ok(())
+}
+
+/// An earlier call, under the name that the model sees.
+fn call_of(mut fields: Fields, kind: &str) -> Result<Value, Failure> {
+    let (id, name) = match kind {
+        "tool_search_call" => (fields.text("call_id")?, SEARCH.to_owned()),
+        _ => (Some(fields.required_text("call_id")?), fields.required_text("name")?),
+    };
+    let name = match fields.text("namespace")? {
+        Some(namespace) => shown_name(&namespace, &name),
+        None => name,
+    };
+    let arguments = match kind {
+        "custom_tool_call" => json!({"input": fields.text("input")?.unwrap_or_default()}),
+        _ => {
+            let (arguments, place) = (fields.value("arguments"), fields.name("arguments"));
+            arguments_of(arguments, &place, fields.warnings())
+        }
+    };
+    fields.ignore_rest_but(&["type", "id", "status", "execution"]);
+    Ok(called(id, &name, &arguments))
 }
 
 /// Calls that follow one another, or an assistant's text, are of one message.
