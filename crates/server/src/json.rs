@@ -10,7 +10,51 @@ use serde_json::{Map, Number, Value};
 /// # Errors
 /// What is wrong with the text, and where.
 pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
-    serde_json::from_slice(text).map(|OnceNamed(value)| value)
+    let OnceNamed(value) = serde_json::from_slice(text)?;
+    check_integers(text).map_err(serde_json::Error::custom)?;
+    Ok(value)
+}
+
+/// Refuses integers of more than 64 bits in valid JSON, which would be rounded to doubles.
+///
+/// # Errors
+/// The integer and what to do.
+pub(crate) fn check_integers(text: &[u8]) -> Result<(), String> {
+    const SHORTEST: usize = 19;
+    let mut at = 0;
+    while let Some(first) = text.get(at) {
+        match first {
+            b'"' => {
+                at += 1;
+                while text.get(at).is_some_and(|byte| *byte != b'"') {
+                    at += if text[at] == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => {
+                let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
+                let end = text[at..]
+                    .iter()
+                    .position(|byte| !is_part(byte))
+                    .unwrap_or(text.len() - at);
+                let number = str::from_utf8(&text[at..at + end]).unwrap_or_default();
+                let is_integer = !number.contains(['.', 'e', 'E']);
+                if number.len() >= SHORTEST
+                    && is_integer
+                    && number.parse::<i64>().is_err()
+                    && number.parse::<u64>().is_err()
+                {
+                    let shown = if number.len() > 60 { &number[..60] } else { number };
+                    return Err(format!(
+                        "the integer {shown} has more than 64 bits: send it as a string"
+                    ));
+                }
+                at += end;
+            }
+            _ => at += 1,
+        }
+    }
+    Ok(())
 }
 
 struct OnceNamed(Value);
@@ -98,6 +142,29 @@ mod tests {
             assert_eq!(parse(text.as_bytes()).unwrap(), expected);
         }
         assert!(parse(b"1e999").is_err());
+    }
+
+    #[test]
+    fn an_integer_that_would_be_rounded_is_refused() {
+        for text in [
+            "[18446744073709551616]",
+            "{\"a\": -9223372036854775809}",
+            "123456789012345678901234567890",
+        ] {
+            let problem = parse(text.as_bytes()).unwrap_err().to_string();
+            assert!(
+                problem.contains("has more than 64 bits: send it as a string"),
+                "{problem}"
+            );
+        }
+        for text in [
+            "[18446744073709551615,-9223372036854775808]",
+            "\"\\\"18446744073709551616\"",
+            "18446744073709551616.5",
+            "1e30",
+        ] {
+            assert!(parse(text.as_bytes()).is_ok(), "{text}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use riffle_model::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{Form, with_options};
+use super::{Form, SPACES, with_options};
 use crate::app::App;
 use crate::failure::Failure;
 use crate::speech::CallStyle;
@@ -16,22 +16,13 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
         CallStyle::Bare => "parameters",
         _ => "arguments",
     };
-    let calls = tools.iter().map(|tool| {
-        let function = &tool["function"];
-        json!({
-            "type": "object",
-            "properties": {"name": {"const": function["name"]}, key: function["parameters"]},
-            "required": ["name", key],
-            "additionalProperties": false,
-        })
-    });
-    let schema = with_options(json!({"anyOf": calls.collect::<Vec<_>>()}));
+    let call = call_rules(tools, key);
     let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
     let (begin, inner, end) = match style {
         CallStyle::Tagged => ("<tool_call>", r#""\n" call "\n""#, Some("</tool_call>")),
         CallStyle::Mistral => ("[TOOL_CALLS]", r#""[" call "]""#, None),
         CallStyle::Phi => ("<|tool_call|>", r#""[" call "]""#, Some("<|/tool_call|>")),
-        CallStyle::Bare if is_required => return Ok(Form::Grammar(format!("start: call\ncall: %json {schema}"))),
+        CallStyle::Bare if is_required => return Ok(Form::Grammar(format!("start: call\n{call}"))),
         CallStyle::Bare | CallStyle::Gemma => {
             return Err(match is_required {
                 true => Failure::field("tool_choice", "this model's calls cannot be required: use auto"),
@@ -43,11 +34,38 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
         }
     };
     let end = end.map(|end| mark_of(tokenizer, end)).unwrap_or_default();
-    let rest = format!("{inner} {end}\ncall: %json {schema}");
+    let rest = format!("{inner} {end}\n{call}");
     Ok(Form::Grammar(match is_required {
         true => format!("start: {} {rest}", mark_of(tokenizer, begin)),
         false => format!("{}\nrest: {rest}", free_start(tokenizer, begin)),
     }))
+}
+
+/// The rule `call` and those below it: the call of one of the tools, with its arguments under `key`. The parameters of each tool are a
+/// schema of their own, so that their references name parts of them.
+fn call_rules(tools: &[Value], key: &str) -> String {
+    let literal = |text: &str| json!(text).to_string();
+    let quoted = |value: &Value| literal(&value.to_string());
+    let names: Vec<String> = (0..tools.len()).map(|at| format!("tool_{at}")).collect();
+    let mut rules = format!("call: {}\nSPACE: /{SPACES}/", names.join(" | "));
+    for (at, tool) in tools.iter().enumerate() {
+        let function = &tool["function"];
+        let pieces = [
+            literal("{"),
+            quoted(&json!("name")),
+            literal(":"),
+            quoted(&function["name"]),
+            literal(","),
+            quoted(&json!(key)),
+            literal(":"),
+        ];
+        let head = pieces.join(" SPACE? ");
+        let schema = with_options(function["parameters"].clone());
+        rules.push_str(&format!(
+            "\ntool_{at}: {head} SPACE? parameters_{at} SPACE? \"}}\"\nparameters_{at}: %json {schema}"
+        ));
+    }
+    rules
 }
 
 /// The beginning of a grammar of text in which the mark `begin` is followed by a `rest`.
@@ -79,6 +97,75 @@ fn mark_of(tokenizer: &Tokenizer, mark: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn tool(name: &str, parameters: Value) -> Value {
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    }
+
+    fn calls(tools: &[Value]) -> impl Fn(&str) -> bool {
+        let engine = crate::forms::tests::engine();
+        let grammar = format!("start: call\n{}", call_rules(tools, "arguments"));
+        move |text: &str| crate::forms::tests::fits(&engine, Form::Grammar(grammar.clone()), text)
+    }
+
+    #[test]
+    fn references_name_parts_of_the_tools_own_parameters() {
+        let nested = |digits: usize| {
+            json!({
+                "$defs": {"Item": {"type": "object", "properties": {"sku": {"type": "string", "maxLength": digits}}, "required": ["sku"], "additionalProperties": false}},
+                "type": "object",
+                "properties": {"item": {"$ref": "#/$defs/Item"}},
+                "required": ["item"],
+                "additionalProperties": false,
+            })
+        };
+        let list = json!({
+            "type": "object",
+            "properties": {"v": {"enum": [1, 2]}, "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}},
+            "required": ["v", "next"],
+            "additionalProperties": false,
+        });
+        let other = json!({
+            "type": "object",
+            "definitions": {"a/b c": {"enum": ["x"]}},
+            "properties": {"a": {"enum": [1]}, "b": {"$ref": "#/properties/a"}, "c": {"$ref": "#/definitions/a~1b%20c"}, "$ref": {"enum": [{"$ref": "#/nowhere"}]}},
+            "required": ["b", "c", "$ref"],
+        });
+        let named = json!({
+            "$id": "https://example.org/tool.json",
+            "$defs": {"Item": {"$anchor": "item", "enum": [7]}},
+            "type": "object",
+            "properties": {"a": {"$ref": "#item"}, "b": {"$ref": "https://example.org/tool.json#/$defs/Item"}},
+            "required": ["a", "b"],
+        });
+        let tools = [
+            tool("one", nested(1)),
+            tool("two", nested(2)),
+            tool("list", list),
+            tool("other", other),
+            tool("named", named),
+        ];
+        let fits = calls(&tools);
+        for text in [
+            r#"{"name": "one", "arguments": {"item": {"sku": "a"}}}"#,
+            r#"{"name":"two","arguments":{"item":{"sku":"ab"}}}"#,
+            "{\n  \"name\": \"list\",\n  \"arguments\": {\"v\": 1, \"next\": {\"v\": 2, \"next\": null}}\n}",
+            r##"{"name": "other", "arguments": {"b": 1, "c": "x", "$ref": {"$ref": "#/nowhere"}}}"##,
+            r#"{"name": "named", "arguments": {"a": 7, "b": 7}}"#,
+        ] {
+            assert!(fits(text), "{text}");
+        }
+        for text in [
+            r#"{"name": "one", "arguments": {"item": {"sku": "ab"}}}"#,
+            r#"{"name": "list", "arguments": {"v": 1, "next": {"name": "list", "arguments": {}}}}"#,
+            r##"{"name": "other", "arguments": {"b": 2, "c": "x", "$ref": {"$ref": "#/nowhere"}}}"##,
+            r#"{"name": "three", "arguments": {}}"#,
+            "{\"name\":  \"one\", \"arguments\": {\"item\": {\"sku\": \"a\"}}}",
+            "{\"name\": \"one\", \"arguments\":  {\"item\": {\"sku\": \"a\"}}}",
+        ] {
+            assert!(!fits(text), "{text}");
+        }
+    }
 
     #[test]
     fn a_mark_that_is_text_begins_a_call_wherever_it_stands() {

@@ -3,8 +3,11 @@
 //! A form is prepared once and answers with it begin from copies. The tokens that may come next are worked out on a thread of their
 //! own while the engine computes the logits they are drawn from.
 
+mod bounds;
 pub(crate) mod calls;
+mod compile;
 mod constraint;
+mod schema;
 pub(crate) mod thoughts;
 mod vocabulary;
 mod worker;
@@ -17,9 +20,9 @@ use llguidance::{Matcher, ParserFactory};
 use riffle_engine::{AnswerForm, Engine};
 use serde_json::{Value, json};
 
-use crate::app::aside;
 use crate::failure::Failure;
 use crate::fields::{Fields, text_of};
+use compile::Compilers;
 use constraint::PreparedForm;
 use worker::Worker;
 
@@ -45,7 +48,7 @@ impl Form {
         let Value::String(text) = schema else {
             return Ok(Self::Schema(schema));
         };
-        let parsed = serde_json::from_str(&text);
+        let parsed = crate::json::parse(text.as_bytes());
         parsed
             .map(Self::Schema)
             .map_err(|error| Failure::field(place, format!("the schema is not valid JSON: {error}")))
@@ -72,6 +75,7 @@ pub(crate) struct Forms {
     engine: Arc<Engine>,
     factory: OnceLock<Result<Arc<ParserFactory>, String>>,
     limits: crate::Limits,
+    compilers: Compilers,
     worker: Worker,
 }
 
@@ -81,6 +85,7 @@ impl Forms {
             engine: Arc::clone(engine),
             factory: OnceLock::new(),
             limits,
+            compilers: Compilers::new(),
             worker: Worker::start()?,
         })
     }
@@ -100,41 +105,48 @@ impl Forms {
             ));
         }
         let (own, at) = (Arc::clone(self), place.to_owned());
-        let prepared = aside(move || own.prepare_now(form, &at));
-        let late = || {
-            Failure::field(
-                place,
-                format!(
-                    "it could not be prepared within {} s: make it simpler",
-                    self.limits.form_time.as_secs()
-                ),
-            )
-        };
-        tokio::time::timeout(self.limits.form_time, prepared)
-            .await
-            .map_err(|_| late())?
+        let prepare = move || own.prepare_now(form, &at);
+        self.compilers.run(place, self.limits.form_time, prepare).await
     }
 
+    /// Prepares a form on this thread, whose stack has [`bounds::STACK_BYTES`].
     fn prepare_now(&self, form: Form, place: &str) -> Result<Arc<dyn AnswerForm>, Failure> {
         let factory = self.factory.get_or_init(|| vocabulary::factory(&self.engine));
         let factory = factory
             .as_ref()
             .map_err(|problem| Failure::new(StatusCode::NOT_IMPLEMENTED, problem.clone()))?;
-        let grammar = match form {
-            Form::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))),
-            Form::Schema(schema) => {
-                refuse_options(&schema, place)?;
-                TopLevelGrammar::from_json_schema(with_options(schema))
-            }
-            Form::Pattern(pattern) => TopLevelGrammar::from_regex(&pattern),
-            Form::Grammar(grammar) => TopLevelGrammar::from_lark(grammar),
-        };
+        let grammar = grammar_of(form).map_err(|problem| refused(place, problem))?;
         let matcher = Matcher::new(factory.create_parser(grammar));
         match matcher.get_error() {
             None => Ok(Arc::new(PreparedForm::new(matcher, self.worker.clone()))),
-            Some(problem) => Err(Failure::field(place, one_line(&problem)).with_code("unsupported_schema")),
+            Some(problem) => Err(refused(place, one_line(&problem))),
         }
     }
+}
+
+fn refused(place: &str, problem: String) -> Failure {
+    Failure::field(place, problem).with_code("unsupported_schema")
+}
+
+/// A form as llguidance takes it.
+///
+/// # Errors
+/// For a form beyond the bounds, or one that cannot be held exactly.
+fn grammar_of(form: Form) -> Result<TopLevelGrammar, String> {
+    Ok(match form {
+        Form::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))),
+        Form::Schema(mut schema) => {
+            refuse_options(&schema)?;
+            bounds::check_schema(&schema)?;
+            schema::prepare(&mut schema)?;
+            TopLevelGrammar::from_json_schema(with_options(schema))
+        }
+        Form::Pattern(pattern) => {
+            bounds::check_pattern(&pattern)?;
+            TopLevelGrammar::from_regex(&pattern)
+        }
+        Form::Grammar(grammar) => TopLevelGrammar::from_lark(bounds::prepared_grammar(&grammar)?),
+    })
 }
 
 /// What may stand between two parts of JSON: a space, or a line break with what the next line is indented by. A small model that
@@ -154,13 +166,10 @@ pub(crate) fn with_options(schema: Value) -> Value {
 }
 
 /// A schema may not change how schemas are read.
-fn refuse_options(schema: &Value, place: &str) -> Result<(), Failure> {
+fn refuse_options(schema: &Value) -> Result<(), String> {
     match schema.get("x-guidance") {
         None => Ok(()),
-        Some(_) => Err(Failure::field(
-            place,
-            "x-guidance is not taken: a schema is read as it stands",
-        )),
+        Some(_) => Err("x-guidance is not taken: a schema is read as it stands".to_owned()),
     }
 }
 
@@ -321,6 +330,102 @@ pub(crate) mod tests {
         let schema = json!({"oneOf": [{"type": "integer"}, {"minimum": 2}]});
         let refused = forms.prepare_now(Form::Schema(schema), "form").unwrap_err();
         assert!(refused.message.starts_with("form: oneOf: "), "{}", refused.message);
+    }
+
+    fn problem(engine: &Arc<Engine>, form: Form) -> String {
+        let forms = Forms::new(engine, crate::Limits::default()).unwrap();
+        forms.prepare_now(form, "form").unwrap_err().message
+    }
+
+    #[test]
+    fn integers_that_a_double_cannot_hold_are_kept_or_refused() {
+        let engine = engine();
+        for schema in [
+            json!({"const": 1234567890123456789_u64}),
+            json!({"enum": [1, 9007199254740993_u64]}),
+            json!({"const": 12345678901234567890_u64}),
+            json!({"properties": {"a": {"const": {"b": [-9007199254740993_i64]}}}}),
+            json!({"const": 1e23}),
+        ] {
+            let problem = problem(&engine, Form::Schema(schema));
+            assert!(problem.contains("cannot be held exactly"), "{problem}");
+        }
+        let narrow = json!({"type": "integer", "minimum": 1234567890123456789_u64, "maximum": 1234567890123456790_u64});
+        let refused = problem(&engine, Form::Schema(narrow));
+        assert!(refused.contains("no number between them"), "{refused}");
+        let too_large = json!({"type": "integer", "minimum": 1e19});
+        assert!(problem(&engine, Form::Schema(too_large)).contains("the largest is"));
+        let fits = |schema: Value, text: &str| fits(&engine, Form::Schema(schema), text);
+        let signed = json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX});
+        let unsigned = json!({"type": "integer", "minimum": 0, "maximum": u64::MAX});
+        let lower = json!({"type": "integer", "minimum": 9007199254740993_u64});
+        let upper = json!({"type": "number", "exclusiveMaximum": -9007199254740993_i64});
+        assert!(fits(json!({"const": 9007199254740992_u64}), "9007199254740992"));
+        assert!(fits(json!({"const": 0.1}), "0.1"));
+        for text in ["0", "-7", "9007199254740993"] {
+            assert!(fits(signed.clone(), text), "{text}");
+        }
+        assert!(fits(unsigned.clone(), "12") && !fits(unsigned, "-1"));
+        assert!(!fits(signed, "9223372036854775808"));
+        assert!(fits(lower.clone(), "9007199254740994") && fits(lower.clone(), "1000000000000000000"));
+        assert!(!fits(lower, "9007199254740992"));
+        assert!(fits(upper.clone(), "-9007199254740994") && !fits(upper, "-9007199254740992"));
+    }
+
+    #[test]
+    fn no_name_can_be_made_longer_where_a_declared_one_was_meant() {
+        let engine = engine();
+        let fits = |schema: &Value, text: &str| fits(&engine, Form::Schema(schema.clone()), text);
+        let person = json!({
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name"],
+        });
+        for text in [
+            r#"{"city": "Bern", "name": "Ada", "age": 36}"#,
+            r#"{"name": "Ada", "age": 36}"#,
+            r#"{"name": "Ada"}"#,
+        ] {
+            assert!(fits(&person, text), "{text}");
+        }
+        assert!(!fits(&person, r#"{"name": "Ada", "city ": "Bern"}"#));
+        let nested = json!({"$defs": {"P": person}, "anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/P"}}]});
+        assert!(!fits(&nested, r#"[{"name": "Ada", "city ": "Bern"}]"#));
+        let open = json!({"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": true});
+        assert!(fits(&open, r#"{"a": 1, "b": 2}"#));
+        let undeclared = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["b"]});
+        assert!(fits(&undeclared, r#"{"a": 1, "b": [2]}"#));
+    }
+
+    #[test]
+    fn parts_of_a_conjunction_leave_each_other_room() {
+        let engine = engine();
+        let base = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]});
+        let more = json!({"properties": {"b": {"const": 2}}, "required": ["b"]});
+        for schema in [
+            json!({"allOf": [base, more]}),
+            json!({"$defs": {"Base": base}, "allOf": [{"$ref": "#/$defs/Base"}, more]}),
+            json!({"$defs": {"Base": base}, "$ref": "#/$defs/Base", "properties": {"b": {"const": 2}}, "required": ["b"]}),
+        ] {
+            assert!(
+                fits(&engine, Form::Schema(schema.clone()), r#"{"a": 1, "b": 2}"#),
+                "{schema}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_reference_to_itself_is_refused_in_words_that_say_so() {
+        let engine = engine();
+        for schema in [
+            json!({"$ref": "#"}),
+            json!({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}}),
+        ] {
+            let problem = problem(&engine, Form::Schema(schema));
+            assert!(problem.contains("leads back to itself"), "{problem}");
+        }
+        let list = json!({"type": "object", "properties": {"next": {"$ref": "#"}}});
+        assert!(fits(&engine, Form::Schema(list), r#"{"next": {"next": {}}}"#));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::sync::mpsc::{Sender, channel};
 
+use super::bounds::STACK_BYTES;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Hands work to the thread; it ends when all handles are gone.
@@ -13,6 +15,7 @@ impl Worker {
         let (jobs, received) = channel::<Job>();
         std::thread::Builder::new()
             .name("riffle-forms".to_owned())
+            .stack_size(STACK_BYTES)
             .spawn(move || {
                 for job in received {
                     // What a job was to send is missed by whoever waits for it.

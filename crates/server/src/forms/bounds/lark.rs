@@ -1,0 +1,135 @@
+//! Counts how deep a grammar is and prepares the schemas in it, reading its text as llguidance's lexer does.
+
+use serde_json::Value;
+
+use super::{GRAMMAR_LEVELS, PATTERN_CHARACTERS, check_count, schema};
+use crate::json;
+
+/// A grammar whose schemas are as llguidance is given them.
+///
+/// # Errors
+/// For a grammar with too many rules and terminals, or one that is nested too deeply, and for a schema in it.
+pub(in crate::forms) fn prepared(grammar: &str) -> Result<String, String> {
+    let mut reader = Reader {
+        rest: grammar,
+        prepared: String::with_capacity(grammar.len()),
+        levels: 0,
+        open: 0,
+        deepest: 0,
+        pattern_characters: 0,
+    };
+    while !reader.rest.is_empty() {
+        reader.step()?;
+    }
+    reader.end_definition();
+    check_count("rules and levels of nesting", reader.levels, GRAMMAR_LEVELS)?;
+    check_count(
+        "characters of regular expressions",
+        reader.pattern_characters,
+        PATTERN_CHARACTERS,
+    )?;
+    Ok(reader.prepared)
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+    /// The text before it, as it is given to llguidance.
+    prepared: String,
+    /// Of the definitions before: one for each, and its deepest nesting.
+    levels: usize,
+    /// Brackets open here, and the most in this definition.
+    open: usize,
+    deepest: usize,
+    pattern_characters: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Passes one part of the text. What no grammar may hold is passed over: llguidance's lexer refuses it.
+    fn step(&mut self) -> Result<(), String> {
+        let rest = self.rest;
+        if rest.starts_with("//") || rest.starts_with('#') {
+            self.pass(rest.find('\n').unwrap_or(rest.len()));
+            return Ok(());
+        }
+        for keyword in ["%json", "%llguidance", "%regex"] {
+            if rest.starts_with(keyword) {
+                self.pass(keyword.len());
+                return self.pass_json(keyword == "%json");
+            }
+        }
+        match rest.as_bytes()[0] {
+            b'"' => self.pass(quoted(rest, '"').len()),
+            b'/' => {
+                let pattern = quoted(rest, '/');
+                self.pattern_characters += pattern.len();
+                self.pass(pattern.len());
+            }
+            b'<' => {
+                let end = rest[1..].find(['<', '>', ' ', '\t', '\r', '\n']);
+                let is_token = end.is_some_and(|end| end > 0 && rest[1 + end..].starts_with('>'));
+                self.pass(if is_token { end.unwrap_or(0) + 2 } else { 1 });
+            }
+            b'(' | b'[' | b'{' => {
+                self.open += 1;
+                self.deepest = self.deepest.max(self.open);
+                self.pass(1);
+            }
+            b')' | b']' | b'}' => {
+                self.open = self.open.saturating_sub(1);
+                self.pass(1);
+            }
+            b':' => {
+                self.end_definition();
+                self.pass(1);
+            }
+            _ => self.pass(rest.chars().next().map_or(1, char::len_utf8)),
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, bytes: usize) {
+        let (passed, rest) = self.rest.split_at(bytes);
+        self.prepared.push_str(passed);
+        self.rest = rest;
+    }
+
+    /// Counts a definition; every one has a colon.
+    fn end_definition(&mut self) {
+        self.levels += 1 + self.deepest;
+        self.deepest = self.open;
+    }
+
+    /// Passes JSON, which may be a schema.
+    fn pass_json(&mut self, is_schema: bool) -> Result<(), String> {
+        let mut values = serde_json::Deserializer::from_str(self.rest).into_iter::<Value>();
+        let value = values.next();
+        let text = &self.rest[..values.byte_offset()];
+        match value {
+            Some(Ok(mut schema)) if is_schema => {
+                json::check_integers(text.as_bytes())?;
+                schema::check(&schema)?;
+                crate::forms::schema::prepare(&mut schema)?;
+                self.prepared.push_str(&format!(" {schema}"));
+                self.rest = &self.rest[text.len()..];
+            }
+            Some(Ok(_)) => self.pass(text.len()),
+            // The lexer refuses text that is no JSON.
+            _ => self.pass(self.rest.len()),
+        }
+        Ok(())
+    }
+}
+
+/// The text from one mark to the next one that no backslash stands before; all of it where there is none.
+fn quoted(text: &str, mark: char) -> &str {
+    let mut is_escaped = false;
+    for (at, character) in text.char_indices().skip(1) {
+        match character {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            _ if character == mark => return &text[..at + 1],
+            _ => {}
+        }
+    }
+    text
+}

@@ -1,0 +1,57 @@
+//! Bounds of what clients send as forms, counted before llguidance compiles it by recursion.
+//!
+//! The stack of a compilation is known ([`STACK_BYTES`]); these bounds keep every form below a quarter of it.
+
+mod lark;
+mod schema;
+
+use serde_json::Value;
+
+pub(super) use lark::prepared as prepared_grammar;
+pub(super) use schema::check as check_schema;
+
+/// Bytes of the stack of each thread that compiles forms or computes masks. Only the pages that are used take memory.
+pub(crate) const STACK_BYTES: usize = 128 << 20;
+
+/// Most levels of a schema: its own nesting, and that of everything its references name. A level takes at most 10 KiB of stack.
+pub(super) const SCHEMA_LEVELS: usize = 3000;
+
+/// Most names of properties in a schema. A name takes at most 1 KiB of stack.
+pub(super) const PROPERTY_NAMES: usize = 20_000;
+
+/// Most values of a schema whose references are written out where they stand beside other keywords.
+pub(super) const SCHEMA_VALUES: u64 = 200_000;
+
+/// Most entries of `patternProperties`: every pair of an object is compared.
+pub(super) const NAME_PATTERNS: usize = 100;
+
+/// Most levels of a grammar: its rules and terminals, and the nesting of each. A level takes at most 8 KiB of stack.
+pub(super) const GRAMMAR_LEVELS: usize = 4000;
+
+/// Most characters of a regular expression. One takes at most 1 KiB of stack.
+pub(super) const PATTERN_CHARACTERS: usize = 20_000;
+
+/// Refuses a pattern that is too long to be compiled.
+///
+/// # Errors
+/// How many characters it has and how many are allowed.
+pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
+    check_count("characters", pattern.len(), PATTERN_CHARACTERS)
+}
+
+/// Refuses a number that is beyond its bound.
+fn check_count(counted: &str, found: usize, most: usize) -> Result<(), String> {
+    match found <= most {
+        true => Ok(()),
+        false => Err(format!("it has {found} {counted}, {most} are the limit")),
+    }
+}
+
+/// Levels of arrays and objects in each other.
+fn nesting(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(nesting).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(nesting).max().unwrap_or(0),
+        _ => 0,
+    }
+}

@@ -1,0 +1,107 @@
+//! Closes objects that declare properties and do not say whether others may stand beside them.
+//!
+//! llguidance takes declared names in their order and then any other name. A model that writes a declared name later than the schema
+//! lists it would have to make a longer name of it, such as `"city "`.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value, json};
+
+use super::{References, is_conjunction};
+
+/// The schema with `additionalProperties: false` in objects with properties that do not say it. Objects that are part of a conjunction,
+/// directly or through a reference, stay open: each part would shut out the properties of the others.
+///
+/// # Errors
+/// For references beyond a bound.
+pub(super) fn closed(schema: &Value) -> Result<Value, String> {
+    let references = References::of(schema)?;
+    let mut conjunctions = Conjunctions {
+        references: &references,
+        parts: HashSet::new(),
+    };
+    conjunctions.search(schema, false);
+    Ok(conjunctions.close(schema, false))
+}
+
+/// Schemas that conjunctions refer to.
+struct Conjunctions<'a> {
+    references: &'a References<'a>,
+    /// By their place in memory.
+    parts: HashSet<*const Value>,
+}
+
+impl<'a> Conjunctions<'a> {
+    fn search(&mut self, value: &'a Value, is_part: bool) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| self.search(item, is_part)),
+            Value::Object(fields) => {
+                let is_part = is_part || is_conjunction(fields);
+                for (name, value) in fields {
+                    match (name.as_str(), value) {
+                        ("$ref", Value::String(reference)) if is_part => {
+                            for target in self.references.targets(reference) {
+                                if self.parts.insert(target) {
+                                    self.search(target, true);
+                                }
+                            }
+                        }
+                        _ => self.search(value, is_part),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A copy of a schema; `is_part` inside a conjunction.
+    fn close(&self, schema: &Value, is_part: bool) -> Value {
+        let Value::Object(fields) = schema else {
+            return schema.clone();
+        };
+        let is_part = is_part || self.parts.contains(&std::ptr::from_ref(schema)) || is_conjunction(fields);
+        let close = |(name, value): (&String, &Value)| (name.clone(), self.close_keyword(name, value, is_part));
+        let mut closed: Map<String, Value> = fields.iter().map(close).collect();
+        if !is_part {
+            close_object(&mut closed);
+        }
+        Value::Object(closed)
+    }
+
+    fn close_keyword(&self, keyword: &str, value: &Value, is_part: bool) -> Value {
+        match (keyword, value) {
+            ("const" | "default" | "enum" | "examples" | "required", _) => value.clone(),
+            ("$defs" | "definitions" | "patternProperties" | "properties", Value::Object(named)) => {
+                let close = |(name, schema): (&String, &Value)| (name.clone(), self.close(schema, is_part));
+                Value::Object(named.iter().map(close).collect())
+            }
+            (_, Value::Array(list)) => list.iter().map(|schema| self.close(schema, is_part)).collect(),
+            (_, value) => self.close(value, is_part),
+        }
+    }
+}
+
+/// Closes an object that declares properties, unless it says which others it takes or needs more than it declares.
+fn close_object(fields: &mut Map<String, Value>) {
+    let says_it = ["additionalProperties", "unevaluatedProperties"]
+        .into_iter()
+        .any(|keyword| fields.contains_key(keyword));
+    let needed = fields.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
+    let required = fields
+        .get("required")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
+    let Some(Value::Object(properties)) = fields.get_mut("properties") else {
+        return;
+    };
+    if says_it || properties.is_empty() || needed > properties.len() as u64 {
+        return;
+    }
+    for name in required.iter().filter_map(Value::as_str) {
+        if !properties.contains_key(name) {
+            properties.insert(name.to_owned(), json!(true));
+        }
+    }
+    fields.insert("additionalProperties".to_owned(), json!(false));
+}

@@ -1,0 +1,78 @@
+//! Schemas as they are given to llguidance: with numbers that it holds exactly, and objects closed to names that nobody declared.
+
+mod closing;
+mod numbers;
+mod references;
+
+use serde_json::{Map, Value};
+
+pub(super) use references::References;
+
+/// Keywords that apply to the same value as the keywords beside them.
+const IN_PLACE: [&str; 6] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf"];
+
+/// Keywords that constrain a value by themselves.
+const CONSTRAINTS: [&str; 21] = [
+    "additionalItems",
+    "additionalProperties",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "items",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "pattern",
+    "patternProperties",
+    "prefixItems",
+    "properties",
+    "required",
+    "type",
+];
+
+/// True if several parts of a schema constrain the same value.
+pub(super) fn is_conjunction(fields: &Map<String, Value>) -> bool {
+    let in_place = fields.keys().filter(|name| IN_PLACE.contains(&name.as_str())).count();
+    let is_constrained = fields.keys().any(|name| CONSTRAINTS.contains(&name.as_str()));
+    let all = fields.get("allOf").and_then(Value::as_array);
+    in_place + usize::from(is_constrained) > 1 || all.is_some_and(|all| all.len() > 1)
+}
+
+/// A schema as llguidance is given it. Answers that meet it meet the schema that was sent.
+///
+/// # Errors
+/// For a number that cannot be held exactly.
+pub(super) fn prepare(schema: &mut Value) -> Result<(), String> {
+    numbers::hold(schema)?;
+    *schema = closing::closed(schema)?;
+    Ok(())
+}
+
+/// Parts of a schema that a keyword holds.
+enum Parts<'a> {
+    One(&'a mut Value),
+    List(&'a mut Vec<Value>),
+    Named(&'a mut Map<String, Value>),
+    /// Data or an annotation.
+    None,
+}
+
+/// The schemas under a keyword.
+fn parts<'a>(keyword: &str, value: &'a mut Value) -> Parts<'a> {
+    match (keyword, value) {
+        ("const" | "default" | "enum" | "examples" | "required", _) => Parts::None,
+        (
+            "$defs" | "definitions" | "dependencies" | "dependentSchemas" | "patternProperties" | "properties",
+            Value::Object(named),
+        ) => Parts::Named(named),
+        (_, Value::Array(list)) => Parts::List(list),
+        (_, value @ Value::Object(_)) => Parts::One(value),
+        _ => Parts::None,
+    }
+}

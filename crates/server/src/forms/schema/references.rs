@@ -1,0 +1,96 @@
+//! Finds what references of a schema name.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+/// Most parts of a schema with an `$id`: each is a document of its own that a reference may start from.
+const DOCUMENTS: usize = 100;
+
+/// What the references of a schema may name.
+pub(in crate::forms) struct References<'a> {
+    /// The schema, and the parts of it with an `$id`.
+    documents: Vec<&'a Value>,
+    anchors: HashMap<&'a str, Vec<&'a Value>>,
+}
+
+impl<'a> References<'a> {
+    /// # Errors
+    /// For more parts with an `$id` than allowed.
+    pub(in crate::forms) fn of(schema: &'a Value) -> Result<Self, String> {
+        let mut references = Self {
+            documents: vec![schema],
+            anchors: HashMap::new(),
+        };
+        references.collect(schema);
+        match references.documents.len() - 1 {
+            found if found > DOCUMENTS => Err(format!("{found} of its parts have an $id, {DOCUMENTS} are the limit")),
+            _ => Ok(references),
+        }
+    }
+
+    fn collect(&mut self, value: &'a Value) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| self.collect(item)),
+            Value::Object(fields) => {
+                if ["$id", "id"]
+                    .into_iter()
+                    .any(|name| fields.get(name).is_some_and(Value::is_string))
+                {
+                    self.documents.push(value);
+                }
+                for name in ["$anchor", "$dynamicAnchor"] {
+                    if let Some(anchor) = fields.get(name).and_then(Value::as_str) {
+                        self.anchors.entry(anchor).or_default().push(value);
+                    }
+                }
+                fields.values().for_each(|value| self.collect(value));
+            }
+            _ => {}
+        }
+    }
+
+    /// Everything that a reference may name: the fragment is looked up in every document, whichever of them it starts from.
+    pub(in crate::forms) fn targets(&self, reference: &str) -> Vec<&'a Value> {
+        let fragment = decoded(reference.split_once('#').map_or("", |(_, fragment)| fragment));
+        match fragment.is_empty() || fragment.starts_with('/') {
+            true => {
+                let named = self.documents.iter().filter_map(|document| document.pointer(&fragment));
+                named.collect()
+            }
+            false => {
+                // Before draft 2019-09, an `$id` of a fragment is an anchor.
+                let id = format!("#{fragment}");
+                let is_named = |document: &&&'a Value| document["$id"] == id || document["id"] == id;
+                let named = self.documents.iter().filter(is_named).copied();
+                self.anchors
+                    .get(fragment.as_str())
+                    .into_iter()
+                    .flatten()
+                    .copied()
+                    .chain(named)
+                    .collect()
+            }
+        }
+    }
+}
+
+/// A fragment without percent signs for bytes.
+fn decoded(fragment: &str) -> String {
+    let mut bytes = Vec::with_capacity(fragment.len());
+    let mut rest = fragment.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) if *first == b'%' => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
