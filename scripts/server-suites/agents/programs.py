@@ -1,15 +1,15 @@
-"""The agents of the command line: how each is set up against a server, and how it is asked twice."""
+"""The clients: how each is set up against a server, and how it is asked twice."""
 
 import dataclasses
 import json
-import os
 import pathlib
+import shutil
+import sys
 
 import play as plays
 from play import Play
 
-# The programs may reach nothing but the server: any other request goes to a port where nothing listens.
-NOWHERE = "http://127.0.0.1:9"
+HERE = pathlib.Path(__file__).parent
 
 
 @dataclasses.dataclass
@@ -23,7 +23,7 @@ class Place:
     model: str
 
     def node(self, name):
-        return str(self.package / "node_modules" / ".bin" / name)
+        return self.package / "node_modules/.bin" / name
 
     def write(self, name, content):
         """Writes a settings file in the home."""
@@ -35,14 +35,21 @@ class Place:
 
 @dataclasses.dataclass
 class Program:
+    """A client. `package` is its name in versions.json, `steps` gives its variables and commands at a place.
+
+    A step is a command, or a function that gives one once the steps before are done.
+    """
+
     name: str
-    packages: list
-    play: Play
-    # Of a place: the variables, the command of the first turn and that of the second.
-    setting: object
     shape: str
-    # True if a file must have changed, since the program calls no tools.
-    edits: bool = False
+    play: Play
+    steps: object
+    package: str = ""
+    # What the run shows: "call" for a tool's call and its result, "edit" for a changed file, "form" for an answer of a form.
+    shows: str = "call"
+
+    def __post_init__(self):
+        self.package = self.package or self.name
 
 
 SHELL = {"command": "cat notes.txt", "description": "Read the notes"}
@@ -52,19 +59,19 @@ def claude_code(place):
     variables = {
         "ANTHROPIC_BASE_URL": place.url,
         "ANTHROPIC_AUTH_TOKEN": "any",
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "65536",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_AUTOUPDATER": "1",
-        "DISABLE_TELEMETRY": "1",
     }
     claude = [place.node("claude"), "-p", "--allowedTools", "Bash"]
-    return variables, [*claude, "--", plays.FIRST_TURN], [*claude, "--continue", "--", plays.SECOND_TURN]
+    return variables, [[*claude, "--", plays.FIRST_TURN], [*claude, "--continue", "--", plays.SECOND_TURN]]
 
 
-def codex(place):
+def codex(place, *options):
     place.write(
         ".codex/config.toml",
         f"""model = "{place.model}"
 model_provider = "riffle"
+model_context_window = 65536
 check_for_update_on_startup = false
 
 [analytics]
@@ -76,8 +83,25 @@ base_url = "{place.url}/v1"
 wire_api = "responses"
 """,
     )
-    codex = [place.node("codex"), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    return {}, [*codex, plays.FIRST_TURN], [*codex, "resume", "--last", plays.SECOND_TURN]
+    codex = [place.node("codex"), "exec"]
+    flags = [*options, "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    return {}, [[*codex, *flags, plays.FIRST_TURN], [*codex, "resume", "--last", *flags, plays.SECOND_TURN]]
+
+
+def codex_known_model(place):
+    """Codex knows some models by name, and offers other tools to these."""
+    return codex(place, "-m", "gpt-5.5")
+
+
+def codex_with_mcp(place, *options):
+    server = [f'mcp_servers.notes.command="{sys.executable}"', f'mcp_servers.notes.args=["{HERE / "notes_server.py"}"]']
+    settings = [*server, 'model_reasoning_effort="high"']
+    return codex(place, *options, *(part for setting in settings for part in ("-c", setting)))
+
+
+def codex_that_searches(place):
+    """Codex offers known models a search for the tools of MCP servers in place of the tools."""
+    return codex_with_mcp(place, "-m", "gpt-5.5")
 
 
 def opencode(place):
@@ -100,7 +124,7 @@ def opencode(place):
     )
     variables = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
     opencode = [place.node("opencode"), "run"]
-    return variables, [*opencode, plays.FIRST_TURN], [*opencode, "--continue", plays.SECOND_TURN]
+    return variables, [[*opencode, plays.FIRST_TURN], [*opencode, "--continue", plays.SECOND_TURN]]
 
 
 def pi(place):
@@ -118,7 +142,7 @@ def pi(place):
         },
     )
     pi = [place.node("pi"), "--provider", "riffle", "--model", place.model, "-p"]
-    return {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}, [*pi, plays.FIRST_TURN], [*pi, "--continue", plays.SECOND_TURN]
+    return {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}, [[*pi, plays.FIRST_TURN], [*pi, "--continue", plays.SECOND_TURN]]
 
 
 def continue_cli(place):
@@ -141,7 +165,7 @@ models:
 """,
     )
     cn = [place.node("cn"), "--config", str(config), "--auto", "-p"]
-    return {"CONTINUE_TELEMETRY_ENABLED": "0"}, [*cn, plays.FIRST_TURN], [*cn, "--resume", plays.SECOND_TURN]
+    return {"CONTINUE_TELEMETRY_ENABLED": "0"}, [[*cn, plays.FIRST_TURN], [*cn, "--resume", plays.SECOND_TURN]]
 
 
 def cline(place):
@@ -149,31 +173,77 @@ def cline(place):
     setup = [cline, "auth", "-p", "openai", "-k", "any", "-m", place.model, "-b", f"{place.url}/v1"]
 
     def second():
-        sessions = sorted((place.home / ".cline/data/sessions").iterdir())
-        return [cline, "--json", "--id", sessions[-1].name, plays.SECOND_TURN]
+        # A session goes on in a terminal alone.
+        sessions = place.home / ".cline/data/sessions"
+        typed = [sys.executable, HERE / "terminal.py", plays.SECOND_TURN, plays.SECOND_ANSWER, sessions]
+        return [*typed, cline, "--id", max(sessions.iterdir()).name]
 
-    variables = {"CLINE_TELEMETRY_DISABLED": "1", "CLINE_NO_AUTO_UPDATE": "1"}
-    return variables, [setup, [cline, plays.FIRST_TURN]], second
+    return {"CLINE_NO_AUTO_UPDATE": "1", "CLINE_SESSION_BACKEND_MODE": "local"}, [setup, [cline, plays.FIRST_TURN], second]
 
 
 def aider(place):
+    limits = {"max_input_tokens": 61440, "max_output_tokens": 4096}
     place.write(
         ".aider.model.metadata.json",
-        {f"openai/{place.model}": {"max_input_tokens": 61440, "max_output_tokens": 4096, "litellm_provider": "openai", "mode": "chat"}},
+        {f"openai/{place.model}": {**limits, "litellm_provider": "openai", "mode": "chat"}},
     )
-    variables = {"OPENAI_API_BASE": f"{place.url}/v1", "OPENAI_API_KEY": "any", "AIDER_ANALYTICS": "false", "AIDER_CHECK_UPDATE": "false"}
-    aider = [
-        str(place.package / "bin" / "aider"),
-        *("--model", f"openai/{place.model}", "--edit-format", "diff", "--yes-always", "--no-git", "--no-show-model-warnings"),
-        *("--restore-chat-history", "notes.txt", "--message"),
-    ]
-    return variables, [*aider, plays.FIRST_TURN], [*aider, plays.SECOND_TURN]
+    variables = {"OPENAI_API_BASE": f"{place.url}/v1", "OPENAI_API_KEY": "any"}
+    variables |= {"AIDER_ANALYTICS": "false", "AIDER_CHECK_UPDATE": "false"}
+    aider = [place.package / "bin/aider", "--model", f"openai/{place.model}", "--edit-format", "diff"]
+    aider += ["--yes-always", "--no-show-model-warnings", "--restore-chat-history", "notes.txt", "--message"]
+    return variables, [[*aider, plays.FIRST_TURN], [*aider, plays.SECOND_TURN]]
 
 
 def promptfoo(place):
-    raise NotImplementedError
+    call = {"id": "call_1", "type": "function", "function": {"name": "read_notes", "arguments": "{}"}}
+    history = [
+        {"role": "user", "content": plays.FIRST_TURN},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": plays.NOTES},
+    ]
+    second = [*history, {"role": "assistant", "content": plays.FIRST_ANSWER}, {"role": "user", "content": plays.SECOND_TURN}]
+    tests = [
+        (history[:1], [{"type": "is-valid-openai-tools-call"}]),
+        (history, [{"type": "equals", "value": plays.FIRST_ANSWER}]),
+        (second, [{"type": "equals", "value": plays.SECOND_ANSWER}]),
+    ]
+    parameters = {"type": "object", "properties": {"file": {"type": "string"}}}
+    tool = {"name": "read_notes", "description": "Reads the notes.", "parameters": parameters}
+    config = place.write(
+        "promptfoo.json",
+        {
+            "prompts": ["{{messages}}"],
+            "providers": [
+                {
+                    "id": f"openai:chat:{place.model}",
+                    "config": {"apiBaseUrl": f"{place.url}/v1", "apiKey": "any", "tools": [{"type": "function", "function": tool}]},
+                }
+            ],
+            "tests": [{"vars": {"messages": json.dumps(messages)}, "assert": asserted} for messages, asserted in tests],
+        },
+    )
+    variables = {"PROMPTFOO_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_UPDATE": "1", "PROMPTFOO_DISABLE_REMOTE_GENERATION": "1"}
+    return variables, [[place.node("promptfoo"), "eval", "--no-cache", "--no-progress-bar", "-c", config]]
 
 
+def python_script(name, *arguments):
+    def steps(place):
+        return {}, [[place.package / "bin/python", HERE / "libraries" / name, *arguments]]
+
+    return steps
+
+
+def ai_sdk(shape):
+    def steps(place):
+        # A module is looked for from the folder that its importer lies in.
+        script = place.package / "with_ai_sdk.mjs"
+        shutil.copy(HERE / "libraries/with_ai_sdk.mjs", script)
+        return {}, [["node", script, shape]]
+
+    return steps
+
+
+PATCH = {"input": "*** Begin Patch\n*** Add File: new.txt\n+It was read.\n*** End Patch\n"}
 EDIT = f"""notes.txt
 ```
 <<<<<<< SEARCH
@@ -182,12 +252,41 @@ EDIT = f"""notes.txt
 >>>>>>> REPLACE
 ```"""
 
+AI_SDK = {"responses": "responses", "chat": "chat", "compatible": "chat", "anthropic": "messages"}
+INSTRUCTOR = {"TOOLS": "chat", "TOOLS_STRICT": "chat", "JSON": "chat", "JSON_SCHEMA": "chat", "RESPONSES_TOOLS": "responses"}
+NESTED = Play(("read_notes", {"file": "notes.txt", "lines": [{"first": 1}]}))
+CAT = Play(("exec_command", {"cmd": "cat notes.txt"}))
+SEARCH = Play(("tool_search", {"query": "notes"}), ("mcp__notes__read_notes", {}))
+READ_NOTES = Play(("read_notes", {"file": "notes.txt"}))
+NO_TOOL = Play()
+DATA = Play(text={"text": plays.WORD, "place": {"file": "notes.txt", "line": 1}})
+
 PROGRAMS = [
-    Program("claude-code", ["@anthropic-ai/claude-code"], Play("Bash", SHELL), claude_code, "messages"),
-    Program("codex", ["@openai/codex"], Play("exec_command", {"cmd": "cat notes.txt"}), codex, "responses"),
-    Program("opencode", ["opencode-ai"], Play("bash", SHELL), opencode, "chat"),
-    Program("pi", ["@earendil-works/pi-coding-agent"], Play("bash", {"command": "cat notes.txt"}), pi, "chat"),
-    Program("continue", ["@continuedev/cli"], Play("Bash", {"command": "cat notes.txt"}), continue_cli, "chat"),
-    Program("cline", ["cline"], Play("run_commands", {"commands": ["cat notes.txt"]}), cline, "chat"),
-    Program("aider", ["aider-chat"], Play(edit=EDIT), aider, "chat", edits=True),
+    Program("claude-code", "messages", Play(("Bash", SHELL)), claude_code),
+    Program("codex", "responses", CAT, codex),
+    Program("codex, a known model", "responses", CAT, codex_known_model, "codex"),
+    Program("codex, a tool of an MCP server", "responses", Play(("mcp__notes__read_notes", {})), codex_with_mcp, "codex"),
+    Program("codex, a search for tools", "responses", SEARCH, codex_that_searches, "codex"),
+    Program("codex, apply_patch", "responses", Play(("apply_patch", PATCH), proof="Success"), codex_known_model, "codex"),
+    Program("opencode", "chat", Play(("bash", SHELL)), opencode),
+    Program("pi", "chat", Play(("bash", {"command": "cat notes.txt"})), pi),
+    Program("continue", "chat", Play(("Bash", {"command": "cat notes.txt"})), continue_cli),
+    Program("cline", "chat", Play(("run_commands", {"commands": ["cat notes.txt"]})), cline),
+    Program("aider", "chat", Play(text=EDIT), aider, shows="edit"),
+    *(Program(f"ai-sdk, {name}", shape, READ_NOTES, ai_sdk(name), "ai-sdk") for name, shape in AI_SDK.items()),
+    Program("ai-sdk, completion", "completions", NO_TOOL, ai_sdk("completion"), "ai-sdk", shows="text"),
+    *(
+        Program(f"openai-agents, {shape}", shape, READ_NOTES, python_script("with_openai_agents.py", shape), "openai-agents")
+        for shape in ("responses", "chat")
+    ),
+    *(
+        Program(f"pydantic-ai, {shape}", shape, NESTED, python_script("with_pydantic_ai.py", shape), "pydantic-ai")
+        for shape in ("responses", "chat")
+    ),
+    *(
+        Program(f"instructor, {mode}", shape, DATA, python_script("with_instructor.py", mode), "instructor", shows="form")
+        for mode, shape in INSTRUCTOR.items()
+    ),
+    Program("guidance", "chat", NO_TOOL, python_script("with_guidance.py"), shows="form"),
+    Program("promptfoo", "chat", READ_NOTES, promptfoo),
 ]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Writes requests that a run has kept as small files for tests: no path, number or long text of the run stays in them.
 
 usage: scripts/server-suites/agents/scrub.py AGENT SHAPE FOLDER-OF-REQUESTS FOLDER-OF-FILES

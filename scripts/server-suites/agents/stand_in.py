@@ -1,4 +1,4 @@
-"""Stands between an agent and `riffle serve`: adds to each request the form of the answer that a play has ready, and keeps what passed."""
+"""A proxy between a client and `riffle serve`: adds to each request the form of the answer that is due, and keeps the requests."""
 
 import http.client
 import http.server
@@ -13,15 +13,14 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length",
 
 
 class StandIn:
-    """A proxy on a free port of 127.0.0.1. `kept` has a pair of a request and its status for each request to a model."""
+    """A proxy on a free port of 127.0.0.1. `kept` has each request with its answer, and `due`, the answer of the play."""
 
-    def __init__(self, server, play, folder, stub=None):
+    def __init__(self, server, play, folder):
         self.server = urllib.parse.urlsplit(server)
         self.play = play
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.kept = []
-        self.stub = stub
         self.lock = threading.Lock()
         handler = type("Handler", (Handler,), {"stand_in": self})
         self.listener = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -33,9 +32,11 @@ class StandIn:
         self.listener.shutdown()
         self.listener.server_close()
 
-    def keep(self, method, path, headers, body, status, answer):
+    def keep(self, method, path, headers, body, status, answer, due):
         with self.lock:
-            self.kept.append({"method": method, "path": path, "headers": headers, "body": body, "status": status, "answer": answer})
+            self.kept.append(
+                {"method": method, "path": path, "headers": headers, "body": body, "status": status, "answer": answer, "due": due}
+            )
             number = len(self.kept)
             (self.folder / f"{number:03}.json").write_text(json.dumps(self.kept[-1], indent=1))
 
@@ -67,10 +68,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         answer = None
         if shape and isinstance(body, dict):
             answer = own.play.answer(body)
-            if not plays.asks_for_a_form(shape, body):
+            if not plays.has_form(shape, body):
                 changed = json.dumps(plays.with_form(shape, body, answer)).encode()
-        if own.stub:
-            return own.stub(self, shape, body, answer)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
         connection = http.client.HTTPConnection(own.server.hostname, own.server.port, timeout=600)
         try:
@@ -78,12 +77,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             response = connection.getresponse()
             told = self.answer_with(response)
         except OSError as error:
-            own.keep(self.command, self.path, dict(self.headers), body, 599, str(error))
+            own.keep(self.command, self.path, dict(self.headers), body, 599, str(error), answer)
             self.close_connection = True
             return None
         finally:
             connection.close()
-        own.keep(self.command, self.path, dict(self.headers), body, response.status, told.decode(errors="replace"))
+        own.keep(self.command, self.path, dict(self.headers), body, response.status, told.decode(errors="replace"), answer)
         return None
 
     def read_chunks(self):

@@ -1,12 +1,15 @@
 // The AI SDK: a tool call, the answer to it, and a second turn, in the shape that is named.
 
 import assert from "node:assert/strict";
-import { generateText, isStepCount, stepCountIs, streamText, tool } from "ai";
+import * as ai from "ai";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { z } from "zod";
 
+const { generateText, streamText, tool } = ai;
+// The name that it had before version 7.
+const stepCount = ai.isStepCount ?? ai.stepCountIs;
 const shape = process.argv[2];
 const name = process.env.RIFFLE_MODEL_NAME;
 const settings = { baseURL: `${process.env.RIFFLE_URL}/v1`, apiKey: "any" };
@@ -22,9 +25,9 @@ const model = {
 
 if (shape === "completion") {
   // Completions know no tools: both turns are texts.
-  const first = await generateText({ model, prompt: FIRST_TURN });
+  const first = await generateText({ model, prompt: FIRST_TURN, maxOutputTokens: 64 });
   assert.equal(first.text, FIRST_ANSWER);
-  const stream = streamText({ model, prompt: `${FIRST_TURN}\n${first.text}\n${SECOND_TURN}` });
+  const stream = streamText({ model, maxOutputTokens: 64, prompt: `${FIRST_TURN}\n${first.text}\n${SECOND_TURN}` });
   assert.equal(await stream.text, SECOND_ANSWER);
 } else {
   let calls = 0;
@@ -37,7 +40,7 @@ if (shape === "completion") {
       return NOTES;
     },
   });
-  const asked = { model, tools: { read_notes }, stopWhen: (isStepCount ?? stepCountIs)(4), maxRetries: 0 };
+  const asked = { model, tools: { read_notes }, stopWhen: stepCount(4), maxRetries: 0 };
   const messages = [{ role: "user", content: FIRST_TURN }];
   const first = await generateText({ ...asked, messages });
   assert.equal(calls, 1);

@@ -5,19 +5,24 @@ import sys
 
 import instructor
 from openai import OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 client = OpenAI(base_url=os.environ["RIFFLE_URL"] + "/v1", api_key="any", max_retries=0)
 mode = sys.argv[1]
 patched = instructor.from_openai(client, mode=getattr(instructor.Mode, mode))
 
 
-class Place(BaseModel):
+class Closed(BaseModel):
+    # The shipped model would add keys for ever.
+    model_config = ConfigDict(extra="forbid")
+
+
+class Place(Closed):
     file: str = Field(max_length=12)
     line: int = Field(ge=0, le=9)
 
 
-class Word(BaseModel):
+class Word(Closed):
     text: str = Field(max_length=12)
     place: Place
 
