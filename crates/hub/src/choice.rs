@@ -30,7 +30,7 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// What is taken of a folder of safetensors beside the weights: never a program and never a pickle.
-const BESIDE_WEIGHTS: [&str; 8] = [
+const BESIDE_WEIGHTS: [&str; 10] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -39,6 +39,8 @@ const BESIDE_WEIGHTS: [&str; 8] = [
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "additional_chat_templates/rag.jinja",
 ];
 /// Choices that a message names at most.
 const MOST_CHOICES: usize = 24;

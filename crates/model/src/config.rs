@@ -95,7 +95,7 @@ impl ModelConfig {
             mixer_width: 0,
             predicting_layers: 0,
             predictor_bytes: 0,
-            norm_epsilon: fields.optional_positive("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            norm_epsilon: fields.optional_epsilon("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied_embeddings: fields.flag("tie_word_embeddings", false)?,
             weight_format: WeightFormat::F32,
             has_bf16_weights: false,

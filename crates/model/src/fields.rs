@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
+/// Largest plausible summand of a norm. Models have 1e-12 to 1e-5.
+const LARGEST_EPSILON: f64 = 1e-2;
+
 /// No single size of a model is larger: beyond it a file is hostile or damaged.
 const LARGEST_SIZE: u64 = 1 << 31;
 
@@ -212,12 +215,28 @@ impl Fields {
         }
     }
 
+    /// What a norm adds to the mean square of its input.
+    pub fn optional_epsilon(&self, name: &str) -> Result<Option<f64>, ModelError> {
+        match self.optional_positive(name)? {
+            Some(found) if found > LARGEST_EPSILON => Err(self.error(
+                name,
+                format!(
+                    "must be at most {LARGEST_EPSILON}, found {found:?}: a norm adds it to the mean square of its input"
+                ),
+            )),
+            other => Ok(other),
+        }
+    }
+
     /// A number from `range`.
     pub fn optional_within(&self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, ModelError> {
         match self.optional_number(name)? {
             Some(number) if !range.contains(&number) => {
                 let (least, most) = (range.start(), range.end());
-                Err(self.error(name, format!("must be a number from {least} to {most}, found {number}")))
+                Err(self.error(
+                    name,
+                    format!("must be a number from {least} to {most}, found {number:?}"),
+                ))
             }
             other => Ok(other),
         }

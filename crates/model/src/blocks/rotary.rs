@@ -1,11 +1,19 @@
 //! Rotary position embedding: pairs (i, i + dim/2) of a head turn by position · frequency.
 
 use std::f64::consts::PI;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::rows::for_rows;
 use crate::fields::Fields;
 use crate::{Batch, ModelError};
+
+/// Bases that models have: 10,000 to 1e9.
+const THETAS: RangeInclusive<f64> = 100.0..=1e12;
+/// Divisors of frequencies: 1 to a few hundred.
+const STRETCHES: RangeInclusive<f64> = 1e-2..=1e5;
+/// Factors on cosines and sines: 1 to 1.5.
+const MAGNITUDES: RangeInclusive<f64> = 1e-2..=1e2;
 
 /// How frequencies are stretched for contexts longer than the first training's.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,9 +70,9 @@ impl RotarySettings {
             Some(parameters) => parameters,
             None => fields.object("rope_scaling")?.unwrap_or(empty),
         };
-        let theta = match inner.optional_positive("rope_theta")? {
+        let theta = match inner.optional_within("rope_theta", THETAS)? {
             Some(theta) => theta,
-            None => fields.optional_positive("rope_theta")?.unwrap_or(10_000.0),
+            None => fields.optional_within("rope_theta", THETAS)?.unwrap_or(10_000.0),
         };
         let dim = turned_dimensions(fields, &inner, head_dim)?;
         let original_max_position = || -> Result<f64, ModelError> {
@@ -83,7 +91,7 @@ impl RotarySettings {
         let scaling = match kind {
             "default" => Scaling::None,
             "linear" => Scaling::Linear {
-                factor: inner.positive("factor")?,
+                factor: stretch(&inner)?,
             },
             "llama3" => llama3(&inner, original_max_position()?)?,
             // Early Phi-3 files call LongRoPE su or yarn.
@@ -141,7 +149,7 @@ fn llama3(inner: &Fields, original_max_position: f64) -> Result<Scaling, ModelEr
         ));
     }
     Ok(Scaling::Llama3 {
-        factor: inner.positive("factor")?,
+        factor: stretch(inner)?,
         low_frequency,
         high_frequency,
         original_max_position,
@@ -149,7 +157,7 @@ fn llama3(inner: &Fields, original_max_position: f64) -> Result<Scaling, ModelEr
 }
 
 fn yarn(inner: &Fields, max_position: usize, original_max_position: f64) -> Result<Yarn, ModelError> {
-    let factor = match inner.optional_positive("factor")? {
+    let factor = match inner.optional_within("factor", STRETCHES)? {
         Some(factor) => factor,
         None => max_position as f64 / original_max_position,
     };
@@ -160,7 +168,7 @@ fn yarn(inner: &Fields, max_position: usize, original_max_position: f64) -> Resu
             0.1 * weight * factor.ln() + 1.0
         }
     };
-    let attention_factor = match inner.optional_positive("attention_factor")? {
+    let attention_factor = match inner.optional_within("attention_factor", MAGNITUDES)? {
         Some(attention_factor) => attention_factor,
         None => match (
             inner.optional_number("mscale")?,
@@ -181,21 +189,42 @@ fn yarn(inner: &Fields, max_position: usize, original_max_position: f64) -> Resu
 }
 
 fn long(inner: &Fields, dim: usize, max_position: usize, original_max_position: f64) -> Result<Long, ModelError> {
-    let factor = match inner.optional_positive("factor")? {
+    let factor = match inner.optional_within("factor", STRETCHES)? {
         Some(factor) => factor,
         None => max_position as f64 / original_max_position,
     };
-    let attention_factor = match inner.optional_positive("attention_factor")? {
+    let attention_factor = match inner.optional_within("attention_factor", MAGNITUDES)? {
         Some(attention_factor) => attention_factor,
         None if factor <= 1.0 => 1.0,
         None => (1.0 + factor.ln() / original_max_position.ln()).sqrt(),
     };
     Ok(Long {
-        short: factors(inner, "short_factor", dim)?,
-        long: factors(inner, "long_factor", dim)?,
+        short: plausible_factors(inner, "short_factor", dim)?,
+        long: plausible_factors(inner, "long_factor", dim)?,
         attention_factor,
         original_max_position,
     })
+}
+
+/// The divisor of all frequencies, which must be there.
+fn stretch(inner: &Fields) -> Result<f64, ModelError> {
+    let factor = inner.optional_within("factor", STRETCHES)?;
+    factor.map_or_else(|| inner.positive("factor"), Ok)
+}
+
+/// One factor for each pair, none of which stops or spins it.
+fn plausible_factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>, ModelError> {
+    let factors = factors(inner, name, dim)?;
+    match factors.iter().find(|factor| !STRETCHES.contains(factor)) {
+        None => Ok(factors),
+        Some(found) => {
+            let (least, most) = (STRETCHES.start(), STRETCHES.end());
+            Err(inner.error(
+                name,
+                format!("must hold numbers from {least} to {most}, found {found:?}"),
+            ))
+        }
+    }
 }
 
 /// One factor for each pair.

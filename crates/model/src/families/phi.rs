@@ -21,7 +21,7 @@ fn with_defaults(fields: &Fields) -> Fields {
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let fields = with_defaults(fields);
     let mut config = ModelConfig::from_fields(&fields, architecture)?;
-    config.norm_epsilon = fields.optional_positive("layer_norm_eps")?.unwrap_or(1e-5) as f32;
+    config.norm_epsilon = fields.optional_epsilon("layer_norm_eps")?.unwrap_or(1e-5) as f32;
     config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
     Activation::from_fields(&fields, "hidden_act", ACTIVATION)?;
     Ok(config)

@@ -3,6 +3,7 @@
 //! A GGUF file is read as the Hugging Face model it was made from: [`names`] gives its tensors and [`settings`] its
 //! metadata their names there, so that every family is written once.
 
+mod ends;
 mod header;
 mod keys;
 mod list;
@@ -72,7 +73,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     let tokenizer_ms = milliseconds_since(start);
     let generation = GenerationDefaults {
         eos: match tokens {
-            Some(tokens) => tokens.stops()?,
+            Some(tokens) => tokens.ends().to_vec(),
             None => fields.token_ids("eos_token_id")?,
         },
         bos: fields.optional_token_id("bos_token_id")?,

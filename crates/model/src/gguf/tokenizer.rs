@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::ends::ends;
 use super::header::{Header, Metadata};
 use super::pre_tokenizers::PreTokenizer as Known;
 use crate::chat::{DEFAULT_NAME, NamedTemplate};
@@ -12,15 +13,15 @@ use crate::tokenizer::{
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
 /// What a token is for, as GGUF numbers it.
-const NORMAL: u8 = 1;
+pub(super) const NORMAL: u8 = 1;
 const UNKNOWN: u8 = 2;
-const CONTROL: u8 = 3;
+pub(super) const CONTROL: u8 = 3;
 const USER_DEFINED: u8 = 4;
 const UNUSED: u8 = 5;
 const BYTE: u8 = 6;
 
-/// Tokens that end a turn in some model, whether or not the file names them.
-const TURN_ENDS: &[&str] = &["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"];
+/// Special tokens of Phi-3 behind which spaces stay.
+const PHI3_UNSTRIPPED: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
 
 /// The tokens of a file.
 pub(super) struct Tokens<'a> {
@@ -28,6 +29,8 @@ pub(super) struct Tokens<'a> {
     header: &'a Header<'a>,
     texts: Vec<&'a str>,
     kinds: Vec<u8>,
+    /// Ids of the tokens that end an answer, ascending.
+    ends: Vec<u32>,
 }
 
 /// What is done to a text before and after the model.
@@ -48,6 +51,7 @@ impl<'a> Tokens<'a> {
             header,
             texts: Vec::new(),
             kinds: Vec::new(),
+            ends: Vec::new(),
         };
         tokens.texts = tokens.texts_of("tokens", list)?;
         tokens.kinds = match tokens.get("token_type") {
@@ -57,6 +61,9 @@ impl<'a> Tokens<'a> {
                 _ => None,
             })?,
         };
+        let mut kinds = std::mem::take(&mut tokens.kinds);
+        tokens.ends = ends(&tokens.texts, &mut kinds, |setting| tokens.named(setting))?;
+        tokens.kinds = kinds;
         Ok(Some(tokens))
     }
 
@@ -109,20 +116,9 @@ impl<'a> Tokens<'a> {
         ChatTemplate::of_templates(&templates, special_tokens)
     }
 
-    /// Every token that ends a generation.
-    pub(super) fn stops(&self) -> Result<Vec<u32>, ModelError> {
-        let mut stops: Vec<u32> = Vec::new();
-        for setting in ["eos_token_id", "eot_token_id", "eom_token_id"] {
-            stops.extend(self.named(setting)?);
-        }
-        for (id, token) in self.texts.iter().enumerate() {
-            if self.kinds[id] == CONTROL && TURN_ENDS.contains(token) {
-                stops.push(id as u32);
-            }
-        }
-        stops.sort_unstable();
-        stops.dedup();
-        Ok(stops)
+    /// Every token that ends an answer.
+    pub(super) fn ends(&self) -> &[u32] {
+        &self.ends
     }
 
     /// SentencePiece's byte-pair encoding: pieces with scores, spaces as `▁`, unknown characters as bytes.
@@ -233,6 +229,7 @@ impl<'a> Tokens<'a> {
     }
 
     fn added_tokens(&self) -> Vec<AddedToken> {
+        let is_phi3 = self.is_phi3();
         let tokens = self.texts.iter().zip(&self.kinds).enumerate();
         let added = tokens.filter(|(_, (_, kind))| matches!(**kind, UNKNOWN | CONTROL | USER_DEFINED));
         added
@@ -242,11 +239,23 @@ impl<'a> Tokens<'a> {
                 normalized: None,
                 single_word: false,
                 strips_left: false,
-                strips_right: false,
+                strips_right: is_phi3 && !PHI3_UNSTRIPPED.contains(text),
                 special: *kind != USER_DEFINED,
                 control: *kind != USER_DEFINED || is_mark(text),
             })
             .collect()
+    }
+
+    /// True for the tokenizer of Phi-3 and Phi-3.5, whose special tokens take in the white space behind them. Files do not say so:
+    /// llama.cpp goes by the model's name.
+    fn is_phi3(&self) -> bool {
+        let text = |key: &str| match self.header.metadata.get(key) {
+            Some(Metadata::Text(text)) => text.to_lowercase(),
+            _ => String::new(),
+        };
+        let name = text("general.name");
+        let is_named = name.contains("phi-3") || name.contains("phi3");
+        is_named || text("general.architecture") == "phi3" && text("tokenizer.ggml.model") == "llama"
     }
 
     /// BOS and EOS around a text, by the file's flags or by the custom of the tokenizer's kind.

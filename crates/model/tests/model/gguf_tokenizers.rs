@@ -193,3 +193,120 @@ fn lists_with_impossible_values_are_refused() {
     );
     refused(with(paired(), text("ggml.pre", "no-such")), &["no-such", "supported"]);
 }
+
+#[test]
+fn tokens_that_end_an_answer_are_known_by_their_text_whatever_their_type() {
+    let with_token = |text: &str, kind: i32| {
+        let tokens = ["a", "b", "ab", "<s>", "<unused>", text];
+        let metadata = with(paired(), texts("ggml.tokens", &tokens));
+        let metadata = with(metadata, kinds(&[1, 1, 1, 3, 3, kind]));
+        loaded(&metadata).unwrap()
+    };
+    for text in [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+        "<|fim_pad|>",
+        "<|repo_name|>",
+        "<|file_sep|>",
+    ] {
+        for kind in [1, 3, 4] {
+            let loaded = with_token(text, kind);
+            let tokenizer = loaded.tokenizer.unwrap();
+            assert_eq!(loaded.generation.eos, [4, 5], "{text} of type {kind}");
+            assert_eq!(tokenizer.encode(&format!("a{text}"), false).unwrap(), [0, 5]);
+            assert_eq!(tokenizer.decode(&[0, 5]).unwrap(), "a", "{text} of type {kind}");
+        }
+    }
+    for text in ["<|start|>", "<eot>", "<|im_end|> ", "end"] {
+        assert_eq!(with_token(text, 3).generation.eos, [4], "{text}");
+    }
+}
+
+#[test]
+fn formats_of_several_messages_end_where_their_answer_does() {
+    let ends = |tokens: &[&str]| {
+        let all = [&["a", "b", "ab", "<s>", "<unused>"], tokens].concat();
+        let metadata = with(paired(), texts("ggml.tokens", &all));
+        let types = [vec![1, 1, 1, 3, 3], vec![3; tokens.len()]].concat();
+        let loaded = loaded(&with(metadata, kinds(&types))).unwrap();
+        let ends = loaded.generation.eos.iter().filter(|id| **id > 4);
+        ends.map(|id| all[*id as usize].to_owned()).collect::<Vec<String>>()
+    };
+    assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"]), ["<|return|>", "<|call|>"]);
+    assert_eq!(ends(&["<|end|>", "<|flush|>", "<|calls|>"]), ["<|flush|>", "<|calls|>"]);
+    assert_eq!(ends(&["<|end|>", "<|return|>"]), ["<|end|>", "<|return|>"]);
+    assert_eq!(
+        ends(&["</s>", "<turn|>", "<|tool_response>"]),
+        ["<turn|>", "<|tool_response>"]
+    );
+    let numbered = with(paired(), number("ggml.eot_token_id", 0));
+    let numbered = with(numbered, number("ggml.eom_token_id", 1));
+    assert_eq!(loaded(&numbered).unwrap().generation.eos, [0, 1, 4]);
+}
+
+#[test]
+fn special_tokens_of_phi3_take_in_the_spaces_behind_them() {
+    let scored = |tokens: &[&str], further: Vec<Pair>| {
+        let mut metadata = scored();
+        let all = [&["<unk>", "<s>", "</s>", "▁", "a", "aa", "▁a", "b", "▁aa"], tokens].concat();
+        metadata = with(metadata, texts("ggml.tokens", &all));
+        metadata = with(metadata, floats("ggml.scores", &vec![-1.0; all.len()]));
+        metadata = with(
+            metadata,
+            kinds(&[vec![2, 3, 3, 1, 1, 1, 1, 1, 1], vec![3; tokens.len()]].concat()),
+        );
+        metadata.extend(further);
+        tokenizer(&metadata)
+    };
+    let name = |name: &str| vec![("general.name".to_owned(), TEXT, gguf_string(name))];
+    let marks = ["<|user|>", "<|endoftext|>"];
+    let phi = scored(&marks, name("Phi-3-mini-4k-instruct"));
+    let other = scored(&marks, name("Other"));
+    let ids = |tokenizer: &Tokenizer, text: &str| tokenizer.encode(text, false).unwrap();
+    assert_eq!(ids(&phi, "<|user|> \n a"), ids(&other, "<|user|>a"));
+    assert_eq!(ids(&phi, "</s>  a"), ids(&other, "</s>a"));
+    for kept in ["<|endoftext|> a", "<s> a"] {
+        assert_eq!(ids(&phi, kept), ids(&other, kept), "{kept}");
+    }
+    assert_ne!(ids(&other, "<|user|> a"), ids(&other, "<|user|>a"));
+}
+
+#[test]
+fn templates_for_tools_and_documents_have_keys_of_their_own() {
+    let mut metadata = with(paired(), text("chat_template", "D"));
+    metadata.push(text("chat_template.tool_use", "T"));
+    metadata.push(text("chat_template.rag", "R"));
+    let template = loaded(&metadata).unwrap().chat_template.unwrap();
+    let rendered = |name: &str| {
+        let variables = serde_json::Map::from_iter([(name.to_owned(), serde_json::json!([1]))]);
+        template
+            .render_with(&serde_json::json!([]), true, &variables)
+            .unwrap()
+            .into_text()
+    };
+    assert_eq!(["other", "tools", "documents"].map(rendered), ["D", "T", "R"]);
+    refused(
+        with(paired(), number("chat_template.tool_use", 1)),
+        &["chat_template.tool_use", "a text"],
+    );
+}

@@ -178,3 +178,45 @@ fn a_damaged_character_map_harms_nothing() {
         }
     }
 }
+
+#[test]
+fn steps_nested_as_deep_as_json_allows_are_read_without_overflow() {
+    let nested = |kind: &str, list: &str, innermost: Value, levels: usize| {
+        (0..levels).fold(innermost, |inner, _| json!({"type": kind, list: [inner]}))
+    };
+    let parts = [
+        ("normalizer", "normalizers", json!({"type": "NFC"})),
+        ("pre_tokenizer", "pretokenizers", json!({"type": "Whitespace"})),
+        ("decoder", "decoders", json!({"type": "Fuse"})),
+        (
+            "post_processor",
+            "processors",
+            json!({"type": "ByteLevel", "trim_offsets": true, "add_prefix_space": true}),
+        ),
+    ];
+    for (part, list, innermost) in parts {
+        // Each level is a map and a list; serde_json reads 127 levels.
+        let mut description = plain();
+        description[part] = nested("Sequence", list, innermost.clone(), 61);
+        let tokenizer = read(&description);
+        assert!(!tokenizer.encode("ab", false).unwrap().is_empty(), "{part}");
+        description[part] = nested("Sequence", list, innermost, 64);
+        refused_tokenizer(&description, &["recursion limit"]);
+    }
+}
+
+#[test]
+fn expressions_nested_as_deep_as_their_length_allows_do_not_overflow() {
+    for (open, close) in [("(", ")"), ("(?:", ")*"), ("(?=", ")"), ("[", "]"), ("(?:a|", ")")] {
+        let levels = 4000 / (open.len() + close.len());
+        let pattern = format!("{}a{}", open.repeat(levels), close.repeat(levels));
+        let mut description = plain();
+        description["normalizer"] = json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": "x"});
+        let directory = tempfile::tempdir().unwrap();
+        write_tokenizer(directory.path(), &description.to_string(), "{}");
+        match load(directory.path()) {
+            Ok(loaded) => _ = loaded.tokenizer.unwrap().encode(&"a(".repeat(1000), false),
+            Err(error) => assert!(matches!(error, ModelError::Tokenizer { .. }), "{error}"),
+        }
+    }
+}

@@ -289,3 +289,65 @@ fn text_files_beyond_their_limit_are_refused_with_the_limit() {
         assert!(matches!(error, ModelError::FileTooLarge { .. }), "{error:?}");
     }
 }
+
+#[test]
+fn numbers_that_no_model_has_are_refused() {
+    let rotation = |name: &'static str, value: Value| {
+        let mut rotation = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
+        rotation[name] = value;
+        ("rope_parameters", rotation, name)
+    };
+    let mut cases = vec![
+        rotation("factor", json!(1e30)),
+        rotation("factor", json!(1e-30)),
+        rotation("attention_factor", json!(1e9)),
+        rotation("rope_theta", json!(1e300)),
+        ("rope_scaling", json!({"rope_type": "linear", "factor": 1e30}), "factor"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "longrope", "short_factor": [1.0, 1e30], "long_factor": [1.0, 1.0]}),
+            "short_factor",
+        ),
+    ];
+    for value in [0.02, 1.0, 7.0, 2_147_483_648.0, 1e300] {
+        cases.push(("rms_norm_eps", json!(value), "rms_norm_eps"));
+    }
+    for value in [0.5, 1.0, 2.0, 1e13, 1e300] {
+        cases.push(("rope_theta", json!(value), "rope_theta"));
+    }
+    for (setting, value, word) in cases {
+        let error = bent(|model| model.config[setting] = value.clone(), &["config.json", word]);
+        assert!(matches!(error, ModelError::Config { .. }), "{error:?}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for (setting, value) in [
+        ("rms_norm_eps", json!(1e-12)),
+        ("rms_norm_eps", json!(1e-2)),
+        ("rope_theta", json!(1e9)),
+    ] {
+        let mut model = TinyModel::default();
+        model.config[setting] = value;
+        model.write(directory.path());
+        load(directory.path()).unwrap();
+    }
+}
+
+#[test]
+fn json_nested_without_end_is_refused() {
+    let deep = |open: &str, close: &str| format!("{}1{}", open.repeat(100_000), close.repeat(100_000));
+    for file in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+    ] {
+        for text in [
+            deep("[", "]"),
+            deep("{\"a\":", "}"),
+            format!("{{\"chat_template\": {}}}", deep("[", "]")),
+        ] {
+            replaced(file, &[], |path| std::fs::write(path, text).unwrap());
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Tokens of a GGUF file that end an answer, and what files say wrongly of tokens.
+//!
+//! Files name one end at most and often give it the type of a word, so llama.cpp goes by the texts of tokens
+//! (`llama-vocab.cpp`, from "auto-detect special tokens by text" on). This is the same rule.
+
+use super::tokenizer::{CONTROL, NORMAL};
+
+/// Tokens that end an answer in some model, whatever their type.
+const ENDS: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+    // Between the files of a repository, and what fills a batch of them.
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+];
+
+/// Settings that name a token that ends an answer.
+const END_SETTINGS: [&str; 6] = [
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+    "fim_pad_token_id",
+    "fim_rep_token_id",
+    "fim_sep_token_id",
+];
+
+/// Ids of the tokens that end an answer, ascending, with the type control for each. `named` gives the token of a setting.
+pub(super) fn ends<E>(
+    texts: &[&str],
+    kinds: &mut [u8],
+    named: impl Fn(&'static str) -> Result<Option<u32>, E>,
+) -> Result<Vec<u32>, E> {
+    let mut ends = Vec::new();
+    for setting in END_SETTINGS {
+        ends.extend(named(setting)?);
+    }
+    for (id, text) in texts.iter().enumerate() {
+        if ENDS.contains(text) {
+            kinds[id] = CONTROL;
+            ends.push(id as u32);
+        }
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    let has = |wanted: &str| ends.iter().any(|id| texts[*id as usize] == wanted);
+    // In the format of gpt-oss and of Solar Open a message ends, and the answer goes on with the next one.
+    let is_of_messages = match has("<|call|>") || has("<|calls|>") {
+        true => has("<|return|>") || has("<|flush|>"),
+        false => false,
+    };
+    // Gemma 4 and PLaMo have it as a word.
+    let is_word = has("<|tool_response>") || has("<|plamo:eos|>");
+    ends.retain(|id| match texts[*id as usize] {
+        "<|end|>" => !is_of_messages,
+        "</s>" if is_word => {
+            kinds[*id as usize] = NORMAL;
+            false
+        }
+        _ => true,
+    });
+    Ok(ends)
+}
