@@ -39,7 +39,10 @@ fn metadata_of_the_wrong_type_or_value_is_refused_by_file_key_and_value() {
     for (pair, found) in [
         (float("llama.rope.freq_base", 1.0), "to 1000000000000, found 1"),
         (float("llama.rope.freq_base", 1e30), "to 1000000000000, found 1"),
-        (float("llama.attention.layer_norm_rms_epsilon", 1.0), "at most 0.01, found 1"),
+        (
+            float("llama.attention.layer_norm_rms_epsilon", 1.0),
+            "at most 0.01, found 1",
+        ),
     ] {
         refused(&file_with(std::slice::from_ref(&pair)), &["model.gguf", found]);
     }
