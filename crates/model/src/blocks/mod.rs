@@ -17,6 +17,6 @@ pub use gated_delta_net::GatedDeltaNet;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use projection::Projection;
-pub use rotary::{Rotary, RotarySettings};
 pub(crate) use rotary::RotaryTable;
+pub use rotary::{Rotary, RotarySettings};
 pub(crate) use rows::{add, for_rows};

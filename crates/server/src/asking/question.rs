@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde_json::json;
+
 use super::Wishes;
 use super::prompt::{Conversation, prompt};
 use crate::api::answers::Answers;
@@ -9,6 +11,7 @@ use crate::api::openai::Tools;
 use crate::app::App;
 use crate::failure::Failure;
 use crate::forms::Form;
+use crate::forms::calls::form_beside;
 use crate::speech::{KnownTools, Speech};
 
 /// A conversation with everything that its answer has to keep to.
@@ -36,9 +39,13 @@ pub(crate) struct Asked {
 }
 
 impl Question {
-    /// A question with one answer. `form` comes with the field that it stands in; tools may ask for a form too, and one
-    /// answer cannot keep to both.
+    /// A question with one answer. `form` comes with the field that it stands in. Tools may ask for a form too: an answer that has to
+    /// be a call has that of the call.
+    ///
+    /// # Errors
+    /// For tools and a form that one answer cannot keep to.
     pub(crate) fn new(
+        app: &App,
         wishes: Wishes,
         conversation: Conversation,
         form: Option<(Form, String)>,
@@ -53,10 +60,18 @@ impl Question {
                     .add(&place, "the answer has to be a call: the form was left out");
                 tools_form.map(|form| (form, "tool_choice".to_owned()))
             }
+            // Strict tools that may be called: the answer is a call or what was asked for.
+            (Some((Form::Schema(schema), place)), Some(_)) => {
+                Some((form_beside(app, &tools.known.shown(), schema)?, place))
+            }
+            (Some((Form::JsonObject, place)), Some(_)) => {
+                let schema = json!({"type": "object"});
+                Some((form_beside(app, &tools.known.shown(), schema)?, place))
+            }
             (Some((_, place)), Some(_)) => {
                 return Err(Failure::field(
                     place,
-                    "tools that are strict or required give the answer a form already: ask for one of the two",
+                    "strict tools that may be called stand beside JSON alone: leave strict out, or ask for JSON",
                 ));
             }
             (None, Some(form)) => Some((form, "tool_choice".to_owned())),

@@ -8,6 +8,20 @@ use crate::app::App;
 use crate::failure::Failure;
 use crate::speech::CallStyle;
 
+/// The form of an answer that is either a call of one of these tools or JSON that a schema describes.
+pub(crate) fn form_beside(app: &App, tools: &[Value], schema: Value) -> Result<Form, Failure> {
+    match form_of(app, tools, true)? {
+        Form::Grammar(calls) => {
+            let calls = calls.replacen("start:", "calls:", 1);
+            Ok(Form::Grammar(format!(
+                "start: calls | data\n{calls}\ndata: %json {}",
+                with_options(schema)
+            )))
+        }
+        other => Ok(other),
+    }
+}
+
 /// The form of an answer that calls one of these tools, in the marks of the model. Unless a call is required, the answer may be
 /// text, and calls may stand in it.
 pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<Form, Failure> {

@@ -331,3 +331,41 @@ fn an_answer_of_a_form_that_begins_inside_a_thought_is_told_behind_the_thought()
         .unwrap();
     assert_eq!(data(&text["text"]), json!({"a": 1}));
 }
+
+#[test]
+fn strict_tools_beside_a_form_leave_both_open_and_required_calls_come_first() {
+    let server = with_tools();
+    let schema =
+        json!({"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": schema}});
+    let ask = |choice: &str| {
+        let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 300, "tools": [tool], "tool_choice": choice,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
+        server.ask("/v1/chat/completions", &body)["choices"][0].clone()
+    };
+    assert_eq!(ask("required")["finish_reason"], "tool_calls");
+    let free = ask("auto")["message"].clone();
+    let text = match free["tool_calls"].is_null() {
+        true => free["content"].clone(),
+        false => free["tool_calls"][0]["function"]["arguments"].clone(),
+    };
+    assert_eq!(
+        serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap(),
+        json!({"a": 1})
+    );
+}
+
+#[test]
+fn references_in_parameters_of_tools_name_their_own_parts() {
+    let server = with_tools();
+    let schema = json!({"$defs": {"Item": {"type": "object", "properties": {"sku": {"enum": ["a"]}}, "required": ["sku"], "additionalProperties": false}},
+        "type": "object", "properties": {"item": {"$ref": "#/$defs/Item"}}, "required": ["item"], "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 100, "tools": [tool], "tool_choice": "required"});
+    let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+    let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].clone();
+    assert_eq!(
+        serde_json::from_str::<Value>(arguments.as_str().unwrap()).unwrap(),
+        json!({"item": {"sku": "a"}})
+    );
+}

@@ -96,7 +96,7 @@ impl Wanted {
         };
         take_what_is_not_done(fields)?;
         Ok(Self {
-            question: Question::new(wishes, conversation, form, tools)?,
+            question: Question::new(app, wishes, conversation, form, tools)?,
             is_streamed,
         })
     }

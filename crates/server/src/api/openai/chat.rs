@@ -94,7 +94,7 @@ impl Chat {
         let is_streamed = fields.flag("stream")?.unwrap_or(false);
         let stream_usage = take_stream_options(fields, is_streamed)?;
         take_without_effect(fields)?;
-        let mut question = Question::new(wishes, conversation, form, tools)?;
+        let mut question = Question::new(app, wishes, conversation, form, tools)?;
         question.choices = fields.count("n", 1..=64)?.unwrap_or(1);
         Ok(Self {
             question,

@@ -126,7 +126,7 @@ impl Wanted {
             ..Conversation::default()
         };
         Ok(Self {
-            question: Question::new(wishes, conversation, form, tools)?,
+            question: Question::new(app, wishes, conversation, form, tools)?,
             is_streamed,
             begun,
         })
