@@ -57,6 +57,8 @@ pub struct Choice {
     pub decode: String,
     /// Why this policy.
     pub decode_reason: String,
+    /// True if another chunk length, another page length or documents read in two parts may give another answer.
+    pub depends_on_chunks: bool,
 }
 
 /// One line.
@@ -181,6 +183,7 @@ fn described(engine: &Engine, need: Need, format_reason: String, policies: [Chos
         prefill_reason: prefill.reason,
         decode: options.decode.to_string(),
         decode_reason: decode.reason,
+        depends_on_chunks: options.prefill.depends_on_chunks() || options.decode.depends_on_chunks(),
     }
 }
 

@@ -105,6 +105,8 @@ pub struct Conversation {
     first: Option<(String, Prompt)>,
     keep: Option<PrefixCache>,
     not_kept: Option<String>,
+    /// What happened to the folder since the user was last told.
+    notices: Vec<String>,
     /// The model's layers whose attention is watched; none where tokens may be evicted.
     watched: Range<usize>,
 }
@@ -166,6 +168,7 @@ impl Conversation {
             first: Some((question, prompt)),
             keep,
             not_kept,
+            notices: Vec::new(),
         })
     }
 
@@ -182,6 +185,11 @@ impl Conversation {
     /// Why nothing is kept on disk, where that was asked for and is not possible.
     pub fn not_kept(&self) -> Option<&str> {
         self.not_kept.as_deref()
+    }
+
+    /// What happened to the folder of what was read since the last call: lines for the user.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
     }
 
     /// The documents.
@@ -276,7 +284,9 @@ impl Conversation {
         let Some(keep) = self.keep.as_ref().filter(|_| self.session.tokens().is_empty()) else {
             return Ok(0);
         };
-        match self.session.fill_prefix(keep, &prompt.tokens) {
+        let filled = self.session.fill_prefix(keep, &prompt.tokens);
+        self.notices.extend(keep.take_notice());
+        match filled {
             Ok(_) => Ok(self.session.tokens().len()),
             Err(EngineError::Kv(error)) => {
                 self.lose_keep(error.to_string());
@@ -352,6 +362,7 @@ impl Conversation {
 
     fn lose_keep(&mut self, why: String) {
         self.keep = None;
+        self.notices.push(format!("what was read could not be kept: {why}"));
         self.not_kept = Some(why);
     }
 }

@@ -207,6 +207,9 @@ pub(crate) struct PlanArguments {
     /// Plan for a question about the text, which shares its pages; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) question: Vec<String>,
+    /// Plan for riffle serve --parallel N: N requests at a time, as many idle ones, and their bodies
+    #[arg(long, value_name = "N", value_parser = numbers::sequences, conflicts_with_all = ["file", "question"])]
+    pub(crate) parallel: Option<usize>,
     /// Plan for --prefix-cache, which keeps beginnings whole
     #[arg(long)]
     pub(crate) prefix_cache: bool,

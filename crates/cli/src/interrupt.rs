@@ -32,6 +32,15 @@ pub(crate) fn on_interrupt(stop: impl Fn() + Send + 'static) -> Result<(), Failu
     .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))
 }
 
+/// Makes a write beyond the limit on file sizes (`ulimit -f`) fail, so that it is reported as any other failed write and nothing
+/// partial is left: without a handler the signal ends the process.
+pub(crate) fn outlive_file_size_limit() -> Result<(), Failure> {
+    #[cfg(unix)]
+    flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)))
+        .map_err(|error| Failure::new(format!("cannot handle the limit on file sizes: {error}")))?;
+    Ok(())
+}
+
 impl Interrupt {
     pub(crate) fn install() -> Result<Self, Failure> {
         let asked = Arc::new(AtomicBool::new(false));

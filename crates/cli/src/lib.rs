@@ -47,6 +47,9 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return command_line::end(&error),
     };
+    if let Err(failure) = interrupt::outlive_file_size_limit() {
+        return failure.report();
+    }
     let result = match arguments.command {
         None => commands::demo::demo(arguments.dense),
         Some(Command::Ask(arguments)) => commands::ask::ask(&arguments),

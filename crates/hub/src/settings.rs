@@ -84,6 +84,57 @@ impl Token {
     }
 }
 
+#[cfg(feature = "download")]
+impl Token {
+    /// True if a text holds the secret: as it is, percent-encoded once or twice, or in base64 at any place of a longer text.
+    pub(crate) fn is_in(&self, text: &str) -> bool {
+        let once = percent_decoded(text.as_bytes());
+        let twice = percent_decoded(&once);
+        let holds = |text: &[u8], part: &[u8]| {
+            !part.is_empty() && text.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))
+        };
+        let secret = self.secret.as_bytes();
+        [text.as_bytes(), &once, &twice].iter().any(|text| {
+            holds(text, secret) || (0..3).any(|before| holds(text, base64_inside(secret, before).as_bytes()))
+        })
+    }
+}
+
+/// Bytes with each `%XX` decoded.
+#[cfg(feature = "download")]
+fn percent_decoded(text: &[u8]) -> Vec<u8> {
+    let digit = |byte: Option<&u8>| byte.and_then(|byte| (*byte as char).to_digit(16));
+    let mut decoded = Vec::new();
+    let mut at = 0;
+    while let Some(byte) = text.get(at) {
+        match (byte, digit(text.get(at + 1)), digit(text.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                decoded.push((high * 16 + low) as u8);
+                at += 3;
+            }
+            _ => {
+                decoded.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    decoded
+}
+
+/// The characters in base64 that depend on `bytes` alone, where `before` bytes modulo 3 precede them. Empty for very short ones.
+#[cfg(feature = "download")]
+fn base64_inside(bytes: &[u8], before: usize) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    // Whole groups of three bytes, which begin behind those that share a group with what precedes.
+    let whole = bytes.get((3 - before) % 3..).unwrap_or_default();
+    let groups = whole.chunks_exact(3).flat_map(|group| {
+        let bits = u32::from(group[0]) << 16 | u32::from(group[1]) << 8 | u32::from(group[2]);
+        [18, 12, 6, 0].map(|shift| DIGITS[(bits >> shift) as usize & 63] as char)
+    });
+    let text: String = groups.collect();
+    if text.len() < 8 { String::new() } else { text }
+}
+
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token(… of {})", self.source)

@@ -380,6 +380,9 @@ fn reason(error: &io::Error) -> String {
         ErrorKind::NotFound => "its folder is not there; make it, or check the path".to_owned(),
         ErrorKind::PermissionDenied => "not allowed; check who owns the file and its folder".to_owned(),
         ErrorKind::NotADirectory => "a file stands where a folder is needed; check the path".to_owned(),
+        ErrorKind::FileTooLarge => {
+            "it would be larger than a file may be here (ulimit -f, or the file system); raise the limit, or use another place".to_owned()
+        }
         ErrorKind::StorageFull => "the disk is full; free space there, or use another".to_owned(),
         _ => format!("{error}; check the path, its folder and what is free there"),
     }

@@ -45,6 +45,9 @@ pub struct Traits {
     /// alone, beside other sequences, or drafted and verified with others. False for a policy that learns from queries
     /// which are over.
     pub follows_from_keys: bool,
+    /// Whether its selections depend on where chunks and tiles begin and end: then another chunk length (`-ub`), another page length, or
+    /// a prompt that is read in two parts may give another answer.
+    pub depends_on_chunks: bool,
     /// Whether automatic choice (`--auto`) may move a head to it.
     pub automatic: bool,
     /// What it asks of the chunk length (`-ub`), where it matters.
@@ -128,6 +131,7 @@ impl Traits {
         evicts: false,
         persists: false,
         follows_from_keys: true,
+        depends_on_chunks: false,
         automatic: false,
         chunk: None,
         summary_tokens: |_| None,
@@ -164,6 +168,7 @@ impl Traits {
     pub const fn with_learning(mut self) -> Self {
         self.learns = true;
         self.follows_from_keys = false;
+        self.depends_on_chunks = true;
         self
     }
 
@@ -171,6 +176,13 @@ impl Traits {
     pub const fn with_eviction(mut self) -> Self {
         self.evicts = true;
         self.follows_from_keys = false;
+        self.depends_on_chunks = true;
+        self
+    }
+
+    /// With selections that depend on where chunks begin and end.
+    pub const fn with_chunk_dependence(mut self) -> Self {
+        self.depends_on_chunks = true;
         self
     }
 

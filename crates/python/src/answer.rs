@@ -5,24 +5,37 @@ use pyo3::types::PyDict;
 use riffle_engine::{Engine, EngineError, Generation, StopReason, TokenProbabilities};
 
 use crate::failure::Failure;
+use crate::items::{Element, Items};
 use crate::options::check_tokens;
 
 /// A text, or its tokens.
 #[derive(FromPyObject)]
 pub(crate) enum Prompt {
     Text(String),
-    Tokens(Vec<u32>),
+    Tokens(Items<u32>),
+}
+
+impl Element for Prompt {
+    fn elements(&self) -> usize {
+        match self {
+            Self::Text(text) => text.elements(),
+            Self::Tokens(tokens) => tokens.elements(),
+        }
+    }
 }
 
 /// The tokens of a prompt.
-pub(crate) fn prompt_tokens(engine: &Engine, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
+pub(crate) fn prompt_tokens(engine: &Engine, prompt: Prompt) -> Result<Vec<u32>, Failure> {
     match prompt {
         Prompt::Text(text) if text.trim().is_empty() => Err(EngineError::EmptyPrompt.into()),
-        Prompt::Text(text) => Ok(engine.tokenizer()?.encode(text, true)?),
-        Prompt::Tokens(tokens) if tokens.is_empty() => Err(EngineError::EmptyPrompt.into()),
+        Prompt::Text(text) => Ok(engine.tokenizer()?.encode(&text, true)?),
         Prompt::Tokens(tokens) => {
+            let tokens = tokens.list("prompt")?;
+            if tokens.is_empty() {
+                return Err(EngineError::EmptyPrompt.into());
+            }
             check_tokens(tokens.iter().copied(), engine.model().config().vocab_size)?;
-            Ok(tokens.clone())
+            Ok(tokens)
         }
     }
 }

@@ -8,8 +8,12 @@ use numpy::{PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArray, PyUn
 use pyo3::prelude::*;
 use rayon::prelude::*;
 use riffle_attention::{LANES, bf16_to_f32};
+use riffle_engine::{available_memory_bytes, human_bytes};
 
 use crate::failure::Failure;
+
+/// Bytes of an array that are taken without asking what the machine has available.
+const UNCHECKED_BYTES: u64 = 64 << 20;
 
 /// An array `[heads, tokens, width]`, which Python may not change meanwhile.
 pub(crate) struct HeadsArray<'py> {
@@ -52,6 +56,7 @@ impl<'py> HeadsArray<'py> {
                 "{name} is empty: its shape is ({heads}, {tokens}, {width})"
             )));
         }
+        check_memory(name, [heads, tokens, width])?;
         let held = if let Ok(array) = untyped.cast::<PyArrayDyn<f32>>() {
             Held::F32(readonly(name, array)?)
         } else if let Ok(array) = untyped.cast::<PyArrayDyn<f16>>() {
@@ -86,6 +91,20 @@ impl<'py> HeadsArray<'py> {
     pub(crate) fn padded_width(&self) -> usize {
         self.width.next_multiple_of(LANES)
     }
+}
+
+/// Refuses an array whose elements, gathered as float32, do not fit in memory: a broadcast array may state any shape.
+fn check_memory(name: &str, [heads, tokens, width]: [usize; 3]) -> Result<(), Failure> {
+    let bytes = [heads, tokens, width.saturating_add(LANES), size_of::<f32>()]
+        .into_iter()
+        .fold(1, usize::saturating_mul) as u64;
+    if bytes <= UNCHECKED_BYTES || bytes <= available_memory_bytes() {
+        return Ok(());
+    }
+    Err(Failure::array(format!(
+        "{name} has the shape ({heads}, {tokens}, {width}), which takes {} as float32, more than this machine has available",
+        human_bytes(bytes)
+    )))
 }
 
 fn readonly<'py, T: numpy::Element>(

@@ -12,6 +12,7 @@ use riffle_policy::{Phase, SelectContext, build};
 
 use crate::arrays::{HeadsArray, by_heads};
 use crate::failure::Failure;
+use crate::items::Items;
 use crate::options::policy;
 use crate::process::Threads;
 use crate::selection::PySelection;
@@ -29,7 +30,7 @@ pub(crate) struct GivenCall {
     soft_cap: Option<f32>,
     causal: bool,
     /// One for each KV head, or one for all; everything where there is none.
-    selections: Option<Vec<Py<PySelection>>>,
+    selections: Option<Items<Py<PySelection>>>,
 }
 
 /// Queries over keys and values, checked and gathered.
@@ -94,7 +95,7 @@ impl<'py> Arrays<'py> {
         Ok(Self([q, k, v]))
     }
 
-    fn problem(&self, call: &GivenCall) -> Result<Problem, Failure> {
+    fn problem(&self, call: GivenCall) -> Result<Problem, Failure> {
         let Self([q, k, v]) = self;
         let start = match call.start {
             Some(start) => start,
@@ -107,7 +108,7 @@ impl<'py> Arrays<'py> {
             })?,
         };
         crate::selection::check_rows(start, q.tokens)?;
-        let selections: Vec<Selection> = match &call.selections {
+        let selections: Vec<Selection> = match call.selections.map(|given| given.list("selections")).transpose()? {
             None => vec![Selection::full(k.tokens); k.heads],
             Some(given) if given.len() == 1 => vec![given[0].get().selection().clone(); k.heads],
             Some(given) if given.len() == k.heads => given.iter().map(|one| one.get().selection().clone()).collect(),
@@ -320,7 +321,7 @@ pub(crate) fn attend<'py>(
     call: GivenCall,
 ) -> Result<Attended<'py>, Failure> {
     let arrays = Arrays::new(queries, keys, values)?;
-    let problem = arrays.problem(&call)?;
+    let problem = arrays.problem(call)?;
     let (output, sums) = run(py, &*Threads::shared()?, None, |_| {
         let (output, sums) = problem.attend()?;
         let heads = problem.kv_heads * problem.group;
@@ -343,7 +344,7 @@ pub(crate) fn reference<'py>(
     call: GivenCall,
 ) -> Result<Referred<'py>, Failure> {
     let arrays = Arrays::new(queries, keys, values)?;
-    let problem = arrays.problem(&call)?;
+    let problem = arrays.problem(call)?;
     let heads = problem.kv_heads * problem.group;
     if heads.saturating_mul(problem.rows).saturating_mul(problem.tokens) > MOST_REFERENCE_PAIRS {
         return Err(Failure::array(format!(
@@ -373,7 +374,7 @@ pub(crate) fn select<'py>(
     let spec = policy(policy_text)?;
     let phase = if is_prefill { Phase::Prefill } else { Phase::Decode };
     let arrays = Arrays::new(queries, keys, keys)?;
-    let problem = arrays.problem(&call)?;
+    let problem = arrays.problem(call)?;
     let end = problem.start.saturating_add(problem.rows);
     if end > problem.tokens {
         return Err(Failure::array(format!(

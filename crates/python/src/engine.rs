@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::answer::{Prompt, prompt_tokens};
 use crate::batch::{Asked, answer_all};
 use crate::failure::{Class, Failure};
+use crate::items::Items;
 use crate::options::{GivenAnswer, GivenEngine, check_tokens, model_path};
 use crate::process::{OfProcess, Threads};
 use crate::session::PySession;
@@ -180,7 +181,8 @@ impl PyEngine {
         Ok(self.loaded()?.engine()?.tokenizer()?.encode(text, add_special)?)
     }
 
-    fn decode(&self, tokens: Vec<u32>, special: bool) -> Result<String, Failure> {
+    fn decode(&self, tokens: Items<u32>, special: bool) -> Result<String, Failure> {
+        let tokens = tokens.list("tokens")?;
         let loaded = self.loaded()?;
         let engine = loaded.engine()?;
         check_tokens(tokens.iter().copied(), engine.model().config().vocab_size)?;
@@ -231,14 +233,17 @@ impl PyEngine {
     fn batch<'py>(
         &self,
         py: Python<'py>,
-        prompts: Vec<Prompt>,
+        prompts: Items<Prompt>,
         options: GivenAnswer,
         progress: Option<Py<PyAny>>,
     ) -> Result<Vec<Bound<'py, PyDict>>, Failure> {
         let loaded = self.loaded()?;
         let engine = loaded.engine()?;
         let generate = options.resolved(engine)?;
-        let prompts = prompts.iter().map(|prompt| prompt_tokens(engine, prompt));
+        let prompts = prompts
+            .list("prompts")?
+            .into_iter()
+            .map(|prompt| prompt_tokens(engine, prompt));
         let asked = Asked {
             prompts: prompts.collect::<Result<_, _>>()?,
             generate,

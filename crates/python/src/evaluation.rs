@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::engine::PyEngine;
 use crate::failure::{Class, Failure};
+use crate::items::Items;
 use crate::options::policy;
 use crate::watch::{Watch, run};
 
@@ -23,18 +24,18 @@ use crate::watch::{Watch, run};
 pub(crate) struct GivenTasks {
     text: String,
     wording: String,
-    lengths: Vec<usize>,
+    lengths: Items<usize>,
     /// Prompts, or documents of needles.
     samples: u64,
     depths: usize,
     seed: u64,
-    tasks: Vec<String>,
-    kinds: Vec<String>,
-    places: Vec<String>,
+    tasks: Items<String>,
+    kinds: Items<String>,
+    places: Items<String>,
     late: bool,
     compress: Option<String>,
     /// Each with its phase, where one was given.
-    policies: Vec<(Option<bool>, String)>,
+    policies: Items<(Option<bool>, String)>,
     budget: Option<f64>,
     shares: bool,
 }
@@ -54,10 +55,10 @@ impl GivenTasks {
 
     fn needle(&self) -> Result<NeedleOptions, Failure> {
         Ok(NeedleOptions {
-            lengths: self.lengths.clone(),
+            lengths: self.lengths.copied("lengths")?,
             depths: self.depths,
-            kinds: parsed::<NeedleKind>(&self.kinds)?,
-            places: parsed::<AskPlace>(&self.places)?,
+            kinds: parsed::<NeedleKind>(&self.kinds.copied("kinds")?)?,
+            places: parsed::<AskPlace>(&self.places.copied("places")?)?,
             documents: self.samples,
             seed: self.seed,
             compress: self.compress.as_deref().map(str::parse).transpose()?,
@@ -66,8 +67,8 @@ impl GivenTasks {
 
     fn ruler(&self) -> Result<RulerOptions, Failure> {
         Ok(RulerOptions {
-            tasks: parsed::<RulerTask>(&self.tasks)?,
-            lengths: self.lengths.clone(),
+            tasks: parsed::<RulerTask>(&self.tasks.copied("tasks")?)?,
+            lengths: self.lengths.copied("lengths")?,
             samples: self.samples,
             seed: self.seed,
             late: self.late,
@@ -75,11 +76,12 @@ impl GivenTasks {
     }
 
     fn comparison(&self) -> Result<CompareOptions, Failure> {
-        let choices = self.policies.iter().map(|(is_prefill, text)| choice(*is_prefill, text));
+        let policies = self.policies.copied("policies")?;
+        let choices = policies.iter().map(|(is_prefill, text)| choice(*is_prefill, text));
         Ok(CompareOptions {
             policies: choices.collect::<Result<_, _>>()?,
-            tasks: parsed::<CompareTask>(&self.tasks)?,
-            lengths: self.lengths.clone(),
+            tasks: parsed::<CompareTask>(&self.tasks.copied("tasks")?)?,
+            lengths: self.lengths.copied("lengths")?,
             samples: self.samples,
             depths: self.depths,
             seed: self.seed,

@@ -14,6 +14,7 @@ mod batch;
 mod engine;
 mod evaluation;
 mod failure;
+mod items;
 mod options;
 mod paged_cache;
 mod process;

@@ -14,6 +14,7 @@ use riffle_model::Activations;
 use riffle_policy::{PolicyRules, PolicySpec};
 
 use crate::failure::Failure;
+use crate::items::Items;
 use crate::python_policy;
 
 /// The keyword arguments of `riffle.Engine`; what is missing has the command's default.
@@ -65,8 +66,8 @@ pub(crate) struct GivenAnswer {
     repeat_penalty: Option<f32>,
     repeat_window: Option<usize>,
     seed: Option<u64>,
-    stop: Option<Vec<String>>,
-    stop_tokens: Option<Vec<u32>>,
+    stop: Option<Items<String>>,
+    stop_tokens: Option<Items<u32>>,
     temperature: Option<f32>,
     top_k: Option<usize>,
     top_p: Option<f32>,
@@ -182,12 +183,20 @@ impl GivenAnswer {
         sampling.validate()?;
         let vocabulary = engine.model().config().vocab_size;
         check_tokens(sampling.logit_bias.iter().map(|(token, _)| *token), vocabulary)?;
-        let stop_tokens = self.stop_tokens.unwrap_or_default();
+        let stop_tokens = self
+            .stop_tokens
+            .map(|given| given.list("stop_tokens"))
+            .transpose()?
+            .unwrap_or_default();
         check_tokens(stop_tokens.iter().copied(), vocabulary)?;
         let mut options = GenerateOptions::default();
         set(&mut options.max_tokens, self.max_tokens);
         options.sampling = sampling;
-        options.stops = self.stop.unwrap_or_default();
+        options.stops = self
+            .stop
+            .map(|given| given.list("stop"))
+            .transpose()?
+            .unwrap_or_default();
         options.stop_tokens = stop_tokens;
         options.min_tokens = self.min_tokens.unwrap_or(0);
         options.ignores_end = self.ignore_end.unwrap_or(false);

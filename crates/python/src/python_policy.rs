@@ -95,6 +95,8 @@ pub(crate) fn register_policy(name: &str, policy: Py<PyAny>, traits: GivenTraits
     info.traits.prefill = traits.prefill;
     info.traits.decode = traits.decode;
     info.traits.follows_from_keys = traits.follows_from_keys;
+    // Its object is told where chunks begin.
+    info.traits.depends_on_chunks = true;
     info.traits.keys = match traits.reads_keys {
         true => KeyUse::Scanned,
         false => KeyUse::Unread,

@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyType};
 use riffle_attention::{Selection, Span};
 
 use crate::failure::Failure;
+use crate::items::Items;
 
 /// The most elements of a mask.
 const MOST_MASK_ELEMENTS: usize = 1 << 30;
@@ -25,12 +26,12 @@ pub(crate) struct PySelection(Selection);
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 struct Parts {
-    spans: Vec<(usize, usize)>,
+    spans: Items<(usize, usize)>,
     row_window: usize,
-    diagonals: Vec<usize>,
+    diagonals: Items<usize>,
     extras_start: usize,
-    extras: Vec<Vec<usize>>,
-    summaries: Vec<(usize, usize)>,
+    extras: Items<Items<usize>>,
+    summaries: Items<(usize, usize)>,
 }
 
 impl PySelection {
@@ -65,18 +66,19 @@ impl PySelection {
     #[new]
     fn new(parts: &Bound<'_, PyAny>) -> Result<Self, Failure> {
         let parts: Parts = parts.extract()?;
-        let positions = parts.diagonals.iter().chain(parts.extras.iter().flatten());
+        let (diagonals, extras) = (parts.diagonals.list("diagonals")?, parts.extras.lists("extras")?);
+        let positions = diagonals.iter().chain(extras.iter().flatten());
         let largest = positions.chain([&parts.row_window, &parts.extras_start]).max();
         if let Some(position) = largest.filter(|position| **position > MOST_TOKENS) {
             return Err(Failure::option(format!(
                 "{position} is beyond the largest position, {MOST_TOKENS}"
             )));
         }
-        let selection = Selection::from_spans(spans(&parts.spans)?)
+        let selection = Selection::from_spans(spans(&parts.spans.list("spans")?)?)
             .with_row_window(parts.row_window)
-            .with_diagonals(parts.diagonals)
-            .with_row_extras(parts.extras_start, parts.extras)
-            .with_summaries(spans(&parts.summaries)?);
+            .with_diagonals(diagonals)
+            .with_row_extras(parts.extras_start, extras)
+            .with_summaries(spans(&parts.summaries.list("summaries")?)?);
         Ok(Self(selection))
     }
 

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::answer::{Answered, Prompt, prompt_tokens};
 use crate::engine::{Loaded, closed, unpicklable};
 use crate::failure::{Class, Failure};
+use crate::items::Items;
 use crate::options::GivenAnswer;
 use crate::process::OfProcess;
 use crate::stream::PyStream;
@@ -67,12 +68,12 @@ impl PySession {
         Ok(look(open(&mut held)?))
     }
 
-    fn tokens_of(&self, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
+    fn tokens_of(&self, prompt: Prompt) -> Result<Vec<u32>, Failure> {
         let engine = self.loaded.engine()?;
         match prompt {
             // Only a text's beginning has the token that begins texts.
             Prompt::Text(text) if self.look(|session| !session.tokens().is_empty())? => {
-                Ok(engine.tokenizer()?.encode(text, false)?)
+                Ok(engine.tokenizer()?.encode(&text, false)?)
             }
             prompt => prompt_tokens(engine, prompt),
         }
@@ -88,8 +89,8 @@ impl PySession {
         }
         let tokens = match prompt {
             None => Vec::new(),
-            Some(prompt) if replaces => prompt_tokens(engine, &prompt)?,
-            Some(prompt) => self.tokens_of(&prompt)?,
+            Some(prompt) if replaces => prompt_tokens(engine, prompt)?,
+            Some(prompt) => self.tokens_of(prompt)?,
         };
         Ok(Begun {
             tokens,
@@ -216,7 +217,7 @@ impl PySession {
 
     #[pyo3(signature = (prompt, progress=None))]
     fn prefill(&self, py: Python<'_>, prompt: Prompt, progress: Option<Py<PyAny>>) -> Result<usize, Failure> {
-        let tokens = self.tokens_of(&prompt)?;
+        let tokens = self.tokens_of(prompt)?;
         self.work(py, progress.as_ref(), |session, watch| {
             session.prefill(&tokens, &mut |progress| watch.note_prefill(progress))?;
             Ok(tokens.len())
@@ -232,7 +233,7 @@ impl PySession {
         first: usize,
         progress: Option<Py<PyAny>>,
     ) -> Result<Bound<'py, PyArray2<f32>>, Failure> {
-        let tokens = self.tokens_of(&prompt)?;
+        let tokens = self.tokens_of(prompt)?;
         let vocabulary = self.loaded.engine()?.model().config().vocab_size;
         if first >= tokens.len() {
             return Err(Failure::option(format!(
@@ -276,10 +277,11 @@ impl PySession {
     fn log_probabilities<'py>(
         &self,
         py: Python<'py>,
-        tokens: Vec<u32>,
+        tokens: Items<u32>,
         first: usize,
         progress: Option<Py<PyAny>>,
     ) -> Result<(Bound<'py, PyArray1<f32>>, Bound<'py, PyArray1<bool>>), Failure> {
+        let tokens = tokens.list("tokens")?;
         crate::options::check_tokens(
             tokens.iter().copied(),
             self.loaded.engine()?.model().config().vocab_size,

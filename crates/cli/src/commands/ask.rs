@@ -201,15 +201,18 @@ impl Asker<'_> {
         };
         let answer = stop.during(|| self.conversation.ask(question, &self.generate, &mut observe));
         display.finish();
+        let notices = self.conversation.take_notices();
         output?;
-        let answer = answer?;
+        let mut answer = answer?;
+        if self.arguments.no_passages {
+            answer.passages.clear();
+        }
         if !json {
             print("\n")?;
-            if !self.arguments.no_passages {
-                print(&passages_text(&answer.passages))?;
-            }
+            print(&passages_text(&answer.passages))?;
             console::note(summary(&answer));
         }
+        notices.iter().for_each(console::note);
         let (is_interrupted, tokens) = (answer.stop == StopReason::Interrupted, answer.generated_tokens);
         self.answers.push(answer);
         match is_interrupted {

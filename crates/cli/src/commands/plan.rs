@@ -1,11 +1,44 @@
 //! `riffle plan`: what a run would use.
 
 use riffle_engine::{DevicePlan, MemoryPlan, described_activations, human_bytes};
+use riffle_server::Limits;
+use serde::Serialize;
 
 use super::run::{plan_text, text_bytes};
 use super::{engine_options, grouped, note_activations, print, print_json};
 use crate::args::PlanArguments;
 use crate::failure::Failure;
+
+/// A plan, and with --parallel the requests that it is for.
+#[derive(Serialize)]
+struct WithRequests<'a> {
+    #[serde(flatten)]
+    plan: &'a MemoryPlan,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requests: Option<&'a RequestsPlan>,
+}
+
+/// The requests of a server that a plan is for.
+#[derive(Serialize)]
+struct RequestsPlan {
+    /// Requests that are read or answered at a time.
+    parallel: usize,
+    /// Tokens that all of them may hold together, where that is more than one context.
+    pool_tokens: Option<usize>,
+    /// Bytes of all request bodies at most, beside the plan's total.
+    bodies_bytes: u64,
+}
+
+impl RequestsPlan {
+    fn line(&self, plan: &MemoryPlan) -> String {
+        format!(
+            "requests   {} at a time with room for {} tokens together; their bodies take at most {} beside the total\n",
+            self.parallel,
+            grouped(self.pool_tokens.unwrap_or(plan.context_tokens)),
+            human_bytes(self.bodies_bytes),
+        )
+    }
+}
 
 pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
@@ -21,16 +54,34 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             options.keeps_beginnings = arguments.prefix_cache;
         }
     }
+    let requests = match arguments.parallel {
+        Some(parallel) => {
+            options = riffle_server::engine_options(&arguments.model.model, options, parallel)?;
+            Some(RequestsPlan {
+                parallel,
+                pool_tokens: options.pool_tokens,
+                bodies_bytes: Limits::default().bodies_bytes as u64,
+            })
+        }
+        None => None,
+    };
     let info = riffle_model::inspect_with(&arguments.model.model, &options.load_options())?;
     let plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
     note_activations(&arguments.engine, &info.config, plan.device.is_some());
     if arguments.json {
-        let printed = print_json(&plan);
+        let printed = print_json(&WithRequests {
+            plan: &plan,
+            requests: requests.as_ref(),
+        });
         plan.check()?;
         return printed;
     }
     let inputs = described_activations(&info.config, options.activations, plan.device.is_some());
-    let printed = print(&table(&plan, &arguments.engine.kv_formats(), &inputs));
+    let mut text = table(&plan, &arguments.engine.kv_formats(), &inputs);
+    if let Some(requests) = &requests {
+        text += &requests.line(&plan);
+    }
+    let printed = print(&text);
     // A plan that does not fit is a failure, whether anybody read the table or not.
     plan.check()?;
     printed

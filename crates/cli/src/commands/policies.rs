@@ -32,6 +32,9 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
 const EVICTS: &str =
     "    evicts tokens for good before a later question is known: what such a question asks for is lost as a rule\n";
 
+/// What a policy whose selections depend on chunks cannot promise.
+const DEPENDS_ON_CHUNKS: &str = "    its selections depend on chunks: another -ub or --page-tokens, or a prompt read in two parts, may give another answer\n";
+
 /// A policy as data.
 fn described(policy: &PolicyInfo, shape: &PolicyShape) -> Value {
     let parameters = policy.parameters.iter().map(|parameter| {
@@ -53,6 +56,7 @@ fn described(policy: &PolicyInfo, shape: &PolicyShape) -> Value {
             Recall::Anywhere => Some("anywhere"),
         },
         "evicts": policy.traits.evicts,
+        "depends_on_chunks": policy.traits.depends_on_chunks,
         "source": policy.source,
         "break_even_tokens": {
             "prefill": break_even(policy, Phase::Prefill, shape),
@@ -81,6 +85,9 @@ fn paragraph(policy: &PolicyInfo, shape: &PolicyShape) -> String {
     );
     if policy.traits.evicts {
         text += EVICTS;
+    }
+    if policy.traits.depends_on_chunks {
+        text += DEPENDS_ON_CHUNKS;
     }
     for phase in [Phase::Prefill, Phase::Decode] {
         if !policy.supports(phase) || policy.traits.dense {

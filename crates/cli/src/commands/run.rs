@@ -85,8 +85,9 @@ fn answer_all(
             }
         },
         &mut |report| {
-            if !json {
-                summarise(&report);
+            match json {
+                true => note_lost_prefixes(&report),
+                false => summarise(&report),
             }
             let interrupted = report.stop == StopReason::Interrupted;
             reports.push(report);
@@ -135,6 +136,7 @@ fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> 
     }
     let report = report?;
     if json {
+        note_lost_prefixes(&report);
         print_json(&report)?;
     } else {
         print("\n")?;
@@ -246,7 +248,14 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
     }
 }
 
+/// Says what happened to the prefix cache that its user did not ask for.
+fn note_lost_prefixes(report: &RunReport) {
+    let prefixes = report.prefix_cache.iter();
+    prefixes.flat_map(|prefix| &prefix.notices).for_each(console::note);
+}
+
 fn note_prefixes(prefix: &PrefixReport) {
+    prefix.notices.iter().for_each(console::note);
     console::note(format!(
         "prefixes  {folder}: {found} tokens found in {load:.2} s, {kept} kept in {store:.2} s, {bytes} in all",
         folder = prefix.folder,

@@ -5,8 +5,11 @@ mod bad_input;
 mod bad_model;
 mod book;
 mod chat;
+mod chunks;
 mod commands;
 #[cfg(feature = "pull")]
+#[cfg(target_os = "linux")]
+mod file_limits;
 mod help;
 mod hub;
 mod laboratory;

@@ -94,6 +94,9 @@ pub struct RunReport {
     pub prefill_policy: String,
     /// The decode policy.
     pub decode_policy: String,
+    /// True if another chunk length, another page length or a prompt read in two parts may give another answer: a policy's selections
+    /// depend on chunks, tokens leave a window, tokens of the prompt are selected, or policies are chosen by the text (`--auto`).
+    pub depends_on_chunks: bool,
     /// Contexts shorter than this many tokens were read densely by the prefill policy, which would not have paid.
     pub prefill_dense_below: usize,
     /// As well by the decode policy.
@@ -211,7 +214,7 @@ pub fn run(
     if let Some(prefix) = &mut prefix
         && session.recurrence.state.is_empty()
     {
-        prefix.store(&session, usize::MAX)?;
+        prefix.store_if_possible(&session);
     }
     if let Some(shared) = &mut shared {
         shared.publish_all(&session, SHARING_TIME)?;
@@ -257,9 +260,10 @@ fn open_session(
         None => 0,
     };
     if let (Some(prefix), 0) = (prefix, reused_tokens) {
-        prefix.load(&mut session, |session, cache| {
+        let loaded = prefix.load(&mut session, |session, cache| {
             Ok(((), session.fill_prefix(cache, tokens)?))
-        })?;
+        });
+        loaded.or_else(|error| prefix.lose(error))?;
         reused_tokens = session.tokens().len();
     }
     if let (Some(shared), false) = (shared, reused_tokens + 1 == tokens.len()) {
@@ -291,7 +295,7 @@ fn read(
             }))
         })?;
         if let Some(prefix) = prefix.as_mut().filter(|_| end < tokens.len()) {
-            prefix.store(session, usize::MAX)?;
+            prefix.store_if_possible(session);
         }
         if let Some(shared) = shared.as_mut().filter(|_| end < tokens.len()) {
             shared.publish_all(session, Duration::ZERO)?;
@@ -346,6 +350,11 @@ impl Finished {
                 None => options.prefill.to_string(),
             },
             decode_policy: options.decode.to_string(),
+            depends_on_chunks: options.prefill.depends_on_chunks()
+                || options.decode.depends_on_chunks()
+                || options.window.is_some()
+                || options.auto_target.is_some()
+                || options.token_selection.is_some(),
             prefill_dense_below: dense_below(&options.prefill.base, Phase::Prefill, &shape, &options.cost),
             decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),
             audit: sequence.audit(),

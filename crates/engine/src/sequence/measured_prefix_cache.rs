@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use riffle_kv::PrefixCache;
+use riffle_kv::{KvError, PrefixCache};
 use serde::Serialize;
 
 use crate::{EngineError, Sequence};
@@ -38,12 +38,16 @@ pub struct PrefixReport {
     pub store_ms: f64,
     /// Bytes its pages take now.
     pub bytes: u64,
+    /// What the user should know: that the cache began anew, or why what was read is not kept.
+    pub notices: Vec<String>,
 }
 
 /// A prefix cache whose use is measured.
 pub(crate) struct MeasuredPrefixCache {
     cache: PrefixCache,
     report: PrefixReport,
+    /// True once the folder could not be read or written: it is not asked again.
+    is_lost: bool,
 }
 
 impl MeasuredPrefixCache {
@@ -54,6 +58,7 @@ impl MeasuredPrefixCache {
                 folder: options.folder.display().to_string(),
                 ..PrefixReport::default()
             },
+            is_lost: false,
         })
     }
 
@@ -75,17 +80,50 @@ impl MeasuredPrefixCache {
         // The weights are hashed once an engine, which is no part of loading.
         sequence.engine().fingerprint()?;
         let (began, held_tokens) = (Instant::now(), sequence.tokens().len());
-        let (loaded, damaged_blocks) = load(sequence, &self.cache)?;
+        let loaded = load(sequence, &self.cache);
+        self.report.notices.extend(self.cache.take_notice());
+        let (loaded, damaged_blocks) = loaded?;
         self.report.found_tokens += sequence.tokens().len().saturating_sub(held_tokens);
         self.report.damaged_blocks += damaged_blocks;
         self.report.load_ms += began.elapsed().as_secs_f64() * 1e3;
         Ok(loaded)
     }
 
+    /// [`store`](Self::store) of everything. Where it fails the run goes on, and the report says why nothing is kept.
+    pub(crate) fn store_if_possible(&mut self, sequence: &Sequence) {
+        if !self.is_lost
+            && let Err(error) = self.store(sequence, usize::MAX)
+        {
+            self.is_lost = true;
+            self.report
+                .notices
+                .push(format!("what was read could not be kept: {error}"));
+        }
+    }
+
+    /// Goes on without the folder after an error of [`load`](Self::load); the report says why.
+    ///
+    /// # Errors
+    /// An error that has nothing to do with the folder is returned.
+    pub(crate) fn lose(&mut self, error: EngineError) -> Result<(), EngineError> {
+        match error {
+            EngineError::Kv(error @ (KvError::File { .. } | KvError::Index { .. } | KvError::Busy { .. })) => {
+                self.is_lost = true;
+                self.report
+                    .notices
+                    .push(format!("what was read is neither looked up nor kept: {error}"));
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+
     /// Measures [`Sequence::store_prefix_up_to`]. Returns the tokens that the cache keeps of these.
     pub(crate) fn store(&mut self, sequence: &Sequence, most_tokens: usize) -> Result<usize, EngineError> {
         let began = Instant::now();
-        let (kept_tokens, bytes) = sequence.store_prefix_up_to(&self.cache, most_tokens)?;
+        let stored = sequence.store_prefix_up_to(&self.cache, most_tokens);
+        self.report.notices.extend(self.cache.take_notice());
+        let (kept_tokens, bytes) = stored?;
         // A window keeps less at the end than on the way.
         self.report.kept_tokens = self.report.kept_tokens.max(kept_tokens);
         self.report.bytes = bytes;

@@ -334,8 +334,16 @@ impl Client {
                     silence: self.waits.silence,
                 })
             }
-            Piece::Failed(error) => Err(passing(address, said(&error))),
+            Piece::Failed(error) => Err(passing(address, self.without_token(&said(&error)))),
             Piece::Bytes(_) | Piece::End => Err(passing(address, "the connection was cut".to_owned())),
+        }
+    }
+
+    /// The text, or a note in its place where it holds the token in a spelling that can be read back.
+    fn without_token(&self, text: &str) -> String {
+        match &self.token {
+            Some(token) if token.is_in(text) => "(its message is left out, since it holds your token)".to_owned(),
+            _ => text.to_owned(),
         }
     }
 
@@ -344,6 +352,7 @@ impl Client {
         let status = answer.head.status;
         let (address, repository) = (&answer.address, self.repository.clone());
         let said = answer.head.header("x-error-message").unwrap_or_default();
+        let said = self.without_token(said);
         let said: String = said.chars().take(LONGEST_MESSAGE).collect();
         let stated = match said.is_empty() {
             true => format!("it answers with status {status}"),

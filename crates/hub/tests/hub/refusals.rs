@@ -208,3 +208,23 @@ fn a_cache_that_cannot_be_written_is_named() {
         "{message}"
     );
 }
+
+#[test]
+fn a_token_that_the_hub_sends_back_is_never_shown() {
+    for (echo, secret) in [
+        ("you sent Bearer hf_abcdefghijkl0123", "hf_abcdefghijkl0123"),
+        ("you sent %68f%5Fabcdefghijkl0123", "abcdefghijkl0123"),
+        ("aGZfYWJjZGVmZ2hpamtsMDEyMw==", "aGZf"),
+        ("QmVhcmVyIGhmX2FiY2RlZmdoaWprbDAxMjM=", "aGZf"),
+    ] {
+        for padding in [0, 190] {
+            let hub = hub();
+            let message = format!("{}{echo}", "x".repeat(padding));
+            hub.faults(move |_, _| Some(Fault::Status(400, vec![("X-Error-Message", message.clone())])));
+            let token = riffle_hub::Token::new("hf_abcdefghijkl0123", "HF_TOKEN").expect("a token");
+            let shown = refused_with(|settings| settings.token = Some(token), &hub, "owner/model");
+            assert!(!shown.contains(secret) && !shown.contains("hf_abc"), "{shown}");
+            assert!(shown.contains("holds your token"), "{shown}");
+        }
+    }
+}

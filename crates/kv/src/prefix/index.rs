@@ -36,18 +36,37 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub(super) fn open(path: &Path) -> Result<Self, KvError> {
-        let error = |error: redb::Error| index_error(path, error);
-        let file = open_file(path).map_err(|source| error(source.into()))?;
-        let backend = FileBackend::new(file).map_err(|source| error(source.into()))?;
-        let database = Builder::new()
-            .create_with_backend(backend)
-            .map_err(|source| error(source.into()))?;
+    /// Opens the index. A damaged one is renamed to `index.redb.damaged`, replacing an older one of that name, and an empty one takes its
+    /// place: it only says which blocks are kept. The second value is true then.
+    ///
+    /// A file that does not begin as an index does is another program's, and an error, unless `has_blocks` says that blocks lie beside it.
+    pub(super) fn open(path: &Path, has_blocks: impl Fn() -> bool) -> Result<(Self, bool), KvError> {
+        // A file of damaged bytes may make the store panic.
+        match std::panic::catch_unwind(|| Self::open_whole(path)) {
+            Ok(Ok(index)) => return Ok((index, false)),
+            Ok(Err(error)) if !is_damage(&error, &has_blocks) => return Err(index_error(path, error)),
+            _ => {}
+        }
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".damaged");
+        std::fs::rename(path, aside).map_err(|source| KvError::File {
+            action: "set aside",
+            path: path.to_owned(),
+            source,
+        })?;
+        let index = Self::open_whole(path).map_err(|error| index_error(path, error))?;
+        Ok((index, true))
+    }
+
+    /// Opens the index and reads all of it.
+    fn open_whole(path: &Path) -> Result<Self, redb::Error> {
+        let backend = FileBackend::new(open_file(path)?)?;
         let index = Self {
             path: path.to_owned(),
-            database,
+            database: Builder::new().create_with_backend(backend)?,
         };
-        index.change(|_, _| Ok(()))?;
+        index.try_change(|_, _| Ok(()))?;
+        index.try_list()?;
         Ok(index)
     }
 
@@ -69,7 +88,11 @@ impl Index {
 
     /// Bytes of all blocks.
     pub(super) fn bytes(&self) -> Result<u64, KvError> {
-        Ok(self.list()?.iter().map(|(_, (_, bytes, _))| bytes).sum())
+        Ok(self
+            .list()?
+            .iter()
+            .map(|(_, (_, bytes, _))| *bytes)
+            .fold(0, u64::saturating_add))
     }
 
     /// The blocks to remove so that the others take at most `room_bytes`: those used longest ago, and of a beginning the
@@ -77,10 +100,13 @@ impl Index {
     pub(super) fn oldest_beyond(&self, room_bytes: u64) -> Result<Vec<u128>, KvError> {
         let mut blocks = self.list()?;
         blocks.sort_unstable_by_key(|(key, (depth, _, used))| (*used, u32::MAX - depth, *key));
-        let mut bytes: u64 = blocks.iter().map(|(_, (_, bytes, _))| bytes).sum();
+        let mut bytes: u64 = blocks
+            .iter()
+            .map(|(_, (_, bytes, _))| *bytes)
+            .fold(0, u64::saturating_add);
         let beyond = blocks.iter().take_while(|(_, (_, block, _))| {
             let beyond = bytes > room_bytes;
-            bytes -= block;
+            bytes = bytes.saturating_sub(*block);
             beyond
         });
         Ok(beyond.map(|(key, _)| *key).collect())
@@ -124,36 +150,41 @@ impl Index {
     }
 
     fn list(&self) -> Result<Vec<(u128, Record)>, KvError> {
-        let read = || -> Result<Vec<_>, redb::Error> {
-            let table = self.database.begin_read()?.open_table(BLOCKS)?;
-            let entries = table.iter()?.map(|entry| {
-                let (key, value) = entry?;
-                Ok((key.value(), value.value()))
-            });
-            entries
-                .collect::<Result<_, redb::StorageError>>()
-                .map_err(redb::Error::from)
-        };
-        read().map_err(|error| self.error(error))
+        self.try_list().map_err(|error| self.error(error))
     }
 
-    /// One transaction: `work` gets the blocks and the number of this use.
+    fn try_list(&self) -> Result<Vec<(u128, Record)>, redb::Error> {
+        let table = self.database.begin_read()?.open_table(BLOCKS)?;
+        let entries = table.iter()?.map(|entry| {
+            let (key, value) = entry?;
+            Ok((key.value(), value.value()))
+        });
+        entries
+            .collect::<Result<_, redb::StorageError>>()
+            .map_err(redb::Error::from)
+    }
+
     fn change(
         &self,
         work: impl FnOnce(&mut redb::Table<'_, u128, Record>, u64) -> Result<(), redb::Error>,
     ) -> Result<(), KvError> {
-        let write = || -> Result<(), redb::Error> {
-            let transaction = self.database.begin_write()?;
-            {
-                let mut counters = transaction.open_table(COUNTERS)?;
-                let now = counters.get(USES)?.map_or(0, |uses| uses.value()) + 1;
-                counters.insert(USES, now)?;
-                work(&mut transaction.open_table(BLOCKS)?, now)?;
-            }
-            transaction.commit()?;
-            Ok(())
-        };
-        write().map_err(|error| self.error(error))
+        self.try_change(work).map_err(|error| self.error(error))
+    }
+
+    /// One transaction: `work` gets the blocks and the number of this use.
+    fn try_change(
+        &self,
+        work: impl FnOnce(&mut redb::Table<'_, u128, Record>, u64) -> Result<(), redb::Error>,
+    ) -> Result<(), redb::Error> {
+        let transaction = self.database.begin_write()?;
+        {
+            let mut counters = transaction.open_table(COUNTERS)?;
+            let now = counters.get(USES)?.map_or(0, |uses| uses.value()).saturating_add(1);
+            counters.insert(USES, now)?;
+            work(&mut transaction.open_table(BLOCKS)?, now)?;
+        }
+        transaction.commit()?;
+        Ok(())
     }
 
     fn error(&self, error: redb::Error) -> KvError {
@@ -171,11 +202,22 @@ fn open_file(path: &Path) -> io::Result<File> {
     file.rewind()?;
     if !begin.is_empty() && begin != MAGIC {
         let name = path.file_name().unwrap_or_default().display();
-        return Err(io::Error::other(format!(
-            "{name} there is no index of a prefix cache: use another folder"
-        )));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{name} there is no index of a prefix cache: use another folder"),
+        ));
     }
     Ok(file)
+}
+
+/// True if the file's content is at fault, and not the system or another program.
+fn is_damage(error: &redb::Error, has_blocks: impl Fn() -> bool) -> bool {
+    match error {
+        redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => has_blocks(),
+        redb::Error::Io(error) => error.kind() == io::ErrorKind::UnexpectedEof,
+        redb::Error::DatabaseAlreadyOpen => false,
+        _ => true,
+    }
 }
 
 fn index_error(path: &Path, error: redb::Error) -> KvError {

@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct PrefixCache {
     folder: PathBuf,
     budget_bytes: u64,
+    /// True once a damaged index was set aside, until someone has asked.
+    lost_index: AtomicBool,
 }
 
 /// What a lookup gave.
@@ -82,7 +85,22 @@ impl PrefixCache {
     pub fn open(folder: impl AsRef<Path>, budget_bytes: u64) -> Result<Self, KvError> {
         let folder = folder.as_ref().to_owned();
         fs::create_dir_all(&folder).map_err(|source| failed("create", &folder, source))?;
-        Ok(Self { folder, budget_bytes })
+        Ok(Self {
+            folder,
+            budget_bytes,
+            lost_index: AtomicBool::new(false),
+        })
+    }
+
+    /// What to tell the user where a damaged index has been set aside since the last call: the cache began anew.
+    pub fn take_notice(&self) -> Option<String> {
+        let was_lost = self.lost_index.swap(false, Ordering::Relaxed);
+        was_lost.then(|| {
+            format!(
+                "the index of the prefix cache {} was damaged: it was set aside as {INDEX_FILE}.damaged, and the cache begins anew",
+                self.folder.display()
+            )
+        })
     }
 
     /// Tokens of the longest beginning of `tokens` that is kept, in whole pages. Reads no page.
@@ -297,7 +315,15 @@ impl PrefixCache {
     }
 
     fn index(&self) -> Result<Index, KvError> {
-        Index::open(&self.folder.join(INDEX_FILE))
+        let (index, is_new) = Index::open(&self.folder.join(INDEX_FILE), || self.has_blocks())?;
+        self.lost_index.fetch_or(is_new, Ordering::Relaxed);
+        Ok(index)
+    }
+
+    /// True if a block lies in the folder.
+    fn has_blocks(&self) -> bool {
+        let mut entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.any(|entry| key_of(&entry.file_name()).is_some() && is_block(&entry.path()))
     }
 
     fn lock(&self) -> Result<PathLock, KvError> {

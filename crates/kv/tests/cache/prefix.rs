@@ -166,7 +166,7 @@ fn a_damaged_block_is_removed_and_never_used() {
 }
 
 #[test]
-fn a_damaged_index_is_an_error_or_a_miss() {
+fn a_damaged_index_is_a_miss_and_the_cache_begins_anew() {
     let folder = tempfile::tempdir().unwrap();
     let shape = shape(16, Format::Q8_0);
     let tokens = text(1, 64);
@@ -189,10 +189,33 @@ fn a_damaged_index_is_an_error_or_a_miss() {
                     expected.truncate(found.tokens);
                     assert_eq!(all_contents(&filled), all_contents(&expected));
                 }
-                Err(error) => assert!(matches!(error, KvError::Index { .. }), "{error}"),
+                Err(error) => panic!("damage at {at}, cut {cut}: {error}"),
             }
+            store.store(&cache(shape, 1, 64), b"", &tokens).unwrap();
+            assert_eq!(store.known_tokens(&shape, b"", &tokens).unwrap(), 64);
         }
     }
+}
+
+#[test]
+fn a_zeroed_index_is_set_aside_with_a_notice() {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = shape(16, Format::Q8_0);
+    let tokens = text(1, 64);
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    store.store(&cache(shape, 1, 64), b"", &tokens).unwrap();
+    assert_eq!(store.take_notice(), None);
+    let path = folder.path().join("index.redb");
+    let zeros = vec![0; fs::read(&path).unwrap().len()];
+    fs::write(&path, &zeros).unwrap();
+    assert_eq!(store.known_tokens(&shape, b"", &tokens).unwrap(), 0);
+    let notice = store.take_notice().unwrap();
+    assert!(
+        notice.contains("index.redb.damaged") && notice.contains("begins anew"),
+        "{notice}"
+    );
+    assert_eq!(store.take_notice(), None);
+    assert_eq!(fs::read(folder.path().join("index.redb.damaged")).unwrap(), zeros);
 }
 
 #[test]

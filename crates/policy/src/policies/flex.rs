@@ -43,6 +43,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "FlexPrefill, Lai et al. 2025, arXiv:2502.20766",
     saves: "compute",
     traits: Traits {
+        depends_on_chunks: true,
         recall: Recall::AtTheEnd,
         keys: KeyUse::Scanned,
         chunk: Some(ChunkNeed::LONG),

@@ -61,6 +61,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         evicts: true,
         persists: true,
         follows_from_keys: false,
+        depends_on_chunks: true,
         stored_bytes: |_, _| 16.0,
         budget: Some(BudgetParameter::tokens("budget", 260.0)),
         ..Traits::DECODE

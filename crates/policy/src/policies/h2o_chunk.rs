@@ -50,6 +50,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
         learns: true,
         persists: true,
         follows_from_keys: false,
+        depends_on_chunks: true,
         chunk: Some(ChunkNeed {
             preferred: 1024,
             above: |parameters| parameters.count("local") + parameters.count("heavy"),

@@ -31,6 +31,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Scores of all pairs in low precision, after the lightning indexer of DeepSeek-V3.2 (2025), without training",
     saves: "compute, traffic of values",
     traits: Traits {
+        depends_on_chunks: true,
         recall: Recall::Anywhere,
         keys: KeyUse::Scanned,
         work: Some(work),

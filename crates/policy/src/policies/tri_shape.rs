@@ -18,6 +18,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "Tri-shape, Li et al. 2024, arXiv:2412.10319; TriangleMix, He et al. 2025, arXiv:2507.21526",
     saves: "compute",
     traits: Traits {
+        depends_on_chunks: true,
         budget: Some(BudgetParameter::tokens("window", 1.0)),
         ..Traits::PREFILL
     },

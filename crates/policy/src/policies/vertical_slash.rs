@@ -49,6 +49,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "MInference 1.0, Jiang et al. 2024, arXiv:2407.02490",
     saves: "compute",
     traits: Traits {
+        depends_on_chunks: true,
         recall: Recall::AtTheEnd,
         keys: KeyUse::Scanned,
         estimate: Some(EstimateKind::Lines),

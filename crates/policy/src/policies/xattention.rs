@@ -31,6 +31,7 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
     source: "XAttention, Xu et al. 2025, arXiv:2503.16428",
     saves: "compute, traffic",
     traits: Traits {
+        depends_on_chunks: true,
         recall: Recall::AtTheEnd,
         keys: KeyUse::Scanned,
         estimate: Some(EstimateKind::Blocks),

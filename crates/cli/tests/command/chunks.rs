@@ -1,0 +1,103 @@
+//! Which policies answer the same whatever the chunk length, the page length and the parts that a prompt is read in.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::testing::{run, run_shipped, stderr, stdout};
+
+/// Parameters under which a policy leaves tokens out of a short text; its defaults elsewhere.
+const PARAMETERS: &[(&str, &str)] = &[
+    ("h2o", "budget=128,"),
+    ("snapkv", "budget=128,"),
+    ("quest", "budget=128,"),
+    ("streaming", "window=128,"),
+    ("tri-shape", "window=64,"),
+    ("h2o-chunk", "local=16,heavy=8,"),
+];
+
+/// An answer that is sampled: a difference of some percent in the logits changes one of its tokens.
+fn answer(file: &Path, policy: [&str; 2], more: &[&str]) -> String {
+    let file = file.to_str().expect("UTF-8");
+    let asked = [
+        "--file",
+        file,
+        "--raw",
+        "-n",
+        "100",
+        "--temperature",
+        "1.3",
+        "--seed",
+        "7",
+    ];
+    let output = run_shipped(&[&asked[..], &policy, more].concat());
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{policy:?} {more:?}: {}",
+        stderr(&output)
+    );
+    stdout(&output)
+}
+
+/// The settings under which an answer differs.
+fn differences(folder: &Path, policy: [&str; 2]) -> Vec<String> {
+    let (whole, half) = (folder.join("whole"), folder.join("half"));
+    let expected = answer(&whole, policy, &[]);
+    let settings = [
+        ["-ub", "32"],
+        ["-ub", "128"],
+        ["-ub", "512"],
+        ["--page-tokens", "64"],
+        ["--page-tokens", "256"],
+    ];
+    let mut differing: Vec<String> = settings
+        .iter()
+        .filter(|setting| answer(&whole, policy, &setting[..]) != expected)
+        .map(|setting| setting.join(" "))
+        .collect();
+    let session = folder.join("session");
+    fs::remove_file(&session).ok();
+    let kept = ["--session", session.to_str().expect("UTF-8")];
+    answer(&half, policy, &kept);
+    if answer(&whole, policy, &kept) != expected {
+        differing.push("two parts".to_owned());
+    }
+    differing
+}
+
+#[test]
+fn policies_say_whether_their_answers_depend_on_chunks() {
+    let text =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/text/prophets.txt")).expect("a text");
+    let folder = tempfile::tempdir().expect("a folder");
+    let part: String = text.chars().skip(4000).take(2600).collect();
+    fs::write(folder.path().join("whole"), &part).expect("a file");
+    fs::write(folder.path().join("half"), part.chars().take(1300).collect::<String>()).expect("a file");
+    let catalogue: Vec<Value> = serde_json::from_str(&stdout(&run(&["policies", "--json"]))).expect("JSON");
+    for policy in &catalogue {
+        let name = policy["name"].as_str().expect("a name");
+        let depends = policy["depends_on_chunks"].as_bool().expect("a boolean");
+        let parameters = PARAMETERS
+            .iter()
+            .find(|(of, _)| *of == name)
+            .map_or("", |found| found.1);
+        let spec = match name {
+            "full" => name.to_owned(),
+            name => format!("{name}:{parameters}from=0"),
+        };
+        for phase in ["prefill", "decode"] {
+            if policy[phase] != true {
+                continue;
+            }
+            let differing = differences(folder.path(), [&format!("--{phase}"), &spec]);
+            assert!(depends || differing.is_empty(), "{name} in {phase}: {differing:?}");
+            // What snapkv keeps seldom changes an answer as short as this.
+            assert!(
+                !depends || !differing.is_empty() || name == "snapkv",
+                "{name} in {phase}"
+            );
+        }
+    }
+}

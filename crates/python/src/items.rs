@@ -1,0 +1,114 @@
+//! Sequences of Python as vectors: read one item after the other, since the length that a sequence states may be anything.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PySequence, PyString};
+
+use crate::failure::Failure;
+
+/// The most elements of a sequence, those of the sequences in it included: more than any text has tokens, and little memory.
+const MOST_ELEMENTS: usize = 1 << 24;
+
+/// A bounded sequence of Python: nothing is allocated for its stated length. A longer one is refused by [`Items::list`], with the
+/// name of the option.
+#[derive(Debug)]
+pub(crate) struct Items<T> {
+    values: Vec<T>,
+    elements: usize,
+    is_too_long: bool,
+}
+
+/// Something in a sequence.
+pub(crate) trait Element {
+    /// The share of [`MOST_ELEMENTS`] that it takes.
+    fn elements(&self) -> usize {
+        1
+    }
+}
+
+impl Element for u32 {}
+impl Element for usize {}
+impl Element for (usize, usize) {}
+impl<T> Element for Py<T> {}
+
+impl Element for String {
+    fn elements(&self) -> usize {
+        1 + self.len() / 64
+    }
+}
+
+impl Element for (Option<bool>, String) {
+    fn elements(&self) -> usize {
+        self.1.elements()
+    }
+}
+
+impl<T> Element for Items<T> {
+    fn elements(&self) -> usize {
+        match self.is_too_long {
+            true => usize::MAX,
+            false => 1 + self.elements,
+        }
+    }
+}
+
+impl<T> Items<T> {
+    /// The items; an option error where there are more than a sequence may have.
+    pub(crate) fn list(self, name: &str) -> Result<Vec<T>, Failure> {
+        match self.is_too_long {
+            true => Err(Failure::option(format!(
+                "{name} is too long: a sequence has at most {MOST_ELEMENTS} elements, all sequences in it together"
+            ))),
+            false => Ok(self.values),
+        }
+    }
+}
+
+impl<T: Clone> Items<T> {
+    /// A copy of the items, for options that are looked at several times.
+    pub(crate) fn copied(&self, name: &str) -> Result<Vec<T>, Failure> {
+        let (values, elements, is_too_long) = (self.values.clone(), self.elements, self.is_too_long);
+        Self {
+            values,
+            elements,
+            is_too_long,
+        }
+        .list(name)
+    }
+}
+
+impl<T> Items<Items<T>> {
+    /// The items of the items.
+    pub(crate) fn lists(self, name: &str) -> Result<Vec<Vec<T>>, Failure> {
+        self.list(name)?.into_iter().map(|items| items.list(name)).collect()
+    }
+}
+
+impl<'a, 'py, T: Element + FromPyObjectOwned<'py>> FromPyObject<'a, 'py> for Items<T> {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        if given.is_instance_of::<PyString>() {
+            return Err(PyTypeError::new_err(
+                "a str is no sequence of items: put it into a list",
+            ));
+        }
+        given.cast::<PySequence>()?;
+        let mut items = Self {
+            values: Vec::new(),
+            elements: 0,
+            is_too_long: false,
+        };
+        for item in given.try_iter()? {
+            let item = item?.extract::<T>().map_err(Into::into)?;
+            items.elements = items.elements.saturating_add(item.elements());
+            if items.elements > MOST_ELEMENTS {
+                items.is_too_long = true;
+                items.values = Vec::new();
+                break;
+            }
+            items.values.push(item);
+        }
+        Ok(items)
+    }
+}
