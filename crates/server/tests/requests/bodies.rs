@@ -1,7 +1,6 @@
 //! Bodies that are no JSON, or JSON of another shape.
 
 use riffle_server::JSON_PATHS;
-use serde_json::json;
 
 use super::{CHAT, COMPLETIONS, Case, MESSAGES, RESPONSES, valid};
 
