@@ -42,6 +42,7 @@ mod room;
 mod router;
 mod serve;
 mod speech;
+mod tokenising;
 mod worker;
 
 pub use driver::{EventSink, KvEventAddresses, event_of};

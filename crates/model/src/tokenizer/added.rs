@@ -65,6 +65,17 @@ struct Finder {
 static LETTER_OR_DIGIT: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\A\w\z").ok());
 
 impl AddedTokens {
+    /// True if a token takes in the spaces beside it, however many there are.
+    pub(crate) fn take_in_spaces(&self) -> bool {
+        self.by_id.values().any(|token| token.strips_left || token.strips_right)
+    }
+
+    /// Bytes of the longest token.
+    pub(crate) fn longest_text(&self) -> Option<usize> {
+        let lengths = |token: &AddedToken| token.text.len().max(token.normalized.as_ref().map_or(0, String::len));
+        self.by_id.values().map(lengths).max()
+    }
+
     /// The tokens; where several have one text or id, the last one counts.
     pub(crate) fn new(tokens: Vec<AddedToken>) -> Result<AddedTokens, String> {
         let mut added = AddedTokens {

@@ -11,6 +11,7 @@ mod charsmap;
 mod decoder;
 mod description;
 mod growth;
+mod longest;
 mod merges;
 mod merging;
 mod model;

@@ -85,6 +85,22 @@ enum NormalizerText {
 }
 
 impl Normalizer {
+    /// How many bytes of a text become one byte at most; `None` where a step may leave parts of it out.
+    pub(crate) fn most_shrinking(&self) -> Option<usize> {
+        // Composing joins a letter and its marks: 9 bytes of Hangul become 3.
+        const BY_COMPOSING: usize = 4;
+        self.steps.iter().try_fold(1, |most, step| match step {
+            Normalization::Composed => Some(most * BY_COMPOSING),
+            Normalization::Prepend(_) | Normalization::ByteLevel => Some(most),
+            _ => None,
+        })
+    }
+
+    /// True if bytes become characters of their own.
+    pub(crate) fn spells_bytes(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Normalization::ByteLevel))
+    }
+
     /// The normalizer of a tokenizer.json.
     pub(crate) fn from_json(value: Option<Value>) -> Result<Normalizer, String> {
         let mut steps = Vec::new();

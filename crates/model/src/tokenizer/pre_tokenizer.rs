@@ -136,6 +136,25 @@ impl Cut {
 }
 
 impl PreTokenizer {
+    /// True if no part of a text is left out.
+    pub(crate) fn keeps_text(&self) -> bool {
+        let removes = |step: &Cut| {
+            matches!(
+                step,
+                Cut::Split {
+                    behavior: Behavior::Removed,
+                    ..
+                }
+            )
+        };
+        !self.steps.iter().any(removes)
+    }
+
+    /// True if bytes become characters of their own.
+    pub(crate) fn spells_bytes(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Cut::Bytes))
+    }
+
     /// The pre-tokenizer of a tokenizer.json.
     pub(crate) fn from_json(value: Option<Value>) -> Result<PreTokenizer, String> {
         let mut steps = Vec::new();

@@ -12,6 +12,7 @@ use super::effort::Thinking;
 use crate::app::{App, aside};
 use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, unexpected};
+use crate::tokenising::{refuse_too_long, tokenise};
 
 /// Stands for the text of a begun answer while its conversation is rendered.
 const BEGUN: &str = "\u{fdef}begun\u{fdef}";
@@ -55,10 +56,11 @@ pub(crate) fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, 
 /// The tokens of a text.
 pub(crate) async fn encode(app: &Arc<App>, text: String, add_special: bool) -> Result<Vec<u32>, Failure> {
     let engine = Arc::clone(&app.engine);
-    aside(move || encode_now(&engine, &text, add_special)).await
+    tokenise(move || encode_now(&engine, &text, add_special)).await
 }
 
 pub(crate) fn encode_now(engine: &Engine, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
+    refuse_too_long(engine, text.len())?;
     let encode = || Ok(engine.tokenizer()?.encode(text, add_special)?);
     encode().map_err(|error: EngineError| Failure::of(&error))
 }
@@ -189,8 +191,9 @@ pub(crate) async fn prompt(app: &Arc<App>, conversation: Conversation) -> Result
     let is_thinking = is_begun_thinking || app.markup.ends_thinking(text.text());
     // A template writes the special tokens itself.
     let add_special = app.engine.chat_template().is_none();
+    refuse_too_long(&app.engine, text.text().len())?;
     let engine = Arc::clone(&app.engine);
     let encode = move || Ok(engine.tokenizer()?.encode_conversation(&text, add_special)?);
-    let tokens = aside(move || encode().map_err(|error: EngineError| Failure::of(&error))).await?;
+    let tokens = tokenise(move || encode().map_err(|error: EngineError| Failure::of(&error))).await?;
     Ok(Prompt { tokens, is_thinking })
 }

@@ -117,7 +117,16 @@ impl Forms {
             .map_err(|problem| Failure::new(StatusCode::NOT_IMPLEMENTED, problem.clone()))?;
         let grammar = grammar_of(form).map_err(|problem| refused(place, problem))?;
         let matcher = Matcher::new(factory.create_parser(grammar));
-        match matcher.get_error() {
+        // What may come first is computed once, so that a form that is too wide fails here and not in an answer.
+        let problem = match matcher.get_error() {
+            None => matcher
+                .deep_clone()
+                .compute_mask_or_eos()
+                .err()
+                .map(|error| error.to_string()),
+            problem => problem,
+        };
+        match problem {
             None => Ok(Arc::new(PreparedForm::new(matcher, self.worker.clone()))),
             Some(problem) => Err(refused(place, one_line(&problem))),
         }
@@ -178,6 +187,9 @@ fn one_line(problem: &str) -> String {
     if problem.contains("coerce_one_of") {
         // llguidance names an option that clients cannot set.
         return "oneOf: it cannot be told that its alternatives exclude one another: use anyOf".to_owned();
+    }
+    if problem.contains("Current row has") {
+        return "too many things may come first: ask for fewer alternatives or optional properties".to_owned();
     }
     let line = problem.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(LONGEST) {

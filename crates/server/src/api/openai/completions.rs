@@ -18,7 +18,7 @@ use super::probabilities::{self, Offsets};
 use crate::api::answers::{Answers, Whole, collect};
 use crate::api::report::{Usage, finish_reason};
 use crate::api::{Answering, events, read, report, respond, send};
-use crate::app::{App, aside};
+use crate::app::App;
 use crate::asking::options::{take_wishes, token_of};
 use crate::asking::prompt::encode_now;
 use crate::asking::{Wishes, take_options, take_without_effect};
@@ -27,6 +27,7 @@ use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, text_of};
 use crate::forms::{Form, take_form};
 use crate::speech::{KnownTools, Speech};
+use crate::tokenising::tokenise;
 
 /// Tokens of an answer whose request does not say how many, as OpenAI has it.
 const DEFAULT_TOKENS: usize = 16;
@@ -131,7 +132,7 @@ impl Completion {
         } = self;
         wishes.keep_to(&app, form).await?;
         let engine = Arc::clone(&app.engine);
-        let prompts = aside(move || {
+        let prompts = tokenise(move || {
             let prompts = prompts.into_iter().map(|prompt| match prompt {
                 Prompt::Text(text) => encode_now(&engine, &text, true),
                 Prompt::Tokens(tokens) => Ok(tokens),

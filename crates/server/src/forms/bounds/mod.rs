@@ -4,6 +4,8 @@
 
 mod lark;
 mod schema;
+#[cfg(test)]
+mod tests;
 
 use serde_json::Value;
 
@@ -13,11 +15,11 @@ pub(super) use schema::check as check_schema;
 /// Bytes of the stack of each thread that compiles forms or computes masks. Only the pages that are used take memory.
 pub(crate) const STACK_BYTES: usize = 128 << 20;
 
-/// Most levels of a schema: its own nesting, and that of everything its references name. A level takes at most 10 KiB of stack.
-pub(super) const SCHEMA_LEVELS: usize = 3000;
+/// Most levels of a schema: its own nesting, and that of everything its references name. A level takes at most 5 KiB of stack.
+pub(super) const SCHEMA_LEVELS: usize = 5000;
 
-/// Most names of properties in a schema. A name takes at most 1 KiB of stack.
-pub(super) const PROPERTY_NAMES: usize = 20_000;
+/// Most names of properties in a schema. A name takes at most 3 KiB of stack.
+pub(super) const PROPERTY_NAMES: usize = 10_000;
 
 /// Most values of a schema whose references are written out where they stand beside other keywords.
 pub(super) const SCHEMA_VALUES: u64 = 200_000;
@@ -25,8 +27,8 @@ pub(super) const SCHEMA_VALUES: u64 = 200_000;
 /// Most entries of `patternProperties`: every pair of an object is compared.
 pub(super) const NAME_PATTERNS: usize = 100;
 
-/// Most levels of a grammar: its rules and terminals, and the nesting of each. A level takes at most 8 KiB of stack.
-pub(super) const GRAMMAR_LEVELS: usize = 4000;
+/// Most levels of a grammar: its rules and terminals, and the nesting of each. A level takes at most 3.5 KiB of stack.
+pub(super) const GRAMMAR_LEVELS: usize = 8000;
 
 /// Most characters of a regular expression. One takes at most 1 KiB of stack.
 pub(super) const PATTERN_CHARACTERS: usize = 20_000;

@@ -1,0 +1,40 @@
+//! How few tokens a text can have, from its length alone.
+
+use super::byte_level::byte_of;
+use super::{Model, Tokenizer};
+
+/// Characters that stand for bytes are below this one.
+const BEHIND_BYTES: u32 = 0x180;
+
+impl Tokenizer {
+    /// The fewest tokens that a text of `bytes` bytes can have; 0 for a tokenizer that may leave parts of a text out. Looks at every
+    /// token of the vocabulary.
+    pub fn fewest_tokens(&self, bytes: usize) -> usize {
+        let longest = self.longest_token().filter(|longest| *longest > 0);
+        longest.map_or(0, |longest| bytes.div_ceil(longest))
+    }
+
+    /// Bytes of text that become one token at most.
+    fn longest_token(&self) -> Option<usize> {
+        let pipeline = &self.pipeline;
+        let shrinking = pipeline.normalizer.most_shrinking()?;
+        let Model::BytePairs(model) = &pipeline.model else {
+            return None;
+        };
+        let spells_bytes = pipeline.pre_tokenizer.spells_bytes() || pipeline.normalizer.spells_bytes();
+        let has_character = |character: char| pipeline.vocabulary.id(character.encode_utf8(&mut [0; 4])).is_some();
+        let mut characters = (0..BEHIND_BYTES)
+            .filter_map(char::from_u32)
+            .filter(|character| byte_of(*character).is_some());
+        let has_all_bytes = match spells_bytes {
+            true => characters.all(has_character),
+            false => model.byte_tokens.len() == 256 && model.byte_tokens.iter().all(Option::is_some),
+        };
+        if !has_all_bytes || !pipeline.pre_tokenizer.keeps_text() || pipeline.added.take_in_spaces() {
+            return None;
+        }
+        let texts = pipeline.vocabulary.iter().map(|(_, text)| text.len());
+        let longest = texts.chain(pipeline.added.longest_text()).max()?;
+        Some(longest * shrinking)
+    }
+}
