@@ -20,7 +20,7 @@ use crate::{hub_args, numbers};
 pub struct ServingArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Name of the model for clients; may be given several times, and answers give the first [default: that of its file or folder]
+    /// Name of the model; several may be given, answers give the first [default: that of its file or folder]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) alias: Vec<String>,
     /// Refuse requests for a model of another name; without this the model serves every name

@@ -1,9 +1,12 @@
 //! Which blocks there are and when they were used.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek};
+use std::panic::{self, UnwindSafe};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use redb::backends::FileBackend;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -42,7 +45,7 @@ impl Index {
     /// A file that does not begin as an index does is another program's, and an error, unless `has_blocks` says that blocks lie beside it.
     pub(super) fn open(path: &Path, has_blocks: impl Fn() -> bool) -> Result<(Self, bool), KvError> {
         // A file of damaged bytes may make the store panic.
-        match std::panic::catch_unwind(|| Self::open_whole(path)) {
+        match quietly(|| Self::open_whole(path)) {
             Ok(Ok(index)) => return Ok((index, false)),
             Ok(Err(error)) if !is_damage(&error, &has_blocks) => return Err(index_error(path, error)),
             _ => {}
@@ -208,6 +211,28 @@ fn open_file(path: &Path) -> io::Result<File> {
         ));
     }
     Ok(file)
+}
+
+thread_local! {
+    /// True while a panic of this thread is caught and told in other words.
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does work that may panic, without the lines that a panic writes to standard error.
+fn quietly<T>(work: impl FnOnce() -> T + UnwindSafe) -> std::thread::Result<T> {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |information| {
+            if !IS_QUIET.get() {
+                before(information);
+            }
+        }));
+    });
+    IS_QUIET.set(true);
+    let outcome = panic::catch_unwind(work);
+    IS_QUIET.set(false);
+    outcome
 }
 
 /// True if the file's content is at fault, and not the system or another program.
