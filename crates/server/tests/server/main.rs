@@ -3,8 +3,10 @@
 mod access;
 mod answers;
 mod captured;
+mod chains;
 mod clients;
 mod events;
+mod hostile;
 mod mutants;
 mod reading;
 mod sessions;
