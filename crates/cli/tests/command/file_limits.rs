@@ -45,7 +45,10 @@ fn a_session_beyond_the_limit_on_file_sizes_is_refused_and_leaves_nothing() {
     let said = stderr(&output);
     assert!(said.contains("cannot write s") && said.contains("ulimit -f"), "{said}");
     // The lock stays beside a session for as long as its folder does.
-    let left: Vec<String> = files(folder.path()).into_iter().filter(|name| name != ".s.lock").collect();
+    let left: Vec<String> = files(folder.path())
+        .into_iter()
+        .filter(|name| name != ".s.lock")
+        .collect();
     assert_eq!(left, Vec::<String>::new());
 }
 
