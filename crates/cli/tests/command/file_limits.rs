@@ -87,9 +87,14 @@ fn an_answer_stands_where_its_prefixes_cannot_be_kept() {
 fn a_damaged_prefix_index_is_said_and_answers_stay() {
     let folder = tempfile::tempdir().expect("a folder");
     let cache = folder.path().display().to_string();
-    let prompt = "And it came to pass in those days, that ".repeat(20);
+    let prompt = "And it came to pass in those days, that ".repeat(60);
     let ask = || run_shipped(&["--prompt", &prompt, "-n", "4", "--prefix-cache", &cache]);
     let first = ask();
+    assert!(
+        !stderr(&first).contains(" 0 kept in"),
+        "the prompt must fill a block: {}",
+        stderr(&first)
+    );
     let index = folder.path().join("index.redb");
     let whole = fs::read(&index).expect("an index");
     for number in 0..40 {
