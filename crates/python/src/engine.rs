@@ -211,7 +211,11 @@ impl PyEngine {
     fn conversation_tokens(&self, py: Python<'_>, messages: &str, variables: &str) -> Result<Vec<u32>, Failure> {
         let text = self.conversation(py, messages, variables, true)?;
         // The template writes the special tokens itself.
-        Ok(self.loaded()?.engine()?.tokenizer()?.encode_conversation(&text, false)?)
+        Ok(self
+            .loaded()?
+            .engine()?
+            .tokenizer()?
+            .encode_conversation(&text, false)?)
     }
 
     fn session(&self, py: Python<'_>) -> Result<PySession, Failure> {
