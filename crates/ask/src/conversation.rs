@@ -105,7 +105,7 @@ pub struct Conversation {
     first: Option<(String, Prompt)>,
     keep: Option<PrefixCache>,
     not_kept: Option<String>,
-    /// What happened to the folder since the user was last told.
+    /// Notices for the user about the folder, not yet told.
     notices: Vec<String>,
     /// The model's layers whose attention is watched; none where tokens may be evicted.
     watched: Range<usize>,
@@ -187,7 +187,7 @@ impl Conversation {
         self.not_kept.as_deref()
     }
 
-    /// What happened to the folder of what was read since the last call: lines for the user.
+    /// Notices for the user about the folder of kept text since the last call, a line each.
     pub fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }

@@ -215,7 +215,7 @@ impl Fields {
         }
     }
 
-    /// What a norm adds to the mean square of its input.
+    /// The term that a norm adds to the mean square of its input.
     pub fn optional_epsilon(&self, name: &str) -> Result<Option<f64>, ModelError> {
         match self.optional_positive(name)? {
             Some(found) if found > LARGEST_EPSILON => Err(self.error(

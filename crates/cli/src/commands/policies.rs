@@ -32,7 +32,7 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
 const EVICTS: &str =
     "    evicts tokens for good before a later question is known: what such a question asks for is lost as a rule\n";
 
-/// What a policy whose selections depend on chunks cannot promise.
+/// The note on policies whose selections depend on chunks.
 const DEPENDS_ON_CHUNKS: &str = "    its selections depend on chunks: another -ub or --page-tokens, or a prompt read in two parts, may give another answer\n";
 
 /// A policy as data.

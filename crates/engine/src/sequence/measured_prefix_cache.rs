@@ -38,7 +38,7 @@ pub struct PrefixReport {
     pub store_ms: f64,
     /// Bytes its pages take now.
     pub bytes: u64,
-    /// What the user should know: that the cache began anew, or why what was read is not kept.
+    /// Notices for the user: that the cache began anew, or why it keeps nothing.
     pub notices: Vec<String>,
 }
 

@@ -92,7 +92,7 @@ impl PrefixCache {
         })
     }
 
-    /// What to tell the user where a damaged index has been set aside since the last call: the cache began anew.
+    /// A notice for the user, if a damaged index has been set aside since the last call and the cache began anew.
     pub fn take_notice(&self) -> Option<String> {
         let was_lost = self.lost_index.swap(false, Ordering::Relaxed);
         was_lost.then(|| {

@@ -17,9 +17,9 @@ const SENTINELS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 pub(super) struct ControlTexts {
     texts: Vec<String>,
     finder: Option<AhoCorasick>,
-    /// What is left of each text without some of its last characters.
+    /// Each text without some of its last characters.
     beginnings: HashSet<String>,
-    /// What is left of each text without some of its first characters.
+    /// Each text without some of its first characters.
     ends: HashSet<String>,
     longest: usize,
 }
@@ -151,7 +151,7 @@ impl ControlTexts {
     }
 }
 
-/// Whether a character may stand in a name, such as that of a role.
+/// True if a character may stand in a name, such as that of a role.
 fn is_of_word(character: char) -> bool {
     character.is_alphanumeric() || character.is_whitespace() || matches!(character, '_' | '-')
 }

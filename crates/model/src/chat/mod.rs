@@ -54,7 +54,7 @@ impl ChatMessage {
 
 /// A model's chat template. Rendering is bounded in time and memory, whatever the template says; see [`TemplateLimit`].
 ///
-/// What messages and variables spell stays text: the [`ConversationText`] says where. A model may have a template of its own
+/// Control tokens that messages and variables spell stay text: the [`ConversationText`] has their places. A model may have a template of its own
 /// for conversations with tools (`tool_use`) and with documents (`rag`), which is taken where these are given.
 #[derive(Debug)]
 pub struct ChatTemplate {
