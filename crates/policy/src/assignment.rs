@@ -87,7 +87,7 @@ impl PolicyRules {
         self.specs().all(|spec| spec.info().traits.follows_from_keys)
     }
 
-    /// Whether selections of a policy depend on where chunks begin and end ([`Traits::depends_on_chunks`](crate::Traits)).
+    /// True if selections of a policy depend on where chunks begin and end ([`Traits::depends_on_chunks`](crate::Traits)).
     pub fn depends_on_chunks(&self) -> bool {
         self.specs().any(|spec| spec.info().traits.depends_on_chunks)
     }

@@ -45,7 +45,7 @@ pub struct Traits {
     /// alone, beside other sequences, or drafted and verified with others. False for a policy that learns from queries
     /// which are over.
     pub follows_from_keys: bool,
-    /// Whether its selections depend on where chunks and tiles begin and end: then another chunk length (`-ub`), another page length, or
+    /// True if its selections depend on where chunks and tiles begin and end: then another chunk length (`-ub`), another page length, or
     /// a prompt that is read in two parts may give another answer.
     pub depends_on_chunks: bool,
     /// Whether automatic choice (`--auto`) may move a head to it.

@@ -161,7 +161,7 @@ impl AddedTokens {
         })
     }
 
-    /// Whether control tokens are looked for behind the normalizer.
+    /// True if control tokens are looked for behind the normalizer.
     pub(crate) fn has_normalized_control(&self) -> bool {
         self.by_id
             .values()
@@ -256,7 +256,7 @@ impl Finder {
     }
 }
 
-/// Whether a range shares a byte with a literal, or has an empty one inside.
+/// True if a range shares a byte with a literal, or has an empty one inside.
 fn touches(literals: &[Range<usize>], range: Range<usize>) -> bool {
     let next = literals.partition_point(|literal| literal.end <= range.start);
     literals.get(next).is_some_and(|literal| literal.start < range.end)
@@ -276,7 +276,7 @@ fn is_word_character(character: char) -> bool {
     pattern.is_some_and(|pattern| pattern.is_match(&text).unwrap_or(false))
 }
 
-/// Whether a token is spelt as a mark of a conversation: `<|name|>`, `<｜name｜>`, `[NAME]`, `<start_of_name>`.
+/// True if a token is spelt as a mark of a conversation: `<|name|>`, `<｜name｜>`, `[NAME]`, `<start_of_name>`.
 pub(crate) fn is_mark(text: &str) -> bool {
     let within = |before: &str, behind: &str| text.strip_prefix(before)?.strip_suffix(behind);
     let bracketed = within("[", "]").map(|name| name.strip_prefix('/').unwrap_or(name));

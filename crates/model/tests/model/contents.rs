@@ -1,4 +1,4 @@
-//! What users, tools and documents write is text, whatever it spells.
+//! Texts of users, tools and documents are text, whatever they spell.
 
 use crate::testing::character_map;
 use crate::testing::tokenizers::{described, fused, read, with_unknown};

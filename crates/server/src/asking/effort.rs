@@ -21,7 +21,7 @@ pub(crate) enum Effort {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Thinking {
     pub(crate) effort: Option<Effort>,
-    /// Whether to think at all, where the client says so.
+    /// True or false if the client switches thinking on or off.
     pub(crate) is_on: Option<bool>,
 }
 

@@ -319,7 +319,7 @@ pub(crate) mod tests {
         fits_form(engine, &*forms.prepare_now(form, "form").unwrap(), text)
     }
 
-    /// Whether an answer of a prepared form may be this text and end there.
+    /// True if an answer of a prepared form may be this text and end there.
     pub(crate) fn fits_form(engine: &Arc<Engine>, form: &dyn AnswerForm, text: &str) -> bool {
         let mut answer = form.begin().unwrap();
         let mut is_complete = false;

@@ -36,7 +36,7 @@ pub(super) struct Offsets {
 }
 
 impl Offsets {
-    /// Those of a text that begins with `text`.
+    /// Offsets in a text that begins with `text`.
     pub(super) fn of(text: &str) -> Self {
         Self {
             lacks_space: !text.starts_with(' '),
