@@ -93,7 +93,7 @@ fn policies_say_whether_their_answers_depend_on_chunks() {
             }
             let differing = differences(folder.path(), [&format!("--{phase}"), &spec]);
             assert!(depends || differing.is_empty(), "{name} in {phase}: {differing:?}");
-            // What snapkv keeps seldom changes an answer as short as this.
+            // snapkv seldom changes an answer as short as this one.
             assert!(
                 !depends || !differing.is_empty() || name == "snapkv",
                 "{name} in {phase}"

@@ -60,19 +60,19 @@ impl Question {
                     .add(&place, "the answer has to be a call: the form was left out");
                 tools_form.map(|form| (form, "tool_choice".to_owned()))
             }
-            // Strict tools that may be called: the answer is a call or what was asked for.
-            (Some((Form::Schema(schema), place)), Some(_)) => {
+            // Strict tools that may be called: the answer is a call or the JSON that was asked for.
+            (Some((form, place)), Some(_)) => {
+                let schema = match form {
+                    Form::Schema(schema) => schema,
+                    Form::JsonObject => json!({"type": "object"}),
+                    Form::Pattern(_) | Form::Grammar(_) => {
+                        return Err(Failure::field(
+                            place,
+                            "strict tools that may be called stand beside JSON alone: leave strict out, or ask for JSON",
+                        ));
+                    }
+                };
                 Some((form_beside(app, &tools.known.shown(), schema)?, place))
-            }
-            (Some((Form::JsonObject, place)), Some(_)) => {
-                let schema = json!({"type": "object"});
-                Some((form_beside(app, &tools.known.shown(), schema)?, place))
-            }
-            (Some((_, place)), Some(_)) => {
-                return Err(Failure::field(
-                    place,
-                    "strict tools that may be called stand beside JSON alone: leave strict out, or ask for JSON",
-                ));
             }
             (None, Some(form)) => Some((form, "tool_choice".to_owned())),
             (form, None) => form,

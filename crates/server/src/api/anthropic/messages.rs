@@ -123,7 +123,7 @@ fn take_output(fields: &mut Fields) -> Result<(Option<Form>, Thinking), Failure>
     Ok((form, thinking))
 }
 
-/// Takes the fields that do not change an answer; refuses those that ask for another server's own tools.
+/// Takes the fields that do not change an answer. A request for tools of another server is refused.
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     take_without_effect(fields)?;
     fields.pass_over(&["speed", "diagnostics"]);

@@ -50,7 +50,7 @@ pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Resul
         let mut fields = Fields::of(item, &place, warnings)?;
         if fields.kind() == "item_reference" {
             let id = fields.required_text("id")?;
-            // Thoughts of earlier answers are not read again, so one that is gone is not missed.
+            // Thoughts of earlier answers are not read again. The prompt is the same without them.
             let item = match kept.get(&id) {
                 Some(item) => item,
                 None if id.starts_with("rs_") => continue,

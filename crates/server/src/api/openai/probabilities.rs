@@ -56,7 +56,7 @@ impl Offsets {
         bytes
     }
 
-    /// The character that a token begins in, or within; `bytes` are those that it adds to the text.
+    /// The place of the character in which a token begins. `bytes` are the bytes that the token adds to the text.
     fn push(&mut self, bytes: &[u8]) -> usize {
         let at = self.characters;
         self.open.extend_from_slice(bytes);

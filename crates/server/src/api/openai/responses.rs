@@ -198,7 +198,7 @@ fn take_text_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure
     Ok(form.map(|form| (form, place)))
 }
 
-/// Takes the fields that do not change an answer; refuses those that ask for a kept response.
+/// Takes the fields that do not change an answer. A request for a kept response is refused.
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     take_without_effect(fields)?;
     fields.pass_over(&["max_tool_calls", "conversation_id"]);
